@@ -1,0 +1,44 @@
+"""Installs vit_jax: `pip install -e .`, with extras such as `pip install -e '.[test]'`."""
+
+import pathlib
+
+from setuptools import find_packages, setup
+
+# Each upper bound is the next release that may break an interface used here.
+CORE = [
+  'absl-py>=2.1,<3',
+  'chex>=0.1.90,<0.2',
+  'flax>=0.12.5,<0.13',
+  'grain>=0.2.15,<0.3',
+  'jax>=0.10,<0.12',
+  'matplotlib>=3.9,<4',
+  'ml-collections>=1.1,<2',
+  'numpy>=2.0,<3',
+  'opencv-python-headless>=4.10,<6',
+  'optax>=0.2.6,<0.3',
+  'orbax-checkpoint>=0.12,<0.13',
+  'pillow>=11,<14',
+  'scikit-learn>=1.5,<2',
+  'tensorboardX>=2.6,<3',
+  'tensorflow-datasets>=4.9.8,<5',
+  'tqdm>=4.66,<5',
+]
+
+EXTRAS = {
+  'tpu': ['jax[tpu]'],
+  'cuda': ['jax[cuda13]'],
+  'test': ['hypothesis>=6,<7', 'pytest>=8,<10', 'pytest-xdist>=3,<4', 'ruff==0.17.5'],
+}
+
+setup(
+  name='vit_jax',
+  version='0.1.0',
+  description='Vision Transformers in JAX, from a laptop to a TPU pod',
+  long_description=pathlib.Path(__file__).with_name('README.md').read_text(),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=find_packages(include=['vit_jax', 'vit_jax.*']),
+  install_requires=CORE,
+  extras_require=EXTRAS,
+)

@@ -1,0 +1,415 @@
+"""The schema of a run: frozen dataclasses, every option documented here and nowhere else.
+
+A file in `configs/` returns `to_config_dict(Config(...))`; `from_config_dict` turns it, with the
+overrides of the command line applied, back into a validated `Config`. Durations are strings with
+a unit: '90 epochs', '20000 steps', '1e6 examples' or '5%' (of the run).
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+from vit_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """The Vision Transformer (paper, section 3.1)."""
+
+  # A named size, such as 'Ti/16', 'B/32' or 'H/14' (models/variants.py has the table), or 'custom'.
+  variant: str = 'B/16'
+  # Each of these replaces the variant's own value; 'custom' needs them all.
+  patch: int | None = None  # pixels along a side of a patch
+  width: int | None = None  # D, the size of a token
+  mlp_dim: int | None = None  # hidden units of a block's MLP
+  depth: int | None = None  # L, encoder blocks
+  heads: int | None = None
+  # What the head reads: the class 'token', 'gap' (mean of all tokens), 'map' (attention pooling),
+  # or 'none' (every token gets logits; such a model is for loading, it cannot be trained here).
+  pool: str = 'token'
+  # Prepend a class token? None: only where pool is 'token'.
+  class_token: bool | None = None
+  # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
+  representation_size: int | None = None
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  # Probability that an example skips the last block; earlier blocks in proportion to their depth.
+  stochastic_depth: float = 0.0
+  # Initial bias of the head (the paper's sigmoid pre-training starts at -10).
+  head_bias: float = 0.0
+  # What the network computes in: 'float32' or 'bfloat16'. Parameters, norms and softmax are float32.
+  dtype: str = 'float32'
+  # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a
+  # block but its matrix products ('dots').
+  remat: str = 'none'
+  # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
+  unroll: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """What the model is trained on, and how an image becomes its input."""
+
+  # 'digits' (comes with scikit-learn), 'tfds:NAME', 'tfds:/a/prepared/directory' or 'folder:/path'.
+  # A split written behind it ('tfds:cifar10:train[:98%]') wins over `split`.
+  source: str = 'digits'
+  split: str = 'train'
+  image_size: tuple[int, int] = (224, 224)  # height, width of the model's input
+  channels: int = 3  # 3: colour, 1: grayscale
+  # Classes of the head. None: what the data set says.
+  num_classes: int | None = None
+  # How a training image is cut: 'inception' (a random box, distorted), 'random' (resize, pad,
+  # random position), 'central' (resize the shorter side, cut the middle) or 'resize' (squash).
+  crop: str = 'inception'
+  area: tuple[float, float] = (0.05, 1.0)  # 'inception': the box's share of the image
+  resize: int | None = None  # pixels before the cut: 'random' both sides, 'central' the shorter one
+  padding: int = 0  # 'random': zero pixels added on every side
+  flip: bool = True  # mirror half of the training images left to right
+  value_range: tuple[float, float] = (-1.0, 1.0)  # what 0 and 255 become
+  # A folder without train/ and val/: the share of its images held out as 'val'.
+  val_fraction: float = 0.1
+  threads: int = 2  # that decode images, in each process
+  prefetch: int = 2  # batches made ahead, in each process
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+  """Top-1 accuracy and loss on one split, during training and with --mode=eval."""
+
+  source: str | None = None  # None: data.source
+  split: str = 'test'
+  crop: str = 'resize'  # 'resize' (squash, as the paper's evaluation) or 'central'
+  resize: int | None = None  # 'central': pixels of the shorter side before the cut
+  batch_size: int | None = None  # None: the training batch size
+  every: str = '1 epochs'  # it also runs at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """The training objective."""
+
+  name: str = 'softmax'  # or 'sigmoid' (a yes or no for each class)
+  label_smoothing: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """Adam (AdamW's decoupled decay) or SGD with momentum."""
+
+  name: str = 'adam'  # or 'sgd'
+  b1: float = 0.9  # 'adam'
+  b2: float = 0.999  # 'adam'
+  momentum: float = 0.9  # 'sgd'
+  momentum_dtype: str = 'float32'  # 'bfloat16' halves the first moment's memory
+  weight_decay: float = 0.0  # times the learning rate, on kernels only
+  clip_norm: float | None = None  # largest global norm of the gradient
+  # ((regex, factor), ...): a learning rate of its own for the parameters whose path matches.
+  lr_multipliers: tuple[tuple[str, float], ...] = ()
+  # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
+  freeze: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Learning rate: linear warmup from 0, then a decay to the end of the run."""
+
+  learning_rate: float = 1e-3  # at the end of the warmup
+  warmup: str = '0 steps'
+  decay: str = 'cosine'  # 'linear', 'cosine', 'constant' or 'rsqrt'
+  end_value: float = 0.0  # 'linear' and 'cosine': the rate at the end
+  timescale: str = '10000 steps'  # 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale)
+  cooldown: str = '0 steps'  # 'constant' and 'rsqrt': linear to 0 over the last part of the run
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """Devices along each axis; one may be -1, which takes the devices that are left."""
+
+  replica: int = 1  # copies of everything, across slices
+  data: int = -1  # parts of the batch, parameters copied
+  fsdp: int = 1  # parts of the batch, parameters and optimizer state split too
+  tensor: int = 1  # parts of every layer
+  min_shard_size: int = 2**16  # parameters with fewer elements are copied rather than split
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """When to save, and what to keep."""
+
+  every: str = '1 epochs'  # it also saves at the end
+  keep: int = 2  # the newest ones
+  keep_every: str | None = None  # and, for good, one each so often
+  best: str | None = None  # and the best by this metric, such as 'val/accuracy'
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run."""
+
+  seed: int = 0
+  total: str = '10 epochs'  # how long to train
+  batch_size: int = 512  # images a step, over all devices
+  accumulation: int = 1  # parts of a batch computed one after the other, to save memory
+  model: Model = Model()
+  data: Data = Data()
+  evaluators: dict[str, Evaluator] = dataclasses.field(default_factory=dict)  # name -> evaluator
+  loss: Loss = Loss()
+  optimizer: Optimizer = Optimizer()
+  schedule: Schedule = Schedule()
+  # Decay a step of a running average of the parameters, evaluated beside them (Polyak). 0: none.
+  average: float = 0.0
+  nonfinite: str = 'stop'  # at a loss or gradient that is not finite: 'stop', or 'skip' that step
+  mesh: Mesh = Mesh()
+  checkpoint: Checkpoint = Checkpoint()
+  log_every: str = '50 steps'
+
+
+# Options that may differ when a run is resumed: they do not change what is computed, only where,
+# how fast and what is kept.
+MAY_CHANGE = re.compile(r'mesh\.|checkpoint\.|log_every$|data\.(threads|prefetch)$|model\.unroll$')
+
+_CHOICES = {
+  'model.pool': ('token', 'gap', 'map', 'none'),
+  'model.dtype': ('float32', 'bfloat16'),
+  'model.remat': ('none', 'block', 'dots'),
+  'data.channels': (1, 3),
+  'data.crop': ('inception', 'random', 'central', 'resize'),
+  'loss.name': ('softmax', 'sigmoid'),
+  'optimizer.name': ('adam', 'sgd'),
+  'optimizer.momentum_dtype': ('float32', 'bfloat16'),
+  'schedule.decay': ('linear', 'cosine', 'constant', 'rsqrt'),
+  'nonfinite': ('stop', 'skip'),
+}
+
+_DURATIONS = {'total', 'warmup', 'timescale', 'cooldown', 'every', 'log_every', 'keep_every'}
+
+
+def to_config_dict(config: Config) -> ml_collections.ConfigDict:
+  """A locked ConfigDict of the config, in which each option keeps its type, also where it is None."""
+  result = ml_collections.ConfigDict(_to_dict(config))
+  result.lock()
+  return result
+
+
+def _to_dict(section: Any) -> dict[str, Any]:
+  hints = typing.get_type_hints(type(section))
+  result = {}
+  for field in dataclasses.fields(section):
+    value = getattr(section, field.name)
+    if dataclasses.is_dataclass(value):
+      value = _to_dict(value)
+    elif isinstance(value, dict):
+      value = {name: _to_dict(item) for name, item in value.items()}
+    elif value is None:
+      value = config_dict.placeholder(_without_none(hints[field.name]))
+    result[field.name] = value
+  return result
+
+
+def from_config_dict(values: ml_collections.ConfigDict | dict[str, Any]) -> Config:
+  """The validated config of a ConfigDict, or of the JSON that `as_json` made.
+
+  Raises:
+    UserError: an unknown option, a value of the wrong type, or values that contradict each other.
+  """
+  if isinstance(values, ml_collections.ConfigDict):
+    values = values.to_dict()
+  config = _section(Config, values, '')
+  validate(config)
+  return config
+
+
+def as_json(config: Config) -> dict[str, Any]:
+  """The config as nested dicts of JSON's types (tuples become lists)."""
+  return dataclasses.asdict(config)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+  """{'model.patch': 16, ...}: every option by its dotted name."""
+
+  def walk(values: dict[str, Any], prefix: str):
+    for name, value in values.items():
+      if isinstance(value, dict):
+        yield from walk(value, f'{prefix}{name}.')
+      else:
+        yield f'{prefix}{name}', value
+
+  return dict(walk(as_json(config), ''))
+
+
+def _section(cls: type, values: dict[str, Any], prefix: str) -> Any:
+  """Builds dataclass `cls` from a dict, every name and type checked."""
+  hints = typing.get_type_hints(cls)
+  for name in values:
+    if name not in hints:
+      near = difflib.get_close_matches(name, hints, n=1)
+      hint = f'did you mean {prefix}{near[0]}?' if near else f'it has {", ".join(hints)}.'
+      raise UserError(f'config.{prefix}{name} is not an option; {hint}')
+  return cls(**{name: _value(hints[name], v, f'{prefix}{name}') for name, v in values.items()})
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+  """`value` checked against a type hint of the schema; lists become tuples, ints floats."""
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if origin is types.UnionType:
+    return None if value is None else _value(_without_none(hint), value, path)
+  if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+    return _section(hint, value, f'{path}.')
+  if origin is dict and isinstance(value, dict):
+    return {name: _value(args[1], item, f'{path}.{name}') for name, item in value.items()}
+  if origin is tuple and isinstance(value, (tuple, list)):
+    if args[-1] is Ellipsis:
+      args = args[:1] * len(value)
+    if len(args) == len(value):
+      return tuple(_value(arg, item, path) for arg, item in zip(args, value, strict=True))
+  if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    return float(value)
+  boolean_as_int = hint is int and isinstance(value, bool)
+  if isinstance(hint, type) and isinstance(value, hint) and not boolean_as_int:
+    return value
+  name = hint.__name__ if isinstance(hint, type) and origin is None else str(hint)
+  raise UserError(f'config.{path} is {value!r}, which is not of type {name}.')
+
+
+def _without_none(hint: Any) -> Any:
+  (kind,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
+  return kind
+
+
+_DURATION = re.compile(r'\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(epochs?|steps?|examples?|%)\s*')
+
+
+def parse_duration(text: str) -> tuple[float, str]:
+  """'90 epochs' -> (90.0, 'epoch'); the unit is 'epoch', 'step', 'example' or '%'.
+
+  Raises:
+    ValueError: the text is no duration.
+  """
+  match = _DURATION.fullmatch(text)
+  if not match:
+    raise ValueError(f"{text!r} is not a duration such as '90 epochs', '500 steps' or '5%'")
+  return float(match[1]), match[2].rstrip('s')
+
+
+def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
+  """Number of training steps of a duration, to the nearest.
+
+  Args:
+    duration: a number and a unit.
+    batch_size: images a step.
+    examples: images an epoch.
+    total: steps of the whole run, what '%' refers to.
+  """
+  number, unit = parse_duration(duration)
+  if unit == '%' and total is None:
+    raise UserError(f'config.total is {duration!r}; give it in epochs, steps or examples.')
+  per_unit = {'step': 1, 'epoch': examples / batch_size, 'example': 1 / batch_size}
+  scale = total / 100 if unit == '%' else per_unit[unit]
+  return math.floor(number * scale + 0.5)
+
+
+def validate(config: Config) -> None:
+  """Raises UserError, naming the option and the remedy, where values are out of range or clash."""
+  flat = flatten(config)
+  for path, choices in _CHOICES.items():
+    if flat[path] not in choices:
+      raise UserError(f'config.{path} is {flat[path]!r}; choose one of {list(choices)}.')
+  for path, low, high in _ranges(config):
+    value = flat[path]
+    if value is not None and not low <= value <= high:
+      span = f'at least {low}' if high == math.inf else f'between {low} and {high}'
+      raise UserError(f'config.{path} is {value}; it must be {span}.')
+  for path, value in flat.items():
+    if path.split('.')[-1] in _DURATIONS:
+      _check_duration(path, value)
+  _check_image(config)
+  _check_batch(config)
+  if config.model.pool == 'token' and config.model.class_token is False:
+    raise UserError("config.model.pool is 'token' but class_token is False; choose pool 'gap' or 'map'.")
+  if config.schedule.decay in ('linear', 'cosine') and parse_duration(config.schedule.cooldown)[0]:
+    raise UserError(
+      f'config.schedule.cooldown is for decay constant and rsqrt, and decay is '
+      f'{config.schedule.decay}, which ends at end_value by itself.'
+    )
+  for name, evaluator in config.evaluators.items():
+    if evaluator.crop not in ('resize', 'central'):
+      raise UserError(f"config.evaluators.{name}.crop is {evaluator.crop!r}; choose 'resize' or 'central'.")
+  for path in ('optimizer.freeze', 'optimizer.lr_multipliers'):
+    for item in flat[path]:
+      _check_regex(path, item if isinstance(item, str) else item[0])
+
+
+def _ranges(config: Config):
+  """(option, lowest, highest) for the numbers."""
+  inf, tiny = math.inf, 1e-12
+  for path in ('batch_size', 'accumulation', 'data.threads', 'data.prefetch', 'checkpoint.keep'):
+    yield path, 1, inf
+  for path in ('patch', 'width', 'mlp_dim', 'depth', 'heads', 'representation_size'):
+    yield f'model.{path}', 1, inf
+  for path in ('model.dropout', 'model.attention_dropout', 'model.stochastic_depth', 'loss.label_smoothing'):
+    yield path, 0, 0.999
+  for path in ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum', 'average'):
+    yield path, 0, 1 - 1e-9
+  yield 'schedule.learning_rate', 0, inf
+  yield 'schedule.end_value', 0, inf
+  yield 'optimizer.weight_decay', 0, inf
+  yield 'optimizer.clip_norm', tiny, inf
+  yield 'data.num_classes', 1, inf
+  yield 'data.resize', 1, inf
+  yield 'data.padding', 0, inf
+  yield 'data.val_fraction', tiny, 1 - tiny
+  yield 'mesh.min_shard_size', 0, inf
+  yield 'seed', 0, 2**32 - 1
+  for name in config.evaluators:
+    yield f'evaluators.{name}.batch_size', 1, inf
+    yield f'evaluators.{name}.resize', 1, inf
+
+
+def _check_duration(path: str, value: str | None) -> None:
+  if value is None:
+    return
+  try:
+    number, _ = parse_duration(value)
+  except ValueError as error:
+    raise UserError(f'config.{path}: {error}.') from None
+  if number == 0 and path.split('.')[-1] not in ('warmup', 'cooldown'):
+    raise UserError(f'config.{path} is {value!r}; it must be more than nothing.')
+
+
+def _check_image(config: Config) -> None:
+  data = config.data
+  if min(data.image_size) < 1:
+    raise UserError(f'config.data.image_size is {data.image_size}; both sides must be at least 1 pixel.')
+  low, high = data.area
+  if not 0 < low <= high <= 1:
+    raise UserError(f'config.data.area is {data.area}; it must be two shares with 0 < low <= high <= 1.')
+  if not data.value_range[0] < data.value_range[1]:
+    raise UserError(f'config.data.value_range is {data.value_range}; the first must be the smaller one.')
+  resize = data.resize or max(data.image_size)
+  if data.crop in ('random', 'central') and resize + 2 * data.padding < max(data.image_size):
+    raise UserError(f'config.data.resize is {resize} pixels, smaller than image_size {data.image_size}.')
+
+
+def _check_batch(config: Config) -> None:
+  if config.batch_size % config.accumulation:
+    raise UserError(
+      f'config.batch_size {config.batch_size} does not divide into config.accumulation '
+      f'{config.accumulation} equal parts; change one of them.'
+    )
+  axes = {axis: getattr(config.mesh, axis) for axis in ('replica', 'data', 'fsdp', 'tensor')}
+  if any(size < 1 and size != -1 for size in axes.values()) or list(axes.values()).count(-1) > 1:
+    raise UserError(f'config.mesh is {axes}; each axis must be at least 1, and at most one may be -1.')
+
+
+def _check_regex(path: str, pattern: str) -> None:
+  try:
+    re.compile(pattern)
+  except re.error as error:
+    raise UserError(f'config.{path}: {pattern!r} is not a regular expression ({error}).') from None
