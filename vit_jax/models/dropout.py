@@ -1,0 +1,55 @@
+"""Dropout with a key for every example.
+
+An example's masks depend on its own key only, so they are the same however the batch is divided over
+devices or accumulation steps. The keys must be of an implementation that vmap maps over truly, such
+as 'threefry2x32' ('rbg' does not).
+"""
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))  # one number into every example's key
+
+
+class Place(enum.IntEnum):
+  """Where in a block something is dropped: each has masks of its own."""
+
+  ATTENTION_WEIGHTS = 0
+  ATTENTION_OUT = 1
+  MLP_HIDDEN = 2
+  MLP_OUT = 3
+  ATTENTION_PATH = 4
+  MLP_PATH = 5
+
+
+def dropout(x: jax.Array, rate: float, keys: jax.Array | None, place: int) -> jax.Array:
+  """Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate).
+
+  Args:
+    x: (B, ...).
+    rate: 0 does nothing, and costs nothing.
+    keys: (B,) typed PRNG keys; None does nothing.
+    place: what tells this mask from others that are drawn from the same keys.
+  """
+  if keys is None or rate == 0:
+    return x
+  draw = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))
+  return jnp.where(draw(fold_in(keys, place)), x / (1 - rate), 0)
+
+
+def drop_path(x: jax.Array, rate: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
+  """Stochastic depth (arXiv 1603.09382): zeroes whole examples, scales the others by 1 / (1 - rate).
+
+  Args:
+    x: (B, ...), a residual branch.
+    rate: float32 scalar.
+    keys: (B,) typed PRNG keys; None does nothing.
+    place: what tells this mask from others that are drawn from the same keys.
+  """
+  if keys is None:
+    return x
+  keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate))(fold_in(keys, place))
+  scale = jnp.where(keep, 1 / (1 - rate), 0).astype(x.dtype)
+  return x * scale.reshape(-1, *[1] * (x.ndim - 1))
