@@ -1,0 +1,62 @@
+"""Real processes for the tests, joined by jax.distributed over this machine's loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+
+def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = ()) -> list[subprocess.Popen]:
+  """Starts `count` processes that run the Python text `script`, each with `devices` CPU devices.
+
+  With more than one, `vit_jax.parallel.distributed.initialize()` in the script joins them. Whatever they
+  print, errors too, is in their `stdout`.
+  """
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  processes = []
+  for index in range(count):
+    environment = {
+      **{name: value for name, value in os.environ.items() if not name.startswith('JAX_')},
+      'JAX_PLATFORMS': 'cpu',
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+    }
+    if count > 1:
+      environment |= {
+        'JAX_COORDINATOR_ADDRESS': address,
+        'JAX_PROCESS_ID': str(index),
+        'JAX_PROCESS_COUNT': str(count),
+      }
+    processes.append(
+      subprocess.Popen(
+        [sys.executable, '-u', '-c', textwrap.dedent(script), *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+      )
+    )
+  return processes
+
+
+def finish(processes: list[subprocess.Popen], timeout: float = 120) -> list[str]:
+  """Waits for the processes; what each printed. Kills them all where one does not end in time."""
+  try:
+    return [process.communicate(timeout=timeout)[0] for process in processes]
+  finally:
+    for process in processes:
+      if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def run(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = ()) -> list[str]:
+  """Runs the processes to their end; what each printed. All must succeed."""
+  processes = start(script, count, devices=devices, arguments=arguments)
+  outputs = finish(processes)
+  for process, output in zip(processes, outputs, strict=True):
+    assert process.returncode == 0, output
+  return outputs
