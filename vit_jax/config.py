@@ -1,8 +1,8 @@
 """The schema of a run: frozen dataclasses, every option documented here and nowhere else.
 
 A file in `configs/` returns `to_config_dict(Config(...))`; `from_config_dict` turns it, with the
-overrides of the command line applied, back into a validated `Config`. Durations are strings with
-a unit: '90 epochs', '20000 steps', '1e6 examples' or '5%' (of the run).
+overrides of the command line applied, back into a validated `Config`. Durations are strings with a
+unit (`durations.py`).
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
+from vit_jax import durations
 from vit_jax.errors import UserError
 
 
@@ -283,38 +284,6 @@ def _without_none(hint: Any) -> Any:
   return kind
 
 
-_DURATION = re.compile(r'\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(epochs?|steps?|examples?|%)\s*')
-
-
-def parse_duration(text: str) -> tuple[float, str]:
-  """'90 epochs' -> (90.0, 'epoch'); the unit is 'epoch', 'step', 'example' or '%'.
-
-  Raises:
-    ValueError: the text is no duration.
-  """
-  match = _DURATION.fullmatch(text)
-  if not match:
-    raise ValueError(f"{text!r} is not a duration such as '90 epochs', '500 steps' or '5%'")
-  return float(match[1]), match[2].rstrip('s')
-
-
-def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
-  """Number of training steps of a duration, to the nearest.
-
-  Args:
-    duration: a number and a unit.
-    batch_size: images a step.
-    examples: images an epoch.
-    total: steps of the whole run, what '%' refers to.
-  """
-  number, unit = parse_duration(duration)
-  if unit == '%' and total is None:
-    raise UserError(f'config.total is {duration!r}; give it in epochs, steps or examples.')
-  per_unit = {'step': 1, 'epoch': examples / batch_size, 'example': 1 / batch_size}
-  scale = total / 100 if unit == '%' else per_unit[unit]
-  return math.floor(number * scale + 0.5)
-
-
 def validate(config: Config) -> None:
   """Raises UserError, naming the option and the remedy, where values are out of range or clash."""
   flat = flatten(config)
@@ -331,9 +300,11 @@ def validate(config: Config) -> None:
       _check_duration(path, value)
   _check_image(config)
   _check_batch(config)
+  if config.model.pool == 'none':
+    raise UserError("config.model.pool is 'none', which gives an image no logits; choose token, gap or map.")
   if config.model.pool == 'token' and config.model.class_token is False:
     raise UserError("config.model.pool is 'token' but class_token is False; choose pool 'gap' or 'map'.")
-  if config.schedule.decay in ('linear', 'cosine') and parse_duration(config.schedule.cooldown)[0]:
+  if config.schedule.decay in ('linear', 'cosine') and durations.parse(config.schedule.cooldown)[0]:
     raise UserError(
       f'config.schedule.cooldown is for decay constant and rsqrt, and decay is '
       f'{config.schedule.decay}, which ends at end_value by itself.'
@@ -376,7 +347,7 @@ def _check_duration(path: str, value: str | None) -> None:
   if value is None:
     return
   try:
-    number, _ = parse_duration(value)
+    number, _ = durations.parse(value)
   except ValueError as error:
     raise UserError(f'config.{path}: {error}.') from None
   if number == 0 and path.split('.')[-1] not in ('warmup', 'cooldown'):

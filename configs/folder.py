@@ -1,0 +1,36 @@
+"""Your own images from scratch: a folder with a sub-folder for each class.
+
+python -m vit_jax.main --config=configs/folder.py:/path/to/images --workdir=runs/mine
+
+/path/to/images has train/ and val/ with a sub-folder a class each, or the sub-folders directly
+(then a tenth of the images is held out). With few images, fine-tuning (configs/finetune.py) is better.
+"""
+
+from vit_jax.config import (
+  Checkpoint,
+  Config,
+  Data,
+  Evaluator,
+  Loss,
+  Model,
+  Optimizer,
+  Schedule,
+  to_config_dict,
+)
+
+
+def get_config(path: str = ''):
+  return to_config_dict(
+    Config(
+      total='60 epochs',
+      batch_size=64,
+      model=Model(variant='custom', patch=8, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
+      data=Data(source=f'folder:{path}', image_size=(64, 64), crop='inception', area=(0.3, 1.0)),
+      evaluators={'val': Evaluator(split='val', every='10 epochs')},
+      loss=Loss(label_smoothing=0.1),
+      optimizer=Optimizer(weight_decay=0.05, clip_norm=1.0),
+      schedule=Schedule(learning_rate=1e-3, warmup='10%', decay='cosine'),
+      checkpoint=Checkpoint(every='10 epochs'),
+      log_every='2 epochs',
+    )
+  )

@@ -1,0 +1,39 @@
+"""Trains, resumes or evaluates a Vision Transformer.
+
+python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
+python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart --mode=eval
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax import command
+from vit_jax import config as config_lib
+
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', None, 'A file of configs/, with options as --config.section.option=value.'
+)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Where the run lives; the same again resumes it.')
+_MODE = flags.DEFINE_enum('mode', 'train', ['train', 'eval'], 'Train (or resume), or evaluate.')
+
+
+def main() -> None:
+  # Imported here: a wrong flag is told before JAX has started.
+  from vit_jax.parallel import distributed
+  from vit_jax.training import evaluators, loop
+
+  config = config_lib.from_config_dict(_CONFIG.value)
+  workdir = pathlib.Path(_WORKDIR.value).absolute()
+  distributed.initialize()
+  if _MODE.value == 'train':
+    loop.train(config, workdir)
+  else:
+    evaluators.evaluate_run(config, workdir)
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['config', 'workdir'])
+  sys.exit(command.run(main))

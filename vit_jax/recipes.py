@@ -1,0 +1,155 @@
+"""The paper's training recipes (arXiv 2010.11929, tables 3 and 4) as configs.
+
+The files in `configs/` name one each; a number that is not the paper's says where it is from.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+
+from vit_jax.config import Checkpoint, Config, Data, Evaluator, Loss, Model, Optimizer, Schedule
+from vit_jax.errors import UserError
+
+_IMAGENET = Data(source='tfds:imagenet2012', split='train', num_classes=1000)
+# The 21,843-class release; its authors held the first 102,400 examples out.
+_IMAGENET21K = Data(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843)
+_JFT = Data(source='tfds:jft_300m', split='train', num_classes=18291)
+
+# Table 3, JFT-300M: variant -> (epochs, rate).
+_JFT_ROWS = {
+  'B/16': (7, 8e-4),
+  'B/32': (7, 8e-4),
+  'L/32': (7, 6e-4),
+  'L/16': (14, 4e-4),
+  'H/14': (14, 3e-4),
+}
+# Table 3, ImageNet-21k: variant -> epochs. Ti and S are not in the paper: AugReg's (arXiv 2106.10270).
+_IMAGENET21K_ROWS = {'B/16': 90, 'B/32': 90, 'L/16': 90, 'L/32': 90}
+_AUGREG = ('Ti/16', 'S/16', 'S/32')
+
+
+def pretraining(variant: str, source: str) -> Config:
+  """Table 3: Adam, batch 4096, 224 px, 10,000 steps of warmup, gradient clipped at norm 1.
+
+  Args:
+    variant: 'Ti/16' … 'H/14'.
+    source: 'imagenet21k', 'jft' or 'imagenet2012'.
+
+  Raises:
+    UserError: no such source, or no published recipe of this variant on it.
+  """
+  builders = {'imagenet21k': _imagenet21k, 'jft': _jft, 'imagenet2012': _imagenet2012}
+  if source not in builders:
+    raise UserError(f'There is no pre-training on {source!r}; choose one of {", ".join(builders)}.')
+  return builders[source](variant)
+
+
+def _pretraining(
+  variant: str, data: Data, epochs: int, rate: float, decay: str, weight_decay: float, end: float = 0.0
+) -> Config:
+  return Config(
+    total=f'{epochs} epochs',
+    batch_size=4096,
+    model=Model(variant=variant, dtype='bfloat16', remat='block'),
+    data=dataclasses.replace(data, threads=16, prefetch=4),
+    optimizer=Optimizer(weight_decay=weight_decay, clip_norm=1.0),
+    schedule=Schedule(learning_rate=rate, warmup='10000 steps', decay=decay, end_value=end),
+    checkpoint=Checkpoint(every='1000 steps'),
+  )
+
+
+def _imagenet2012(variant: str) -> Config:
+  config = _pretraining(variant, _IMAGENET, 300, 3e-3, 'cosine', 0.3)
+  return dataclasses.replace(
+    config,
+    model=dataclasses.replace(config.model, dropout=0.1),
+    evaluators={'val': Evaluator(split='validation', every='5 epochs')},
+  )
+
+
+def _imagenet21k(variant: str) -> Config:
+  augreg = variant in _AUGREG
+  if not augreg:
+    _require(variant, _IMAGENET21K_ROWS, 'ImageNet-21k')
+  epochs, weight_decay = (300, 0.1) if augreg else (_IMAGENET21K_ROWS[variant], 0.03)
+  # Sigmoid loss, head bias, representation layer and end value as its authors describe them.
+  config = _pretraining(variant, _IMAGENET21K, epochs, 1e-3, 'linear', weight_decay, end=1e-5)
+  widths = {'B': 768, 'L': 1024}
+  model = dataclasses.replace(
+    config.model,
+    head_bias=-10.0,
+    dropout=0.0 if augreg else 0.1,
+    representation_size=None if augreg else widths[variant[0]],
+  )
+  return dataclasses.replace(
+    config,
+    model=model,
+    loss=Loss(name='sigmoid'),
+    evaluators={'val': Evaluator(split='full[:102400]', every='10000 steps')},
+  )
+
+
+def _jft(variant: str) -> Config:
+  _require(variant, _JFT_ROWS, 'JFT-300M')
+  epochs, rate = _JFT_ROWS[variant]
+  config = _pretraining(variant, _JFT, epochs, rate, 'linear', 0.1)
+  return dataclasses.replace(
+    config,
+    model=dataclasses.replace(config.model, head_bias=-10.0),
+    loss=Loss(name='sigmoid'),
+  )
+
+
+def _require(variant: str, rows: Iterable[str], data: str) -> None:
+  if variant not in rows:
+    raise UserError(
+      f'The paper did not train {variant} on {data}, but {", ".join(rows)}; choose another source.'
+    )
+
+
+# Table 4: data set -> (splits to train on and to test, steps, one of the rates swept).
+_FINETUNING_ROWS = {
+  'imagenet2012': ('train', 'validation', 20_000, 0.03),
+  'cifar10': ('train', 'test', 10_000, 0.01),
+  'cifar100': ('train', 'test', 10_000, 0.01),
+  'oxford_iiit_pet': ('train', 'test', 500, 0.01),
+  'oxford_flowers102': ('train', 'test', 500, 0.01),
+}
+
+
+def finetuning(variant: str, data: str) -> Config:
+  """Table 4: SGD with momentum, batch 512, 384 px, cosine, 500 steps of warmup, clipped at norm 1.
+
+  Args:
+    variant: 'B/16' or, as on a command line, 'b16'.
+    data: a row of the table, such as 'cifar10', or any source: 'folder:/path', 'tfds:NAME'. Those
+      get VTAB's 2,500 steps.
+  """
+  split, test_split, steps, rate = _FINETUNING_ROWS.get(data, ('train', 'val', 2_500, 0.01))
+  if data not in _FINETUNING_ROWS and ':' not in data:
+    near = difflib.get_close_matches(data, _FINETUNING_ROWS, n=1) or ['tfds:' + data]
+    raise UserError(
+      f'{data!r} is not one of {", ".join(_FINETUNING_ROWS)}, folder:/path or tfds:NAME; '
+      f'did you mean {near[0]}?'
+    )
+  source = data if ':' in data else f'tfds:{data}'
+  return Config(
+    total=f'{steps} steps',
+    batch_size=512,
+    model=Model(variant=variant_of(variant)),
+    data=Data(source=source, split=split, image_size=(384, 384), crop='inception'),
+    evaluators={'test': Evaluator(split=test_split, every='500 steps')},
+    optimizer=Optimizer(name='sgd', momentum_dtype='bfloat16', clip_norm=1.0),
+    # 500 steps of warmup, but no more than a fifth of the short runs.
+    schedule=Schedule(learning_rate=rate, warmup=f'{min(500, steps // 5)} steps', decay='cosine'),
+    checkpoint=Checkpoint(every='500 steps'),
+  )
+
+
+def variant_of(name: str) -> str:
+  """'b16' -> 'B/16': a variant as it is written in a file's name."""
+  letters = name.rstrip('0123456789')
+  if '/' in name or letters == name:
+    return name
+  size = letters if letters == 'g' else letters.capitalize()
+  return f'{size}/{name[len(letters) :]}'

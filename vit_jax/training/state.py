@@ -1,0 +1,33 @@
+"""What a training step carries to the next one."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+
+class TrainState(NamedTuple):
+  """All of a run that changes: with it and the config, training goes on as if never interrupted."""
+
+  step: jax.Array  # int32: steps taken
+  skipped: jax.Array  # int32: steps whose loss or gradient was not finite
+  params: dict[str, Any]
+  opt_state: Any
+  average: dict[str, Any]  # running average of params; {} where config.average is 0
+
+  def items(self) -> dict[str, Any]:
+    """The checkpoint's items: parameters can be restored without the rest."""
+    items = {
+      'params': self.params,
+      'opt_state': self.opt_state,
+      'counters': {'step': self.step, 'skipped': self.skipped},
+    }
+    return items | ({'average': self.average} if self.average else {})
+
+  @classmethod
+  def from_items(cls, items: dict[str, Any]) -> 'TrainState':
+    return cls(
+      params=items['params'],
+      opt_state=items['opt_state'],
+      average=items.get('average', {}),
+      **items['counters'],
+    )

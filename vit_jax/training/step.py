@@ -1,0 +1,210 @@
+"""The training step and the evaluation step: pure functions, compiled over a mesh."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from vit_jax import config as config_lib
+from vit_jax import durations, models
+from vit_jax.data import on_device
+from vit_jax.errors import UserError
+from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel import rules
+from vit_jax.training import losses, optimizer
+from vit_jax.training.state import TrainState
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A run's compiled functions and the shapes they work on.
+
+  Attributes:
+    init: seed -> TrainState on the mesh.
+    step: (TrainState, batch) -> (TrainState, metrics); the state given is used up (donated).
+    evaluate: (params, batch with 'mask') -> sums over the batch: 'loss', 'correct', 'count'.
+    schedule: step -> learning rate.
+    state: the state's ShapeDtypeStructs with their shardings.
+    batch: a training batch's ShapeDtypeStructs with their shardings.
+  """
+
+  init: Callable[[int], TrainState]
+  step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+  evaluate: Callable[[dict[str, Any], Batch], Metrics]
+  schedule: optax.Schedule
+  state: TrainState
+  batch: Batch
+
+
+def make_train_step(
+  config: config_lib.Config, mesh: jax.sharding.Mesh, *, num_classes: int, examples: int
+) -> Program:
+  """What the loop runs, the plan compiles and the benchmarks time.
+
+  Args:
+    config: the run.
+    mesh: devices, with the axes of `parallel.mesh`.
+    num_classes: size of the head.
+    examples: training images an epoch (durations in epochs need it).
+  """
+  part = config.batch_size // config.accumulation
+  mesh_lib.check_batch_size(mesh, part, 'config.batch_size / config.accumulation')
+  batch_sharding = mesh_lib.batch_sharding(mesh)
+
+  def build(seed: jax.Array | int):
+    model = models.build(
+      config.model,
+      image_size=config.data.image_size,
+      channels=config.data.channels,
+      num_classes=num_classes,
+      rngs=nnx.Rngs(params=jax.random.key(seed)),
+      activation_sharding=batch_sharding,
+    )
+    graphdef, params = nnx.split(model)
+    return graphdef, nnx.to_pure_dict(params)
+
+  graphdef, abstract = nnx.split(nnx.eval_shape(lambda: nnx.merge(*build(0))))
+  tx = optimizer.make_optimizer(config.optimizer, nnx.to_pure_dict(abstract))
+
+  def init(seed: jax.Array) -> TrainState:
+    _, params = build(seed)
+    zero = jnp.zeros((), jnp.int32)
+    average = jax.tree.map(jnp.copy, params) if config.average else {}
+    return TrainState(zero, zero, params, tx.init(params), average)
+
+  total = durations.steps(config.total, batch_size=config.batch_size, examples=examples)
+  to_steps = lambda text: durations.steps(text, batch_size=config.batch_size, examples=examples, total=total)
+  schedule = optimizer.make_schedule(config.schedule, total, to_steps)
+  state = _with_shardings(jax.eval_shape(init, 0), mesh, config.mesh.min_shard_size)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+  replicated = mesh_lib.replicated(mesh)
+  step = _train_step(config, graphdef, tx, schedule, mesh)
+  return Program(
+    init=jax.jit(init, out_shardings=shardings),
+    step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated)),
+    evaluate=jax.jit(_eval_step(config, graphdef), out_shardings=replicated),
+    schedule=schedule,
+    state=state,
+    batch=_batch_shapes(config, batch_sharding),
+  )
+
+
+def head_size(config: config_lib.Config, class_names: tuple[str, ...]) -> int:
+  """Classes of the head; more than the data has is allowed, fewer is not."""
+  if config.data.num_classes is None:
+    return len(class_names)
+  if config.data.num_classes < len(class_names):
+    raise UserError(
+      f'config.data.num_classes is {config.data.num_classes}, but {config.data.source} has '
+      f'{len(class_names)} classes; leave it out or raise it.'
+    )
+  return config.data.num_classes
+
+
+def _train_step(config, graphdef, tx, schedule, mesh):
+  trainable = None if not config.optimizer.freeze else optimizer.trainable_mask
+
+  def loss_fn(params, batch: Batch):
+    logits = nnx.merge(graphdef, params)(batch['image'], keys=batch['key'])
+    loss = losses.per_example(config.loss, logits, batch['label']).mean()
+    return loss, (logits.argmax(axis=-1) == batch['label']).mean()
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    flip_key, model_key = jax.random.split(key)
+    rows = jnp.arange(batch['label'].shape[0])
+    images = on_device.prepare(batch['image'], config.data, keys=_keys_of_rows(flip_key, rows))
+    inputs = {'image': images, 'label': batch['label'], 'key': _keys_of_rows(model_key, rows)}
+    grads, (loss, accuracy) = _accumulate(loss_fn, state.params, inputs, config.accumulation, mesh)
+    if trainable is not None:  # so that the gradients of frozen parameters are never computed
+      mask = trainable(config.optimizer, state.params)
+      grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
+    grad_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    rate = schedule(state.step)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    updates = jax.tree.map(lambda update: -rate * update, updates)
+    params = optax.apply_updates(state.params, updates)
+    average = optax.incremental_update(params, state.average, 1 - config.average) if config.average else {}
+    # Nothing is learnt from a step that is not finite: the loop stops there, or counts it.
+    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    new_state = TrainState(
+      step=state.step + 1,
+      skipped=state.skipped + ~finite,
+      params=keep(params, state.params),
+      opt_state=keep(opt_state, state.opt_state),
+      average=keep(average, state.average),
+    )
+    metrics = {
+      'train/loss': loss,
+      'train/accuracy': accuracy,
+      'train/grad_norm': grad_norm,
+      'learning_rate': jnp.asarray(rate, jnp.float32),
+    }
+    return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
+
+  return step
+
+
+def _keys_of_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
+  """A key for each image, so that its masks do not depend on how a batch is divided."""
+  return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, rows)
+
+
+def _accumulate(loss_fn, params, inputs: Batch, parts: int, mesh):
+  """Gradient and metrics of the batch's mean loss, computed in `parts` of equal size."""
+  value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+  if parts == 1:
+    (loss, accuracy), grads = value_and_grad(params, inputs)
+    return grads, (loss, accuracy)
+  sharding = NamedSharding(mesh, PartitionSpec(None, mesh_lib.BATCH_AXES))
+
+  def split(leaf: jax.Array) -> jax.Array:
+    # Every parts-th row, rather than a block of rows: each device keeps the rows it has.
+    leaf = leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
+    return jax.lax.with_sharding_constraint(leaf, sharding)
+
+  def add(total, part: Batch):
+    (loss, accuracy), grads = value_and_grad(params, part)
+    return jax.tree.map(lambda t, new: t + new / parts, total, (grads, (loss, accuracy))), None
+
+  zero = (jax.tree.map(jnp.zeros_like, params), (jnp.zeros(()), jnp.zeros(())))
+  total, _ = jax.lax.scan(add, zero, jax.tree.map(split, inputs))
+  return total
+
+
+def _eval_step(config, graphdef):
+  def evaluate(params, batch: Batch) -> Metrics:
+    logits = nnx.merge(graphdef, params)(on_device.prepare(batch['image'], config.data))
+    loss = losses.per_example(dataclasses.replace(config.loss, label_smoothing=0.0), logits, batch['label'])
+    correct = (logits.argmax(axis=-1) == batch['label']) & batch['mask']
+    return {
+      'loss': jnp.where(batch['mask'], loss, 0).sum(),
+      'correct': correct.sum(),
+      'count': batch['mask'].sum(),
+    }
+
+  return evaluate
+
+
+def _with_shardings(state: TrainState, mesh, min_shard_size: int) -> TrainState:
+  """The state's shapes with shardings: optimizer state and average lie where their parameters lie."""
+  shardings = rules.optimizer_shardings(state, state.params, mesh, min_shard_size)
+  add = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+  return jax.tree.map(add, state, shardings)
+
+
+def _batch_shapes(config: config_lib.Config, sharding: NamedSharding) -> Batch:
+  shape = (config.batch_size, *config.data.image_size, config.data.channels)
+  return {
+    'image': jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding),
+    'label': jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=sharding),
+  }
