@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from vit_jax import config
 from vit_jax.data.digits import DigitsSource
+from vit_jax.data.folder import FolderSource
+from vit_jax.data.prepared import PreparedSource, builder_of
 from vit_jax.data.records import SPLITS, Source
 from vit_jax.errors import UserError
 
@@ -34,7 +36,9 @@ def open_source(
   kind, rest, split = parse(spec, split)
   if kind == 'digits':
     return DigitsSource(split, class_names)
-  raise UserError(f'{kind}:{rest} cannot be read yet; use digits.')
+  if kind == 'folder':
+    return FolderSource(rest, split, val_fraction=data.val_fraction, class_names=class_names)
+  return PreparedSource(builder_of(rest), split, class_names)
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:
