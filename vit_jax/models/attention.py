@@ -24,11 +24,28 @@ def attend(
   Returns:
     (B, Q, H, Dh), of the dtype of `value`.
   """
-  query = query / math.sqrt(query.shape[-1])
-  logits = jnp.einsum('bqhd,bnhd->bhqn', query, key, preferred_element_type=jnp.float32)
-  weights = jax.nn.softmax(logits).astype(value.dtype)
-  weights = dropout(weights, rate, keys, Place.ATTENTION_WEIGHTS)
-  return jnp.einsum('bhqn,bnhd->bqhd', weights, value)
+  # With heads before tokens both products are plain batched ones: on a CPU 0.8 of the time that
+  # einsum needs in the order (B, N, H, Dh), and 0.6 of jax.nn.dot_product_attention.
+  query, key, value = (x.transpose(0, 2, 1, 3) for x in (query / math.sqrt(query.shape[-1]), key, value))
+  logits = jnp.einsum('bhqd,bhnd->bhqn', query, key, preferred_element_type=jnp.float32)
+  weights = dropout(_softmax(logits).astype(value.dtype), rate, keys, Place.ATTENTION_WEIGHTS)
+  return jnp.einsum('bhqn,bhnd->bhqd', weights, value).transpose(0, 2, 1, 3)
+
+
+@jax.custom_jvp
+def _softmax(logits: jax.Array) -> jax.Array:
+  """Softmax over the last axis, of which the backward pass needs the result only.
+
+  That of jax.nn also saves the exponentials, as large again.
+  """
+  return jax.nn.softmax(logits)
+
+
+@_softmax.defjvp
+def _softmax_jvp(primals, tangents):
+  weights = _softmax(*primals)
+  (tangent,) = tangents
+  return weights, weights * (tangent - (weights * tangent).sum(axis=-1, keepdims=True))
 
 
 class Attention(nnx.Module):

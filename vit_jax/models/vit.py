@@ -12,54 +12,8 @@ from vit_jax import config
 from vit_jax.errors import UserError
 from vit_jax.models.attention import Attention
 from vit_jax.models.dropout import Place, drop_path, dropout, fold_in
+from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
 from vit_jax.models.variants import Sizes, resolve
-
-
-class LayerNorm(nnx.LayerNorm):
-  """Layer normalisation, computed in float32 whatever the dtype of the tokens is."""
-
-  def __init__(self, width: int, *, rngs: nnx.Rngs):
-    super().__init__(width, epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False, rngs=rngs)
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return super().__call__(x).astype(x.dtype)
-
-
-class PatchEmbedding(nnx.Module):
-  """Cuts images into patches of P x P pixels, each of which becomes a token (E in equation 1)."""
-
-  def __init__(self, patch: int, channels: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-    shape = (patch, patch, channels, width)
-    self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
-    self.bias = nnx.Param(jnp.zeros(width))
-    self.dtype = dtype
-
-  def __call__(self, images: jax.Array) -> jax.Array:
-    """(B, h*P, w*P, C) -> (B, h*w, D), row by row."""
-    kernel = self.kernel[...].astype(self.dtype)
-    p, _, c, d = kernel.shape
-    b, height, width, _ = images.shape
-    # A convolution with stride P; as a matrix product it is several times faster on a CPU.
-    grid = images.astype(self.dtype).reshape(b, height // p, p, width // p, p, c)
-    patches = grid.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
-    return patches @ kernel.reshape(-1, d) + self.bias[...].astype(self.dtype)
-
-
-class Mlp(nnx.Module):
-  """Two layers with a GELU (its tanh approximation) between them."""
-
-  def __init__(
-    self, width: int, mlp_dim: int, *, dropout: float = 0.0, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs
-  ):
-    init = {'kernel_init': initializers.xavier_uniform(), 'bias_init': initializers.normal(1e-6)}
-    self.dense_in = nnx.Linear(width, mlp_dim, **init, dtype=dtype, rngs=rngs)
-    self.dense_out = nnx.Linear(mlp_dim, width, **init, dtype=dtype, rngs=rngs)
-    self.dropout = dropout
-
-  def __call__(self, x: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    x = jax.nn.gelu(self.dense_in(x), approximate=True)
-    x = self.dense_out(dropout(x, self.dropout, keys, Place.MLP_HIDDEN))
-    return dropout(x, self.dropout, keys, Place.MLP_OUT)
 
 
 class Block(nnx.Module):
@@ -67,18 +21,18 @@ class Block(nnx.Module):
 
   def __init__(self, sizes: Sizes, model: config.Model, *, rngs: nnx.Rngs):
     dtype = jnp.dtype(model.dtype)
-    self.attention_norm = LayerNorm(sizes.width, rngs=rngs)
+    self.attention_norm = LayerNorm(sizes.width)
     self.attention = Attention(
       sizes.width, sizes.heads, dropout=model.attention_dropout, dtype=dtype, rngs=rngs
     )
-    self.mlp_norm = LayerNorm(sizes.width, rngs=rngs)
+    self.mlp_norm = LayerNorm(sizes.width)
     self.mlp = Mlp(sizes.width, sizes.mlp_dim, dropout=model.dropout, dtype=dtype, rngs=rngs)
     self.dropout = model.dropout
-    self.stochastic_depth = model.stochastic_depth > 0
+    self.skips = model.stochastic_depth > 0
 
   def __call__(self, z: jax.Array, skip_rate: jax.Array, keys: jax.Array | None) -> jax.Array:
     """(B, N, D) -> (B, N, D); each branch is skipped with probability `skip_rate`."""
-    path_keys = keys if self.stochastic_depth else None
+    path_keys = keys if self.skips else None
     y = self.attention_norm(z)
     y = dropout(self.attention(y, y, keys=keys), self.dropout, keys, Place.ATTENTION_OUT)
     z = z + drop_path(y, skip_rate, path_keys, Place.ATTENTION_PATH)  # equation 2
@@ -93,7 +47,7 @@ class MapPool(nnx.Module):
     width = sizes.width
     self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, width), jnp.float32))
     self.attention = Attention(width, sizes.heads, dtype=dtype, rngs=rngs)
-    self.norm = LayerNorm(width, rngs=rngs)
+    self.norm = LayerNorm(width)
     self.mlp = Mlp(width, sizes.mlp_dim, dtype=dtype, rngs=rngs)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -128,7 +82,7 @@ class ViT(nnx.Module):
     position = initializers.normal(0.02)(rngs.params(), (1, length, width), jnp.float32)
     self.position_embedding = nnx.Param(position)
     self.blocks = _stack(sizes.depth, lambda rngs: Block(sizes, model, rngs=rngs), rngs)
-    self.norm = LayerNorm(width, rngs=rngs)
+    self.norm = LayerNorm(width)
     self.map_pool = MapPool(sizes, dtype=dtype, rngs=rngs) if model.pool == 'map' else None
     size = model.representation_size
     self.representation = nnx.Linear(width, size, dtype=dtype, rngs=rngs) if size else None
