@@ -127,7 +127,7 @@ def _train_step(config, graphdef, tx, schedule, mesh):
     if trainable is not None:  # so that the gradients of frozen parameters are never computed
       mask = trainable(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     rate = schedule(state.step)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)

@@ -1,0 +1,216 @@
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tests.data.conftest import FakeSource
+from vit_jax import config
+from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
+from vit_jax.errors import UserError
+
+DATA = config.Data(image_size=(4, 5), crop='random', padding=2, resize=None)
+OWN_THREADS = ('decode', 'assemble')
+
+
+def train(source, sharding, *, data=DATA, batch_size=8, seed=0):
+  return TrainPipeline(source, data, batch_size=batch_size, seed=seed, sharding=sharding)
+
+
+def own_threads():
+  return [thread.name for thread in threading.enumerate() if thread.name.startswith(OWN_THREADS)]
+
+
+def assert_same(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@hypothesis.given(
+  size=st.integers(1, 70), batch_size=st.integers(1, 40), seed=st.integers(0, 2**32 - 1)
+)
+@hypothesis.settings(
+  max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+def test_each_epoch_visits_each_record_once(split_over, size, batch_size, seed):
+  pipeline = train(FakeSource(size), split_over(1), batch_size=batch_size, seed=seed)
+  steps = -(-3 * size // batch_size)
+  order = np.concatenate([pipeline.indices(step) for step in range(steps)])
+  for epoch in range(3):
+    assert sorted(order[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_order_differs_between_epochs_and_between_seeds(split_over):
+  def epoch(seed, step):
+    return train(FakeSource(64), split_over(1), batch_size=64, seed=seed).indices(step).tolist()
+
+  orders = [epoch(seed, step) for seed in (0, 1) for step in (0, 1)]
+  assert len({tuple(order) for order in orders}) == 4
+  assert sorted(orders[0]) != orders[0]
+
+
+def test_labels_are_those_of_indices(split_over):
+  pipeline = train(FakeSource(50), split_over(2))
+  for step in (0, 5, 1000):
+    np.testing.assert_array_equal(pipeline.batch(step)['label'], pipeline.indices(step))
+
+
+def test_images_are_those_of_indices(split_over):
+  source = FakeSource(20, shape=(4, 5, 3))
+  batch = train(source, split_over(2), data=config.Data(image_size=(4, 5), crop='resize')).batch(3)
+  assert batch['image'].shape == (8, 4, 5, 3) and batch['image'].dtype == np.uint8
+  assert batch['label'].dtype == np.int32
+  for image, index in zip(batch['image'], batch['label'], strict=True):
+    np.testing.assert_array_equal(image, source[int(index)].image)
+
+
+@pytest.mark.parametrize('parts,copies', [(1, 1), (2, 1), (8, 1), (2, 4), (4, 2)])
+@pytest.mark.parametrize('threads', [1, 3])
+def test_batch_is_the_same_for_any_devices_and_threads(split_over, parts, copies, threads):
+  data = config.Data(image_size=(4, 5), crop='random', padding=2, threads=threads, prefetch=3)
+  expected = [train(FakeSource(30), split_over(1)).batch(step) for step in range(2, 8)]
+  sharding = split_over(parts, copies)
+  pipeline = train(FakeSource(30), sharding, data=data)
+  with pipeline.stream(2, 8) as batches:
+    got = list(batches)
+  assert len(got) == 6
+  for a, b in zip(got, expected, strict=True):
+    assert_same(a, b)
+    assert all(array.sharding.is_equivalent_to(sharding, array.ndim) for array in a.values())
+  assert_same(pipeline.batch(5), expected[3])
+
+
+def test_each_row_is_made_once_however_many_devices_hold_it(split_over):
+  source = FakeSource(30)
+  pipeline = train(source, split_over(2, 4))
+  pipeline.batch(0)
+  assert sorted(source.reads) == sorted(pipeline.indices(0))
+
+
+def test_augmentation_differs_between_rows_epochs_and_seeds(split_over):
+  def crops(seed, step):
+    images = train(FakeSource(1), split_over(1), batch_size=32, seed=seed).batch(step)['image']
+    return [image.tobytes() for image in np.asarray(images)]
+
+  # One record: resized to 4 x 5 with 2 pixels around it, it has 25 places.
+  first = crops(0, 0)
+  assert len(set(first)) > 10
+  assert crops(0, 0) == first
+  assert crops(0, 1) != first and crops(1, 0) != first
+
+
+def test_batch_that_does_not_divide_is_named(split_over):
+  with pytest.raises(UserError, match=r'config\.batch_size 12 does not divide by the 8 parts'):
+    train(FakeSource(30), split_over(8), batch_size=12)
+
+
+@pytest.mark.parametrize('size', [1, 7, 24])
+@pytest.mark.parametrize('batch_size', [1, 3, 8, 10, 100])
+@pytest.mark.parametrize('parts', [1, 2, 8])
+def test_evaluation_visits_each_example_once(split_over, size, batch_size, parts):
+  source = FakeSource(size)
+  pipeline = EvalPipeline(
+    source, DATA, config.Evaluator(), batch_size=batch_size, sharding=split_over(parts)
+  )
+  batches = list(pipeline)
+  assert len(batches) == len(pipeline)
+  assert len({batch['image'].shape for batch in batches}) == 1
+  assert batches[0]['label'].shape[0] in range(batch_size, batch_size + parts)
+  label, mask = (np.concatenate([batch[name] for batch in batches]) for name in ('label', 'mask'))
+  assert mask.dtype == bool
+  np.testing.assert_array_equal(label[mask], np.arange(size))
+  assert sorted(source.reads) == list(range(size))
+  # It can be iterated again.
+  assert sum(int(batch['mask'].sum()) for batch in pipeline) == size
+
+
+def test_threads_end_with_the_stream(split_over):
+  pipeline = train(FakeSource(30), split_over(1))
+  with pipeline.stream(0, 100) as batches:
+    next(batches)
+    assert own_threads()
+  assert not own_threads()
+  with pytest.raises(KeyError), pipeline.stream(0, 100) as batches:
+    next(batches)
+    raise KeyError
+  assert not own_threads()
+  for _ in EvalPipeline(FakeSource(30), DATA, config.Evaluator(), batch_size=2, sharding=split_over(1)):
+    break
+  assert not own_threads()
+
+
+def test_stream_works_no_further_ahead_than_prefetch(split_over):
+  source = FakeSource(1000)
+  data = config.Data(image_size=(4, 5), crop='resize', prefetch=3)
+  with train(source, split_over(1), data=data).stream(0, 100) as batches:
+    next(batches)
+    next(batches)
+  assert 2 * 8 <= len(source.reads) <= (2 + 3) * 8
+
+
+class FailingSource(FakeSource):
+  def __getitem__(self, index):
+    if index == self.bad:
+      raise self.error
+    return super().__getitem__(index)
+
+
+@pytest.mark.parametrize('error', [UserError('record 3 is bad.'), ZeroDivisionError()])
+def test_errors_surface_at_their_batch(split_over, error):
+  source = FailingSource(40)
+  source.error = error
+  pipeline = train(source, split_over(1))
+  source.bad = int(pipeline.indices(2)[5])
+  with pytest.raises(type(error)) as caught, pipeline.stream(0, 5) as batches:
+    for step in range(2):
+      np.testing.assert_array_equal(next(batches)['label'], pipeline.indices(step))
+    next(batches)
+  assert caught.value is error
+  assert not own_threads()
+  with pytest.raises(type(error)):
+    pipeline.batch(2)
+
+
+PROCESS = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tests.data.conftest import FakeSource
+from vit_jax import config
+from vit_jax.data.pipeline import TrainPipeline
+
+port, process, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(f'localhost:{port}', 2, process)
+devices = np.array(jax.devices()).reshape(2, 2)  # a row of it for each process
+for name, grid in (('split', devices), ('shared', devices.T)):  # 'shared': both processes need every row
+  sharding = NamedSharding(Mesh(grid, ('data', 'tensor')), PartitionSpec('data'))
+  source, data = FakeSource(30), config.Data(image_size=(4, 5), crop='random', padding=2)
+  pipeline = TrainPipeline(source, data, batch_size=8, seed=0, sharding=sharding)
+  image = pipeline.batch(3)['image']
+  shards = {str(i): s.data for i, s in enumerate(image.addressable_shards)}
+  starts = [s.index[0].indices(8)[0] for s in image.addressable_shards]
+  np.savez(f'{out}/{name}{process}.npz', starts=starts, reads=source.reads, **shards)
+"""
+
+
+def test_two_processes_make_the_same_batch_and_only_their_rows(split_over, tmp_path, free_port):
+  root = pathlib.Path(__file__).parents[2]
+  flags = '--xla_force_host_platform_device_count=2'
+  env = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+  command = [sys.executable, '-c', PROCESS, str(free_port)]
+  running = [subprocess.Popen([*command, str(i), str(tmp_path)], env=env) for i in range(2)]
+  assert [process.wait(timeout=120) for process in running] == [0, 0]
+  pipeline = train(FakeSource(30), split_over(1))
+  expected, indices = np.asarray(pipeline.batch(3)['image']), pipeline.indices(3)
+  for process in range(2):
+    for name, rows in (('split', indices[4 * process : 4 * process + 4]), ('shared', indices)):
+      part = np.load(tmp_path / f'{name}{process}.npz')
+      assert sorted(part['reads']) == sorted(rows)
+      for number, start in enumerate(part['starts']):
+        np.testing.assert_array_equal(part[str(number)], expected[start : start + 4])

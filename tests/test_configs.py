@@ -1,0 +1,79 @@
+"""Every file in configs/ builds, validates and shape-evaluates: model, state and one training step."""
+
+import importlib.util
+import pathlib
+
+import jax
+import pytest
+
+from vit_jax import config as c
+from vit_jax import recipes
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.step import make_train_step
+
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
+ARGUMENTS = {
+  'folder': ['/path/to/images'],
+  'finetune': [
+    'b16,cifar10',
+    'l16,imagenet2012',
+    'ti16,oxford_iiit_pet',
+    'b32,folder:/images',
+    's16,cifar100',
+  ],
+  'vit_ti16': ['imagenet21k', 'imagenet2012'],
+  'vit_s16': ['imagenet21k', 'imagenet2012'],
+  'vit_s32': ['imagenet21k', 'imagenet2012'],
+  'vit_h14': ['jft', 'imagenet2012'],
+  'quickstart': [],
+  'cifar10_scratch': [],
+}
+PAPER = ['imagenet21k', 'jft', 'imagenet2012']
+CASES = [
+  (path, argument)
+  for path in sorted(CONFIGS.glob('*.py'))
+  for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]
+]
+
+
+def load(path: pathlib.Path, argument: str | None) -> c.Config:
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return c.from_config_dict(module.get_config() if argument is None else module.get_config(argument))
+
+
+@pytest.mark.parametrize(('path', 'argument'), CASES, ids=[f'{p.stem}:{a}' for p, a in CASES])
+def test_config(path, argument):
+  config = load(path, argument)
+  mesh = make_mesh(config.mesh)
+  program = make_train_step(config, mesh, num_classes=config.data.num_classes or 10, examples=303_000_000)
+  state, metrics = jax.eval_shape(program.step, program.state, program.batch)
+  assert jax.tree.structure(state) == jax.tree.structure(program.state)
+  assert metrics['train/loss'].shape == ()
+  assert path.stem in path.read_text(), 'the header gives the command'
+
+
+def test_the_papers_numbers():
+  config = load(CONFIGS / 'vit_l16.py', 'imagenet21k')
+  assert config.total == '90 epochs' and config.batch_size == 4096
+  assert config.schedule.learning_rate == 1e-3 and config.schedule.end_value == 1e-5
+  assert config.optimizer.weight_decay == 0.03 and config.model.dropout == 0.1
+  assert config.loss.name == 'sigmoid' and config.model.head_bias == -10
+  assert load(CONFIGS / 'vit_h14.py', 'jft').schedule.learning_rate == 3e-4
+  assert load(CONFIGS / 'finetune.py', 'b16,imagenet2012').total == '20000 steps'
+
+
+@pytest.mark.parametrize(
+  ('build', 'said'),
+  [
+    (lambda: recipes.pretraining('H/14', 'imagenet21k'), 'did not train H/14 on ImageNet-21k'),
+    (lambda: recipes.pretraining('S/16', 'jft'), 'did not train S/16 on JFT-300M'),
+    (lambda: recipes.pretraining('B/16', 'imagenet'), 'choose one of imagenet21k'),
+    (lambda: recipes.finetuning('B/16', 'cifar'), 'did you mean cifar10'),
+  ],
+)
+def test_what_was_not_published_is_said(build, said):
+  with pytest.raises(UserError, match=said):
+    build()

@@ -1,0 +1,162 @@
+"""Schedules against the original's fixtures, optimizers against optax's own and NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import config as c
+from vit_jax.errors import UserError
+from vit_jax.training.optimizer import make_optimizer, make_schedule, trainable_mask
+
+PARAMS = {
+  'blocks': {'mlp': {'kernel': np.full((2, 3, 3), 0.5, np.float32), 'bias': np.ones((2, 3), np.float32)}},
+  'head': {'kernel': np.ones((3, 2), np.float32), 'bias': np.zeros(2, np.float32)},
+}
+GRADS = jax.tree.map(lambda leaf: np.linspace(-1, 2, leaf.size, dtype=np.float32).reshape(leaf.shape), PARAMS)
+
+
+def in_steps(text: str) -> int:
+  number, unit = text.split()
+  assert unit == 'steps'
+  return int(number)
+
+
+def schedule(total=100, **options):
+  return make_schedule(c.Schedule(**options), total, in_steps)
+
+
+def test_the_originals_schedules(golden):
+  fixtures = np.load(golden / 'i_lr_schedule.npz')
+  cases = sorted({name.rpartition('/')[0] for name in fixtures.files})
+  assert len(cases) == 8
+  for case in cases:
+    decay, numbers = case.split('/')
+    total, base, warmup = numbers.split('_')
+    rate = schedule(
+      total=int(total),
+      decay=decay,
+      learning_rate=float(base),
+      warmup=f'{warmup} steps',
+      end_value=1e-5 if decay == 'linear' else 0.0,
+    )
+    got = [float(rate(step)) for step in fixtures[f'{case}/step']]
+    np.testing.assert_allclose(got, fixtures[f'{case}/lr'], rtol=1e-5, atol=1e-9, err_msg=case)
+
+
+def test_rsqrt_and_cooldown():
+  rate = schedule(
+    decay='rsqrt', learning_rate=2.0, warmup='10 steps', timescale='5 steps', cooldown='20 steps'
+  )
+  steps = np.arange(101)
+  expected = np.where(steps < 10, 0.2 * steps, 2 / np.sqrt(1 + np.maximum(steps - 10, 0) / 5))
+  expected *= np.clip((100 - steps) / 20, 0, 1)
+  np.testing.assert_allclose([float(rate(step)) for step in steps], expected, rtol=1e-5)
+
+
+def test_constant():
+  rate = schedule(decay='constant', learning_rate=0.5, warmup='2 steps')
+  assert [float(rate(step)) for step in (0, 1, 2, 99)] == [0, 0.25, 0.5, 0.5]
+
+
+def test_a_warmup_that_does_not_fit_is_said():
+  with pytest.raises(UserError, match='do not fit into the 100 steps'):
+    schedule(warmup='100 steps')
+
+
+def run(optimizer: c.Optimizer, rate=0.1, steps=3, params=PARAMS):
+  """Parameters after some steps with the same gradient."""
+  tx = make_optimizer(optimizer, params)
+  state = tx.init(params)
+  for _ in range(steps):
+    updates, state = tx.update(GRADS, state, params)
+    params = optax.apply_updates(params, jax.tree.map(lambda update: -rate * update, updates))
+  return params, state
+
+
+def reference(tx, steps=3, params=PARAMS):
+  state = tx.init(params)
+  for _ in range(steps):
+    updates, state = tx.update(GRADS, state, params)
+    params = optax.apply_updates(params, updates)
+  return params
+
+
+def kernels(params):
+  return jax.tree.map_with_path(lambda path, _: 'kernel' in jax.tree_util.keystr(path), params)
+
+
+def assert_equal(a, b):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), a, b)
+
+
+def test_adam_is_optax_adamw():
+  ours, _ = run(c.Optimizer(weight_decay=0.3, clip_norm=1.0))
+  adamw = optax.adamw(0.1, weight_decay=0.3, mask=kernels)
+  assert_equal(ours, reference(optax.chain(optax.clip_by_global_norm(1.0), adamw)))
+
+
+def test_sgd_is_optax_sgd():
+  ours, _ = run(c.Optimizer(name='sgd', momentum=0.8))
+  assert_equal(ours, reference(optax.sgd(0.1, momentum=0.8)))
+
+
+def test_decay_is_decoupled_and_on_kernels_only():
+  zero = jax.tree.map(np.zeros_like, GRADS)
+  tx = make_optimizer(c.Optimizer(name='sgd', weight_decay=0.5), PARAMS)
+  updates, _ = tx.update(zero, tx.init(PARAMS), PARAMS)
+  np.testing.assert_allclose(updates['head']['kernel'], 0.5 * PARAMS['head']['kernel'])
+  assert not np.any(updates['blocks']['mlp']['bias'])
+
+
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_bfloat16_momentum(name):
+  exact, _ = run(c.Optimizer(name=name))
+  rounded, state = run(c.Optimizer(name=name, momentum_dtype='bfloat16'))
+  assert jnp.dtype('bfloat16') in {leaf.dtype for leaf in jax.tree.leaves(state)}
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01), exact, rounded)
+  assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(rounded))
+
+
+def test_clipping_bounds_the_norm():
+  tx = make_optimizer(c.Optimizer(name='sgd', momentum=0.0, clip_norm=0.25), PARAMS)
+  updates, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+  assert float(optax.tree.norm(updates)) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_multipliers():
+  plain, _ = run(c.Optimizer(name='sgd'))
+  scaled, _ = run(c.Optimizer(name='sgd', lr_multipliers=(('.', 1.0), ('^head', 0.5))))
+  move = lambda params: params['head']['kernel'] - PARAMS['head']['kernel']
+  np.testing.assert_allclose(move(scaled), 0.5 * move(plain), rtol=1e-4, atol=1e-7)
+  np.testing.assert_array_equal(scaled['blocks']['mlp']['bias'], plain['blocks']['mlp']['bias'])
+
+
+def test_freezing_keeps_values_and_needs_no_state():
+  options = c.Optimizer(freeze=('^blocks',), clip_norm=0.1, weight_decay=0.1)
+  params, state = run(options)
+  np.testing.assert_array_equal(params['blocks']['mlp']['kernel'], PARAMS['blocks']['mlp']['kernel'])
+  assert not np.array_equal(params['head']['kernel'], PARAMS['head']['kernel'])
+  assert not [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (2, 3, 3)]
+  # The frozen gradients do not count in the clipped norm.
+  alone = {'head': PARAMS['head']}
+  tx = make_optimizer(c.Optimizer(clip_norm=0.1, weight_decay=0.1), alone)
+  updates, _ = tx.update({'head': GRADS['head']}, tx.init(alone), alone)
+  expected = optax.apply_updates(alone, jax.tree.map(lambda update: -0.1 * update, updates))
+  once, _ = run(options, steps=1)
+  assert_equal(once['head'], expected['head'])
+  assert trainable_mask(options, PARAMS)['head'] == {'kernel': True, 'bias': True}
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'freeze': ('^stem',)}, r"config.optimizer.freeze: '\^stem' matches no parameter"),
+    ({'lr_multipliers': (('x$', 2.0),)}, 'config.optimizer.lr_multipliers'),
+    ({'freeze': ('.',)}, 'leave something to train'),
+  ],
+)
+def test_patterns_that_match_nothing_are_said(options, said):
+  with pytest.raises(UserError, match=said):
+    make_optimizer(c.Optimizer(**options), PARAMS)

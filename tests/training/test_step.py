@@ -1,0 +1,155 @@
+"""The training step: the same on every mesh, with accumulation, and where a loss is not finite."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import config as c
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training import losses
+from vit_jax.training.step import make_train_step
+
+CONFIG = c.Config(
+  total='10 steps',
+  batch_size=16,
+  model=c.Model(
+    variant='custom',
+    patch=2,
+    width=32,
+    mlp_dim=64,
+    depth=3,
+    heads=4,
+    pool='gap',
+    dropout=0.1,
+    attention_dropout=0.1,
+    stochastic_depth=0.2,
+  ),
+  data=c.Data(image_size=(8, 8), channels=1),
+  schedule=c.Schedule(learning_rate=0.1, warmup='2 steps'),
+  # Not Adam, which makes steps of full size from the rounding errors of a gradient that is zero (that of
+  # the keys' bias).
+  optimizer=c.Optimizer(name='sgd', weight_decay=0.1, clip_norm=1.0),
+  mesh=c.Mesh(data=1),
+)
+
+
+def run(config: c.Config, steps=6, batch_of=None):
+  """(parameters, state, metrics of every step) after training on random images."""
+  devices = jax.devices()[:1] if config.mesh.data == 1 else None
+  program = make_train_step(config, make_mesh(config.mesh, devices), num_classes=10, examples=160)
+  state = program.init(np.uint32(config.seed))
+  rng = np.random.default_rng(0)
+  log = []
+  for step in range(steps):
+    batch = {
+      'image': rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8),
+      'label': rng.integers(0, 10, 16).astype(np.int32),
+    }
+    if batch_of:
+      state = batch_of(step, state)
+    batch = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), batch, program.batch)
+    state, metrics = program.step(state, batch)
+    log.append(jax.tree.map(float, metrics))
+  return jax.tree.map(np.asarray, state.params), jax.tree.map(np.asarray, state), log
+
+
+@pytest.fixture(scope='module')
+def one_device():
+  return run(CONFIG)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'mesh': c.Mesh()},
+    {'mesh': c.Mesh(data=1, fsdp=1), 'accumulation': 4},
+    {'mesh': c.Mesh(fsdp=4, min_shard_size=1), 'accumulation': 2},
+    {'mesh': c.Mesh(replica=2, data=-1, tensor=2, min_shard_size=1)},
+    {'model': dataclasses.replace(CONFIG.model, remat='block')},
+  ],
+  ids=['data', 'accumulation', 'fsdp and accumulation', 'replica and tensor', 'remat'],
+)
+def test_equals_one_device(one_device, change):
+  # Dropout, stochastic depth and flips are on: every example has its own random numbers.
+  params, _, log = run(dataclasses.replace(CONFIG, **change))
+  expected, _, expected_log = one_device
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+  for metrics, others in zip(log, expected_log, strict=True):
+    assert metrics['train/loss'] == pytest.approx(others['train/loss'], abs=1e-5)
+    assert metrics['train/grad_norm'] == pytest.approx(others['train/grad_norm'], rel=1e-4)
+
+
+def test_it_learns_and_counts(one_device):
+  _, state, log = one_device
+  assert state.step == 6 and state.skipped == 0
+  assert log[0]['learning_rate'] == 0  # the first step of a warmup
+  assert log[2]['learning_rate'] == pytest.approx(0.1)
+  assert log[0]['train/loss'] == pytest.approx(np.log(10), abs=1e-5)  # the head begins at zero
+
+
+def test_the_average_follows_the_parameters():
+  seen = []
+
+  def note(step, state):
+    seen.append(jax.tree.map(np.asarray, state.params))
+    return state
+
+  params, state, _ = run(dataclasses.replace(CONFIG, average=0.9), batch_of=note)
+  expected = seen[0]
+  for later in [*seen[1:], params]:
+    expected = jax.tree.map(lambda mean, new: 0.9 * mean + 0.1 * new, expected, later)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.average, expected)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
+  """A parameter is poisoned before step 3 and mended after it."""
+  good = {}
+
+  def poison(step, state):
+    bias = state.params['norm']['bias']
+    if step == 3:
+      good['state'] = jax.tree.map(np.asarray, state)
+      state.params['norm']['bias'] = bias * value
+    if step == 4:
+      assert np.array_equal(state.params['head']['kernel'], good['state'].params['head']['kernel'])
+      jax.tree.map(np.testing.assert_array_equal, state.opt_state, good['state'].opt_state)
+      state.params['norm']['bias'] = jax.device_put(good['state'].params['norm']['bias'], bias.sharding)
+    return state
+
+  _, state, log = run(CONFIG, batch_of=poison)
+  assert [metrics['finite'] for metrics in log] == [1, 1, 1, 0, 1, 1]
+  assert state.skipped == 1 and state.step == 6
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_frozen_parameter_stays():
+  config = dataclasses.replace(CONFIG, optimizer=c.Optimizer(freeze=('^blocks', '^patch')))
+  program = make_train_step(config, make_mesh(config.mesh, jax.devices()[:1]), num_classes=10, examples=160)
+  before = jax.tree.map(np.asarray, program.init(np.uint32(0)).params)
+  after, _, _ = run(config)
+  jax.tree.map(np.testing.assert_array_equal, before['blocks'], after['blocks'])
+  assert not np.array_equal(before['head']['kernel'], after['head']['kernel'])
+
+
+def test_a_batch_that_does_not_divide_is_said():
+  config = dataclasses.replace(CONFIG, batch_size=12, mesh=c.Mesh())
+  with pytest.raises(UserError, match='do not divide over the 8 parts'):
+    make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_losses_against_numpy(smoothing):
+  rng = np.random.default_rng(1)
+  logits, labels = rng.normal(size=(5, 7)) * 4, rng.integers(0, 7, 5)
+  targets = np.eye(7)[labels] * (1 - smoothing) + smoothing / 7
+  log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  softmax = -(targets * log_softmax).sum(-1)
+  sigmoid = (np.log1p(np.exp(logits)) - targets * logits).sum(-1)
+  for name, expected in (('softmax', softmax), ('sigmoid', sigmoid)):
+    loss = c.Loss(name=name, label_smoothing=smoothing)
+    got = losses.per_example(loss, logits.astype(np.float32), labels.astype(np.int32))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
