@@ -149,6 +149,7 @@ class EvalPipeline(_Pipeline):
     """
     parts = _parts(sharding)
     super().__init__(source, data, math.ceil(batch_size / parts) * parts, sharding)
+    self.examples = len(source)
     self._evaluator = evaluator
 
   def __len__(self) -> int:

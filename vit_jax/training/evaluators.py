@@ -20,9 +20,11 @@ def open_evaluators(
   config: config_lib.Config, class_names: tuple[str, ...], mesh: jax.sharding.Mesh
 ) -> dict[str, EvalPipeline]:
   """The evaluators' data, with the training split's classes."""
+  kind, place, _ = sources.parse(config.data.source, config.data.split)
+  training_spec = f'{kind}:{place}'  # without the split that it may name
   result = {}
   for name, evaluator in config.evaluators.items():
-    spec = evaluator.source or sources.without_split(config.data.source)
+    spec = evaluator.source or training_spec
     source = sources.open_source(spec, evaluator.split, data=config.data, class_names=class_names)
     result[name] = EvalPipeline(
       source,
@@ -50,14 +52,16 @@ def evaluate_run(config: config_lib.Config, workdir: pathlib.Path) -> dict[str, 
   """Evaluates the newest sound checkpoint of `workdir`, changing nothing there."""
   mesh = mesh_lib.make_mesh(config.mesh)
   manager = Manager(workdir / 'checkpoints', config.checkpoint, read_only=True)
-  meta = manager.newest_meta()
-  if meta is None:
+  newest = manager.restore_newest({})
+  if newest is None:
     raise UserError(f'There is no checkpoint in {workdir / "checkpoints"}; train first, or check --workdir.')
+  meta = newest[2]
   class_names = tuple(meta['class_names'])
   evaluators = open_evaluators(config, class_names, mesh)
   if not evaluators:
     raise UserError('config.evaluators is empty; name at least one split to evaluate.')
-  program = make_train_step(config, mesh, num_classes=head_size(config, class_names), examples=1)
+  num_classes = head_size(config, class_names)
+  program = make_train_step(config, mesh, num_classes=num_classes, examples=meta['examples'])
   items = {name: item for name, item in program.state.items().items() if name in ('params', 'average')}
   step, items, _ = manager.restore_newest(items)
   state = program.state._replace(params=items['params'], average=items.get('average', {}))

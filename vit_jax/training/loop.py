@@ -15,6 +15,7 @@ from vit_jax.data import on_device, sources
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.errors import Preempted
 from vit_jax.models import flops
+from vit_jax.models.variants import resolve
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import console, metrics, report
@@ -74,15 +75,27 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
 
+  forward = flops.forward_flops(
+    resolve(config.model),
+    image_size=config.data.image_size,
+    channels=config.data.channels,
+    num_classes=num_classes,
+    pool=config.model.pool,
+    class_token=config.model.class_token,
+    representation_size=config.model.representation_size,
+  )
   speed = metrics.Speedometer(
     batch_size=config.batch_size,
-    flops_per_image=3
-    * flops.forward_flops(config.model, config.data.image_size, config.data.channels, num_classes),
+    flops_per_image=flops.train_flops(forward),
     total_steps=total,
     device_kind=jax.devices()[0].device_kind,
     devices=mesh.size,
   )
-  meta = {'config': config_lib.as_json(config), 'class_names': list(source.class_names)}
+  meta = {
+    'config': config_lib.as_json(config),
+    'class_names': list(source.class_names),
+    'examples': examples,
+  }
   guard = FiniteGuard(config, pipeline, manager, workdir)
   with StopSignal() as stop, pipeline.stream(first_step, total) as batches:
     speed.restart()
