@@ -54,7 +54,10 @@ def damage() -> Iterator[None]:
       raise UserError(f'A checkpoint cannot be read ({_first_line(error)}); allow reading it.') from error
     if 'RESOURCE_EXHAUSTED' in str(error):
       raise
-    raise Damaged(f'{type(error).__name__}: {_first_line(error)}') from error
+    first = error
+    while first.__cause__ is not None:  # Orbax's own text is a page of settings
+      first = first.__cause__
+    raise Damaged(f'{type(first).__name__}: {_first_line(first)}') from error
 
 
 @contextlib.contextmanager

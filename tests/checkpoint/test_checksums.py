@@ -1,0 +1,91 @@
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import config
+from vit_jax.checkpoint import checksums
+from vit_jax.parallel.mesh import make_mesh
+
+DTYPES = ['float32', 'bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool']
+
+
+def _reference(array: np.ndarray) -> str:
+  """The definition again, with Python's integers, one element at a time."""
+
+  def mix(h):
+    h = (h ^ (h >> 16)) * 0x85EBCA6B % 2**32
+    h = (h ^ (h >> 13)) * 0xC2B2AE35 % 2**32
+    return h ^ (h >> 16)
+
+  width = array.dtype.itemsize
+  elements = [int.from_bytes(array.tobytes()[i : i + width], 'little') for i in range(0, array.nbytes, width)]
+  sums = [
+    sum(mix(bits ^ mix((i + seed) % 2**32)) for i, bits in enumerate(elements)) % 2**32
+    for seed in (0x9E3779B9, 0x7F4A7C15)
+  ]
+  return ''.join(f'{part:08x}' for part in sums)
+
+
+def _values(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+  bits = np.random.default_rng(0).integers(0, 256, (*shape, 8), dtype=np.uint8)
+  if dtype == 'bool':
+    return bits[..., 0] > 127
+  kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+  return bits.view(kind)[..., 0]  # every pattern of bits, NaN and infinities included
+
+
+def _checksum(array) -> str:
+  return checksums.of_arrays({'a': array})['a']['checksum']
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('shape', [(), (5,), (2, 3, 4)])
+def test_against_the_definition(dtype, shape):
+  values = _values(dtype, shape)
+  found = checksums.of_arrays({'a': jnp.asarray(values)})['a']
+  assert found == {'shape': list(shape), 'dtype': dtype, 'checksum': _reference(values)}
+
+
+def test_no_elements():
+  assert _checksum(jnp.zeros((0, 3))) == '0' * 16
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_sharding_does_not_matter(dtype):
+  values = _values(dtype, (8, 4, 6))
+  expected = _reference(values)
+  mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+  for spec in (
+    P(),
+    P('data'),
+    P(('data', 'fsdp'), 'tensor'),
+    P(None, 'fsdp', 'tensor'),
+    P('tensor', None, 'data'),
+  ):
+    assert _checksum(jax.device_put(values, NamedSharding(mesh, spec))) == expected
+  assert _checksum(jax.device_put(values, jax.devices()[3])) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(position=st.integers(0, 63), bit=st.integers(0, 31), seed=st.integers(0, 5))
+def test_any_flipped_bit_changes_it(position, bit, seed):
+  values = np.random.default_rng(seed).standard_normal(64, dtype=np.float32)
+  flipped = values.copy()
+  flipped.view(np.uint32)[position] ^= np.uint32(1 << bit)
+  assert _checksum(jnp.asarray(values)) != _checksum(jnp.asarray(flipped))
+
+
+def test_order_zeros_and_shape_matter():
+  values = np.arange(6, dtype=np.float32)
+  sums = {_checksum(jnp.asarray(v)) for v in (values, values[::-1], np.roll(values, 1), -values, values * 0)}
+  assert len(sums) == 5
+  assert _checksum(jnp.zeros(3)) != _checksum(-jnp.zeros(3))
+  assert _checksum(jnp.zeros(3)) != _checksum(jnp.zeros(4))
+  shapes = checksums.of_arrays({'a': jnp.zeros((2, 3)), 'b': jnp.zeros((3, 2))})
+  assert shapes['a'] != shapes['b']

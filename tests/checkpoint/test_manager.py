@@ -1,0 +1,273 @@
+import logging
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import config
+from vit_jax.checkpoint import checksums
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh
+
+
+def _tree(seed: int = 0) -> dict:
+  bits = np.random.default_rng(seed)
+  return {
+    'kernel': jnp.asarray(bits.standard_normal((16, 8), dtype=np.float32)),
+    'nested': {
+      'half': jnp.asarray(bits.standard_normal((8, 2)), jnp.bfloat16),
+      'integers': jnp.asarray(bits.integers(-9, 9, 8), jnp.int32),
+      'unsigned': jnp.asarray(bits.integers(0, 2**32, 8, dtype=np.uint32)),
+      'flags': jnp.asarray(bits.integers(0, 2, 8) > 0),
+    },
+    'scalar': jnp.float32(bits.standard_normal()),
+    'odd': jnp.asarray([np.nan, -0.0, np.inf, 1e-42], jnp.float32),
+  }
+
+
+def _abstract(tree):
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _assert_same(ours, expected):
+  assert jax.tree.structure(ours) == jax.tree.structure(expected)
+  for (path, one), two in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(expected), strict=True):
+    assert (one.shape, one.dtype) == (two.shape, two.dtype), path
+    assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
+
+
+def _save(directory, steps, **options):
+  with Manager(directory, config.Checkpoint(keep=100), **options) as manager:
+    for step in steps:
+      assert manager.save(step, {'params': _tree(step)}, {'seen': step})
+
+
+def test_bits_come_back(tmp_path):
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    assert manager.restore_newest({'params': _abstract(_tree())}) is None
+    assert manager.latest_step() is None and manager.all_steps() == []
+    items = {'params': _tree(1), 'average': _tree(2), 'counters': {'step': 7, 'skipped': np.int64(2)}}
+    meta = {'classes': ['a', 'ä'], 'numbers': {'x': 0.1, 'y': None}}
+    assert manager.save(7, items, meta, {'val/loss': 0.5})
+    assert not manager.save(7, items, meta)  # also while the first is still being written
+    manager.wait()
+    assert manager.latest_step() == 7
+    assert not manager.save(7, items, meta)
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    assert not manager.save(7, items, meta)
+    items['counters'] = {'step': jnp.int32(7), 'skipped': jnp.int32(2)}
+    step, restored, seen = manager.restore_newest(_abstract(items))
+  assert (step, seen) == (7, meta)
+  _assert_same(restored, items)
+
+
+def test_any_subset_can_be_restored(tmp_path):
+  items = {'params': _tree(1), 'opt_state': _tree(2), 'empty': {}}
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    manager.save(1, items, {'a': 1})
+  with Manager(tmp_path, config.Checkpoint(), read_only=True) as manager:
+    for names in ([], ['params'], ['opt_state', 'empty']):
+      step, restored, meta = manager.restore_newest({name: _abstract(items[name]) for name in names})
+      assert (step, meta) == (1, {'a': 1})
+      _assert_same(restored, {name: items[name] for name in names})
+    with pytest.raises(UserError, match=r"has no 'average'; it has empty, opt_state, params\."):
+      manager.restore_newest({'average': _abstract(_tree())})
+
+
+def test_optimizer_states_come_back(tmp_path):
+  params = {'a': jnp.ones((3, 2)), 'b': jnp.arange(4.0)}
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.partition(
+      {
+        'train': optax.adamw(1e-3, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        'no': optax.set_to_zero(),
+      },
+      {'a': 'train', 'b': 'no'},
+    ),
+    optax.sgd(optax.linear_schedule(1.0, 0.0, 10), momentum=0.9, accumulator_dtype=jnp.bfloat16),
+  )
+  _, state = optimizer.update(params, optimizer.init(params), params)
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    manager.save(1, {'opt_state': state, 'nothing': optax.set_to_zero().init(params)}, {})
+    abstract = jax.eval_shape(optimizer.init, params)
+    _, items, _ = manager.restore_newest({'opt_state': abstract, 'nothing': optax.EmptyState()})
+  _assert_same(items['opt_state'], state)
+  assert items['nothing'] == optax.EmptyState()
+
+
+MESHES = {
+  'one': (config.Mesh(), 1),
+  'data': (config.Mesh(), 8),
+  'fsdp': (config.Mesh(data=1, fsdp=8), 8),
+  'mixed': (config.Mesh(data=1, fsdp=2, tensor=4), 8),
+  'half': (config.Mesh(data=1, fsdp=2, tensor=2), 4),
+}
+
+
+def _shardings(name):
+  axes, devices = MESHES[name]
+  mesh = make_mesh(axes, jax.devices()[-devices:])
+  return {'kernel': NamedSharding(mesh, P('fsdp', 'tensor')), 'step': NamedSharding(mesh, P())}
+
+
+@pytest.mark.parametrize('before', MESHES)
+def test_another_mesh(tmp_path, before):
+  values = {'kernel': np.random.default_rng(0).standard_normal((16, 8), np.float32), 'step': np.int32(3)}
+  saved = jax.device_put(values, _shardings(before))
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    manager.save(1, {'params': saved}, {})
+    for after in MESHES:
+      shardings = _shardings(after)
+      abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        saved,
+        shardings,
+      )
+      _, items, _ = manager.restore_newest({'params': abstract})
+      assert jax.tree.map(lambda leaf: leaf.sharding, items['params']) == shardings
+      _assert_same(items['params'], values)
+      assert checksums.of_arrays(items['params']) == checksums.of_arrays(saved)
+
+
+def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path):
+  mesh = make_mesh(config.Mesh(data=1, fsdp=8))
+  overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+  expected = np.random.default_rng(0).standard_normal((512, 512), np.float32)
+  x = jax.device_put(expected, NamedSharding(mesh, P('fsdp')))
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    manager.save(1, {'params': {'x': x}}, {})
+    for _ in range(5):
+      x = overwrite(x)
+    jax.block_until_ready(x)
+    _, items, _ = manager.restore_newest({'params': {'x': x}})
+  np.testing.assert_array_equal(items['params']['x'], expected)
+
+
+def test_an_interrupted_run_cleans_up_and_goes_on(tmp_path):
+  _save(tmp_path, [1, 2])
+  partial = tmp_path / '3.orbax-checkpoint-tmp'
+  (partial / 'params').mkdir(parents=True)
+  with Manager(tmp_path, config.Checkpoint(), read_only=True) as manager:
+    assert partial.exists() and manager.latest_step() == 2
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    assert not partial.exists() and manager.all_steps() == [1, 2]
+
+
+def test_a_relative_directory(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with Manager(os.path.join('runs', 'x'), config.Checkpoint()) as manager:
+    manager.save(1, {'params': _tree()}, {})
+    monkeypatch.chdir('/')
+    manager.wait()
+    assert manager.path(1) == str(tmp_path / 'runs' / 'x' / '1')
+    assert manager.restore_newest({'params': _abstract(_tree())})[0] == 1
+
+
+def test_read_only_changes_nothing(tmp_path):
+  _save(tmp_path / 'run', [1, 2])
+  (tmp_path / 'run' / '2' / 'meta' / 'metadata').unlink()
+  before = sorted(tmp_path.rglob('*'))
+  with Manager(tmp_path / 'run', config.Checkpoint(), read_only=True) as manager:
+    assert manager.restore_newest({'params': _abstract(_tree())})[0] == 1
+    with pytest.raises(ValueError, match='read only'):
+      manager.save(3, {'params': _tree()}, {})
+  assert sorted(tmp_path.rglob('*')) == before
+  with Manager(tmp_path / 'missing', config.Checkpoint(), read_only=True) as manager:
+    assert manager.restore_newest({}) is None
+  assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_a_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
+  _save(tmp_path / 'run', [1])
+  wide, other, extra = (_abstract(_tree()) for _ in range(3))
+  wide['kernel'] = jax.ShapeDtypeStruct((16, 9), jnp.float32)
+  other['kernel'] = jax.ShapeDtypeStruct((16, 8), jnp.bfloat16)  # Orbax would cast it without a word
+  extra['head'] = jax.ShapeDtypeStruct((3,), jnp.float32)
+  with Manager(tmp_path / 'run', config.Checkpoint()) as manager:
+    for asked, words in [
+      (wide, r'params kernel is float32 \(16, 8\) there and float32 \(16, 9\) in this config'),
+      (other, r'params kernel is float32 \(16, 8\) there and bfloat16 \(16, 8\)'),
+      (extra, r'params head is missing there and float32 \(3,\)'),
+      ({'kernel': wide['kernel']}, r'in this config'),
+    ]:
+      with pytest.raises(UserError, match=words):
+        manager.restore_newest({'params': asked})
+    assert manager.all_steps() == [1]
+  assert not (tmp_path / 'damaged').exists()
+  assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_one_step(tmp_path):
+  _save(tmp_path, [1, 2, 3])
+  with Manager(tmp_path, config.Checkpoint(), read_only=True) as manager:
+    items, meta = manager.restore(2, {'params': _abstract(_tree())})
+    assert meta == {'seen': 2}
+    _assert_same(items['params'], _tree(2))
+    with pytest.raises(UserError, match=r'no checkpoint of step 5 in .*steps 1, 2, 3'):
+      manager.restore(5, {})
+    pathlib.Path(manager.path(2), 'meta', 'metadata').write_text('{}')
+    with pytest.raises(UserError, match=r'2 is damaged \(.*\); choose another step'):
+      manager.restore(2, {})
+
+
+def test_random_keys_and_numbers_that_do_not_fit_are_refused(tmp_path):
+  with Manager(tmp_path, config.Checkpoint()) as manager:
+    with pytest.raises(ValueError, match='rng/dropout is a random key'):
+      manager.save(1, {'state': {'rng': {'dropout': jax.random.key(0)}}}, {})
+    with pytest.raises(ValueError, match='examples does not fit into int32'):
+      manager.save(1, {'state': {'examples': 2**40}}, {})
+
+
+def test_what_is_kept(tmp_path):
+  small = {'params': {'x': jnp.ones(2)}}
+  losses = {1: 0.5, 2: 0.1, 3: 0.3, 4: float('nan'), 5: 0.2, 6: None, 7: 0.4}
+
+  def train(best, directory):
+    # Every second step with a new Manager, as after a restart.
+    for step in losses:
+      if step % 2:
+        manager = Manager(directory, config.Checkpoint(keep=2, best=best), keep_every_steps=3)
+      value = losses[step]
+      metrics = None if value is None else {'val/loss': value, 'val/accuracy': value}
+      manager.save(step, small, {}, metrics)
+      if step % 2 == 0:
+        manager.close()
+    manager.close()
+    return manager.all_steps()
+
+  assert train(None, tmp_path / 'none') == [3, 6, 7]
+  assert train('val/loss', tmp_path / 'loss') == [2, 3, 6, 7]
+  assert train('val/accuracy', tmp_path / 'accuracy') == [1, 3, 6, 7]
+
+
+def test_the_best_does_not_need_sound_neighbours(tmp_path):
+  """Orbax's own policy reads each step's metrics at the start, and ends the program at a damaged file."""
+  checkpoint = config.Checkpoint(keep=2, best='val/accuracy')
+  small = {'params': {'x': jnp.ones(2)}}
+  with Manager(tmp_path / 'run', checkpoint) as manager:
+    for step, accuracy in [(1, 0.9), (2, 0.1), (3, 0.2)]:
+      manager.save(step, small, {}, {'val/accuracy': accuracy})
+  for file in (tmp_path / 'run' / '3').rglob('*'):
+    if file.is_file():
+      file.write_bytes(b'{')
+  with Manager(tmp_path / 'run', checkpoint) as manager:
+    assert manager.restore_newest(_abstract(small))[0] == 2
+    manager.save(3, small, {}, {'val/accuracy': 0.3})
+    manager.save(4, small, {}, {'val/accuracy': 0.4})
+  assert manager.all_steps() == [1, 3, 4]
+  assert (tmp_path / 'damaged' / '3-0').is_dir()
+
+
+def test_a_metric_that_no_evaluation_gives(tmp_path):
+  with Manager(tmp_path, config.Checkpoint(best='val/acuracy')) as manager:
+    assert manager.save(1, {'params': _tree()}, {})  # no evaluation yet
+    with pytest.raises(UserError, match=r"best is 'val/acuracy'.*choose one of val/accuracy, val/loss\."):
+      manager.save(2, {'params': _tree()}, {}, {'val/loss': 1.0, 'val/accuracy': 0.5})
