@@ -1,15 +1,13 @@
-import os
 import pathlib
-import subprocess
-import sys
 import threading
 
 import hypothesis
 import numpy as np
 import pytest
+from fake_data import FakeSource
 from hypothesis import strategies as st
+from processes import run
 
-from tests.data.conftest import FakeSource
 from vit_jax import config
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.errors import UserError
@@ -32,9 +30,7 @@ def assert_same(a, b):
     np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-@hypothesis.given(
-  size=st.integers(1, 70), batch_size=st.integers(1, 40), seed=st.integers(0, 2**32 - 1)
-)
+@hypothesis.given(size=st.integers(1, 70), batch_size=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
 @hypothesis.settings(
   max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
@@ -115,9 +111,7 @@ def test_batch_that_does_not_divide_is_named(split_over):
 @pytest.mark.parametrize('parts', [1, 2, 8])
 def test_evaluation_visits_each_example_once(split_over, size, batch_size, parts):
   source = FakeSource(size)
-  pipeline = EvalPipeline(
-    source, DATA, config.Evaluator(), batch_size=batch_size, sharding=split_over(parts)
-  )
+  pipeline = EvalPipeline(source, DATA, config.Evaluator(), batch_size=batch_size, sharding=split_over(parts))
   batches = list(pipeline)
   assert len(batches) == len(pipeline)
   assert len({batch['image'].shape for batch in batches}) == 1
@@ -180,13 +174,13 @@ def test_errors_surface_at_their_batch(split_over, error):
 PROCESS = """
 import sys
 import jax, numpy as np
+from fake_data import FakeSource
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests.data.conftest import FakeSource
 from vit_jax import config
 from vit_jax.data.pipeline import TrainPipeline
+from vit_jax.parallel import distributed
 
-port, process, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-jax.distributed.initialize(f'localhost:{port}', 2, process)
+distributed.initialize()
 devices = np.array(jax.devices()).reshape(2, 2)  # a row of it for each process
 for name, grid in (('split', devices), ('shared', devices.T)):  # 'shared': both processes need every row
   sharding = NamedSharding(Mesh(grid, ('data', 'tensor')), PartitionSpec('data'))
@@ -195,22 +189,19 @@ for name, grid in (('split', devices), ('shared', devices.T)):  # 'shared': both
   image = pipeline.batch(3)['image']
   shards = {str(i): s.data for i, s in enumerate(image.addressable_shards)}
   starts = [s.index[0].indices(8)[0] for s in image.addressable_shards]
-  np.savez(f'{out}/{name}{process}.npz', starts=starts, reads=source.reads, **shards)
+  np.savez(f'{sys.argv[1]}/{name}{jax.process_index()}.npz', starts=starts, reads=source.reads, **shards)
 """
 
 
-def test_two_processes_make_the_same_batch_and_only_their_rows(split_over, tmp_path, free_port):
-  root = pathlib.Path(__file__).parents[2]
-  flags = '--xla_force_host_platform_device_count=2'
-  env = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
-  command = [sys.executable, '-c', PROCESS, str(free_port)]
-  running = [subprocess.Popen([*command, str(i), str(tmp_path)], env=env) for i in range(2)]
-  assert [process.wait(timeout=120) for process in running] == [0, 0]
+def test_two_processes_make_the_same_batch_and_only_their_rows(split_over, tmp_path, monkeypatch):
+  monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(__file__).parent))
+  run(PROCESS, 2, arguments=(tmp_path,))
   pipeline = train(FakeSource(30), split_over(1))
   expected, indices = np.asarray(pipeline.batch(3)['image']), pipeline.indices(3)
   for process in range(2):
     for name, rows in (('split', indices[4 * process : 4 * process + 4]), ('shared', indices)):
       part = np.load(tmp_path / f'{name}{process}.npz')
       assert sorted(part['reads']) == sorted(rows)
+      assert len(part['starts']) == 2
       for number, start in enumerate(part['starts']):
         np.testing.assert_array_equal(part[str(number)], expected[start : start + 4])

@@ -1,0 +1,57 @@
+"""Data sets for the tests of the data path."""
+
+import io
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from vit_jax.data.records import Record
+
+
+class Shades(tfds.core.GeneratorBasedBuilder):
+  """14 images of one colour each, made as TFDS makes its own, without TensorFlow."""
+
+  name = 'shades'
+  VERSION = tfds.core.Version('1.2.0')
+
+  def _info(self):
+    image = tfds.features.Image(shape=(6, 6, 3), encoding_format='png')
+    features = {
+      'id': tfds.features.Text(),
+      'photo': image,
+      'colour': tfds.features.ClassLabel(names=['dark', 'middle', 'light']),
+    }
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    return {'train': self._some(range(10)), 'test': self._some(range(10, 14))}
+
+  def _generate_examples(self):
+    raise NotImplementedError
+
+  def _some(self, numbers):
+    for number in numbers:
+      yield number, {'id': str(number), 'photo': png(np.full((6, 6, 3), number)), 'colour': number % 3}
+
+
+def png(pixels: np.ndarray) -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(pixels.astype(np.uint8)).save(file, 'png')
+  return file.getvalue()
+
+
+class FakeSource:
+  """Records whose label is their number and whose image is random but fixed."""
+
+  def __init__(self, size: int, shape=(6, 7, 3)):
+    self.class_names = tuple(map(str, range(size)))
+    self._images = np.random.default_rng(0).integers(0, 256, (size, *shape), np.uint8)
+    self.reads: list[int] = []
+
+  def __len__(self):
+    return len(self._images)
+
+  def __getitem__(self, index):
+    self.reads.append(index)
+    return Record(self._images[index], index, f'fake {index}')

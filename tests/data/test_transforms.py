@@ -1,0 +1,140 @@
+import io
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from vit_jax import config
+from vit_jax.data import transforms
+from vit_jax.data.transforms import eval_image, resize, train_image
+
+
+def rng(seed=0):
+  return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize('case', ['down', 'up', 'odd'])
+def test_evaluation_is_the_original_resize(golden, case):
+  fixture = np.load(golden / 'j_preprocess.npz')
+  image, expected = fixture[f'{case}/image'], fixture[f'{case}/eval']
+  data = config.Data(image_size=expected.shape[:2])
+  got = eval_image(image, case, data, config.Evaluator())
+  assert got.dtype == np.uint8
+  # Half a step of uint8, and what float32 itself loses.
+  assert np.abs(got - (expected * 127.5 + 127.5)).max() <= 0.501
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, 'png')
+  np.testing.assert_array_equal(eval_image(file.getvalue(), case, data, config.Evaluator()), got)
+
+
+def test_resize_of_one_channel_and_to_the_same_size():
+  image = rng().integers(0, 256, (5, 7, 1), np.uint8)
+  assert resize(image, (3, 4)).shape == (3, 4, 1)
+  np.testing.assert_array_equal(resize(image, (5, 7)), image)
+
+
+def boxes(size, area, count=20_000):
+  generator = rng(1)
+  return np.array([transforms.sample_box(size, area, generator) for _ in range(count)]).T
+
+
+@pytest.mark.parametrize('size', [(300, 400), (400, 300), (224, 224)])
+@pytest.mark.parametrize('area', [(0.05, 1.0), (0.3, 0.7)])
+def test_inception_boxes(size, area):
+  top, left, height, width = boxes(size, area)
+  assert (top >= 0).all() and (left >= 0).all() and (height > 0).all()
+  assert (top + height <= size[0]).all() and (left + width <= size[1]).all()
+  whole = size[0] * size[1]
+  assert (height * width >= area[0] * whole).all() and (height * width <= area[1] * whole).all()
+  aspect = width / height
+  assert 0.75 - 0.5 / height.min() <= aspect.min() and aspect.max() <= 4 / 3 + 0.5 / height.min()
+  # The same without rounding to pixels: aspect uniform, then height uniform over what is allowed.
+  generator = rng(2)
+  a = generator.uniform(3 / 4, 4 / 3, 20_000)
+  highest = np.minimum(np.minimum(np.sqrt(area[1] * whole / a), size[0]), size[1] / a)
+  lowest = np.minimum(np.sqrt(area[0] * whole / a), highest)
+  h = generator.uniform(lowest, highest)
+  assert stats.ks_2samp(height + generator.uniform(-0.5, 0.5, len(height)), h).statistic < 0.02
+  assert stats.ks_2samp(height * width / whole, h * h * a / whole).statistic < 0.03
+  # Position uniform over what the box leaves.
+  for start, length, side in ((top, height, size[0]), (left, width, size[1])):
+    place = (start + generator.uniform(0, 1, len(start))) / (side - length + 1)
+    assert stats.kstest(place, 'uniform').statistic < 0.015
+
+
+def test_inception_box_is_the_whole_where_none_fits():
+  assert transforms.sample_box((1000, 3), (0.9, 1.0), rng()) == (0, 0, 1000, 3)
+  assert transforms.sample_box((1, 1), (0.05, 1.0), rng()) == (0, 0, 1, 1)
+
+
+def smooth(height, width):
+  y, x = np.mgrid[0:height, 0:width]
+  waves = [127 + 100 * np.sin(y / 40 + x / 55), 255 * y / height, 255 * x / width]
+  return np.stack(waves, -1).astype(np.uint8)
+
+
+def test_inception_crop_is_its_box_also_from_a_jpeg_at_reduced_scale():
+  image, data = smooth(900, 1200), config.Data(image_size=(64, 48), area=(0.3, 1.0))
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, 'jpeg', quality=95)
+  for seed in range(5):
+    top, left, height, width = transforms.sample_box((900, 1200), (0.3, 1.0), rng(seed))
+    expected = cv2.resize(image[top : top + height, left : left + width], (48, 64))
+    full = train_image(image, 'x', data, rng(seed)).astype(int)
+    assert np.abs(full - expected).max() <= 1
+    reduced = train_image(file.getvalue(), 'x', data, rng(seed)).astype(int)
+    # The box is rounded to the smaller image's pixels: up to half a pixel of the result.
+    assert np.sqrt(((reduced - expected) ** 2).mean()) < 5
+
+
+def test_random_crop_reaches_every_place_equally():
+  image = np.arange(1, 65, dtype=np.uint8).reshape(8, 8)
+  data = config.Data(image_size=(8, 8), channels=1, crop='random', padding=2)
+  padded = np.pad(image, 2)
+  places = {padded[y : y + 8, x : x + 8].tobytes(): 5 * y + x for y in range(5) for x in range(5)}
+  generator = rng(3)
+  counts = np.zeros(25)
+  for _ in range(5000):
+    counts[places[train_image(image, 'x', data, generator).tobytes()]] += 1
+  assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_random_crop_resizes_first():
+  image = smooth(30, 60)
+  data = config.Data(image_size=(24, 20), crop='random', resize=32)
+  whole = resize(image, (32, 32))
+  windows = {whole[y : y + 24, x : x + 20].tobytes() for y in range(9) for x in range(13)}
+  assert {train_image(image, 'x', data, rng(seed)).tobytes() for seed in range(50)} <= windows
+
+
+@pytest.mark.parametrize('shape,shorter,whole', [((40, 80), 32, (32, 64)), ((90, 60), 30, (45, 30))])
+def test_central_crop(shape, shorter, whole):
+  image = smooth(*shape)
+  top, left = (whole[0] - 24) // 2, (whole[1] - 20) // 2
+  expected = resize(image, whole)[top : top + 24, left : left + 20]
+  data = config.Data(image_size=(24, 20), crop='central', resize=shorter)
+  np.testing.assert_array_equal(train_image(image, 'x', data, rng()), expected)
+  evaluator = config.Evaluator(crop='central', resize=shorter)
+  np.testing.assert_array_equal(eval_image(image, 'x', data, evaluator), expected)
+
+
+def test_central_crop_without_resize_covers_the_image():
+  image = smooth(40, 80)
+  got = eval_image(image, 'x', config.Data(image_size=(20, 20)), config.Evaluator(crop='central'))
+  np.testing.assert_array_equal(got, resize(image, (20, 40))[:, 10:30])
+
+
+@pytest.mark.parametrize('crop', ['inception', 'random', 'central', 'resize'])
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('shape', [(1, 1), (3, 200), (200, 3, 3), (17, 31, 1)])
+def test_any_image_becomes_the_models_size(crop, channels, shape):
+  data = config.Data(image_size=(16, 24), channels=channels, crop=crop, padding=2)
+  image = rng().integers(0, 256, shape, np.uint8)
+  for got in (
+    train_image(image, 'x', data, rng()),
+    eval_image(image, 'x', data, config.Evaluator()),
+    eval_image(image, 'x', data, config.Evaluator(crop='central')),
+  ):
+    assert got.shape == (16, 24, channels) and got.dtype == np.uint8
