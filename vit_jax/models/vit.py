@@ -208,7 +208,7 @@ def _stack(depth: int, make, rngs: nnx.Rngs) -> nnx.Module:
 
 def _grid(image_size: tuple[int, int], patch: int) -> tuple[int, int]:
   """Patches down and across."""
-  if all(side % patch == 0 and side > 0 for side in image_size):
+  if all(side % patch == 0 for side in image_size):
     return image_size[0] // patch, image_size[1] // patch
   below = tuple(max(side // patch, 1) * patch for side in image_size)
   above = tuple(-(-side // patch) * patch for side in image_size)

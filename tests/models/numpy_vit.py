@@ -1,0 +1,115 @@
+"""The forward pass of a Vision Transformer in NumPy, float64 and plain loops, to test ours against.
+
+Written from the paper and the description of the released checkpoints; no JAX.
+"""
+
+import math
+
+import numpy as np
+
+
+def forward(params, images, *, pool='token', epsilon=1e-6, drop=lambda place, layer, x: x):
+  """Every stage of the forward pass.
+
+  Args:
+    params: nested dict of arrays under our parameter names.
+    images: (B, H, W, C).
+    pool: 'token', 'gap', 'map' or 'none'.
+    epsilon: of all norms.
+    drop: called with what may be dropped, where, and in which block (None: outside of them).
+
+  Returns:
+    'patches', 'tokens', 'pooled', 'pre_logits' (before tanh) and 'logits'.
+  """
+  params = _float64(params)
+  out = {'patches': _patches(np.asarray(images, np.float64), params['patch_embedding'])}
+  x = out['patches']
+  if 'class_token' in params:
+    x = np.concatenate([np.repeat(params['class_token'], len(x), axis=0), x], axis=1)
+  x = drop('embedding', None, x + params['position_embedding'])
+  for layer in range(len(params['blocks']['mlp_norm']['scale'])):
+    x = _block(x, _layer(params['blocks'], layer), layer, epsilon, drop)
+  x = out['tokens'] = _norm(x, params['norm'], epsilon)
+  if pool == 'token':
+    x = x[:, 0]
+  elif pool == 'gap':
+    x = x.mean(1)
+  elif pool == 'map':
+    x = _map_pool(x, params['map_pool'], epsilon)
+  out['pooled'] = out['pre_logits'] = x
+  if 'representation' in params:
+    out['pre_logits'] = _dense(x, params['representation'])
+    x = np.tanh(out['pre_logits'])
+  out['logits'] = _dense(x, params['head'])
+  return out
+
+
+def _float64(tree):
+  if isinstance(tree, dict):
+    return {name: _float64(value) for name, value in tree.items()}
+  return np.asarray(tree, np.float64)
+
+
+def _layer(tree, layer):
+  if isinstance(tree, dict):
+    return {name: _layer(value, layer) for name, value in tree.items()}
+  return tree[layer]
+
+
+def _dense(x, p):
+  return x @ p['kernel'] + p['bias']
+
+
+def _norm(x, p, epsilon):
+  variance = ((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True)
+  return (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + epsilon) * p['scale'] + p['bias']
+
+
+def _patches(images, p):
+  side = p['kernel'].shape[0]
+  _, height, width, _ = images.shape
+  tokens = []
+  for top in range(0, height, side):
+    for left in range(0, width, side):
+      window = images[:, top : top + side, left : left + side, :]
+      tokens.append(np.tensordot(window, p['kernel'], axes=3) + p['bias'])
+  return np.stack(tokens, axis=1)
+
+
+def _attention(x, memory, p, drop_weights=lambda weights: weights):
+  """Head by head; `drop_weights` gets all weights (B, H, Q, N)."""
+  heads = p['query']['kernel'].shape[1]
+  weights, values = [], []
+  for head in range(heads):
+    q, k, v = (
+      source @ p[name]['kernel'][:, head] + p[name]['bias'][head]
+      for name, source in (('query', x), ('key', memory), ('value', memory))
+    )
+    scores = np.stack([a @ b.T for a, b in zip(q, k)]) / math.sqrt(q.shape[-1])
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    weights.append(scores / scores.sum(-1, keepdims=True))
+    values.append(v)
+  weights = drop_weights(np.stack(weights, axis=1))
+  out = p['out']['bias']
+  for head in range(heads):
+    out = out + np.stack([w @ v for w, v in zip(weights[:, head], values[head])]) @ p['out']['kernel'][head]
+  return out
+
+
+def _mlp(x, p, drop_hidden=lambda x: x):
+  x = _dense(x, p['dense_in'])
+  x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+  return _dense(drop_hidden(x), p['dense_out'])
+
+
+def _block(x, p, layer, epsilon, drop):
+  y = _norm(x, p['attention_norm'], epsilon)
+  y = _attention(y, y, p['attention'], lambda weights: drop('attention_weights', layer, weights))
+  x = x + drop('attention_path', layer, drop('attention_out', layer, y))
+  y = _mlp(_norm(x, p['mlp_norm'], epsilon), p['mlp'], lambda hidden: drop('mlp_hidden', layer, hidden))
+  return x + drop('mlp_path', layer, drop('mlp_out', layer, y))
+
+
+def _map_pool(x, p, epsilon):
+  y = _attention(np.repeat(p['probe'], len(x), axis=0), x, p['attention'])
+  return (y + _mlp(_norm(y, p['norm'], epsilon), p['mlp']))[:, 0]

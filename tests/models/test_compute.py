@@ -1,0 +1,121 @@
+"""How the blocks are computed (loop, rematerialisation, bfloat16, sharding), not what."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_vit
+import pytest
+import tiny
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DROP = {'dropout': 0.2, 'attention_dropout': 0.1, 'stochastic_depth': 0.3}
+
+
+def _loss_and_gradient(graphdef, params, x, keys):
+  def loss(params):
+    logits = nnx.merge(graphdef, params)(x, keys=keys)
+    return jnp.square(logits).sum()
+
+  return jax.value_and_grad(loss)(params)
+
+
+def _step(graphdef):
+  return jax.jit(functools.partial(_loss_and_gradient, graphdef), compiler_options=tiny.QUICK)
+
+
+@functools.cache
+def _result(**changes):
+  graphdef, params = tiny.build(tiny.options(**DROP, **changes))
+  with jax.default_matmul_precision('highest'):
+    return _step(graphdef)(params, tiny.images(), tiny.keys())
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [{'unroll': True}, {'remat': 'block'}, {'remat': 'dots'}, {'remat': 'dots', 'unroll': True}],
+)
+def test_same_values_and_gradients(changes):
+  expected_loss, expected = _result()
+  loss, gradient = _result(**changes)
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradient, expected)
+  assert all(float(abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient))
+
+
+def test_gradient_by_finite_differences():
+  """Along a random direction: norm, GELU and softmax have derivatives of their own."""
+  graphdef, params = tiny.build()
+  x = tiny.images()
+  rng = np.random.default_rng(2)
+  direction = jax.tree.map(lambda v: rng.standard_normal(v.shape), params)
+
+  def loss(step):
+    moved = jax.tree.map(lambda v, d: np.asarray(v, np.float64) + step * d, params, direction)
+    return (numpy_vit.forward(moved, x)['logits'] ** 2).sum()
+
+  slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+  with jax.default_matmul_precision('highest'):
+    _, gradient = _step(graphdef)(params, x, None)
+  ours = sum((g * d).sum() for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction)))
+  assert float(ours) == pytest.approx(slope, rel=1e-4)
+
+
+def _lowered(**changes):
+  model = tiny.options(depth=6, width=64, mlp_dim=256, **changes)
+  graphdef, params = tiny.build(model, image_size=(32, 32))
+  return _step(graphdef).lower(params, tiny.images(8, (32, 32)), None)
+
+
+def test_rematerialisation_saves_memory():
+  memory = {
+    remat: _lowered(remat=remat).compile().memory_analysis().temp_size_in_bytes
+    for remat in ('none', 'dots', 'block')
+  }
+  assert memory['block'] < 0.8 * memory['dots'] and memory['dots'] < 0.8 * memory['none'], memory
+
+
+def test_unroll_has_no_loop():
+  assert 'stablehlo.while' in _lowered().as_text()
+  assert 'stablehlo.while' not in _lowered(unroll=True).as_text()
+
+
+def test_bfloat16():
+  graphdef, params = tiny.build(tiny.options(pool='map', representation_size=24))
+  half, half_params = tiny.build(tiny.options(pool='map', representation_size=24, dtype='bfloat16'))
+  assert {leaf.dtype for leaf in jax.tree.leaves(half_params)} == {jnp.dtype('float32')}
+  x = tiny.images()
+  expected, logits = tiny.apply(graphdef, params, x), tiny.apply(half, half_params, x)
+  assert logits.dtype == jnp.float32
+  assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
+
+  jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(half, params)(x))(half_params, x)
+  dtypes = {}
+  for equation, _ in tiny.equations(jaxpr.jaxpr):
+    name = equation.primitive.name
+    dtypes.setdefault(name, []).extend(v.aval.dtype.name for v in equation.invars)
+  assert set(dtypes['exp']) == set(dtypes['rsqrt']) == {'float32'}
+  assert dtypes['dot_general'].count('float32') == 2  # the head
+  assert dtypes['dot_general'].count('bfloat16') >= 2 * 10
+
+
+@pytest.mark.parametrize('part', ['embed', 'encode'])
+def test_activation_sharding(part):
+  """The residual stream is split as asked where nothing else says so."""
+  mesh = jax.make_mesh((8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+  split, copied = NamedSharding(mesh, P('data')), NamedSharding(mesh, P())
+  x = tiny.images(8) if part == 'embed' else jnp.ones((8, 7, 32))
+  found = {}
+  for sharding in (None, split):
+    graphdef, params = tiny.build(activation_sharding=sharding)
+    call = jax.jit(_part, static_argnums=(0, 1), in_shardings=copied)
+    found[sharding] = call.lower(part, graphdef, params, x).compile().output_shardings
+  assert found[split].is_equivalent_to(split, 3)
+  assert found[None].is_equivalent_to(copied, 3)
+
+
+def _part(name, graphdef, params, x):
+  return getattr(nnx.merge(graphdef, params), name)(x)

@@ -1,0 +1,112 @@
+"""Dropout, attention dropout and stochastic depth."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_vit
+import pytest
+import tiny
+from flax import nnx
+
+from vit_jax.models.dropout import Place, drop_path, dropout
+
+DROP = {'dropout': 0.2, 'attention_dropout': 0.3, 'stochastic_depth': 0.4}
+
+
+def test_places_and_rates_equal_numpy():
+  """The reference drops at its own places and rates, with masks drawn from the same keys."""
+  graphdef, params = tiny.build(tiny.options(**DROP, depth=3))
+  x, keys = tiny.images(), tiny.keys()
+  places = set()
+
+  def drop(place, layer, value):
+    places.add(place)
+    if place == 'embedding':
+      rate, path = 0.2, (3,)  # the blocks are 0, 1 and 2
+    else:
+      skip = 0.4 * layer / 2
+      rates = {'attention_weights': 0.3, 'attention_path': skip, 'mlp_path': skip}
+      rate, path = rates.get(place, 0.2), (layer, Place[place.upper()])
+    shape = () if place.endswith('_path') else value.shape[1:]
+    return np.stack(
+      [example * _keep(key, path, rate, shape) / (1 - rate) for key, example in zip(keys, value)]
+    )
+
+  expected = numpy_vit.forward(params, x, drop=drop)['logits']
+  assert len(places) == 1 + len(Place)
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x, keys), expected, atol=2e-5)
+
+
+def _keep(key, path, rate, shape):
+  for number in path:
+    key = jax.random.fold_in(key, number)
+  return np.asarray(jax.random.bernoulli(key, np.float32(1 - rate), shape))
+
+
+@pytest.mark.parametrize('rates', [{}, DROP, *({name: rate} for name, rate in DROP.items())])
+def test_no_random_numbers_where_nothing_is_dropped(rates):
+  graphdef, params = tiny.build(tiny.options(**rates))
+  shapes = {}
+  for keys in (None, tiny.keys()):
+    jaxpr = jax.make_jaxpr(_call, static_argnums=0)(graphdef, params, tiny.images(), keys)
+    shapes[keys is None] = [
+      equation.outvars[0].aval.shape
+      for equation, _ in tiny.equations(jaxpr.jaxpr)
+      if 'random' in equation.primitive.name or 'threefry' in equation.primitive.name
+    ]
+  assert not shapes[True]  # evaluation
+  assert bool(shapes[False]) == bool(rates)
+
+
+def _call(graphdef, params, x, keys):
+  return nnx.merge(graphdef, params)(x, keys=keys)
+
+
+def test_dropout_statistics():
+  keys = tiny.keys(64)
+  x = jnp.ones((64, 40, 50))
+  dropped = np.asarray(dropout(x, 0.3, keys, 0))
+  np.testing.assert_allclose(np.unique(dropped), [0, 1 / 0.7], rtol=1e-6)
+  assert (dropped == 0).mean() == pytest.approx(0.3, abs=0.005)
+  other = np.asarray(dropout(x, 0.3, keys, 1))
+  assert ((dropped == 0) & (other == 0)).mean() == pytest.approx(0.09, abs=0.005)  # independent places
+  assert ((dropped[0] == 0) & (dropped[1] == 0)).mean() == pytest.approx(0.09, abs=0.03)  # and examples
+
+
+def test_drop_path_drops_whole_examples_and_keeps_the_mean():
+  x = jnp.ones((20_000, 2, 3), jnp.bfloat16)
+  dropped = np.asarray(drop_path(x, jnp.float32(0.25), tiny.keys(20_000), 0), np.float32)
+  assert (dropped == dropped[:, :1, :1]).all()
+  np.testing.assert_allclose(np.unique(dropped), [0, 1 / 0.75], rtol=1e-2)
+  assert dropped.mean() == pytest.approx(1, abs=0.02)
+
+
+def test_only_block_has_the_full_rate():
+  """Stochastic depth with one block: it is the last one."""
+  graphdef, params = tiny.build(tiny.options(depth=1, stochastic_depth=0.999, pool='none'))
+  x = tiny.images(1)
+  vit = nnx.merge(graphdef, params)
+  tokens = vit.encode(vit.embed(x), tiny.keys(1))
+  np.testing.assert_allclose(tokens, vit.norm(vit.embed(x)), atol=1e-6)
+
+
+def test_an_example_does_not_depend_on_its_batch():
+  graphdef, params = tiny.build(tiny.options(**DROP))
+  x, keys = tiny.images(4), tiny.keys(4)
+  whole = tiny.apply(graphdef, params, x, keys)
+  parts = [tiny.apply(graphdef, params, x[i : i + 2], keys[i : i + 2]) for i in (0, 2)]
+  np.testing.assert_allclose(whole, np.concatenate(parts), atol=1e-5)
+  order = np.array([2, 0, 3, 1])
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x[order], keys[order]), whole[order], atol=1e-5)
+
+
+def test_keys_decide():
+  graphdef, params = tiny.build(tiny.options(**DROP))
+  x = tiny.images()
+  evaluation = tiny.apply(graphdef, params, x)
+  first, second = (tiny.apply(graphdef, params, x, tiny.keys(seed=seed)) for seed in (0, 1))
+  np.testing.assert_array_equal(first, tiny.apply(graphdef, params, x, tiny.keys(seed=0)))
+  np.testing.assert_array_equal(evaluation, tiny.apply(graphdef, params, x))
+  assert abs(first - second).max() > 0.01 and abs(first - evaluation).max() > 0.01
+  plain, _ = tiny.build()
+  np.testing.assert_allclose(evaluation, tiny.apply(plain, params, x), atol=1e-6)

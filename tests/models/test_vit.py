@@ -1,0 +1,241 @@
+"""The forward pass against NumPy, and against what the original code computed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_vit
+import pytest
+import tiny
+from flax import nnx
+
+from vit_jax import config, models
+from vit_jax.errors import UserError
+
+CASES = {
+  'token': {},
+  'token_representation': {'representation_size': 24},
+  'gap': {'pool': 'gap'},
+  'gap_with_class_token': {'pool': 'gap', 'class_token': True},
+  'map': {'pool': 'map', 'representation_size': 24},
+  'map_with_class_token': {'pool': 'map', 'class_token': True},
+  'none': {'pool': 'none', 'representation_size': 24},
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_forward_equals_numpy(case):
+  model = tiny.options(**CASES[case])
+  graphdef, params = tiny.build(model)
+  x = tiny.images()
+  expected = numpy_vit.forward(params, x, pool=model.pool)['logits']
+  logits = tiny.apply(graphdef, params, x)
+  assert logits.dtype == jnp.float32
+  assert logits.shape == ((3, 7 - 1, 5) if case == 'none' else (3, 5))
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+  assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize('image_size, channels', [((4, 20), 1), ((8, 8), 4)])
+def test_any_grid_and_channels(image_size, channels):
+  graphdef, params = tiny.build(image_size=image_size, channels=channels)
+  x = tiny.images(image_size=image_size, channels=channels)
+  expected = numpy_vit.forward(params, x)['logits']
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
+
+
+def test_epsilon_of_the_norms():
+  """With small inputs of the first norm; a wrong epsilon is hardly seen on ordinary ones."""
+  graphdef, params = tiny.build()
+  for name in ('patch_embedding', 'class_token', 'position_embedding'):
+    params[name] = jax.tree.map(lambda value: 3e-3 * value, params[name])
+  x = tiny.images()
+  expected = numpy_vit.forward(params, x)['logits']
+  assert abs(numpy_vit.forward(params, x, epsilon=1e-5)['logits'] - expected).max() > 1e-3
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
+
+
+def test_norm_of_tokens_far_from_zero():
+  """A mean much larger than the deviation must not cost the variance its digits."""
+  graphdef, params = tiny.build()
+  params['position_embedding'] = params['position_embedding'] + 100
+  x = tiny.images()
+  expected = numpy_vit.forward(params, x)['logits']
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=3e-4)
+
+
+GOLDEN = {
+  'a_vit_token': ({}, 1e-5),
+  'b_vit_gap': ({'pool': 'gap'}, 5e-6),
+  'c_vit_token_rep32': ({'representation_size': 32}, 1e-5),
+  'a4_vit_token_unpooled': ({'pool': 'none', 'class_token': True}, 1e-5),
+}
+
+
+@pytest.mark.parametrize('name', GOLDEN)
+def test_original_code(golden, name):
+  changes, atol = GOLDEN[name]
+  model = tiny.options(patch=8, width=64, mlp_dim=128, depth=2, **changes)
+  graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
+  with np.load(golden / f'{name}.released.npz', allow_pickle=False) as file:
+    params = _from_released(dict(file))
+  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, own)
+  with np.load(golden / f'{name}.io.npz', allow_pickle=False) as file:
+    expected = dict(file)
+
+  def stages(params, x):
+    vit = nnx.merge(graphdef, params)
+    tokens = vit.encode(vit.embed(x))
+    pooled = vit.pool(tokens)
+    pre_logits = vit.representation(pooled) if vit.representation else pooled
+    return vit.patch_embedding(x), tokens, pre_logits, vit(x)
+
+  with jax.default_matmul_precision('highest'):
+    stages = jax.jit(stages, compiler_options=tiny.QUICK)
+    embedding, tokens, pre_logits, logits = stages(params, expected['images'])
+  grid = embedding.reshape(expected['act/embedding'].shape)
+  np.testing.assert_allclose(grid, expected['act/embedding'], atol=atol)
+  np.testing.assert_allclose(tokens, expected['act/Transformer'], atol=atol)
+  np.testing.assert_allclose(pre_logits, expected['act/pre_logits'], atol=atol)
+  np.testing.assert_allclose(logits, expected['logits'], atol=atol)
+
+
+def _from_released(flat):
+  """Our nested parameters from the names of 2020."""
+
+  def block(*names):
+    count = len({name.split('/')[1] for name in flat if 'encoderblock' in name})
+    return {
+      leaf: jnp.stack([flat['/'.join((f'Transformer/encoderblock_{i}', *names, leaf))] for i in range(count)])
+      for leaf in ('scale', 'bias', 'kernel')
+      if '/'.join(('Transformer/encoderblock_0', *names, leaf)) in flat
+    }
+
+  def group(name):
+    return {key.split('/')[-1]: jnp.asarray(flat[key]) for key in flat if key.rpartition('/')[0] == name}
+
+  attention = 'MultiHeadDotProductAttention_1'
+  params = {
+    'patch_embedding': group('embedding'),
+    'position_embedding': jnp.asarray(flat['Transformer/posembed_input/pos_embedding']),
+    'blocks': {
+      'attention_norm': block('LayerNorm_0'),
+      'attention': {part: block(attention, part) for part in ('query', 'key', 'value', 'out')},
+      'mlp_norm': block('LayerNorm_2'),
+      'mlp': {'dense_in': block('MlpBlock_3', 'Dense_0'), 'dense_out': block('MlpBlock_3', 'Dense_1')},
+    },
+    'norm': group('Transformer/encoder_norm'),
+    'head': group('head'),
+  }
+  if 'cls' in flat:
+    params['class_token'] = jnp.asarray(flat['cls'])
+  if 'pre_logits/kernel' in flat:
+    params['representation'] = group('pre_logits')
+  return params
+
+
+def test_parameter_paths():
+  """The names that checkpoints, sharding rules and regexes of the config rely on."""
+  _, params = tiny.build(tiny.options(pool='map', class_token=True, representation_size=24))
+  attention = {f'{part}/{leaf}' for part in ('query', 'key', 'value', 'out') for leaf in ('kernel', 'bias')}
+  mlp = {f'{part}/{leaf}' for part in ('dense_in', 'dense_out') for leaf in ('kernel', 'bias')}
+  expected = {'class_token', 'position_embedding', 'map_pool/probe'}
+  expected |= {f'{part}/attention/{leaf}' for part in ('blocks', 'map_pool') for leaf in attention}
+  expected |= {f'{part}/mlp/{leaf}' for part in ('blocks', 'map_pool') for leaf in mlp}
+  expected |= {
+    f'{part}/{leaf}' for part in ('patch_embedding', 'representation', 'head') for leaf in ('kernel', 'bias')
+  }
+  norms = ('blocks/attention_norm', 'blocks/mlp_norm', 'norm', 'map_pool/norm')
+  expected |= {f'{part}/{leaf}' for part in norms for leaf in ('scale', 'bias')}
+  leaves = dict(jax.tree_util.tree_leaves_with_path(params))
+  shapes = {jax.tree_util.keystr(path, simple=True, separator='/'): x.shape for path, x in leaves.items()}
+  assert set(shapes) == expected
+  assert shapes['patch_embedding/kernel'] == (4, 4, 3, 32)
+  assert shapes['position_embedding'] == (1, 7, 32)
+  assert shapes['blocks/attention/query/kernel'] == (2, 32, 4, 8)
+  assert shapes['blocks/attention/out/kernel'] == (2, 4, 8, 32)
+  assert shapes['blocks/mlp/dense_in/kernel'] == (2, 32, 48)
+
+
+def test_initial_parameters():
+  model = tiny.options(
+    width=64, mlp_dim=256, pool='map', class_token=True, representation_size=96, head_bias=-10.0
+  )
+
+  def initial():
+    vit = models.build(model, image_size=(64, 64), channels=3, num_classes=7, rngs=nnx.Rngs(0))
+    return nnx.to_pure_dict(nnx.state(vit)), vit(jnp.ones((2, 64, 64, 3)))
+
+  params, logits = jax.jit(initial, compiler_options=tiny.QUICK)()
+  for part in (params['blocks'], params['map_pool']):
+    for name in ('query', 'key', 'value', 'out'):
+      _is_uniform(part['attention'][name]['kernel'], (6 / (64 + 64)) ** 0.5)
+      assert not part['attention'][name]['bias'].any()
+    for name in ('dense_in', 'dense_out'):
+      _is_uniform(part['mlp'][name]['kernel'], (6 / (64 + 256)) ** 0.5)
+      _has_deviation(part['mlp'][name]['bias'], 1e-6, 0.3)
+  _has_deviation(params['patch_embedding']['kernel'], (4 * 4 * 3) ** -0.5)
+  _has_deviation(params['representation']['kernel'], 64**-0.5)
+  _has_deviation(params['position_embedding'], 0.02)
+  for zero in (params['class_token'], params['head']['kernel'], params['patch_embedding']['bias']):
+    assert not zero.any()
+  np.testing.assert_array_equal(params['head']['bias'], np.full(7, -10.0))
+  np.testing.assert_array_equal(logits, np.full((2, 7), -10.0))
+
+  query = params['blocks']['attention']['query']['kernel']
+  assert len({float(layer.sum()) for layer in query}) == 2  # each block has numbers of its own
+  assert not np.array_equal(query, params['blocks']['attention']['key']['kernel'])
+
+
+def _is_uniform(x, bound):
+  assert 0.98 * bound < float(abs(x).max()) <= bound
+  _has_deviation(x, bound / 3**0.5)
+
+
+def _has_deviation(x, deviation, tolerance=0.05):
+  assert float(x.std()) == pytest.approx(deviation, rel=tolerance)
+  assert abs(float(x.mean())) < 0.3 * deviation
+
+
+COUNTS = {
+  ('Ti/16', 'token'): 5_717_416,
+  ('S/16', 'token'): 22_050_664,
+  ('S/32', 'token'): 22_878_952,
+  ('B/8', 'token'): 86_576_872,
+  ('B/16', 'token'): 86_567_656,
+  ('B/32', 'token'): 88_224_232,
+  ('L/16', 'token'): 304_326_632,
+  ('L/32', 'token'): 306_535_400,
+  ('H/14', 'token'): 632_045_800,
+  ('S/16', 'gap'): 22_049_896,
+  ('B/16', 'gap'): 86_566_120,
+  ('S/32', 'gap'): 22_878_184,
+  ('B/32', 'gap'): 88_222_696,
+}
+
+
+@pytest.mark.parametrize('variant, pool', COUNTS)
+def test_parameter_count(variant, pool):
+  assert _count(config.Model(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
+
+
+def test_parameter_count_with_representation():
+  """imagenet21k/ViT-B_16 as released."""
+  assert _count(config.Model(variant='B/16', representation_size=768), 21_843) == 103_186_515
+
+
+def _count(model, num_classes):
+  def build():
+    return models.build(model, image_size=(224, 224), channels=3, num_classes=num_classes, rngs=nnx.Rngs(0))
+
+  return sum(x.size for x in jax.tree.leaves(nnx.state(nnx.eval_shape(build))))
+
+
+@pytest.mark.parametrize(
+  'image_size, nearest',
+  [((30, 32), '(16, 32) or (32, 32)'), ((9, 50), '(16, 48) or (16, 64)')],
+)
+def test_image_size_that_does_not_divide(image_size, nearest):
+  with pytest.raises(UserError) as error:
+    tiny.build(tiny.options(patch=16), image_size=image_size)
+  message = str(error.value)
+  assert str(image_size) in message and '16 pixels' in message and nearest in message

@@ -1,0 +1,68 @@
+"""Small models for the tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax import config, models
+
+# The tests spend their time in the compiler; what it leaves out changes no result.
+QUICK = {'xla_backend_optimization_level': 0}
+
+
+def options(**changes) -> config.Model:
+  """A model of width 32 with two blocks."""
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
+  return config.Model(variant='custom', **{**sizes, **changes})
+
+
+def build(model=None, *, image_size=(12, 8), channels=3, num_classes=5, **kwargs):
+  """(graphdef, parameters as a nested dict), all of them random, so that each matters."""
+  vit = nnx.eval_shape(
+    lambda: models.build(
+      model or options(),
+      image_size=image_size,
+      channels=channels,
+      num_classes=num_classes,
+      rngs=nnx.Rngs(0),
+      **kwargs,
+    )
+  )
+  graphdef, shapes = nnx.split(vit)
+  rng = np.random.default_rng(0)
+
+  def random(path, leaf):
+    center = 1 if path[-1].key == 'scale' else 0
+    return jnp.asarray(center + 0.15 * rng.standard_normal(leaf.shape), leaf.dtype)
+
+  return graphdef, jax.tree_util.tree_map_with_path(random, nnx.to_pure_dict(shapes))
+
+
+def images(batch=3, image_size=(12, 8), channels=3):
+  """(B, H, W, C) float32 in [-1, 1]."""
+  values = np.random.default_rng(1).uniform(-1, 1, (batch, *image_size, channels))
+  return jnp.asarray(values, jnp.float32)
+
+
+def keys(batch=3, seed=0):
+  """(B,) typed keys."""
+  return jax.random.split(jax.random.key(seed), batch)
+
+
+def apply(graphdef, params, x, keys=None):
+  """The logits, compiled, at the highest matmul precision."""
+  call = jax.jit(lambda params, x, keys: nnx.merge(graphdef, params)(x, keys=keys), compiler_options=QUICK)
+  with jax.default_matmul_precision('highest'):
+    return call(params, x, keys)
+
+
+def equations(jaxpr, times=1):
+  """(equation, how often it runs) of a jaxpr and of all jaxprs in it."""
+  for equation in jaxpr.eqns:
+    yield equation, times
+    inner = times * equation.params['length'] if equation.primitive.name == 'scan' else times
+    for value in jax.tree.leaves(tuple(equation.params.values()), is_leaf=lambda v: hasattr(v, 'eqns')):
+      value = getattr(value, 'jaxpr', value)
+      if hasattr(value, 'eqns'):
+        yield from equations(value, inner)
