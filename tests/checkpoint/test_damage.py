@@ -1,5 +1,6 @@
 """Whatever happens to the files of the newest step: its own bits come back, or those of the one before."""
 
+import gc
 import logging
 import pathlib
 import shutil
@@ -27,6 +28,14 @@ def _items(step: int) -> dict:
 
 
 ABSTRACT = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _items(1))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def frozen():
+  """What is in memory before these tests is not searched for garbage after each damage: it is slow."""
+  gc.freeze()
+  yield
+  gc.unfreeze()
 
 
 @pytest.fixture(scope='module')
@@ -126,7 +135,7 @@ def test_every_byte_of_the_numbers(run, caplog):
     assert (step, len(warnings)) in ((1, 1), (2, 0))
     if step == 1:
       shutil.copytree(backup, run / '2')
-  print(f'{silent} of {len(positions)} flips were silent in Orbax')
+  assert silent > 20
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_the_three_variables(calls, monkeypatch):
   'values, words',
   [
     (('localhost:1', '0', None), 'not JAX_PROCESS_COUNT'),
+    (('localhost:1', None, None), 'not JAX_PROCESS_ID and JAX_PROCESS_COUNT'),
     ((None, '0', '2'), 'not JAX_COORDINATOR_ADDRESS'),
     (('localhost:1', '2', '2'), "JAX_PROCESS_ID is '2'"),
     (('localhost:1', 'one', '2'), "JAX_PROCESS_ID is 'one'"),

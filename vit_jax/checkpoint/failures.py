@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import gc
+import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,6 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
@@ -42,22 +47,35 @@ def explained(directory: Any) -> Iterator[None]:
     raise
 
 
-@contextlib.contextmanager
-def damage() -> Iterator[None]:
-  """Turns any exception into Damaged, but for those that a sound checkpoint can raise too."""
+def read(function: Callable[[], Any]) -> Any:
+  """What `function` returns; whatever it raises is Damaged, but for what a sound checkpoint can raise too."""
   try:
-    yield
+    return function()
   except (Damaged, MemoryError):
     raise
+  except PermissionError as error:
+    raise UserError(f'A checkpoint cannot be read ({_first_line(error)}); allow reading it.') from error
   except Exception as error:
-    if isinstance(error, PermissionError):
-      raise UserError(f'A checkpoint cannot be read ({_first_line(error)}); allow reading it.') from error
     if 'RESOURCE_EXHAUSTED' in str(error):
       raise
+    _log.debug('A checkpoint is damaged:', exc_info=True)
     first = error
     while first.__cause__ is not None:  # Orbax's own text is a page of settings
       first = first.__cause__
-    raise Damaged(f'{type(first).__name__}: {_first_line(first)}') from error
+    reason = f'{type(first).__name__}: {_first_line(first)}'
+  _collect_unfinished_reads()
+  raise Damaged(reason)
+
+
+def _collect_unfinished_reads() -> None:
+  """Frees what Orbax had started beside the read that failed.
+
+  Later, at any time, Python would complain of each over a page: let it be now, and in silence.
+  """
+  asyncio_log, hook = logging.getLogger('asyncio'), sys.unraisablehook
+  asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
+  gc.collect()
+  asyncio_log.disabled, sys.unraisablehook = False, hook
 
 
 @contextlib.contextmanager
@@ -80,6 +98,11 @@ def agreed() -> Iterator[None]:
       )
   if failure is not None:
     raise failure
+
+
+def orbax_record_wanted(record: logging.LogRecord) -> bool:
+  """A filter for Orbax's log: what it writes there over pages it raises as well, and we say in a sentence."""
+  return f'{os.sep}orbax{os.sep}' not in record.pathname or _log.isEnabledFor(logging.DEBUG)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

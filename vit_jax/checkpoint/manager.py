@@ -53,6 +53,7 @@ class Manager:
     Raises:
       UserError: the directory cannot be written.
     """
+    logging.getLogger('absl').addFilter(failures.orbax_record_wanted)
     self._directory = _absolute(directory)
     self._best = Best(checkpoint.best)
     self._policies = [checkpoint_managers.LatestN(checkpoint.keep), self._best]
@@ -144,7 +145,7 @@ class Manager:
       try:
         items, meta = self._verified(step, abstract_items)
       except Damaged as error:
-        _log.warning('Checkpoint %s is damaged (%s); falling back to an older one.', self.path(step), error)
+        _log.warning('Checkpoint %s is damaged (%s); trying the one before it.', self.path(step), error)
         damaged.append(step)
       else:
         if damaged and self._orbax is not None:
@@ -264,11 +265,15 @@ class Manager:
     # Not by CheckpointManager.restore, here and for the arrays: it ends in a barrier, in which the others
     # would wait for a process that failed.
     handler = ocp.JsonCheckpointHandler()
-    with failures.damage():
-      contents = handler.restore(self._directory / str(step) / 'meta', args=ocp.args.JsonRestore())
-      digest = contents.pop('digest')
-      if digest != _digest(contents):
-        raise Damaged('the digest of meta does not match')
+    directory = self._directory / str(step) / 'meta'
+
+    def contents_and_digest() -> tuple[dict[str, Any], str]:
+      contents = handler.restore(directory, args=ocp.args.JsonRestore())
+      return contents, contents.pop('digest')
+
+    contents, digest = failures.read(contents_and_digest)
+    if digest != _digest(contents):
+      raise Damaged('the digest of meta does not match')
     if contents['format'] != FORMAT:
       raise UserError(
         f'Checkpoint {self.path(step)} has format {contents["format"]} and this version reads {FORMAT}; use '
@@ -299,11 +304,13 @@ class Manager:
     }
     if not abstract:
       return {}
-    with failures.damage():
-      args = ocp.args.StandardRestore(_nested(abstract))
-      restored = ocp.StandardCheckpointHandler().restore(self._directory / str(step) / name, args=args)
-      found = _flat(restored)
+    directory, args = self._directory / str(step) / name, ocp.args.StandardRestore(_nested(abstract))
+
+    def arrays() -> dict[str, jax.Array]:
+      found = _flat(ocp.StandardCheckpointHandler().restore(directory, args=args))
       return {path: found[path] for path in abstract}
+
+    return failures.read(arrays)
 
 
 class _Orbax(ocp.CheckpointManager):

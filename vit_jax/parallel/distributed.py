@@ -39,7 +39,11 @@ def initialize() -> None:
       jax.distributed.initialize()
     except (ValueError, OSError) as error:
       # A TPU without a metadata server, as in notebook services: there is only this host.
-      logging.warning('This host has a TPU but knows of no others (%s); going on alone.', error)
+      logging.getLogger(__name__).warning(
+        'This host has a TPU but knows of no others (%s); going on alone.', error
+      )
+  elif 'JAX_COORDINATOR_ADDRESS' in os.environ:
+    _from_environment()  # says what is missing
 
 
 def _from_environment() -> tuple[str, int, int]:

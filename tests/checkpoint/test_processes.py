@@ -1,0 +1,297 @@
+"""Checkpoints and real processes: killed ones, several joined ones, full and read-only disks."""
+
+import gc
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from processes import finish, run, start
+
+from vit_jax import config
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh
+
+SHAPE = (16, 8)
+
+# What the processes of these tests have in common; {0} is the directory.
+COMMON = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from vit_jax import config
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.parallel import distributed
+from vit_jax.parallel.mesh import make_mesh
+
+distributed.initialize()
+mesh = make_mesh(config.Mesh(data=1, fsdp=-1))
+shardings = {'x': NamedSharding(mesh, P('fsdp')), 'y': NamedSharding(mesh, P())}
+
+def values(step):
+  bits = np.random.default_rng(step)
+  return {'x': bits.standard_normal((16, 8), np.float32), 'y': np.int32(step)}
+
+def arrays(step):
+  def put(value, sharding):
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+  return jax.tree.map(put, jax.tree.map(np.asarray, values(step)), shardings)
+
+abstract = jax.tree.map(
+  lambda v, s: jax.ShapeDtypeStruct(np.shape(v), np.asarray(v).dtype, sharding=s), values(0), shardings)
+
+def check(items, step):
+  for name, expected in values(step).items():
+    array = items['params'][name]
+    assert array.sharding == shardings[name]
+    for shard in array.addressable_shards:
+      np.testing.assert_array_equal(shard.data, np.asarray(expected)[shard.index])
+"""
+
+SAVE = (
+  COMMON
+  + """
+with Manager(sys.argv[1], config.Checkpoint(keep=3)) as manager:
+  for step in (1, 2, 3):
+    assert manager.save(step, {'params': arrays(step), 'counters': {'step': step}}, {'step': step})
+assert manager.all_steps() == [1, 2, 3]
+"""
+)
+
+RESTORE = (
+  COMMON
+  + """
+with Manager(sys.argv[1], config.Checkpoint(keep=3)) as manager:
+  step, items, meta = manager.restore_newest({'params': abstract})
+  assert meta == {'step': step}
+  check(items, step)
+  print('restored', step, 'by', jax.process_count())
+  assert manager.save(9, {'params': items['params']}, {})
+"""
+)
+
+
+def _values(step: int) -> dict:
+  bits = np.random.default_rng(step)
+  return {'x': bits.standard_normal(SHAPE, np.float32), 'y': np.int32(step)}
+
+
+def _restore_here(directory: pathlib.Path) -> int:
+  """The newest step, restored by this one process with eight devices, its values checked."""
+  mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+  sharding = {'x': NamedSharding(mesh, P('fsdp', 'tensor')), 'y': NamedSharding(mesh, P())}
+  abstract = jax.tree.map(
+    lambda v, s: jax.ShapeDtypeStruct(np.shape(v), np.asarray(v).dtype, sharding=s), _values(0), sharding
+  )
+  with Manager(directory, config.Checkpoint()) as manager:
+    step, items, _ = manager.restore_newest({'params': abstract})
+  for name, expected in _values(step).items():
+    np.testing.assert_array_equal(items['params'][name], expected)
+  return step
+
+
+def test_saved_by_two_restored_by_one(tmp_path):
+  run(SAVE, 2, arguments=(tmp_path / 'run',))
+  assert _restore_here(tmp_path / 'run') == 3
+
+
+def test_saved_by_one_restored_by_two(tmp_path):
+  with Manager(tmp_path / 'run', config.Checkpoint()) as manager:
+    manager.save(4, {'params': jax.device_put(_values(4))}, {'step': 4})
+  outputs = run(RESTORE, 2, arguments=(tmp_path / 'run',))
+  assert all('restored 4 by 2' in output for output in outputs)
+
+
+def test_two_fall_back_together_from_a_damaged_step(tmp_path):
+  run(SAVE, 2, arguments=(tmp_path / 'run',))
+  # Step 3: the file with the numbers is cut. Step 2: the directory is empty.
+  for file in (tmp_path / 'run' / '3' / 'params' / 'd').iterdir():
+    file.write_bytes(file.read_bytes()[:-9])
+  shutil.rmtree(tmp_path / 'run' / '2')
+  (tmp_path / 'run' / '2').mkdir()
+  outputs = run(RESTORE, 2, arguments=(tmp_path / 'run',))
+  for output in outputs:
+    assert 'restored 1 by 2' in output
+    assert output.count('is damaged') == 2
+  assert {path.name for path in (tmp_path / 'damaged').iterdir()} == {'2-0', '3-0'}
+  assert {path.name for path in (tmp_path / 'run').iterdir()} == {'1', '9'}
+
+
+def test_all_fall_back_where_one_cannot_read(tmp_path):
+  run(SAVE, 2, arguments=(tmp_path / 'run',))
+  one_fails = """
+import orbax.checkpoint as ocp
+if jax.process_index() == 1:
+  class Broken(ocp.StandardCheckpointHandler):
+    def restore(self, directory, args):
+      if directory.parent.name == '3':
+        raise OSError('Input/output error')
+      return super().restore(directory, args=args)
+  ocp.StandardCheckpointHandler = Broken
+"""
+  outputs = run(COMMON + one_fails + RESTORE[len(COMMON) :], 2, arguments=(tmp_path / 'run',))
+  assert all('restored 2 by 2' in output for output in outputs)
+  assert 'another process' in outputs[0] and 'Input/output error' in outputs[1]
+  assert [path.name for path in (tmp_path / 'damaged').iterdir()] == ['3-0']
+
+
+def test_processes_that_do_not_share_the_directory(tmp_path):
+  _save_small(tmp_path / '0', 1)
+  _save_small(tmp_path / '1', 2)
+  own = (
+    COMMON
+    + """
+from vit_jax.errors import UserError
+with Manager(f'{sys.argv[1]}/{jax.process_index()}', config.Checkpoint(), read_only=True) as manager:
+  try:
+    manager.restore_newest({})
+  except UserError as error:
+    print('told:', error)
+"""
+  )
+  outputs = run(own, 2, arguments=(tmp_path,))
+  assert all('told: The processes see different checkpoints' in output for output in outputs)
+
+
+# Saves for ever: files of 32 MiB, which take a while to write.
+FOREVER = """
+import sys
+import jax
+import numpy as np
+from vit_jax import config
+from vit_jax.checkpoint.manager import Manager
+
+with Manager(sys.argv[1], config.Checkpoint(keep=2)) as manager:
+  for step in range(1, 1000):
+    x = np.random.default_rng(step).standard_normal((1024, 8192), np.float32)
+    manager.save(step, {'params': {'x': jax.device_put(x)}}, {'step': step})
+"""
+
+
+def test_killed_while_saving(tmp_path):
+  """SIGKILL at different moments of a save; what is restored is always one step, whole."""
+  directory = tmp_path / 'run'
+  partial = 0
+  for attempt in range(3):
+    before = max(Manager(directory, config.Checkpoint(), read_only=True).all_steps(), default=0)
+    (process,) = start(
+      FOREVER.replace('range(1, 1000)', f'range({before + 1}, 1000)'), arguments=(directory,)
+    )
+    # A step of this process is complete, and the next is being written.
+    while not ((directory / str(before + 1)).exists() and list(directory.glob('*.orbax-checkpoint-tmp*'))):
+      assert process.poll() is None, process.stdout.read()
+      time.sleep(0.002)
+    time.sleep(0.03 * attempt)
+    process.send_signal(signal.SIGKILL)
+    finish([process])
+    partial += bool(list(directory.glob('*.orbax-checkpoint-tmp*')))
+    abstract = {'params': {'x': jax.ShapeDtypeStruct((1024, 8192), np.float32)}}
+    with Manager(directory, config.Checkpoint()) as manager:
+      assert not list(directory.glob('*.orbax-checkpoint-tmp*'))
+      step, items, meta = manager.restore_newest(abstract)
+    assert step > before and meta == {'step': step}
+    expected = np.random.default_rng(step).standard_normal((1024, 8192), np.float32)
+    np.testing.assert_array_equal(items['params']['x'], expected)
+  assert partial > 0 and not (tmp_path / 'damaged').exists()
+
+
+@pytest.fixture(autouse=True)
+def collected():
+  """Frees what failed saves leave behind, here and not while another test is compiled."""
+  yield
+  gc.collect()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A disk of 4 MiB."""
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  mounted = subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', disk], capture_output=True, text=True
+  )
+  if mounted.returncode:
+    pytest.skip(f'a small disk cannot be mounted here: {mounted.stderr.strip()}')
+  yield disk
+  subprocess.run(['umount', '-l', disk], check=True)
+
+
+def _save_small(directory: pathlib.Path, step: int) -> None:
+  with Manager(directory, config.Checkpoint()) as manager:
+    manager.save(step, {'params': jax.device_put(_values(step))}, {'step': step})
+
+
+FULL = """
+  import sys
+  import jax
+  from vit_jax import config
+  from vit_jax.checkpoint.manager import Manager
+  from vit_jax.errors import UserError
+  try:
+    with Manager(sys.argv[1], config.Checkpoint()) as manager:
+      manager.save(1, {'params': {'x': jax.random.normal(jax.random.key(0), (2048, 1024))}}, {})
+  except UserError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_line(small_disk):
+  """Without the four pages that Orbax logs."""
+  (output,) = run(FULL, arguments=(small_disk / 'run',))
+  assert output.startswith('The disk is full') and output.count('\n') == 1
+
+
+def test_a_full_disk(small_disk):
+  directory = small_disk / 'run'
+  _save_small(directory, 1)
+  large = {'params': {'x': jax.random.normal(jax.random.key(0), (2048, 1024))}}
+  manager = Manager(directory, config.Checkpoint(keep=1))
+  with pytest.raises(UserError, match='The disk is full') as error:
+    manager.save(2, large, {})
+    manager.wait()
+  assert str(directory) in str(error.value) and '\n' not in str(error.value)
+  assert _restore_here(directory) == 1  # and what was half written is gone
+  with pytest.raises(UserError, match='The disk is full'), Manager(directory, config.Checkpoint()) as manager:
+    manager.save(3, large, {})
+    time.sleep(1)
+    manager.save(4, {'params': jax.device_put(_values(4))}, {})  # tells of the save before it
+  _save_small(directory, 5)
+  assert _restore_here(directory) == 5
+
+
+def test_a_disk_that_is_full_already(small_disk):
+  directory = small_disk / 'run'
+  _save_small(directory, 1)
+  with pytest.raises(OSError, match='No space left'), (small_disk / 'ballast').open('wb') as ballast:
+    while True:
+      ballast.write(bytes(4096))
+      ballast.flush()
+  with pytest.raises(UserError, match='The disk is full'):
+    _save_small(directory, 2)
+  (small_disk / 'ballast').unlink()
+  assert _restore_here(directory) == 1
+
+
+def test_a_directory_that_cannot_be_written(small_disk):
+  _save_small(small_disk / 'run', 1)
+  subprocess.run(['mount', '-o', 'remount,ro', small_disk], check=True)
+  for name in ('run', 'new'):
+    with pytest.raises(UserError, match=r'cannot be written to .*Read-only file system'):
+      Manager(small_disk / name, config.Checkpoint())
+  with Manager(small_disk / 'run', config.Checkpoint(), read_only=True) as manager:
+    assert manager.restore_newest({})[0] == 1
+
+
+def test_a_file_where_the_directory_should_be(tmp_path):
+  (tmp_path / 'file').write_text('')
+  for directory in (tmp_path / 'file', tmp_path / 'file' / 'checkpoints'):
+    with pytest.raises(UserError, match='choose a directory'):
+      Manager(directory, config.Checkpoint())
