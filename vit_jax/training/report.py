@@ -2,7 +2,6 @@
 
 import pathlib
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -54,14 +53,15 @@ def save_curves(workdir: pathlib.Path) -> None:
     'accuracy': [name for name in names if name.endswith('/accuracy')],
     'learning rate': [name for name in names if name == 'learning_rate'],
   }
-  colours = dict(zip(names, matplotlib.color_sequences['tab20'] * len(names), strict=False))
+  # One colour for what is measured on the same data, 'train' first.
+  sets = sorted({name.split('/')[0] for name in names}, key=lambda name: (name != 'train', name))
+  colours = {name: f'C{number}' for number, name in enumerate(sets)}
   figure = Figure(figsize=(13, 4), layout='constrained')
   for axis, (title, members) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
     for name in members:
       steps, values = zip(*((line['step'], line[name]) for line in lines if name in line), strict=True)
-      axis.plot(
-        steps, values, label=name.split('/')[0], color=colours[name], marker='.' if len(steps) < 30 else ''
-      )
+      label = name.split('/')[0]
+      axis.plot(steps, values, label=label, color=colours[label], marker='.' if len(steps) < 30 else '')
     axis.set(title=title, xlabel='step')
     axis.grid(alpha=0.3)
     if title != 'learning rate' and members:

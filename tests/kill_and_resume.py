@@ -1,0 +1,170 @@
+"""Kills a run again and again, resumes it, and compares what it ends in with a run left alone.
+
+  python tests/kill_and_resume.py --kills=20
+  python tests/kill_and_resume.py --kills=20 --processes=2
+  python tests/kill_and_resume.py --kills=20 --processes=2 --finish_as_one
+
+Dropout, stochastic depth, augmentation, gradient accumulation and a running average are on. Every second
+kill waits for a checkpoint that is being written. Parameters, optimizer state, average and all values of
+`metrics.jsonl` but those of speed must be the same to the last bit.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+ROOT = pathlib.Path(__file__).parents[1]
+DEVICES = 2  # of a run, whatever the number of its processes: the same mesh adds in the same order
+CONFIG = """
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='240 steps',
+    batch_size=32,
+    accumulation=2,
+    model=Model(
+      variant='custom', patch=2, width=32, mlp_dim=64, depth=3, heads=4,
+      dropout=0.1, attention_dropout=0.1, stochastic_depth=0.2,
+    ),
+    data=Data(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True),
+    evaluators={'test': Evaluator(split='test', every='30 steps')},
+    optimizer=Optimizer(weight_decay=0.1, clip_norm=1.0),
+    schedule=Schedule(learning_rate=2e-3, warmup='10%'),
+    average=0.99,
+    checkpoint=Checkpoint(every='5 steps'),
+    log_every='3 steps',
+  ))
+"""
+
+
+def start(config: pathlib.Path, workdir: pathlib.Path, processes: int) -> list[subprocess.Popen]:
+  """The run's processes, joined by jax.distributed where there are several."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  result = []
+  for index in range(processes):
+    environment = dict(
+      os.environ,
+      JAX_PLATFORMS='cpu',
+      XLA_FLAGS=f'--xla_force_host_platform_device_count={DEVICES // processes}',
+      JAX_COMPILATION_CACHE_DIR=str(config.parent / 'cache'),
+      JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0.2',
+    )
+    if processes > 1:
+      environment |= {
+        'JAX_COORDINATOR_ADDRESS': address,
+        'JAX_PROCESS_ID': str(index),
+        'JAX_PROCESS_COUNT': str(processes),
+      }
+    command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}', f'--workdir={workdir}']
+    log = (workdir.parent / f'{workdir.name}.{index}.log').open('a')
+    result.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+  return result
+
+
+def kill_once(run: list[subprocess.Popen], workdir: pathlib.Path, rng: random.Random, saving: bool) -> str:
+  """Kills all processes of a run at a random moment after its first new line, or during a save."""
+  before = len(lines(workdir))
+  deadline = time.monotonic() + 300
+  while len(lines(workdir)) <= before and all(process.poll() is None for process in run):
+    assert time.monotonic() < deadline, 'the run makes no progress'
+    time.sleep(0.02)
+  until = time.monotonic() + rng.uniform(0, 1.5)
+  moment = 'at a random moment'
+  while time.monotonic() < until or saving:
+    if saving and list((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*')):
+      time.sleep(rng.uniform(0, 0.03))
+      moment = 'during a save'
+      break
+    if any(process.poll() is not None for process in run):
+      break
+    time.sleep(0.001)
+  for process in run:
+    process.send_signal(signal.SIGKILL)
+  for process in run:
+    process.wait()
+  return moment
+
+
+def lines(workdir: pathlib.Path) -> list[str]:
+  path = workdir / 'metrics.jsonl'
+  return path.read_text().splitlines() if path.exists() else []
+
+
+def finish(run: list[subprocess.Popen], workdir: pathlib.Path) -> None:
+  codes = [process.wait() for process in run]
+  assert codes == [0] * len(codes), (workdir.parent / f'{workdir.name}.0.log').read_text()[-3000:]
+
+
+def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+  """Every array of the last checkpoint by name, read with Orbax alone."""
+  step = workdir / 'checkpoints' / str(max(int(path.name) for path in (workdir / 'checkpoints').iterdir()))
+  handler, result = ocp.PyTreeCheckpointHandler(), {}
+  for item in ('params', 'opt_state', 'average', 'counters'):
+    tree = handler.metadata(step / item).tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    tree = handler.restore(step / item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    for path, leaf in jax.tree.leaves_with_path(tree):
+      result[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
+  return result
+
+
+def values(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """The logged values, but for those of speed."""
+  return [
+    {name: value for name, value in json.loads(line).items() if not name.startswith('perf/')}
+    for line in lines(workdir)
+  ]
+
+
+def check(kills: int, processes: int, finish_as: int, scratch: pathlib.Path, seed: int = 0) -> str:
+  """Runs everything; AssertionError where a bit differs. Returns what was seen, in a sentence."""
+  config = scratch / 'config.py'
+  config.write_text(CONFIG)
+  alone, killed = scratch / 'alone', scratch / 'killed'
+  finish(start(config, alone, processes), alone)
+
+  rng = random.Random(seed)
+  moments = []
+  for number in range(kills):
+    moment = kill_once(start(config, killed, processes), killed, rng, saving=number % 2 == 1)
+    moments.append(moment)
+    print(f'kill {number + 1}: {moment}, {len(lines(killed))} lines in metrics.jsonl', flush=True)
+  finish(start(config, killed, finish_as), killed)
+
+  expected, got = final_arrays(alone), final_arrays(killed)
+  assert expected.keys() == got.keys()
+  for name, array in expected.items():
+    assert array.dtype == got[name].dtype and array.tobytes() == got[name].tobytes(), f'{name} differs'
+  assert values(alone) == values(killed), 'metrics.jsonl differs'
+  saves = moments.count('during a save')
+  return (
+    f'{kills} kills ({saves} during a save), {processes} processes, finished as {finish_as}: '
+    f'{len(expected)} arrays and {len(values(alone))} lines of metrics are bit-identical.'
+  )
+
+
+if __name__ == '__main__':
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--kills', type=int, default=20)
+  parser.add_argument('--processes', type=int, default=1)
+  parser.add_argument('--finish_as_one', action='store_true')
+  parser.add_argument('--seed', type=int, default=0)
+  args = parser.parse_args()
+  with tempfile.TemporaryDirectory() as folder:
+    finish_as = 1 if args.finish_as_one else args.processes
+    print(check(args.kills, args.processes, finish_as, pathlib.Path(folder), args.seed))
