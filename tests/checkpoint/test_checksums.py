@@ -89,3 +89,11 @@ def test_order_zeros_and_shape_matter():
   assert _checksum(jnp.zeros(3)) != _checksum(jnp.zeros(4))
   shapes = checksums.of_arrays({'a': jnp.zeros((2, 3)), 'b': jnp.zeros((3, 2))})
   assert shapes['a'] != shapes['b']
+
+
+def test_it_needs_no_memory_and_moves_no_array():
+  """Read off the compiled program, for an array split over eight devices."""
+  mesh = make_mesh(config.Mesh(data=1, fsdp=4, tensor=2))
+  x = jax.device_put(jnp.zeros((64, 512, 32)), NamedSharding(mesh, P(None, 'fsdp', 'tensor')))
+  compiled = checksums._sums.lower(x, NamedSharding(mesh, P())).compile()
+  assert compiled.memory_analysis().temp_size_in_bytes < x.nbytes / 100
