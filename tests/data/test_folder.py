@@ -141,6 +141,7 @@ def test_deep_folders_links_and_extensions(tmp_path):
   write(tmp_path, 'train/a/deep/er/1.JPEG', 'elsewhere/2.Tiff', 'train/b/3.gif', 'train/b/4.BMP')
   (tmp_path / 'train/a/link').symlink_to(tmp_path / 'elsewhere')
   (tmp_path / 'train/a/deep/loop').symlink_to(tmp_path / 'train/a')
+  assert len(opened(tmp_path)) == 4  # each once, in spite of the loop
   assert names(opened(tmp_path)) == {'1.JPEG': 'a', '2.Tiff': 'a', '3.gif': 'b', '4.BMP': 'b'}
 
 

@@ -152,6 +152,14 @@ def test_wrong_prepared(shades, spec, message):
   assert '\n' not in str(caught.value)
 
 
+def test_unknown_name_where_nothing_is_prepared(tmp_path, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'none'))
+  with pytest.raises(
+    UserError, match=r'no data set tfds:cifar1O, and none is prepared in .*; TFDS knows cifar10'
+  ):
+    opened('tfds:cifar1O')
+
+
 def test_data_directory_is_not_the_version_directory(shades):
   with pytest.raises(UserError, match=rf'did you mean tfds:{shades}\?'):
     opened(f'tfds:{shades.parent}')

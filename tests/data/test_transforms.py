@@ -117,6 +117,7 @@ def test_central_crop(shape, shorter, whole):
   data = config.Data(image_size=(24, 20), crop='central', resize=shorter)
   np.testing.assert_array_equal(train_image(image, 'x', data, rng()), expected)
   evaluator = config.Evaluator(crop='central', resize=shorter)
+  data = config.Data(image_size=(24, 20), resize=77)  # of training only
   np.testing.assert_array_equal(eval_image(image, 'x', data, evaluator), expected)
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import pathlib
 from collections.abc import Sequence
 
 import tensorflow_datasets as tfds
@@ -75,7 +74,7 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   if name[0] in '/~.' or '://' in name:
     return _builder_from_directory(name)
   data_dir = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-  folder = pathlib.Path(data_dir).expanduser()
+  folder = tfds.core.Path(data_dir).expanduser()
   prepared = sorted(
     path.parent.relative_to(folder).as_posix()
     for pattern in ('*/*', '*/*/*')
@@ -89,7 +88,8 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
     reason = str(error).strip().splitlines()[0].rstrip('.')
     raise UserError(f'tfds:{name} cannot be opened ({reason}); check its name and config.') from error
   if not builder.is_prepared():
-    versions = [path for path in prepared if path.split('/')[0] == builder.name]
+    # Written as a name with its version: 'data_set/config:1.0.0'.
+    versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
     hint = f'; prepared there: {", ".join(versions)}' if versions else ''
     raise UserError(
       f'tfds:{name} is not prepared in {data_dir}{hint}; set TFDS_DATA_DIR to where it is, or prepare it, '
@@ -100,16 +100,18 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
 
 
 def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
-  folder = pathlib.Path(name).expanduser()
-  if not (folder / _INFO).is_file():
-    found = sorted(str(path.parent) for pattern in ('*', '*/*') for path in folder.glob(f'{pattern}/{_INFO}'))
-    hint = f'did you mean tfds:{found[-1]}?' if found else 'give the one with the version as its name.'
-    raise UserError(f'{name} is no directory prepared by TFDS, it has no {_INFO}; {hint}')
+  folder = tfds.core.Path(name).expanduser()
   try:
-    return tfds.builder_from_directory(folder)
-  except Exception as error:  # TFDS reads JSON and protocol buffers here, and names no types
+    if (folder / _INFO).is_file():
+      return tfds.builder_from_directory(folder)
+    found = sorted(str(path.parent) for depth in ('*', '*/*') for path in folder.glob(f'{depth}/{_INFO}'))
+  except Exception as error:  # TFDS reads JSON and protocol buffers here, perhaps remote; it names no types
     reason = str(error).strip().splitlines()[0].rstrip('.')
-    raise UserError(f'{name} cannot be opened as a TFDS directory ({reason}); prepare it again.') from error
+    raise UserError(
+      f'{name} cannot be opened as a TFDS directory ({reason}); check or prepare it again.'
+    ) from error
+  hint = f'did you mean tfds:{found[-1]}?' if found else 'give the one with the version as its name.'
+  raise UserError(f'{name} is no directory prepared by TFDS, it has no {_INFO}; {hint}')
 
 
 def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:
@@ -118,7 +120,7 @@ def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:
   near = difflib.get_close_matches(name, names, n=3) or names[:3]
   if near:
     return UserError(f'There is no data set tfds:{name}; prepared in {data_dir}: {", ".join(near)}.')
-  near = difflib.get_close_matches(name, tfds.list_builders(), n=3)
+  near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
   hint = f'TFDS knows {", ".join(near)}' if near else 'tensorflow.org/datasets lists those of TFDS'
   return UserError(f'There is no data set tfds:{name}, and none is prepared in {data_dir}; {hint}.')
 
