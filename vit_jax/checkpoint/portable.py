@@ -25,6 +25,7 @@ class Preprocess:
   """The size and the value range of the images that a checkpoint was trained with."""
 
   size: tuple[int, int]  # height, width of the model's input
+  channels: int = 3  # of the model's input: 3 (RGB) or 1 (luma)
   # (pixel / 255 - mean) / std, with one number for all channels, or one for each.
   mean: tuple[float, ...] = (0.5,)
   std: tuple[float, ...] = (0.5,)
@@ -38,19 +39,18 @@ class Preprocess:
   @classmethod
   def from_range(cls, size: tuple[int, int], low: float, high: float, **options: Any) -> 'Preprocess':
     """0 becomes `low` and 255 `high`."""
-    return cls(size, mean=(-low / (high - low),), std=(1 / (high - low),), **options)
+    return cls(size=size, mean=(-low / (high - low),), std=(1 / (high - low),), **options)
 
-  def __call__(self, images: Sequence[Image.Image | np.ndarray], channels: int = 3) -> np.ndarray:
+  def __call__(self, images: Sequence[Image.Image | np.ndarray]) -> np.ndarray:
     """Images of any size as a model's input.
 
     Args:
       images: Pillow's, of any mode, or uint8 arrays (H, W) or (H, W, C).
-      channels: of the model, 3 (RGB) or 1 (luma).
 
     Returns:
       float32 (B, *size, channels).
     """
-    pixels = np.stack([self._resized(_pixels(image, channels)) for image in images])
+    pixels = np.stack([self._resized(_pixels(image, self.channels)) for image in images])
     # In float64, for the two steps (x / 255 - mean) / std as one product and sum.
     scale = 1 / (255 * np.asarray(self.std, np.float64))
     offset = -np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)
