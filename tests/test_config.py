@@ -45,7 +45,7 @@ def test_flatten_names_options_as_on_the_command_line():
     ({'batch_size': 10, 'accumulation': 3}, 'does not divide'),
     ({'total': '3 weeks'}, 'is not a duration'),
     ({'total': '0 steps'}, 'more than nothing'),
-    ({'model': {'pool': 'max'}}, "choose one of ['token', 'gap', 'map', 'none']"),
+    ({'model': {'pool': 'max'}}, "choose one of ['token', 'gap', 'token_gap', 'map', 'none']"),
     ({'model': {'pool': 'none'}}, 'gives an image no logits'),
     ({'model': {'pool': 'token', 'class_token': False}}, 'class_token is False'),
     ({'model': {'dropout': 1.5}}, 'config.model.dropout is 1.5; it must be between'),

@@ -32,13 +32,21 @@ class Model:
   mlp_dim: int | None = None  # hidden units of a block's MLP
   depth: int | None = None  # L, encoder blocks
   heads: int | None = None
-  # What the head reads: the class 'token', 'gap' (mean of all tokens), 'map' (attention pooling),
+  # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
+  # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
   # or 'none' (every token gets logits; such a model is for loading, it cannot be trained here).
   pool: str = 'token'
-  # Prepend a class token? None: only where pool is 'token'.
+  # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
+  # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
+  register_tokens: int = 0
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   representation_size: int | None = None
+  gelu: str = 'tanh'  # the approximation of the original code, or 'erf': the exact function
+  norm_epsilon: float = 1e-6
+  # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
+  # arXiv 2103.17239). None: no factors.
+  layer_scale: float | None = None
   dropout: float = 0.0
   attention_dropout: float = 0.0
   # Probability that an example skips the last block; earlier blocks in proportion to their depth.
@@ -177,7 +185,8 @@ class Config:
 MAY_CHANGE = re.compile(r'mesh\.|checkpoint\.|log_every$|data\.(threads|prefetch)$|model\.unroll$')
 
 _CHOICES = {
-  'model.pool': ('token', 'gap', 'map', 'none'),
+  'model.pool': ('token', 'gap', 'token_gap', 'map', 'none'),
+  'model.gelu': ('tanh', 'erf'),
   'model.dtype': ('float32', 'bfloat16'),
   'model.remat': ('none', 'block', 'dots'),
   'data.channels': (1, 3),
@@ -302,8 +311,10 @@ def validate(config: Config) -> None:
   _check_batch(config)
   if config.model.pool == 'none':
     raise UserError("config.model.pool is 'none', which gives an image no logits; choose token, gap or map.")
-  if config.model.pool == 'token' and config.model.class_token is False:
-    raise UserError("config.model.pool is 'token' but class_token is False; choose pool 'gap' or 'map'.")
+  if config.model.pool in ('token', 'token_gap') and config.model.class_token is False:
+    raise UserError(
+      f"config.model.pool is {config.model.pool!r} but class_token is False; choose pool 'gap' or 'map'."
+    )
   if config.schedule.decay in ('linear', 'cosine') and durations.parse(config.schedule.cooldown)[0]:
     raise UserError(
       f'config.schedule.cooldown is for decay constant and rsqrt, and decay is '
@@ -324,6 +335,9 @@ def _ranges(config: Config):
     yield path, 1, inf
   for path in ('patch', 'width', 'mlp_dim', 'depth', 'heads', 'representation_size'):
     yield f'model.{path}', 1, inf
+  yield 'model.register_tokens', 0, inf
+  yield 'model.norm_epsilon', tiny, 1
+  yield 'model.layer_scale', 0, inf
   for path in ('model.dropout', 'model.attention_dropout', 'model.stochastic_depth', 'loss.label_smoothing'):
     yield path, 0, 0.999
   for path in ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum', 'average'):

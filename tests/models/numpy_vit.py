@@ -8,34 +8,46 @@ import math
 import numpy as np
 
 
-def forward(params, images, *, pool='token', epsilon=1e-6, drop=lambda place, layer, x: x):
+def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lambda place, layer, x: x):
   """Every stage of the forward pass.
 
   Args:
     params: nested dict of arrays under our parameter names.
     images: (B, H, W, C).
-    pool: 'token', 'gap', 'map' or 'none'.
+    pool: 'token', 'gap', 'token_gap', 'map' or 'none'.
     epsilon: of all norms.
+    gelu: 'tanh' or 'erf'.
     drop: called with what may be dropped, where, and in which block (None: outside of them).
 
   Returns:
-    'patches', 'tokens', 'pooled', 'pre_logits' (before tanh) and 'logits'.
+    'patches', 'embedded', 'blocks' (the tokens after each), 'tokens', 'pooled', 'pre_logits' (before tanh)
+    and 'logits'.
   """
   params = _float64(params)
   out = {'patches': _patches(np.asarray(images, np.float64), params['patch_embedding'])}
   x = out['patches']
   if 'class_token' in params:
     x = np.concatenate([np.repeat(params['class_token'], len(x), axis=0), x], axis=1)
-  x = drop('embedding', None, x + params['position_embedding'])
+  x = x + params['position_embedding']
+  registers, first = 0, int('class_token' in params)
+  if 'register_tokens' in params:
+    registers = params['register_tokens'].shape[1]
+    x = np.insert(x, [first] * registers, params['register_tokens'], axis=1)
+  out['embedded'] = x
+  x = drop('embedding', None, x)
+  out['blocks'] = []
   for layer in range(len(params['blocks']['mlp_norm']['scale'])):
-    x = _block(x, _layer(params['blocks'], layer), layer, epsilon, drop)
+    x = _block(x, _layer(params['blocks'], layer), layer, epsilon, gelu, drop)
+    out['blocks'].append(x)
   x = out['tokens'] = _norm(x, params['norm'], epsilon)
   if pool == 'token':
     x = x[:, 0]
   elif pool == 'gap':
-    x = x.mean(1)
+    x = x[:, [i for i in range(x.shape[1]) if not first <= i < first + registers]].mean(1)
+  elif pool == 'token_gap':
+    x = np.concatenate([x[:, 0], x[:, 1 + registers :].mean(1)], axis=1)
   elif pool == 'map':
-    x = _map_pool(x, params['map_pool'], epsilon)
+    x = _map_pool(x, params['map_pool'], epsilon, gelu)
   out['pooled'] = out['pre_logits'] = x
   if 'representation' in params:
     out['pre_logits'] = _dense(x, params['representation'])
@@ -96,20 +108,27 @@ def _attention(x, memory, p, drop_weights=lambda weights: weights):
   return out
 
 
-def _mlp(x, p, drop_hidden=lambda x: x):
-  x = _dense(x, p['dense_in'])
-  x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+def _gelu(x, kind):
+  if kind == 'erf':
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+  return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _mlp(x, p, gelu, drop_hidden=lambda x: x):
+  x = _gelu(_dense(x, p['dense_in']), gelu)
   return _dense(drop_hidden(x), p['dense_out'])
 
 
-def _block(x, p, layer, epsilon, drop):
+def _block(x, p, layer, epsilon, gelu, drop):
   y = _norm(x, p['attention_norm'], epsilon)
   y = _attention(y, y, p['attention'], lambda weights: drop('attention_weights', layer, weights))
-  x = x + drop('attention_path', layer, drop('attention_out', layer, y))
-  y = _mlp(_norm(x, p['mlp_norm'], epsilon), p['mlp'], lambda hidden: drop('mlp_hidden', layer, hidden))
-  return x + drop('mlp_path', layer, drop('mlp_out', layer, y))
+  y = drop('attention_out', layer, y) * p.get('attention_scale', 1)
+  x = x + drop('attention_path', layer, y)
+  y = _norm(x, p['mlp_norm'], epsilon)
+  y = _mlp(y, p['mlp'], gelu, lambda hidden: drop('mlp_hidden', layer, hidden))
+  return x + drop('mlp_path', layer, drop('mlp_out', layer, y) * p.get('mlp_scale', 1))
 
 
-def _map_pool(x, p, epsilon):
+def _map_pool(x, p, epsilon, gelu):
   y = _attention(np.repeat(p['probe'], len(x), axis=0), x, p['attention'])
-  return (y + _mlp(_norm(y, p['norm'], epsilon), p['mlp']))[:, 0]
+  return (y + _mlp(_norm(y, p['norm'], epsilon), p['mlp'], gelu))[:, 0]

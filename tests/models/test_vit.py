@@ -19,6 +19,15 @@ CASES = {
   'map': {'pool': 'map', 'representation_size': 24},
   'map_with_class_token': {'pool': 'map', 'class_token': True},
   'none': {'pool': 'none', 'representation_size': 24},
+  'erf': {'gelu': 'erf', 'pool': 'map'},
+  'epsilon': {'norm_epsilon': 0.01, 'pool': 'map'},
+  'layer_scale': {'layer_scale': 0.1},
+  'registers': {'register_tokens': 3, 'layer_scale': 1e-5},
+  'registers_gap': {'register_tokens': 2, 'pool': 'gap'},
+  'registers_gap_with_class_token': {'register_tokens': 2, 'pool': 'gap', 'class_token': True},
+  'registers_map': {'register_tokens': 1, 'pool': 'map'},
+  'token_gap': {'pool': 'token_gap'},
+  'registers_token_gap': {'register_tokens': 2, 'pool': 'token_gap', 'representation_size': 24},
 }
 
 
@@ -27,12 +36,32 @@ def test_forward_equals_numpy(case):
   model = tiny.options(**CASES[case])
   graphdef, params = tiny.build(model)
   x = tiny.images()
-  expected = numpy_vit.forward(params, x, pool=model.pool)['logits']
+  options = {'pool': model.pool, 'gelu': model.gelu, 'epsilon': model.norm_epsilon}
+  expected = numpy_vit.forward(params, x, **options)['logits']
+  if case in ('erf', 'epsilon'):  # which are well seen with these parameters
+    assert abs(numpy_vit.forward(params, x, pool=model.pool)['logits'] - expected).max() > 1e-4
   logits = tiny.apply(graphdef, params, x)
   assert logits.dtype == jnp.float32
   assert logits.shape == ((3, 7 - 1, 5) if case == 'none' else (3, 5))
   np.testing.assert_allclose(logits, expected, atol=1e-5)
   assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize('unroll', [False, True])
+def test_features_of_every_layer_equal_numpy(unroll):
+  graphdef, params = tiny.build(tiny.options(depth=3, register_tokens=2, layer_scale=0.1, unroll=unroll))
+  x = tiny.images()
+  expected = numpy_vit.forward(params, x)
+  vit = nnx.merge(graphdef, params)
+  with jax.default_matmul_precision('highest'):
+    np.testing.assert_allclose(vit.embed(x), expected['embedded'], atol=1e-5)
+    for layer, tokens in enumerate(expected['blocks']):
+      np.testing.assert_allclose(vit.features(x, layer=layer), tokens, atol=1e-5)
+    for last in (None, -1):
+      np.testing.assert_allclose(vit.features(x, layer=last), expected['tokens'], atol=1e-5)
+  for layer in (3, -2):
+    with pytest.raises(ValueError, match='from 0 to 2'):
+      vit.features(x, layer=layer)
 
 
 @pytest.mark.parametrize('image_size, channels', [((4, 20), 1), ((8, 8), 4)])

@@ -13,45 +13,55 @@ from flax.nnx import initializers
 
 from vit_jax.models.dropout import Place, dropout
 
-_EPSILON = 1e-6
-
-gelu = jax.checkpoint(functools.partial(jax.nn.gelu, approximate=True))
+GELU = {
+  'tanh': jax.checkpoint(functools.partial(jax.nn.gelu, approximate=True)),
+  'erf': jax.checkpoint(functools.partial(jax.nn.gelu, approximate=False)),
+}
 
 
 class LayerNorm(nnx.Module):
   """Layer normalisation over the last axis, in float32 whatever the dtype of the tokens is."""
 
-  def __init__(self, width: int):
+  def __init__(self, width: int, epsilon: float):
     self.scale = nnx.Param(jnp.ones(width))
     self.bias = nnx.Param(jnp.zeros(width))
+    self.epsilon = epsilon
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(..., D) -> (..., D), of the same dtype."""
-    return _normalise(x, self.scale[...], self.bias[...])
+    return _normalise(x, self.scale[...], self.bias[...], self.epsilon)
 
 
-@jax.checkpoint
-def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+@functools.partial(jax.checkpoint, static_argnums=3)
+def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
   y = x.astype(jnp.float32)
   y = y - y.mean(axis=-1, keepdims=True)
   variance = jnp.square(y).mean(axis=-1, keepdims=True)
-  return (y * jax.lax.rsqrt(variance + _EPSILON) * scale + bias).astype(x.dtype)
+  return (y * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
 
 
 class Mlp(nnx.Module):
-  """Two layers with a GELU (its tanh approximation) between them."""
+  """Two layers with a GELU between them."""
 
   def __init__(
-    self, width: int, mlp_dim: int, *, dropout: float = 0.0, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs
+    self,
+    width: int,
+    mlp_dim: int,
+    *,
+    gelu: str,
+    dropout: float = 0.0,
+    dtype: jnp.dtype = jnp.float32,
+    rngs: nnx.Rngs,
   ):
     init = {'kernel_init': initializers.xavier_uniform(), 'bias_init': initializers.normal(1e-6)}
     self.dense_in = nnx.Linear(width, mlp_dim, **init, dtype=dtype, rngs=rngs)
     self.dense_out = nnx.Linear(mlp_dim, width, **init, dtype=dtype, rngs=rngs)
+    self.gelu = gelu
     self.dropout = dropout
 
   def __call__(self, x: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D); `keys` (B,) of the dropout after the GELU and at the end, or None."""
-    x = dropout(gelu(self.dense_in(x)), self.dropout, keys, Place.MLP_HIDDEN)
+    x = dropout(GELU[self.gelu](self.dense_in(x)), self.dropout, keys, Place.MLP_HIDDEN)
     return dropout(self.dense_out(x), self.dropout, keys, Place.MLP_OUT)
 
 

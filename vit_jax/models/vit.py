@@ -1,17 +1,15 @@
 """The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), equations 1 to 4."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax import config
 from vit_jax.errors import UserError
+from vit_jax.models import stack
 from vit_jax.models.attention import Attention
-from vit_jax.models.dropout import Place, drop_path, dropout, fold_in
+from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
 from vit_jax.models.variants import Sizes, resolve
 
@@ -21,12 +19,14 @@ class Block(nnx.Module):
 
   def __init__(self, sizes: Sizes, model: config.Model, *, rngs: nnx.Rngs):
     dtype = jnp.dtype(model.dtype)
-    self.attention_norm = LayerNorm(sizes.width)
+    self.attention_norm = LayerNorm(sizes.width, model.norm_epsilon)
     self.attention = Attention(
       sizes.width, sizes.heads, dropout=model.attention_dropout, dtype=dtype, rngs=rngs
     )
-    self.mlp_norm = LayerNorm(sizes.width)
-    self.mlp = Mlp(sizes.width, sizes.mlp_dim, dropout=model.dropout, dtype=dtype, rngs=rngs)
+    self.attention_scale = _layer_scale(sizes.width, model)
+    self.mlp_norm = LayerNorm(sizes.width, model.norm_epsilon)
+    self.mlp = Mlp(sizes.width, sizes.mlp_dim, gelu=model.gelu, dropout=model.dropout, dtype=dtype, rngs=rngs)
+    self.mlp_scale = _layer_scale(sizes.width, model)
     self.dropout = model.dropout
     self.skips = model.stochastic_depth > 0
 
@@ -35,20 +35,29 @@ class Block(nnx.Module):
     path_keys = keys if self.skips else None
     y = self.attention_norm(z)
     y = dropout(self.attention(y, y, keys=keys), self.dropout, keys, Place.ATTENTION_OUT)
+    y = _scaled(y, self.attention_scale)
     z = z + drop_path(y, skip_rate, path_keys, Place.ATTENTION_PATH)  # equation 2
-    y = self.mlp(self.mlp_norm(z), keys=keys)
+    y = _scaled(self.mlp(self.mlp_norm(z), keys=keys), self.mlp_scale)
     return z + drop_path(y, skip_rate, path_keys, Place.MLP_PATH)  # equation 3
+
+
+def _layer_scale(width: int, model: config.Model) -> nnx.Param | None:
+  return None if model.layer_scale is None else nnx.Param(jnp.full(width, model.layer_scale, jnp.float32))
+
+
+def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
+  return y if scale is None else y * scale[...].astype(y.dtype)
 
 
 class MapPool(nnx.Module):
   """Attention pooling: a learned probe attends to all tokens ('Scaling Vision Transformers', 3.3)."""
 
-  def __init__(self, sizes: Sizes, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-    width = sizes.width
+  def __init__(self, sizes: Sizes, model: config.Model, *, rngs: nnx.Rngs):
+    width, dtype = sizes.width, jnp.dtype(model.dtype)
     self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, width), jnp.float32))
     self.attention = Attention(width, sizes.heads, dtype=dtype, rngs=rngs)
-    self.norm = LayerNorm(width)
-    self.mlp = Mlp(width, sizes.mlp_dim, dtype=dtype, rngs=rngs)
+    self.norm = LayerNorm(width, model.norm_epsilon)
+    self.mlp = Mlp(width, sizes.mlp_dim, gelu=model.gelu, dtype=dtype, rngs=rngs)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """(B, N, D) -> (B, D)."""
@@ -74,20 +83,24 @@ class ViT(nnx.Module):
     grid = _grid(image_size, sizes.patch)
     dtype = jnp.dtype(model.dtype)
     width = sizes.width
-    class_token = model.pool == 'token' if model.class_token is None else model.class_token
+    class_token = has_class_token(model)
 
     self.patch_embedding = PatchEmbedding(sizes.patch, channels, width, dtype=dtype, rngs=rngs)
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if class_token else None
     length = grid[0] * grid[1] + class_token
     position = initializers.normal(0.02)(rngs.params(), (1, length, width), jnp.float32)
     self.position_embedding = nnx.Param(position)
-    self.blocks = _stack(sizes.depth, lambda rngs: Block(sizes, model, rngs=rngs), rngs)
-    self.norm = LayerNorm(width)
-    self.map_pool = MapPool(sizes, dtype=dtype, rngs=rngs) if model.pool == 'map' else None
+    registers = (1, model.register_tokens, width)
+    register = initializers.normal(1e-6)  # not zeros: registers that are equal stay equal
+    self.register_tokens = nnx.Param(register(rngs.params(), registers)) if model.register_tokens else None
+    self.blocks = stack.stack(sizes.depth, lambda rngs: Block(sizes, model, rngs=rngs), rngs)
+    self.norm = LayerNorm(width, model.norm_epsilon)
+    self.map_pool = MapPool(sizes, model, rngs=rngs) if model.pool == 'map' else None
+    pooled = 2 * width if model.pool == 'token_gap' else width
     size = model.representation_size
-    self.representation = nnx.Linear(width, size, dtype=dtype, rngs=rngs) if size else None
+    self.representation = nnx.Linear(pooled, size, dtype=dtype, rngs=rngs) if size else None
     head = {'kernel_init': initializers.zeros, 'bias_init': initializers.constant(model.head_bias)}
-    self.head = nnx.Linear(size or width, num_classes, **head, rngs=rngs)
+    self.head = nnx.Linear(size or pooled, num_classes, **head, rngs=rngs)
 
     self.config = model
     self.depth = sizes.depth
@@ -107,38 +120,52 @@ class ViT(nnx.Module):
     return self.head(self.represent(self.pool(tokens)).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): patches, class token if there is one, and positions (equation 1)."""
+    """(B, H, W, C) -> (B, N, D): class token, registers and patches, with positions (equation 1)."""
     z = self.patch_embedding(images)
     if self.class_token is not None:
-      token = jnp.broadcast_to(self.class_token[...].astype(z.dtype), (len(z), 1, z.shape[-1]))
-      z = jnp.concatenate([token, z], axis=1)
-    return self._constrain(z + self.position_embedding[...].astype(z.dtype))
+      z = jnp.concatenate([_repeat(self.class_token, z), z], axis=1)
+    z = z + self.position_embedding[...].astype(z.dtype)
+    if self.register_tokens is not None:
+      first = int(self.class_token is not None)
+      z = jnp.concatenate([z[:, :first], _repeat(self.register_tokens, z), z[:, first:]], axis=1)
+    return stack.constrain(z, self.activation_sharding)
 
   def encode(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 and 3)."""
+    return self.norm(self._blocks(tokens, keys))
+
+  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, N, D): the tokens, in the order of `embed`, without dropout.
+
+    Args:
+      images: as for the logits.
+      layer: after which block, from 0 to L - 1; None or -1: after the last LayerNorm.
+    """
+    tokens, layers = self.embed(images), stack.count(layer, self.depth)
+    return self.encode(tokens) if layers is None else self._blocks(tokens, layers=layers)
+
+  def _blocks(self, tokens: jax.Array, keys: jax.Array | None = None, layers: int | None = None) -> jax.Array:
+    """(B, N, D) -> (B, N, D): dropout and the first `layers` blocks, or all."""
     model = self.config
     if not (model.dropout or model.attention_dropout or model.stochastic_depth):
       keys = None
     z = dropout(tokens, model.dropout, keys, self.depth)  # 0 ... depth - 1 are the blocks' numbers
-    graphdef, blocks = nnx.split(self.blocks)
-
-    def body(z, inputs):
-      block, layer, skip_rate = inputs
-      layer_keys = None if keys is None else fold_in(keys, layer)
-      return self._constrain(nnx.merge(graphdef, block)(z, skip_rate, layer_keys)), None
-
-    skip_rates = np.linspace(model.stochastic_depth, 0, self.depth, dtype=np.float32)[::-1]
-    inputs = blocks, np.arange(self.depth), skip_rates
-    z, _ = jax.lax.scan(self._rematerialised(body), z, inputs, unroll=self.depth if model.unroll else 1)
-    return self.norm(z)
+    return stack.apply(
+      self.blocks, z, keys, model=model, depth=self.depth, layers=layers, sharding=self.activation_sharding
+    )
 
   def pool(self, tokens: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, D): y of equation 4; with pool 'none' the tokens themselves."""
+    """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
+    first = int(self.class_token is not None)
+    if self.config.pool in ('gap', 'token_gap') and self.config.register_tokens:
+      tokens = jnp.delete(tokens, slice(first, first + self.config.register_tokens), axis=1)
     match self.config.pool:
       case 'token':
         return tokens[:, 0]
       case 'gap':
         return tokens.mean(axis=1)
+      case 'token_gap':
+        return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
       case 'map':
         return self.map_pool(tokens)
       case 'none':
@@ -148,25 +175,15 @@ class ViT(nnx.Module):
     """(..., D) -> (..., R): the tanh layer of pre-training, if there is one."""
     return pooled if self.representation is None else jnp.tanh(self.representation(pooled))
 
-  def _constrain(self, z: jax.Array) -> jax.Array:
-    """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
-    if self.activation_sharding is None:
-      return z
-    return jax.lax.with_sharding_constraint(z, self.activation_sharding)
 
-  def _rematerialised(self, body):
-    """The scan's body, of which the backward pass computes again what `remat` says."""
-    # Only a loop keeps XLA from merging what is computed again with what was computed first.
-    checkpoint = functools.partial(jax.checkpoint, prevent_cse=self.config.unroll)
-    match self.config.remat:
-      case 'none':
-        return body
-      case 'block':
-        return checkpoint(body)
-      case 'dots':
-        # Saves the products with kernels. Those of attention have batch dimensions (example, head)
-        # and are computed again: B*H*N*N numbers are the largest of a block, and cheap.
-        return checkpoint(body, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+def has_class_token(model: config.Model) -> bool:
+  """Whether the config asks for a class token."""
+  return model.pool in ('token', 'token_gap') if model.class_token is None else model.class_token
+
+
+def _repeat(token: nnx.Param, z: jax.Array) -> jax.Array:
+  """(1, R, D) -> (B, R, D), for each example of z."""
+  return jnp.broadcast_to(token[...].astype(z.dtype), (len(z), *token.shape[1:]))
 
 
 def build(
@@ -199,11 +216,6 @@ def build(
     rngs=rngs,
     activation_sharding=activation_sharding,
   )
-
-
-def _stack(depth: int, make, rngs: nnx.Rngs) -> nnx.Module:
-  """`depth` modules as one, whose parameters have a leading axis of that size."""
-  return nnx.split_rngs(splits=depth)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
 def _grid(image_size: tuple[int, int], patch: int) -> tuple[int, int]:

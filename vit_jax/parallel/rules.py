@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 # those, such as the depth in which the blocks are stacked, are never split.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
-  (r'class_token|position_embedding|map_pool/probe', ('fsdp',)),  # (1, N, D)
+  (r'class_token|register_tokens|position_embedding|map_pool/probe', ('fsdp',)),  # (1, N, D)
   # The blocks, with a leading depth, and attention pooling, without.
   (r'(blocks|map_pool)/attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
   (r'(blocks|map_pool)/attention/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
@@ -28,6 +28,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r'(blocks|map_pool)/mlp/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)
   (r'(blocks|map_pool)/(attention/out|mlp/dense_out)/bias', ()),
   (r'(blocks/attention_norm|blocks/mlp_norm|map_pool/norm|norm)/(scale|bias)', ()),
+  (r'blocks/(attention|mlp)_scale', ()),  # (D,)
   (r'representation/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|representation)/bias', ()),
   (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)

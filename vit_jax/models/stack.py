@@ -1,0 +1,85 @@
+"""Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
+
+import functools
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax import config
+from vit_jax.models.dropout import fold_in
+
+
+def stack(depth: int, make, rngs: nnx.Rngs) -> nnx.Module:
+  """`depth` modules as one, whose parameters have a leading axis of that size."""
+  return nnx.split_rngs(splits=depth)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
+
+
+def apply(
+  blocks: nnx.Module,
+  z: jax.Array,
+  keys: jax.Array | None,
+  *,
+  model: config.Model,
+  depth: int,
+  layers: int | None = None,
+  sharding: jax.sharding.Sharding | None = None,
+) -> jax.Array:
+  """What comes out of the last of the stacked blocks.
+
+  Args:
+    blocks: of `stack`; each is called with z, the probability of skipping a branch, and its keys.
+    z: (B, N, D).
+    keys: (B,) typed PRNG keys, of which block i gets those with i folded in; or None.
+    model: how the blocks are computed, and the stochastic depth: the last block is skipped with that
+      probability, the first never.
+    depth: of the stack.
+    layers: how many of the blocks to apply; None: all.
+    sharding: of z, kept up after every block.
+  """
+  graphdef, params = nnx.split(blocks)
+
+  def body(z, inputs):
+    block, layer, skip_rate = inputs
+    layer_keys = None if keys is None else fold_in(keys, layer)
+    return constrain(nnx.merge(graphdef, block)(z, skip_rate, layer_keys), sharding), None
+
+  skip_rates = np.linspace(model.stochastic_depth, 0, depth, dtype=np.float32)[::-1]
+  inputs = params, np.arange(depth), skip_rates
+  if layers is not None:
+    inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
+  z, _ = jax.lax.scan(_rematerialised(body, model), z, inputs, unroll=depth if model.unroll else 1)
+  return z
+
+
+def constrain(z: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
+  """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
+  return z if sharding is None else jax.lax.with_sharding_constraint(z, sharding)
+
+
+def count(layer: int | None, depth: int) -> int | None:
+  """How many blocks lie before what `features` calls `layer`; None: all, and the last norm.
+
+  Raises:
+    ValueError: there is no such block.
+  """
+  if layer is None or layer == -1:
+    return None
+  if not 0 <= layer < depth:
+    raise ValueError(f'layer is {layer}; choose a block from 0 to {depth - 1}, or None for the final tokens.')
+  return layer + 1
+
+
+def _rematerialised(body, model: config.Model):
+  """The scan's body, of which the backward pass computes again what `remat` says."""
+  # Only a loop keeps XLA from merging what is computed again with what was computed first.
+  checkpoint = functools.partial(jax.checkpoint, prevent_cse=model.unroll)
+  match model.remat:
+    case 'none':
+      return body
+    case 'block':
+      return checkpoint(body)
+    case 'dots':
+      # Saves the products with kernels. Those of attention have batch dimensions (example, head)
+      # and are computed again: B*H*N*N numbers are the largest of a block, and cheap.
+      return checkpoint(body, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
