@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 CORE = [
   'absl-py>=2.1,<3',
   'chex>=0.1.90,<0.2',
+  'etils[epath]>=1.9,<2',
   'flax>=0.12.5,<0.13',
   'grain>=0.2.15,<0.3',
   'jax>=0.10,<0.12',

@@ -1,8 +1,9 @@
 """What every command of ours has in common: flags, one-sentence errors, exit codes."""
 
 import errno
-import logging
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from absl import flags
@@ -12,34 +13,58 @@ from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
 
+# What the system says of a place that cannot be written.
+_UNWRITABLE = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EROFS,
+  errno.EACCES,
+  errno.EPERM,
+  errno.EEXIST,
+  errno.ENOTDIR,
+)
 
-def run(main: Callable[[], None], argv: Sequence[str] = sys.argv) -> int:
-  """Parses the flags, calls `main`, and returns the process's exit code.
 
-  0: done. 2: a wrong config or input, said in one sentence. 75: stopped after a save, start again.
-  An error of ours, or any with --debug, keeps its traceback (exit code 1).
+def run(main: Callable[[], None], argv: Sequence[str] = sys.argv) -> None:
+  """Parses the flags, calls `main`, and ends the process.
+
+  Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save,
+  start again. 1: an error of ours, with its traceback (--debug shows that of the others too).
   """
+  code = _code_of(main, argv)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  if code in (1, EXIT_USER_ERROR):
+    # Not sys.exit: of several processes, one that fails alone would wait at its exit for the others, which
+    # wait for it; and threads that were writing to a full disk would complain once more.
+    os._exit(code)
+  sys.exit(code)
+
+
+def _code_of(main: Callable[[], None], argv: Sequence[str]) -> int:
   try:
     _parse(argv)
     absl_logging.set_verbosity(absl_logging.WARNING)
     main()
   except UserError as error:
-    return _end(str(error), EXIT_USER_ERROR)
+    return _say(str(error), EXIT_USER_ERROR)
   except Preempted as stop:
-    return _end(f'{stop} Start the same command again to go on.', EXIT_RESTART)
+    return _say(f'{stop} Start the same command again to go on.', EXIT_RESTART)
   except OSError as error:
-    if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT):
-      raise
-    return _end(
-      f'{error.strerror}: {error.filename or "the workdir"}; free or choose another place.', EXIT_USER_ERROR
-    )
+    if error.errno in _UNWRITABLE:
+      text = f'{error.filename or "The workdir"} cannot be written ({error.strerror}); '
+      return _say(text + 'free some space there or choose another place.', EXIT_USER_ERROR)
+    traceback.print_exc()
+    return 1
+  except Exception:
+    traceback.print_exc()
+    return 1
   return 0
 
 
 def _parse(argv: Sequence[str]) -> None:
   try:
     rest = flags.FLAGS(list(argv))
-    flags.FLAGS.validate_all_flags()
   except UserError:
     raise
   except Exception as error:  # ml_collections raises what it likes for a wrong config or override
@@ -50,8 +75,8 @@ def _parse(argv: Sequence[str]) -> None:
     raise UserError(f'{rest[1]!r} is not a flag; options begin with --, values follow with =.')
 
 
-def _end(text: str, code: int) -> int:
+def _say(text: str, code: int) -> int:
   if _DEBUG.present and _DEBUG.value:
-    logging.exception(text)
-  print(text, file=sys.stderr, flush=True)
+    traceback.print_exc()
+  print(text, file=sys.stderr)
   return code

@@ -155,7 +155,8 @@ class Checkpoint:
   every: str = '1 epochs'  # it also saves at the end
   keep: int = 2  # the newest ones
   keep_every: str | None = None  # and, for good, one each so often
-  best: str | None = None  # and the best by this metric, such as 'val/accuracy'
+  # And, of the steps that are both evaluated and saved, the best by '<evaluator>/accuracy' or '/loss'.
+  best: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,6 +320,14 @@ def validate(config: Config) -> None:
     raise UserError(
       f'config.schedule.cooldown is for decay constant and rsqrt, and decay is '
       f'{config.schedule.decay}, which ends at end_value by itself.'
+    )
+  best = config.checkpoint.best
+  scores = [f'{name}/{metric}' for name in config.evaluators for metric in ('accuracy', 'loss')]
+  if config.average:
+    scores += [score.replace('/', '_average/') for score in scores]
+  if best is not None and best not in scores:
+    raise UserError(
+      f'config.checkpoint.best is {best!r}, which no evaluator gives; choose one of {", ".join(scores)}.'
     )
   for name, evaluator in config.evaluators.items():
     if evaluator.crop not in ('resize', 'central'):

@@ -5,13 +5,13 @@ python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart 
 """
 
 import pathlib
-import sys
 
 from absl import flags
 from ml_collections import config_flags
 
 from vit_jax import command
 from vit_jax import config as config_lib
+from vit_jax.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'A file of configs/, with options as --config.section.option=value.'
@@ -25,7 +25,12 @@ def main() -> None:
   from vit_jax.parallel import distributed
   from vit_jax.training import evaluators, loop
 
-  config = config_lib.from_config_dict(_CONFIG.value)
+  try:
+    values = _CONFIG.value.to_dict()
+  except OSError as error:  # ml_collections keeps the reason for the first look at the config
+    name = config_flags.get_config_filename(flags.FLAGS['config'])
+    raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
+  config = config_lib.from_config_dict(values)
   workdir = pathlib.Path(_WORKDIR.value).absolute()
   distributed.initialize()
   if _MODE.value == 'train':
@@ -36,4 +41,4 @@ def main() -> None:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['config', 'workdir'])
-  sys.exit(command.run(main))
+  command.run(main)

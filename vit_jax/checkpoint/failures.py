@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import logging
 import os
 import sys
@@ -63,19 +62,7 @@ def read(function: Callable[[], Any]) -> Any:
     while first.__cause__ is not None:  # Orbax's own text is a page of settings
       first = first.__cause__
     reason = f'{type(first).__name__}: {_first_line(first)}'
-  _collect_unfinished_reads()
   raise Damaged(reason)
-
-
-def _collect_unfinished_reads() -> None:
-  """Frees what Orbax had started beside the read that failed.
-
-  Later, at any time, Python would complain of each over a page: let it be now, and in silence.
-  """
-  asyncio_log, hook = logging.getLogger('asyncio'), sys.unraisablehook
-  asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
-  gc.collect()
-  asyncio_log.disabled, sys.unraisablehook = False, hook
 
 
 @contextlib.contextmanager
@@ -100,9 +87,35 @@ def agreed() -> Iterator[None]:
     raise failure
 
 
-def orbax_record_wanted(record: logging.LogRecord) -> bool:
-  """A filter for Orbax's log: what it writes there over pages it raises as well, and we say in a sentence."""
+def hush() -> None:
+  """Silences what Orbax, asyncio and TensorStore print, over pages, of an error that they also raise.
+
+  When one write or read fails, Orbax abandons the others; each of these complains later, at any time. We
+  say it in a sentence; at log level DEBUG nothing is hidden.
+  """
+  logging.getLogger('absl').addFilter(_orbax_record_wanted)
+  logging.getLogger('asyncio').addFilter(_asyncio_record_wanted)
+  if not isinstance(sys.unraisablehook, _UnraisableHook):
+    sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+
+
+def _orbax_record_wanted(record: logging.LogRecord) -> bool:
   return f'{os.sep}orbax{os.sep}' not in record.pathname or _log.isEnabledFor(logging.DEBUG)
+
+
+def _asyncio_record_wanted(record: logging.LogRecord) -> bool:
+  return 'never retrieved' not in record.getMessage() or _log.isEnabledFor(logging.DEBUG)
+
+
+class _UnraisableHook:
+  """TensorStore's threads print through this hook where the event loop they report to is gone."""
+
+  def __init__(self, otherwise: Callable[[Any], None]):
+    self._otherwise = otherwise
+
+  def __call__(self, unraisable: Any) -> None:
+    if 'Event loop is closed' not in str(unraisable.exc_value) or _log.isEnabledFor(logging.DEBUG):
+      self._otherwise(unraisable)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

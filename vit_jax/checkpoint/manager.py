@@ -53,7 +53,7 @@ class Manager:
     Raises:
       UserError: the directory cannot be written.
     """
-    logging.getLogger('absl').addFilter(failures.orbax_record_wanted)
+    failures.hush()
     self._directory = _absolute(directory)
     self._best = Best(checkpoint.best)
     self._policies = [checkpoint_managers.LatestN(checkpoint.keep), self._best]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from sklearn import datasets, model_selection
 
 from vit_jax.data.records import Record, label_map, select
 
@@ -15,6 +14,8 @@ class DigitsSource:
 
   def __init__(self, split: str, class_names: Sequence[str] | None = None):
     """Raises UserError for a split that is not there."""
+    from sklearn import datasets, model_selection  # here: it takes a second that other sources need not wait
+
     images, labels = datasets.load_digits(return_X_y=True)
     images = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     numbers = model_selection.train_test_split(

@@ -1,5 +1,6 @@
 """A run from beginning to end: everything is built, then one loop trains, evaluates and saves."""
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Iterator
@@ -97,7 +98,13 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
     'examples': examples,
   }
   guard = FiniteGuard(config, pipeline, manager, workdir)
-  with StopSignal() as stop, pipeline.stream(first_step, total) as batches:
+  with (
+    manager,
+    contextlib.closing(log),
+    contextlib.closing(screen),
+    StopSignal() as stop,
+    pipeline.stream(first_step, total) as batches,
+  ):
     speed.restart()
     for step in range(first_step + 1, total + 1):
       batch = timed_next(batches, speed)
@@ -122,16 +129,12 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
       saving = step % save_every == 0 or step == total or stopping
       if saving:
         guard.flush()
-        manager.save(step, state.items(), meta, metrics=scores or None)
+        best = scores if config.checkpoint.best in scores else None
+        manager.save(step, state.items(), meta, metrics=best)
       if stopping:
-        manager.close()
-        screen.close()
         raise Preempted(f'Stopped at step {step} of {total} after saving {manager.path(step)}.')
       if values or scores or saving:
         speed.restart()
-  manager.close()
-  log.close()
-  screen.close()
   finish(workdir, manager, total, screen)
 
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import time
 
+import jax
 import tensorboardX
 
 # bf16 peak of one JAX device in FLOP/s, by `device_kind` (v2, v3: a core; from v4 on: a chip).
@@ -22,28 +23,35 @@ PEAK_FLOPS = {
 
 
 class MetricsLog:
-  """Appends a line a logged step to `metrics.jsonl`, and the same numbers to TensorBoard.
+  """Appends a line a logged step to `metrics.jsonl`, and the same numbers to TensorBoard, on process 0.
 
   A resumed run continues where its checkpoint was: later lines, which it will compute again, are
   dropped, and so is a line that a kill cut short.
   """
 
   def __init__(self, workdir: pathlib.Path, resume_step: int):
-    self._path = workdir / 'metrics.jsonl'
+    self._writes = jax.process_index() == 0
+    if not self._writes:
+      return
+    path = workdir / 'metrics.jsonl'
     kept = [line for line in read_metrics(workdir) if line['step'] <= resume_step]
-    partial = self._path.with_suffix('.jsonl.partial')
+    partial = path.with_suffix('.jsonl.partial')
     partial.write_text(''.join(json.dumps(line) + '\n' for line in kept))
-    partial.replace(self._path)
-    self._file = self._path.open('a', buffering=1)
+    partial.replace(path)
+    self._file = path.open('a', buffering=1)
     self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=resume_step + 1)
 
   def write(self, step: int, values: dict[str, float]) -> None:
+    if not self._writes:
+      return
     self._file.write(json.dumps({'step': step, **values}) + '\n')
     for name, value in values.items():
       self._board.add_scalar(name, value, step)
     self._board.flush()
 
   def close(self) -> None:
+    if not self._writes:
+      return
     self._file.close()
     self._board.close()
 

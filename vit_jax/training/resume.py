@@ -37,10 +37,10 @@ def claim_workdir(config: config_lib.Config, workdir: pathlib.Path) -> None:
 
 def restore(manager: Manager, program: Program, class_names: tuple[str, ...]) -> TrainState | None:
   """The newest sound checkpoint's state; None where there is none."""
-  restored = manager.restore_newest(program.state.items())
-  if restored is None:
+  newest = manager.restore_newest({})
+  if newest is None:
     return None
-  _, items, meta = restored
+  meta = newest[2]
   if meta['class_names'] != list(class_names):
     changed = sorted(set(meta['class_names']) ^ set(class_names)) or ['their order']
     raise UserError(
@@ -48,4 +48,5 @@ def restore(manager: Manager, program: Program, class_names: tuple[str, ...]) ->
       f'(changed: {", ".join(changed[:5])}); '
       'restore the data, or begin a new --workdir.'
     )
+  _, items, _ = manager.restore_newest(program.state.items())
   return TrainState.from_items(items)

@@ -1,0 +1,251 @@
+"""What a person does wrong, against the real command: one sentence, exit code 2, nothing lost."""
+
+import io
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = """
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='4 steps',
+    batch_size=16,
+    model=Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+    data=Data(source='digits', image_size=(8, 8)),
+    evaluators={'test': Evaluator(split='test')},
+    checkpoint=Checkpoint(every='2 steps'),
+  ))
+"""
+
+
+def run(tmp_path: pathlib.Path, *flags: str, workdir: str | None = 'run') -> subprocess.CompletedProcess:
+  """`python -m vit_jax.main` on a small config, in a folder of its own."""
+  (tmp_path / 'config.py').write_text(CONFIG)
+  command = [sys.executable, '-m', 'vit_jax.main']
+  if not any(flag.startswith('--config=') for flag in flags):
+    command.append('--config=config.py')
+  if workdir is not None:
+    command.append(f'--workdir={workdir}')
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), TFDS_DATA_DIR=str(tmp_path / 'tfds'))
+  return subprocess.run(
+    [*command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+  )
+
+
+def assert_said(result: subprocess.CompletedProcess, *texts: str) -> None:
+  """Exit code 2, no traceback, and a last line that says it all."""
+  assert result.returncode == 2, result.stdout + result.stderr
+  assert 'Traceback' not in result.stderr
+  said = result.stderr.strip().splitlines()[-1]
+  for text in texts:
+    assert text in said, said
+
+
+def assert_done(result: subprocess.CompletedProcess) -> None:
+  assert result.returncode == 0, result.stdout + result.stderr
+  assert 'Done after 4 steps' in result.stdout
+
+
+@pytest.mark.parametrize(
+  ('flags', 'texts'),
+  [
+    (['--config.modle.width=3'], ['modle', 'model']),
+    (['--config.model.widht=3'], ['widht', 'width']),
+    (['--config.batch_size=many'], ['config.batch_size', 'many']),
+    (['--config.model.pool=max'], ['config.model.pool', "'gap'"]),
+    (['--config.schedule.learning_rate=-0.1'], ['config.schedule.learning_rate', 'at least 0']),
+    (['--config.total=3 weeks'], ['config.total', '3 weeks', '90 epochs']),
+    (['--worddir=x'], ['worddir', 'workdir']),
+    (['--config=missing.py'], ['missing.py']),
+    (['train'], ["'train' is not a flag"]),
+  ],
+  ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_wrong_flags(tmp_path, flags, texts):
+  assert_said(run(tmp_path, *flags), *texts)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_no_workdir(tmp_path):
+  assert_said(run(tmp_path, workdir=None), '--workdir')
+
+
+@pytest.mark.parametrize(
+  ('flags', 'texts'),
+  [
+    (['--config.batch_size=12'], ['batch', '12', 'config.mesh']),
+    (['--config.data.image_size=(10,8)'], ['config.data.image_size', '4 pixels', '8, 8']),
+    (['--config.model.variant=B/17'], ['B/17', 'B/16']),
+    (['--config.mesh.data=3'], ['config.mesh', '8 here']),
+    (['--config.data.source=tfds:cifer10'], ['cifer10']),
+    (['--config.data.source=mnist'], ['mnist', "'digits'", 'tfds:NAME']),
+    (['--config.data.split=trian'], ['trian', 'train']),
+    (['--config.data.source=folder:/no/such/folder'], ['/no/such/folder']),
+    (['--config.data.num_classes=3'], ['config.data.num_classes', '10 classes']),
+    (['--config.optimizer.freeze=("^stem",)'], ['config.optimizer.freeze', '^stem', 'blocks']),
+    (['--config.schedule.warmup=9 steps'], ['warmup', '4 steps']),
+    (['--config.checkpoint.best=val/accuracy'], ['config.checkpoint.best', 'test/accuracy']),
+    (['--mode=eval'], ['no checkpoint', 'run']),
+  ],
+  ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_wrong_options(tmp_path, flags, texts):
+  assert_said(run(tmp_path, *flags), *texts)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+  result = run(tmp_path, '--config.schedule.learning_rate=1e38', '--config.optimizer.name=sgd')
+  assert_said(result, 'not finite', 'nonfinite_step_', 'config.nonfinite=skip')
+  (report,) = (tmp_path / 'run' / 'report').glob('nonfinite_step_*.json')
+  assert '"records": [' in report.read_text()
+
+
+def test_another_config_on_the_same_workdir(tmp_path):
+  assert_done(run(tmp_path))
+  before = sorted(tmp_path.rglob('run/**/*'))
+  said = run(tmp_path, '--config.model.depth=2', '--config.seed=1')
+  assert_said(said, 'model.depth (1 there, 2 here)', 'seed (0 there, 1 here)', 'another --workdir')
+  assert sorted(tmp_path.rglob('run/**/*')) == before
+  # What does not change the result may differ; and a run that is complete says so again.
+  assert_done(run(tmp_path, '--config.log_every=1 steps', '--config.mesh.fsdp=2'))
+
+
+def test_a_workdir_that_is_a_file(tmp_path):
+  (tmp_path / 'run').write_text('mine')
+  assert_said(run(tmp_path), str(tmp_path / 'run'))
+  assert (tmp_path / 'run').read_text() == 'mine'
+
+
+@pytest.fixture
+def mount(tmp_path):
+  """Mounts a small file system at tmp_path / 'mount'."""
+  point = tmp_path / 'mount'
+  point.mkdir()
+
+  def mount(options: str):
+    command = ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(point)]
+    if subprocess.run(command, capture_output=True).returncode:
+      pytest.skip('this test mounts a small file system, which is not permitted here')
+    return point
+
+  yield mount
+  subprocess.run(['umount', str(point)], capture_output=True)
+
+
+def test_a_read_only_workdir(tmp_path, mount):
+  mount('size=1m,ro')
+  assert_said(run(tmp_path, workdir='mount/run'), 'mount/run', 'ead-only')
+
+
+def test_a_full_disk(tmp_path, mount):
+  mount('size=1200k')  # enough for the first checkpoint of this small model, or for none
+  result = run(tmp_path, '--config.model.width=128', '--config.model.mlp_dim=512', workdir='mount/run')
+  assert_said(result, 'full', 'mount/run')
+
+
+def image_bytes(mode: str = 'RGB', kind: str = 'jpeg', seed: int = 0) -> bytes:
+  channels = {'RGB': 3, 'CMYK': 4, 'L': 1, 'I;16': 1, 'RGBA': 4}[mode]
+  high, dtype = (65536, np.uint16) if mode == 'I;16' else (256, np.uint8)
+  shape = (20, 24, channels) if channels > 1 else (20, 24)
+  pixels = np.random.default_rng(seed).integers(0, high, shape).astype(dtype)
+  target = io.BytesIO()
+  Image.fromarray(pixels, mode=mode if mode == 'CMYK' else None).save(target, kind)
+  return target.getvalue()
+
+
+def bomb(side: int = 50_000) -> bytes:
+  """A PNG of some bytes that claims side x side pixels."""
+
+  def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+
+  header = struct.pack('>IIBBBBB', side, side, 8, 2, 0, 0, 0)
+  return (
+    b'\x89PNG\r\n\x1a\n'
+    + chunk(b'IHDR', header)
+    + chunk(b'IDAT', zlib.compress(bytes(1000)))
+    + chunk(b'IEND', b'')
+  )
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A folder of images: classes cat and dog, 10 to train on and 4 to evaluate."""
+  for split, count in (('train', 10), ('val', 4)):
+    for label, name in enumerate(('cat', 'dog')):
+      (tmp_path / 'images' / split / name).mkdir(parents=True)
+      for number in range(count):
+        content = image_bytes(seed=1000 * label + number)
+        (tmp_path / 'images' / split / name / f'{number}.jpg').write_bytes(content)
+  return tmp_path / 'images'
+
+
+OF_FOLDER = ['--config.data.source=folder:images', '--config.evaluators.test.split=val']
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'said'),
+  [
+    ('cut.jpg', image_bytes()[:-200], 'cut.jpg'),
+    ('text.jpg', b'this is no image', 'text.jpg'),
+    ('empty.png', b'', 'empty.png'),
+    ('bomb.png', bomb(), '50000'),
+  ],
+)
+def test_a_bad_image_stops_the_run_by_name(tmp_path, folder, name, content, said):
+  (folder / 'train' / 'cat' / name).write_bytes(content)
+  assert_said(run(tmp_path, *OF_FOLDER), name, said)
+
+
+def test_strange_images_and_a_relative_workdir_work(tmp_path, folder):
+  for name, content in {
+    'gray.jpg': image_bytes('L'),
+    'cmyk.jpg': image_bytes('CMYK'),
+    '16bit.png': image_bytes('I;16', 'png'),
+    'alpha.png': image_bytes('RGBA', 'png'),
+  }.items():
+    (folder / 'train' / 'dog' / name).write_bytes(content)
+    (folder / 'val' / 'dog' / name).write_bytes(content)
+  result = run(tmp_path, *OF_FOLDER, workdir='relative/run')
+  assert_done(result)
+  assert '24 images, 2 classes: cat, dog' in result.stdout
+  assert (tmp_path / 'relative' / 'run' / 'checkpoints' / '4').is_dir()
+
+
+def test_classes_of_train_and_val(tmp_path, folder):
+  for path in (folder / 'val' / 'dog').iterdir():
+    path.unlink()
+  (folder / 'val' / 'dog').rmdir()
+  result = run(tmp_path, *OF_FOLDER)
+  assert_done(result)
+  assert 'dog' in result.stderr  # a warning: no example of it is evaluated
+  (folder / 'val' / 'wolf').mkdir()
+  (folder / 'val' / 'wolf' / '0.jpg').write_bytes(image_bytes())
+  assert_said(run(tmp_path, *OF_FOLDER, workdir='other'), 'wolf')
+
+
+def test_an_empty_folder(tmp_path):
+  (tmp_path / 'images').mkdir()
+  assert_said(run(tmp_path, *OF_FOLDER), 'images')
+
+
+def test_a_missing_split(tmp_path, folder):
+  flags = ['--config.data.source=folder:images', '--config.evaluators.test.split=test2']
+  assert_said(run(tmp_path, *flags), 'test2', 'val')
+
+
+def test_a_class_added_while_the_run_was_stopped(tmp_path, folder):
+  assert_done(run(tmp_path, *OF_FOLDER))
+  (folder / 'train' / 'bird').mkdir()
+  (folder / 'train' / 'bird' / '0.jpg').write_bytes(image_bytes())
+  assert_said(run(tmp_path, *OF_FOLDER), 'bird', 'new --workdir')
