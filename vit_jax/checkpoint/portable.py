@@ -31,6 +31,8 @@ class Preprocess:
   std: tuple[float, ...] = (0.5,)
   # None: squash to `size`. Otherwise resize the shorter side to so many pixels, and cut the middle.
   shorter: int | None = None
+  # In place of `shorter`: squash to this height and width, and cut the middle (DeiT in transformers).
+  whole: tuple[int, int] | None = None
   method: str = 'bilinear'  # 'nearest', 'bilinear', 'bicubic' or, with antialias, 'lanczos'
   # Pillow's resize (uint8, its kernel widened when it shrinks), which Hugging Face's checkpoints were
   # trained with; otherwise float32, half-pixel centres and no antialiasing, as the original's.
@@ -60,10 +62,11 @@ class Preprocess:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
     height, width = self.size
     if self.shorter is None:
-      return self._resize(image, self.size)
-    # Rounded down, as torchvision and transformers do.
-    scale = self.shorter / min(image.shape[:2])
-    whole = tuple(max(int(side * scale), wanted) for side, wanted in zip(image.shape[:2], self.size))
+      whole = self.whole or self.size
+    else:
+      # Rounded down, as torchvision and transformers do.
+      scale = self.shorter / min(image.shape[:2])
+      whole = tuple(max(int(side * scale), wanted) for side, wanted in zip(image.shape[:2], self.size))
     image = self._resize(image, whole)
     top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
     return image[top : top + height, left : left + width]
@@ -92,6 +95,10 @@ class Portable:
   params: dict[str, Any]
   preprocess: Preprocess
   class_names: tuple[str, ...] | None = None
+  # How its own project resizes the position embedding to another grid: 'linear' with aligned corners
+  # (the original), torch's 'bicubic' (half-pixel centres, a = -0.75, edges repeated), or
+  # 'bicubic_antialias' (torch's and Pillow's: a = -0.5, weights cut off at the edges).
+  position_resize: str = 'linear'
   notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
 
 
