@@ -1,0 +1,253 @@
+"""The original project's files: a flat .npz, in the naming of 2020 or the later one of Linen.
+
+The architecture is read off the names and shapes. What they do not tell is an argument, with what the
+original's models have as its default: the tanh approximation of GELU and an epsilon of 1e-6.
+"""
+
+import dataclasses
+import os
+import re
+
+import jax
+import numpy as np
+
+from vit_jax import config
+from vit_jax.checkpoint import tree
+from vit_jax.checkpoint.architecture import Architecture, infer
+from vit_jax.checkpoint.npz import Archive, Writer
+from vit_jax.checkpoint.portable import Portable, Preprocess
+from vit_jax.errors import UserError
+
+# What is put before the names by a training run of the original or by LiT, and what the file may hold
+# beside the model then.
+_PREFIXES = {
+  'opt/target/': r'opt/state/.*|extra/.*',
+  'params/img/': r'params/(txt/.*|t)',
+  'params/': r'(opt|state|extra)/.*',
+  'img/': r'txt/.*|t',
+  '': '',
+}
+
+NAMINGS = ('2020', 'linen')
+# Our path -> theirs, in each naming; 'kernel', 'bias' and 'scale' are called the same.
+_NAMES = {
+  'class_token': ('cls', 'cls'),
+  'position_embedding': ('Transformer/posembed_input/pos_embedding',) * 2,
+  'patch_embedding': ('embedding', 'embedding'),
+  'norm': ('Transformer/encoder_norm', 'Transformer/encoder_norm'),
+  'representation': ('pre_logits', 'pre_logits'),
+  'head': ('head', 'head'),
+}
+_BLOCK_NAMES = {
+  'attention_norm': ('LayerNorm_0', 'LayerNorm_0'),
+  'attention': ('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'),
+  'mlp_norm': ('LayerNorm_2', 'LayerNorm_1'),
+  'mlp/dense_in': ('MlpBlock_3/Dense_0', 'MlpBlock_0/Dense_0'),
+  'mlp/dense_out': ('MlpBlock_3/Dense_1', 'MlpBlock_0/Dense_1'),
+}
+_BLOCK = 'Transformer/encoderblock_{}/'
+
+
+def read(
+  path: str | os.PathLike,
+  *,
+  image_size: tuple[int, int] | None = None,
+  gelu: str = 'tanh',
+  norm_epsilon: float = 1e-6,
+  pool: str | None = None,
+) -> Portable:
+  """A file of the original project, or one in its format.
+
+  Args:
+    path: the file.
+    image_size: that the model was trained with, read where its patches are not a square.
+    gelu: 'tanh' or 'erf'.
+    norm_epsilon: of every LayerNorm.
+    pool: None: the class token if there is one, else the mean of all tokens. 'none': logits of every token.
+
+  Raises:
+    UserError: a damaged file, or one whose tensors are not those of a model we know.
+  """
+  with Archive(path) as archive:
+    stored, notes = _stored(archive)
+    found = infer(archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size)
+    found = found._replace(model=_told(found.model, gelu, norm_epsilon, pool))
+    params = _read_params(archive, stored, found)
+  head = params['head']
+  if not found.num_classes:
+    notes += (f'{archive.path.name} has no head; it is for features, or to fine-tune with num_classes=….',)
+  elif not head['kernel'].any() and not head['bias'].any():
+    notes += (
+      f'The head of {archive.path.name} is all zeros, so that every class gets the same logit; it is for '
+      f'features, or to fine-tune with num_classes=….',
+    )
+  preprocess = Preprocess.from_range(found.image_size, -1.0, 1.0, channels=found.channels)
+  return Portable(*found, params, preprocess, notes=notes)
+
+
+def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') -> tuple[str, ...]:
+  """Writes the parameters as a file of the original project.
+
+  Args:
+    portable: the model.
+    path: the file; what is there is replaced once the new one is complete.
+    naming: '2020', which all readers of these files know, or 'linen'.
+
+  Returns:
+    Sentences on what the format cannot tell its reader.
+
+  Raises:
+    UserError: the model has what the format has no name for.
+  """
+  column = NAMINGS.index(naming)
+  flat = tree.flatten(portable.params)
+  names = {parameter: _name(parameter, column) for parameter in flat}
+  unknown = sorted(parameter for parameter, name in names.items() if name is None)
+  if unknown:
+    raise UserError(
+      f'The released format has no place for {", ".join(unknown)}; save this model as a run or as a Hugging '
+      f'Face folder.'
+    )
+  with Writer(path) as writer:
+    for parameter, name in names.items():
+      array = np.asarray(flat[parameter])
+      if not array.size:  # the head of a model that has none
+        continue
+      if '{}' in name:
+        for block, part in enumerate(array):
+          writer.write(name.format(block), part)
+      else:
+        writer.write(name, array)
+  return _untold(portable)
+
+
+def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
+  """The names of the format -> those in the file, without what lies beside the model; and what to say of it."""
+  names = list(archive.shapes)
+  prefix = next(
+    prefix for prefix in _PREFIXES if any(name.startswith(prefix) for name in names) or not prefix
+  )
+  beside = [name for name in names if _PREFIXES[prefix] and re.fullmatch(_PREFIXES[prefix], name)]
+  notes = ()
+  if beside:
+    others = 'other tensors' if len(beside) > 1 else 'other tensor'
+    notes = (
+      f'{archive.path.name} holds {len(beside)} {others} beside the model ({_some(beside)}), not read.',
+    )
+  model = [name for name in names if name not in beside]
+  for name in model:
+    if not name.startswith(prefix):
+      raise _extra(archive, [name])
+  return {name.removeprefix(prefix): name for name in model}, notes
+
+
+def _told(model: config.Model, gelu: str, norm_epsilon: float, pool: str | None) -> config.Model:
+  """The model with what no tensor tells."""
+  model = dataclasses.replace(model, gelu=gelu, norm_epsilon=norm_epsilon)
+  if pool is None or pool == model.pool:
+    return model
+  class_token = model.pool == 'token'
+  if pool == 'token' and not class_token:
+    raise UserError("pool is 'token', but the file has no class token; leave pool out.")
+  return dataclasses.replace(model, pool=pool, class_token=class_token)
+
+
+def _read_params(archive: Archive, stored: dict[str, str], found: Architecture) -> dict:
+  """The parameters, each read to its place in the array that holds it.
+
+  Args:
+    archive: the file.
+    stored: the names of the format -> those in the file.
+    found: the architecture.
+  """
+  try:
+    _, shapes = tree.shapes(*found)
+  except UserError as error:
+    raise UserError(f'{archive.path} fits no architecture we know: {error}') from error
+  column = int(any('/MlpBlock_0/' in key for key in stored))
+  places = {}  # their name -> our path, block number or None
+  for path, leaf in shapes.items():
+    name = _name(path, column)
+    if path.startswith('head/') and not found.num_classes:
+      continue
+    if '{}' in name:
+      places |= {name.format(block): (path, block) for block in range(leaf.shape[0])}
+    else:
+      places[name] = (path, None)
+  _check_complete(archive, stored, shapes, places)
+  params = {path: np.empty(leaf.shape, np.float32) for path, leaf in shapes.items()}
+  for key, (path, block) in places.items():
+    archive.read_into(stored[key], params[path] if block is None else params[path][block])
+  return tree.unflatten(params)
+
+
+def _check_complete(
+  archive: Archive,
+  stored: dict[str, str],
+  shapes: dict[str, jax.ShapeDtypeStruct],
+  places: dict[str, tuple[str, int | None]],
+) -> None:
+  """Raises UserError where a tensor is missing, of another shape, or one too many."""
+  missing = sorted(places.keys() - stored.keys())
+  if missing:
+    raise UserError(
+      f'{archive.path} has no tensor {_some(missing)}, which a model of its shapes needs; the file is '
+      f'incomplete, get it again.'
+    )
+  extra = sorted(stored.keys() - places.keys())
+  if extra:
+    raise _extra(archive, extra)
+  for key, (path, block) in places.items():
+    shape = archive.shapes[stored[key]]
+    wanted = shapes[path].shape if block is None else shapes[path].shape[1:]
+    # The scale and bias of a GroupNorm are (1, 1, 1, C) in the naming of 2020.
+    if shape != wanted and shape != (1, 1, 1, *wanted):
+      raise UserError(
+        f'{archive.path} has {key} of shape {shape} where its other tensors ask for {wanted}; it fits no '
+        f'architecture we know.'
+      )
+
+
+def _extra(archive: Archive, names: list[str]) -> UserError:
+  return UserError(
+    f'{archive.path} has the tensor {_some(names)}, which belongs to no model we know; remove it, or choose '
+    f'another file.'
+  )
+
+
+def _some(names: list[str]) -> str:
+  return names[0] + (f' (and {len(names) - 1} more)' if len(names) > 1 else '')
+
+
+def _name(path: str, column: int) -> str | None:
+  """Their name of a parameter, with {} for the number of the block; None: there is none."""
+  names, prefix = _NAMES, ''
+  if path.startswith('blocks/'):
+    names, prefix, path = _BLOCK_NAMES, _BLOCK, path.removeprefix('blocks/')
+  for ours, theirs in names.items():
+    if path == ours or path.startswith(ours + '/'):
+      return prefix + theirs[column] + path.removeprefix(ours)
+  return None
+
+
+def _untold(portable: Portable) -> tuple[str, ...]:
+  """What a reader of the file must be told."""
+  model = portable.model
+  arguments = []
+  if model.gelu != 'tanh':
+    arguments.append(f'gelu={model.gelu!r}')
+  if model.norm_epsilon != 1e-6:
+    arguments.append(f'norm_epsilon={model.norm_epsilon:g}')
+  if model.pool not in ('token', 'gap') or (model.pool == 'gap' and model.class_token):
+    arguments.append(f'pool={model.pool!r}')
+  if portable.image_size[0] != portable.image_size[1]:
+    arguments.append(f'image_size={portable.image_size}')
+  notes = []
+  if arguments:
+    notes.append(f'The file cannot say how it is to be computed: load it with {", ".join(arguments)}.')
+  plain = Preprocess.from_range(portable.image_size, -1.0, 1.0, channels=portable.channels)
+  if portable.preprocess != plain:
+    notes.append('The file does not tell how its images are prepared, which is not as in the original.')
+  if portable.class_names:
+    notes.append('The file does not hold the names of the classes.')
+  return tuple(notes)
