@@ -58,6 +58,13 @@ class Preprocess:
     offset = -np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)
     return (pixels * scale + offset).astype(np.float32)
 
+  def at(self, size: tuple[int, int]) -> 'Preprocess':
+    """The same for another size of the model's input; what is cut off keeps its share of the image."""
+    ratios = tuple(new / old for new, old in zip(size, self.size))
+    shorter = self.shorter and round(self.shorter * max(ratios))
+    whole = self.whole and tuple(round(side * ratio) for side, ratio in zip(self.whole, ratios))
+    return dataclasses.replace(self, size=tuple(size), shorter=shorter, whole=whole)
+
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
     height, width = self.size
