@@ -160,6 +160,22 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Init:
+  """Where the parameters of step 0 come from; the rest of the model begins as without a checkpoint."""
+
+  # A released .npz, a training run or a Hugging Face folder: its path, an https:// or gs:// address of
+  # an .npz, or a released file's short name such as 'imagenet21k/ViT-B_16'. None: random parameters.
+  checkpoint: str | None = None
+  # To another grid: 'linear' (aligned corners, the original's), 'bilinear' (half-pixel centres), 'bicubic'
+  # or 'bicubic_antialias' (both as torch has them). None: as the checkpoint's own project does it.
+  position_resize: str | None = None
+  # Regexes of the model's parameters that begin anew, whatever the checkpoint has.
+  reinitialise: tuple[str, ...] = ('^head/',)
+  # Regexes of the checkpoint's tensors that are left out where the model has no place for them.
+  ignore: tuple[str, ...] = ('^representation/',)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
   """A run."""
 
@@ -168,6 +184,7 @@ class Config:
   batch_size: int = 512  # images a step, over all devices
   accumulation: int = 1  # parts of a batch computed one after the other, to save memory
   model: Model = Model()
+  init: Init = Init()
   data: Data = Data()
   evaluators: dict[str, Evaluator] = dataclasses.field(default_factory=dict)  # name -> evaluator
   loss: Loss = Loss()
@@ -190,6 +207,7 @@ _CHOICES = {
   'model.gelu': ('tanh', 'erf'),
   'model.dtype': ('float32', 'bfloat16'),
   'model.remat': ('none', 'block', 'dots'),
+  'init.position_resize': (None, 'linear', 'bilinear', 'bicubic', 'bicubic_antialias'),
   'data.channels': (1, 3),
   'data.crop': ('inception', 'random', 'central', 'resize'),
   'loss.name': ('softmax', 'sigmoid'),
@@ -332,7 +350,7 @@ def validate(config: Config) -> None:
   for name, evaluator in config.evaluators.items():
     if evaluator.crop not in ('resize', 'central'):
       raise UserError(f"config.evaluators.{name}.crop is {evaluator.crop!r}; choose 'resize' or 'central'.")
-  for path in ('optimizer.freeze', 'optimizer.lr_multipliers'):
+  for path in ('init.reinitialise', 'init.ignore', 'optimizer.freeze', 'optimizer.lr_multipliers'):
     for item in flat[path]:
       _check_regex(path, item if isinstance(item, str) else item[0])
 

@@ -122,7 +122,7 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
 
 
 def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
-  """The names of the format -> those in the file, without what lies beside the model; and what to say of it."""
+  """The names of the format -> those in the file, without what lies beside the model; and a note on that."""
   names = list(archive.shapes)
   prefix = next(
     prefix for prefix in _PREFIXES if any(name.startswith(prefix) for name in names) or not prefix
