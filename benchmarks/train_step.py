@@ -1,0 +1,160 @@
+"""Our training step against Hugging Face's ViT on PyTorch, and scanned against unrolled blocks.
+
+  pip install -e . && pip install torch==2.13.0 transformers
+  python benchmarks/train_step.py
+
+Each contender is a process of its own, which builds its model, waits, and runs some steps when it is its
+turn; turns alternate, so that whatever else the machine does falls on all of them. All train the same ViT
+with AdamW and clipping, from images that are there already, in float32 on the CPU.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+CONTENDERS = ('peer', 'scanned', 'unrolled')
+SIZES = {'S/16': (384, 12, 6, 1536), 'Ti/16': (192, 12, 3, 768)}  # width, blocks, heads, hidden
+CLASSES = 1000
+
+
+def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: bool):
+  """(a function that takes a step, what was compiled in how many seconds)."""
+  del threads  # XLA takes the cores there are
+  import jax
+  import numpy as np
+
+  from vit_jax import config as c
+  from vit_jax.parallel.mesh import make_mesh
+  from vit_jax.training.step import make_train_step
+
+  config = c.Config(
+    total='1000 steps',
+    batch_size=batch_size,
+    model=c.Model(variant=variant, unroll=unroll),
+    data=c.Data(image_size=(image_size, image_size)),
+    optimizer=c.Optimizer(weight_decay=0.1, clip_norm=1.0),
+  )
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=CLASSES, examples=1000)
+  begin = time.perf_counter()
+  step = program.step.lower(program.state, program.batch).compile()
+  seconds = time.perf_counter() - begin
+  temporary = step.memory_analysis().temp_size_in_bytes / 2**20
+  state = program.init(np.uint32(0))
+  rng = np.random.default_rng(0)
+  batch = {
+    'image': rng.integers(0, 256, program.batch['image'].shape, dtype=np.uint8),
+    'label': rng.integers(0, CLASSES, batch_size).astype(np.int32),
+  }
+  batch = jax.tree.map(lambda x, leaf: jax.device_put(x, leaf.sharding), batch, program.batch)
+
+  def run() -> None:
+    nonlocal state
+    state, _ = step(state, batch)
+    jax.block_until_ready(state)
+
+  return run, f'compiled in {seconds:.1f} s, {temporary:.0f} MiB of temporaries'
+
+
+def peer(variant: str, batch_size: int, image_size: int, threads: int):
+  """transformers.ViTForImageClassification with torch.optim.AdamW."""
+  import torch
+  import transformers
+
+  torch.set_num_threads(threads)
+  width, depth, heads, hidden = SIZES[variant]
+  config = transformers.ViTConfig(
+    hidden_size=width,
+    num_hidden_layers=depth,
+    num_attention_heads=heads,
+    intermediate_size=hidden,
+    hidden_act='gelu_pytorch_tanh',
+    image_size=image_size,
+    patch_size=int(variant.split('/')[1]),
+    num_labels=CLASSES,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+  )
+  model = transformers.ViTForImageClassification(config).train()
+  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+  images = torch.randint(0, 256, (batch_size, 3, image_size, image_size), dtype=torch.uint8)
+  labels = torch.randint(0, CLASSES, (batch_size,))
+
+  def run() -> None:
+    optimizer.zero_grad()
+    loss = model(images.float() / 127.5 - 1, labels=labels).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+  attention = config._attn_implementation
+  return run, f'torch {torch.__version__}, transformers {transformers.__version__}, {attention} attention'
+
+
+def work(name: str, args: argparse.Namespace) -> None:
+  """A contender's process: one line in is a turn, one line out its seconds a step."""
+  settings = (args.variant, args.batch_size, args.image_size, args.threads)
+  run, text = peer(*settings) if name == 'peer' else ours(*settings, unroll=name == 'unrolled')
+  _time(run, 2)
+  print(text, flush=True)
+  for line in sys.stdin:
+    seconds = _time(run, int(line))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f'{seconds} {peak:.0f}', flush=True)
+
+
+def _time(run: Callable[[], None], steps: int) -> float:
+  begin = time.perf_counter()
+  for _ in range(steps):
+    run()
+  return (time.perf_counter() - begin) / steps
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--variant', default='S/16', choices=SIZES)
+  parser.add_argument('--batch_size', type=int, default=8)
+  parser.add_argument('--image_size', type=int, default=224)
+  parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
+  parser.add_argument('--turns', type=int, default=15)
+  parser.add_argument('--steps', type=int, default=2, help='in a turn')
+  parser.add_argument('--contender', choices=CONTENDERS, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.contender:
+    return work(args.contender, args)
+
+  command = [sys.executable, __file__, *sys.argv[1:]]
+  processes, texts = {}, {}
+  for name in CONTENDERS:  # one after the other: a compilation is timed too
+    processes[name] = subprocess.Popen(
+      [*command, f'--contender={name}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    texts[name] = processes[name].stdout.readline().strip()
+  seconds = {name: [] for name in CONTENDERS}
+  peaks = {}
+  for _ in range(args.turns):
+    for name, process in processes.items():
+      process.stdin.write(f'{args.steps}\n')
+      process.stdin.flush()
+      taken, peaks[name] = process.stdout.readline().split()
+      seconds[name].append(float(taken))
+  for process in processes.values():
+    process.stdin.close()
+    process.wait()
+
+  print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, float32, {args.turns} turns')
+  medians = {name: statistics.median(times) for name, times in seconds.items()}
+  for name, times in seconds.items():
+    ratio = statistics.median(p / t for p, t in zip(seconds['peer'], times, strict=True))
+    rate = args.batch_size / medians[name]
+    print(
+      f'{name:9} median {medians[name]:.3f} s, lowest {min(times):.3f} s, {rate:.2f} images/s, {ratio:.2f} × '
+      f'the speed of the peer; peak {peaks[name]} MiB; {texts[name]}'
+    )
+
+
+if __name__ == '__main__':
+  main()
