@@ -22,16 +22,23 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The Vision Transformer (paper, section 3.1)."""
+  """The Vision Transformer (paper, section 3.1), a hybrid with a ResNet, or an MLP-Mixer."""
 
-  # A named size, such as 'Ti/16', 'B/32' or 'H/14' (models/variants.py has the table), or 'custom'.
+  # A named size, such as 'Ti/16', 'H/14', 'R50+B/16' or 'Mixer-B/16' (models/variants.py has the table),
+  # or 'custom'.
   variant: str = 'B/16'
-  # Each of these replaces the variant's own value; 'custom' needs them all.
+  # Each of these replaces the variant's own value; 'custom' needs them all (an MLP-Mixer has no heads).
   patch: int | None = None  # pixels along a side of a patch
   width: int | None = None  # D, the size of a token
   mlp_dim: int | None = None  # hidden units of a block's MLP
   depth: int | None = None  # L, encoder blocks
   heads: int | None = None
+  # Bottlenecks in each stage of a ResNet that the patches are cut from; (): its root alone.
+  stem_blocks: tuple[int, ...] | None = None
+  stem_width: int = 64  # channels of that ResNet's root, a multiple of 32
+  # Hidden units of the MLP that mixes tokens: makes the network an MLP-Mixer, which has pool 'gap',
+  # stochastic depth and none of the options of attention, tokens and dropout.
+  tokens_mlp_dim: int | None = None
   # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
   # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
   # or 'none' (every token gets logits; such a model is for loading, it cannot be trained here).
@@ -43,7 +50,7 @@ class Model:
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   representation_size: int | None = None
   gelu: str = 'tanh'  # the approximation of the original code, or 'erf': the exact function
-  norm_epsilon: float = 1e-6
+  norm_epsilon: float = 1e-6  # of every norm
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
   # arXiv 2103.17239). None: no factors.
   layer_scale: float | None = None
@@ -237,7 +244,8 @@ def _to_dict(section: Any) -> dict[str, Any]:
     elif isinstance(value, dict):
       value = {name: _to_dict(item) for name, item in value.items()}
     elif value is None:
-      value = config_dict.placeholder(_without_none(hints[field.name]))
+      kind = _without_none(hints[field.name])
+      value = config_dict.placeholder(typing.get_origin(kind) or kind)
     result[field.name] = value
   return result
 
@@ -360,7 +368,7 @@ def _ranges(config: Config):
   inf, tiny = math.inf, 1e-12
   for path in ('batch_size', 'accumulation', 'data.threads', 'data.prefetch', 'checkpoint.keep'):
     yield path, 1, inf
-  for path in ('patch', 'width', 'mlp_dim', 'depth', 'heads', 'representation_size'):
+  for path in ('patch', 'width', 'mlp_dim', 'depth', 'heads', 'representation_size', 'tokens_mlp_dim'):
     yield f'model.{path}', 1, inf
   yield 'model.register_tokens', 0, inf
   yield 'model.norm_epsilon', tiny, 1

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy_vit
+import original
 import pytest
 import tiny
 from flax import nnx
@@ -105,11 +106,8 @@ def test_original_code(golden, name):
   changes, atol = GOLDEN[name]
   model = tiny.options(patch=8, width=64, mlp_dim=128, depth=2, **changes)
   graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
-  with np.load(golden / f'{name}.released.npz', allow_pickle=False) as file:
-    params = _from_released(dict(file))
+  params, expected = original.vit(golden / f'{name}.released.npz'), original.outputs(golden, name)
   assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, own)
-  with np.load(golden / f'{name}.io.npz', allow_pickle=False) as file:
-    expected = dict(file)
 
   def stages(params, x):
     vit = nnx.merge(graphdef, params)
@@ -126,40 +124,6 @@ def test_original_code(golden, name):
   np.testing.assert_allclose(tokens, expected['act/Transformer'], atol=atol)
   np.testing.assert_allclose(pre_logits, expected['act/pre_logits'], atol=atol)
   np.testing.assert_allclose(logits, expected['logits'], atol=atol)
-
-
-def _from_released(flat):
-  """Our nested parameters from the names of 2020."""
-
-  def block(*names):
-    count = len({name.split('/')[1] for name in flat if 'encoderblock' in name})
-    return {
-      leaf: jnp.stack([flat['/'.join((f'Transformer/encoderblock_{i}', *names, leaf))] for i in range(count)])
-      for leaf in ('scale', 'bias', 'kernel')
-      if '/'.join(('Transformer/encoderblock_0', *names, leaf)) in flat
-    }
-
-  def group(name):
-    return {key.split('/')[-1]: jnp.asarray(flat[key]) for key in flat if key.rpartition('/')[0] == name}
-
-  attention = 'MultiHeadDotProductAttention_1'
-  params = {
-    'patch_embedding': group('embedding'),
-    'position_embedding': jnp.asarray(flat['Transformer/posembed_input/pos_embedding']),
-    'blocks': {
-      'attention_norm': block('LayerNorm_0'),
-      'attention': {part: block(attention, part) for part in ('query', 'key', 'value', 'out')},
-      'mlp_norm': block('LayerNorm_2'),
-      'mlp': {'dense_in': block('MlpBlock_3', 'Dense_0'), 'dense_out': block('MlpBlock_3', 'Dense_1')},
-    },
-    'norm': group('Transformer/encoder_norm'),
-    'head': group('head'),
-  }
-  if 'cls' in flat:
-    params['class_token'] = jnp.asarray(flat['cls'])
-  if 'pre_logits/kernel' in flat:
-    params['representation'] = group('pre_logits')
-  return params
 
 
 def test_parameter_paths():
@@ -244,19 +208,12 @@ COUNTS = {
 
 @pytest.mark.parametrize('variant, pool', COUNTS)
 def test_parameter_count(variant, pool):
-  assert _count(config.Model(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
+  assert tiny.count(config.Model(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
 
 
 def test_parameter_count_with_representation():
   """imagenet21k/ViT-B_16 as released."""
-  assert _count(config.Model(variant='B/16', representation_size=768), 21_843) == 103_186_515
-
-
-def _count(model, num_classes):
-  def build():
-    return models.build(model, image_size=(224, 224), channels=3, num_classes=num_classes, rngs=nnx.Rngs(0))
-
-  return sum(x.size for x in jax.tree.leaves(nnx.state(nnx.eval_shape(build))))
+  assert tiny.count(config.Model(variant='B/16', representation_size=768), 21_843) == 103_186_515
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,14 @@ def build(model=None, *, image_size=(12, 8), channels=3, num_classes=5, **kwargs
   return graphdef, jax.tree_util.tree_map_with_path(random, nnx.to_pure_dict(shapes))
 
 
+def count(model, num_classes):
+  """Parameters of a model of 224 x 224 pixels, without memory for them."""
+  vit = nnx.eval_shape(
+    lambda: models.build(model, image_size=(224, 224), channels=3, num_classes=num_classes, rngs=nnx.Rngs(0))
+  )
+  return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(vit)))
+
+
 def images(batch=3, image_size=(12, 8), channels=3):
   """(B, H, W, C) float32 in [-1, 1]."""
   values = np.random.default_rng(1).uniform(-1, 1, (batch, *image_size, channels))

@@ -1,7 +1,5 @@
 """Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
 
-import functools
-
 import jax
 import numpy as np
 from flax import nnx
@@ -48,7 +46,8 @@ def apply(
   inputs = params, np.arange(depth), skip_rates
   if layers is not None:
     inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
-  z, _ = jax.lax.scan(_rematerialised(body, model), z, inputs, unroll=depth if model.unroll else 1)
+  body = rematerialised(body, model, loop=not model.unroll)
+  z, _ = jax.lax.scan(body, z, inputs, unroll=depth if model.unroll else 1)
   return z
 
 
@@ -70,16 +69,27 @@ def count(layer: int | None, depth: int) -> int | None:
   return layer + 1
 
 
-def _rematerialised(body, model: config.Model):
-  """The scan's body, of which the backward pass computes again what `remat` says."""
-  # Only a loop keeps XLA from merging what is computed again with what was computed first.
-  checkpoint = functools.partial(jax.checkpoint, prevent_cse=model.unroll)
+def rematerialised(function, model: config.Model, *, loop: bool = False):
+  """The function, of which the backward pass computes again what the config's `remat` says.
+
+  Args:
+    function: a block.
+    model: the config.
+    loop: whether the function is the body of a loop. Only a loop keeps XLA from merging what is
+      computed again with what was computed first; elsewhere it has to be told.
+  """
   match model.remat:
     case 'none':
-      return body
+      return function
     case 'block':
-      return checkpoint(body)
+      return jax.checkpoint(function, prevent_cse=not loop)
     case 'dots':
-      # Saves the products with kernels. Those of attention have batch dimensions (example, head)
-      # and are computed again: B*H*N*N numbers are the largest of a block, and cheap.
-      return checkpoint(body, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+      return jax.checkpoint(function, prevent_cse=not loop, policy=_is_product_with_kernel)
+
+
+def _is_product_with_kernel(primitive, *args, **params) -> bool:
+  """Products of attention are none: they have batch dimensions (example, head). Computed again, they are
+  cheap, and their B*H*N*N numbers are the largest of a block."""
+  if primitive is jax.lax.conv_general_dilated_p:
+    return True
+  return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)

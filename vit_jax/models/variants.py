@@ -1,4 +1,4 @@
-"""The named sizes of the Vision Transformer."""
+"""The named sizes of the Vision Transformer, the hybrids with a ResNet and the MLP-Mixer."""
 
 import dataclasses
 import difflib
@@ -9,17 +9,29 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """What decides the shapes of a Vision Transformer's blocks."""
+  """What decides the shapes of a network's blocks."""
 
-  patch: int  # pixels along a side of a patch
+  patch: int  # pixels along a side of a patch; in a hybrid, cells of the ResNet's output
   width: int  # D, the size of a token
   mlp_dim: int  # hidden units of a block's MLP
   depth: int  # L, encoder blocks
-  heads: int
+  heads: int | None = None  # None: no attention, an MLP-Mixer
+  stem_blocks: tuple[int, ...] | None = None  # bottlenecks in each stage of a hybrid's ResNet
+  stem_width: int = 64  # channels of its root
+  tokens_mlp_dim: int | None = None  # hidden units of an MLP-Mixer's MLP over tokens
+
+  @property
+  def stem_stride(self) -> int:
+    """Pixels along a side of a cell of the stem's output: 4 after the root, doubled by the later stages."""
+    if self.stem_blocks is None:
+      return 1
+    return 4 * 2 ** max(len(self.stem_blocks) - 1, 0)
 
 
 # The paper's table 1 (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling
-# Vision Transformers' (g, G).
+# Vision Transformers' (g, G). Hybrids: the paper, and 'How to train your ViT?' (arXiv 2106.10270), in
+# which R+Ti/16 is what they called it, although its tokens are of 32 pixels. 'MLP-Mixer' (arXiv
+# 2105.01601), table 1.
 VARIANTS = {
   'Ti/16': Sizes(patch=16, width=192, mlp_dim=768, depth=12, heads=3),
   'S/16': Sizes(patch=16, width=384, mlp_dim=1536, depth=12, heads=6),
@@ -32,6 +44,14 @@ VARIANTS = {
   'H/14': Sizes(patch=14, width=1280, mlp_dim=5120, depth=32, heads=16),
   'g/14': Sizes(patch=14, width=1408, mlp_dim=6144, depth=40, heads=16),
   'G/14': Sizes(patch=14, width=1664, mlp_dim=8192, depth=48, heads=16),
+  'R+Ti/16': Sizes(patch=8, width=192, mlp_dim=768, depth=12, heads=3, stem_blocks=()),
+  'R26+S/32': Sizes(patch=1, width=384, mlp_dim=1536, depth=12, heads=6, stem_blocks=(2, 2, 2, 2)),
+  'R26+B/32': Sizes(patch=1, width=768, mlp_dim=3072, depth=12, heads=12, stem_blocks=(2, 2, 2, 2)),
+  'R50+B/16': Sizes(patch=1, width=768, mlp_dim=3072, depth=12, heads=12, stem_blocks=(3, 4, 9)),
+  'R50+L/32': Sizes(patch=1, width=1024, mlp_dim=4096, depth=24, heads=16, stem_blocks=(3, 4, 6, 3)),
+  'Mixer-B/16': Sizes(patch=16, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
+  'Mixer-B/32': Sizes(patch=32, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
+  'Mixer-L/16': Sizes(patch=16, width=1024, mlp_dim=4096, depth=24, tokens_mlp_dim=512),
 }
 
 
@@ -44,7 +64,10 @@ def resolve(model: config.Model) -> Sizes:
   names = [field.name for field in dataclasses.fields(Sizes)]
   own = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
   if model.variant == 'custom':
-    missing = [f'config.model.{name}' for name in names if name not in own]
+    needed = ['patch', 'width', 'mlp_dim', 'depth', 'heads']
+    if 'tokens_mlp_dim' in own:
+      needed.remove('heads')
+    missing = [f'config.model.{name}' for name in needed if name not in own]
     if missing:
       raise UserError(f"config.model.variant is 'custom', which also needs {', '.join(missing)}.")
     sizes = Sizes(**own)
@@ -55,7 +78,7 @@ def resolve(model: config.Model) -> Sizes:
       f'config.model.variant {model.variant!r} is unknown; did you mean {_nearest(model.variant)!r} '
       f"(there are {', '.join(VARIANTS)} and 'custom')?"
     )
-  if sizes.width % sizes.heads:
+  if sizes.heads is not None and sizes.width % sizes.heads:
     raise UserError(
       f'config.model.width {sizes.width} does not divide into config.model.heads {sizes.heads} equal '
       'parts; change one of them.'
@@ -71,3 +94,22 @@ def _nearest(variant: str) -> str:
     return caseless, difflib.SequenceMatcher(None, variant, name).ratio()
 
   return max([*VARIANTS, 'custom'], key=likeness)
+
+
+def grid(sizes: Sizes, image_size: tuple[int, int]) -> tuple[int, int]:
+  """Patches down and across.
+
+  Raises:
+    UserError: they do not fit into the image.
+  """
+  cells = tuple(-(-side // sizes.stem_stride) for side in image_size)
+  if all(side % sizes.patch == 0 for side in cells):
+    return cells[0] // sizes.patch, cells[1] // sizes.patch
+  pixels = sizes.patch * sizes.stem_stride
+  below = tuple(max(side // pixels, 1) * pixels for side in image_size)
+  above = tuple(-(-side // pixels) * pixels for side in image_size)
+  nearest = ' or '.join(str(size) for size in dict.fromkeys((below, above)))
+  raise UserError(
+    f'config.data.image_size {tuple(image_size)} does not divide into patches of {pixels} pixels; '
+    f'the nearest sizes that do are {nearest}.'
+  )

@@ -6,12 +6,12 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax import config
-from vit_jax.errors import UserError
 from vit_jax.models import stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
-from vit_jax.models.variants import Sizes, resolve
+from vit_jax.models.resnet import Stem
+from vit_jax.models.variants import Sizes, grid, resolve
 
 
 class Block(nnx.Module):
@@ -80,14 +80,19 @@ class ViT(nnx.Module):
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
     sizes = resolve(model)
-    grid = _grid(image_size, sizes.patch)
+    rows, columns = grid(sizes, image_size)
     dtype = jnp.dtype(model.dtype)
     width = sizes.width
     class_token = has_class_token(model)
 
+    stem = None
+    if sizes.stem_blocks is not None:
+      stem = Stem(sizes, model, channels=channels, rngs=rngs, activation_sharding=activation_sharding)
+      channels = stem.outputs
+    self.stem = stem
     self.patch_embedding = PatchEmbedding(sizes.patch, channels, width, dtype=dtype, rngs=rngs)
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if class_token else None
-    length = grid[0] * grid[1] + class_token
+    length = rows * columns + class_token
     position = initializers.normal(0.02)(rngs.params(), (1, length, width), jnp.float32)
     self.position_embedding = nnx.Param(position)
     registers = (1, model.register_tokens, width)
@@ -121,7 +126,7 @@ class ViT(nnx.Module):
 
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class token, registers and patches, with positions (equation 1)."""
-    z = self.patch_embedding(images)
+    z = self.patch_embedding(images if self.stem is None else self.stem(images))
     if self.class_token is not None:
       z = jnp.concatenate([_repeat(self.class_token, z), z], axis=1)
     z = z + self.position_embedding[...].astype(z.dtype)
@@ -215,17 +220,4 @@ def build(
     num_classes=num_classes,
     rngs=rngs,
     activation_sharding=activation_sharding,
-  )
-
-
-def _grid(image_size: tuple[int, int], patch: int) -> tuple[int, int]:
-  """Patches down and across."""
-  if all(side % patch == 0 for side in image_size):
-    return image_size[0] // patch, image_size[1] // patch
-  below = tuple(max(side // patch, 1) * patch for side in image_size)
-  above = tuple(-(-side // patch) * patch for side in image_size)
-  nearest = ' or '.join(str(size) for size in dict.fromkeys((below, above)))
-  raise UserError(
-    f'config.data.image_size {tuple(image_size)} does not divide into patches of {patch} pixels; '
-    f'the nearest sizes that do are {nearest}.'
   )

@@ -1,0 +1,70 @@
+"""The ResNet stem of a hybrid in NumPy, float64 and plain loops, to test ours against. No JAX."""
+
+import math
+
+import numpy as np
+
+
+def forward(stem, images, epsilon=1e-6):
+  """(B, H, W, C) -> (B, h, w, C'): the feature map, of a nested dict of arrays under our names."""
+  x = _conv(np.asarray(images, np.float64), stem['root'], 2)
+  x = np.maximum(_norm(x, stem['root_norm'], epsilon), 0)
+  x = _windows(x, 3, 2, -np.inf).max(axis=(3, 4))
+  for block in sorted(name for name in stem if name.startswith('block')):
+    for unit in sorted(stem[block]):
+      stride = 2 if block != 'block1' and unit == 'unit1' else 1
+      x = _unit(x, stem[block][unit], stride, epsilon)
+  return x
+
+
+def _unit(x, p, stride, epsilon):
+  y = np.maximum(_norm(_conv(x, p['conv1'], 1), p['norm1'], epsilon), 0)
+  y = np.maximum(_norm(_conv(y, p['conv2'], stride), p['norm2'], epsilon), 0)
+  y = _norm(_conv(y, p['conv3'], 1), p['norm3'], epsilon)
+  if stride > 1 or x.shape[-1] != y.shape[-1]:
+    x = _norm(_conv(x, p['projection'], stride), p['projection_norm'], epsilon)
+  return np.maximum(x + y, 0)
+
+
+def standardise(kernel):
+  """Output by output; population deviation, the epsilon added to it."""
+  kernel = np.array(kernel, np.float64)
+  for output in range(kernel.shape[-1]):
+    weights = kernel[..., output]
+    deviation = math.sqrt(((weights - weights.mean()) ** 2).mean())
+    kernel[..., output] = (weights - weights.mean()) / (deviation + 1e-5)
+  return kernel
+
+
+def _conv(x, p, stride):
+  kernel = standardise(p['kernel'])
+  return np.tensordot(_windows(x, kernel.shape[0], stride, 0.0), kernel, axes=3)
+
+
+def _windows(x, size, stride, padding):
+  """(B, rows, columns, size, size, C): as TensorFlow's 'SAME', what is odd of the padding at the end."""
+  starts = []
+  for axis in (1, 2):
+    count = -(-x.shape[axis] // stride)
+    total = max((count - 1) * stride + size - x.shape[axis], 0)
+    pads = [(0, 0)] * 4
+    pads[axis] = (total // 2, total - total // 2)
+    x = np.pad(x, pads, constant_values=padding)
+    starts.append([stride * i for i in range(count)])
+  rows, columns = starts
+  return np.stack(
+    [np.stack([x[:, r : r + size, c : c + size] for c in columns], axis=1) for r in rows], axis=1
+  )
+
+
+def _norm(x, p, epsilon):
+  """32 groups of neighbouring channels, each normalised over an example's positions and its channels."""
+  y = np.empty_like(x)
+  size = x.shape[-1] // 32
+  for group in range(32):
+    channels = slice(group * size, (group + 1) * size)
+    part = x[..., channels]
+    mean = part.mean(axis=(1, 2, 3), keepdims=True)
+    variance = ((part - mean) ** 2).mean(axis=(1, 2, 3), keepdims=True)
+    y[..., channels] = (part - mean) / np.sqrt(variance + epsilon)
+  return y * np.asarray(p['scale'], np.float64) + np.asarray(p['bias'], np.float64)
