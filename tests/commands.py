@@ -1,0 +1,49 @@
+"""The real command in a process of its own, on a small config, and what it must say."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = """
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='4 steps',
+    batch_size=16,
+    model=Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+    data=Data(source='digits', image_size=(8, 8)),
+    evaluators={'test': Evaluator(split='test')},
+    checkpoint=Checkpoint(every='2 steps'),
+  ))
+"""
+
+
+def run(tmp_path: pathlib.Path, *flags: str, workdir: str | None = 'run') -> subprocess.CompletedProcess:
+  """`python -m vit_jax.main` on a small config, in a folder of its own."""
+  (tmp_path / 'config.py').write_text(CONFIG)
+  command = [sys.executable, '-m', 'vit_jax.main']
+  if not any(flag.startswith('--config=') for flag in flags):
+    command.append('--config=config.py')
+  if workdir is not None:
+    command.append(f'--workdir={workdir}')
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), TFDS_DATA_DIR=str(tmp_path / 'tfds'))
+  return subprocess.run(
+    [*command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+  )
+
+
+def assert_said(result: subprocess.CompletedProcess, *texts: str) -> None:
+  """Exit code 2, no traceback, and a last line that says it all."""
+  assert result.returncode == 2, result.stdout + result.stderr
+  assert 'Traceback' not in result.stderr
+  said = result.stderr.strip().splitlines()[-1]
+  for text in texts:
+    assert text in said, said
+
+
+def assert_done(result: subprocess.CompletedProcess) -> None:
+  assert result.returncode == 0, result.stdout + result.stderr
+  assert 'Done after 4 steps' in result.stdout

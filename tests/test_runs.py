@@ -1,0 +1,96 @@
+"""Whole runs of the real command: resume, stop, damage, evaluation, several processes."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import kill_and_resume
+import pytest
+from commands import assert_done, assert_said, run
+
+from vit_jax.errors import EXIT_RESTART
+
+# More than the few here were run by hand: `python tests/kill_and_resume.py --kills=20`.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('kills', 'processes', 'finish_as'), [(3, 1, 1), (2, 2, 2), (1, 2, 1)])
+def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_as):
+  print(kill_and_resume.check(kills, processes, finish_as, tmp_path))
+
+
+def wait_for(path: pathlib.Path, processes: list[subprocess.Popen], seconds: float = 240) -> None:
+  end = time.monotonic() + seconds
+  while not path.exists():
+    assert time.monotonic() < end and all(process.poll() is None for process in processes), path
+    time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('processes', 'number'), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+)
+def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
+  """The signal goes to one process; all save the same step and exit with 75; the run then ends."""
+  config, workdir = tmp_path / 'config.py', tmp_path / 'run'
+  config.write_text(kill_and_resume.CONFIG.replace("every='5 steps'", "every='200 steps'"))
+  started = kill_and_resume.start(config, workdir, processes)
+  wait_for(workdir / 'metrics.jsonl', started)
+  while not kill_and_resume.lines(workdir):
+    time.sleep(0.02)
+  started[-1].send_signal(number)
+  assert [process.wait(timeout=120) for process in started] == [EXIT_RESTART] * processes
+  (step,) = (int(path.name) for path in (workdir / 'checkpoints').iterdir())
+  assert step % 200  # saved because it was asked to stop
+  log = (tmp_path / 'run.0.log').read_text()
+  assert f'Stopped at step {step} of 240' in log and 'Start the same command again' in log
+  kill_and_resume.finish(kill_and_resume.start(config, workdir, processes), workdir)
+  assert f'Resuming from step {step}' in (tmp_path / 'run.0.log').read_text()
+  steps = [json.loads(line)['step'] for line in kill_and_resume.lines(workdir)]
+  assert steps == list(range(3, 241, 3))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+  assert_done(run(tmp_path))
+  newest = tmp_path / 'run' / 'checkpoints' / '4'
+  for path in newest.rglob('*'):
+    if path.is_file() and path.parent.name == 'd':
+      path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  result = run(tmp_path)
+  assert_done(result)
+  assert 'is damaged' in result.stderr and 'Resuming from step 2' in result.stdout
+  assert (tmp_path / 'run' / 'damaged' / '4-0').is_dir()
+  for step in (2, 4):
+    for path in (tmp_path / 'run' / 'checkpoints' / str(step)).rglob('*'):
+      if path.is_file():
+        path.write_bytes(b'')
+  assert_said(run(tmp_path), 'None of the 2 checkpoints', 'is sound')
+  assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2', '4']  # nothing is thrown away
+
+
+def test_evaluating_a_workdir_changes_nothing_there(tmp_path):
+  assert_done(run(tmp_path, '--config.average=0.5'))
+  final = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
+  before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+  result = run(tmp_path, '--mode=eval', '--config.average=0.5', '--config.evaluators.test.batch_size=50')
+  assert result.returncode == 0, result.stderr
+  assert f'test/accuracy {final["test/accuracy"]:.2%}' in result.stdout
+  assert f'test_average/accuracy {final["test_average/accuracy"]:.2%}' in result.stdout
+  assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+
+
+def test_what_a_run_leaves(tmp_path):
+  result = run(tmp_path)
+  assert_done(result)
+  for text in ('Devices: 8 × cpu', 'patch_embedding/kernel', '1,437 images, 10 classes', '360 images', 'MiB'):
+    assert text in result.stdout
+  lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+  assert lines[-1]['step'] == 4
+  assert {'train/loss', 'train/accuracy', 'learning_rate', 'test/accuracy', 'test/loss'} <= lines[-1].keys()
+  assert {'perf/images_per_second', 'perf/step_ms', 'perf/data_wait', 'perf/eta_s'} <= lines[-1].keys()
+  for name in ('config.json', 'report/first_batch.png', 'report/curves.png', 'checkpoints/4', 'tensorboard'):
+    assert (tmp_path / 'run' / name).exists()
+  assert result.stdout.strip().splitlines()[-1].startswith('Done after 4 steps: test/accuracy ')

@@ -1,0 +1,98 @@
+"""metrics.jsonl across restarts, the speedometer's arithmetic, and the pictures."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboardX.proto import event_pb2
+
+from vit_jax import config as c
+from vit_jax.training import metrics, report
+
+
+def test_a_resumed_log_drops_what_is_computed_again(tmp_path):
+  log = metrics.MetricsLog(tmp_path, 0)
+  for step in (1, 2, 3):
+    log.write(step, {'train/loss': 1 / step})
+  log.close()
+  with (tmp_path / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 4, "train/lo')  # a kill in the middle of a line
+  assert [line['step'] for line in metrics.read_metrics(tmp_path)] == [1, 2, 3]
+  log = metrics.MetricsLog(tmp_path, 2)
+  log.write(3, {'train/loss': 0.25})
+  log.close()
+  assert metrics.read_metrics(tmp_path) == [
+    {'step': 1, 'train/loss': 1.0},
+    {'step': 2, 'train/loss': 0.5},
+    {'step': 3, 'train/loss': 0.25},
+  ]
+  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+  assert len(lines) == 3 and all(json.loads(line) for line in lines)
+
+
+def test_tensorboard_has_the_same_numbers(tmp_path):
+  log = metrics.MetricsLog(tmp_path, 0)
+  log.write(7, {'train/loss': 0.5, 'val/accuracy': 0.75})
+  log.close()
+  (path,) = (tmp_path / 'tensorboard').iterdir()
+  content, found = path.read_bytes(), {}
+  while content:  # records of length (8 bytes), its checksum (4), an event, its checksum (4)
+    size = int.from_bytes(content[:8], 'little')
+    event = event_pb2.Event.FromString(content[12 : 12 + size])
+    found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
+    content = content[16 + size :]
+  assert found == {'train/loss': (7, 0.5), 'val/accuracy': (7, 0.75)}
+
+
+def test_speedometer(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
+  speed = metrics.Speedometer(
+    batch_size=32, flops_per_image=1e9, total_steps=100, device_kind='TPU v3', devices=8
+  )
+  for _ in range(10):
+    now[0] += 0.5
+    speed.waited(0.05)
+    speed.stepped()
+  values = speed.read(50)
+  assert values['perf/images_per_second'] == pytest.approx(64)
+  assert values['perf/step_ms'] == pytest.approx(500)
+  assert values['perf/data_wait'] == pytest.approx(0.1)
+  assert values['perf/eta_s'] == pytest.approx(25)
+  assert values['perf/mfu'] == pytest.approx(64 * 1e9 / (8 * 61.5e12))
+  now[0] += 1000  # an evaluation
+  speed.restart()
+  now[0] += 0.5
+  speed.stepped()
+  assert speed.read(51)['perf/images_per_second'] == pytest.approx(64)
+
+
+def test_mfu_is_not_guessed_where_the_peak_is_unknown():
+  speed = metrics.Speedometer(batch_size=1, flops_per_image=1e9, total_steps=1, device_kind='cpu', devices=1)
+  speed.stepped()
+  assert 'perf/mfu' not in speed.read(1)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_first_batch_shows_the_images(tmp_path, channels):
+  # A white and a black image: what is drawn has both, inside frames of the same size.
+  images = np.stack([np.full((8, 12, channels), value, np.float32) for value in (1.0, -1.0)])
+  path = tmp_path / 'report' / 'first_batch.png'
+  report.save_first_batch(path, images, np.array([0, 1]), ('white', 'black'), c.Data(channels=channels))
+  pixels = np.asarray(Image.open(path).convert('RGB')).astype(int)
+  black = (pixels.sum(-1) < 10).mean()
+  assert 0.05 < black < 0.2  # an eighth of the width, most of the height
+
+
+def test_curves_from_a_log(tmp_path):
+  log = metrics.MetricsLog(tmp_path, 0)
+  for step in range(1, 50):
+    scores = {'test/accuracy': 0.5, 'test/loss': 1.0} if step % 10 == 0 else {}
+    log.write(step, {'train/loss': 2.0, 'train/accuracy': 0.1, 'learning_rate': 1e-3} | scores)
+  log.close()
+  (tmp_path / 'report').mkdir()
+  report.save_curves(tmp_path)
+  width, height = Image.open(tmp_path / 'report' / 'curves.png').size
+  assert (width, height) == (1300, 400)
