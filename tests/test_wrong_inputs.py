@@ -31,6 +31,10 @@ def test_wrong_flags(tmp_path, flags, texts):
   assert not (tmp_path / 'run').exists()
 
 
+def test_a_bucket_as_workdir(tmp_path):
+  assert_said(run(tmp_path, workdir='gs://bucket/run'), 'gs://bucket/run', 'mount')
+
+
 def test_no_workdir(tmp_path):
   assert_said(run(tmp_path, workdir=None), '--workdir')
 

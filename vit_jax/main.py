@@ -31,7 +31,9 @@ def main() -> None:
     name = config_flags.get_config_filename(flags.FLAGS['config'])
     raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
   config = config_lib.from_config_dict(values)
-  workdir = pathlib.Path(_WORKDIR.value).absolute()
+  if '://' in _WORKDIR.value:
+    raise UserError(f'--workdir={_WORKDIR.value} is a bucket; mount it (gcsfuse) and give the path there.')
+  workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
   distributed.initialize()
   if _MODE.value == 'train':
     loop.train(config, workdir)

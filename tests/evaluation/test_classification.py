@@ -28,7 +28,7 @@ def evaluate(batch_size: int, devices: int, head: np.ndarray) -> dict[str, float
   program = make_train_step(CONFIG, mesh, num_classes=10, examples=100)
   params = program.init(np.uint32(0)).params
   params['head']['kernel'] = jax.device_put(head, params['head']['kernel'].sharding)
-  return classification.evaluate(program.evaluate, params, batches)
+  return classification.evaluate(program.evaluate, {'model': params}, batches)['model']
 
 
 @pytest.fixture(scope='module')

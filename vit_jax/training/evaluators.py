@@ -40,11 +40,9 @@ def evaluate(program: Program, state: TrainState, evaluators: dict[str, EvalPipe
   """{'<evaluator>/<metric>': value}, and '<evaluator>_average/…' of the averaged parameters."""
   scores = {}
   for name, batches in evaluators.items():
-    variants = {name: state.params} | ({f'{name}_average': state.average} if state.average else {})
-    for prefix, params in variants.items():
-      for metric, value in classification.evaluate(program.evaluate, params, batches).items():
-        if metric != 'count':
-          scores[f'{prefix}/{metric}'] = value
+    models = {name: state.params} | ({f'{name}_average': state.average} if state.average else {})
+    for prefix, values in classification.evaluate(program.evaluate, models, batches).items():
+      scores |= {f'{prefix}/{metric}': value for metric, value in values.items() if metric != 'count'}
   return scores
 
 

@@ -65,7 +65,7 @@ def make_train_step(
       image_size=config.data.image_size,
       channels=config.data.channels,
       num_classes=num_classes,
-      rngs=nnx.Rngs(params=jax.random.key(seed)),
+      rngs=nnx.Rngs(params=_key(seed)),
       activation_sharding=batch_sharding,
     )
     graphdef, params = nnx.split(model)
@@ -118,7 +118,7 @@ def _train_step(config, graphdef, tx, schedule, mesh):
     return loss, (logits.argmax(axis=-1) == batch['label']).mean()
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    key = jax.random.fold_in(_key(config.seed), state.step)
     flip_key, model_key = jax.random.split(key)
     rows = jnp.arange(batch['label'].shape[0])
     images = on_device.prepare(batch['image'], config.data, keys=_keys_of_rows(flip_key, rows))
@@ -152,6 +152,11 @@ def _train_step(config, graphdef, tx, schedule, mesh):
     return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
 
   return step
+
+
+def _key(seed: jax.Array | int) -> jax.Array:
+  """Always Threefry: other generators, once mapped over examples, depend on how many there are."""
+  return jax.random.key(seed, impl='threefry2x32')
 
 
 def _keys_of_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
