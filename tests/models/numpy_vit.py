@@ -23,8 +23,8 @@ def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lam
     'patches', 'embedded', 'blocks' (the tokens after each), 'tokens', 'pooled', 'pre_logits' (before tanh)
     and 'logits'.
   """
-  params = _float64(params)
-  out = {'patches': _patches(np.asarray(images, np.float64), params['patch_embedding'])}
+  params = float64(params)
+  out = {'patches': patches(np.asarray(images, np.float64), params['patch_embedding'])}
   x = out['patches']
   if 'class_token' in params:
     x = np.concatenate([np.repeat(params['class_token'], len(x), axis=0), x], axis=1)
@@ -37,9 +37,9 @@ def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lam
   x = drop('embedding', None, x)
   out['blocks'] = []
   for layer in range(len(params['blocks']['mlp_norm']['scale'])):
-    x = _block(x, _layer(params['blocks'], layer), layer, epsilon, gelu, drop)
+    x = _block(x, layer_of(params['blocks'], layer), layer, epsilon, gelu, drop)
     out['blocks'].append(x)
-  x = out['tokens'] = _norm(x, params['norm'], epsilon)
+  x = out['tokens'] = norm(x, params['norm'], epsilon)
   if pool == 'token':
     x = x[:, 0]
   elif pool == 'gap':
@@ -50,34 +50,34 @@ def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lam
     x = _map_pool(x, params['map_pool'], epsilon, gelu)
   out['pooled'] = out['pre_logits'] = x
   if 'representation' in params:
-    out['pre_logits'] = _dense(x, params['representation'])
+    out['pre_logits'] = dense(x, params['representation'])
     x = np.tanh(out['pre_logits'])
-  out['logits'] = _dense(x, params['head'])
+  out['logits'] = dense(x, params['head'])
   return out
 
 
-def _float64(tree):
+def float64(tree):
   if isinstance(tree, dict):
-    return {name: _float64(value) for name, value in tree.items()}
+    return {name: float64(value) for name, value in tree.items()}
   return np.asarray(tree, np.float64)
 
 
-def _layer(tree, layer):
+def layer_of(tree, layer):
   if isinstance(tree, dict):
-    return {name: _layer(value, layer) for name, value in tree.items()}
+    return {name: layer_of(value, layer) for name, value in tree.items()}
   return tree[layer]
 
 
-def _dense(x, p):
+def dense(x, p):
   return x @ p['kernel'] + p['bias']
 
 
-def _norm(x, p, epsilon):
+def norm(x, p, epsilon):
   variance = ((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True)
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + epsilon) * p['scale'] + p['bias']
 
 
-def _patches(images, p):
+def patches(images, p):
   side = p['kernel'].shape[0]
   _, height, width, _ = images.shape
   tokens = []
@@ -114,21 +114,21 @@ def _gelu(x, kind):
   return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def _mlp(x, p, gelu, drop_hidden=lambda x: x):
-  x = _gelu(_dense(x, p['dense_in']), gelu)
-  return _dense(drop_hidden(x), p['dense_out'])
+def mlp(x, p, gelu, drop_hidden=lambda x: x):
+  x = _gelu(dense(x, p['dense_in']), gelu)
+  return dense(drop_hidden(x), p['dense_out'])
 
 
 def _block(x, p, layer, epsilon, gelu, drop):
-  y = _norm(x, p['attention_norm'], epsilon)
+  y = norm(x, p['attention_norm'], epsilon)
   y = _attention(y, y, p['attention'], lambda weights: drop('attention_weights', layer, weights))
   y = drop('attention_out', layer, y) * p.get('attention_scale', 1)
   x = x + drop('attention_path', layer, y)
-  y = _norm(x, p['mlp_norm'], epsilon)
-  y = _mlp(y, p['mlp'], gelu, lambda hidden: drop('mlp_hidden', layer, hidden))
+  y = norm(x, p['mlp_norm'], epsilon)
+  y = mlp(y, p['mlp'], gelu, lambda hidden: drop('mlp_hidden', layer, hidden))
   return x + drop('mlp_path', layer, drop('mlp_out', layer, y) * p.get('mlp_scale', 1))
 
 
 def _map_pool(x, p, epsilon, gelu):
   y = _attention(np.repeat(p['probe'], len(x), axis=0), x, p['attention'])
-  return (y + _mlp(_norm(y, p['norm'], epsilon), p['mlp'], gelu))[:, 0]
+  return (y + mlp(norm(y, p['norm'], epsilon), p['mlp'], gelu))[:, 0]

@@ -5,13 +5,17 @@ a norm or a GELU saves its input only, which is faster too where memory is slow.
 """
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
+from flax.typing import Initializer
 
 from vit_jax.models.dropout import Place, dropout
+
+_INIT = {'kernel_init': initializers.xavier_uniform(), 'bias_init': initializers.normal(1e-6)}
 
 GELU = {
   'tanh': jax.checkpoint(functools.partial(jax.nn.gelu, approximate=True)),
@@ -49,11 +53,11 @@ class Mlp(nnx.Module):
     mlp_dim: int,
     *,
     gelu: str,
+    init: Mapping[str, Initializer] = _INIT,
     dropout: float = 0.0,
     dtype: jnp.dtype = jnp.float32,
     rngs: nnx.Rngs,
   ):
-    init = {'kernel_init': initializers.xavier_uniform(), 'bias_init': initializers.normal(1e-6)}
     self.dense_in = nnx.Linear(width, mlp_dim, **init, dtype=dtype, rngs=rngs)
     self.dense_out = nnx.Linear(mlp_dim, width, **init, dtype=dtype, rngs=rngs)
     self.gelu = gelu

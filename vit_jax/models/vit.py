@@ -67,7 +67,7 @@ class MapPool(nnx.Module):
 
 
 class ViT(nnx.Module):
-  """Images to logits. `build` makes one from a config."""
+  """Images to logits. `models.build` makes one from a config."""
 
   def __init__(
     self,
@@ -189,35 +189,3 @@ def has_class_token(model: config.Model) -> bool:
 def _repeat(token: nnx.Param, z: jax.Array) -> jax.Array:
   """(1, R, D) -> (B, R, D), for each example of z."""
   return jnp.broadcast_to(token[...].astype(z.dtype), (len(z), *token.shape[1:]))
-
-
-def build(
-  model: config.Model,
-  *,
-  image_size: tuple[int, int],
-  channels: int,
-  num_classes: int,
-  rngs: nnx.Rngs,
-  activation_sharding: jax.sharding.Sharding | None = None,
-) -> ViT:
-  """The Vision Transformer of a config, with initial parameters.
-
-  Args:
-    model: its sizes and options.
-    image_size: height and width in pixels, multiples of the patch.
-    channels: of the images.
-    num_classes: K.
-    rngs: where the initial parameters come from; `nnx.eval_shape` of a build allocates nothing.
-    activation_sharding: of the residual stream (B, N, D), kept up after the embedding and every block.
-
-  Raises:
-    UserError: sizes that are unknown, missing, or do not go together.
-  """
-  return ViT(
-    model,
-    image_size=image_size,
-    channels=channels,
-    num_classes=num_classes,
-    rngs=rngs,
-    activation_sharding=activation_sharding,
-  )

@@ -14,6 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr
 
+_MLP = r'((blocks|map_pool)/mlp|blocks/(token|channel)_mlp)'  # of ViT, of MLP-Mixer
+
 # (regex of the whole path, mesh axes of the LAST dimensions); the first match wins. Dimensions before
 # those, such as the depth in which the blocks are stacked, are never split.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
@@ -25,11 +27,11 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r'(blocks|map_pool)/attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
   (r'(blocks|map_pool)/attention/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
   (r'(blocks|map_pool)/attention/out/kernel', ('tensor', None, 'fsdp')),  # (H, Dh, D)
-  (r'(blocks|map_pool)/mlp/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
-  (r'(blocks|map_pool)/mlp/dense_in/bias', ('tensor',)),  # (M,)
-  (r'(blocks|map_pool)/mlp/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)
-  (r'(blocks|map_pool)/(attention/out|mlp/dense_out)/bias', ()),
-  (r'(blocks/attention_norm|blocks/mlp_norm|map_pool/norm|norm)/(scale|bias)', ()),
+  (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
+  (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
+  (rf'{_MLP}/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)
+  (rf'((blocks|map_pool)/attention/out|{_MLP}/dense_out)/bias', ()),
+  (r'(blocks/(attention|mlp|token|channel)_norm|map_pool/norm|norm)/(scale|bias)', ()),
   (r'blocks/(attention|mlp)_scale', ()),  # (D,)
   (r'representation/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|representation)/bias', ()),
