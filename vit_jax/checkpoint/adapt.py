@@ -24,6 +24,10 @@ class Report:
   reinitialised: tuple[str, ...]  # of the model: they keep their initial value
   ignored: tuple[str, ...]  # of the checkpoint
 
+  def changes(self) -> bool:
+    """Whether anything was not loaded as it is."""
+    return bool(self.resized or self.reinitialised or self.ignored)
+
   def __str__(self) -> str:
     lines = [f'loaded: {len(self.loaded)} tensors']
     for name in ('resized', 'reinitialised', 'ignored'):
@@ -94,7 +98,8 @@ def _fitted(
     return _positions(source, shapes, portable, image_size, init)
   if array.shape == shape:
     return array, ''
-  if path == _input_kernel(source) and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
+  input_kernel = 'stem/root/kernel' if 'stem/root/kernel' in source else 'patch_embedding/kernel'
+  if path == input_kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _channels(array, shape[2])
   hint = ''
   if 'token_mixing' in path:
@@ -130,12 +135,6 @@ def _grid(image_size: tuple[int, int], tokens: int) -> tuple[int, int]:
   """Rows and columns of so many patches, which are squares."""
   side = math.sqrt(image_size[0] * image_size[1] / tokens)
   return round(image_size[0] / side), round(image_size[1] / side)
-
-
-def _input_kernel(source: dict[str, np.ndarray]) -> str:
-  """The path of the kernel that sees the image."""
-  stems = [path for path in source if path.startswith('stem/')]
-  return next((path for path in stems if source[path].shape[:2] == (7, 7)), 'patch_embedding/kernel')
 
 
 def _channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from vit_jax import config
 from vit_jax.errors import UserError
+from vit_jax.models.variants import resolve
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -76,9 +77,11 @@ def infer(name: object, shapes: Shapes, image_size: tuple[int, int] | None) -> A
 
 
 def _vit(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
-  patch_height, patch, channels, width = tensors.shape('embedding/kernel', 4)
-  if patch_height != patch:
-    raise tensors.misfit('embedding/kernel', 'a patch is a square')
+  patch, channels, width = _patches(tensors, 'embedding/kernel')
+  stem = {}
+  if 'conv_root/kernel' in tensors.shapes:
+    _, _, channels, stem_width = tensors.shape('conv_root/kernel', 4)
+    stem = {'stem_blocks': _stem_blocks(tensors), 'stem_width': stem_width}
   depth = tensors.depth(_BLOCK)
   if depth == 0:
     raise UserError(f'{tensors.name} has no {_BLOCK}0; the file is incomplete, get it again.')
@@ -99,9 +102,11 @@ def _vit(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
     heads=heads,
     pool='token' if class_token else 'gap',
     representation_size=_representation(tensors),
+    **stem,
   )
   _, positions, _ = tensors.shape('Transformer/posembed_input/pos_embedding', 3)
-  size = _image_size(tensors, positions - class_token, patch, image_size)
+  pixels = patch * resolve(model).stem_stride
+  size = _image_size(tensors, positions - class_token, pixels, image_size)
   return Architecture(model, size, channels, _classes(tensors))
 
 
@@ -109,6 +114,23 @@ _ATTENTION_AND_MLP = (
   ('MultiHeadDotProductAttention_1', 'MlpBlock_3'),
   ('MultiHeadDotProductAttention_0', 'MlpBlock_0'),
 )
+
+
+def _patches(tensors: Tensors, key: str) -> tuple[int, int, int]:
+  """Side, input channels and width of the kernel that embeds patches."""
+  height, patch, channels, width = tensors.shape(key, 4)
+  if height != patch:
+    raise tensors.misfit(key, 'a patch is a square')
+  return patch, channels, width
+
+
+def _stem_blocks(tensors: Tensors) -> tuple[int, ...]:
+  """Bottlenecks in each stage of the ResNet."""
+  found = [match for match in map(re.compile(r'block(\d+)/unit(\d+)/').match, tensors.shapes) if match]
+  stages = 1 + max((int(match[1]) for match in found), default=0)
+  return tuple(
+    max((int(match[2]) for match in found if int(match[1]) == stage), default=0) for stage in range(1, stages)
+  )
 
 
 def _representation(tensors: Tensors) -> int | None:

@@ -43,6 +43,16 @@ class Preprocess:
     """0 becomes `low` and 255 `high`."""
     return cls(size=size, mean=(-low / (high - low),), std=(1 / (high - low),), **options)
 
+  def resized(self, size: tuple[int, int]) -> 'Preprocess':
+    """The same for a model of another input size: what is cut away stays in proportion."""
+    scale = max(size) / max(self.size)
+    return dataclasses.replace(
+      self,
+      size=tuple(size),
+      shorter=self.shorter and round(self.shorter * scale),
+      whole=self.whole and tuple(round(side * scale) for side in self.whole),
+    )
+
   def __call__(self, images: Sequence[Image.Image | np.ndarray]) -> np.ndarray:
     """Images of any size as a model's input.
 

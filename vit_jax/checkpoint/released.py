@@ -46,6 +46,15 @@ _BLOCK_NAMES = {
   'mlp/dense_out': ('MlpBlock_3/Dense_1', 'MlpBlock_0/Dense_1'),
 }
 _BLOCK = 'Transformer/encoderblock_{}/'
+_STEM_NAMES = {
+  'root': 'conv_root',
+  'root_norm': 'gn_root',
+  'projection': 'conv_proj',
+  'projection_norm': 'gn_proj',
+  'norm1': 'gn1',
+  'norm2': 'gn2',
+  'norm3': 'gn3',
+}
 
 
 def read(
@@ -117,7 +126,8 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
         for block, part in enumerate(array):
           writer.write(name.format(block), part)
       else:
-        writer.write(name, array)
+        group_norm = naming == '2020' and re.search(r'\bgn\w+/(scale|bias)$', name)
+        writer.write(name, array[None, None, None] if group_norm else array)
   return _untold(portable)
 
 
@@ -221,6 +231,8 @@ def _some(names: list[str]) -> str:
 
 def _name(path: str, column: int) -> str | None:
   """Their name of a parameter, with {} for the number of the block; None: there is none."""
+  if path.startswith('stem/'):
+    return '/'.join(_STEM_NAMES.get(part, part) for part in path.split('/')[1:])
   names, prefix = _NAMES, ''
   if path.startswith('blocks/'):
     names, prefix, path = _BLOCK_NAMES, _BLOCK, path.removeprefix('blocks/')

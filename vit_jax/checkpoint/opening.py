@@ -1,0 +1,61 @@
+"""Any checkpoint, wherever it is: a released .npz, a training run or a Hugging Face folder."""
+
+import difflib
+import os
+import pathlib
+
+from vit_jax.checkpoint import catalogue, fetch, released, runs
+from vit_jax.checkpoint.portable import Portable
+from vit_jax.errors import UserError
+
+
+def read(
+  source: str | os.PathLike,
+  *,
+  image_size: tuple[int, int] | None = None,
+  gelu: str = 'tanh',
+  norm_epsilon: float = 1e-6,
+  pool: str | None = None,
+) -> Portable:
+  """The model of a checkpoint.
+
+  Args:
+    source: a path, an https:// or gs:// address of an .npz, or a published file's short name such as
+      'imagenet21k/ViT-B_16' or 'augreg/B_16-i21k-300ep-…'. What is fetched is kept in ~/.cache/vit_jax.
+    image_size: of an .npz whose patches are not a square, what it was trained with.
+    gelu: of an .npz, 'tanh' or 'erf'; the other kinds of checkpoint tell, and of `norm_epsilon` and `pool`
+      too.
+    norm_epsilon: of an .npz.
+    pool: of an .npz; None: its class token if there is one, else the mean of all tokens.
+
+  Raises:
+    UserError: there is no such checkpoint, it is damaged, or of a model we do not know.
+  """
+  path = _located(os.fspath(source))
+  if not path.is_dir():
+    return released.read(path, image_size=image_size, gelu=gelu, norm_epsilon=norm_epsilon, pool=pool)
+  if runs.is_run(path):
+    return runs.read(path)
+  if (path / 'config.json').exists() or list(path.glob('*.safetensors')):
+    from vit_jax.checkpoint import huggingface  # needs an extra
+
+    return huggingface.read(path)
+  raise UserError(
+    f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
+    f'config.json).'
+  )
+
+
+def _located(source: str) -> pathlib.Path:
+  """The path of a source; what is on the network is downloaded."""
+  path = pathlib.Path(source).expanduser()
+  if fetch.is_address(source):
+    return fetch.local_file(source)
+  if path.exists():
+    return path
+  if catalogue.is_name(source):
+    return fetch.local_file(source)
+  beside = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+  near = difflib.get_close_matches(source, beside, n=2) + catalogue.nearest(source)
+  hint = f'; did you mean {" or ".join(near[:3])}?' if near else '; check the path.'
+  raise UserError(f'There is no checkpoint {source}{hint}')

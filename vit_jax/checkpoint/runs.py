@@ -1,0 +1,121 @@
+"""Our own training runs: `checkpoints/<step>/` of a workdir."""
+
+import dataclasses
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoint import tree
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.checkpoint.portable import Portable, Preprocess
+from vit_jax.errors import UserError
+from vit_jax.models.variants import resolve
+
+
+def is_run(path: pathlib.Path) -> bool:
+  """Whether a directory is a workdir, its `checkpoints` or one step of them."""
+  return (path / 'checkpoints').is_dir() or path.name == 'checkpoints' or (path / 'params').is_dir()
+
+
+def read(path: str | os.PathLike) -> Portable:
+  """The model of a run: of the newest sound step of a workdir, or of the step given.
+
+  Args:
+    path: the workdir, or its `checkpoints/<step>`.
+
+  Raises:
+    UserError: there is no sound checkpoint.
+  """
+  path = pathlib.Path(path).absolute()
+  directory, step = path, None
+  if (path / 'checkpoints').is_dir():
+    directory = path / 'checkpoints'
+  elif path.name.isdigit():
+    directory, step = path.parent, int(path.name)
+  manager = Manager(directory, config_lib.Checkpoint(), read_only=True)
+  if step is None:
+    newest = manager.restore_newest({})
+    if newest is None:
+      raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
+    step = newest[0]
+  _, meta = manager.restore(step, {})
+  config = config_lib.from_config_dict(meta['config'])
+  class_names = tuple(meta['class_names'])
+  num_classes = config.data.num_classes or len(class_names)
+  model = explicit(config.model)
+  architecture = (model, config.data.image_size, config.data.channels, num_classes)
+  _, shapes = tree.shapes(*architecture)
+  items, _ = manager.restore(step, {'params': tree.unflatten(shapes)})
+  params = jax.tree.map(np.asarray, items['params'])
+  notes = ()
+  if config.average:
+    notes = ('The run also has an average of its parameters, which is not what is loaded.',)
+  return Portable(
+    *architecture,
+    params,
+    preprocess=_preprocess(config, meta),
+    class_names=class_names or None,
+    position_resize=meta.get('position_resize', 'linear'),
+    notes=notes,
+  )
+
+
+def write(portable: Portable, workdir: str | os.PathLike) -> None:
+  """Writes a model as step 0 of a run: to be loaded, and to begin a training from.
+
+  Raises:
+    UserError: the directory is in use, or the model is of a kind that cannot be trained here.
+  """
+  workdir = pathlib.Path(workdir).absolute()
+  if workdir.exists() and any(workdir.iterdir()):
+    raise UserError(f'{workdir} is not empty; choose another directory.')
+  # As it will be read again: what is no valid config must not be written.
+  config = config_lib.from_config_dict(config_lib.as_json(_config(portable)))
+  preprocess = dataclasses.asdict(portable.preprocess)
+  meta = {
+    'config': config_lib.as_json(config),
+    'class_names': list(portable.class_names or ()),
+    'examples': 0,
+    'preprocess': preprocess,
+    'position_resize': portable.position_resize,
+  }
+  with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
+    manager.save(0, {'params': portable.params}, meta)
+
+
+def explicit(model: config_lib.Model) -> config_lib.Model:
+  """The model with variant 'custom' and all sizes given."""
+  return dataclasses.replace(model, variant='custom', **dataclasses.asdict(resolve(model)))
+
+
+def _config(portable: Portable) -> config_lib.Config:
+  preprocess = portable.preprocess
+  low = float(-preprocess.mean[0] / preprocess.std[0])
+  high = float((1 - preprocess.mean[0]) / preprocess.std[0])
+  return config_lib.Config(
+    model=portable.model,
+    data=config_lib.Data(
+      image_size=portable.image_size,
+      channels=portable.channels,
+      num_classes=portable.num_classes or None,
+      value_range=(low, high),
+    ),
+  )
+
+
+def _preprocess(config: config_lib.Config, meta: dict) -> Preprocess:
+  """As `write` stored it, or as the run's evaluation prepares its images."""
+  if 'preprocess' in meta:
+    values = {
+      name: tuple(value) if isinstance(value, list) else value for name, value in meta['preprocess'].items()
+    }
+    return Preprocess(**values)
+  size, shorter = config.data.image_size, None
+  evaluators = list(config.evaluators.values())
+  if evaluators and evaluators[0].crop == 'central':
+    # As data/transforms.py cuts it: at least as large as covers the image.
+    shorter = evaluators[0].resize or max(size)
+  return Preprocess.from_range(size, *config.data.value_range, channels=config.data.channels, shorter=shorter)
