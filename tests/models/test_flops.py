@@ -38,12 +38,18 @@ def test_exaflops_of_the_paper(variant, epochs, exaflops, tolerance):
     {'pool': 'gap', 'class_token': True},
     {'pool': 'map'},
     {'pool': 'none', 'class_token': True, 'representation_size': 24},
+    {'pool': 'token_gap', 'register_tokens': 3},
+    {'pool': 'token_gap', 'representation_size': 24},
+    {'pool': 'gap', 'tokens_mlp_dim': 20, 'heads': None},
+    {'stem_blocks': (), 'stem_width': 32, 'patch': 2},
+    {'stem_blocks': (1, 2, 1), 'stem_width': 32, 'patch': 1},
   ],
 )
-def test_matrix_products_of_the_model(changes):
+def test_products_of_the_model(changes):
   model = tiny.options(**changes)
-  graphdef, params = tiny.build(model, channels=2)
-  x = tiny.images(1, channels=2)
+  image_size = (30, 14) if 'stem_blocks' in changes else (12, 8)
+  graphdef, params = tiny.build(model, image_size=image_size, channels=2)
+  x = tiny.images(1, image_size, channels=2)
   jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(graphdef, params)(x))(params, x)
   count = 0
   for equation, times in tiny.equations(jaxpr.jaxpr):
@@ -51,6 +57,10 @@ def test_matrix_products_of_the_model(changes):
       (contracted, _), _ = equation.params['dimension_numbers']
       length = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
       count += 2 * times * length * equation.outvars[0].aval.size
-  options = {name: getattr(model, name) for name in ('pool', 'class_token', 'representation_size')}
+    elif equation.primitive.name == 'conv_general_dilated':
+      *window, inputs, _ = equation.invars[1].aval.shape  # of the kernel, HWIO
+      count += 2 * times * math.prod(window) * inputs * equation.outvars[0].aval.size
+  names = ('pool', 'class_token', 'register_tokens', 'representation_size')
+  options = {name: getattr(model, name) for name in names}
   sizes = resolve(model)
-  assert forward_flops(sizes, image_size=(12, 8), channels=2, num_classes=5, **options) == count
+  assert forward_flops(sizes, image_size=image_size, channels=2, num_classes=5, **options) == count

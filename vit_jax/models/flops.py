@@ -1,10 +1,10 @@
-"""How many floating point operations a Vision Transformer takes, counted from its sizes.
+"""How many floating point operations a network takes, counted from its sizes.
 
-Matrix products only, one multiplication with its addition being 2 FLOPs, as the paper's exaFLOPs
-(table 6) are counted; the compiler's own count sees the body of a scan once.
+Matrix products and convolutions only, one multiplication with its addition being 2 FLOPs, as the paper's
+exaFLOPs (table 6) are counted; the compiler's own count sees the body of a scan once.
 """
 
-from vit_jax.models.variants import Sizes
+from vit_jax.models.variants import Sizes, grid
 
 
 def forward_flops(
@@ -15,19 +15,31 @@ def forward_flops(
   num_classes: int,
   pool: str = 'token',
   class_token: bool | None = None,
+  register_tokens: int = 0,
   representation_size: int | None = None,
 ) -> int:
   """FLOPs of the logits of one image; the options are those of `config.Model`."""
   d = sizes.width
-  patches = (image_size[0] // sizes.patch) * (image_size[1] // sizes.patch)
-  tokens = patches + (pool == 'token' if class_token is None else class_token)
-  macs = patches * sizes.patch**2 * channels * d
-  macs += sizes.depth * (_attention(tokens, tokens, d) + _mlp(tokens, sizes))
+  rows, columns = grid(sizes, image_size)
+  patches = rows * columns
+  macs = 0
+  if sizes.stem_blocks is not None:
+    stem, channels = _stem(sizes, image_size, channels)
+    macs += stem
+  macs += patches * sizes.patch**2 * channels * d
+  if sizes.tokens_mlp_dim is not None:
+    block = _mlp(d, patches, sizes.tokens_mlp_dim) + _mlp(patches, d, sizes.mlp_dim)
+    return 2 * (macs + sizes.depth * block + d * num_classes)
+
+  has_class_token = pool in ('token', 'token_gap') if class_token is None else class_token
+  tokens = patches + has_class_token + register_tokens
+  macs += sizes.depth * (_attention(tokens, tokens, d) + _mlp(tokens, d, sizes.mlp_dim))
   if pool == 'map':
-    macs += _attention(1, tokens, d) + _mlp(1, sizes)
+    macs += _attention(1, tokens, d) + _mlp(1, d, sizes.mlp_dim)
   outputs = tokens if pool == 'none' else 1
-  features = representation_size or d
-  macs += outputs * ((d * features if representation_size else 0) + features * num_classes)
+  pooled = 2 * d if pool == 'token_gap' else d
+  features = representation_size or pooled
+  macs += outputs * ((pooled * features if representation_size else 0) + features * num_classes)
   return 2 * macs
 
 
@@ -41,5 +53,25 @@ def _attention(queries: int, tokens: int, width: int) -> int:
   return 2 * queries * width**2 + 2 * tokens * width**2 + 2 * queries * tokens * width
 
 
-def _mlp(tokens: int, sizes: Sizes) -> int:
-  return 2 * tokens * sizes.width * sizes.mlp_dim
+def _mlp(tokens: int, width: int, hidden: int) -> int:
+  return 2 * tokens * width * hidden
+
+
+def _stem(sizes: Sizes, image_size: tuple[int, int], channels: int) -> tuple[int, int]:
+  """Multiplications of a hybrid's ResNet, those with its padding too, and the channels it gives."""
+  halved = lambda cells: tuple(-(-side // 2) for side in cells)
+  area = lambda cells: cells[0] * cells[1]
+  cells = halved(image_size)
+  macs = area(cells) * 7**2 * channels * sizes.stem_width
+  cells = halved(cells)
+  inputs = sizes.stem_width
+  for stage, units in enumerate(sizes.stem_blocks):
+    width = sizes.stem_width * 2**stage
+    for unit in range(units):
+      outside = area(cells)  # the first convolution of a unit comes before its stride
+      if stage and not unit:
+        cells = halved(cells)
+      projection = 0 if unit else inputs * 4 * width
+      macs += outside * inputs * width + area(cells) * (9 * width**2 + 4 * width**2 + projection)
+      inputs = 4 * width
+  return macs, inputs
