@@ -19,7 +19,7 @@ from vit_jax.models import flops
 from vit_jax.models.variants import resolve
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.training import console, metrics, report
+from vit_jax.training import console, initial, metrics, report
 from vit_jax.training.evaluators import evaluate, open_evaluators
 from vit_jax.training.guard import FiniteGuard
 from vit_jax.training.resume import claim_workdir, restore
@@ -60,7 +60,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   state = restore(manager, program, source.class_names)
   first_step = 0 if state is None else int(state.step)
   log = metrics.MetricsLog(workdir, first_step)
-  screen = console.Console(first_step=first_step, total_steps=total)
+  screen = console.Console()
 
   screen.say(console.devices_text(mesh))
   screen.say(console.parameter_table(program.state.params))
@@ -68,10 +68,11 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   screen.say(
     f'Run: {total:,} steps of {config.batch_size} images, {total * config.batch_size / examples:.4g} epochs'
   )
+  loaded = initial.load(config, program, screen.say) if state is None else {}
   step_fn = program.step.lower(program.state, program.batch).compile()
   screen.say(console.memory_text(program, step_fn))
   if state is None:
-    state = program.init(np.uint32(config.seed))
+    state = initial.put(program.init(np.uint32(config.seed)), loaded)
     draw_first_batch(config, pipeline, source.class_names, workdir)
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
@@ -106,6 +107,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
     pipeline.stream(first_step, total) as batches,
   ):
     speed.restart()
+    screen.begin(first_step, total)
     for step in range(first_step + 1, total + 1):
       batch = timed_next(batches, speed)
       state, step_metrics = step_fn(state, batch)

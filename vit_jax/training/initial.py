@@ -1,0 +1,86 @@
+"""The parameters of step 0 from a checkpoint (config.init), straight to where the run has them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoint import opening, tree
+from vit_jax.checkpoint.adapt import adapt
+from vit_jax.checkpoint.portable import Portable, Preprocess
+from vit_jax.errors import UserError
+from vit_jax.training.state import TrainState
+from vit_jax.training.step import Program
+
+
+def load(config: config_lib.Config, program: Program, say: Callable[[str], None]) -> dict[str, np.ndarray]:
+  """Reads config.init.checkpoint and makes it fit; says what became of each tensor.
+
+  Args:
+    config: the run.
+    program: its state's shapes are what is filled.
+    say: prints a text.
+
+  Returns:
+    path -> array of the parameters that do not begin anew; {} without a checkpoint.
+
+  Raises:
+    UserError: the checkpoint is not there, is damaged, or does not fit the config.
+  """
+  init, model, data = config.init, config.model, config.data
+  if init.checkpoint is None:
+    return {}
+  portable = opening.read(
+    init.checkpoint, image_size=data.image_size, gelu=model.gelu, norm_epsilon=model.norm_epsilon
+  )
+  _check_options(portable, model)
+  arrays, report = adapt(portable, tree.flatten(program.state.params), data.image_size, init)
+  notes = [*portable.notes, *_prepared_otherwise(portable, data)]
+  say('\n'.join([f'Parameters from {init.checkpoint}', str(report), *notes]))
+  return arrays
+
+
+def put(state: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
+  """The state with the parameters given, each sharded as the state's own.
+
+  Args:
+    state: of step 0; what it replaces is freed.
+    arrays: of `load`; it is empty afterwards.
+  """
+  if not arrays:
+    return state
+  params, averaged = tree.flatten(state.params), bool(state.average)
+  state = state._replace(params={}, average={})
+  for path in list(arrays):
+    array, leaf = arrays.pop(path), params.pop(path)
+    array = np.asarray(array, leaf.dtype)
+    params[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+  nested = tree.unflatten(params)
+  copy = jax.jit(lambda leaves: jax.tree.map(jnp.copy, leaves))
+  return state._replace(params=nested, average=copy(nested) if averaged else {})
+
+
+def _check_options(portable: Portable, model: config_lib.Model) -> None:
+  """Raises UserError where the checkpoint was computed with other options than the run will be."""
+  for name in ('gelu', 'norm_epsilon'):
+    theirs, ours = getattr(portable.model, name), getattr(model, name)
+    if theirs != ours:
+      raise UserError(
+        f'The checkpoint was trained with {name} {theirs!r}, and config.model.{name} is {ours!r}; set '
+        f'--config.model.{name}={theirs}.'
+      )
+
+
+def _prepared_otherwise(portable: Portable, data: config_lib.Data) -> list[str]:
+  """A sentence where the run gives the model other pixel values than it was trained with."""
+  low, high = data.value_range
+  ours = Preprocess.from_range(data.image_size, low, high)
+  theirs = portable.preprocess
+  if np.allclose(ours.mean, theirs.mean) and np.allclose(ours.std, theirs.std):
+    return []
+  return [
+    f'The checkpoint was trained with (pixel / 255 - {theirs.mean}) / {theirs.std}; here '
+    f'config.data.value_range is {low:g} … {high:g}.'
+  ]
