@@ -24,8 +24,8 @@ def load(
   dtype: str | jnp.dtype | None = None,
   keep_representation: bool = False,
   position_resize: str | None = None,
-  gelu: str = 'tanh',
-  norm_epsilon: float = 1e-6,
+  gelu: str | None = None,
+  norm_epsilon: float | None = None,
   pool: str | None = None,
 ) -> nnx.Module:
   """The model of a checkpoint, its architecture read off the tensors.
@@ -45,8 +45,9 @@ def load(
     keep_representation: keep the representation layer below a new head.
     position_resize: 'linear', 'bilinear', 'bicubic' or 'bicubic_antialias' (config.Init). None: as the
       checkpoint's own project does it.
-    gelu: of an .npz, which cannot tell: 'tanh', as in all released ones, or 'erf'.
-    norm_epsilon: of an .npz.
+    gelu: 'tanh' or 'erf', where the checkpoint cannot tell. None: as it says; of an .npz 'tanh', which all
+      released ones have.
+    norm_epsilon: likewise; of an .npz 1e-6.
     pool: of an .npz: 'token', 'gap', or 'none' for logits of every token. None: the class token if there is
       one, else 'gap'.
 

@@ -102,7 +102,7 @@ def _fitted(
   if path == input_kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _channels(array, shape[2])
   hint = ''
-  if 'token_mixing' in path:
+  if '/token_mlp/' in path:
     hint = 'an MLP-Mixer works at one resolution only: '
   raise UserError(
     f'{path} is {array.shape} in the checkpoint and {shape} in the model; {hint}change config.model or '

@@ -73,7 +73,7 @@ def infer(name: object, shapes: Shapes, image_size: tuple[int, int] | None) -> A
   if not any(key.startswith((_BLOCK, 'MixerBlock_', 'embedding/', 'stem/')) for key in shapes):
     some = ', '.join(sorted(shapes)[:3]) or 'nothing at all'
     raise UserError(f'{name} holds no Vision Transformer: its tensors are {some} …; choose another file.')
-  return _vit(tensors, image_size)
+  return (_mixer if 'stem/kernel' in shapes else _vit)(tensors, image_size)
 
 
 def _vit(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
@@ -114,6 +114,22 @@ _ATTENTION_AND_MLP = (
   ('MultiHeadDotProductAttention_1', 'MlpBlock_3'),
   ('MultiHeadDotProductAttention_0', 'MlpBlock_0'),
 )
+
+
+def _mixer(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
+  patch, channels, width = _patches(tensors, 'stem/kernel')
+  tokens, tokens_mlp_dim = tensors.shape('MixerBlock_0/token_mixing/Dense_0/kernel', 2)
+  _, mlp_dim = tensors.shape('MixerBlock_0/channel_mixing/Dense_0/kernel', 2)
+  model = config.Model(
+    variant='custom',
+    patch=patch,
+    width=width,
+    mlp_dim=mlp_dim,
+    depth=tensors.depth('MixerBlock_'),
+    tokens_mlp_dim=tokens_mlp_dim,
+    pool='gap',
+  )
+  return Architecture(model, _image_size(tensors, tokens, patch, image_size), channels, _classes(tensors))
 
 
 def _patches(tensors: Tensors, key: str) -> tuple[int, int, int]:

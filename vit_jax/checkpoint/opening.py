@@ -13,8 +13,8 @@ def read(
   source: str | os.PathLike,
   *,
   image_size: tuple[int, int] | None = None,
-  gelu: str = 'tanh',
-  norm_epsilon: float = 1e-6,
+  gelu: str | None = None,
+  norm_epsilon: float | None = None,
   pool: str | None = None,
 ) -> Portable:
   """The model of a checkpoint.
@@ -23,31 +23,44 @@ def read(
     source: a path, an https:// or gs:// address of an .npz, or a published file's short name such as
       'imagenet21k/ViT-B_16' or 'augreg/B_16-i21k-300ep-…'. What is fetched is kept in ~/.cache/vit_jax.
     image_size: of an .npz whose patches are not a square, what it was trained with.
-    gelu: of an .npz, 'tanh' or 'erf'; the other kinds of checkpoint tell, and of `norm_epsilon` and `pool`
-      too.
-    norm_epsilon: of an .npz.
+    gelu: 'tanh' or 'erf'. None: as the checkpoint says, or as is usual for its kind ('tanh' in an .npz).
+    norm_epsilon: of every norm. None: as the checkpoint says, or as is usual for its kind (1e-6).
     pool: of an .npz; None: its class token if there is one, else the mean of all tokens.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or of a model we do not know.
   """
-  path = _located(os.fspath(source))
-  if not path.is_dir():
-    return released.read(path, image_size=image_size, gelu=gelu, norm_epsilon=norm_epsilon, pool=pool)
-  if runs.is_run(path):
-    return runs.read(path)
-  if (path / 'config.json').exists() or list(path.glob('*.safetensors')):
+  path = located(source)
+  told = {'gelu': gelu, 'norm_epsilon': norm_epsilon}
+  if is_released(path):
+    return released.read(path, image_size=image_size, pool=pool, **told)
+  if path.suffix == '.safetensors' or (path.is_dir() and not runs.is_run(path)):
+    if path.is_dir() and not (path / 'config.json').exists() and not list(path.glob('*.safetensors')):
+      raise UserError(
+        f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
+        f'config.json); check the path.'
+      )
     from vit_jax.checkpoint import huggingface  # needs an extra
 
-    return huggingface.read(path)
-  raise UserError(
-    f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
-    f'config.json).'
-  )
+    return huggingface.read(path, **told)
+  for name, value in told.items():
+    if value is not None:
+      raise UserError(f'{path} is a training run, which knows its {name}; leave {name} out.')
+  return runs.read(path)
 
 
-def _located(source: str) -> pathlib.Path:
-  """The path of a source; what is on the network is downloaded."""
+def is_released(path: pathlib.Path) -> bool:
+  """Whether it is to be read as an .npz: any file but Hugging Face's."""
+  return not path.is_dir() and path.suffix != '.safetensors'
+
+
+def located(source: str | os.PathLike) -> pathlib.Path:
+  """The path of a source; what is on the network is downloaded.
+
+  Raises:
+    UserError: there is nothing of that name, or it cannot be had.
+  """
+  source = os.fspath(source)
   path = pathlib.Path(source).expanduser()
   if fetch.is_address(source):
     return fetch.local_file(source)

@@ -29,7 +29,7 @@ _PREFIXES = {
 }
 
 NAMINGS = ('2020', 'linen')
-# Our path -> theirs, in each naming; 'kernel', 'bias' and 'scale' are called the same.
+# Our path -> theirs in each naming; 'kernel', 'bias' and 'scale' are called the same.
 _NAMES = {
   'class_token': ('cls', 'cls'),
   'position_embedding': ('Transformer/posembed_input/pos_embedding',) * 2,
@@ -46,6 +46,16 @@ _BLOCK_NAMES = {
   'mlp/dense_out': ('MlpBlock_3/Dense_1', 'MlpBlock_0/Dense_1'),
 }
 _BLOCK = 'Transformer/encoderblock_{}/'
+_MIXER_NAMES = {'patch_embedding': 'stem', 'norm': 'pre_head_layer_norm', 'head': 'head'}
+_MIXER_BLOCK_NAMES = {
+  'token_norm': 'LayerNorm_0',
+  'token_mlp/dense_in': 'token_mixing/Dense_0',
+  'token_mlp/dense_out': 'token_mixing/Dense_1',
+  'channel_norm': 'LayerNorm_1',
+  'channel_mlp/dense_in': 'channel_mixing/Dense_0',
+  'channel_mlp/dense_out': 'channel_mixing/Dense_1',
+}
+_MIXER_BLOCK = 'MixerBlock_{}/'
 _STEM_NAMES = {
   'root': 'conv_root',
   'root_norm': 'gn_root',
@@ -61,8 +71,8 @@ def read(
   path: str | os.PathLike,
   *,
   image_size: tuple[int, int] | None = None,
-  gelu: str = 'tanh',
-  norm_epsilon: float = 1e-6,
+  gelu: str | None = None,
+  norm_epsilon: float | None = None,
   pool: str | None = None,
 ) -> Portable:
   """A file of the original project, or one in its format.
@@ -70,8 +80,8 @@ def read(
   Args:
     path: the file.
     image_size: that the model was trained with, read where its patches are not a square.
-    gelu: 'tanh' or 'erf'.
-    norm_epsilon: of every LayerNorm.
+    gelu: 'tanh', which None means too, or 'erf'.
+    norm_epsilon: of every norm; None: 1e-6.
     pool: None: the class token if there is one, else the mean of all tokens. 'none': logits of every token.
 
   Raises:
@@ -108,9 +118,9 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
   Raises:
     UserError: the model has what the format has no name for.
   """
-  column = NAMINGS.index(naming)
   flat = tree.flatten(portable.params)
-  names = {parameter: _name(parameter, column) for parameter in flat}
+  family = 'mixer' if portable.model.tokens_mlp_dim else naming
+  names = {parameter: _name(parameter, family) for parameter in flat}
   unknown = sorted(parameter for parameter, name in names.items() if name is None)
   if unknown:
     raise UserError(
@@ -151,9 +161,11 @@ def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
   return {name.removeprefix(prefix): name for name in model}, notes
 
 
-def _told(model: config.Model, gelu: str, norm_epsilon: float, pool: str | None) -> config.Model:
+def _told(
+  model: config.Model, gelu: str | None, norm_epsilon: float | None, pool: str | None
+) -> config.Model:
   """The model with what no tensor tells."""
-  model = dataclasses.replace(model, gelu=gelu, norm_epsilon=norm_epsilon)
+  model = dataclasses.replace(model, gelu=gelu or model.gelu, norm_epsilon=norm_epsilon or model.norm_epsilon)
   if pool is None or pool == model.pool:
     return model
   class_token = model.pool == 'token'
@@ -174,10 +186,10 @@ def _read_params(archive: Archive, stored: dict[str, str], found: Architecture) 
     _, shapes = tree.shapes(*found)
   except UserError as error:
     raise UserError(f'{archive.path} fits no architecture we know: {error}') from error
-  column = int(any('/MlpBlock_0/' in key for key in stored))
+  naming = 'mixer' if found.model.tokens_mlp_dim else NAMINGS[any('/MlpBlock_0/' in key for key in stored)]
   places = {}  # their name -> our path, block number or None
   for path, leaf in shapes.items():
-    name = _name(path, column)
+    name = _name(path, naming)
     if path.startswith('head/') and not found.num_classes:
       continue
     if '{}' in name:
@@ -229,16 +241,24 @@ def _some(names: list[str]) -> str:
   return names[0] + (f' (and {len(names) - 1} more)' if len(names) > 1 else '')
 
 
-def _name(path: str, column: int) -> str | None:
-  """Their name of a parameter, with {} for the number of the block; None: there is none."""
+def _name(path: str, naming: str) -> str | None:
+  """Their name of a parameter, with {} for the number of the block; None: there is none.
+
+  Args:
+    path: ours.
+    naming: one of NAMINGS, or 'mixer'.
+  """
   if path.startswith('stem/'):
     return '/'.join(_STEM_NAMES.get(part, part) for part in path.split('/')[1:])
-  names, prefix = _NAMES, ''
-  if path.startswith('blocks/'):
-    names, prefix, path = _BLOCK_NAMES, _BLOCK, path.removeprefix('blocks/')
+  in_block, path = path.startswith('blocks/'), path.removeprefix('blocks/')
+  if naming == 'mixer':
+    names, block = (_MIXER_BLOCK_NAMES if in_block else _MIXER_NAMES), _MIXER_BLOCK
+  else:
+    names, block = (_BLOCK_NAMES if in_block else _NAMES), _BLOCK
+    names = {ours: theirs[NAMINGS.index(naming)] for ours, theirs in names.items()}
   for ours, theirs in names.items():
     if path == ours or path.startswith(ours + '/'):
-      return prefix + theirs[column] + path.removeprefix(ours)
+      return block * in_block + theirs + path.removeprefix(ours)
   return None
 
 

@@ -32,9 +32,9 @@ def load(config: config_lib.Config, program: Program, say: Callable[[str], None]
   init, model, data = config.init, config.model, config.data
   if init.checkpoint is None:
     return {}
-  portable = opening.read(
-    init.checkpoint, image_size=data.image_size, gelu=model.gelu, norm_epsilon=model.norm_epsilon
-  )
+  path = opening.located(init.checkpoint)
+  told = {'gelu': model.gelu, 'norm_epsilon': model.norm_epsilon} if opening.is_released(path) else {}
+  portable = opening.read(path, image_size=data.image_size, **told)
   _check_options(portable, model)
   arrays, report = adapt(portable, tree.flatten(program.state.params), data.image_size, init)
   notes = [*portable.notes, *_prepared_otherwise(portable, data)]
