@@ -1,8 +1,12 @@
-"""Fine-tuning as in the paper (table 4): a model and a data set as argument.
+"""Fine-tuning as in the paper (table 4): a released model, or a checkpoint, and a data set as argument.
 
 python -m vit_jax.main --config=configs/finetune.py:b16,cifar10 --workdir=runs/b16_cifar10
 python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images --workdir=runs/mine
+python -m vit_jax.main --config=configs/finetune.py:/path/to/model.npz,folder:/images --workdir=runs/mine
 
+The model is begun from its released ImageNet-21k checkpoint (downloaded), with a new head, at 384 px (H/14: 378);
+--config.init.checkpoint=... begins from another one of the same architecture. A checkpoint instead of a model
+(a path, an address, a name such as augreg/B_16; an .npz, a workdir, a Hugging Face folder) brings its own.
 Data: imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, folder:/path or tfds:NAME.
 
 Published (quoted from the original project's table, from ImageNet-21k, 384 px, B/16): CIFAR-10 99.02 %,

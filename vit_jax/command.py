@@ -25,13 +25,18 @@ _UNWRITABLE = (
 )
 
 
-def run(main: Callable[[], None], argv: Sequence[str] = sys.argv) -> None:
+def run(main: Callable[..., None], argv: Sequence[str] = sys.argv, *, positional: bool = False) -> None:
   """Parses the flags, calls `main`, and ends the process.
+
+  Args:
+    main: without arguments, or, where `positional`, with the list of those that are no flags.
+    argv: the command line.
+    positional: whether there may be arguments that are no flags.
 
   Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save,
   start again. 1: an error of ours, with its traceback (--debug shows that of the others too).
   """
-  code = _code_of(main, argv)
+  code = _code_of(main, argv, positional)
   sys.stdout.flush()
   sys.stderr.flush()
   if code in (1, EXIT_USER_ERROR):
@@ -41,11 +46,13 @@ def run(main: Callable[[], None], argv: Sequence[str] = sys.argv) -> None:
   sys.exit(code)
 
 
-def _code_of(main: Callable[[], None], argv: Sequence[str]) -> int:
+def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -> int:
   try:
-    _parse(argv)
+    arguments = _parse(argv)
+    if arguments and not positional:
+      raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
     absl_logging.set_verbosity(absl_logging.WARNING)
-    main()
+    main(*[arguments] * positional)
   except UserError as error:
     return _say(str(error), EXIT_USER_ERROR)
   except Preempted as stop:
@@ -62,17 +69,16 @@ def _code_of(main: Callable[[], None], argv: Sequence[str]) -> int:
   return 0
 
 
-def _parse(argv: Sequence[str]) -> None:
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Parses the flags; the arguments that are none."""
   try:
-    rest = flags.FLAGS(list(argv))
+    return flags.FLAGS(list(argv))[1:]
   except UserError:
     raise
   except Exception as error:  # ml_collections raises what it likes for a wrong config or override
     if '--debug' in argv:
       raise
     raise UserError(' '.join(str(error).split())) from error
-  if len(rest) > 1:
-    raise UserError(f'{rest[1]!r} is not a flag; options begin with --, values follow with =.')
 
 
 def _say(text: str, code: int) -> int:

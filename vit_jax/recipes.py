@@ -5,9 +5,10 @@ The files in `configs/` name one each; a number that is not the paper's says whe
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable
 
-from vit_jax.config import Checkpoint, Config, Data, Evaluator, Loss, Model, Optimizer, Schedule
+from vit_jax.config import Checkpoint, Config, Data, Evaluator, Init, Loss, Model, Optimizer, Schedule
 from vit_jax.errors import UserError
 
 _IMAGENET = Data(source='tfds:imagenet2012', split='train', num_classes=1000)
@@ -117,11 +118,30 @@ _FINETUNING_ROWS = {
 }
 
 
-def finetuning(variant: str, data: str) -> Config:
+# The released checkpoints to begin from, pre-trained on ImageNet-21k: the paper's, else AugReg's.
+_PRETRAINED = {
+  'B/16': 'imagenet21k/ViT-B_16',
+  'B/32': 'imagenet21k/ViT-B_32',
+  'L/16': 'imagenet21k/ViT-L_16',
+  'L/32': 'imagenet21k/ViT-L_32',
+  'H/14': 'imagenet21k/ViT-H_14',
+  'R50+B/16': 'imagenet21k/R50+ViT-B_16',
+  'R26+B/32': 'imagenet21k/R26+ViT-B_32',
+  'R50+L/32': 'imagenet21k/R50+ViT-L_32',
+  'Ti/16': 'augreg/Ti_16',
+  'S/16': 'augreg/S_16',
+  'S/32': 'augreg/S_32',
+  'R+Ti/16': 'augreg/R_Ti_16',
+  'R26+S/32': 'augreg/R26_S_32',
+}
+
+
+def finetuning(model: str, data: str) -> Config:
   """Table 4: SGD with momentum, batch 512, 384 px, cosine, 500 steps of warmup, clipped at norm 1.
 
   Args:
-    variant: 'B/16' or, as on a command line, 'b16'.
+    model: 'B/16' or, as on a command line, 'b16': its released checkpoint; or any checkpoint (a path, an
+      address, a short name), whose architecture is then read from it.
     data: a row of the table, such as 'cifar10', or any source: 'folder:/path', 'tfds:NAME'. Those
       get VTAB's 2,500 steps.
   """
@@ -133,11 +153,14 @@ def finetuning(variant: str, data: str) -> Config:
       f'did you mean {near[0]}?'
     )
   source = data if ':' in data else f'tfds:{data}'
+  model, init, pixels = _pretrained(model)
+  side = 384 // pixels * pixels  # 378 for patches of 14
   return Config(
     total=f'{steps} steps',
     batch_size=512,
-    model=Model(variant=variant_of(variant)),
-    data=Data(source=source, split=split, image_size=(384, 384), crop='inception'),
+    model=model,
+    init=init,
+    data=Data(source=source, split=split, image_size=(side, side), crop='inception'),
     evaluators={'test': Evaluator(split=test_split, every='500 steps')},
     optimizer=Optimizer(name='sgd', momentum_dtype='bfloat16', clip_norm=1.0),
     # 500 steps of warmup, but no more than a fifth of the short runs.
@@ -146,10 +169,29 @@ def finetuning(variant: str, data: str) -> Config:
   )
 
 
+def _pretrained(model: str) -> tuple[Model, Init, int]:
+  """The model, where its parameters are from, and the pixels along a side of what becomes a token."""
+  variant = variant_of(model)
+  if variant in _PRETRAINED:
+    return Model(variant=variant), Init(checkpoint=_PRETRAINED[variant]), int(variant.split('/')[1])
+  if '/' not in model and '.' not in model:
+    raise UserError(
+      f'No released checkpoint of {model!r} is known; choose one of {", ".join(_PRETRAINED)}, or name a '
+      f'checkpoint.'
+    )
+  from vit_jax.checkpoint import opening  # starts JAX
+  from vit_jax.models.variants import resolve
+
+  found = opening.model_config(model)
+  sizes = resolve(found)
+  return found, Init(checkpoint=model), sizes.patch * sizes.stem_stride
+
+
 def variant_of(name: str) -> str:
-  """'b16' -> 'B/16': a variant as it is written in a file's name."""
-  letters = name.rstrip('0123456789')
-  if '/' in name or letters == name:
+  """'b16' -> 'B/16', 'r50+l32' -> 'R50+L/32': a variant as it is written in a file's name."""
+  match = re.fullmatch(r'(r\d*\+|mixer-)?(ti|[sblhg])(\d+)', name, re.IGNORECASE)
+  if not match:
     return name
+  stem, letters, patch = match.groups('')
   size = letters if letters == 'g' else letters.capitalize()
-  return f'{size}/{name[len(letters) :]}'
+  return f'{stem.capitalize()}{size}/{patch}'

@@ -1,9 +1,11 @@
 """Any checkpoint, wherever it is: a released .npz, a training run or a Hugging Face folder."""
 
+import dataclasses
 import difflib
 import os
 import pathlib
 
+from vit_jax import config
 from vit_jax.checkpoint import catalogue, fetch, released, runs
 from vit_jax.checkpoint.portable import Portable
 from vit_jax.errors import UserError
@@ -47,6 +49,13 @@ def read(
     if value is not None:
       raise UserError(f'{path} is a training run, which knows its {name}; leave {name} out.')
   return runs.read(path)
+
+
+def model_config(source: str | os.PathLike) -> config.Model:
+  """The architecture of a checkpoint, as a model to train: without the representation layer."""
+  path = located(source)
+  model = released.architecture(path).model if is_released(path) else read(path).model
+  return dataclasses.replace(model, representation_size=None)
 
 
 def is_released(path: pathlib.Path) -> bool:

@@ -89,7 +89,7 @@ def read(
   """
   with Archive(path) as archive:
     stored, notes = _stored(archive)
-    found = infer(archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size)
+    found = _infer(archive, stored, image_size)
     found = found._replace(model=_told(found.model, gelu, norm_epsilon, pool))
     params = _read_params(archive, stored, found)
   head = params['head']
@@ -102,6 +102,13 @@ def read(
     )
   preprocess = Preprocess.from_range(found.image_size, -1.0, 1.0, channels=found.channels)
   return Portable(*found, params, preprocess, notes=notes)
+
+
+def architecture(path: str | os.PathLike, image_size: tuple[int, int] | None = None) -> Architecture:
+  """What is read off the names and shapes of a file, without its numbers; raises as `read`."""
+  with Archive(path) as archive:
+    stored, _ = _stored(archive)
+    return _infer(archive, stored, image_size)
 
 
 def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') -> tuple[str, ...]:
@@ -159,6 +166,10 @@ def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
     if not name.startswith(prefix):
       raise _extra(archive, [name])
   return {name.removeprefix(prefix): name for name in model}, notes
+
+
+def _infer(archive: Archive, stored: dict[str, str], image_size: tuple[int, int] | None) -> Architecture:
+  return infer(archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size)
 
 
 def _told(
