@@ -28,6 +28,9 @@ CORE = [
 EXTRAS = {
   'tpu': ['jax[tpu]'],
   'cuda': ['jax[cuda13]'],
+  'huggingface': ['safetensors>=0.8,<0.9'],
+  # What tests compare ours with. (timm too is compared with where it is there; it needs torchvision.)
+  'peers': ['safetensors>=0.8,<0.9', 'torch==2.13.0', 'transformers>=5.23,<6'],
   'test': ['hypothesis>=6,<7', 'pytest>=8,<10', 'pytest-xdist>=3,<4', 'ruff==0.17.5'],
 }
 
