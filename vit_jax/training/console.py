@@ -16,12 +16,15 @@ _MIB = 2**20
 class Console:
   """Prints on process 0 only; the progress bar, if there is one, stays below the lines."""
 
-  def __init__(self, *, first_step: int, total_steps: int):
+  def __init__(self):
     self._first = jax.process_index() == 0
-    terminal = self._first and sys.stderr.isatty()
-    self._bar = (
-      tqdm.tqdm(total=total_steps, initial=first_step, unit='step', dynamic_ncols=True) if terminal else None
-    )
+    self._bar: tqdm.tqdm | None = None
+
+  def begin(self, first_step: int, total_steps: int) -> None:
+    """Shows the bar, if this is a terminal. Its time begins now."""
+    if self._first and sys.stderr.isatty():
+      form = '{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt} [{elapsed}{postfix}]'
+      self._bar = tqdm.tqdm(total=total_steps, initial=first_step, bar_format=form, dynamic_ncols=True)
 
   def step(self) -> None:
     if self._bar is not None:

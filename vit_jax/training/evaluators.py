@@ -64,5 +64,5 @@ def evaluate_run(config: config_lib.Config, workdir: pathlib.Path) -> dict[str, 
   step, items, _ = manager.restore_newest(items)
   state = program.state._replace(params=items['params'], average=items.get('average', {}))
   scores = evaluate(program, state, evaluators)
-  console.Console(first_step=step, total_steps=step).evaluation(step, scores)
+  console.Console().evaluation(step, scores)
   return scores
