@@ -4,9 +4,10 @@ python -m vit_jax.main --config=configs/finetune.py:b16,cifar10 --workdir=runs/b
 python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images --workdir=runs/mine
 python -m vit_jax.main --config=configs/finetune.py:/path/to/model.npz,folder:/images --workdir=runs/mine
 
-The model is begun from its released ImageNet-21k checkpoint (downloaded), with a new head, at 384 px (H/14: 378);
---config.init.checkpoint=... begins from another one of the same architecture. A checkpoint instead of a model
-(a path, an address, a name such as augreg/B_16; an .npz, a workdir, a Hugging Face folder) brings its own.
+It begins from the model's released ImageNet-21k checkpoint (downloaded), with a new head, at 384 px (378
+for H/14); --config.init.checkpoint=... names another one of the same architecture. A checkpoint instead of
+a model (a path, an address, a name such as augreg/B_16; an .npz, a workdir, a Hugging Face folder) brings its
+own architecture.
 Data: imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, folder:/path or tfds:NAME.
 
 Published (quoted from the original project's table, from ImageNet-21k, 384 px, B/16): CIFAR-10 99.02 %,

@@ -169,7 +169,7 @@ def _image_size(tensors: Tensors, tokens: int, pixels: int, told: tuple[int, int
   if told is None:
     raise UserError(
       f'{tensors.name} has positions for {tokens} patches of {pixels} pixels, which are no square; '
-      'give the image_size (height, width) it was trained with.'
+      'give the image_size (height, width) it was trained with, unless a class token is missing.'
     )
   if (told[0] // pixels) * (told[1] // pixels) != tokens or any(side % pixels for side in told):
     raise UserError(

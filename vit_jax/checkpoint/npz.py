@@ -26,6 +26,7 @@ class Archive:
     Attributes:
       path: the file.
       shapes: name -> shape of each array.
+      dtypes: the names of those that occur.
 
     Raises:
       UserError: there is no such file, or it is not a sound .npz of floating point numbers.
@@ -40,11 +41,14 @@ class Archive:
     except (zipfile.BadZipFile, OSError, EOFError) as error:
       raise UserError(_not_an_archive(self.path, error)) from error
     self.shapes: dict[str, tuple[int, ...]] = {}
+    self.dtypes: set[str] = set()
     for info in self._zip.infolist():
       name = info.filename.removesuffix('.npy')
       if name == info.filename:
         raise UserError(f'{self.path} holds {name!r}, which is not an array; it is no .npz of parameters.')
-      self.shapes[name] = self._guarded(name, lambda file, info=info: self._header(file, info)[0])
+      shape, dtype, _ = self._guarded(name, lambda file, info=info: self._header(file, info))
+      self.shapes[name] = shape
+      self.dtypes.add(_DTYPES.get(dtype, dtype).name)
 
   def __enter__(self) -> 'Archive':
     return self

@@ -92,6 +92,9 @@ def read(
     found = _infer(archive, stored, image_size)
     found = found._replace(model=_told(found.model, gelu, norm_epsilon, pool))
     params = _read_params(archive, stored, found)
+    if archive.dtypes != {'float32'}:
+      stored_in = ', '.join(sorted(archive.dtypes))
+      notes += (f'{archive.path.name} is stored in {stored_in}, and read into float32.',)
   head = params['head']
   if not found.num_classes:
     notes += (f'{archive.path.name} has no head; it is for features, or to fine-tune with num_classes=….',)

@@ -1,0 +1,47 @@
+"""The fixtures of the original code, and changed copies of them."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+import vit_jax
+
+# name -> what no tensor tells
+FIXTURES = {
+  'a_vit_token': {},
+  'b_vit_gap': {},
+  'c_vit_token_rep32': {},
+  'a4_vit_token_unpooled': {'pool': 'none'},
+  'd1_hybrid_1_1_w05': {},
+  'd2_hybrid_stem_only_w05': {},
+  'e_mixer': {},
+}
+NAMINGS = {'2020': 'released', 'linen': 'linen'}
+CASES = [(name, naming) for name in FIXTURES for naming in NAMINGS if (name, naming) != ('e_mixer', '2020')]
+
+
+def path(golden: pathlib.Path, name: str, naming: str = '2020') -> pathlib.Path:
+  return golden / f'{name}.{NAMINGS[naming]}.npz'
+
+
+def tensors(file: pathlib.Path) -> dict[str, np.ndarray]:
+  with np.load(file, allow_pickle=False) as archive:
+    return dict(archive)
+
+
+def logits(file: pathlib.Path, images: np.ndarray, **options) -> np.ndarray:
+  """Of `vit_jax.load`, at the highest precision."""
+  model = vit_jax.load(file, **options)
+  with jax.default_matmul_precision('highest'):
+    return np.asarray(model(images))
+
+
+def assert_same(first: pathlib.Path, second: pathlib.Path) -> None:
+  """The same names, and for each the same shape and bits."""
+  one, other = tensors(first), tensors(second)
+  assert one.keys() == other.keys()
+  for name, array in one.items():
+    assert array.shape == other[name].shape, name
+    assert array.dtype == other[name].dtype, name
+    assert array.tobytes() == other[name].tobytes(), name
