@@ -77,6 +77,7 @@ def nearest(name: str) -> list[str]:
   found = [f'augreg/{_corrected(file)}'] if folder == 'augreg' else []
   known = [f'{folder}/{file}' for folder, files in _FILES.items() for file in files.split()]
   known += [f'augreg/{size}' for size in _AUGREG_BEST]
+  found += [entry for entry in known if entry.rpartition('/')[2].lower() == name.lower()]  # without a folder
   caseless = {entry.lower(): entry for entry in known}
   found += [caseless[match] for match in difflib.get_close_matches(name.lower(), caseless, n=4, cutoff=0.4)]
   return [entry for entry in dict.fromkeys(found) if entry != name][:3]
