@@ -24,9 +24,11 @@ def test_round_trips(config):
 def test_none_can_be_overridden():
   values = c.to_config_dict(c.Config())
   values.model.patch = 8
+  values.model.stem_blocks = (3, 4, 9)
   values.schedule.learning_rate = 1  # an int where a float belongs
   config = c.from_config_dict(values)
   assert config.model.patch == 8
+  assert config.model.stem_blocks == (3, 4, 9)
   assert config.schedule.learning_rate == 1.0 and isinstance(config.schedule.learning_rate, float)
 
 
@@ -48,6 +50,13 @@ def test_flatten_names_options_as_on_the_command_line():
     ({'model': {'pool': 'max'}}, "choose one of ['token', 'gap', 'token_gap', 'map', 'none']"),
     ({'model': {'pool': 'none'}}, 'gives an image no logits'),
     ({'model': {'pool': 'token', 'class_token': False}}, 'class_token is False'),
+    ({'model': {'pool': 'token_gap', 'class_token': False}}, "pool is 'token_gap' but class_token is False"),
+    ({'model': {'gelu': 'exact'}}, "choose one of ['tanh', 'erf']"),
+    ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be between'),
+    ({'model': {'layer_scale': -1.0}}, 'config.model.layer_scale is -1.0; it must be at least 0'),
+    ({'model': {'register_tokens': -1}}, 'config.model.register_tokens is -1; it must be at least 0'),
+    ({'model': {'tokens_mlp_dim': 0}}, 'config.model.tokens_mlp_dim is 0; it must be at least 1'),
+    ({'model': {'stem_blocks': [3, 4.5]}}, 'config.model.stem_blocks is 4.5, which is not of type int'),
     ({'model': {'dropout': 1.5}}, 'config.model.dropout is 1.5; it must be between'),
     ({'schedule': {'learning_rate': -1.0}}, 'config.schedule.learning_rate is -1.0'),
     ({'schedule': {'decay': 'linear', 'cooldown': '5%'}}, 'ends at end_value by itself'),

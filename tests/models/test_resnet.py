@@ -9,7 +9,8 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config
+from vit_jax import config, models
+from vit_jax.errors import UserError
 
 STEM = {'patch': 1, 'stem_width': 32, 'stem_blocks': (1, 2)}
 
@@ -80,3 +81,94 @@ COUNTS = {
 @pytest.mark.parametrize('variant', COUNTS)
 def test_parameter_count(variant):
   assert tiny.count(config.Model(variant=variant), 1000) == COUNTS[variant]
+
+
+def test_initial_parameters():
+  model = tiny.options(patch=1, stem_width=64, stem_blocks=(2, 1))
+
+  def initial():
+    vit = models.build(model, image_size=(16, 16), channels=3, num_classes=5, rngs=nnx.Rngs(0))
+    features = jax.random.uniform(jax.random.key(0), (1, 4, 4, 256))
+    return nnx.to_pure_dict(nnx.state(vit.stem)), features, vit.stem.block1.unit2(features)
+
+  stem, features, unchanged = jax.jit(initial, compiler_options=tiny.QUICK)()
+  for path, leaf in jax.tree.leaves_with_path(stem):
+    *_, layer, name = (key.key for key in path)
+    if name == 'kernel':
+      inputs = np.prod(leaf.shape[:3])
+      assert float(leaf.std()) == pytest.approx(inputs**-0.5, rel=0.1), layer
+    else:
+      assert np.unique(leaf) == (name == 'scale' and layer != 'norm3'), layer
+  np.testing.assert_array_equal(unchanged, features)  # by a unit that does not project
+
+
+def test_epsilons():
+  """That of the norms with small inputs of a norm, that of the weights with small weights."""
+  graphdef, params = tiny.build(tiny.options(**STEM), image_size=(16, 16))
+  params['stem']['root']['kernel'] = 3e-5 * params['stem']['root']['kernel']
+  x = 1e-3 * tiny.images(2, (16, 16))
+  expected = numpy_resnet.forward(params['stem'], x)
+  assert abs(numpy_resnet.forward(params['stem'], x, epsilon=1e-5) - expected).max() > 1e-3
+  with jax.default_matmul_precision('highest'):
+    np.testing.assert_allclose(nnx.merge(graphdef, params).stem(x), expected, atol=2e-5)
+    other, _ = tiny.build(tiny.options(**STEM, norm_epsilon=1e-3), image_size=(16, 16))
+    features = nnx.merge(other, params).stem(x)
+  np.testing.assert_allclose(features, numpy_resnet.forward(params['stem'], x, epsilon=1e-3), atol=2e-5)
+
+
+def test_features_of_a_hybrid():
+  graphdef, params = tiny.build(tiny.options(**STEM), image_size=(16, 16))
+  x = tiny.images(2, (16, 16))
+  vit = nnx.merge(graphdef, params)
+  grid = nnx.merge(graphdef, params).stem(x)
+  plain, rest = tiny.build(tiny.options(patch=1), image_size=(2, 2), channels=256)
+  assert set(params) - set(rest) == {'stem'}
+  rest = {name: params[name] for name in rest}
+  for layer in (0, None):
+    expected = nnx.merge(plain, rest).features(grid, layer=layer)
+    np.testing.assert_allclose(vit.features(x, layer=layer), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
+def test_rematerialisation(remat):
+  """The backward pass computes again: 'dots' no convolution, 'block' all four of a unit with a projection."""
+  graphdef, params = tiny.build(tiny.options(**STEM | {'stem_blocks': (1,)}, remat=remat), image_size=(8, 8))
+  loss = lambda params, x: jnp.square(nnx.merge(graphdef, params)(x)).sum()
+  jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (8, 8)))
+  names = [equation.primitive.name for equation, _ in tiny.equations(jaxpr.jaxpr)]
+  forward, backward = 5, 2 * 5 - 1  # the images need no gradient
+  assert names.count('conv_general_dilated') == forward + backward + (4 if remat == 'block' else 0)
+
+
+def test_bfloat16():
+  model = tiny.options(**STEM)
+  graphdef, params = tiny.build(model, image_size=(16, 16))
+  half, half_params = tiny.build(tiny.options(**STEM, dtype='bfloat16'), image_size=(16, 16))
+  assert {leaf.dtype for leaf in jax.tree.leaves(half_params)} == {jnp.dtype('float32')}
+  x = tiny.images(2, (16, 16))
+  expected, features = (nnx.merge(*pair).stem(x) for pair in ((graphdef, params), (half, params)))
+  assert features.dtype == jnp.bfloat16
+  assert 0 < abs(features.astype(jnp.float32) - expected).mean() < 0.05 * abs(expected).mean()
+  jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(half, params).stem(x))(half_params, x)
+  dtypes = {}
+  for equation, _ in tiny.equations(jaxpr.jaxpr):
+    name = equation.primitive.name
+    dtypes.setdefault(name, set()).update(v.aval.dtype.name for v in equation.invars)
+  assert dtypes['conv_general_dilated'] == {'bfloat16'} and dtypes['rsqrt'] == {'float32'}
+
+
+@pytest.mark.parametrize(
+  'changes, image_size, message',
+  [
+    ({'stem_width': 48}, (16, 16), 'stem_width is 48; choose a multiple of 32'),
+    ({'stem_blocks': (1, 0)}, (16, 16), r'stem_blocks is \(1, 0\); each stage needs'),
+    (
+      {'patch': 2},
+      (24, 16),
+      r'\(24, 16\) does not divide into patches of 16 pixels; .* \(16, 16\) or \(32, 16\)',
+    ),
+  ],
+)
+def test_sizes_that_do_not_fit(changes, image_size, message):
+  with pytest.raises(UserError, match=message):
+    tiny.build(tiny.options(**STEM | changes), image_size=image_size)

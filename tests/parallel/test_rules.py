@@ -22,10 +22,10 @@ def _attention(*lead):
   }
 
 
-def _mlp(*lead):
+def _mlp(*lead, width=D, hidden=M):
   return {
-    'dense_in': {'kernel': (*lead, D, M), 'bias': (*lead, M)},
-    'dense_out': {'kernel': (*lead, M, D), 'bias': (*lead, D)},
+    'dense_in': {'kernel': (*lead, width, hidden), 'bias': (*lead, hidden)},
+    'dense_out': {'kernel': (*lead, hidden, width), 'bias': (*lead, width)},
   }
 
 
@@ -33,16 +33,35 @@ def _norm(*lead):
   return {'scale': (*lead, D), 'bias': (*lead, D)}
 
 
-# The parameters of a ViT, every kind of them; path -> shape.
+# The parameters of a hybrid ViT and of an MLP-Mixer, every kind of them; path -> shape.
 SHAPES = {
+  'stem': {
+    'root': {'kernel': (7, 7, 3, 4)},
+    'root_norm': {'scale': (4,), 'bias': (4,)},
+    'block1': {
+      'unit1': {
+        **{f'conv{i}': {'kernel': (3, 3, 4, 4)} for i in (1, 2, 3)},
+        **{f'norm{i}': {'scale': (4,), 'bias': (4,)} for i in (1, 2, 3)},
+        'projection': {'kernel': (1, 1, 4, 4)},
+        'projection_norm': {'scale': (4,), 'bias': (4,)},
+      }
+    },
+  },
   'patch_embedding': {'kernel': (PATCH, PATCH, 3, D), 'bias': (D,)},
   'class_token': (1, 1, D),
+  'register_tokens': (1, 2, D),
   'position_embedding': (1, N, D),
   'blocks': {
     'attention_norm': _norm(L),
     'attention': _attention(L),
+    'attention_scale': (L, D),
     'mlp_norm': _norm(L),
     'mlp': _mlp(L),
+    'mlp_scale': (L, D),
+    'token_norm': _norm(L),
+    'token_mlp': _mlp(L, width=6, hidden=4),
+    'channel_norm': _norm(L),
+    'channel_mlp': _mlp(L, hidden=8),
   },
   'norm': _norm(),
   'map_pool': {'probe': (1, 1, D), 'attention': _attention(), 'norm': _norm(), 'mlp': _mlp()},
@@ -55,8 +74,14 @@ PARAMS = jax.tree.map(
 
 # On fsdp 2 x tensor 2. 'f' and 't' stand for the axis, '.' for not split; all others are copied.
 EXPECTED = {
+  'stem/root/kernel': '...f',
+  'stem/block1/unit1/conv1/kernel': '...f',
+  'stem/block1/unit1/conv2/kernel': '...f',
+  'stem/block1/unit1/conv3/kernel': '...f',
+  'stem/block1/unit1/projection/kernel': '...f',
   'patch_embedding/kernel': '...f',
   'class_token': '..f',
+  'register_tokens': '..f',
   'position_embedding': '..f',
   'blocks/attention/query/kernel': '.ft.',
   'blocks/attention/key/kernel': '.ft.',
@@ -68,6 +93,12 @@ EXPECTED = {
   'blocks/mlp/dense_in/kernel': '.ft',
   'blocks/mlp/dense_in/bias': '.t',
   'blocks/mlp/dense_out/kernel': '.tf',
+  'blocks/token_mlp/dense_in/kernel': '.ft',
+  'blocks/token_mlp/dense_in/bias': '.t',
+  'blocks/token_mlp/dense_out/kernel': '.tf',
+  'blocks/channel_mlp/dense_in/kernel': '.ft',
+  'blocks/channel_mlp/dense_in/bias': '.t',
+  'blocks/channel_mlp/dense_out/kernel': '.tf',
   'map_pool/probe': '..f',
   'map_pool/attention/query/kernel': 'ft.',
   'map_pool/attention/key/kernel': 'ft.',

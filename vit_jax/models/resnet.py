@@ -29,21 +29,29 @@ class StandardisedConv(nnx.Module):
   """A convolution, padded as 'SAME', without bias and with standardised weights (arXiv 1903.10520)."""
 
   def __init__(
-    self, inputs: int, outputs: int, size: int, *, stride: int = 1, dtype: jnp.dtype, rngs: nnx.Rngs
+    self,
+    inputs: int,
+    outputs: int,
+    size: int,
+    *,
+    stride: int = 1,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+    sharding: jax.sharding.Sharding | None,
   ):
     shape = (size, size, inputs, outputs)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.stride = stride
     self.dtype = dtype
+    self.sharding = sharding
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
     kernel = standardise(self.kernel[...]).astype(self.dtype)
     strides = (self.stride, self.stride)
     layout = ('NHWC', 'HWIO', 'NHWC')
-    return jax.lax.conv_general_dilated(
-      x.astype(self.dtype), kernel, strides, 'SAME', dimension_numbers=layout
-    )
+    y = jax.lax.conv_general_dilated(x.astype(self.dtype), kernel, strides, 'SAME', dimension_numbers=layout)
+    return stack.constrain(y, self.sharding)
 
 
 def standardise(kernel: jax.Array) -> jax.Array:
@@ -78,9 +86,8 @@ def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
 class Bottleneck(nnx.Module):
   """A residual unit with its activations behind the sums (ResNet v1), the stride in the 3 x 3 convolution."""
 
-  def __init__(self, inputs: int, width: int, *, stride: int, model: config.Model, rngs: nnx.Rngs):
-    conv = functools.partial(StandardisedConv, dtype=jnp.dtype(model.dtype), rngs=rngs)
-    outputs, epsilon = 4 * width, model.norm_epsilon
+  def __init__(self, inputs: int, width: int, conv, *, stride: int, epsilon: float):
+    outputs = 4 * width
     self.conv1 = conv(inputs, width, 1)
     self.norm1 = GroupNorm(width, epsilon)
     self.conv2 = conv(width, width, 3, stride=stride)
@@ -103,12 +110,10 @@ class Bottleneck(nnx.Module):
 class Stage(nnx.Module):
   """Bottlenecks of one width, the first of which has the stride."""
 
-  def __init__(
-    self, inputs: int, width: int, units: int, *, stride: int, model: config.Model, rngs: nnx.Rngs
-  ):
+  def __init__(self, inputs: int, width: int, units: int, conv, *, stride: int, epsilon: float):
     self.units = units
     for u in range(units):
-      unit = Bottleneck(4 * width if u else inputs, width, stride=1 if u else stride, model=model, rngs=rngs)
+      unit = Bottleneck(4 * width if u else inputs, width, conv, stride=1 if u else stride, epsilon=epsilon)
       setattr(self, f'unit{u + 1}', unit)
 
   def __iter__(self):
@@ -132,25 +137,24 @@ class Stem(nnx.Module):
       raise UserError(f'config.model.stem_width is {width}; choose a multiple of {_GROUPS}.')
     if any(units < 1 for units in sizes.stem_blocks):
       raise UserError(f'config.model.stem_blocks is {sizes.stem_blocks}; each stage needs at least 1 unit.')
-    self.root = StandardisedConv(channels, width, 7, stride=2, dtype=jnp.dtype(model.dtype), rngs=rngs)
+    options = {'dtype': jnp.dtype(model.dtype), 'rngs': rngs, 'sharding': activation_sharding}
+    conv = functools.partial(StandardisedConv, **options)
+    self.root = conv(channels, width, 7, stride=2)
     self.root_norm = GroupNorm(width, model.norm_epsilon)
     outputs = width
     for b, units in enumerate(sizes.stem_blocks):
-      options = {'stride': 2 if b else 1, 'model': model, 'rngs': rngs}
-      setattr(self, f'block{b + 1}', Stage(outputs, width * 2**b, units, **options))
+      stage = Stage(outputs, width * 2**b, units, conv, stride=2 if b else 1, epsilon=model.norm_epsilon)
+      setattr(self, f'block{b + 1}', stage)
       outputs = 4 * width * 2**b
     self.stages = len(sizes.stem_blocks)
     self.outputs = outputs
     self.config = model
-    self.activation_sharding = activation_sharding
 
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `Sizes.stem_stride`."""
     x = jax.nn.relu(self.root_norm(self.root(images)))
     x = nnx.max_pool(x, (3, 3), (2, 2), 'SAME')  # which pads with -inf, at the end first
-    x = stack.constrain(x, self.activation_sharding)
     for b in range(self.stages):
       for unit in getattr(self, f'block{b + 1}'):
         x = stack.rematerialised(lambda x, unit=unit: unit(x), self.config)(x)
-        x = stack.constrain(x, self.activation_sharding)
     return x

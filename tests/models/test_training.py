@@ -1,0 +1,88 @@
+"""Every kind of network learns with the one trainer, split over a mesh as on a single device."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import config as c
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.step import make_train_step
+
+MODELS = {
+  'vit': tiny.options(
+    pool='token_gap', register_tokens=2, layer_scale=0.5, gelu='erf', dropout=0.1, stochastic_depth=0.2
+  ),
+  'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
+  'mixer': tiny.options(heads=None, pool='gap', tokens_mlp_dim=24, stochastic_depth=0.2),
+}
+MESH = c.Mesh(data=2, fsdp=2, tensor=2, min_shard_size=1)
+
+
+def _train(model: c.Model, mesh: c.Mesh, accumulation=1):
+  """(parameters before, after two steps, losses) on random images."""
+  config = c.Config(
+    total='4 steps',
+    batch_size=8,
+    accumulation=accumulation,
+    model=model,
+    data=c.Data(image_size=(16, 16)),
+    optimizer=c.Optimizer(name='sgd', clip_norm=1.0),  # Adam makes full steps of rounding errors
+    schedule=c.Schedule(learning_rate=0.1, decay='constant'),
+    mesh=mesh,
+  )
+  c.validate(config)
+  devices = jax.devices()[: np.prod([mesh.data, mesh.fsdp, mesh.tensor])]
+  program = make_train_step(config, make_mesh(mesh, devices), num_classes=6, examples=80)
+  seed = np.uint32(0)
+  state = program.init.lower(seed).compile(compiler_options=tiny.QUICK)(seed)
+  step = program.step.lower(program.state, program.batch).compile(compiler_options=tiny.QUICK)
+  # The head begins at zero, so that nothing else would learn in the first step.
+  kernel = state.params['head']['kernel']
+  values = np.random.default_rng(1).normal(0, 0.1, kernel.shape).astype(np.float32)
+  state.params['head']['kernel'] = jax.device_put(values, kernel.sharding)
+  before, losses = jax.tree.map(np.asarray, state.params), []
+  rng = np.random.default_rng(0)
+  for _ in range(2):
+    image = rng.integers(0, 256, program.batch['image'].shape, dtype=np.uint8)
+    batch = {'image': image, 'label': rng.integers(0, 6, 8).astype(np.int32)}
+    batch = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), batch, program.batch)
+    state, metrics = step(state, batch)
+    losses.append(float(metrics['train/loss']))
+  return before, state.params, losses
+
+
+@functools.cache
+def _one_device(kind):
+  return _train(MODELS[kind], c.Mesh(data=1))
+
+
+@pytest.mark.parametrize('kind', MODELS)
+def test_two_steps_on_a_mesh_equal_one_device(kind):
+  before, expected, expected_losses = _one_device(kind)
+  _, params, losses = _train(MODELS[kind], MESH)
+  np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+  for path, leaf in jax.tree.leaves_with_path(params):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    old = np.asarray(_at(before, path))
+    assert name.endswith('key/bias') or not np.array_equal(old, leaf), f'{name} has not learnt'
+    if name.endswith('kernel'):
+      assert not leaf.sharding.is_fully_replicated, f'{name} is not split'
+
+
+@pytest.mark.parametrize('kind, remat', [('hybrid', 'dots'), ('mixer', 'block')])
+def test_rematerialised_and_accumulated_on_a_mesh(kind, remat):
+  _, expected, expected_losses = _one_device(kind)
+  model = c.Model(**{**vars(MODELS[kind]), 'remat': remat})
+  _, params, losses = _train(model, MESH, accumulation=2)
+  np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+
+
+def _at(tree, path):
+  for key in path:
+    tree = tree[key.key]
+  return tree
