@@ -21,6 +21,7 @@ from vit_jax.errors import UserError
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 torch = pytest.importorskip('torch', reason=REASON)
 transformers = pytest.importorskip('transformers', reason=REASON)
+safetensors = pytest.importorskip('safetensors', reason=REASON)
 safetensors_numpy = pytest.importorskip('safetensors.numpy', reason=REASON)
 
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 3, 'num_attention_heads': 4, 'patch_size': 8}
@@ -125,6 +126,11 @@ def tensors_in(folder: pathlib.Path) -> dict[str, np.ndarray]:
   return safetensors_numpy.load_file(folder / 'model.safetensors')
 
 
+def metadata(folder: pathlib.Path) -> dict[str, str]:
+  with safetensors.safe_open(folder / 'model.safetensors', 'np') as file:
+    return file.metadata()
+
+
 @pytest.mark.parametrize('name', PEERS)
 def test_read_gives_the_same_hidden_states_and_logits(name, tmp_path):
   peer = make_peer(name)
@@ -165,6 +171,7 @@ def test_round_trip_gives_the_same_bits(name, tmp_path):
     added = {key for key in ours if key.endswith(('query.bias', 'key.bias', 'value.bias'))}
     assert len(added) == 9 and not any(ours.pop(key).any() for key in added)
   assert ours.keys() == theirs.keys()
+  assert metadata(tmp_path / 'ours') == metadata(tmp_path / 'theirs')
   for key in ours:
     if name.startswith('deit') and key.endswith(('position_embeddings', 'distillation_token')):
       continue
@@ -339,6 +346,7 @@ def test_models_of_ours_are_written_as_the_kind_they_are(kind, tmp_path):
   again = huggingface.read(tmp_path)
   jax.tree.map(np.testing.assert_array_equal, again.params, portable.params)
   assert again.class_names == portable.class_names
+  assert again.model == portable.model
 
 
 def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):

@@ -89,9 +89,11 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
   folder.mkdir(parents=True, exist_ok=True)
   partial = folder / (FILE + '.partial')
   contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-  # transformers reads a file only if it says which framework's layout its tensors have.
-  from_numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
-  partial.replace(folder / FILE)
+  try:
+    from_numpy.save_file(contiguous, partial, metadata={'format': 'pt'})  # as transformers and timm write
+    partial.replace(folder / FILE)
+  finally:
+    partial.unlink(missing_ok=True)
   for name, text in texts.items():
     (folder / name).write_text(text, encoding='utf-8')
 
