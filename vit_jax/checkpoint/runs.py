@@ -48,8 +48,10 @@ def read(path: str | os.PathLike) -> Portable:
   model = explicit(config.model)
   architecture = (model, config.data.image_size, config.data.channels, num_classes)
   _, shapes = tree.shapes(*architecture)
-  items, _ = manager.restore(step, {'params': tree.unflatten(shapes)})
-  params = jax.tree.map(np.asarray, items['params'])
+  empty = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items() if not leaf.size}
+  stored = {name: leaf for name, leaf in shapes.items() if name not in empty}
+  items, _ = manager.restore(step, {'params': tree.unflatten(stored)})
+  params = tree.unflatten(tree.flatten(jax.tree.map(np.asarray, items['params'])) | empty)
   notes = ()
   if config.average:
     notes = ('The run also has an average of its parameters, which is not what is loaded.',)
@@ -82,8 +84,10 @@ def write(portable: Portable, workdir: str | os.PathLike) -> None:
     'preprocess': preprocess,
     'position_resize': portable.position_resize,
   }
+  # The head of a model that has none is an empty array, which Orbax refuses.
+  params = {name: array for name, array in tree.flatten(portable.params).items() if array.size}
   with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
-    manager.save(0, {'params': portable.params}, meta)
+    manager.save(0, {'params': tree.unflatten(params)}, meta)
 
 
 def explicit(model: config_lib.Model) -> config_lib.Model:

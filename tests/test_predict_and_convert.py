@@ -1,0 +1,138 @@
+"""The real commands in processes of their own: predict on photographs, convert there and back."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from released_files import assert_same, path
+
+import vit_jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(command: str, *arguments, cwd: pathlib.Path) -> subprocess.CompletedProcess:
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  return subprocess.run(
+    [sys.executable, '-m', f'vit_jax.{command}', *map(str, arguments)],
+    cwd=cwd,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def said(result: subprocess.CompletedProcess) -> str:
+  """The last line of one that ends with exit code 2 and no traceback."""
+  assert result.returncode == 2, result.stdout + result.stderr
+  assert 'Traceback' not in result.stderr
+  return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """A folder with colour and grayscale files, one below it, and a text."""
+  rng = np.random.default_rng(0)
+  folder = tmp_path / 'photos'
+  (folder / 'below').mkdir(parents=True)
+  for name, shape in (('a.png', (40, 30, 3)), ('b.jpg', (50, 60)), ('below/c.jpg', (33, 77, 3))):
+    Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / name)
+  (folder / 'notes.txt').write_text('no image')
+  return folder
+
+
+def expected(file: pathlib.Path, images: list[pathlib.Path]) -> np.ndarray:
+  """(images, classes): softmax of the logits."""
+  model = vit_jax.load(file)
+  logits = np.asarray(model(model.preprocess([Image.open(image) for image in images])), np.float64)
+  return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+
+def test_predict(golden, tmp_path, photos):
+  file = path(golden, 'a_vit_token')
+  result = run(
+    'predict', f'--checkpoint={file}', photos, photos / 'a.png', '--top=3', '--batch_size=2', cwd=tmp_path
+  )
+  assert result.returncode == 0, result.stderr
+  rows = list(csv.DictReader(io.StringIO(result.stdout)))
+  images = [photos / 'a.png', photos / 'b.jpg', photos / 'below/c.jpg', photos / 'a.png']
+  assert [row['image'] for row in rows[::3]] == [str(image) for image in images]
+  for image, shares in enumerate(expected(file, images)):
+    best = np.argsort(-shares)[:3]
+    assert [int(row['class']) for row in rows[3 * image : 3 * image + 3]] == best.tolist()
+    found = [float(row['probability']) for row in rows[3 * image : 3 * image + 3]]
+    np.testing.assert_allclose(found, shares[best], atol=1e-4)
+  assert [row['rank'] for row in rows[:3]] == ['1', '2', '3']
+
+
+def test_predict_json_names_and_damaged_images(golden, tmp_path, photos):
+  (photos / 'bad.jpg').write_text('nonsense')
+  (tmp_path / 'names').write_text('\n'.join(f'class number {number}' for number in range(10)))
+  result = run(
+    'predict',
+    f'--checkpoint={path(golden, "b_vit_gap")}',
+    '--format=json',
+    '--class_names=names',
+    'photos',
+    cwd=tmp_path,
+  )
+  assert '1 of 4 images could not be read' in said(result)
+  assert 'bad.jpg is not an image' in result.stderr
+  entries = json.loads(result.stdout)
+  assert [entry['image'] for entry in entries] == ['photos/a.png', 'photos/b.jpg', 'photos/below/c.jpg']
+  for entry in entries:
+    assert len(entry['predictions']) == 5
+    for prediction in entry['predictions']:
+      assert prediction['name'] == f'class number {prediction["class"]}'
+
+
+def test_predict_is_told_what_is_wrong(golden, tmp_path):
+  checkpoint = f'--checkpoint={path(golden, "b_vit_gap")}'
+  assert 'Name the images' in said(run('predict', checkpoint, cwd=tmp_path))
+  assert 'There is no image nothing.jpg' in said(run('predict', checkpoint, 'nothing.jpg', cwd=tmp_path))
+  assert 'There are no images below .' in said(run('predict', checkpoint, '.', cwd=tmp_path))
+
+
+def test_convert_there_and_back(golden, tmp_path):
+  source = path(golden, 'c_vit_token_rep32')
+  result = run('convert', source, 'run', '--format=run', cwd=tmp_path)
+  assert result.returncode == 0, result.stderr
+  assert 'Wrote run: 82,986 parameters, 10 classes.' in result.stdout
+  for naming, flags in (('2020', []), ('linen', ['--naming=linen'])):
+    result = run('convert', 'run', f'{naming}.npz', *flags, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert_same(path(golden, 'c_vit_token_rep32', naming), tmp_path / f'{naming}.npz')
+
+
+def test_convert_is_told_what_is_wrong(golden, tmp_path):
+  source = path(golden, 'b_vit_gap')
+  assert 'say --format=run or --format=hf' in said(run('convert', source, 'x', cwd=tmp_path))
+  assert 'Usage: ' in said(run('convert', source, cwd=tmp_path))
+  assert 'There is no checkpoint nothing.npz' in said(run('convert', 'nothing.npz', 'x.npz', cwd=tmp_path))
+
+
+def test_hugging_face_and_back(golden, tmp_path):
+  """npz -> folder -> run -> folder: the same tensors and texts, bit for bit, and the same logits."""
+  pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
+  source = path(golden, 'a_vit_token')
+  steps = [(source, 'first', 'hf'), ('first', 'run', 'run'), ('run', 'second', 'hf')]
+  for origin, destination, kind in steps:
+    result = run('convert', origin, destination, f'--format={kind}', cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+  first = {file.name: file.read_bytes() for file in (tmp_path / 'first').iterdir()}
+  second = {file.name: file.read_bytes() for file in (tmp_path / 'second').iterdir()}
+  assert first.keys() == second.keys() and 'model.safetensors' in first
+  for name, content in first.items():
+    assert content == second[name], name
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
+  expected = vit_jax.load(source)(images)
+  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'first')(images), expected)
+  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run')(images), expected)
