@@ -6,7 +6,7 @@ import json
 import pytest
 
 from vit_jax import config as c
-from vit_jax import durations
+from vit_jax import durations, validation
 from vit_jax.errors import UserError
 
 FULL = c.Config(
@@ -82,8 +82,8 @@ def test_what_is_wrong_is_said_in_one_sentence(change, said):
 
 def test_every_choice_and_range_names_an_option():
   flat = c.flatten(FULL)
-  assert set(c._CHOICES) <= set(flat)
-  assert {path for path, _, _ in c._ranges(FULL)} <= set(flat)
+  assert set(validation._CHOICES) <= set(flat)
+  assert {path for path, _, _ in validation._ranges(FULL)} <= set(flat)
   assert any(c.MAY_CHANGE.match(path) for path in flat)
 
 

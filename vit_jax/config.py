@@ -7,7 +7,6 @@ unit (`durations.py`).
 
 import dataclasses
 import difflib
-import math
 import re
 import types
 import typing
@@ -16,7 +15,7 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from vit_jax import durations
+from vit_jax import validation
 from vit_jax.errors import UserError
 
 
@@ -209,23 +208,6 @@ class Config:
 # how fast and what is kept.
 MAY_CHANGE = re.compile(r'mesh\.|checkpoint\.|log_every$|data\.(threads|prefetch)$|model\.unroll$')
 
-_CHOICES = {
-  'model.pool': ('token', 'gap', 'token_gap', 'map', 'none'),
-  'model.gelu': ('tanh', 'erf'),
-  'model.dtype': ('float32', 'bfloat16'),
-  'model.remat': ('none', 'block', 'dots'),
-  'init.position_resize': (None, 'linear', 'bilinear', 'bicubic', 'bicubic_antialias'),
-  'data.channels': (1, 3),
-  'data.crop': ('inception', 'random', 'central', 'resize'),
-  'loss.name': ('softmax', 'sigmoid'),
-  'optimizer.name': ('adam', 'sgd'),
-  'optimizer.momentum_dtype': ('float32', 'bfloat16'),
-  'schedule.decay': ('linear', 'cosine', 'constant', 'rsqrt'),
-  'nonfinite': ('stop', 'skip'),
-}
-
-_DURATIONS = {'total', 'warmup', 'timescale', 'cooldown', 'every', 'log_every', 'keep_every'}
-
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
   """A locked ConfigDict of the config, in which each option keeps its type, also where it is None."""
@@ -259,7 +241,7 @@ def from_config_dict(values: ml_collections.ConfigDict | dict[str, Any]) -> Conf
   if isinstance(values, ml_collections.ConfigDict):
     values = values.to_dict()
   config = _section(Config, values, '')
-  validate(config)
+  validation.validate(config, flatten(config))
   return config
 
 
@@ -318,118 +300,3 @@ def _value(hint: Any, value: Any, path: str) -> Any:
 def _without_none(hint: Any) -> Any:
   (kind,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
   return kind
-
-
-def validate(config: Config) -> None:
-  """Raises UserError, naming the option and the remedy, where values are out of range or clash."""
-  flat = flatten(config)
-  for path, choices in _CHOICES.items():
-    if flat[path] not in choices:
-      raise UserError(f'config.{path} is {flat[path]!r}; choose one of {list(choices)}.')
-  for path, low, high in _ranges(config):
-    value = flat[path]
-    if value is not None and not low <= value <= high:
-      span = f'at least {low}' if high == math.inf else f'between {low} and {high}'
-      raise UserError(f'config.{path} is {value}; it must be {span}.')
-  for path, value in flat.items():
-    if path.split('.')[-1] in _DURATIONS:
-      _check_duration(path, value)
-  _check_image(config)
-  _check_batch(config)
-  if config.model.pool == 'none':
-    raise UserError("config.model.pool is 'none', which gives an image no logits; choose token, gap or map.")
-  if config.model.pool in ('token', 'token_gap') and config.model.class_token is False:
-    raise UserError(
-      f"config.model.pool is {config.model.pool!r} but class_token is False; choose pool 'gap' or 'map'."
-    )
-  if config.schedule.decay in ('linear', 'cosine') and durations.parse(config.schedule.cooldown)[0]:
-    raise UserError(
-      f'config.schedule.cooldown is for decay constant and rsqrt, and decay is '
-      f'{config.schedule.decay}, which ends at end_value by itself.'
-    )
-  best = config.checkpoint.best
-  scores = [f'{name}/{metric}' for name in config.evaluators for metric in ('accuracy', 'loss')]
-  if config.average:
-    scores += [score.replace('/', '_average/') for score in scores]
-  if best is not None and best not in scores:
-    raise UserError(
-      f'config.checkpoint.best is {best!r}, which no evaluator gives; choose one of {", ".join(scores)}.'
-    )
-  for name, evaluator in config.evaluators.items():
-    if evaluator.crop not in ('resize', 'central'):
-      raise UserError(f"config.evaluators.{name}.crop is {evaluator.crop!r}; choose 'resize' or 'central'.")
-  for path in ('init.reinitialise', 'init.ignore', 'optimizer.freeze', 'optimizer.lr_multipliers'):
-    for item in flat[path]:
-      _check_regex(path, item if isinstance(item, str) else item[0])
-
-
-def _ranges(config: Config):
-  """(option, lowest, highest) for the numbers."""
-  inf, tiny = math.inf, 1e-12
-  for path in ('batch_size', 'accumulation', 'data.threads', 'data.prefetch', 'checkpoint.keep'):
-    yield path, 1, inf
-  for path in ('patch', 'width', 'mlp_dim', 'depth', 'heads', 'representation_size', 'tokens_mlp_dim'):
-    yield f'model.{path}', 1, inf
-  yield 'model.register_tokens', 0, inf
-  yield 'model.norm_epsilon', tiny, 1
-  yield 'model.layer_scale', 0, inf
-  for path in ('model.dropout', 'model.attention_dropout', 'model.stochastic_depth', 'loss.label_smoothing'):
-    yield path, 0, 0.999
-  for path in ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum', 'average'):
-    yield path, 0, 1 - 1e-9
-  yield 'schedule.learning_rate', 0, inf
-  yield 'schedule.end_value', 0, inf
-  yield 'optimizer.weight_decay', 0, inf
-  yield 'optimizer.clip_norm', tiny, inf
-  yield 'data.num_classes', 1, inf
-  yield 'data.resize', 1, inf
-  yield 'data.padding', 0, inf
-  yield 'data.val_fraction', tiny, 1 - tiny
-  yield 'mesh.min_shard_size', 0, inf
-  yield 'seed', 0, 2**32 - 1
-  for name in config.evaluators:
-    yield f'evaluators.{name}.batch_size', 1, inf
-    yield f'evaluators.{name}.resize', 1, inf
-
-
-def _check_duration(path: str, value: str | None) -> None:
-  if value is None:
-    return
-  try:
-    number, _ = durations.parse(value)
-  except ValueError as error:
-    raise UserError(f'config.{path}: {error}.') from None
-  if number == 0 and path.split('.')[-1] not in ('warmup', 'cooldown'):
-    raise UserError(f'config.{path} is {value!r}; it must be more than nothing.')
-
-
-def _check_image(config: Config) -> None:
-  data = config.data
-  if min(data.image_size) < 1:
-    raise UserError(f'config.data.image_size is {data.image_size}; both sides must be at least 1 pixel.')
-  low, high = data.area
-  if not 0 < low <= high <= 1:
-    raise UserError(f'config.data.area is {data.area}; it must be two shares with 0 < low <= high <= 1.')
-  if not data.value_range[0] < data.value_range[1]:
-    raise UserError(f'config.data.value_range is {data.value_range}; the first must be the smaller one.')
-  resize = data.resize or max(data.image_size)
-  if data.crop in ('random', 'central') and resize + 2 * data.padding < max(data.image_size):
-    raise UserError(f'config.data.resize is {resize} pixels, smaller than image_size {data.image_size}.')
-
-
-def _check_batch(config: Config) -> None:
-  if config.batch_size % config.accumulation:
-    raise UserError(
-      f'config.batch_size {config.batch_size} does not divide into config.accumulation '
-      f'{config.accumulation} equal parts; change one of them.'
-    )
-  axes = {axis: getattr(config.mesh, axis) for axis in ('replica', 'data', 'fsdp', 'tensor')}
-  if any(size < 1 and size != -1 for size in axes.values()) or list(axes.values()).count(-1) > 1:
-    raise UserError(f'config.mesh is {axes}; each axis must be at least 1, and at most one may be -1.')
-
-
-def _check_regex(path: str, pattern: str) -> None:
-  try:
-    re.compile(pattern)
-  except re.error as error:
-    raise UserError(f'config.{path}: {pattern!r} is not a regular expression ({error}).') from None
