@@ -33,7 +33,6 @@ def _train(model: c.Model, mesh: c.Mesh, accumulation=1):
     schedule=c.Schedule(learning_rate=0.1, decay='constant'),
     mesh=mesh,
   )
-  c.validate(config)
   devices = jax.devices()[: np.prod([mesh.data, mesh.fsdp, mesh.tensor])]
   program = make_train_step(config, make_mesh(mesh, devices), num_classes=6, examples=80)
   seed = np.uint32(0)
