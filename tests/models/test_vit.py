@@ -128,10 +128,12 @@ def test_original_code(golden, name):
 
 def test_parameter_paths():
   """The names that checkpoints, sharding rules and regexes of the config rely on."""
-  _, params = tiny.build(tiny.options(pool='map', class_token=True, representation_size=24))
+  options = {'class_token': True, 'representation_size': 24, 'register_tokens': 3, 'layer_scale': 0.1}
+  _, params = tiny.build(tiny.options(pool='map', **options))
   attention = {f'{part}/{leaf}' for part in ('query', 'key', 'value', 'out') for leaf in ('kernel', 'bias')}
   mlp = {f'{part}/{leaf}' for part in ('dense_in', 'dense_out') for leaf in ('kernel', 'bias')}
   expected = {'class_token', 'position_embedding', 'map_pool/probe'}
+  expected |= {'register_tokens', 'blocks/attention_scale', 'blocks/mlp_scale'}
   expected |= {f'{part}/attention/{leaf}' for part in ('blocks', 'map_pool') for leaf in attention}
   expected |= {f'{part}/mlp/{leaf}' for part in ('blocks', 'map_pool') for leaf in mlp}
   expected |= {
@@ -144,14 +146,17 @@ def test_parameter_paths():
   assert set(shapes) == expected
   assert shapes['patch_embedding/kernel'] == (4, 4, 3, 32)
   assert shapes['position_embedding'] == (1, 7, 32)
+  assert shapes['register_tokens'] == (1, 3, 32)
+  assert shapes['blocks/attention_scale'] == (2, 32)
   assert shapes['blocks/attention/query/kernel'] == (2, 32, 4, 8)
   assert shapes['blocks/attention/out/kernel'] == (2, 4, 8, 32)
   assert shapes['blocks/mlp/dense_in/kernel'] == (2, 32, 48)
 
 
 def test_initial_parameters():
+  extra = {'register_tokens': 5, 'layer_scale': 1e-5}
   model = tiny.options(
-    width=64, mlp_dim=256, pool='map', class_token=True, representation_size=96, head_bias=-10.0
+    width=64, mlp_dim=256, pool='map', class_token=True, representation_size=96, head_bias=-10.0, **extra
   )
 
   def initial():
@@ -169,6 +174,9 @@ def test_initial_parameters():
   _has_deviation(params['patch_embedding']['kernel'], (4 * 4 * 3) ** -0.5)
   _has_deviation(params['representation']['kernel'], 64**-0.5)
   _has_deviation(params['position_embedding'], 0.02)
+  _has_deviation(params['register_tokens'], 1e-6, 0.2)  # as in DINOv2
+  for scale in (params['blocks']['attention_scale'], params['blocks']['mlp_scale']):
+    np.testing.assert_array_equal(scale, np.full((2, 64), 1e-5, np.float32))
   for zero in (params['class_token'], params['head']['kernel'], params['patch_embedding']['bias']):
     assert not zero.any()
   np.testing.assert_array_equal(params['head']['bias'], np.full(7, -10.0))
