@@ -98,8 +98,9 @@ def build(
   del portable  # the caller keeps no reference either: each array goes when it is on the device
   leaves = {}
   for path, leaf in shapes.items():
-    # What begins anew is the head, at zero.
-    leaves[path] = jnp.asarray(arrays.pop(path)) if path in arrays else jnp.zeros(leaf.shape, leaf.dtype)
+    # What begins anew is the head, at zero. On a CPU device_put takes the memory over; jnp.asarray copies it.
+    array = jax.device_put(arrays.pop(path)) if path in arrays else jnp.zeros(leaf.shape, leaf.dtype)
+    leaves[path] = jax.block_until_ready(array)  # so that no more than one is there twice
   module = nnx.merge(graphdef, tree.unflatten(leaves))
   module.preprocess = preprocess.resized(image_size)
   module.class_names = class_names

@@ -41,7 +41,7 @@ def started(config: c.Config):
   program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=100)
   texts = []
   loaded = initial.load(config, program, texts.append)
-  return program, initial.put(program.init(np.uint32(0)), loaded), '\n'.join(texts)
+  return program, initial.start(program, 0, loaded), '\n'.join(texts)
 
 
 def loaded(config: c.Config) -> str:

@@ -1,6 +1,6 @@
 """The parameters of step 0 from a checkpoint (config.init), straight to where the run has them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -42,24 +42,35 @@ def load(config: config_lib.Config, program: Program, say: Callable[[str], None]
   return arrays
 
 
-def put(state: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
-  """The state with the parameters given, each sharded as the state's own.
+def start(program: Program, seed: int, arrays: dict[str, np.ndarray]) -> TrainState:
+  """The state of step 0, on the mesh.
 
   Args:
-    state: of step 0; what it replaces is freed.
+    program: the run's.
+    seed: of what begins anew.
     arrays: of `load`; it is empty afterwards.
   """
   if not arrays:
-    return state
-  params, averaged = tree.flatten(state.params), bool(state.average)
-  state = state._replace(params={}, average={})
+    return program.init(np.uint32(seed))
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, program.state)
+  # Random numbers for what is loaded would take several times its memory; XLA omits what is not returned.
+  begin = jax.jit(
+    lambda seed: _without(program.init(seed), arrays), out_shardings=_without(shardings, arrays)
+  )
+  state = begin(np.uint32(seed))
+  params, wanted = dict(state.params), tree.flatten(program.state.params)
   for path in list(arrays):
-    array, leaf = arrays.pop(path), params.pop(path)
-    array = np.asarray(array, leaf.dtype)
+    leaf, array = wanted[path], np.asarray(arrays.pop(path), wanted[path].dtype)
     params[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
   nested = tree.unflatten(params)
   copy = jax.jit(lambda leaves: jax.tree.map(jnp.copy, leaves))
-  return state._replace(params=nested, average=copy(nested) if averaged else {})
+  return state._replace(params=nested, average=copy(nested) if program.state.average else {})
+
+
+def _without(state: TrainState, paths: Collection[str]) -> TrainState:
+  """The state less what is loaded, its parameters by their paths."""
+  params = {path: leaf for path, leaf in tree.flatten(state.params).items() if path not in paths}
+  return state._replace(params=params, average={})
 
 
 def _check_options(portable: Portable, model: config_lib.Model) -> None:

@@ -16,7 +16,6 @@ from vit_jax.data import on_device, sources
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.errors import Preempted
 from vit_jax.models import flops
-from vit_jax.models.variants import resolve
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import console, initial, metrics, report
@@ -72,19 +71,14 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   step_fn = program.step.lower(program.state, program.batch).compile()
   screen.say(console.memory_text(program, step_fn))
   if state is None:
-    state = initial.put(program.init(np.uint32(config.seed)), loaded)
+    state = initial.start(program, config.seed, loaded)
     draw_first_batch(config, pipeline, source.class_names, workdir)
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
 
+  data = config.data
   forward = flops.forward_flops(
-    resolve(config.model),
-    image_size=config.data.image_size,
-    channels=config.data.channels,
-    num_classes=num_classes,
-    pool=config.model.pool,
-    class_token=config.model.class_token,
-    representation_size=config.model.representation_size,
+    config.model, image_size=data.image_size, channels=data.channels, num_classes=num_classes
   )
   speed = metrics.Speedometer(
     batch_size=config.batch_size,
