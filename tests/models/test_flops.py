@@ -7,8 +7,8 @@ import pytest
 import tiny
 from flax import nnx
 
+from vit_jax import config
 from vit_jax.models.flops import forward_flops, train_flops
-from vit_jax.models.variants import VARIANTS, resolve
 
 # Paper, table 6: exaFLOPs of pre-training on JFT-300M. Ours are within 0.2 % of the rounded figures but
 # for B/32: 56.3 (2.3 % more) where they say 55. L/32, with the same 50 tokens, fits.
@@ -24,7 +24,9 @@ PAPER = [
 
 @pytest.mark.parametrize('variant, epochs, exaflops, tolerance', PAPER)
 def test_exaflops_of_the_paper(variant, epochs, exaflops, tolerance):
-  forward = forward_flops(VARIANTS[variant], image_size=(224, 224), channels=3, num_classes=18_291)
+  forward = forward_flops(
+    config.Model(variant=variant), image_size=(224, 224), channels=3, num_classes=18_291
+  )
   total = train_flops(forward) * 303e6 * epochs
   assert total == pytest.approx(exaflops * 1e18, rel=tolerance)
 
@@ -60,7 +62,4 @@ def test_products_of_the_model(changes):
     elif equation.primitive.name == 'conv_general_dilated':
       *window, inputs, _ = equation.invars[1].aval.shape  # of the kernel, HWIO
       count += 2 * times * math.prod(window) * inputs * equation.outvars[0].aval.size
-  names = ('pool', 'class_token', 'register_tokens', 'representation_size')
-  options = {name: getattr(model, name) for name in names}
-  sizes = resolve(model)
-  assert forward_flops(sizes, image_size=image_size, channels=2, num_classes=5, **options) == count
+  assert forward_flops(model, image_size=image_size, channels=2, num_classes=5) == count

@@ -12,8 +12,7 @@ from vit_jax.checkpoint.portable import Portable, Preprocess
 from vit_jax.checkpoint.safetensor_files import TensorFiles
 from vit_jax.checkpoint.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 from vit_jax.errors import UserError
-from vit_jax.models.variants import resolve
-from vit_jax.models.vit import has_class_token
+from vit_jax.models.variants import has_class_token, resolve
 
 # What timm says in code only. Heads of the widths that have not 64 channels each:
 _HEADS = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}

@@ -4,21 +4,15 @@ Matrix products and convolutions only, one multiplication with its addition bein
 exaFLOPs (table 6) are counted; the compiler's own count sees the body of a scan once.
 """
 
-from vit_jax.models.variants import Sizes, grid
+from vit_jax import config
+from vit_jax.models.variants import Sizes, grid, has_class_token, resolve
 
 
 def forward_flops(
-  sizes: Sizes,
-  *,
-  image_size: tuple[int, int],
-  channels: int,
-  num_classes: int,
-  pool: str = 'token',
-  class_token: bool | None = None,
-  register_tokens: int = 0,
-  representation_size: int | None = None,
+  model: config.Model, *, image_size: tuple[int, int], channels: int, num_classes: int
 ) -> int:
-  """FLOPs of the logits of one image; the options are those of `config.Model`."""
+  """FLOPs of the logits of one image."""
+  sizes = resolve(model)
   d = sizes.width
   rows, columns = grid(sizes, image_size)
   patches = rows * columns
@@ -31,15 +25,15 @@ def forward_flops(
     block = _mlp(d, patches, sizes.tokens_mlp_dim) + _mlp(patches, d, sizes.mlp_dim)
     return 2 * (macs + sizes.depth * block + d * num_classes)
 
-  has_class_token = pool in ('token', 'token_gap') if class_token is None else class_token
-  tokens = patches + has_class_token + register_tokens
+  tokens = patches + has_class_token(model) + model.register_tokens
   macs += sizes.depth * (_attention(tokens, tokens, d) + _mlp(tokens, d, sizes.mlp_dim))
-  if pool == 'map':
+  if model.pool == 'map':
     macs += _attention(1, tokens, d) + _mlp(1, d, sizes.mlp_dim)
-  outputs = tokens if pool == 'none' else 1
-  pooled = 2 * d if pool == 'token_gap' else d
-  features = representation_size or pooled
-  macs += outputs * ((pooled * features if representation_size else 0) + features * num_classes)
+  outputs = tokens if model.pool == 'none' else 1
+  pooled = 2 * d if model.pool == 'token_gap' else d
+  features = model.representation_size or pooled
+  representation = pooled * features if model.representation_size else 0
+  macs += outputs * (representation + features * num_classes)
   return 2 * macs
 
 

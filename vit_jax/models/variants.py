@@ -113,3 +113,8 @@ def grid(sizes: Sizes, image_size: tuple[int, int]) -> tuple[int, int]:
     f'config.data.image_size {tuple(image_size)} does not divide into patches of {pixels} pixels; '
     f'the nearest sizes that do are {nearest}.'
   )
+
+
+def has_class_token(model: config.Model) -> bool:
+  """Whether the config asks for a class token."""
+  return model.pool in ('token', 'token_gap') if model.class_token is None else model.class_token

@@ -11,7 +11,7 @@ from vit_jax.models.attention import Attention
 from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
 from vit_jax.models.resnet import Stem
-from vit_jax.models.variants import Sizes, grid, resolve
+from vit_jax.models.variants import Sizes, grid, has_class_token, resolve
 
 
 class Block(nnx.Module):
@@ -179,11 +179,6 @@ class ViT(nnx.Module):
   def represent(self, pooled: jax.Array) -> jax.Array:
     """(..., D) -> (..., R): the tanh layer of pre-training, if there is one."""
     return pooled if self.representation is None else jnp.tanh(self.representation(pooled))
-
-
-def has_class_token(model: config.Model) -> bool:
-  """Whether the config asks for a class token."""
-  return model.pool in ('token', 'token_gap') if model.class_token is None else model.class_token
 
 
 def _repeat(token: nnx.Param, z: jax.Array) -> jax.Array:
