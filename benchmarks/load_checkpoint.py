@@ -1,0 +1,127 @@
+"""Time and memory of loading a released checkpoint: onto one device, and into a sharded training state.
+
+  pip install -e .
+  python benchmarks/load_checkpoint.py --variants=B/16,L/16,H/14,R50+L/32
+
+Files with random weights, in float32 and in the released naming, are written first, in a temporary folder,
+and read in a process each. Memory is the peak of the process's resident set above what it was before, as a
+multiple of the file: 2.3 would be the model, and 1.3 files beside it.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 2**20
+
+
+def write(variant: str, path: pathlib.Path) -> None:
+  """A file with random weights of a named model at 224 px."""
+  import numpy as np
+
+  from vit_jax import config as c
+  from vit_jax.checkpoint import released, tree
+  from vit_jax.checkpoint.portable import Portable, Preprocess
+
+  model, size = c.Model(variant=variant), (224, 224)
+  _, shapes = tree.shapes(model, size, 3, 1000)
+  rng = np.random.default_rng(0)
+  params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in shapes.items()}
+  portable = Portable(model, size, 3, 1000, tree.unflatten(params), Preprocess(size))
+  released.write(portable, path)
+
+
+def load(path: pathlib.Path) -> None:
+  """`vit_jax.load`, as in a notebook."""
+  import vit_jax
+
+  vit_jax.load(path)
+
+
+def fine_tune(path: pathlib.Path) -> None:
+  """What a training run does at step 0, on eight devices that share out every parameter.
+
+  The optimizer is SGD without momentum: its state would be another model's worth of memory.
+  """
+  import jax
+
+  from vit_jax import config as c
+  from vit_jax.checkpoint import opening
+  from vit_jax.parallel.mesh import make_mesh
+  from vit_jax.training import initial
+  from vit_jax.training.step import make_train_step
+
+  config = c.Config(
+    total='10 steps',
+    batch_size=8,
+    model=opening.model_config(path),
+    init=c.Init(checkpoint=str(path)),
+    data=c.Data(image_size=(224, 224)),
+    optimizer=c.Optimizer(name='sgd', momentum=0.0, freeze=('^(blocks|stem)',)),
+    mesh=c.Mesh(fsdp=8),
+  )
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=1000, examples=100)
+  arrays = initial.load(config, program, lambda text: None)
+  jax.block_until_ready(initial.start(program, 0, arrays))
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--variants', default='B/16,L/16,H/14,R50+L/32')
+  parser.add_argument('--how', choices=('write', 'load', 'fine_tune'), help=argparse.SUPPRESS)
+  parser.add_argument('--path', help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.how == 'write':
+    return write(args.variants, pathlib.Path(args.path))
+  if args.how:
+    return measure(load if args.how == 'load' else fine_tune, pathlib.Path(args.path))
+
+  with tempfile.TemporaryDirectory() as folder:
+    for variant in args.variants.split(','):
+      path = pathlib.Path(folder, re.sub(r'\W', '_', variant) + '.npz')
+      run('write', path, variant, devices=1)
+      size = path.stat().st_size / MIB
+      for how, devices in (('load', 1), ('fine_tune', 8)):
+        seconds, memory = map(float, run(how, path, variant, devices).split())
+        print(
+          f'{variant:9} file {size:6.0f} MiB, {how:9} on {devices} devices: {seconds:5.1f} s, peak '
+          f'{memory:6.0f} MiB = {memory / size:.2f} × the file',
+          flush=True,
+        )
+      path.unlink()
+
+
+def run(how: str, path: pathlib.Path, variant: str, devices: int) -> str:
+  """A process of its own; the last line it prints."""
+  environment = dict(os.environ, XLA_FLAGS=f'--xla_force_host_platform_device_count={devices}')
+  command = [sys.executable, __file__, f'--how={how}', f'--path={path}', f'--variants={variant}']
+  output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+  return output.strip().splitlines()[-1] if output.strip() else ''
+
+
+def measure(function, path: pathlib.Path) -> None:
+  import jax.numpy as jnp
+
+  import vit_jax.loading
+  import vit_jax.training.initial  # noqa: F401 (imports are not what is measured)
+
+  jnp.zeros(1).block_until_ready()
+  before = peak()
+  begin = time.perf_counter()
+  function(path)
+  print(f'{time.perf_counter() - begin} {peak() - before}')
+
+
+def peak() -> float:
+  """MiB."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == '__main__':
+  main()
