@@ -30,7 +30,7 @@ def tensors(file: pathlib.Path) -> dict[str, np.ndarray]:
     return dict(archive)
 
 
-def logits(file: pathlib.Path, images: np.ndarray, **options) -> np.ndarray:
+def logits(file: str | pathlib.Path, images: np.ndarray, **options) -> np.ndarray:
   """Of `vit_jax.load`, at the highest precision."""
   model = vit_jax.load(file, **options)
   with jax.default_matmul_precision('highest'):

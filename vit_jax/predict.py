@@ -2,6 +2,8 @@
 
 python -m vit_jax.predict --checkpoint=runs/mine photo.jpg photos/
 python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --format=json photo.jpg
+python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
+  --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result is on
 stdout: the classes of the highest logits, and their share in the softmax. An image that cannot be read is

@@ -5,7 +5,9 @@ import http.server
 import re
 import threading
 
+import numpy as np
 import pytest
+from released_files import logits, path, tensors
 
 from vit_jax.checkpoint import catalogue, fetch, opening
 from vit_jax.errors import UserError
@@ -80,10 +82,10 @@ def partial_files(tmp_path):
 
 
 def test_whole_and_only_once(server, tmp_path):
-  path = fetch.local_file(server.url())
-  assert path.read_bytes() == CONTENT
-  assert path.is_relative_to(tmp_path / 'cache' / 'vit_jax') and path.name == 'ViT-B_16.npz'
-  assert fetch.local_file(server.url()) == path
+  file = fetch.local_file(server.url())
+  assert file.read_bytes() == CONTENT
+  assert file.is_relative_to(tmp_path / 'cache' / 'vit_jax') and file.name == 'ViT-B_16.npz'
+  assert fetch.local_file(server.url()) == file
   assert server.requests == [None]
   assert not partial_files(tmp_path)
 
@@ -93,11 +95,21 @@ def test_names_and_buckets(server, source):
   assert fetch.local_file(source).read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize('source', ['sam/ViT-B_32', 'gs://vit_models/sam/ViT-B_32.npz'])
+def test_load_from_the_network(server, golden, source):
+  server.files['/vit_models/sam/ViT-B_32.npz'] = path(golden, 'a_vit_token').read_bytes()
+  server.break_after, server.breaks = 70_000, 1
+  io = tensors(golden / 'a_vit_token.io.npz')
+  for _ in range(2):
+    np.testing.assert_allclose(logits(source, io['images']), io['logits'], rtol=0, atol=1e-5)
+  assert server.requests == [None, 'bytes=70000-']
+
+
 def test_a_plus_in_a_name(server):
   server.files['/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz'] = b'hybrid'
-  path = fetch.local_file('imagenet21k+imagenet2012/R50+ViT-B_16')
-  assert path.read_bytes() == b'hybrid'
-  assert path.parts[-2:] == ('imagenet21k+imagenet2012', 'R50+ViT-B_16.npz')
+  file = fetch.local_file('imagenet21k+imagenet2012/R50+ViT-B_16')
+  assert file.read_bytes() == b'hybrid'
+  assert file.parts[-2:] == ('imagenet21k+imagenet2012', 'R50+ViT-B_16.npz')
 
 
 def test_broken_off_and_resumed(server):
@@ -139,8 +151,8 @@ def test_a_file_that_changed_meanwhile(server):
 
 
 def test_a_cached_file_of_another_size_is_fetched_again(server):
-  path = fetch.local_file(server.url())
-  path.write_bytes(CONTENT[:-1])
+  file = fetch.local_file(server.url())
+  file.write_bytes(CONTENT[:-1])
   assert fetch.local_file(server.url()).read_bytes() == CONTENT
   assert len(server.requests) == 2
 

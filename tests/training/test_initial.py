@@ -15,6 +15,7 @@ from released_files import path, tensors
 
 import vit_jax
 from vit_jax import config as c
+from vit_jax import recipes
 from vit_jax.checkpoint import released, runs, tree
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh
@@ -102,6 +103,23 @@ def test_a_checkpoint_that_does_not_fit(golden):
   wrong = dataclasses.replace(wrong, model=dataclasses.replace(wrong.model, depth=3))
   with pytest.raises(UserError, match=r'change config\.model'):
     loaded(wrong)
+
+
+def test_what_fine_tuning_begins_from(golden):
+  for model, variant, checkpoint in (
+    ('b16', 'B/16', 'imagenet21k/ViT-B_16'),
+    ('H/14', 'H/14', 'imagenet21k/ViT-H_14'),
+    ('r50+l32', 'R50+L/32', 'imagenet21k/R50+ViT-L_32'),
+    ('r+ti16', 'R+Ti/16', 'augreg/R_Ti_16'),
+  ):
+    found = recipes.finetuning(model, 'cifar10')
+    assert (found.model.variant, found.init.checkpoint) == (variant, checkpoint)
+    assert found.data.image_size == ((378, 378) if model == 'H/14' else (384, 384))
+  file = str(path(golden, 'd1_hybrid_1_1_w05'))
+  own = recipes.finetuning(file, 'cifar10')
+  assert own.init.checkpoint == file and own.model.stem_blocks == (1, 1) and own.model.width == 64
+  with pytest.raises(UserError, match="No released checkpoint of 'g14' is known; choose one of B/16"):
+    recipes.finetuning('g14', 'cifar10')
 
 
 def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
