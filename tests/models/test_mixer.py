@@ -36,6 +36,12 @@ def test_forward_and_features_equal_numpy(changes):
       np.testing.assert_allclose(mixer.features(x, layer=layer), tokens, atol=1e-5)
 
 
+def test_no_attention():
+  graphdef, params = tiny.build(tiny.options(**MIXER))
+  with pytest.raises(UserError, match='An MLP-Mixer has no attention to show; choose a Vision Transformer'):
+    nnx.merge(graphdef, params).attention(tiny.images())
+
+
 def test_stochastic_depth_equals_numpy():
   graphdef, params = tiny.build(tiny.options(**MIXER, depth=3, stochastic_depth=0.5))
   x, keys = tiny.images(), tiny.keys()

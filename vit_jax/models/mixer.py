@@ -102,12 +102,16 @@ class Mixer(nnx.Module):
     tokens, layers = self.embed(images), stack.count(layer, self.depth)
     return self.encode(tokens) if layers is None else self._blocks(tokens, layers=layers)
 
+  def attention(self, images: jax.Array) -> jax.Array:
+    """Raises UserError: there is none."""
+    raise UserError('An MLP-Mixer has no attention to show; choose a Vision Transformer or a hybrid.')
+
   def pool(self, tokens: jax.Array) -> jax.Array:
     """(B, N, D) -> (B, D): their mean."""
     return tokens.mean(axis=1)
 
   def _blocks(self, tokens: jax.Array, keys: jax.Array | None = None, layers: int | None = None) -> jax.Array:
-    return stack.apply(
+    z, _ = stack.apply(
       self.blocks,
       tokens,
       keys if self.config.stochastic_depth else None,
@@ -116,6 +120,7 @@ class Mixer(nnx.Module):
       layers=layers,
       sharding=self.activation_sharding,
     )
+    return z
 
 
 _NOT_OF_A_MIXER = (

@@ -1,5 +1,7 @@
 """Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 from flax import nnx
@@ -22,8 +24,9 @@ def apply(
   depth: int,
   layers: int | None = None,
   sharding: jax.sharding.Sharding | None = None,
-) -> jax.Array:
-  """What comes out of the last of the stacked blocks.
+  observe: Callable[[nnx.Module, jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+  """What comes out of the last of the stacked blocks, and what was observed in each.
 
   Args:
     blocks: of `stack`; each is called with z, the probability of skipping a branch, and its keys.
@@ -34,21 +37,26 @@ def apply(
     depth: of the stack.
     layers: how many of the blocks to apply; None: all.
     sharding: of z, kept up after every block.
+    observe: called with each block and what goes into it.
+
+  Returns:
+    (B, N, D), and what `observe` gave, stacked; None without it.
   """
   graphdef, params = nnx.split(blocks)
 
   def body(z, inputs):
     block, layer, skip_rate = inputs
     layer_keys = None if keys is None else fold_in(keys, layer)
-    return constrain(nnx.merge(graphdef, block)(z, skip_rate, layer_keys), sharding), None
+    block = nnx.merge(graphdef, block)
+    observed = None if observe is None else observe(block, z)
+    return constrain(block(z, skip_rate, layer_keys), sharding), observed
 
   skip_rates = np.linspace(model.stochastic_depth, 0, depth, dtype=np.float32)[::-1]
   inputs = params, np.arange(depth), skip_rates
   if layers is not None:
     inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
   body = rematerialised(body, model, loop=not model.unroll)
-  z, _ = jax.lax.scan(body, z, inputs, unroll=depth if model.unroll else 1)
-  return z
+  return jax.lax.scan(body, z, inputs, unroll=depth if model.unroll else 1)
 
 
 def constrain(z: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:

@@ -149,15 +149,44 @@ class ViT(nnx.Module):
     tokens, layers = self.embed(images), stack.count(layer, self.depth)
     return self.encode(tokens) if layers is None else self._blocks(tokens, layers=layers)
 
+  def attention(self, images: jax.Array) -> jax.Array:
+    """How much each token attends to each, in every head of every block (the softmax of equation 7).
+
+    Nothing is dropped. The weights of pool 'map' are not among them.
+
+    Args:
+      images: as for the logits.
+
+    Returns:
+      float32 (L, B, H, N, N): row i is of the token that asks, and sums to one; the tokens are in the order
+      of `embed`. All are in memory at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB).
+    """
+
+    def weights(block: Block, z: jax.Array) -> jax.Array:
+      y = block.attention_norm(z)
+      return block.attention.weights(y, y)
+
+    _, observed = stack.apply(
+      self.blocks,
+      self.embed(images),
+      None,
+      model=self.config,
+      depth=self.depth,
+      sharding=self.activation_sharding,
+      observe=weights,
+    )
+    return observed
+
   def _blocks(self, tokens: jax.Array, keys: jax.Array | None = None, layers: int | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout and the first `layers` blocks, or all."""
     model = self.config
     if not (model.dropout or model.attention_dropout or model.stochastic_depth):
       keys = None
     z = dropout(tokens, model.dropout, keys, self.depth)  # 0 ... depth - 1 are the blocks' numbers
-    return stack.apply(
+    z, _ = stack.apply(
       self.blocks, z, keys, model=model, depth=self.depth, layers=layers, sharding=self.activation_sharding
     )
+    return z
 
   def pool(self, tokens: jax.Array) -> jax.Array:
     """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""

@@ -1,0 +1,82 @@
+"""`model.attention` against NumPy, and that nobody pays for it who does not ask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_vit
+import pytest
+import tiny
+from flax import nnx
+
+CASES = {
+  'token': {},
+  'registers': {'register_tokens': 2, 'layer_scale': 0.1},
+  'gap': {'pool': 'gap'},
+  'map': {'pool': 'map'},
+  'erf': {'gelu': 'erf'},
+  'unrolled': {'unroll': True},
+  'rematerialised': {'remat': 'dots'},
+  'with_dropout': {'dropout': 0.5, 'attention_dropout': 0.5, 'stochastic_depth': 0.5},
+}
+
+
+def attention(graphdef, params, x):
+  call = jax.jit(lambda params, x: nnx.merge(graphdef, params).attention(x), compiler_options=tiny.QUICK)
+  with jax.default_matmul_precision('highest'):
+    return call(params, x)
+
+
+def in_numpy(params, x, **options):
+  """(L, B, H, N, N) float64."""
+  seen = []
+
+  def look(place, layer, weights):
+    if place == 'attention_weights':
+      seen.append(weights)
+    return weights
+
+  numpy_vit.forward(params, x, drop=look, **options)
+  return np.stack(seen)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_weights_equal_numpy(case):
+  model = tiny.options(depth=3, **CASES[case])
+  graphdef, params = tiny.build(model)
+  # Weights far from equal ones, in which a wrong head, layer or axis is seen.
+  params['blocks']['attention']['query']['kernel'] *= 4
+  x = tiny.images()
+  weights = attention(graphdef, params, x)
+  tokens = {'registers': 9, 'gap': 6, 'map': 6}.get(case, 7)
+  assert weights.dtype == jnp.float32 and weights.shape == (3, 3, 4, tokens, tokens)
+  np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+  expected = in_numpy(params, x, pool=model.pool, gelu=model.gelu)
+  np.testing.assert_allclose(weights, expected, atol=1e-5)
+  assert expected.std() > 0.1
+
+
+def test_weights_of_bfloat16_are_float32():
+  graphdef, params = tiny.build(tiny.options(dtype='bfloat16'))
+  weights = attention(graphdef, params, tiny.images())
+  assert weights.dtype == jnp.float32
+  np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+  np.testing.assert_allclose(weights, in_numpy(params, tiny.images()), atol=0.02)
+
+
+def test_logits_know_nothing_of_it():
+  """Of the logits' one scan only the tokens come out; that of attention gives the weights beside them."""
+  graphdef, params = tiny.build()
+  x = tiny.images()
+  model = nnx.merge(graphdef, params)
+  scans = {}
+  for name, function in (('logits', model), ('attention', model.attention)):
+    equations = [equation for equation, _ in tiny.equations(jax.make_jaxpr(function)(x).jaxpr)]
+    scans[name] = [
+      [out.aval.shape for out in equation.outvars]
+      for equation in equations
+      if equation.primitive.name == 'scan'
+    ]
+  assert scans == {'logits': [[(3, 7, 32)]], 'attention': [[(3, 7, 32), (2, 3, 4, 7, 7)]]}
+  before = tiny.apply(graphdef, params, x)
+  model.attention(x)
+  np.testing.assert_array_equal(tiny.apply(*nnx.split(model), x), before)
