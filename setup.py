@@ -31,7 +31,15 @@ EXTRAS = {
   'huggingface': ['safetensors>=0.8,<0.9'],
   # What tests compare ours with. (timm too is compared with where it is there; it needs torchvision.)
   'peers': ['safetensors>=0.8,<0.9', 'torch==2.13.0', 'transformers>=5.23,<6'],
-  'test': ['hypothesis>=6,<7', 'pytest>=8,<10', 'pytest-xdist>=3,<4', 'ruff==0.17.5'],
+  'test': [
+    'hypothesis>=6,<7',
+    'ipykernel>=6.29,<8',
+    'nbclient>=0.10,<0.12',
+    'nbformat>=5.10,<6',
+    'pytest>=8,<10',
+    'pytest-xdist>=3,<4',
+    'ruff==0.17.5',
+  ],
 }
 
 setup(
