@@ -94,6 +94,17 @@ def test_predict_json_names_and_damaged_images(golden, tmp_path, photos):
       assert prediction['name'] == f'class number {prediction["class"]}'
 
 
+def test_predict_for_a_reader_that_has_seen_enough(golden, tmp_path, photos):
+  checkpoint = path(golden, 'a_vit_token')
+  command = [sys.executable, '-m', 'vit_jax.predict', f'--checkpoint={checkpoint}', str(photos)]
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+  with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes) as process:
+    process.stdout.close()
+    assert 'Traceback' not in process.stderr.read()
+  assert process.returncode == 0
+
+
 def test_predict_is_told_what_is_wrong(golden, tmp_path):
   checkpoint = f'--checkpoint={path(golden, "b_vit_gap")}'
   assert 'Name the images' in said(run('predict', checkpoint, cwd=tmp_path))

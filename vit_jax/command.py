@@ -57,6 +57,9 @@ def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -
     return _say(str(error), EXIT_USER_ERROR)
   except Preempted as stop:
     return _say(f'{stop} Start the same command again to go on.', EXIT_RESTART)
+  except BrokenPipeError:  # of a reader such as `head`, that has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
   except OSError as error:
     if error.errno in _UNWRITABLE:
       text = f'{error.filename or "The workdir"} cannot be written ({error.strerror}); '

@@ -79,6 +79,9 @@ def test_a_run_that_was_trained(tmp_path):
   assert model.preprocess.shorter == 40
   with pytest.raises(UserError, match=r'There is no checkpoint .*/5; did you mean .*/7'):
     vit_jax.load(tmp_path / 'run/checkpoints/5')
+  for option in ({'pool': 'gap'}, {'gelu': 'erf'}):
+    with pytest.raises(UserError, match=f'knows .*leave {next(iter(option))} out'):
+      vit_jax.load(tmp_path / 'run', **option)
 
 
 def test_directories_that_are_no_checkpoint(golden, tmp_path):

@@ -36,6 +36,8 @@ def read(
   told = {'gelu': gelu, 'norm_epsilon': norm_epsilon}
   if is_released(path):
     return released.read(path, image_size=image_size, pool=pool, **told)
+  if pool is not None:
+    raise UserError(f'{path} is no .npz and knows how it pools; leave pool out.')
   if path.suffix == '.safetensors' or (path.is_dir() and not runs.is_run(path)):
     if path.is_dir() and not (path / 'config.json').exists() and not list(path.glob('*.safetensors')):
       raise UserError(
