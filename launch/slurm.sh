@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# A run on the GPUs of a Slurm cluster, one process a GPU.
+#
+#   launch/slurm.sh --nodes=4 --gpus=8 [--cpus=8] [--time=24:00:00] [--partition=P] [--account=A] [--name=N]
+#                   [--venv=.venv] [--signal-seconds=300] -- --config=… --workdir=/shared/run
+#
+# --gpus are those of a node, --cpus those of a process. Slurm sends SIGTERM --signal-seconds before the
+# time is up; the run saves, ends with exit code 75 and is queued again. Output: runs/slurm-JOB.out.
+# --dry-run prints the command.
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/common.sh
+source "$repository/launch/common.sh"
+
+parse 'nodes= gpus= cpus= time= partition= account= name= venv= signal-seconds=' "$@"
+((${#words[@]} == 0)) || fail "${words[0]} is not an option; what is to run goes after --."
+require nodes gpus
+make_command
+
+flags=("--nodes=${option[nodes]}" "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")
+flags+=("--cpus-per-task=${option[cpus]:-8}" "--time=${option[time]:-24:00:00}")
+flags+=("--job-name=${option[name]:-vit_jax}" "--signal=TERM@${option[signal-seconds]:-300}")
+flags+=(--requeue --open-mode=append "--chdir=$repository" --output=runs/slurm-%j.out)
+[[ -z ${option[partition]:-} ]] || flags+=("--partition=${option[partition]}")
+[[ -z ${option[account]:-} ]] || flags+=("--account=${option[account]}")
+run mkdir -p "$repository/runs"
+run sbatch "${flags[@]}" "$repository/launch/slurm_job.sh" "${option[venv]:-.venv}" "${command[@]}"

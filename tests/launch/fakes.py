@@ -1,0 +1,97 @@
+"""Programs that only write down what they are called with, in front of the real ones on PATH."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).parents[2]
+LAUNCH = ROOT / 'launch'
+
+# What a shell, ssh, YAML or Kubernetes may take for its own.
+AWKWARD = [
+  '--config=configs/it\'s a "test".py:jft',
+  '--workdir=/mnt/my runs/$HOME/`id`',
+  '--config.x=a  b;c&d|e*?~#(x)[y]{z} \\ 100% !h',
+  '',
+  'tab\there',
+  '--config.text=ünï',
+  '$(id) $$ $(HOME) $HOME',
+  "''",
+]
+
+_RECORD = """\
+#!{python}
+import json, os, sys
+folder = {folder!r}
+call = dict(argv=sys.argv[1:], stdin=sys.stdin.read())
+with open(os.path.join(folder, {name!r} + '.calls'), 'a') as file:
+  file.write(json.dumps(call) + '\\n')
+{body}
+"""
+
+
+class Fakes:
+  """A folder of such programs.
+
+  Args:
+    folder: where to make it.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    folder.mkdir(parents=True, exist_ok=True)
+
+  def add(self, name: str, body: str = '') -> None:
+    """A program; `body` is Python that runs after its call is written down."""
+    path = self.folder / name
+    path.write_text(
+      _RECORD.format(python=sys.executable, folder=str(self.folder), name=name, body=textwrap.dedent(body))
+    )
+    path.chmod(0o755)
+
+  def calls(self, name: str) -> list[list[str]]:
+    """The arguments of each call, in order."""
+    return [call['argv'] for call in self._calls(name)]
+
+  def inputs(self, name: str) -> list[str]:
+    """What each call was given on stdin."""
+    return [call['stdin'] for call in self._calls(name)]
+
+  def forget(self) -> None:
+    for path in self.folder.glob('*.calls'):
+      path.unlink()
+
+  def run(self, *argv: object, **environment: str) -> subprocess.CompletedProcess:
+    """Runs a program with the fakes in front of the real ones; stdin is empty."""
+    variables = dict(os.environ, **environment)
+    variables['PATH'] = f'{self.folder}:{os.environ["PATH"]}'
+    return subprocess.run(
+      [str(word) for word in argv],
+      env=variables,
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+
+  def _calls(self, name: str) -> list[dict]:
+    path = self.folder / f'{name}.calls'
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def succeed(result: subprocess.CompletedProcess) -> str:
+  """Its stdout; the program must have succeeded."""
+  assert result.returncode == 0, result.stdout + result.stderr
+  return result.stdout
+
+
+def assert_refused(result: subprocess.CompletedProcess, *texts: str) -> None:
+  """Exit code 2 and one sentence."""
+  assert result.returncode == 2, result.stdout + result.stderr
+  lines = result.stderr.strip().splitlines()
+  assert len(lines) == 1, result.stderr
+  for text in texts:
+    assert text in lines[0], lines[0]

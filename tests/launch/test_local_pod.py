@@ -1,0 +1,208 @@
+"""Real processes of a local pod."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from fakes import AWKWARD, LAUNCH, ROOT
+
+POD = [sys.executable, LAUNCH / 'local_pod.py', '--grace_seconds=5']
+TINY = """
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='{total} steps',
+    batch_size=16,
+    model=Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+    data=Data(source='digits', image_size=(8, 8)),
+    checkpoint=Checkpoint(every='{total} steps'),
+    log_every='1 steps',
+  ))
+"""
+
+
+def start(tmp_path: pathlib.Path, *flags: str, command: tuple, cwd: pathlib.Path = ROOT) -> subprocess.Popen:
+  environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_')}
+  environment['XLA_FLAGS'] = ''
+  words = [*POD, f'--logs={tmp_path / "logs"}', *flags, '--', *command]
+  pipe = subprocess.PIPE
+  return subprocess.Popen(words, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(pod: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
+  try:
+    output = ''.join(pod.communicate(timeout=timeout))
+  finally:
+    if pod.poll() is None:
+      pod.send_signal(signal.SIGTERM)
+  return pod.returncode, output
+
+
+def script(tmp_path: pathlib.Path, text: str) -> list[str]:
+  """A command that runs this Python text, with `index`, and `turn`: how often it has been started."""
+  path = tmp_path / 'script.py'
+  path.write_text(
+    textwrap.dedent(f"""\
+    import os, pathlib, signal, sys, time
+    index = int(os.environ.get('JAX_PROCESS_ID', 0))
+    pids = pathlib.Path({str(tmp_path)!r}, f'pids.{{index}}')
+    with pids.open('a') as file:
+      print(os.getpid(), file=file)
+    turn = len(pids.read_text().split())
+    """)
+    + textwrap.dedent(text)
+  )
+  return [sys.executable, str(path)]
+
+
+def pids(tmp_path: pathlib.Path, count: int) -> list[int]:
+  """Of the newest start, once all are there."""
+  deadline = time.monotonic() + 60
+  paths = [tmp_path / f'pids.{index}' for index in range(count)]
+  while not all(path.exists() and path.read_text().endswith('\n') for path in paths):
+    assert time.monotonic() < deadline, 'the processes do not start'
+    time.sleep(0.02)
+  return [int(path.read_text().split()[-1]) for path in paths]
+
+
+def assert_gone(numbers: list[int]) -> None:
+  for number in numbers:
+    with pytest.raises(ProcessLookupError):
+      os.kill(number, 0)
+
+
+def test_two_processes_train_as_one(tmp_path):
+  config = tmp_path / 'it is.py'
+  config.write_text(TINY.format(total=4))
+  flags = (f'--config={config}', f'--workdir={tmp_path / "run"}')
+  code, output = finish(start(tmp_path, '--processes=2', command=flags))
+  logs = [(tmp_path / 'logs' / f'process-{index}.log').read_text() for index in range(2)]
+  assert code == 0, output + logs[0]
+  assert 'Done after 4 steps' in logs[0]
+  lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+  assert lines[-1]['step'] == 4
+
+
+def test_a_killed_process_ends_the_others_and_the_pod(tmp_path):
+  config = tmp_path / 'config.py'
+  config.write_text(TINY.format(total=1000000))
+  workdir = tmp_path / 'run'
+  run = f"""
+  import runpy
+  sys.argv = ['vit_jax.main', '--config={config}', '--workdir={workdir}']
+  runpy.run_module('vit_jax.main', run_name='__main__')
+  """
+  pod = start(tmp_path, '--processes=2', command=tuple(script(tmp_path, run)))
+  try:
+    deadline = time.monotonic() + 120
+    while not (workdir / 'metrics.jsonl').exists():  # it is in the midst of its steps
+      assert time.monotonic() < deadline and pod.poll() is None, 'the run makes no step'
+      time.sleep(0.05)
+    running = pids(tmp_path, 2)
+    os.kill(running[1], signal.SIGKILL)
+    code, output = finish(pod)
+  finally:
+    pod.kill()
+  assert code == 128 + signal.SIGKILL, output
+  assert 'process-1.log' in output
+  assert_gone(running)
+  assert all(len((tmp_path / f'pids.{index}').read_text().split()) == 1 for index in range(2))
+
+
+def test_75_starts_all_again_in_the_same_logs(tmp_path):
+  text = """
+  print('turn', turn, 'of', os.environ['JAX_PROCESS_COUNT'], flush=True)
+  sys.exit(75 if turn < 3 else 0)
+  """
+  code, output = finish(start(tmp_path, '--processes=2', command=tuple(script(tmp_path, text))))
+  assert code == 0, output
+  for index in range(2):
+    log = (tmp_path / 'logs' / f'process-{index}.log').read_text()
+    assert log == 'turn 1 of 2\nturn 2 of 2\nturn 3 of 2\n'
+
+
+def test_one_that_does_not_end_after_75_is_ended_and_all_start_again(tmp_path):
+  text = """
+  if turn == 2: sys.exit(0)
+  if index == 0: sys.exit(75)
+  time.sleep(600)
+  """
+  code, output = finish(
+    start(tmp_path, '--processes=2', '--grace_seconds=0.5', command=tuple(script(tmp_path, text)))
+  )
+  assert code == 0, output
+  assert [len((tmp_path / f'pids.{index}').read_text().split()) for index in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize('wrong', [1, 2])
+def test_another_code_ends_all_and_is_returned(tmp_path, wrong):
+  text = f"""
+  if index == 1:
+    print('what is wrong', flush=True)
+    sys.exit({wrong})
+  time.sleep(600)
+  """
+  code, output = finish(start(tmp_path, '--processes=3', command=tuple(script(tmp_path, text))))
+  assert code == wrong
+  assert 'what is wrong' in output
+  assert_gone(pids(tmp_path, 3))
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_all_once_and_nothing_starts_again(tmp_path, number):
+  text = """
+  got = []
+  def stop(number, frame):
+    got.append(number)
+  signal.signal(signal.SIGINT, stop)
+  signal.signal(signal.SIGTERM, stop)
+  print('ready', flush=True)
+  while not got:
+    time.sleep(0.01)
+  time.sleep(0.3)
+  print('got', [int(number) for number in got], flush=True)
+  sys.exit(75)
+  """
+  pod = start(tmp_path, '--processes=2', command=tuple(script(tmp_path, text)))
+  logs = [tmp_path / 'logs' / f'process-{index}.log' for index in range(2)]
+  deadline = time.monotonic() + 60
+  while not all(log.exists() and 'ready' in log.read_text() for log in logs):
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+  pod.send_signal(number)
+  code, output = finish(pod)
+  assert code == 75, output
+  assert [log.read_text() for log in logs] == [f'ready\ngot [{int(number)}]\n'] * 2
+
+
+def test_dry_run_prints_the_commands(tmp_path):
+  code, output = finish(start(tmp_path, '--processes=2', '--devices=4', '--dry-run', command=tuple(AWKWARD)))
+  assert code == 0
+  assert not (tmp_path / 'logs').exists()
+  assert len(output.splitlines()) == 2
+  show = 'import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))'
+  for index, line in enumerate(output.splitlines()):
+    (tmp_path / 'logs').mkdir(exist_ok=True)
+    # The command itself is replaced by one that shows its arguments.
+    line = line.replace(f'{sys.executable} -m vit_jax.main', f"{sys.executable} -c '{show}'", 1)
+    subprocess.run(['bash', '-c', line], check=True)
+    words, environment = json.loads((tmp_path / 'logs' / f'process-{index}.log').read_text())
+    assert words == AWKWARD
+    assert environment['JAX_PROCESS_ID'] == str(index) and environment['JAX_PROCESS_COUNT'] == '2'
+    assert '--xla_force_host_platform_device_count=4' in environment['XLA_FLAGS']
+
+
+def test_gpus_are_shared_out_and_one_process_joins_nothing(tmp_path):
+  flags = ('--processes=2', '--devices=2', '--platform=cuda', '--dry-run')
+  _, output = finish(start(tmp_path, *flags, command=('--config=c',)))
+  assert ['CUDA_VISIBLE_DEVICES=0,1' in output, 'CUDA_VISIBLE_DEVICES=2,3' in output] == [True, True]
+  assert 'JAX_PLATFORMS' not in output
+  _, output = finish(start(tmp_path, '--processes=1', '--dry-run', command=('--config=c',)))
+  assert 'JAX_PROCESS_ID' not in output

@@ -1,0 +1,217 @@
+"""What happens on the workers of a TPU, on this machine in place of theirs."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from fakes import AWKWARD, LAUNCH, ROOT, Fakes, assert_refused, succeed
+
+# As gcloud does: it cuts the command at spaces, ssh joins the parts, the login shell reads the result.
+SSH = """
+import subprocess
+if 'ssh' in sys.argv:
+  text = next(word for word in sys.argv if word.startswith('--command='))[10:]
+  sys.exit(subprocess.run(['bash', '-c', ' '.join(text.split(' '))], cwd={home!r}).returncode)
+if 'scp' in sys.argv:
+  import shutil
+  shutil.copy(sys.argv[5], os.path.join({home!r}, sys.argv[6].split(':')[1]))
+"""
+UV = """
+if sys.argv[1] == 'venv':
+  os.makedirs('.venv/bin', exist_ok=True)
+  os.symlink(os.path.join(folder, 'venv_python'), '.venv/bin/python')
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+  """The home folder of a worker that `gcloud ssh` reaches, with our folder in it."""
+  folder = tmp_path / 'the home'
+  (folder / 'vit_jax_run').mkdir(parents=True)
+  shutil.copytree(LAUNCH, folder / 'vit_jax_run' / 'launch')
+  yield folder
+  pid = folder / 'vit_jax_run' / 'run.pid'
+  if pid.exists() and pathlib.Path('/proc', pid.read_text().strip()).exists():
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def fakes(tmp_path, home):
+  result = Fakes(tmp_path / 'bin')
+  result.add('gcloud', SSH.format(home=str(home)))
+  return result
+
+
+def eventually(condition, what: str) -> None:
+  deadline = time.monotonic() + 30
+  while not condition():
+    assert time.monotonic() < deadline, what
+    time.sleep(0.02)
+
+
+def tpu(fakes, what: str, *rest: object, **environment: str):
+  words = [LAUNCH / 'tpu_vm.sh', what, 'n', '--zone=z', *rest]
+  return fakes.run(*words, VIT_JAX_RESTART_SECONDS='0', **environment)
+
+
+def test_setup_unpacks_this_commit_and_installs_it(fakes, home):
+  if not (ROOT / '.git').exists():
+    pytest.skip('no git checkout')
+  shutil.rmtree(home / 'vit_jax_run')
+  for name in ('uv', 'sudo', 'curl', 'gcsfuse', 'mountpoint', 'venv_python'):
+    fakes.add(name, {'uv': UV, 'mountpoint': 'sys.exit(1)'}.get(name, ''))
+  succeed(tpu(fakes, 'setup', '--bucket=a b', "--mount=/mnt/it's"))
+  head = subprocess.run(['git', 'show', 'HEAD:setup.py'], cwd=ROOT, capture_output=True, text=True)
+  assert (home / 'vit_jax_run' / 'setup.py').read_text() == head.stdout
+  assert fakes.calls('uv') == [
+    ['venv', '--quiet', '--allow-existing', '--python', '3.12', '.venv'],
+    ['pip', 'install', '--quiet', '--python', '.venv/bin/python', '--editable', '.[tpu]'],
+  ]
+  assert fakes.calls('gcsfuse') == [['--implicit-dirs', 'a b', "/mnt/it's"]]
+  assert fakes.calls('sudo')[0] == ['mkdir', '-p', "/mnt/it's"]
+
+
+def test_a_run_is_detached_and_gets_its_arguments(fakes, home):
+  fakes.add('python', 'print("hello from the run")')
+  succeed(tpu(fakes, 'run', '--', *AWKWARD, 'line\nbreak'))
+  log = home / 'vit_jax_run' / 'run.log'
+  eventually(lambda: log.exists() and 'Exit code 0' in log.read_text(), 'the run does not end')
+  assert fakes.calls('python') == [['-m', 'vit_jax.main', *AWKWARD, 'line\nbreak']]
+  assert 'hello from the run' in log.read_text()
+  assert 'nothing runs; last line: Exit code 0: the end.' in succeed(tpu(fakes, 'status'))
+
+
+def test_preflight_runs_here_and_now_and_says_how_it_ended(fakes):
+  fakes.add('python', 'sys.exit(2)')
+  assert tpu(fakes, 'preflight', '--', '--workdir=/a b').returncode == 2
+  assert fakes.calls('python') == [['launch/preflight.py', '--workdir=/a b']]
+
+
+def test_only_exit_code_75_starts_it_again(fakes, home):
+  codes = home / 'codes'
+  codes.write_text('75 75 3 0')
+  take = f"""
+  codes = open({str(codes)!r}).read().split()
+  open({str(codes)!r}, 'w').write(' '.join(codes[1:]))
+  sys.exit(int(codes[0]))
+  """
+  fakes.add('python', take)
+  succeed(tpu(fakes, 'run', '--', '--config=c.py'))
+  result = home / 'vit_jax_run' / 'run.code'
+  eventually(result.exists, 'the run does not end')
+  assert fakes.calls('python') == 3 * [['-m', 'vit_jax.main', '--config=c.py']]
+  assert result.read_text() == '3\n'
+
+
+SAVES = """
+  import signal, time
+  def save(*_):
+    time.sleep(0.5)
+    print('saved', flush=True)
+    sys.exit(75)
+  signal.signal(signal.SIGTERM, save)
+  print('ready', flush=True)
+  time.sleep(60)
+"""
+
+
+def test_halt_sends_sigterm_to_python_waits_for_its_save_and_ends(fakes, home):
+  fakes.add('python', SAVES)
+  succeed(tpu(fakes, 'run', '--', '--config=c.py'))
+  log = home / 'vit_jax_run' / 'run.log'
+  eventually(lambda: 'ready' in log.read_text(), 'it does not start')
+  # A second one on the same worker is refused.
+  assert_refused(tpu(fakes, 'run', '--', '--config=c.py'), 'is going on already')
+  assert 'running' in succeed(tpu(fakes, 'status'))
+  assert 'stopped' in succeed(tpu(fakes, 'halt'))
+  assert log.read_text().split('\n')[-3:] == ['saved', 'Exit code 75: the end.', '']
+  assert len(fakes.calls('python')) == 1  # not started again
+  assert 'nothing runs' in succeed(tpu(fakes, 'halt'))
+
+
+# Google's queue: each `describe` and each question for the result takes the next answer of its list.
+QUEUE = """
+import json
+answers = json.load(open({path!r}))
+kind = 'result' if sys.argv[-1].endswith('on_worker.sh result') else sys.argv[4]
+if kind in answers:
+  answer = answers[kind].pop(0) if len(answers[kind]) > 1 else answers[kind][0]
+  json.dump(answers, open({path!r}, 'w'))
+  if answer.startswith('ERROR'):
+    sys.exit(answer)
+  print(answer)
+"""
+
+
+def keep(fakes, tmp_path, describe: list[str], results: list[str]):
+  """Runs `keep` on that queue; how it ended, and what it did in words."""
+  path = tmp_path / 'answers.json'
+  path.write_text(json.dumps({'describe': describe, 'result': results}))
+  fakes.add('gcloud', QUEUE.format(path=str(path)))
+  fakes.add('git', '[open(w[9:], "w") for w in sys.argv if w.startswith("--output=")]')
+  words = [LAUNCH / 'queued_resources.sh', 'keep', 'n', '--zone=z', '--type=v6e-16', '--spot']
+  result = fakes.run(*words, '--', *AWKWARD, VIT_JAX_POLL_SECONDS='0')
+  did = []
+  for call in fakes.calls('gcloud'):
+    what = call[-1].rpartition('on_worker.sh ')[2].split()[0] if call[3] == 'ssh' else call[3]
+    if what not in ('describe', 'result'):
+      did.append(what)
+  return result, did
+
+
+CREATED = ['create', 'scp', 'setup', 'start']
+NONE = 'ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource'
+
+
+def test_keep_waits_runs_and_ends_with_the_run(fakes, tmp_path):
+  states = [NONE, NONE, 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['running', 'running', '0'])
+  assert result.returncode == 0, result.stderr
+  assert did == CREATED
+
+
+def test_keep_creates_again_after_a_preemption_with_the_same_workdir(fakes, tmp_path):
+  states = [NONE, NONE, 'ACTIVE', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'WAITING_FOR_RESOURCES', 'ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['running', '0'])
+  assert result.returncode == 0, result.stderr
+  assert did == [*CREATED, 'delete', *CREATED]
+  starts = [call for call in fakes.calls('gcloud') if 'on_worker.sh start' in call[-1]]
+  assert len(starts) == 2 and starts[0] == starts[1]
+
+
+def test_keep_does_not_take_silence_for_a_preemption(fakes, tmp_path):
+  states = [NONE, NONE, 'ACTIVE', 'ERROR: timed out', 'ERROR: timed out', 'ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['running', 'ERROR: ssh', 'running', '0'])
+  assert result.returncode == 0, result.stderr
+  assert did == CREATED
+
+
+def test_keep_believes_a_failure_the_second_time(fakes, tmp_path):
+  states = ['ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['running', '2', '2'])
+  assert result.returncode == 2 and 'ended with exit code 2' in result.stderr
+  assert did == CREATED[1:]  # it was there already
+
+
+def test_keep_sees_a_failure_that_was_a_preemption(fakes, tmp_path):
+  states = [NONE, NONE, 'ACTIVE', 'ACTIVE', 'SUSPENDED', 'SUSPENDED', 'ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['134', '0'])
+  assert result.returncode == 0, result.stderr
+  assert did == [*CREATED, 'delete', *CREATED]
+
+
+def test_keep_starts_again_where_a_machine_was_restarted(fakes, tmp_path):
+  result, did = keep(fakes, tmp_path, ['ACTIVE'], ['running', 'lost', 'running', '0'])
+  assert result.returncode == 0, result.stderr
+  assert did == ['scp', 'setup', 'start', 'scp', 'setup', 'stop', 'start']
+
+
+def test_keep_ends_where_google_refuses(fakes, tmp_path):
+  result, did = keep(fakes, tmp_path, [NONE, NONE, 'WAITING_FOR_RESOURCES', 'FAILED'], ['running'])
+  assert_refused(result, 'The request n failed')
+  assert did == ['create']
