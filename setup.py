@@ -28,6 +28,8 @@ CORE = [
 EXTRAS = {
   'tpu': ['jax[tpu]'],
   'cuda': ['jax[cuda13]'],
+  # To prepare those TFDS data sets whose builders need it; never imported by vit_jax.
+  'tensorflow': ['tensorflow>=2.18,<3'],
   'huggingface': ['safetensors>=0.8,<0.9'],
   # What tests compare ours with. (timm too is compared with where it is there; it needs torchvision.)
   'peers': ['safetensors>=0.8,<0.9', 'torch==2.13.0', 'transformers>=5.23,<6'],

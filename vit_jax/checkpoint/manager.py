@@ -24,6 +24,7 @@ from vit_jax import config
 from vit_jax.checkpoint import checksums, failures
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.retention import Best
+from vit_jax.checkpoint.tree import flatten, unflatten
 from vit_jax.errors import UserError
 
 FORMAT = 1  # of `meta`
@@ -116,8 +117,9 @@ class Manager:
         'metrics': metrics,
         'items': {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()},
       }
-      # An item without arrays (the state of an optimizer that has none) lies in `meta` alone.
-      trees = {name: ocp.args.StandardSave(_nested(leaves)) for name, leaves in arrays.items() if leaves}
+      # Nested dicts: what is stored is free of the classes of optimizer states. An item without arrays (the
+      # state of an optimizer that has none) lies in `meta` alone.
+      trees = {name: ocp.args.StandardSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
       args = ocp.args.Composite(**trees, meta=ocp.args.JsonSave(_sealed(contents)))
       return self._orbax.save(step, args=args, force=True)
 
@@ -304,7 +306,7 @@ class Manager:
     }
     if not abstract:
       return {}
-    directory, args = self._directory / str(step) / name, ocp.args.StandardRestore(_nested(abstract))
+    directory, args = self._directory / str(step) / name, ocp.args.StandardRestore(unflatten(abstract))
 
     def arrays() -> dict[str, jax.Array]:
       found = _flat(ocp.StandardCheckpointHandler().restore(directory, args=args))
@@ -335,23 +337,10 @@ def _barrier(name: str) -> None:
 
 def _flat(tree: Any) -> dict[str, Any]:
   """{'a/b': leaf}; a tree that is a leaf has the path 'value'."""
-  leaves = jax.tree.leaves_with_path(tree)
-  flat = {jax.tree_util.keystr(path, simple=True, separator='/') or 'value': leaf for path, leaf in leaves}
-  if len(flat) != len(leaves):
+  flat = {path or 'value': leaf for path, leaf in flatten(tree).items()}
+  if len(flat) != len(jax.tree.leaves(tree)):
     raise ValueError('two leaves of the tree have the same path')
   return flat
-
-
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-  """Nested dicts of {'a/b': leaf}: what Orbax stores, free of the classes of optimizer states."""
-  result = {}
-  for path, leaf in flat.items():
-    *parents, name = path.split('/')
-    node = result
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[name] = leaf
-  return result
 
 
 def _storable(name: str, tree: Any) -> dict[str, Any]:
