@@ -125,6 +125,8 @@ def test_halt_sends_sigterm_to_python_waits_for_its_save_and_ends(fakes, home):
   succeed(tpu(fakes, 'run', '--', '--config=c.py'))
   log = home / 'vit_jax_run' / 'run.log'
   eventually(lambda: 'ready' in log.read_text(), 'it does not start')
+  supervisor = int((home / 'vit_jax_run' / 'run.pid').read_text())
+  assert os.getsid(supervisor) == supervisor  # the end of the ssh connection is not its end
   # A second one on the same worker is refused.
   assert_refused(tpu(fakes, 'run', '--', '--config=c.py'), 'is going on already')
   assert 'running' in succeed(tpu(fakes, 'status'))
