@@ -28,20 +28,28 @@ def get_config():
 """
 
 
-def start(tmp_path: pathlib.Path, *flags: str, command: tuple, cwd: pathlib.Path = ROOT) -> subprocess.Popen:
-  environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_')}
-  environment['XLA_FLAGS'] = ''
-  words = [*POD, f'--logs={tmp_path / "logs"}', *flags, '--', *command]
-  pipe = subprocess.PIPE
-  return subprocess.Popen(words, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
+@pytest.fixture
+def start(tmp_path):
+  """Starts a pod: start(*flags, command=(…)). What is left of it when the test ends is ended."""
+  pods = []
 
+  def start_one(*flags: str, command: tuple) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_')}
+    environment['XLA_FLAGS'] = ''
+    words = [*POD, f'--logs={tmp_path / "logs"}', *flags, '--', *command]
+    pipe = subprocess.PIPE
+    pods.append(subprocess.Popen(words, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True))
+    return pods[-1]
 
-def finish(pod: subprocess.Popen, timeout: float = 600) -> tuple[int, str]:
-  try:
-    output = ''.join(pod.communicate(timeout=timeout))
-  finally:
+  yield start_one
+  for pod in pods:
     if pod.poll() is None:
-      pod.send_signal(signal.SIGTERM)
+      pod.terminate()
+      pod.wait(60)
+
+
+def finish(pod: subprocess.Popen) -> tuple[int, str]:
+  output = ''.join(pod.communicate(timeout=600))
   return pod.returncode, output
 
 
@@ -79,11 +87,11 @@ def assert_gone(numbers: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
+def test_two_processes_train_as_one(start, tmp_path):
   config = tmp_path / 'it is.py'
   config.write_text(TINY.format(total=4))
   flags = (f'--config={config}', f'--workdir={tmp_path / "run"}')
-  code, output = finish(start(tmp_path, '--processes=2', command=flags))
+  code, output = finish(start('--processes=2', command=flags))
   logs = [(tmp_path / 'logs' / f'process-{index}.log').read_text() for index in range(2)]
   assert code == 0, output + logs[0]
   assert 'Done after 4 steps' in logs[0]
@@ -92,7 +100,7 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_others_and_the_pod(tmp_path):
+def test_a_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   config = tmp_path / 'config.py'
   config.write_text(TINY.format(total=1000000))
   workdir = tmp_path / 'run'
@@ -101,64 +109,61 @@ def test_a_killed_process_ends_the_others_and_the_pod(tmp_path):
   sys.argv = ['vit_jax.main', '--config={config}', '--workdir={workdir}']
   runpy.run_module('vit_jax.main', run_name='__main__')
   """
-  pod = start(tmp_path, '--processes=2', command=tuple(script(tmp_path, run)))
-  try:
-    deadline = time.monotonic() + 3000
-    while not (workdir / 'metrics.jsonl').exists():  # it is in the midst of its steps
-      assert time.monotonic() < deadline and pod.poll() is None, 'the run makes no step'
-      time.sleep(0.05)
-    running = pids(tmp_path, 2)
-    os.kill(running[1], signal.SIGKILL)
-    code, output = finish(pod)
-  finally:
-    pod.kill()
+  pod = start('--processes=2', command=tuple(script(tmp_path, run)))
+  deadline = time.monotonic() + 600
+  while not (workdir / 'metrics.jsonl').exists():  # it is in the midst of its steps
+    assert time.monotonic() < deadline and pod.poll() is None, 'the run makes no step'
+    time.sleep(0.05)
+  running = pids(tmp_path, 2)
+  os.kill(running[1], signal.SIGKILL)
+  code, output = finish(pod)
   assert code == 128 + signal.SIGKILL, output
   assert 'process-1.log' in output
   assert_gone(running)
   assert all(len((tmp_path / f'pids.{index}').read_text().split()) == 1 for index in range(2))
 
 
-def test_75_starts_all_again_in_the_same_logs(tmp_path):
+def test_75_starts_all_again_in_the_same_logs(start, tmp_path):
   text = """
   print('turn', turn, 'of', os.environ['JAX_PROCESS_COUNT'], flush=True)
   sys.exit(75 if turn < 3 else 0)
   """
-  code, output = finish(start(tmp_path, '--processes=2', command=tuple(script(tmp_path, text))))
+  code, output = finish(start('--processes=2', command=tuple(script(tmp_path, text))))
   assert code == 0, output
   for index in range(2):
     log = (tmp_path / 'logs' / f'process-{index}.log').read_text()
     assert log == 'turn 1 of 2\nturn 2 of 2\nturn 3 of 2\n'
 
 
-def test_one_that_does_not_end_after_75_is_ended_and_all_start_again(tmp_path):
+def test_one_that_does_not_end_after_75_is_ended_and_all_start_again(start, tmp_path):
   text = """
   if turn == 2: sys.exit(0)
   if index == 0: sys.exit(75)
   time.sleep(3600)
   """
-  code, output = finish(
-    start(tmp_path, '--processes=2', '--grace_seconds=0.5', command=tuple(script(tmp_path, text)))
-  )
+  code, output = finish(start('--processes=2', '--grace_seconds=0.5', command=tuple(script(tmp_path, text))))
   assert code == 0, output
   assert [len((tmp_path / f'pids.{index}').read_text().split()) for index in range(2)] == [2, 2]
 
 
 @pytest.mark.parametrize('wrong', [1, 2])
-def test_another_code_ends_all_and_is_returned(tmp_path, wrong):
+def test_another_code_ends_all_and_is_returned(start, tmp_path, wrong):
   text = f"""
   if index == 1:
+    while not all(path.exists() and path.read_text() for path in map(pids.with_suffix, ('.0', '.2'))):
+      time.sleep(0.01)
     print('what is wrong', flush=True)
     sys.exit({wrong})
   time.sleep(3600)
   """
-  code, output = finish(start(tmp_path, '--processes=3', command=tuple(script(tmp_path, text))))
+  code, output = finish(start('--processes=3', command=tuple(script(tmp_path, text))))
   assert code == wrong
   assert 'what is wrong' in output
   assert_gone(pids(tmp_path, 3))
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_all_once_and_nothing_starts_again(tmp_path, number):
+def test_a_signal_reaches_all_once_and_nothing_starts_again(start, tmp_path, number):
   text = """
   got = []
   def stop(number, frame):
@@ -172,7 +177,7 @@ def test_a_signal_reaches_all_once_and_nothing_starts_again(tmp_path, number):
   print('got', [int(number) for number in got], flush=True)
   sys.exit(75)
   """
-  pod = start(tmp_path, '--processes=2', command=tuple(script(tmp_path, text)))
+  pod = start('--processes=2', command=tuple(script(tmp_path, text)))
   logs = [tmp_path / 'logs' / f'process-{index}.log' for index in range(2)]
   deadline = time.monotonic() + 300
   while not all(log.exists() and 'ready' in log.read_text() for log in logs):
@@ -186,8 +191,8 @@ def test_a_signal_reaches_all_once_and_nothing_starts_again(tmp_path, number):
   assert [log.read_text() for log in logs] == [f'ready\ngot [{int(number)}]\n'] * 2
 
 
-def test_dry_run_prints_the_commands(tmp_path):
-  code, output = finish(start(tmp_path, '--processes=2', '--devices=4', '--dry-run', command=tuple(AWKWARD)))
+def test_dry_run_prints_the_commands(start, tmp_path):
+  code, output = finish(start('--processes=2', '--devices=4', '--dry-run', command=tuple(AWKWARD)))
   assert code == 0
   assert not (tmp_path / 'logs').exists()
   assert len(output.splitlines()) == 2
@@ -203,10 +208,10 @@ def test_dry_run_prints_the_commands(tmp_path):
     assert '--xla_force_host_platform_device_count=4' in environment['XLA_FLAGS']
 
 
-def test_gpus_are_shared_out_and_one_process_joins_nothing(tmp_path):
+def test_gpus_are_shared_out_and_one_process_joins_nothing(start):
   flags = ('--processes=2', '--devices=2', '--platform=cuda', '--dry-run')
-  _, output = finish(start(tmp_path, *flags, command=('--config=c',)))
+  _, output = finish(start(*flags, command=('--config=c',)))
   assert ['CUDA_VISIBLE_DEVICES=0,1' in output, 'CUDA_VISIBLE_DEVICES=2,3' in output] == [True, True]
   assert 'JAX_PLATFORMS' not in output
-  _, output = finish(start(tmp_path, '--processes=1', '--dry-run', command=('--config=c',)))
+  _, output = finish(start('--processes=1', '--dry-run', command=('--config=c',)))
   assert 'JAX_PROCESS_ID' not in output
