@@ -131,10 +131,18 @@ def values(workdir: pathlib.Path) -> list[dict[str, float]]:
   ]
 
 
-def check(kills: int, processes: int, finish_as: int, scratch: pathlib.Path, seed: int = 0) -> str:
+def check(
+  kills: int,
+  processes: int,
+  finish_as: int,
+  scratch: pathlib.Path,
+  *,
+  seed: int = 0,
+  config_text: str = CONFIG,
+) -> str:
   """Runs everything; AssertionError where a bit differs. Returns what was seen, in a sentence."""
   config = scratch / 'config.py'
-  config.write_text(CONFIG)
+  config.write_text(config_text)
   alone, killed = scratch / 'alone', scratch / 'killed'
   finish(start(config, alone, processes), alone)
 
@@ -167,4 +175,4 @@ if __name__ == '__main__':
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:
     finish_as = 1 if args.finish_as_one else args.processes
-    print(check(args.kills, args.processes, finish_as, pathlib.Path(folder), args.seed))
+    print(check(args.kills, args.processes, finish_as, pathlib.Path(folder), seed=args.seed))
