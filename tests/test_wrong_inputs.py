@@ -15,7 +15,8 @@ from PIL import Image
   ('flags', 'texts'),
   [
     (['--config.modle.width=3'], ['modle', 'model']),
-    (['--config.model.widht=3'], ['widht', 'width']),
+    (['--config.model.widht=3'], ["no option 'widht'; did you mean 'width'?"]),
+    (['--config.optimizer.b7=3'], ["no option 'b7'; vit_jax/config.py"]),
     (['--config.batch_size=many'], ['config.batch_size', 'many']),
     (['--config.model.pool=max'], ['config.model.pool', "'gap'"]),
     (['--config.schedule.learning_rate=-0.1'], ['config.schedule.learning_rate', 'at least 0']),

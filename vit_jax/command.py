@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,9 +15,8 @@ from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
 
 # What the system says of a place that cannot be written.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (
-  errno.ENOSPC,
-  errno.EDQUOT,
   errno.EROFS,
   errno.EACCES,
   errno.EPERM,
@@ -61,9 +61,12 @@ def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except OSError as error:
+    place = error.filename or 'the workdir'
+    if error.errno in _FULL:
+      return _say(f'The disk is full: {place} cannot be written; free some space there.', EXIT_USER_ERROR)
     if error.errno in _UNWRITABLE:
-      text = f'{error.filename or "The workdir"} cannot be written ({error.strerror}); '
-      return _say(text + 'free some space there or choose another place.', EXIT_USER_ERROR)
+      text = f'{place} cannot be written ({error.strerror}); choose a place that can.'
+      return _say(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   except Exception:
@@ -81,7 +84,14 @@ def _parse(argv: Sequence[str]) -> list[str]:
   except Exception as error:  # ml_collections raises what it likes for a wrong config or override
     if '--debug' in argv:
       raise
-    raise UserError(' '.join(str(error).split())) from error
+    text = ' '.join(str(error).split())
+    near = re.search(r'Did you mean "(\w+)" instead of "(\w+)"', text)
+    if near:
+      text = f'There is no option {near[2]!r}; did you mean {near[1]!r}?'
+    elif isinstance(error, KeyError | AttributeError):
+      name = str(error.args[0]).strip('"\'')
+      text = f'There is no option {name!r}; vit_jax/config.py has them all.'
+    raise UserError(text) from error
 
 
 def _say(text: str, code: int) -> int:

@@ -35,10 +35,14 @@ def main() -> None:
     raise UserError(f'--workdir={_WORKDIR.value} is a bucket; mount it (gcsfuse) and give the path there.')
   workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
   distributed.initialize()
-  if _MODE.value == 'train':
-    loop.train(config, workdir)
-  else:
-    evaluators.evaluate_run(config, workdir)
+  try:
+    if _MODE.value == 'train':
+      loop.train(config, workdir)
+    else:
+      evaluators.evaluate_run(config, workdir)
+  except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named
+    error.filename = error.filename or str(workdir)
+    raise
 
 
 if __name__ == '__main__':

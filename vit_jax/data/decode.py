@@ -102,7 +102,7 @@ class Picture:
     try:
       yield
     except Image.DecompressionBombError as error:
-      raise UserError(f'{self._name} is refused: {error}; shrink or remove it.') from error
+      raise UserError(f'{self._name} is refused ({str(error).rstrip(".")}); shrink or remove it.') from error
     except UnidentifiedImageError as error:
       raise UserError(f'{self._name} is not an image of a known format; remove or replace it.') from error
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged data
