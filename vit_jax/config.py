@@ -55,7 +55,8 @@ class Model:
   layer_scale: float | None = None
   dropout: float = 0.0
   attention_dropout: float = 0.0
-  # Probability that an example skips the last block; earlier blocks in proportion to their depth.
+  # Probability that an example skips a branch (attention or MLP) of the last block; of earlier blocks in
+  # proportion to their depth.
   stochastic_depth: float = 0.0
   # Initial bias of the head (the paper's sigmoid pre-training starts at -10).
   head_bias: float = 0.0
