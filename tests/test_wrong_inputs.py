@@ -80,6 +80,12 @@ def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path, '--config.log_every=1 steps', '--config.mesh.fsdp=2'))
 
 
+def test_a_damaged_config_in_the_workdir(tmp_path):
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
+  assert_said(run(tmp_path), 'config.json is damaged', 'remove it')
+
+
 def test_a_workdir_that_is_a_file(tmp_path):
   (tmp_path / 'run').write_text('mine')
   assert_said(run(tmp_path), str(tmp_path / 'run'))

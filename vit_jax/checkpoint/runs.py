@@ -36,12 +36,7 @@ def read(path: str | os.PathLike) -> Portable:
   elif path.name.isdigit():
     directory, step = path.parent, int(path.name)
   manager = Manager(directory, config_lib.Checkpoint(), read_only=True)
-  if step is None:
-    newest = manager.restore_newest({})
-    if newest is None:
-      raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
-    step = newest[0]
-  _, meta = manager.restore(step, {})
+  meta = _restore(manager, directory, step, {})[1]  # says what shapes to ask for
   config = config_lib.from_config_dict(meta['config'])
   class_names = tuple(meta['class_names'])
   num_classes = config.data.num_classes or len(class_names)
@@ -50,7 +45,7 @@ def read(path: str | os.PathLike) -> Portable:
   _, shapes = tree.shapes(*architecture)
   empty = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items() if not leaf.size}
   stored = {name: leaf for name, leaf in shapes.items() if name not in empty}
-  items, _ = manager.restore(step, {'params': tree.unflatten(stored)})
+  items, meta = _restore(manager, directory, step, {'params': tree.unflatten(stored)})
   params = tree.unflatten(tree.flatten(jax.tree.map(np.asarray, items['params'])) | empty)
   notes = ()
   if config.average:
@@ -63,6 +58,16 @@ def read(path: str | os.PathLike) -> Portable:
     position_resize=meta.get('position_resize', 'linear'),
     notes=notes,
   )
+
+
+def _restore(manager: Manager, directory: pathlib.Path, step: int | None, items: dict) -> tuple[dict, dict]:
+  """(items, meta) of a step; None: of the newest that is sound in all that is asked for."""
+  if step is not None:
+    return manager.restore(step, items)
+  newest = manager.restore_newest(items)
+  if newest is None:
+    raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
+  return newest[1:]
 
 
 def write(portable: Portable, workdir: str | os.PathLike) -> None:

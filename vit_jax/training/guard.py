@@ -5,6 +5,7 @@ import pathlib
 
 import jax
 
+from vit_jax import config as config_lib
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.errors import UserError
@@ -16,7 +17,9 @@ class FiniteGuard:
   It looks at a step's metrics when the next one is under way, so that the device never waits.
   """
 
-  def __init__(self, config, pipeline: TrainPipeline, manager: Manager, workdir: pathlib.Path):
+  def __init__(
+    self, config: config_lib.Config, pipeline: TrainPipeline, manager: Manager, workdir: pathlib.Path
+  ):
     self._stop = config.nonfinite == 'stop'
     self._pipeline, self._manager, self._workdir = pipeline, manager, workdir
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
@@ -29,7 +32,8 @@ class FiniteGuard:
   def flush(self) -> None:
     """Looks at what has not been looked at yet; nothing is logged or saved before."""
     pending, self._pending = self._pending, None
-    if self._stop and pending is not None and not pending[1]['finite']:
+    # Asked in every mode: it is what keeps the loop from running more than a step ahead of the device.
+    if pending is not None and not pending[1]['finite'] and self._stop:
       raise UserError(self._text(*pending))
 
   def _text(self, step: int, step_metrics: dict[str, jax.Array]) -> str:
@@ -42,9 +46,9 @@ class FiniteGuard:
       )
     self._manager.wait()
     newest = self._manager.latest_step()
-    good = (
-      f'the last good checkpoint is {self._manager.path(newest)}' if newest else 'there is no checkpoint yet'
-    )
+    good = 'there is no checkpoint yet'
+    if newest is not None:
+      good = f'the last good checkpoint is {self._manager.path(newest)}'
     return (
       f'Step {step}: the loss ({values["train/loss"]}) or the gradient norm '
       f"({values['train/grad_norm']}) is not finite; {good}, the batch's records are in {path}; "

@@ -16,7 +16,10 @@ def claim_workdir(config: config_lib.Config, workdir: pathlib.Path) -> None:
   """Writes `config.json`, or checks that the run there has the same config."""
   path = workdir / 'config.json'
   if path.exists():
-    there = config_lib.flatten(config_lib.from_config_dict(json.loads(path.read_text())))
+    try:
+      there = config_lib.flatten(config_lib.from_config_dict(json.loads(path.read_text())))
+    except ValueError as error:
+      raise UserError(f'{path} is damaged ({error}); remove it and give the config of the run.') from error
     here = config_lib.flatten(config)
     differing = [
       f'{key} ({there.get(key)!r} there, {here.get(key)!r} here)'

@@ -110,8 +110,6 @@ def head_size(config: config_lib.Config, class_names: tuple[str, ...]) -> int:
 
 
 def _train_step(config, graphdef, tx, schedule, mesh):
-  trainable = None if not config.optimizer.freeze else optimizer.trainable_mask
-
   def loss_fn(params, batch: Batch):
     logits = nnx.merge(graphdef, params)(batch['image'], keys=batch['key'])
     loss = losses.per_example(config.loss, logits, batch['label']).mean()
@@ -124,8 +122,8 @@ def _train_step(config, graphdef, tx, schedule, mesh):
     images = on_device.prepare(batch['image'], config.data, keys=_keys_of_rows(flip_key, rows))
     inputs = {'image': images, 'label': batch['label'], 'key': _keys_of_rows(model_key, rows)}
     grads, (loss, accuracy) = _accumulate(loss_fn, state.params, inputs, config.accumulation, mesh)
-    if trainable is not None:  # so that the gradients of frozen parameters are never computed
-      mask = trainable(config.optimizer, state.params)
+    if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
+      mask = optimizer.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
