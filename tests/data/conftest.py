@@ -3,14 +3,15 @@
 import jax
 import numpy as np
 import pytest
-from fake_data import Shades
+from fake_data import Lists, Shades
 
 
 @pytest.fixture(scope='session')
 def shades_dir(tmp_path_factory):
-  """A data directory with the prepared data set `shades`."""
+  """A data directory with the prepared data sets `shades` and `lists`."""
   folder = tmp_path_factory.mktemp('tfds')
-  Shades(data_dir=str(folder), file_format='array_record').download_and_prepare()
+  for builder in (Shades, Lists):
+    builder(data_dir=str(folder), file_format='array_record').download_and_prepare()
   return folder
 
 

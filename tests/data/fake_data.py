@@ -35,9 +35,39 @@ class Shades(tfds.core.GeneratorBasedBuilder):
       yield number, {'id': str(number), 'photo': png(np.full((6, 6, 3), number)), 'colour': number % 3}
 
 
+class Lists(tfds.core.GeneratorBasedBuilder):
+  """16 images of 2 x 2 pixels; class k is on the list of those whose pixel k is white."""
+
+  name = 'lists'
+  VERSION = tfds.core.Version('1.0.0')
+  CLASSES = ('one', 'two', 'four', 'eight')
+
+  def _info(self):
+    features = {
+      'image': tfds.features.Image(shape=(None, None, 3), encoding_format='png'),
+      'labels': tfds.features.Sequence(tfds.features.ClassLabel(names=self.CLASSES)),
+    }
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    return {'train': self._generate_examples()}
+
+  def _generate_examples(self):
+    for number in range(16):
+      bits = np.array([number >> k & 1 for k in range(4)])
+      image = png(np.repeat(255 * bits.reshape(2, 2, 1), 3, axis=2))
+      yield number, {'image': image, 'labels': np.flatnonzero(bits)}
+
+
 def png(pixels: np.ndarray) -> bytes:
   file = io.BytesIO()
   Image.fromarray(pixels.astype(np.uint8)).save(file, 'png')
+  return file.getvalue()
+
+
+def jpeg(pixels: np.ndarray, **options) -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(pixels.astype(np.uint8)).save(file, 'jpeg', **options)
   return file.getvalue()
 
 
@@ -48,6 +78,9 @@ class FakeSource:
     self.class_names = tuple(map(str, range(size)))
     self._images = np.random.default_rng(0).integers(0, 256, (size, *shape), np.uint8)
     self.reads: list[int] = []
+
+  def labels(self):
+    return np.arange(len(self), dtype=np.int32)
 
   def __len__(self):
     return len(self._images)

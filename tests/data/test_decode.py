@@ -128,6 +128,15 @@ def test_exif_orientation(orientation, form):
     assert Picture(data, 3, 'x').pixels((16, 24)).shape == (16, 24, 3)
 
 
+@pytest.mark.parametrize('form', ['jpeg', 'png', 'webp'])
+@pytest.mark.parametrize('damaged', [b'II*', b'no TIFF at all', b'MM\0*\0\0\0\x08\0\x09\0'])
+@pytest.mark.filterwarnings('error')
+def test_exif_that_cannot_be_read_is_none(form, damaged):
+  image = Image.fromarray(smooth(20, 30))
+  data = encode(image, form, exif=b'Exif\0\0' + damaged)
+  np.testing.assert_array_equal(decode(data), decode(encode(image, form)))
+
+
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize(
   'at_least', [(1, 1), (60, 10), (37.5, 50), (75, 100), (76, 20), (150, 200), (400, 9)]

@@ -1,3 +1,5 @@
+import dataclasses
+import itertools
 import pathlib
 import threading
 
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from processes import run
 
 from vit_jax import config
+from vit_jax.data.mixture import Mixture
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.errors import UserError
 
@@ -42,6 +45,72 @@ def test_each_epoch_visits_each_record_once(split_over, size, batch_size, seed):
     assert sorted(order[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
+class OneProcess:
+  """The sharding of a batch's rows over a number of processes, as one of them sees it."""
+
+  def __init__(self, process: int, processes: int):
+    self._process, self.num_devices = process, processes
+
+  def shard_shape(self, shape):
+    return (shape[0] // self.num_devices,)
+
+  def addressable_devices_indices_map(self, shape):
+    size = self.shard_shape(shape)[0]
+    return {'device': (slice(self._process * size, (self._process + 1) * size),)}
+
+
+@hypothesis.given(
+  size=st.integers(1, 60), rows=st.integers(1, 9), processes=st.integers(1, 5), repeats=st.integers(1, 3)
+)
+@hypothesis.settings(max_examples=40, deadline=None)
+def test_all_processes_together_read_each_record_once_a_pass(size, rows, processes, repeats):
+  data = dataclasses.replace(DATA, repeats=repeats)
+  batch_size = rows * processes * repeats
+  sources = [FakeSource(size) for _ in range(processes)]
+  pipelines = [
+    train(source, OneProcess(number, processes), data=data, batch_size=batch_size)
+    for number, source in enumerate(sources)
+  ]
+  steps = -(-2 * size * repeats // batch_size)
+  for step, pipeline in itertools.product(range(steps), pipelines):
+    for part in pipeline._work(step)[0]:
+      part()
+  assert [len(source.reads) for source in sources] == [steps * rows * repeats] * processes
+  records = np.concatenate([pipelines[0].indices(step) for step in range(steps)])
+  assert sorted(records) == sorted(itertools.chain(*(source.reads for source in sources)))
+  # Each batch has each of its records as often as is asked for.
+  batches = records.reshape(steps, repeats, -1)
+  assert (batches == batches[:, :1]).all()
+  order = batches[:, 0].ravel()
+  for first in (0, size):
+    assert sorted(order[first : first + size]) == list(range(size))
+
+
+def test_repeats_are_augmented_differently(split_over):
+  data = dataclasses.replace(DATA, repeats=4)
+  batch = train(FakeSource(100), split_over(2), data=data, batch_size=8).batch(3)
+  images, labels = np.asarray(batch['image']).reshape(4, 2, -1), np.asarray(batch['label']).reshape(4, 2)
+  assert (labels == labels[:1]).all() and labels[0, 0] != labels[0, 1]
+  assert len({image.tobytes() for image in images[:, 0]}) > 1
+
+
+def test_a_mixture_is_drawn_from_by_weight(split_over):
+  ten, four = FakeSource(10), FakeSource(4)
+  four.class_names = ('3', 'new', '0', '7')
+  mixture = Mixture([ten, four], [3.0, 1.0])
+  assert mixture.class_names == (*map(str, range(10)), 'new')
+  pipeline = train(mixture, split_over(2), batch_size=8)
+  steps = 25
+  records = np.array([pipeline.indices(step) for step in range(steps)])
+  assert ((records < 10).sum(axis=1) == 6).all()
+  for first, size in ((0, 10), (10, 4)):
+    visits = records[(records >= first) & (records < first + size)]
+    passes = visits[: len(visits) // size * size].reshape(-1, size)
+    assert (np.sort(passes) == np.arange(first, first + size)).all()
+  labels = np.array([pipeline.batch(step)['label'] for step in range(steps)])
+  assert (labels == np.array([*range(10), 3, 10, 0, 7])[records]).all()
+
+
 def test_order_differs_between_epochs_and_between_seeds(split_over):
   def epoch(seed, step):
     return train(FakeSource(64), split_over(1), batch_size=64, seed=seed).indices(step).tolist()
@@ -66,11 +135,57 @@ def test_images_are_those_of_indices(split_over):
     np.testing.assert_array_equal(image, source[int(index)].image)
 
 
+def test_images_grow(split_over):
+  """Each batch is of its step's size, the images of all sizes drawn alike, from any pipeline."""
+  source, largest = FakeSource(30, shape=(8, 16, 3)), config.Data(image_size=(8, 16), crop='inception')
+  sizes = [(4, 8)] * 2 + [(8, 16)] * 2
+  data_at = lambda step: dataclasses.replace(largest, image_size=sizes[step])
+  options = {'batch_size': 8, 'seed': 0, 'sharding': split_over(2)}
+  pipeline = lambda: TrainPipeline(source, largest, data_at=data_at, **options)
+  with pipeline().stream(0, 4) as stream:
+    batches = list(stream)
+  for step, batch in enumerate(batches):
+    assert batch['image'].shape == (8, *sizes[step], 3)
+    assert_same(batch, pipeline().batch(step))
+    assert_same(batch, TrainPipeline(source, data_at(step), **options).batch(step))
+
+
+class ListSource(FakeSource):
+  """Record i has the classes 0 .. i - 1."""
+
+  def __getitem__(self, index):
+    return super().__getitem__(index)._replace(label=np.arange(index))
+
+
+def test_lists_of_classes_are_padded(split_over):
+  data = dataclasses.replace(DATA, max_labels=4)
+  pipeline = train(ListSource(5), split_over(2), data=data)
+  label = pipeline.batch(1)['label']
+  assert label.shape == (8, 4) and label.dtype == np.int32
+  for row, index in zip(label, pipeline.indices(1), strict=True):
+    assert row.tolist() == [*range(index), *[-1] * (4 - index)]
+  (batch,) = EvalPipeline(ListSource(5), data, config.Evaluator(), batch_size=6, sharding=split_over(1))
+  np.testing.assert_array_equal(batch['label'][4:], [[0, 1, 2, 3], [-1, -1, -1, -1]])
+  single = train(FakeSource(5), split_over(1), data=data)
+  np.testing.assert_array_equal(single.batch(0)['label'][:, 0], single.indices(0))
+
+
+@pytest.mark.parametrize('most', [None, 3])
+def test_a_list_that_is_too_long_is_named(split_over, most):
+  data = dataclasses.replace(DATA, max_labels=most)
+  index = 4 if most else 0  # which has as many classes
+  message = rf'fake {index} has a list of {index} classes and config.data.max_labels is {most}; set it'
+  with pytest.raises(UserError, match=message):
+    for _ in EvalPipeline(ListSource(5), data, config.Evaluator(), batch_size=4, sharding=split_over(1)):
+      assert most
+
+
 @pytest.mark.parametrize('parts,copies', [(1, 1), (2, 1), (8, 1), (2, 4), (4, 2)])
 @pytest.mark.parametrize('threads', [1, 3])
 def test_batch_is_the_same_for_any_devices_and_threads(split_over, parts, copies, threads):
-  data = config.Data(image_size=(4, 5), crop='random', padding=2, threads=threads, prefetch=3)
-  expected = [train(FakeSource(30), split_over(1)).batch(step) for step in range(2, 8)]
+  augmented = dataclasses.replace(DATA, augment='strong1 | 3augment | erase(0.5)')
+  data = dataclasses.replace(augmented, threads=threads, prefetch=3)
+  expected = [train(FakeSource(30), split_over(1), data=augmented).batch(step) for step in range(2, 8)]
   sharding = split_over(parts, copies)
   pipeline = train(FakeSource(30), sharding, data=data)
   with pipeline.stream(2, 8) as batches:

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import numpy as np
@@ -8,7 +9,7 @@ from sklearn import datasets
 
 from vit_jax import config
 from vit_jax.data.decode import Picture
-from vit_jax.data.sources import open_source, parse
+from vit_jax.data.sources import open_source, open_training, parse
 from vit_jax.errors import UserError
 
 DATA = config.Data()
@@ -181,6 +182,66 @@ def test_damaged_directory(shades, tmp_path):
   (tmp_path / '1.2.0/dataset_info.json').write_text('{')
   with pytest.raises(UserError, match='cannot be opened as a TFDS directory'):
     opened(f'tfds:{tmp_path}/1.2.0')
+
+
+def test_a_damaged_file_is_named(shades, tmp_path):
+  shutil.copytree(shades, tmp_path / '1.2.0')
+  source = opened(f'tfds:{tmp_path}/1.2.0')
+  (file,) = (tmp_path / '1.2.0').glob('*train*')
+  content = file.read_bytes()
+  for damaged in (content[: len(content) // 2], b'', None):
+    file.unlink()
+    if damaged is not None:
+      file.write_bytes(damaged)
+    source = opened(f'tfds:{tmp_path}/1.2.0')
+    with pytest.raises(
+      UserError, match=rf'shades/1.2.0/train record 3 cannot be read \(.*\); restore {file}'
+    ):
+      source[3]
+
+
+def test_more_files_than_a_process_may_have_open(shades, tmp_path):
+  count, folder = 300, tmp_path / '1.2.0'
+  folder.mkdir()
+  shutil.copy(shades / 'features.json', folder)
+  shutil.copy(shades / 'colour.labels.txt', folder)
+  info = json.loads((shades / 'dataset_info.json').read_text())
+  info['splits'] = [split for split in info['splits'] if split['name'] == 'train']
+  info['splits'][0]['shardLengths'] = ['10'] * count
+  (folder / 'dataset_info.json').write_text(json.dumps(info))
+  (file,) = shades.glob('*train*')
+  for number in range(count):
+    os.link(file, folder / f'shades-train.array_record-{number:05}-of-{count:05}')
+  script = """
+    import resource, sys
+    from vit_jax import config
+    from vit_jax.data import sources
+    from vit_jax.errors import UserError
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, int(sys.argv[2])))
+    try:
+      source = sources.open_source(f'tfds:{sys.argv[1]}', 'train', data=config.Data())
+      print(sum(source[i].label >= 0 for i in range(0, len(source), 10)), 'read')
+    except UserError as error:
+      print(error)
+    """
+  assert '300 read' in run(script, arguments=(folder, 4000))[0]
+  said = run(script, arguments=(folder, 400))[0]
+  assert 'has 300 files, and a process here may open 400; raise that (ulimit -Hn) to 812' in said
+
+
+def test_a_mixture(shades):
+  data = config.Data(mixture=(('digits:train[:20]', 3), ('tfds:shades', 1), ('digits:test[:5]', 0.5)))
+  mixture = open_training(data, 0)
+  assert data.title == 'digits:train[:20] + tfds:shades + digits:test[:5]'
+  assert mixture.class_names == (*'0123456789', 'dark', 'middle', 'light')
+  assert len(mixture) == 35 and mixture.sizes == (20, 10, 5) and mixture.weights == (3, 1, 0.5)
+  parts = [opened('digits:train[:20]'), opened('tfds:shades'), opened('digits:test[:5]')]
+  expected = [(source, i) for source in parts for i in range(len(source))]
+  for record, (source, i) in zip((mixture[i] for i in range(35)), expected, strict=True):
+    assert record.name == source[i].name
+    assert mixture.class_names[record.label] == source.class_names[source[i].label]
+  assert type(open_training(config.Data(), 0)) is type(opened('digits'))
 
 
 def test_tensorflow_is_not_imported(shades):

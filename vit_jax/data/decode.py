@@ -1,21 +1,36 @@
 """Encoded images of any kind to uint8 pixels, with every failure named.
 
-What becomes of the uncommon kinds: EXIF orientation is applied; palettes are resolved; alpha is dropped, as
-TensorFlow's decoders do (not blended over a colour); CMYK, also Adobe's inverted one, is converted without
-a colour profile; 16 bits a channel keep the upper 8; of an animation the first frame is taken.
+What becomes of the uncommon kinds: EXIF orientation is applied, where it can be read; palettes are resolved;
+alpha is dropped, as TensorFlow's decoders do (not blended over a colour); CMYK, also Adobe's inverted one, is
+converted without a colour profile; 16 bits a channel keep the upper 8; an animation gives its first frame.
 """
 
 import contextlib
 import io
+import warnings
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
-from vit_jax.errors import UserError
+from vit_jax.data import jpeg
+from vit_jax.errors import BadImage, UserError
+
+# Of damaged metadata, for which an image is not refused, and of large images below the limit.
+warnings.filterwarnings('ignore', module=r'PIL\.')
 
 _MODES = {1: 'L', 3: 'RGB'}
-_SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+# What brings a picture of an EXIF orientation upright.
+_TURNS = {
+  2: Image.Transpose.FLIP_LEFT_RIGHT,
+  3: Image.Transpose.ROTATE_180,
+  4: Image.Transpose.FLIP_TOP_BOTTOM,
+  5: Image.Transpose.TRANSPOSE,
+  6: Image.Transpose.ROTATE_270,
+  7: Image.Transpose.TRANSVERSE,
+  8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)  # exchange height and width
 _REDUCTIONS = (8, 4, 2)  # scales at which a JPEG decodes faster, by its DCT
 
 
@@ -31,58 +46,84 @@ class Picture:
       name: what errors call it.
 
     Raises:
-      UserError: not an image, or one of more pixels than Pillow's limit against decompression bombs.
+      BadImage: not an image, or one of more pixels than Pillow's limit against decompression bombs.
     """
-    self._channels, self._name = channels, name
-    self._file = self._array = None
+    self._data, self._channels, self._name = image, channels, name
+    self._file = self._array = self._jpeg = None
     if isinstance(image, np.ndarray):
       self._array = image
       self.size = image.shape[:2]
       return
     if not image:
-      raise UserError(f'{name} is empty (0 bytes); restore or remove it.')
-    with self._errors_named():
-      self._file = Image.open(io.BytesIO(image))
-      width, height = self._file.size
-      # Only a JPEG's header is sure to have the orientation; of the others the size is read after decoding.
-      self._is_jpeg = self._file.format in ('JPEG', 'MPO')
-      if self._is_jpeg and self._orientation() in _SIDEWAYS:
-        width, height = height, width
-      if not self._is_jpeg:
-        self._array = self._decoded()
-        height, width = self._array.shape[:2]
-    self.size = (height, width)
+      raise BadImage(name, f'{name} is empty (0 bytes); restore or remove it.')
+    self._jpeg = jpeg.read_header(image)
+    self.size = self._jpeg[:2] if self._jpeg else self._open()
 
   def pixels(self, at_least: tuple[float, float] | None = None) -> np.ndarray:
-    """uint8 (H', W', channels).
+    """uint8 (H', W', channels): the whole picture.
 
     Args:
-      at_least: a height and width that suffice for the whole image: a JPEG is then decoded at 1/2, 1/4 or
-        1/8 of its size if that is no smaller. None: decode at full size.
+      at_least: a height and width that suffice: a JPEG is then decoded at 1/2, 1/4 or 1/8 of its size if that
+        is no smaller. None: decode at full size.
 
     Raises:
-      UserError: a damaged file, or pixels of an unknown kind.
+      BadImage: a damaged file, or pixels of an unknown kind.
     """
-    if self._array is None:
-      with self._errors_named():
-        # Straight to luma where that is wanted; the file allows only one call of draft.
-        self._file.draft('L' if self._channels == 1 else None, self._reduced(at_least))
-        self._array = self._decoded()
-    return _with_channels(self._array, self._channels)
+    return self.part((0, 0, *self.size), at_least)[0]
 
-  def _reduced(self, at_least: tuple[float, float] | None) -> tuple[int, int] | None:
-    """Width and height, in the file's own orientation, of which the decoder makes the largest reduction."""
-    height, width = self.size
-    for factor in _REDUCTIONS if at_least else ():
-      if height >= factor * at_least[0] and width >= factor * at_least[1]:
-        return self._file.width // factor, self._file.height // factor
-    return None
+  def part(
+    self, box: tuple[int, int, int, int], at_least: tuple[float, float] | None = None
+  ) -> tuple[np.ndarray, tuple[float, float, float, float]]:
+    """Pixels that have a part of the picture in them, and where.
+
+    Args:
+      box: the part's top, left, height and width.
+      at_least: as for `pixels`, of the part.
+
+    Returns:
+      uint8 (H', W', channels): the picture or the upper part of it, perhaps at a reduced scale.
+      the box in those pixels, in fractions of one too if the scale is reduced.
+
+    Raises:
+      BadImage: a damaged file, or pixels of an unknown kind.
+    """
+    if self._array is not None:
+      return _with_channels(self._array, self._channels), box
+    top, _, height, width = box
+    fits = lambda factor: height >= factor * at_least[0] and width >= factor * at_least[1]
+    factor = next(filter(fits, _REDUCTIONS), 1) if at_least else 1
+    pixels = _with_channels(self._decoded_rows(top + height, factor), self._channels)
+    return pixels, tuple(length / factor for length in box) if factor > 1 else box
+
+  def _decoded_rows(self, bottom: int, factor: int) -> np.ndarray:
+    """A JPEG's rows above `bottom`, and perhaps more, at 1 / factor of its size."""
+    with self._errors_named():
+      if self._jpeg:
+        with contextlib.suppress(ValueError):  # Pillow says what is wrong, or decodes it after all.
+          return jpeg.upper_rows(self._data, self._jpeg, bottom, factor, self._channels)
+      if self._jpeg and self._open() != self.size:
+        raise ValueError('it states its size twice, differently')
+      reduced = (self._file.width // factor, self._file.height // factor) if factor > 1 else None
+      # Straight to luma where that is wanted; the file allows only one call of draft.
+      self._file.draft('L' if self._channels == 1 else None, reduced)
+      return self._decoded()
+
+  def _open(self) -> tuple[int, int]:
+    """Opens the file with Pillow; height and width as its orientation has them."""
+    with self._errors_named():
+      self._file = Image.open(io.BytesIO(self._data))
+      if self._file.format not in ('JPEG', 'MPO'):
+        # Only a JPEG's header is sure to have the orientation; of the others the size is read after decoding.
+        self._array = self._decoded()
+        return self._array.shape[:2]
+      width, height = self._file.size
+      return (width, height) if self._orientation() in _SIDEWAYS else (height, width)
 
   def _decoded(self) -> np.ndarray:
     image, mode = self._file, _MODES[self._channels]
     image.load()
-    if self._orientation() not in (None, 1):
-      image = ImageOps.exif_transpose(image)
+    if (turn := _TURNS.get(self._orientation())) is not None:
+      image = image.transpose(turn)
     if image.mode.startswith('I;16'):
       return (np.asarray(image) >> 8).astype(np.uint8)
     if image.mode in ('I', 'F'):
@@ -95,19 +136,28 @@ class Picture:
     # The dictionary is empty for most files, and parsing EXIF is slow.
     if 'exif' not in self._file.info and self._file.format != 'TIFF':
       return None
-    return self._file.getexif().get(ExifTags.Base.Orientation)
+    with contextlib.suppress(Exception):  # Pillow raises a dozen types on damaged metadata
+      return self._file.getexif().get(ExifTags.Base.Orientation)
+    return None
 
   @contextlib.contextmanager
   def _errors_named(self):
+    bad = lambda text: BadImage(self._name, f'{self._name} {text} it.')
     try:
       yield
+    except UserError:  # named already
+      raise
+    except MemoryError as error:  # no fault of the image
+      raise UserError(
+        f'There is not enough memory to decode {self._name}; free some, or remove it.'
+      ) from error
     except Image.DecompressionBombError as error:
-      raise UserError(f'{self._name} is refused ({str(error).rstrip(".")}); shrink or remove it.') from error
+      raise bad(f'is refused ({str(error).rstrip(".")}); shrink or remove') from error
     except UnidentifiedImageError as error:
-      raise UserError(f'{self._name} is not an image of a known format; remove or replace it.') from error
+      raise bad('is not an image of a known format; remove or replace') from error
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged data
       reason = str(error).strip().rstrip('.') or type(error).__name__
-      raise UserError(f'{self._name} cannot be decoded ({reason}); restore or remove it.') from error
+      raise bad(f'cannot be decoded ({reason}); restore or remove') from error
 
 
 def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:

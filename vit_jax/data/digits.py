@@ -27,11 +27,14 @@ class DigitsSource:
     names = [str(digit) for digit in range(10)]
     self.class_names = tuple(class_names or names)
     self._images = images[chosen]
-    self._labels = label_map(names, class_names, 'digits')[labels[chosen]].tolist()
+    self._labels = label_map(names, class_names, 'digits')[labels[chosen]].astype(np.int32)
     self._name = f'digits/{split} record'
 
   def __len__(self) -> int:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> Record:
-    return Record(self._images[index], self._labels[index], f'{self._name} {index}')
+    return Record(self._images[index], int(self._labels[index]), f'{self._name} {index}')
+
+  def labels(self) -> np.ndarray:
+    return self._labels

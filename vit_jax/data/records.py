@@ -1,4 +1,4 @@
-"""What a source is: numbered records with a class each; and how splits are sliced."""
+"""What a source is: numbered records with a class or a list of classes each; and how splits are sliced."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ class Record(NamedTuple):
   """One labelled image."""
 
   image: bytes | np.ndarray  # an encoded file, or uint8 pixels (H, W) or (H, W, C)
-  label: int
+  label: int | np.ndarray  # its class, or int (classes,), possibly none, where images have lists of them
   name: str  # what an error calls it: a path, or 'cifar10/train record 17'
 
 
@@ -26,6 +26,10 @@ class Source(Protocol):
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Record: ...
+
+  def labels(self) -> np.ndarray:
+    """int32 (records,), or (records, longest list) padded with -1: the labels alone, to choose among them."""
+    ...
 
 
 # TFDS's grammar of splits: 'train', 'train[:90%]', 'train[100:]+test'.

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from vit_jax import config
+from vit_jax.data.augment import augmentation
 from vit_jax.data.decode import Picture
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
@@ -19,20 +20,25 @@ _ATTEMPTS = 100
 def train_image(
   image: bytes | np.ndarray, name: str, data: config.Data, rng: np.random.Generator
 ) -> np.ndarray:
-  """uint8 (*data.image_size, data.channels): a training image, cut as data.crop says.
+  """uint8 (*data.image_size, data.channels): a training image, cut as data.crop says and augmented.
 
   Raises:
     UserError: an image that cannot be decoded, by its name.
   """
-  picture = Picture(image, data.channels, name)
+  cut = _training_cut(Picture(image, data.channels, name), data, rng)
+  return augmentation(data.augment)(cut, rng)
+
+
+def _training_cut(picture: Picture, data: config.Data, rng: np.random.Generator) -> np.ndarray:
   if data.crop == 'inception':
     return _inception(picture, data.image_size, data.area, rng)
   if data.crop == 'random':
     size = (data.resize, data.resize) if data.resize else data.image_size
-    return random_position(resize(picture.pixels(size), size), data.image_size, data.padding, rng)
+    image = resize(picture.pixels(size), size, exact=False)
+    return random_position(image, data.image_size, data.padding, rng)
   if data.crop == 'central':
-    return central(picture, data.image_size, data.resize, reduce=True)
-  return resize(picture.pixels(data.image_size), data.image_size)
+    return central(picture, data.image_size, data.resize, exact=False)
+  return resize(picture.pixels(data.image_size), data.image_size, exact=False)
 
 
 def eval_image(
@@ -45,25 +51,55 @@ def eval_image(
   """
   picture = Picture(image, data.channels, name)
   if evaluator.crop == 'central':
-    return central(picture, data.image_size, evaluator.resize, reduce=False)
-  return resize(picture.pixels(), data.image_size)
+    return central(picture, data.image_size, evaluator.resize, exact=True)
+  return resize(picture.pixels(), data.image_size, exact=True)
 
 
-def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def resize(
+  image: np.ndarray,
+  size: tuple[int, int],
+  box: tuple[float, float, float, float] | None = None,
+  *,
+  exact: bool = True,
+) -> np.ndarray:
   """Bilinear, half-pixel centres, no antialiasing: what the original's tf.image.resize does.
 
   Args:
     image: uint8 (H, W, C).
     size: height, width.
+    box: top, left, height, width of the part to resize, also in fractions of a pixel. None: all.
+    exact: interpolate in float32, then round to nearest; otherwise in fixed point, which takes half the time
+      and is one off for some pixels (the mean is 0.13 of 255 too low).
 
   Returns:
-    uint8 (*size, C): interpolated in float32, then rounded to nearest.
+    uint8 (*size, C).
   """
+  if box and not all(float(length).is_integer() for length in box):
+    return _resize_between_pixels(image, size, box)
+  if box:
+    top, left, height, width = map(int, box)
+    image = image[top : top + height, left : left + width]
   if image.shape[:2] == tuple(size):
     return image
   height, width = size
-  resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
-  return np.rint(resized).astype(np.uint8).reshape(height, width, image.shape[2])
+  source = image.astype(np.float32) if exact else image
+  resized = cv2.resize(source, (width, height), interpolation=cv2.INTER_LINEAR)
+  if exact:
+    resized = np.rint(resized).astype(np.uint8)
+  return resized.reshape(height, width, image.shape[2])
+
+
+def _resize_between_pixels(
+  image: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float]
+) -> np.ndarray:
+  """`resize` for a box that does not begin or end with a pixel, in fixed point."""
+  top, left, height, width = box
+  down, right = height / size[0], width / size[1]
+  # Of a result's pixel (x, y): where its centre lies in the image, pixels counted from their centres.
+  matrix = np.array([[right, 0, left + right / 2 - 0.5], [0, down, top + down / 2 - 0.5]])
+  flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+  resized = cv2.warpAffine(image, matrix, size[::-1], flags=flags, borderMode=cv2.BORDER_REPLICATE)
+  return resized.reshape(*size, image.shape[2])
 
 
 def sample_box(
@@ -102,13 +138,8 @@ def _inception(
   picture: Picture, size: tuple[int, int], area: tuple[float, float], rng: np.random.Generator
 ) -> np.ndarray:
   """A random box of the picture, squashed to `size` ('Going deeper with convolutions', section 6)."""
-  height, width = picture.size
-  top, left, box_height, box_width = sample_box(picture.size, area, rng)
-  pixels = picture.pixels((height * size[0] / box_height, width * size[1] / box_width))
-  down, right = pixels.shape[0] / height, pixels.shape[1] / width  # 1, unless decoded at a reduced scale
-  top, bottom = round(top * down), round((top + box_height) * down)
-  left, right = round(left * right), round((left + box_width) * right)
-  return resize(pixels[top:bottom, left:right], size)
+  pixels, box = picture.part(sample_box(picture.size, area, rng), at_least=size)
+  return resize(pixels, size, box, exact=False)
 
 
 def random_position(
@@ -134,18 +165,18 @@ def random_position(
   return window
 
 
-def central(picture: Picture, size: tuple[int, int], shorter: int | None, *, reduce: bool) -> np.ndarray:
+def central(picture: Picture, size: tuple[int, int], shorter: int | None, *, exact: bool) -> np.ndarray:
   """Resizes the shorter side, keeping the aspect ratio, and cuts the middle.
 
   Args:
     picture: the image.
     size: height, width of the result.
     shorter: pixels of the shorter side; None: as small as covers `size`.
-    reduce: whether a JPEG may be decoded at a reduced scale.
+    exact: decode at full size and interpolate exactly, whatever it costs.
   """
   height, width = picture.size
   scale = shorter / min(height, width) if shorter else max(size[0] / height, size[1] / width)
   whole = (max(round(height * scale), size[0]), max(round(width * scale), size[1]))
-  image = resize(picture.pixels(whole if reduce else None), whole)
+  image = resize(picture.pixels(None if exact else whole), whole, exact=exact)
   top, left = (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
   return image[top : top + size[0], left : left + size[1]]

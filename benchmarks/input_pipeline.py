@@ -1,0 +1,287 @@
+"""Our input pipeline against tf.data and PyTorch's DataLoader: images/s per core, memory and fidelity.
+
+  pip install -e '.[peers]'
+  python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow     # for this benchmark alone
+  python benchmarks/input_pipeline.py --tensorflow_python=/tmp/tf/bin/python
+
+All read the same JPEG files in a random order, cut a box of the same distribution (5 to 100 % of the area,
+3:4 to 4:3) out of each, resize it and make batches of it:
+
+  ours       vit_jax's TrainPipeline; mirroring is left to the device
+  tf.data    decode_and_crop_jpeg of sample_distorted_bounding_box, bilinear, mirrored: as big_vision does it
+  PyTorch    DataLoader with worker processes; PIL's decoding and its antialiased bilinear resize
+
+Each contender is a process of its own, kept to as many cores as it may use threads, and waits until it is its
+turn; turns alternate, so that whatever else the machine does falls on all of them.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+
+CONTENDERS = ('ours', 'tf.data', 'PyTorch')
+AREA = (0.05, 1.0)
+RECORDS = 2**17  # in an epoch: the files, again and again, since pipelines are not made for tiny data sets
+WARMUP = 6  # batches at the beginning of a turn, at least what was made ahead
+
+
+def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
+  import jax
+
+  from vit_jax import config
+  from vit_jax.data.pipeline import TrainPipeline
+  from vit_jax.data.records import Record
+
+  class Files:
+    class_names = ('photograph',)
+
+    def __len__(self) -> int:
+      return RECORDS
+
+    def __getitem__(self, index: int) -> Record:
+      path = files[index % len(files)]
+      with open(path, 'rb') as file:
+        return Record(file.read(), 0, path)
+
+  data = config.Data(image_size=(size, size), crop='inception', area=AREA, threads=threads)
+  sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  pipeline = TrainPipeline(Files(), data, batch_size=batch_size, seed=0, sharding=sharding)
+  with pipeline.stream(0, 2**40) as batches:
+    for batch in batches:
+      yield jax.block_until_ready(batch)
+
+
+def tf_data(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
+  import tensorflow as tf
+
+  tf.config.threading.set_intra_op_parallelism_threads(threads)
+  tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+  def example(path):
+    data = tf.io.read_file(path)
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(
+      tf.image.extract_jpeg_shape(data),
+      tf.zeros([0, 0, 4], tf.float32),
+      area_range=AREA,
+      min_object_covered=0,
+      use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.concat([begin[:2], extent[:2]], 0)
+    image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+    image = tf.cast(tf.image.resize(image, [size, size]), tf.uint8)
+    return tf.image.random_flip_left_right(image)
+
+  options = tf.data.Options()
+  options.threading.private_threadpool_size = threads
+  options.threading.max_intra_op_parallelism = 1
+  paths = tf.data.Dataset.from_tensor_slices(files).repeat(RECORDS // len(files))
+  data = paths.shuffle(10 * len(files)).repeat().map(example, num_parallel_calls=threads)
+  yield from data.batch(batch_size).prefetch(2).with_options(options)
+
+
+class PilExamples:
+  """A map-style PyTorch dataset, as torchvision's ImageFolder with RandomResizedCrop and a flip."""
+
+  def __init__(self, files: list[str], size: int):
+    self.files, self.size = files, size
+
+  def __len__(self) -> int:
+    return RECORDS
+
+  def __getitem__(self, index: int):
+    import numpy as np
+    from PIL import Image
+
+    from vit_jax.data.transforms import sample_box
+
+    with open(self.files[index % len(self.files)], 'rb') as file:
+      image = Image.open(file).convert('RGB')
+    rng = np.random.default_rng(random.getrandbits(64))
+    top, left, height, width = sample_box((image.height, image.width), AREA, rng)
+    image = image.crop((left, top, left + width, top + height))
+    image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+    if rng.random() < 0.5:
+      image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(image)
+
+
+def pytorch(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
+  from torch.utils.data import DataLoader
+
+  options = {'num_workers': threads, 'prefetch_factor': 2, 'persistent_workers': True}
+  loader = DataLoader(PilExamples(files, size), batch_size, shuffle=True, drop_last=True, **options)
+  while True:
+    yield from loader
+
+
+def work(name: str, args: argparse.Namespace, files: list[str]) -> None:
+  """A contender's process: a line in is a turn, a line out its figures."""
+  os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+  function = {'ours': ours, 'tf.data': tf_data, 'PyTorch': pytorch}[name]
+  batches = function(files, args.image_size, args.batch_size, args.threads)
+  for line in sys.stdin:
+    for _ in range(WARMUP):
+      next(batches)
+    begin, processor = time.perf_counter(), processor_seconds()
+    for _ in range(int(line)):
+      next(batches)
+    wall, processor = time.perf_counter() - begin, processor_seconds() - processor
+    images = int(line) * args.batch_size
+    figures = {'rate': images / wall, 'per_core': images / processor, 'mib': memory() / 2**20}
+    print(json.dumps(figures), flush=True)
+
+
+def family() -> list[pathlib.Path]:
+  """This process and its children, in /proc."""
+  children = pathlib.Path(f'/proc/self/task/{os.getpid()}/children').read_text().split()
+  return [pathlib.Path('/proc/self'), *(pathlib.Path('/proc') / child for child in children)]
+
+
+def processor_seconds() -> float:
+  """Of this process, and of its children, whose clock ticks 100 times a second."""
+  ticks = 0
+  for process in family()[1:]:
+    ticks += sum(map(int, (process / 'stat').read_text().rpartition(')')[2].split()[11:13]))
+  return time.process_time() + ticks / os.sysconf('SC_CLK_TCK')
+
+
+def memory() -> int:
+  """Bytes resident now; what processes share is counted once."""
+  lines = [line for p in family() for line in (p / 'smaps_rollup').read_text().splitlines()]
+  return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith('Pss:'))
+
+
+def fidelity(files: list[str], size: int) -> str:
+  """PSNR of our boxes against those cut out of a full decode and resized in float32."""
+  import numpy as np
+  from PIL import Image
+
+  from vit_jax.data.decode import Picture
+  from vit_jax.data.transforms import resize, sample_box
+
+  rng = np.random.default_rng(0)
+  values: dict[str, list[float]] = {}
+  for path in files * 4:
+    data = pathlib.Path(path).read_bytes()
+    with Image.open(io.BytesIO(data)) as image:
+      whole = np.asarray(image.convert('RGB'))
+    picture = Picture(data, 3, path)
+    box = top, left, height, width = sample_box(picture.size, AREA, rng)
+    pixels, within = picture.part(box, at_least=(size, size))
+    kind = 'at full size' if within == box else 'at a reduced scale'
+    result = resize(pixels, (size, size), within, exact=False).astype(float)
+    part = whole[top : top + height, left : left + width]
+    antialiased = Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR)
+    references = {'bilinear': resize(part, (size, size)), 'antialiased': np.asarray(antialiased)}
+    for name, reference in references.items():
+      error = np.square(result - reference).mean()
+      values.setdefault(f'{kind}, against {name}', []).append(10 * np.log10(255**2 / max(error, 1e-9)))
+  return '\n'.join(
+    f'PSNR of {len(v)} boxes decoded {k}: median {np.median(v):.1f} dB, lowest {min(v):.1f} dB'
+    for k, v in sorted(values.items())
+  )
+
+
+@contextlib.contextmanager
+def files_of(images: pathlib.Path) -> Iterator[list[str]]:
+  """The JPEG files below a folder or in a tar file."""
+  with tempfile.TemporaryDirectory() as folder:
+    if images.is_file():
+      with tarfile.open(images) as archive:
+        archive.extractall(folder, filter='data')
+      images = pathlib.Path(folder)
+    found = sorted(str(p) for p in images.rglob('*') if p.suffix.lower() in ('.jpg', '.jpeg'))
+    if not found:
+      sys.exit(f'There are no JPEG files in {images}; give a folder or tar file with some as --images.')
+    yield found
+
+
+def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> subprocess.Popen | None:
+  """A contender's process, or None and a sentence."""
+  python = args.tensorflow_python if name == 'tf.data' else sys.executable
+  module = {'ours': 'vit_jax', 'tf.data': 'tensorflow', 'PyTorch': 'torch'}[name]
+  if not python or subprocess.run([python, '-c', f'import {module}'], capture_output=True).returncode:
+    remedy = '--tensorflow_python=PYTHON of an environment with it' if name == 'tf.data' else 'pip install it'
+    print(f'{name} is left out: there is no {module} ({remedy}).')
+    return None
+  own = [f'--contender={name}', f'--listing={listing}', f'--threads={threads}']
+  command = [python, __file__, *own, f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
+  environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
+  pipe, said = subprocess.PIPE, tempfile.TemporaryFile('w+')  # noqa: SIM115
+  process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True, env=environment)
+  process.said = said
+  return process
+
+
+def turn(process: subprocess.Popen, batches: int) -> dict[str, float]:
+  process.stdin.write(f'{batches}\n')
+  process.stdin.flush()
+  line = process.stdout.readline()
+  if not line:
+    process.said.seek(0)
+    sys.exit(f'A contender ended early: {process.said.read()}')
+  return json.loads(line)
+
+
+def race(args: argparse.Namespace, threads: int, listing: str) -> None:
+  """Alternating turns of all contenders with so many threads and cores."""
+  processes = {name: start(name, args, threads, listing) for name in CONTENDERS}
+  processes = {name: process for name, process in processes.items() if process}
+  turns: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
+  for number in range(1 + args.turns):
+    for name, process in processes.items():
+      figures = turn(process, args.batches)
+      if number:  # the first turn imports and compiles
+        turns[name].append(figures)
+  for process in processes.values():
+    process.stdin.close()
+    process.wait()
+  median = lambda name, key: statistics.median(t[key] for t in turns[name])
+  ratio = lambda name, key: statistics.median(
+    a[key] / b[key] for a, b in zip(turns[name], turns['tf.data'], strict=True)
+  )
+  for name in processes:
+    text = f'{threads} threads, {name:8} {median(name, "rate"):6,.0f} images/s, '
+    text += f'{median(name, "per_core"):6,.0f} per second of a core, {median(name, "mib"):5,.0f} MiB'
+    if 'tf.data' in turns and name != 'tf.data':
+      text += f'; of tf.data: {ratio(name, "rate"):.2f}, per core {ratio(name, "per_core"):.2f}'
+    print(text, flush=True)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--images', type=pathlib.Path, default='../shared/data/jpegs_150.tar')
+  parser.add_argument('--tensorflow_python', help='the Python of an environment with TensorFlow')
+  parser.add_argument('--threads', type=int, nargs='+', default=[1, 2], help='and cores')
+  parser.add_argument('--image_size', type=int, default=224)
+  parser.add_argument('--batch_size', type=int, default=50)
+  parser.add_argument('--turns', type=int, default=15)
+  parser.add_argument('--batches', type=int, default=20, help='in a turn')
+  parser.add_argument('--contender', choices=CONTENDERS, help=argparse.SUPPRESS)
+  parser.add_argument('--listing', help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.contender:
+    args.threads = args.threads[0]
+    return work(args.contender, args, json.loads(pathlib.Path(args.listing).read_text()))
+  with files_of(args.images) as files, tempfile.NamedTemporaryFile('w', suffix='.json') as listing:
+    json.dump(files, listing)
+    listing.flush()
+    print(f'{len(files)} files, {args.image_size} px, batches of {args.batch_size}, {args.turns} turns')
+    print(fidelity(files, args.image_size))
+    for threads in args.threads:
+      race(args, threads, listing.name)
+
+
+if __name__ == '__main__':
+  main()
