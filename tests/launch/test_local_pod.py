@@ -35,7 +35,7 @@ def start(tmp_path):
 
   def start_one(*flags: str, command: tuple) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_')}
-    environment['XLA_FLAGS'] = ''
+    environment |= {'XLA_FLAGS': '', 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
     words = [*POD, f'--logs={tmp_path / "logs"}', *flags, '--', *command]
     pipe = subprocess.PIPE
     pods.append(subprocess.Popen(words, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True))

@@ -8,6 +8,8 @@ import pytest
 import tiny
 from flax import nnx
 
+from vit_jax.models.attention import Attention, grouped
+
 CASES = {
   'token': {},
   'registers': {'register_tokens': 2, 'layer_scale': 0.1},
@@ -80,3 +82,24 @@ def test_logits_know_nothing_of_it():
   before = tiny.apply(graphdef, params, x)
   model.attention(x)
   np.testing.assert_array_equal(tiny.apply(*nnx.split(model), x), before)
+
+
+@pytest.mark.parametrize('tokens', [1, 128, 129, 136, 137, 257])
+def test_groups_of_tokens_change_nothing(tokens):
+  layer = Attention(16, 2, rngs=nnx.Rngs(0))
+  sizes = [part.shape[1] for part in grouped(jnp.zeros((1, tokens, 16)))]
+  assert sizes == {129: [128, 1], 136: [128, 8], 257: [256, 1]}.get(tokens, [tokens])
+  x, weights = np.random.default_rng(0).normal(size=(2, 2, tokens, 16)).astype(np.float32)
+  graphdef, params = nnx.split(layer)
+
+  def plain(params, x):
+    layer = nnx.merge(graphdef, params)
+    return layer.out(jnp.einsum('bhqn,bnhd->bqhd', layer.weights(x, x), layer.value(x)))
+
+  def loss(function):
+    return lambda params, x: (function(params, x) * weights).sum()
+
+  with jax.default_matmul_precision('highest'):
+    ours = jax.value_and_grad(loss(lambda params, x: nnx.merge(graphdef, params)(x, x)), (0, 1))(params, x)
+    expected = jax.value_and_grad(loss(plain), (0, 1))(params, x)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-4), ours, expected)

@@ -49,14 +49,16 @@ def test_one_slurm_task_joins_nothing_and_two_do(calls, monkeypatch):
   assert calls == []
   monkeypatch.setenv('SLURM_NTASKS', '2')
   distributed.initialize()
-  assert calls == [((), {'cluster_detection_method': 'slurm'})]
+  assert calls == [((), {'cluster_detection_method': 'slurm', 'heartbeat_timeout_seconds': 180})]
 
 
 def test_the_three_variables(calls, monkeypatch):
   for name, value in zip(_VARIABLES, ('10.0.0.2:8476', '3', '4')):
     monkeypatch.setenv(name, value)
   distributed.initialize()
-  assert calls == [(('10.0.0.2:8476', 4, 3), {'cluster_detection_method': 'deactivate'})]
+  assert calls == [
+    (('10.0.0.2:8476', 4, 3), {'cluster_detection_method': 'deactivate', 'heartbeat_timeout_seconds': 180})
+  ]
 
 
 @pytest.mark.parametrize(

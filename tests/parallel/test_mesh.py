@@ -1,7 +1,10 @@
+import types
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from processes import run
 
 from vit_jax import config
 from vit_jax.errors import UserError
@@ -35,6 +38,97 @@ def test_a_mesh_that_does_not_fit_is_one_sentence(wanted, words):
     meshes.make_mesh(wanted)
   assert all(word in str(error.value) for word in words)
   assert '\n' not in str(error.value)
+
+
+def _gpus(hosts: int, each: int):
+  """Devices as JAX shows them where several hosts have GPUs: each host is a slice."""
+  return [
+    types.SimpleNamespace(id=i, platform='gpu', device_kind='NVIDIA H100', slice_index=i // each)
+    for i in range(hosts * each)
+  ]
+
+
+def _slices(array: np.ndarray) -> np.ndarray:
+  """The slice of each device of a mesh."""
+  return np.vectorize(lambda device: device.slice_index)(array)
+
+
+def _array(mesh: config.Mesh, devices, monkeypatch) -> np.ndarray:
+  monkeypatch.setattr(meshes, 'Mesh', lambda array, *_, **__: array)  # which takes true devices only
+  return meshes.make_mesh(mesh, devices)
+
+
+@pytest.mark.parametrize(
+  'mesh, across',
+  [
+    (config.Mesh(replica=2, data=-1, fsdp=2), 'replica'),
+    (config.Mesh(replica=2, data=1, fsdp=2, tensor=2), 'replica'),
+    (config.Mesh(replica=4), 'replica'),  # two parts of it within a slice
+    (config.Mesh(), 'data'),
+    (config.Mesh(data=2, fsdp=-1), 'data'),
+    (config.Mesh(data=1, fsdp=-1), 'fsdp'),
+    (config.Mesh(data=1, fsdp=2, tensor=-1), 'fsdp'),
+  ],
+)
+def test_which_axis_runs_across_hosts_of_gpus(mesh, across, monkeypatch):
+  slices = _slices(_array(mesh, _gpus(2, 4), monkeypatch))
+  assert slices.size == 8
+  for index, axis in enumerate(meshes.AXES):
+    if axis == across:
+      assert [set(half.flat) for half in np.split(slices, 2, axis=index)] == [{0}, {1}]
+    else:
+      assert (slices == slices.take([0], axis=index)).all()
+
+
+def test_tensor_never_runs_across_slices(monkeypatch):
+  with pytest.raises(
+    UserError, match=r'tensor across the 2 slices.* make replica x data x fsdp a multiple of 2'
+  ):
+    _array(config.Mesh(data=1, tensor=8), _gpus(2, 4), monkeypatch)
+
+
+def test_replica_and_data_share_the_slices(monkeypatch):
+  slices = _slices(_array(config.Mesh(replica=2, data=4, tensor=2), _gpus(4, 4), monkeypatch))
+  assert [set(part.flat) for part in slices[:, ::2, 0, 0]] == [{0, 1}, {2, 3}]
+  assert [set(part.flat) for part in slices.reshape(4, 4)] == [{0}, {1}, {2}, {3}]
+
+
+TPUS = """
+  import os
+  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
+  import jax
+  import numpy as np
+  from jax.experimental import topologies
+  from vit_jax import config
+  from vit_jax.errors import UserError
+  from vit_jax.parallel.mesh import batch_sharding, make_mesh, replicated
+
+  def devices(name, slices):
+    return topologies.get_topology_desc(platform='tpu', topology_name=name, num_slices=slices).devices
+
+  two = devices('v5e:2x2', 2)
+  for axes in (config.Mesh(replica=2, data=1, fsdp=4), config.Mesh(), config.Mesh(data=1, fsdp=-1)):
+    try:
+      mesh = make_mesh(axes, two)
+    except UserError as error:
+      print('told:', error)
+      continue
+    rows = jax.ShapeDtypeStruct((8, 1024), np.float32, sharding=batch_sharding(mesh))
+    jax.jit(lambda x: x.sum(0), out_shardings=replicated(mesh)).lower(rows).compile()
+    print(dict(mesh.shape), [device.slice_index for device in mesh.devices.flat])
+  print(make_mesh(config.Mesh(data=8, fsdp=8), devices('v5p:4x4x4', 1)).devices.shape)
+"""
+
+
+def test_tpus():
+  """As their compiler describes them: two slices, and an axis that needs half an axis of the network."""
+  pytest.importorskip('libtpu')
+  (output,) = run(TPUS)
+  replica, data, fsdp, split = (line for line in output.splitlines() if line.startswith(('{', '(', 'told')))
+  assert replica.startswith("{'replica': 2,") and replica.endswith('[0, 0, 0, 0, 1, 1, 1, 1]')
+  assert "'data': 8" in data and data.endswith('[0, 0, 0, 0, 1, 1, 1, 1]')
+  assert fsdp.startswith('told:') and 'put fsdp or tensor across the 2 slices' in fsdp
+  assert split == '(1, 8, 8, 1)'
 
 
 def test_a_batch_is_split_over_three_axes_and_copied_along_tensor():

@@ -18,8 +18,8 @@ from vit_jax.models.dropout import Place, dropout
 _INIT = {'kernel_init': initializers.xavier_uniform(), 'bias_init': initializers.normal(1e-6)}
 
 GELU = {
-  'tanh': jax.checkpoint(functools.partial(jax.nn.gelu, approximate=True)),
-  'erf': jax.checkpoint(functools.partial(jax.nn.gelu, approximate=False)),
+  'tanh': functools.partial(jax.nn.gelu, approximate=True),
+  'erf': functools.partial(jax.nn.gelu, approximate=False),
 }
 
 
@@ -36,7 +36,7 @@ class LayerNorm(nnx.Module):
     return _normalise(x, self.scale[...], self.bias[...], self.epsilon)
 
 
-@functools.partial(jax.checkpoint, static_argnums=3)
+@functools.partial(jax.checkpoint, static_argnums=3, prevent_cse=False)
 def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
   y = x.astype(jnp.float32)
   y = y - y.mean(axis=-1, keepdims=True)
@@ -65,8 +65,16 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D); `keys` (B,) of the dropout after the GELU and at the end, or None."""
-    x = dropout(GELU[self.gelu](self.dense_in(x)), self.dropout, keys, Place.MLP_HIDDEN)
-    return dropout(self.dense_out(x), self.dropout, keys, Place.MLP_OUT)
+    graphdef, params = nnx.split(self.dense_out)
+
+    # Of all that has M units, the backward pass gets what goes into the GELU only.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def activate_and_project(params: nnx.State, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+      x = dropout(GELU[self.gelu](x), self.dropout, keys, Place.MLP_HIDDEN)
+      return nnx.merge(graphdef, params)(x)
+
+    x = activate_and_project(params, self.dense_in(x), keys)
+    return dropout(x, self.dropout, keys, Place.MLP_OUT)
 
 
 class PatchEmbedding(nnx.Module):

@@ -106,9 +106,14 @@ class Mixer(nnx.Module):
     """Raises UserError: there is none."""
     raise UserError('An MLP-Mixer has no attention to show; choose a Vision Transformer or a hybrid.')
 
-  def pool(self, tokens: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, D): their mean."""
+  def pool(self, tokens: jax.Array, how: str | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D): their mean, the only way of a Mixer."""
+    del how
     return tokens.mean(axis=1)
+
+  def represent(self, pooled: jax.Array) -> jax.Array:
+    """What the head reads is what was pooled."""
+    return pooled
 
   def _blocks(self, tokens: jax.Array, keys: jax.Array | None = None, layers: int | None = None) -> jax.Array:
     z, _ = stack.apply(
@@ -125,7 +130,7 @@ class Mixer(nnx.Module):
 
 _NOT_OF_A_MIXER = (
   *('heads', 'stem_blocks', 'class_token', 'register_tokens', 'representation_size', 'layer_scale'),
-  *('dropout', 'attention_dropout'),
+  *('position', 'dropout', 'attention_dropout', 'attention'),
 )
 
 

@@ -96,8 +96,15 @@ def _nearest(variant: str) -> str:
   return max([*VARIANTS, 'custom'], key=likeness)
 
 
-def grid(sizes: Sizes, image_size: tuple[int, int]) -> tuple[int, int]:
+def grid(
+  sizes: Sizes, image_size: tuple[int, int], *, option: str = 'config.data.image_size'
+) -> tuple[int, int]:
   """Patches down and across.
+
+  Args:
+    sizes: the model's.
+    image_size: height, width.
+    option: where that is from, for the error.
 
   Raises:
     UserError: they do not fit into the image.
@@ -110,7 +117,7 @@ def grid(sizes: Sizes, image_size: tuple[int, int]) -> tuple[int, int]:
   above = tuple(-(-side // pixels) * pixels for side in image_size)
   nearest = ' or '.join(str(size) for size in dict.fromkeys((below, above)))
   raise UserError(
-    f'config.data.image_size {tuple(image_size)} does not divide into patches of {pixels} pixels; '
+    f'{option} {tuple(image_size)} does not divide into patches of {pixels} pixels; '
     f'the nearest sizes that do are {nearest}.'
   )
 

@@ -1,12 +1,14 @@
 """The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), equations 1 to 4."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax import config
-from vit_jax.models import stack
+from vit_jax.models import fused_attention, position, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
@@ -17,11 +19,24 @@ from vit_jax.models.variants import Sizes, grid, has_class_token, resolve
 class Block(nnx.Module):
   """One layer of the encoder (equations 2 and 3)."""
 
-  def __init__(self, sizes: Sizes, model: config.Model, *, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    sizes: Sizes,
+    model: config.Model,
+    *,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.Sharding | None = None,
+  ):
     dtype = jnp.dtype(model.dtype)
     self.attention_norm = LayerNorm(sizes.width, model.norm_epsilon)
     self.attention = Attention(
-      sizes.width, sizes.heads, dropout=model.attention_dropout, dtype=dtype, rngs=rngs
+      sizes.width,
+      sizes.heads,
+      dropout=model.attention_dropout,
+      dtype=dtype,
+      implementation=model.attention,
+      sharding=activation_sharding,
+      rngs=rngs,
     )
     self.attention_scale = _layer_scale(sizes.width, model)
     self.mlp_norm = LayerNorm(sizes.width, model.norm_epsilon)
@@ -80,7 +95,8 @@ class ViT(nnx.Module):
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
     sizes = resolve(model)
-    rows, columns = grid(sizes, image_size)
+    fused_attention.check(model.attention, sizes.heads, sizes.width // sizes.heads, activation_sharding)
+    self.grid = grid(sizes, image_size)
     dtype = jnp.dtype(model.dtype)
     width = sizes.width
     class_token = has_class_token(model)
@@ -92,13 +108,16 @@ class ViT(nnx.Module):
     self.stem = stem
     self.patch_embedding = PatchEmbedding(sizes.patch, channels, width, dtype=dtype, rngs=rngs)
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if class_token else None
-    length = rows * columns + class_token
-    position = initializers.normal(0.02)(rngs.params(), (1, length, width), jnp.float32)
-    self.position_embedding = nnx.Param(position)
+    learned = None
+    if model.position == 'learned':
+      length = math.prod(self.grid) + class_token
+      learned = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, length, width), jnp.float32))
+    self.position_embedding = learned
     registers = (1, model.register_tokens, width)
     register = initializers.normal(1e-6)  # not zeros: registers that are equal stay equal
     self.register_tokens = nnx.Param(register(rngs.params(), registers)) if model.register_tokens else None
-    self.blocks = stack.stack(sizes.depth, lambda rngs: Block(sizes, model, rngs=rngs), rngs)
+    make = lambda rngs: Block(sizes, model, rngs=rngs, activation_sharding=activation_sharding)
+    self.blocks = stack.stack(sizes.depth, make, rngs)
     self.norm = LayerNorm(width, model.norm_epsilon)
     self.map_pool = MapPool(sizes, model, rngs=rngs) if model.pool == 'map' else None
     pooled = 2 * width if model.pool == 'token_gap' else width
@@ -108,6 +127,7 @@ class ViT(nnx.Module):
     self.head = nnx.Linear(size or pooled, num_classes, **head, rngs=rngs)
 
     self.config = model
+    self.sizes = sizes
     self.depth = sizes.depth
     self.activation_sharding = activation_sharding
 
@@ -115,7 +135,8 @@ class ViT(nnx.Module):
     """The logits of images.
 
     Args:
-      images: float (B, H, W, C), in the value range the model was trained with.
+      images: float (B, H, W, C), in the value range the model was trained with. For another size than the
+        model's own, the positions of the patches are interpolated.
       keys: (B,) typed PRNG keys, one per image, of everything that is dropped; None: nothing is.
 
     Returns:
@@ -129,11 +150,24 @@ class ViT(nnx.Module):
     z = self.patch_embedding(images if self.stem is None else self.stem(images))
     if self.class_token is not None:
       z = jnp.concatenate([_repeat(self.class_token, z), z], axis=1)
-    z = z + self.position_embedding[...].astype(z.dtype)
+    z = z + self.positions(images.shape[1:3]).astype(z.dtype)
     if self.register_tokens is not None:
       first = int(self.class_token is not None)
       z = jnp.concatenate([z[:, :first], _repeat(self.register_tokens, z), z[:, first:]], axis=1)
     return stack.constrain(z, self.activation_sharding)
+
+  def positions(self, image_size: tuple[int, int]) -> jax.Array:
+    """float32 (1, N, D): of the class token, if there is one, and of the patches of an image of that size."""
+    first = int(self.class_token is not None)
+    if self.position_embedding is None:
+      positions = jnp.asarray(position.sincos2d(self.grid, self.sizes.width, class_token=bool(first)))
+    else:
+      positions = self.position_embedding[...]
+    wanted = grid(self.sizes, image_size)
+    if wanted == self.grid:
+      return positions
+    token, patches = jnp.split(positions, [first], axis=1)
+    return jnp.concatenate([token, position.resize(patches, self.grid, wanted)], axis=1)
 
   def encode(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 and 3)."""
@@ -188,12 +222,18 @@ class ViT(nnx.Module):
     )
     return z
 
-  def pool(self, tokens: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
+  def pool(self, tokens: jax.Array, how: str | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves.
+
+    Args:
+      tokens: of `encode` or `features`.
+      how: a value of config.Model.pool for which the model has the parts; None: its own.
+    """
+    how = how or self.config.pool
     first = int(self.class_token is not None)
-    if self.config.pool in ('gap', 'token_gap') and self.config.register_tokens:
+    if how in ('gap', 'token_gap') and self.config.register_tokens:
       tokens = jnp.delete(tokens, slice(first, first + self.config.register_tokens), axis=1)
-    match self.config.pool:
+    match how:
       case 'token':
         return tokens[:, 0]
       case 'gap':

@@ -3,6 +3,7 @@
 import glob
 import importlib.util
 import logging
+import math
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.errors import UserError
 
+_HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'
 _OURS = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
 
 
@@ -23,20 +25,26 @@ def initialize() -> None:
   on GKE. Elsewhere this is a single process and nothing happens: no network is asked.
 
   Raises:
-    UserError: some but not all of the three variables are set, or they make no sense.
+    UserError: some but not all of the three variables are set, or a variable makes no sense.
   """
+  if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
+    # CPU devices that are simulated wait for each other in one pool of threads, by default one a core.
+    os.environ.setdefault('NPROC', '64')
   if jax.distributed.is_initialized():
     return
+  skip_absent_tpu()
+  # When JAX itself takes a process for dead it aborts the others; `peers.Peers` is to be the first.
+  silence = {'heartbeat_timeout_seconds': math.ceil(3 * heartbeat_seconds())}
   if 'JAX_PROCESS_ID' in os.environ or 'JAX_PROCESS_COUNT' in os.environ:
     address, process, count = _from_environment()
-    jax.distributed.initialize(address, count, process, cluster_detection_method='deactivate')
+    jax.distributed.initialize(address, count, process, cluster_detection_method='deactivate', **silence)
   elif _tasks('SLURM_NTASKS') > 1 and 'SLURM_STEP_NODELIST' in os.environ:
-    jax.distributed.initialize(cluster_detection_method='slurm')
+    jax.distributed.initialize(cluster_detection_method='slurm', **silence)
   elif _tasks('OMPI_COMM_WORLD_SIZE') > 1 and 'OMPI_MCA_orte_hnp_uri' in os.environ:
-    jax.distributed.initialize(cluster_detection_method='ompi')
+    jax.distributed.initialize(cluster_detection_method='ompi', **silence)
   elif _on_tpu():
     try:
-      jax.distributed.initialize()
+      jax.distributed.initialize(**silence)
     except (ValueError, OSError) as error:
       # A TPU without a metadata server, as in notebook services: there is only this host.
       logging.getLogger(__name__).warning(
@@ -44,6 +52,32 @@ def initialize() -> None:
       )
   elif 'JAX_COORDINATOR_ADDRESS' in os.environ:
     _from_environment()  # says what is missing
+
+
+def skip_absent_tpu() -> None:
+  """Where libtpu is installed, as for plans, but no TPU is here: starts JAX on the CPU without it.
+
+  JAX would load libtpu, which prints a page of errors about the TPU that it does not find, and end up on the
+  CPU all the same. Call it before the first use of JAX.
+  """
+  # JAX, at its import, has set the variable if no TPU chip is on the PCI bus.
+  absent = 'TPU_SKIP_MDS_QUERY' in os.environ and not _on_tpu() and not _tpu_files()
+  # What GPUs need is installed below `jax_plugins`: then it is JAX that chooses.
+  others = importlib.util.find_spec('jax_plugins')
+  if absent and not others and not jax.config.jax_platforms and importlib.util.find_spec('libtpu'):
+    jax.config.update('jax_platforms', 'cpu')
+
+
+def heartbeat_seconds() -> float:
+  """After how much silence a process is lost: VIT_JAX_HEARTBEAT_SECONDS, or 60."""
+  text = os.environ.get(_HEARTBEAT, '60')
+  try:
+    seconds = float(text)
+  except ValueError:
+    seconds = math.nan
+  if not 1 <= seconds < math.inf:
+    raise UserError(f'{_HEARTBEAT} is {text!r}; give a number of seconds, 1 or more.')
+  return seconds
 
 
 def _from_environment() -> tuple[str, int, int]:
@@ -84,6 +118,10 @@ def _on_tpu() -> bool:
   # JAX sets this variable at its import where no TPU chip is on the PCI bus.
   if 'TPU_SKIP_MDS_QUERY' in os.environ:
     return False
+  return _tpu_files()
+
+
+def _tpu_files() -> bool:
   return bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
 

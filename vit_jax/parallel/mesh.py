@@ -1,13 +1,14 @@
 """The mesh of devices, and how a batch lies on it.
 
-Axes: `replica` (copies of everything, across slices), `data` (parts of the batch), `fsdp` (parts of
-the batch, and of the parameters and the optimizer's state) and `tensor` (parts of every layer).
+Axes: `replica` and `data` (parts of the batch; `replica` is the first to run across slices), `fsdp` (parts
+of the batch, and of the parameters and the optimizer's state) and `tensor` (parts of every layer).
 """
 
 import math
 from collections.abc import Sequence
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,16 +25,46 @@ def make_mesh(mesh: config.Mesh, devices: Sequence[jax.Device] | None = None) ->
   The axes are of type Auto: the compiler spreads the shardings we give (`parallel/rules.py` and the
   activations' constraints) over the rest of the program.
 
+  Slices are groups of devices with fast links among them and slow ones between them: those of a multi-slice
+  TPU, or hosts of GPUs. `replica` and then `data` run across them, whose devices exchange the sum of the
+  gradients once a step; between hosts of GPUs `fsdp` may too, where those two leave slices over. What is left
+  of each axis lies within a slice, placed by JAX for the shape of its network.
+
   Args:
     mesh: devices along each axis; one may be -1, which takes the devices that are left.
     devices: by default all of all processes; a plan passes those of a machine that is not there.
 
   Raises:
-    UserError: the axes do not multiply to the number of devices.
+    UserError: the axes do not multiply to the number of devices, or the wrong ones would cross slices.
   """
   devices = list(jax.devices() if devices is None else devices)
   shape = _shape(mesh, len(devices))
-  return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  # Where no set of the network's axes has the size of one of ours, one of them may be split.
+  split = {'devices': devices, 'allow_split_physical_axes': True}
+  if slices > 1:
+    across = _across_slices(shape, slices, AXES[:3] if devices[0].platform == 'gpu' else AXES[:2])
+    within = [size // part for size, part in zip(shape, across, strict=True)]
+    array = mesh_utils.create_hybrid_device_mesh(within, across, **split)
+  else:
+    array = mesh_utils.create_device_mesh(shape, **split)
+  return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _across_slices(shape: tuple[int, ...], slices: int, axes: tuple[str, ...]) -> list[int]:
+  """Into how many parts, one a slice, each axis is cut: the first of `axes` into as many as it can be."""
+  left, result = slices, [1] * len(AXES)
+  for index, axis in enumerate(AXES):
+    if axis in axes:
+      result[index] = math.gcd(left, shape[index])
+      left //= result[index]
+  if left > 1:
+    text = ', '.join(f'{axis} {size}' for axis, size in zip(AXES, shape, strict=True))
+    raise UserError(
+      f'config.mesh ({text}) would put {" or ".join(AXES[len(axes) :])} across the {slices} slices, between '
+      f'which links are slow; make {" x ".join(axes)} a multiple of {slices}.'
+    )
+  return result
 
 
 def _shape(mesh: config.Mesh, devices: int) -> tuple[int, ...]:

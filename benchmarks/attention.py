@@ -1,0 +1,182 @@
+"""Attention by XLA against a fused kernel, forwards and backwards.
+
+  python benchmarks/attention.py                 here, for TPUs that are not: by what the compiler says
+  python benchmarks/attention.py --kinds=gpu     on a GPU: cuDNN and XLA timed in turns
+
+What is compiled is the attention of a block with its four projections, so that what a kernel asks of the
+layout of its inputs is counted, of B/16's heads in bfloat16. For TPUs (libtpu is needed), of XLA's program
+the compiler estimates the cycles itself. Of a kernel it does not, but it writes down the schedule: bundles of
+instructions, one a cycle, as often as the kernel's grid says. Waiting for memory is not in that; where it
+takes longer to move what goes in and out, that is taken.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+TOKENS = (197, 257, 401, 577, 785, 1025, 2305, 4097)
+KINDS = ('v3', 'v4', 'v5e', 'v6e')
+_SHAPES = {'v4': '1x1x1'}
+_BUNDLE = re.compile(r'^\s*0x[0-9a-f]+\s+[A-Z:\s]*:\s*>[ >]*\{', re.MULTILINE)  # in a loop
+_GRID = re.compile(r'iteration_bounds: \(([\d, ]+)\)')
+
+
+def block(implementation: str, args: argparse.Namespace, devices):
+  """(jitted function of parameters, tokens, a gradient -> result and gradients, shapes of its arguments)."""
+  import jax
+  import jax.numpy as jnp
+  from flax import nnx
+
+  from vit_jax import config as c
+  from vit_jax.models.attention import Attention
+  from vit_jax.parallel import mesh as mesh_lib
+
+  sharding = mesh_lib.batch_sharding(mesh_lib.make_mesh(c.Mesh(), devices[:1]))
+  width = args.heads * args.head_size
+  options = {'dtype': jnp.bfloat16, 'implementation': implementation, 'sharding': sharding}
+  attention = nnx.eval_shape(lambda: Attention(width, args.heads, **options, rngs=nnx.Rngs(0)))
+  graphdef, params = nnx.split(attention)
+
+  def run(params, x, grad):
+    out, backward = jax.vjp(lambda params, x: nnx.merge(graphdef, params)(x, x), params, x)
+    return out, backward(grad)
+
+  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.replicated(sharding.mesh))
+  tokens = place(jax.ShapeDtypeStruct((args.batch_size, args.tokens[0], width), jnp.bfloat16))
+  return jax.jit(run), (jax.tree.map(place, params), tokens, tokens)
+
+
+def compile_one(implementation: str, args: argparse.Namespace, dump: pathlib.Path) -> dict[str, float]:
+  """A process's work: microseconds and MiB of temporaries on a TPU."""
+  os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
+  os.environ['LIBTPU_INIT_ARGS'] = f'--xla_jf_dump_to={dump}' if implementation == 'splash' else ''
+  from vit_jax.parallel import hardware
+  from vit_jax.planning import hlo, timing, topology
+
+  kind = args.kinds[0]
+  machine = topology.describe(f'{kind}:{_SHAPES.get(kind, "1x1")}')
+  known = hardware.of(machine.kind)
+  run, shapes = block(implementation, args, machine.devices)
+  compiled = run.lower(*shapes).compile()
+  module = hlo.parse(compiled.as_text())
+  estimate = timing.estimate(module, machine.devices[:1], known)
+  bounds = {}
+  for path in dump.glob('*splash*[0-9]-final_bundles.txt'):
+    text = path.read_text(errors='replace')
+    grid = max(math.prod(map(int, sizes.split(','))) for sizes in _GRID.findall(text))
+    name = re.search(r'(splash_\w+)', path.name)[1]
+    bounds[name] = len(_BUNDLE.findall(text)) * grid / known.clock
+  for instructions in module.computations.values():
+    sizes = {i.name: i.bytes for i in instructions}
+    for i in instructions:
+      name = i.name.split('.')[0]
+      if name in bounds and i.opcode == 'custom-call':
+        moved = i.bytes + sum(sizes.get(operand, 0) for operand in i.operands)
+        bounds[name] = max(bounds[name], moved / known.memory_bandwidth)
+  if len(bounds) != estimate.unknown:
+    raise RuntimeError(f'{estimate.unknown} kernels, but schedules of {sorted(bounds)}')
+  return {
+    'other': estimate.seconds * 1e6,
+    'kernels': sum(bounds.values()) * 1e6,
+    'temporaries': compiled.memory_analysis().temp_size_in_bytes / 2**20,
+  }
+
+
+def by_the_compiler(args: argparse.Namespace) -> None:
+  """A row for each kind of TPU and number of tokens; each program is compiled by a process of its own."""
+  print('| | tokens | XLA | temporaries | splash: kernels + rest | temporaries | splash / XLA |')
+  print('|---|---|---|---|---|---|---|')
+  for kind in args.kinds:
+    for tokens in args.tokens:
+      found = {}
+      for implementation in ('xla', 'splash'):
+        command = [sys.executable, __file__, f'--kinds={kind}', f'--tokens={tokens}']
+        command += [f'--{name}={getattr(args, name)}' for name in ('batch_size', 'heads', 'head_size')]
+        done = subprocess.run([*command, f'--one={implementation}'], capture_output=True, text=True)
+        if done.returncode:
+          error = [line for line in done.stderr.splitlines() if 'rror' in line][-1:]
+          print(f'{kind}, {tokens} tokens, {implementation}: {error}', file=sys.stderr)
+          continue
+        found[implementation] = json.loads(done.stdout.splitlines()[-1])
+      print(row(kind, tokens, **found), flush=True)
+
+
+def row(kind: str, tokens: int, xla: dict | None = None, splash: dict | None = None) -> str:
+  cells = [kind, f'{tokens:,}']
+  cells += [f'{xla["other"]:,.0f} µs', f'{xla["temporaries"]:,.0f} MiB'] if xla else ['–', '–']
+  if splash:
+    cells += [f'{splash["kernels"]:,.0f} + {splash["other"]:,.0f} µs', f'{splash["temporaries"]:,.0f} MiB']
+  else:
+    cells += ['does not compile', '–']
+  both = xla and splash
+  cells.append(f'{(splash["kernels"] + splash["other"]) / xla["other"]:.2f}' if both else '–')
+  return f'| {" | ".join(cells)} |'
+
+
+def _random(leaf):
+  import jax
+
+  return jax.device_put(0.1 * jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype), leaf.sharding)
+
+
+def in_turns(args: argparse.Namespace) -> None:
+  """Times cuDNN and XLA on the GPU that is here."""
+  import jax
+  import jax.numpy as jnp
+
+  print('| tokens | XLA | temporaries | cuDNN | temporaries | cuDNN / XLA |\n|---|---|---|---|---|---|')
+  for tokens in args.tokens:
+    one = argparse.Namespace(**(vars(args) | {'tokens': [tokens]}))
+    programs, memory, seconds = {}, {}, {'xla': [], 'cudnn': []}
+    for name in seconds:
+      run, shapes = block(name, one, jax.devices())
+      programs[name] = run.lower(*shapes).compile()
+      memory[name] = programs[name].memory_analysis().temp_size_in_bytes / 2**20
+    inputs = jax.tree.map(_random, shapes)
+    outputs = [jax.block_until_ready(program(*inputs))[0] for program in programs.values()]
+    distance = float(abs(jnp.subtract(*outputs)).max() / abs(outputs[0]).max())
+    if distance > 0.05:
+      raise RuntimeError(f'{tokens} tokens: the results differ by {distance:.3f} of the largest')
+    for _ in range(args.turns):
+      for name, program in programs.items():
+        begin = time.perf_counter()
+        for _ in range(20):
+          result = program(*inputs)
+        jax.block_until_ready(result)
+        seconds[name].append((time.perf_counter() - begin) / 20)
+    ratio = statistics.median(c / x for c, x in zip(seconds['cudnn'], seconds['xla'], strict=True))
+    cells = [
+      f'{statistics.median(times) * 1e6:,.0f} µs | {memory[name]:,.0f} MiB' for name, times in seconds.items()
+    ]
+    print(f'| {tokens:,} | {" | ".join(cells)} | {ratio:.2f} |', flush=True)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--kinds', type=lambda text: text.split(','), default=KINDS, help="of TPUs, or 'gpu'")
+  parser.add_argument('--tokens', type=lambda t: [int(n) for n in t.split(',')], default=TOKENS)
+  parser.add_argument('--batch_size', type=int, default=8)
+  parser.add_argument('--heads', type=int, default=12)
+  parser.add_argument('--head_size', type=int, default=64)
+  parser.add_argument('--turns', type=int, default=15)
+  parser.add_argument('--one', help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.one:
+    with tempfile.TemporaryDirectory() as dump:
+      print(json.dumps(compile_one(args.one, args, pathlib.Path(dump))))
+  elif args.kinds == ['gpu']:
+    in_turns(args)
+  else:
+    by_the_compiler(args)
+
+
+if __name__ == '__main__':
+  main()

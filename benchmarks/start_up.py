@@ -1,0 +1,83 @@
+"""From the command to the first step, with an empty cache of compiled programs and with a filled one.
+
+  python benchmarks/start_up.py
+
+Each start is the real command, with the paper's B/16 at 224 px, fully sharded over 8 fake CPU devices, a
+batch of 8 digits; it is killed once it has logged its first step. Cold starts find an empty cache directory,
+warm ones what the cold one before them left there. A start that is not measured comes first: it brings
+Python's files into memory. 'processor' is what both cores together worked for, which other load changes less.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+COMMAND = [
+  *(sys.executable, '-u', '-m', 'vit_jax.main', '--config=configs/vit_b16.py:jft'),
+  *('--config.data.source=digits', '--config.data.split=train', '--config.batch_size=8'),
+  *('--config.mesh.data=1', '--config.mesh.fsdp=8'),
+  *('--config.total=2 steps', '--config.schedule.warmup=0 steps', '--config.log_every=1 steps'),
+]
+# What the run says when a part of its start is over.
+PARTS = {'built': 'Devices:', 'compiled': 'Memory per device', 'first step': 'step 1/2:'}
+
+
+def start(folder: pathlib.Path) -> dict[str, float]:
+  """Seconds from the command to the end of each part; the cache lies in `folder`."""
+  environment = dict(
+    os.environ,
+    JAX_PLATFORMS='cpu',
+    XLA_FLAGS='--xla_force_host_platform_device_count=8',
+    XDG_CACHE_HOME=str(folder),
+    PYTHONPATH=str(ROOT),
+  )
+  shutil.rmtree(folder / 'run', ignore_errors=True)
+  begin = time.perf_counter()
+  process = subprocess.Popen(
+    [*COMMAND, f'--workdir={folder / "run"}'],
+    **{'cwd': ROOT, 'env': environment, 'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT},
+  )
+  seconds, lines = {}, []
+  for line in process.stdout:
+    lines.append(line)
+    seconds |= {part: time.perf_counter() - begin for part, text in PARTS.items() if line.startswith(text)}
+    if 'first step' in seconds:
+      process.kill()
+      break
+  _, _, usage = os.wait4(process.pid, 0)
+  if seconds.keys() != PARTS.keys():
+    sys.exit(''.join(lines))
+  return seconds | {'processor': usage.ru_utime + usage.ru_stime}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--turns', type=int, default=3, help='of a cold and a warm start each')
+  args = parser.parse_args()
+  measured = {'cold': [], 'warm': []}
+  with tempfile.TemporaryDirectory() as scratch:
+    folder = pathlib.Path(scratch)
+    start(folder)
+    for turn in range(args.turns):
+      shutil.rmtree(folder / 'vit_jax')
+      for kind, starts in measured.items():
+        starts.append(start(folder))
+        told = ', '.join(f'{part} {seconds:.1f} s' for part, seconds in starts[-1].items())
+        print(f'turn {turn + 1}, {kind}: {told}; load {os.getloadavg()[0]:.1f}', flush=True)
+    kept = [path.stat().st_size for path in (folder / 'vit_jax' / 'xla').glob('*-cache')]
+  print(f'Medians of {args.turns} turns, B/16, 8 fake devices on {os.cpu_count()} cores:')
+  for part in (*PARTS, 'processor'):
+    cold, warm = (statistics.median(seconds[part] for seconds in starts) for starts in measured.values())
+    print(f'{part:10}  cold {cold:5.1f} s  warm {warm:5.1f} s  warm / cold {warm / cold:.2f}')
+  print(f'Kept: {len(kept)} programs, {sum(kept) / 2**20:.1f} MiB')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,251 @@
+"""Kernels for attention: splash as ordinary operations on the CPU; of cuDNN's the call in the program."""
+
+import dataclasses
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import config as c
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.models import fused_attention
+from vit_jax.parallel import mesh as mesh_lib
+
+
+def _sharding(devices=None, **axes):
+  """Of the residual stream, on a mesh with these axes."""
+  return mesh_lib.batch_sharding(mesh_lib.make_mesh(c.Mesh(**axes), devices))
+
+
+def _numpy(query, key, value, grad):
+  """float64: attention, and the gradients of its three arguments."""
+  query, key, value, grad = (np.asarray(x, np.float64) for x in (query, key, value, grad))
+  scale = query.shape[-1] ** -0.5
+  logits = np.einsum('bqhd,bnhd->bhqn', query, key) * scale
+  weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  weights /= weights.sum(axis=-1, keepdims=True)
+  grad_weights = np.einsum('bqhd,bnhd->bhqn', grad, value)
+  grad_logits = weights * (grad_weights - (grad_weights * weights).sum(axis=-1, keepdims=True)) * scale
+  return (
+    np.einsum('bhqn,bnhd->bqhd', weights, value),
+    np.einsum('bhqn,bnhd->bqhd', grad_logits, key),
+    np.einsum('bhqn,bqhd->bnhd', grad_logits, query),
+    np.einsum('bhqn,bqhd->bnhd', weights, grad),
+  )
+
+
+def _random(shape, dtype=jnp.float32):
+  rng = np.random.default_rng(3)
+  return [jnp.asarray(2 * rng.standard_normal(shape), dtype) for _ in range(4)]
+
+
+def _with_gradients(sharding, kernel='splash', interpret=True):
+  """(query, key, value, gradient of the result) -> (result, gradients), compiled."""
+
+  def run(query, key, value, grad):
+    attend = lambda *args: fused_attention.attend(kernel, *args, sharding, interpret=interpret)
+    out, backward = jax.vjp(attend, query, key, value)
+    return out, *backward(grad)
+
+  return jax.jit(run, compiler_options=tiny.QUICK if interpret else None)
+
+
+# One block with padding, a whole number of lanes, several blocks (of 384) with padding; the heads of H/14,
+# B/16, and of a small model.
+@pytest.mark.parametrize(
+  'tokens, head_size, axes',
+  [
+    (130, 80, {'data': 4, 'tensor': 2}),
+    (128, 64, {'data': 2, 'fsdp': 2, 'tensor': 2}),
+    (5, 16, {'data': 8}),
+    (300, 24, {'data': 4, 'tensor': 2}),
+  ],
+)
+def test_splash_equals_numpy(tokens, head_size, axes, monkeypatch):
+  monkeypatch.setattr(fused_attention, '_LARGEST_BLOCK', 256)
+  inputs = _random((8, tokens, 2, head_size))
+  with jax.default_matmul_precision('highest'):
+    found = _with_gradients(_sharding(**axes))(*inputs)
+  for ours, expected in zip(found, _numpy(*inputs), strict=True):
+    np.testing.assert_allclose(ours, expected, atol=1e-5 * abs(expected).max())
+
+
+def test_splash_in_bfloat16():
+  inputs = _random((8, 70, 2, 64), jnp.bfloat16)
+  for ours, expected in zip(_with_gradients(_sharding())(*inputs), _numpy(*inputs), strict=True):
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_allclose(ours.astype(np.float32), expected, atol=0.03 * abs(expected).max())
+
+
+def test_blocks():
+  assert fused_attention.blocks(197) == (256, 256)
+  assert fused_attention.blocks(577) == (640, 640)
+  assert fused_attention.blocks(1025) == (640, 1280)
+  for tokens in range(1, 5000, 7):
+    block, padded = fused_attention.blocks(tokens)
+    assert block % 128 == padded % block == 0 and block <= 1024
+    assert tokens <= padded < tokens + 128 * (padded // block)
+
+
+def test_a_model_with_the_kernel(monkeypatch):
+  """The same logits and gradients; the weights of `attention` still come from XLA."""
+  sharding = _sharding(data=4, tensor=2)
+  attend = fused_attention.attend
+  used = []
+
+  def interpreted(kernel, *args):
+    used.append(kernel)
+    return attend(kernel, *args, interpret=True)
+
+  monkeypatch.setattr(fused_attention, 'attend', interpreted)
+  results = {}
+  for kernel in ('xla', 'splash'):
+    monkeypatch.setattr(fused_attention, '_kernel_of', lambda _, kernel=kernel: kernel)
+    graphdef, params = tiny.build(
+      tiny.options(attention=kernel, remat='dots', pool='map'), activation_sharding=sharding
+    )
+
+    def loss(params, x, graphdef=graphdef):
+      model = nnx.merge(graphdef, params)
+      return jnp.square(model(x)).sum(), model.attention(x)
+
+    with jax.default_matmul_precision('highest'):
+      step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=tiny.QUICK)
+      results[kernel] = step(params, tiny.images(8))
+  assert set(used) == {'splash'}
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results.values())
+
+
+def _device(platform, capability=None, kind=None):
+  """A sharding of the residual stream on one device of a kind."""
+  device = types.SimpleNamespace(platform=platform, device_kind=kind or f'a {platform}')
+  if capability:
+    device.compute_capability = capability
+  mesh = types.SimpleNamespace(devices=np.array([device]), axis_names=('data', 'tensor'), shape={'tensor': 1})
+  return types.SimpleNamespace(mesh=mesh, spec=P(('data',)))
+
+
+TPU, GPU, CPU = _device('tpu'), _device('gpu', '9.0'), _device('cpu')
+
+
+@pytest.mark.parametrize(
+  'where, tokens, head_size, dtype, dropout, chosen',
+  [
+    (TPU, 197, 64, 'bfloat16', 0, 'xla'),
+    (TPU, 257, 80, 'bfloat16', 0, 'xla'),
+    (TPU, 577, 64, 'bfloat16', 0, 'splash'),
+    (TPU, 1025, 104, 'bfloat16', 0, 'splash'),
+    (_device('tpu', kind='TPU v3'), 577, 64, 'bfloat16', 0, 'xla'),
+    (TPU, 577, 64, 'float32', 0, 'xla'),
+    (TPU, 577, 64, 'bfloat16', 0.1, 'xla'),
+    (GPU, 197, 64, 'bfloat16', 0, 'cudnn'),
+    (GPU, 197, 64, 'bfloat16', 0.1, 'xla'),
+    (GPU, 197, 64, 'float32', 0, 'xla'),
+    (GPU, 197, 30, 'bfloat16', 0, 'xla'),
+    (GPU, 197, 192, 'bfloat16', 0, 'xla'),
+    (_device('gpu', '7.0'), 197, 64, 'bfloat16', 0, 'xla'),
+    (_device('gpu', 'gfx90a'), 197, 64, 'bfloat16', 0, 'xla'),
+    (CPU, 1025, 64, 'bfloat16', 0, 'xla'),
+    (None, 1025, 64, 'bfloat16', 0, 'xla'),
+  ],
+)
+def test_auto(where, tokens, head_size, dtype, dropout, chosen):
+  query = jax.ShapeDtypeStruct((2, tokens, 12, head_size), dtype)
+  choose = lambda asked: fused_attention.choose(asked, query, dropout=dropout, sharding=where)
+  assert choose('auto') == chosen
+  assert choose('xla') == 'xla'
+
+
+def test_auto_where_heads_cannot_be_split():
+  query = jax.ShapeDtypeStruct((2, 1025, 3, 64), 'bfloat16')
+  TPU_2 = _device('tpu')
+  TPU_2.mesh.shape = {'tensor': 2}
+  assert fused_attention.choose('auto', query, sharding=TPU_2) == 'xla'
+  with pytest.raises(UserError, match=r'3 heads do not divide over config\.mesh\.tensor 2'):
+    fused_attention.check('splash', 3, 64, TPU_2)
+
+
+@pytest.mark.parametrize(
+  'asked, head_size, where, message',
+  [
+    ('splash', 64, CPU, "'splash', which is for TPUs, v4 or newer, and this is a cpu"),
+    ('cudnn', 64, TPU, "'cudnn', which is for NVIDIA GPUs, Ampere or newer, and this is a tpu"),
+    ('cudnn', 60, GPU, 'heads are multiples of 8 up to 128, and not 60'),
+    ('splash', 64, None, 'without a mesh'),
+  ],
+)
+def test_a_kernel_that_is_not_there(asked, head_size, where, message):
+  with pytest.raises(UserError, match=message):
+    fused_attention.check(asked, 12, head_size, where)
+
+
+def test_a_model_asks_for_a_kernel_that_is_not_there():
+  with pytest.raises(UserError, match=r"config\.model\.attention is 'splash'.*'auto' or 'xla'"):
+    tiny.build(tiny.options(attention='splash'), activation_sharding=_sharding())
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'attention': 'flash'}, r"choose one of .*'splash'"),
+    ({'attention': 'splash', 'attention_dropout': 0.1}, r'attention_dropout is 0\.1'),
+    ({'attention': 'cudnn'}, "dtype is 'float32'"),
+  ],
+)
+def test_options_that_clash(changes, message):
+  config = c.Config(model=dataclasses.replace(c.Model(), **changes))
+  with pytest.raises(UserError, match=message):
+    c.from_config_dict(c.as_json(config))
+
+
+def test_cudnn_is_called(monkeypatch):
+  """What a GPU would run, forwards and backwards, each device its own part."""
+  from jax._src.cudnn import fused_attention_stablehlo
+
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91000)  # none is here
+  run = _with_gradients(_sharding(data=4, tensor=2), 'cudnn', interpret=False)
+  arrays = [jax.ShapeDtypeStruct((8, 197, 4, 64), jnp.bfloat16)] * 4
+  text = run.trace(*arrays).lower(lowering_platforms=('cuda',)).as_text()
+  calls = re.findall(r'custom_call @(__cudnn\$fmha\w+).*?: \((tensor<\w+>)', text)
+  assert calls == [
+    ('__cudnn$fmhaSoftmax', 'tensor<2x198x2x64xbf16>'),
+    ('__cudnn$fmhaSoftmaxBackward', 'tensor<2x198x2x64xbf16>'),
+  ]
+
+
+@pytest.mark.slow
+def test_splash_on_a_tpu():
+  """Chosen for 577 tokens by the devices of the mesh, although this process is on a CPU; not for 197."""
+  pytest.importorskip('libtpu')
+  from vit_jax.planning import topology
+
+  sharding = _sharding(topology.describe('v5e:2x2').devices, data=2, tensor=2)
+  copied = NamedSharding(sharding.mesh, P())
+  for pixels, splash in ((384, True), (224, False)):
+    model = c.Model(variant='B/16', depth=1, dtype='bfloat16')
+    network = nnx.eval_shape(
+      lambda model=model, pixels=pixels: models.build(
+        model,
+        image_size=(pixels, pixels),
+        channels=3,
+        num_classes=10,
+        rngs=nnx.Rngs(0),
+        activation_sharding=sharding,
+      )
+    )
+    graphdef, params = nnx.split(network)
+    images = jax.ShapeDtypeStruct((4, pixels, pixels, 3), jnp.float32, sharding=sharding)
+    loss = lambda params, images, graphdef=graphdef: nnx.merge(graphdef, params)(images).sum()
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copied), params)
+    hlo = jax.jit(jax.grad(loss)).lower(params, images).compile().as_text()
+    kernels = set(re.findall(r'%(splash_mha_[a-z]+)', hlo))
+    assert kernels == ({'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'} if splash else set())
+    assert 'all-gather' not in hlo and 'all-to-all' not in hlo

@@ -1,0 +1,83 @@
+"""Real processes of which one is killed: the others end with one sentence and exit code 75."""
+
+import signal
+import subprocess
+
+import pytest
+from processes import finish, start
+
+from vit_jax.errors import UserError
+from vit_jax.parallel.distributed import heartbeat_seconds
+
+SECONDS = 3
+TRAINING = """
+  import sys, time
+  import numpy as np
+  from jax.experimental import multihost_utils
+  from vit_jax import command
+  from vit_jax.parallel import distributed, peers
+
+  def main():
+    distributed.initialize()
+    with peers.Peers(distributed.heartbeat_seconds()):
+      multihost_utils.process_allgather(np.ones(1))
+      print('ready', flush=True)
+      while True:
+        {step}
+
+  command.run(main, sys.argv[:1])
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_silence(monkeypatch):
+  monkeypatch.setenv('VIT_JAX_HEARTBEAT_SECONDS', str(SECONDS))
+
+
+def ready(processes: list[subprocess.Popen]) -> None:
+  for process in processes:
+    for line in process.stdout:
+      if line == 'ready\n':
+        break
+
+
+def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> None:
+  said = output.strip().splitlines()[-1]
+  assert process.returncode == 75, output
+  assert said.startswith(f'Process {lost} was lost: ') and 'start the same command again' in said, output
+  assert 'Traceback' not in output
+
+
+def test_a_process_killed_in_a_collective_ends_the_others():
+  processes = start(TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
+  ready(processes)
+  processes[1].kill()
+  outputs = finish(processes)
+  for index in (0, 2):
+    assert_ended_by_loss(processes[index], outputs[index], lost=1)
+    assert 'stack trace' not in outputs[index]  # nor a page of C++ before it
+
+
+def test_process_0_which_serves_the_others_is_killed():
+  processes = start(TRAINING.format(step='time.sleep(1)'), 2)
+  ready(processes)
+  processes[0].kill()
+  outputs = finish(processes)
+  assert_ended_by_loss(processes[1], outputs[1], lost=0)
+
+
+def test_an_abort_of_another_cause_stays_one():
+  step = '(index and ctypes.CDLL(None).abort()) or time.sleep(1)'
+  beginning = '  import ctypes, os\n  index = int(os.environ["JAX_PROCESS_ID"])'
+  processes = start(beginning + TRAINING.format(step=step), 2)
+  outputs = finish(processes)
+  assert processes[1].returncode == -signal.SIGABRT, outputs[1]
+  assert 'Fatal Python error: Aborted' in outputs[1] and ' in main' in outputs[1]
+  assert_ended_by_loss(processes[0], outputs[0], lost=1)
+
+
+@pytest.mark.parametrize('text', ['soon', '0', 'inf', '-5', ''])
+def test_a_silence_that_makes_no_sense_is_refused(text, monkeypatch):
+  monkeypatch.setenv('VIT_JAX_HEARTBEAT_SECONDS', text)
+  with pytest.raises(UserError, match='VIT_JAX_HEARTBEAT_SECONDS'):
+    heartbeat_seconds()

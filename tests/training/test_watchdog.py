@@ -1,0 +1,52 @@
+"""Processes whose main thread hangs, or seems to."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+STEPS = """
+  import pathlib, sys, threading, time
+  from vit_jax.training.watchdog import Watchdog
+
+  def hang():
+    time.sleep(60)
+
+  with Watchdog(float(sys.argv[1]), pathlib.Path('hang.txt')) as watchdog:
+    for step in range(1, 5):
+      watchdog.begin(step)
+      {step}
+  print('good')
+"""
+
+
+def run(step: str, limit: float, folder: pathlib.Path) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(STEPS).format(step=step), str(limit)],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+def test_a_step_that_hangs_ends_the_process_with_the_stacks_of_its_threads(tmp_path):
+  result = run('threading.Thread(target=hang).start(); (step < 3 or hang())', 0.5, tmp_path)
+  assert result.returncode == 75, result.stderr
+  said = result.stderr.strip().splitlines()[-1]
+  assert said.startswith('Step 3 did not end within 0.5 s (config.step_limit)') and 'hang.txt' in said
+  for text in (result.stderr, (tmp_path / 'hang.txt').read_text()):
+    assert text.count('line 6 in hang') == 4  # three threads, and the step itself
+    assert 'watchdog.py' in text
+
+
+def test_pauses_steps_in_time_and_what_follows_do_not_count(tmp_path):
+  step = '\n    with watchdog.paused(): time.sleep(3 * (step == 1))\n\ntime.sleep(3)'
+  result = run(step, 2, tmp_path)
+  assert (result.returncode, result.stdout) == (0, 'good\n'), result.stderr
+  assert not list(tmp_path.iterdir())
+
+
+def test_no_limit(tmp_path):
+  result = run('\n    assert len(threading.enumerate()) == 1', 0, tmp_path)
+  assert (result.returncode, result.stdout) == (0, 'good\n'), result.stderr

@@ -1,0 +1,49 @@
+"""What one JAX device of each kind can do, as its maker publishes it."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+  """One JAX device: a core of TPU v2, v3 and v7x, a chip of the other TPUs, a GPU.
+
+  Attributes:
+    peak_flops: FLOP/s of bfloat16 matrix products.
+    memory: bytes of HBM that a program may use (of a TPU, as its compiler says); 0: not known.
+    memory_bandwidth: bytes/s of HBM.
+    clock: Hz of a TPU's matrix unit; 0 where unknown.
+    link_bandwidth: bytes/s of one inter-chip link in one direction; 0: no links of its own.
+    ring: a torus dimension has links that close the ring if its size is a multiple of this; 0: never.
+    network_bandwidth: bytes/s of the data centre's network in one direction, a device's share.
+  """
+
+  peak_flops: float
+  memory: float = 0
+  memory_bandwidth: float = 0.0
+  clock: float = 0.0
+  link_bandwidth: float = 0.0
+  ring: int = 0
+  network_bandwidth: float = 0.0
+
+
+_GIB = 2**30
+
+# By `jax.Device.device_kind`. Sources: the TPU pages of Google Cloud's documentation; for v2 and v3 Norrie et
+# al., 'The design process for Google's training chips' (IEEE Micro 2021); NVIDIA's data sheets.
+_KINDS = {
+  'TPU v2': Hardware(22.5e12, 7.48 * _GIB, 350e9, 700e6, 62e9, 16, 1.5e9),
+  'TPU v3': Hardware(61.5e12, 15.48 * _GIB, 450e9, 940e6, 82e9, 32, 1.5e9),
+  'TPU v4': Hardware(275e12, 30.75 * _GIB, 1228e9, 1050e6, 50e9, 4, 6.2e9),
+  'TPU v5 lite': Hardware(197e12, 15.75 * _GIB, 819e9, 1500e6, 50e9, 16, 3.1e9),
+  'TPU v5': Hardware(459e12, 95.73 * _GIB, 2765e9, 1750e6, 100e9, 4, 6.2e9),
+  'TPU v6 lite': Hardware(918e12, 31.24 * _GIB, 1638e9, 1750e6, 100e9, 16, 12.5e9),
+  'NVIDIA A100-SXM4-40GB': Hardware(312e12, 0, 1555e9),
+  'NVIDIA A100-SXM4-80GB': Hardware(312e12, 0, 2039e9),
+  'NVIDIA H100 80GB HBM3': Hardware(989e12, 0, 3350e9),
+  'NVIDIA H200': Hardware(989e12, 0, 4800e9),
+}
+
+
+def of(device_kind: str) -> Hardware | None:
+  """What a device of this kind can do; None: not known."""
+  return _KINDS.get(device_kind)
