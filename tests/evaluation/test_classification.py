@@ -1,14 +1,22 @@
-"""Every example counts once, whatever the batch size and the number of devices."""
+"""Every example counts once, whatever the batch size and the number of devices and processes."""
+
+import functools
+import json
+import sys
 
 import jax
 import numpy as np
 import pytest
+from processes import finish, start
+from sklearn import metrics as sklearn_metrics
 
 from vit_jax import config as c
 from vit_jax.data import on_device, sources
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.evaluation import classification
-from vit_jax.parallel.mesh import batch_sharding, make_mesh
+from vit_jax.evaluation.classification import Examples
+from vit_jax.parallel.mesh import batch_sharding, make_mesh, replicated
+from vit_jax.training import losses
 from vit_jax.training.step import make_train_step
 
 CONFIG = c.Config(
@@ -18,27 +26,28 @@ CONFIG = c.Config(
   data=c.Data(image_size=(8, 8), channels=1),
   loss=c.Loss(label_smoothing=0.1),
 )
+HEAD = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
 
 
-def evaluate(batch_size: int, devices: int, head: np.ndarray) -> dict[str, float]:
+def evaluate(*batch_sizes: int, devices: int | None = None) -> list[dict[str, float]]:
+  """The metrics of the digits' test split, of a model with random blocks and head."""
   mesh = make_mesh(CONFIG.mesh, jax.devices()[:devices])
   source = sources.open_source('digits', 'test', data=CONFIG.data)
-  evaluator = c.Evaluator()
-  batches = EvalPipeline(source, CONFIG.data, evaluator, batch_size=batch_size, sharding=batch_sharding(mesh))
   program = make_train_step(CONFIG, mesh, num_classes=10, examples=100)
   params = program.init(np.uint32(0)).params
-  params['head']['kernel'] = jax.device_put(head, params['head']['kernel'].sharding)
-  return classification.evaluate(program.evaluate, {'model': params}, batches)['model']
+  params['head']['kernel'] = jax.device_put(HEAD, params['head']['kernel'].sharding)
+  options = {'sharding': batch_sharding(mesh)}
+  pipelines = [
+    EvalPipeline(source, CONFIG.data, c.Evaluator(), batch_size=size, **options) for size in batch_sizes
+  ]
+  return [
+    classification.evaluate(program.evaluate, {'model': params}, batches)['model'] for batches in pipelines
+  ]
 
 
 @pytest.fixture(scope='module')
-def head() -> np.ndarray:
-  return np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
-
-
-@pytest.fixture(scope='module')
-def expected(head) -> dict[str, float]:
-  """The metrics computed in NumPy from the logits of one batch that holds everything."""
+def expected() -> dict[str, float]:
+  """The metrics by NumPy and scikit-learn, from the logits of one batch that holds everything."""
   from flax import nnx
 
   from vit_jax import models
@@ -49,16 +58,161 @@ def expected(head) -> dict[str, float]:
   model = models.build(
     CONFIG.model, image_size=(8, 8), channels=1, num_classes=10, rngs=nnx.Rngs(params=jax.random.key(0))
   )
-  model.head.kernel[...] = head
+  model.head.kernel[...] = HEAD
   logits = np.asarray(model(on_device.prepare(images, CONFIG.data)), np.float64)
-  losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(labels)), labels]
-  return {'accuracy': (logits.argmax(-1) == labels).mean(), 'loss': losses.mean(), 'count': len(labels)}
+  probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  predictions, confidence = logits.argmax(-1), probabilities.max(-1)
+  error = 0.0
+  for low in np.arange(15) / 15:
+    inside = (confidence > low) & (confidence <= low + 1 / 15)
+    if inside.any():
+      error += abs((predictions == labels)[inside].mean() - confidence[inside].mean()) * inside.mean()
+  return {
+    'accuracy': (predictions == labels).mean(),
+    'loss': sklearn_metrics.log_loss(labels, probabilities),
+    'count': len(labels),
+    'top_5_accuracy': sklearn_metrics.top_k_accuracy_score(labels, logits, k=5),
+    'mean_class_accuracy': sklearn_metrics.balanced_accuracy_score(labels, predictions),
+    'calibration_error': error,
+  }
 
 
-@pytest.mark.parametrize(('batch_size', 'devices'), [(360, 1), (7, 1), (64, 8), (100, 8), (1, 2), (1000, 4)])
-def test_against_numpy(batch_size, devices, head, expected):
-  scores = evaluate(batch_size, devices, head)
-  assert scores['count'] == 360
-  assert scores['accuracy'] == expected['accuracy']  # exactly
-  assert scores['loss'] == pytest.approx(expected['loss'], rel=1e-5)  # without label smoothing
-  assert 0.01 < scores['accuracy'] < 0.5
+@pytest.mark.parametrize(('batch_size', 'devices'), [(360, 1), (7, 1), (64, 8), (1, 2)])
+def test_against_numpy(batch_size, devices, expected):
+  (scores,) = evaluate(batch_size, devices=devices)
+  assert scores == pytest.approx(expected, rel=1e-5)  # the loss without label smoothing
+  for name in ('accuracy', 'count', 'top_5_accuracy'):
+    assert scores[name] == expected[name]  # exactly
+  assert 0.01 < scores['accuracy'] < scores['top_5_accuracy'] < 0.9
+
+
+SHARED = ('accuracy', 'count', 'top_5_accuracy', 'mean_class_accuracy')  # made of counts alone
+
+
+def collected(*batch_sizes: int) -> list[dict[str, float]]:
+  """As `evaluate`, of a "model" that computes in whole numbers, which no batch's shape rounds otherwise."""
+  mesh = make_mesh(CONFIG.mesh)
+  source = sources.open_source('digits', 'test', data=CONFIG.data)
+
+  @functools.partial(jax.jit, out_shardings=replicated(mesh))
+  def step(params, batch):
+    sums = batch['image'].astype(np.int32).sum((1, 2, 3))
+    said = {'prediction': sums % 10, 'confidence': (sums % 97) / 128, 'rank': sums % 7, 'loss': sums / 64}
+    return {'examples': said | {name: batch[name] for name in ('label', 'mask')}, 'num_classes': 10}
+
+  options = {'sharding': batch_sharding(mesh)}
+  pipelines = [EvalPipeline(source, CONFIG.data, c.Evaluator(), batch_size=n, **options) for n in batch_sizes]
+  return [classification.evaluate(step, {'model': {}}, batches)['model'] for batches in pipelines]
+
+
+def test_processes_and_batch_sizes_change_no_bit(monkeypatch):
+  """One, two and four processes with four devices together, batches with and without padding.
+
+  A model's own rounding depends on how many rows a device has, not on whose process the device is.
+  """
+  monkeypatch.setenv('PYTHONPATH', ':'.join(sys.path))
+  script = """
+    import json
+    from test_classification import collected, evaluate
+    from vit_jax.parallel import distributed
+    distributed.initialize()
+    print('result:', json.dumps([evaluate(8, 100), collected(8, 100, 360)]))
+    """
+  figures = [
+    json.loads(output.split('result:')[1])
+    for count in (1, 2, 4)
+    for output in finish(start(script, count, devices=4 // count), timeout=400)
+  ]
+  assert len(figures) == 7 and all(others == figures[0] for others in figures)
+  models, exact = figures[0]
+  assert exact == [exact[0]] * 3 and set(exact[0]) == set(models[0])
+  assert {name: models[0][name] for name in SHARED} == {name: models[1][name] for name in SHARED}
+  assert models[0] == pytest.approx(models[1], rel=1e-6)
+
+
+def examples(logits: np.ndarray, labels: np.ndarray, loss: str = 'softmax', **options) -> Examples:
+  """What the evaluation step says of logits."""
+  return Examples(
+    num_classes=logits.shape[1],
+    label=labels.astype(np.int32),
+    prediction=logits.argmax(-1).astype(np.int32),
+    confidence=np.asarray(losses.confidence(c.Loss(name=loss), logits)),
+    rank=np.asarray(losses.ranks(logits, labels)) if labels.ndim == 1 else np.full(len(logits), -1),
+    loss=np.zeros(len(logits), np.float32),
+    **options,
+  )
+
+
+@pytest.fixture(scope='module')
+def ties() -> Examples:
+  """500 examples of 12 classes of which one has none; many logits are equal."""
+  rng = np.random.default_rng(1)
+  labels = rng.integers(0, 11, 500)
+  return examples(rng.integers(-2, 3, (500, 12)).astype(np.float32), labels)
+
+
+def test_ranks_are_those_of_top_k():
+  rng = np.random.default_rng(2)
+  logits, labels = rng.integers(-2, 3, (300, 9)).astype(np.float32), rng.integers(0, 9, 300)
+  order = np.asarray(jax.lax.top_k(logits, 9)[1])
+  np.testing.assert_array_equal(losses.ranks(logits, labels), (order == labels[:, None]).argmax(1))
+
+
+def test_a_logit_that_is_no_number_is_no_hit():
+  logits = np.float32([[1, np.nan, 3, 0, 0, 0], [np.nan] * 6])
+  assert (np.asarray(losses.ranks(logits, np.array([2, 0]))) == [1, 6]).all()
+  values = classification.metrics(examples(logits, np.array([2, 0])))
+  assert np.isnan(values['calibration_error'])
+
+
+def test_confusion_matrix_and_classes(ties):
+  matrix = classification.confusion(ties)
+  expected = sklearn_metrics.confusion_matrix(ties.label, ties.prediction, labels=range(12))
+  np.testing.assert_array_equal(matrix, expected)
+  right, total = classification.per_class(ties)
+  np.testing.assert_array_equal(right, matrix.diagonal())
+  np.testing.assert_array_equal(total, matrix.sum(1))
+  # The class without examples is left out of the mean.
+  mean = classification.metrics(ties)['mean_class_accuracy']
+  assert mean == pytest.approx((right[:11] / total[:11]).mean(), rel=1e-12)
+
+
+def test_calibration_by_hand():
+  """Confidences 0.5, 0.6 and 0.6, of which one is right: bins (7/15, 8/15] and (8/15, 9/15]."""
+  found = classification.calibration(
+    Examples(
+      num_classes=3,
+      label=np.array([0, 1, 2]),
+      prediction=np.array([0, 1, 0]),
+      confidence=np.array([0.5, 0.59375, 0.59375]),
+      rank=np.array([0, 0, 1]),
+      loss=np.zeros(3),
+    )
+  )
+  assert found.count.tolist() == [0] * 7 + [1, 2] + [0] * 6
+  assert found.confidence[7:9].tolist() == [0.5, 0.59375] and found.accuracy[7:9].tolist() == [1, 0.5]
+  assert found.error == pytest.approx(0.5 / 3 + 2 / 3 * 0.09375)
+
+
+def test_a_confidence_on_the_edge_of_a_bin_is_in_the_lower_one():
+  base = examples(np.zeros((3, 2), np.float32), np.zeros(3, int))
+  found = classification.calibration(base._replace(confidence=np.float64([0, 1 / 15, 1])))
+  assert found.count[0] == 2 and found.count[-1] == 1
+
+
+def test_confidence_is_of_the_loss():
+  logits = np.float32([[1, 2, 0.5]])
+  softmax, sigmoid = (
+    examples(logits, np.array([1]), loss=loss).confidence for loss in ('softmax', 'sigmoid')
+  )
+  assert softmax == pytest.approx(np.exp(2) / np.exp(logits).sum(), rel=1e-6)
+  assert sigmoid == pytest.approx(1 / (1 + np.exp(-2)), rel=1e-6)
+
+
+def test_metrics_that_mean_nothing_are_left_out():
+  few = classification.metrics(examples(np.float32([[1, 0]]), np.array([0])))
+  assert set(few) == {'accuracy', 'loss', 'count', 'mean_class_accuracy', 'calibration_error'}
+  lists = examples(np.eye(6, dtype=np.float32), np.array([[0, 1], [-1, -1]] * 3))
+  values = classification.metrics(lists._replace(mean_average_precision=0.5))
+  assert set(values) == {'accuracy', 'loss', 'count', 'mean_average_precision'}
+  assert values['accuracy'] == 1 / 6  # of the lists of examples 0, 2 and 4, an empty one is a miss

@@ -1,44 +1,200 @@
-"""Top-1 accuracy and mean loss over a data set, every example counted once."""
+"""How well a model classifies: a pass over the data collects what it says of each example, NumPy sums up.
+
+What is collected is in the data's order and on every process, so that a metric has the same bits for any
+batch size and number of processes, as far as the model itself says the same. The metrics are, by their names
+in `metrics.jsonl` (behind '<evaluator>/'):
+
+  accuracy              whether the most probable class is the example's, or on its list (precision@1, to
+                        which an example with an empty list counts as a miss)
+  loss                  mean cross-entropy, without label smoothing
+  top_5_accuracy        whether the example's class is among the 5 most probable; where there are more than 5
+  mean_class_accuracy   mean, over the classes that have examples, of the accuracy among a class's examples
+  calibration_error     see `calibration`
+  real_accuracy         see `real_labels.py`; where the evaluator has such labels
+  mean_average_precision   of lists of classes, see `ranking.py`; instead of the three in the middle
+"""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+
+from vit_jax.evaluation.ranking import MeanAveragePrecision
+
+TOP = 5
+BINS = 15  # of the calibration error, as in arXiv 1706.04599
+
+EvalStep = Callable[[dict[str, Any], dict[str, jax.Array]], dict[str, Any]]
+
+
+class Examples(NamedTuple):
+  """What a model says of each of N examples, in their order.
+
+  Attributes:
+    num_classes: of the head.
+    label: int32 (N,), or (N, max_labels) padded with -1 where examples have lists of classes.
+    prediction: int32 (N,), the most probable class.
+    confidence: float32 (N,), its probability.
+    rank: int32 (N,), how many classes are more probable than the example's own; of lists -1.
+    loss: float32 (N,).
+    real: int32 (N, M) padded with -1, the classes that ReaL accepts; None: not asked for.
+    mean_average_precision: of lists; None: of single classes.
+  """
+
+  num_classes: int
+  label: np.ndarray
+  prediction: np.ndarray
+  confidence: np.ndarray
+  rank: np.ndarray
+  loss: np.ndarray
+  real: np.ndarray | None = None
+  mean_average_precision: float | None = None
 
 
 def evaluate(
-  step: Callable[[dict[str, Any], dict[str, jax.Array]], dict[str, jax.Array]],
-  models: dict[str, dict[str, Any]],
-  batches: Iterable[dict[str, jax.Array]],
+  step: EvalStep, models: dict[str, dict[str, Any]], batches: Iterable[dict[str, jax.Array]]
 ) -> dict[str, dict[str, float]]:
-  """The metrics 'accuracy', 'loss' and 'count' (examples) of one or more models, in one pass over the data.
+  """The metrics of one or more models, in one pass over the data.
 
   Args:
-    step: (params, batch) -> the batch's sums 'loss', 'correct', 'count'; padding masked.
+    step: `training.step.Program.evaluate`.
     models: name -> parameters.
     batches: each example of the data set once.
 
   Returns:
-    name -> metric -> value.
+    name -> metric -> value; 'count' is the number of examples.
   """
-  # One batch is computed while the sums of the one before are fetched; Python adds them exactly
-  # (counts) and in float64 (loss).
-  totals = {name: {'loss': 0.0, 'correct': 0, 'count': 0} for name in models}
-  pending: dict[str, dict[str, jax.Array]] = {}
+  return {name: metrics(examples) for name, examples in collect(step, models, batches).items()}
+
+
+def collect(
+  step: EvalStep, models: dict[str, dict[str, Any]], batches: Iterable[dict[str, jax.Array]]
+) -> dict[str, Examples]:
+  """What each model says of each example; the arguments are those of `evaluate`."""
+  # One batch is computed while what the one before said is fetched.
+  collectors = {name: _Collector() for name in models}
+  pending: dict[str, dict[str, Any]] = {}
   for batch in batches:
-    sums = {name: step(params, batch) for name, params in models.items()}
-    _add(totals, pending)
-    pending = sums
-  _add(totals, pending)
-  return {name: _means(total) for name, total in totals.items()}
+    outputs = {name: step(params, batch) for name, params in models.items()}
+    _add(collectors, pending)
+    pending = outputs
+  _add(collectors, pending)
+  return {name: collector.examples() for name, collector in collectors.items()}
 
 
-def _add(totals: dict[str, dict[str, float]], sums: dict[str, dict[str, jax.Array]]) -> None:
-  for name, values in sums.items():
-    for metric, value in values.items():
-      totals[name][metric] += value.item()
+def _add(collectors: dict[str, '_Collector'], outputs: dict[str, dict[str, Any]]) -> None:
+  for name, values in outputs.items():
+    collectors[name].add(**values)
 
 
-def _means(total: dict[str, float]) -> dict[str, float]:
-  count = total['count']
-  return {'accuracy': total['correct'] / count, 'loss': total['loss'] / count, 'count': count}
+class _Collector:
+  """Of one model: the rows of all batches that are no padding."""
+
+  def __init__(self):
+    self._rows: dict[str, list[np.ndarray]] = {}
+    self._num_classes = 0
+    self._ranking: MeanAveragePrecision | None = None
+
+  def add(
+    self, examples: dict[str, jax.Array], num_classes: jax.Array, scores: jax.Array | None = None
+  ) -> None:
+    self._num_classes = int(num_classes)
+    if scores is not None:
+      self._ranking = self._ranking or MeanAveragePrecision()
+      self._ranking.add(scores, examples['label'], examples['mask'])
+    mask = np.asarray(examples['mask'])
+    for name, values in examples.items():
+      if name != 'mask':
+        self._rows.setdefault(name, []).append(np.asarray(values)[mask])
+
+  def examples(self) -> Examples:
+    arrays = {name: np.concatenate(parts) for name, parts in self._rows.items()}
+    precision = self._ranking.result() if self._ranking else None
+    return Examples(self._num_classes, **arrays, mean_average_precision=precision)
+
+
+def metrics(examples: Examples) -> dict[str, float]:
+  """The figures of the module's text, and 'count'."""
+  count = len(examples.prediction)
+  values = {
+    'accuracy': int(hits(examples).sum()) / count,
+    'loss': float(examples.loss.mean(dtype=np.float64)),
+    'count': count,
+  }
+  if examples.real is not None:
+    values['real_accuracy'] = real_accuracy(examples)
+  if examples.mean_average_precision is not None:
+    return values | {'mean_average_precision': examples.mean_average_precision}
+  if examples.num_classes > TOP:
+    values['top_5_accuracy'] = int((examples.rank < TOP).sum()) / count
+  right, total = per_class(examples)
+  values['mean_class_accuracy'] = float((right[total > 0] / total[total > 0]).mean())
+  values['calibration_error'] = calibration(examples).error
+  return values
+
+
+def hits(examples: Examples) -> np.ndarray:
+  """bool (N,): whether the most probable class is the example's own, or on its list."""
+  if examples.label.ndim == 1:
+    return examples.prediction == examples.label
+  return (examples.prediction[:, None] == examples.label).any(axis=1)
+
+
+def real_accuracy(examples: Examples) -> float:
+  """The share of predictions that ReaL accepts, among the examples for which it accepts any class at all.
+
+  NaN where it does so for none.
+  """
+  counted = (examples.real >= 0).any(axis=1)
+  right = (examples.prediction[:, None] == examples.real).any(axis=1)
+  return int((right & counted).sum()) / int(counted.sum()) if counted.any() else float('nan')
+
+
+def per_class(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+  """int64 (K,) twice: of each class, the examples that are classified right, and all; of single classes."""
+  right = np.bincount(examples.label[hits(examples)], minlength=examples.num_classes)
+  return right, np.bincount(examples.label, minlength=examples.num_classes)
+
+
+def confusion(examples: Examples) -> np.ndarray:
+  """int64 (K, K): how many examples of a class (row) are taken for which (column); of single classes."""
+  classes = examples.num_classes
+  flat = examples.label.astype(np.int64) * classes + examples.prediction
+  return np.bincount(flat, minlength=classes**2).reshape(classes, classes)
+
+
+class Calibration(NamedTuple):
+  """How far the model's probabilities are from how often it is right.
+
+  Attributes:
+    count: int64 (BINS,), examples in each bin of confidence.
+    confidence, accuracy: float64 (BINS,), their means over a bin's examples; NaN in an empty one.
+    error: the expected calibration error.
+  """
+
+  count: np.ndarray
+  confidence: np.ndarray
+  accuracy: np.ndarray
+  error: float
+
+
+def calibration(examples: Examples) -> Calibration:
+  """The expected calibration error of Guo et al. (arXiv 1706.04599).
+
+  Examples are put into 15 bins of equal width by the probability of the most probable class (its softmax, or
+  its sigmoid where that is the loss); bin i has those above i / 15, up to and with (i + 1) / 15. The error is
+  the mean, weighted by the examples of a bin, of |accuracy - mean confidence|.
+  """
+  confidence = examples.confidence.astype(np.float64)
+  if not np.isfinite(confidence).all():
+    nothing = np.full(BINS, np.nan)
+    return Calibration(np.zeros(BINS, np.int64), nothing, nothing, float('nan'))
+  bins = np.clip(np.ceil(confidence * BINS) - 1, 0, BINS - 1).astype(np.int64)
+  count = np.bincount(bins, minlength=BINS)
+  right = np.bincount(bins[hits(examples)], minlength=BINS)
+  summed = np.bincount(bins, weights=confidence, minlength=BINS)
+  with np.errstate(invalid='ignore'):
+    mean, accuracy = summed / count, right / count
+  error = float(np.abs(right - summed).sum() / count.sum())
+  return Calibration(count, mean, accuracy, error)

@@ -1,0 +1,57 @@
+"""The files of an evaluation: their numbers, and that pictures are drawn for any number of classes."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.evaluation import classification, report
+from vit_jax.evaluation.classification import Examples
+
+
+def examples(classes: int, count: int = 200) -> Examples:
+  """Of which two thirds are right; the last class has none."""
+  rng = np.random.default_rng(classes)
+  label = rng.integers(0, classes - 1, count)
+  return Examples(
+    num_classes=classes,
+    label=label,
+    prediction=np.where(rng.random(count) < 2 / 3, label, 0),
+    confidence=rng.random(count, np.float32),
+    rank=np.zeros(count, np.int32),
+    loss=np.ones(count, np.float32),
+  )
+
+
+def test_numbers(tmp_path):
+  found = examples(3)
+  report.save(tmp_path / 'report', 'test', found, ('cat', 'dog'))
+  contents = json.loads((tmp_path / 'report/test.json').read_text())
+  assert contents['metrics'] == classification.metrics(found)
+  names = [entry['name'] for entry in contents['classes']]
+  assert names == ['cat', 'dog', '2'] and contents['classes'][2]['accuracy'] is None
+  matrix = np.zeros((3, 3), int)
+  for entry in contents['confusion']:
+    matrix[names.index(entry['class']), names.index(entry['taken_for'])] = entry['examples']
+  np.testing.assert_array_equal(matrix, classification.confusion(found))
+  assert sum(entry['examples'] for entry in contents['calibration']) == 200
+
+
+@pytest.mark.parametrize('classes', [2, 25, 300])
+def test_pictures(tmp_path, classes):
+  names = [f'a rather long name of a class, {number}' for number in range(classes)]
+  report.save(tmp_path, 'test', examples(classes), names)
+  for picture in ('confusion', 'classes'):
+    pixels = np.asarray(Image.open(tmp_path / f'test_{picture}.png').convert('L'))
+    assert min(pixels.shape) >= 300 and (pixels < 128).any()
+    # Nothing is cut off: the margin is white.
+    margin = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    assert (margin == 255).all(), picture
+
+
+def test_lists_have_metrics_only(tmp_path):
+  lists = Examples(5, np.array([[0, -1]]), np.zeros(1, int), np.ones(1), np.full(1, -1), np.ones(1))
+  report.save(tmp_path, 'val', lists._replace(mean_average_precision=float('nan')), 'abcde')
+  assert [path.name for path in tmp_path.iterdir()] == ['val.json']
+  assert json.loads((tmp_path / 'val.json').read_text())['metrics']['mean_average_precision'] is None

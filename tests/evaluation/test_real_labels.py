@@ -1,0 +1,159 @@
+"""ImageNet ReaL by hand, on a data set that is constructed; its labels' file; whose classes are whose."""
+
+import io
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from vit_jax import config as c
+from vit_jax.data.pipeline import EvalPipeline
+from vit_jax.data.records import Record
+from vit_jax.errors import UserError
+from vit_jax.evaluation import classification, real_labels
+from vit_jax.evaluation.real_labels import RealLabels
+from vit_jax.parallel.mesh import batch_sharding, make_mesh
+from vit_jax.training import evaluators
+from vit_jax.training.step import make_train_step
+
+WORDNET_IDS = [f'n{number:08}' for number in range(1000)]
+# In real.json's order: of images 1 to 8; the third and the sixth show nothing that has a name.
+LISTS = [[1], [2, 3], [], [4], [5, 6, 7], [], [999], [0]]
+
+
+@pytest.fixture
+def path(tmp_path):
+  (tmp_path / 'real.json').write_text(json.dumps(LISTS))
+  return str(tmp_path / 'real.json')
+
+
+class Photos:
+  """Validation images in an order of their own, whose label is none of ReaL's."""
+
+  NUMBERS = (5, 3, 1, 2, 8, 6, 4)
+  class_names = WORDNET_IDS
+
+  def __len__(self):
+    return len(self.NUMBERS)
+
+  def __getitem__(self, index):
+    file = f'ILSVRC2012_val_{self.NUMBERS[index]:08}.JPEG'
+    image = np.full((6, 7, 3), index, np.uint8)
+    return Record(image, 500, f'imagenet2012/validation record {index} ({file})')
+
+
+@pytest.mark.parametrize('batch_size', [1, 3, 7, 16])
+def test_by_hand(path, batch_size):
+  """Images 5, 3, 1, 2, 8, 6, 4 are taken for 7, 7, 1, 1, 0, 6, 4: 3 and 6 do not count, 2 alone is wrong."""
+  said = np.array([7, 7, 1, 1, 0, 6, 4])
+  data = c.Data(image_size=(6, 7))
+  mesh = make_mesh(c.Mesh(), jax.devices()[:1])
+  batches = EvalPipeline(
+    Photos(),
+    data,
+    c.Evaluator(),
+    batch_size=batch_size,
+    sharding=batch_sharding(mesh),
+    real_labels=RealLabels(path, WORDNET_IDS, WORDNET_IDS),
+  )
+
+  def step(params, batch):
+    nothing = np.zeros(batch['label'].shape)
+    prediction = said[np.asarray(batch['image'])[:, 0, 0, 0]]
+    more = {'prediction': prediction, 'confidence': nothing, 'rank': nothing, 'loss': nothing}
+    examples = {name: values for name, values in batch.items() if name != 'image'} | more
+    return {'examples': examples, 'num_classes': 1000}
+
+  metrics = classification.evaluate(step, {'model': {}}, batches)['model']
+  assert metrics['real_accuracy'] == 4 / 5
+  assert metrics['accuracy'] == 0 and metrics['count'] == 7
+
+
+def test_the_models_own_numbers(path):
+  """A model that numbers the classes backwards, and one that knows only some of them."""
+  backwards = RealLabels(path, WORDNET_IDS, WORDNET_IDS[::-1])
+  assert backwards.of('ILSVRC2012_val_00000002.JPEG').tolist() == [997, 996, -1]
+  few = RealLabels(path, WORDNET_IDS, [WORDNET_IDS[6], WORDNET_IDS[2]])
+  assert few.of('/val/n00000002/ILSVRC2012_val_00000002.JPEG')[0] == 1
+  # What it cannot say counts as wrong, not as unlabelled.
+  assert few.of('ILSVRC2012_val_00000001.JPEG')[0] >= 1000
+  assert few.of('ILSVRC2012_val_00000003.JPEG').tolist() == [-1, -1, -1]
+
+
+def test_no_image_with_labels():
+  nothing = np.zeros(2, np.int32)
+  examples = classification.Examples(3, nothing, nothing, nothing, nothing, nothing, real=np.full((2, 4), -1))
+  assert np.isnan(classification.real_accuracy(examples))
+
+
+@pytest.mark.parametrize(
+  'name', ['photo.jpg', 'ILSVRC2012_val_00000009.JPEG', 'ILSVRC2012_val_00000000.JPEG']
+)
+def test_images_without_a_number_are_named(path, name):
+  with pytest.raises(UserError, match=f'{name} is not named ILSVRC2012_val_00000001 to 00000008'):
+    RealLabels(path, WORDNET_IDS, WORDNET_IDS).of(name)
+
+
+@pytest.mark.parametrize(
+  ('text', 'said'),
+  [
+    (None, 'cannot be read from'),
+    ('[[1], ', 'cannot be read from'),
+    ('{"a": [1]}', "is not ImageNet ReaL's real.json"),
+    ('[[1], [1000]]', "is not ImageNet ReaL's real.json"),
+    ('[[], []]', "is not ImageNet ReaL's real.json"),
+  ],
+)
+def test_files_that_are_no_labels(tmp_path, text, said):
+  if text is not None:
+    (tmp_path / 'labels.json').write_text(text)
+  with pytest.raises(UserError, match=said):
+    RealLabels(str(tmp_path / 'labels.json'), WORDNET_IDS, WORDNET_IDS)
+
+
+def test_other_classes_than_imagenets(path):
+  with pytest.raises(UserError, match='need the 1,000 classes of ImageNet'):
+    RealLabels(path, ('cat', 'dog'), WORDNET_IDS)
+
+
+def test_download(path, monkeypatch):
+  """'download' is the public address, which the cache of files from the network serves."""
+  asked = []
+  monkeypatch.setattr(real_labels.fetch, 'local_file', lambda address: asked.append(address) or path)
+  assert RealLabels('download', WORDNET_IDS, WORDNET_IDS).longest == 3
+  assert asked == [real_labels.URL]
+
+
+def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):
+  """From TFDS's imagenet2012 to the metric: a model that says 4 of each image; of the eight, six count."""
+  builder = tfds.builder('imagenet2012', data_dir=tmp_path)
+  info = tfds.core.DatasetInfo(builder=builder, features=builder.info.features)
+  pathlib.Path(info.data_dir).mkdir(parents=True)
+  writer = tfds.core.SequentialWriter(info, max_examples_per_shard=10, file_format='array_record')
+  writer.initialize_splits(['validation'])
+  file = io.BytesIO()
+  Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file, 'jpeg')
+  names = [f'ILSVRC2012_val_{number:08}.JPEG' for number in range(8, 0, -1)]
+  images = [{'image': file.getvalue(), 'label': 4, 'file_name': name} for name in names]
+  writer.add_examples({'validation': images})
+  writer.close_all()
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  class_names = tuple(builder.info.features['label'].names)
+  config = c.Config(
+    total='1 steps',
+    batch_size=8,
+    model=c.Model(variant='custom', patch=8, width=8, mlp_dim=8, depth=1, heads=1),
+    data=c.Data(source='tfds:imagenet2012', image_size=(8, 8)),
+    evaluators={'val': c.Evaluator(split='validation', real_labels=path, batch_size=3)},
+  )
+  mesh = make_mesh(c.Mesh(), jax.devices()[:1])
+  program = make_train_step(config, mesh, num_classes=1000, examples=8)
+  state = program.init(np.uint32(0))
+  state.params['head']['bias'] = jnp.zeros(1000).at[4].set(1.0)
+  scores = evaluators.evaluate(program, state, evaluators.open_evaluators(config, class_names, mesh))
+  assert scores['val/real_accuracy'] == 1 / 6 and scores['val/accuracy'] == 1

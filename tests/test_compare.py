@@ -1,0 +1,58 @@
+"""Runs side by side, of workdirs written by hand: the command, its tables and its picture."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from vit_jax import compare
+from vit_jax import config as c
+from vit_jax.errors import UserError
+
+RUN = c.Config(batch_size=16, evaluators={'test': c.Evaluator()})
+
+
+def write(workdir: pathlib.Path, config: c.Config, accuracies: dict[int, float]) -> pathlib.Path:
+  workdir.mkdir(parents=True)
+  (workdir / 'config.json').write_text(json.dumps(c.as_json(config)))
+  lines = [
+    {'step': step, 'train/loss': 1 / step, 'test/accuracy': value, 'perf/step_ms': 900, 'learning_rate': 0.1}
+    for step, value in accuracies.items()
+  ]
+  (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  return workdir
+
+
+def test_the_command(tmp_path):
+  one = write(tmp_path / 'a/seed_0', RUN, {1000: 0.5, 2000: 0.75, 4000: 0.7})
+  two = write(tmp_path / 'b/seed_0', dataclasses.replace(RUN, batch_size=32, seed=1), {2000: 0.25})
+  script = [sys.executable, '-m', 'vit_jax.compare', str(one), str(two), f'--out={tmp_path}/out']
+  done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0, done.stderr
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  rows = {line.split('|')[1].strip(): [cell.strip() for cell in line.split('|')[2:-1]] for line in
+          text.splitlines() if line.startswith('|')}  # fmt: skip
+  assert rows[''] == rows['option'] == ['a/seed_0', 'b/seed_0']
+  assert rows['images'] == ['64,000', '64,000']
+  assert rows['hours of training steps'] == ['1', '0.5']
+  assert rows['test/accuracy'] == ['70.00% (75.00% at 2,000)', '25.00%']
+  assert rows['batch_size'] == ['16', '32'] and rows['seed'] == ['0', '1']
+  assert 'data.source' not in rows
+  assert text in done.stdout
+  with Image.open(tmp_path / 'out' / 'curves.png') as picture:
+    assert picture.width >= 1000
+
+
+def test_what_is_no_run_is_said(tmp_path):
+  one = write(tmp_path / 'a', RUN, {1: 0.5})
+  for workdirs, said in (
+    ([], 'Name the workdirs'),
+    ([one, one], 'each once'),
+    ([one, tmp_path], 'is not the workdir of a run'),
+  ):
+    with pytest.raises(UserError, match=said):
+      compare.read_runs(workdirs)

@@ -1,0 +1,157 @@
+"""Runs side by side: their curves in one picture, their results and what differs in their configs as tables.
+
+python -m vit_jax.compare runs/small runs/wide runs/wide_augmented --out=compared
+
+DIR gets `curves.png` and `compare.md`, which is printed too. A run may still be going on. Where batch sizes
+differ, curves are over images instead of steps.
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from vit_jax import command, markdown
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+
+_OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
+
+# What is compared in the table of results: what metrics' names end with, and whether more is better.
+_RESULTS = {'accuracy': True, '/mean_average_precision': True, '/loss': False}
+
+
+class Run(NamedTuple):
+  """What a workdir says of its run."""
+
+  name: str
+  options: dict[str, Any]  # of its config, by dotted name
+  lines: list[dict[str, float]]  # of metrics.jsonl
+
+  def values(self, metric: str) -> list[tuple[int, float]]:
+    """(step, value) wherever the metric was measured."""
+    return [(int(line['step']), line[metric]) for line in self.lines if metric in line]
+
+
+def main(arguments: Sequence[str]) -> None:
+  runs = read_runs([pathlib.Path(argument) for argument in arguments])
+  out = pathlib.Path(_OUT.value).expanduser()
+  out.mkdir(parents=True, exist_ok=True)
+  text = report(runs)
+  (out / 'compare.md').write_text(text)
+  draw(runs, out / 'curves.png')
+  print(text)
+  print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
+
+
+def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
+  """The runs, named by the last parts of their paths that tell them apart.
+
+  Raises:
+    UserError: none or the same one twice; a folder that is no workdir, or of a run without numbers yet.
+  """
+  from vit_jax.training import metrics
+
+  paths = [path.expanduser().resolve() for path in workdirs]
+  if not paths or len(set(paths)) < len(paths):
+    raise UserError('Name the workdirs of the runs to compare, each once.')
+  parts = 1
+  while len({path.parts[-parts:] for path in paths}) < len(paths):
+    parts += 1
+  result = []
+  for path in paths:
+    lines = metrics.read_metrics(path)
+    if not (path / 'config.json').is_file() or not lines:
+      raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
+    config = config_lib.from_config_dict(json.loads((path / 'config.json').read_text()))
+    result.append(Run('/'.join(path.parts[-parts:]), config_lib.flatten(config), lines))
+  return result
+
+
+def report(runs: Sequence[Run]) -> str:
+  """The tables, as Markdown."""
+  names = [run.name for run in runs]
+  text = ['# Runs compared', '', '## Results', '']
+  text += [markdown.table(['', *names], _result_rows(runs)), '']
+  text += ['Last value; where another step was better, that one and its step in brackets.', '']
+  differing = _differing(runs)
+  text += ['## Options that differ', '']
+  text += [markdown.table(['option', *names], differing) if differing else 'None.', '']
+  return '\n'.join(text)
+
+
+def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
+  rows = [
+    ['steps', *(f'{run.lines[-1]["step"]:,}' for run in runs)],
+    ['images', *(f'{run.lines[-1]["step"] * run.options["batch_size"]:,}' for run in runs)],
+    ['hours of training steps', *(f'{_hours(run):.3g}' for run in runs)],
+  ]
+  for metric in _metrics(runs):
+    rows.append([metric, *(_result(run, metric) for run in runs)])
+  return rows
+
+
+def _metrics(runs: Sequence[Run]) -> list[str]:
+  """The results that some run has: accuracies first, and each kind by its name."""
+  known = sorted({name for run in runs for line in run.lines for name in line})
+  return [name for ending in _RESULTS for name in known if name.endswith(ending)]
+
+
+def _hours(run: Run) -> float:
+  """Of all steps so far: each interval's time a step is logged at its end."""
+  seconds, before = 0.0, 0
+  for step, milliseconds in run.values('perf/step_ms'):
+    seconds += (step - before) * milliseconds / 1000
+    before = step
+  return seconds / 3600
+
+
+def _result(run: Run, metric: str) -> str:
+  """'91.20 % (91.50 % at 300)'; '' where it was not measured."""
+  values = run.values(metric)
+  if not values:
+    return ''
+  form = (lambda value: f'{value:.4f}') if metric.endswith('/loss') else (lambda value: f'{value:.2%}')
+  more_is_better = next(better for ending, better in _RESULTS.items() if metric.endswith(ending))
+  step, best = (max if more_is_better else min)(values, key=lambda pair: pair[1])
+  last = values[-1][1]
+  of_a_batch = metric.startswith('train/')  # too noisy to name the best one
+  return form(last) if best == last or of_a_batch else f'{form(last)} ({form(best)} at {step:,})'
+
+
+def _differing(runs: Sequence[Run]) -> list[list[str]]:
+  options = sorted(set().union(*(run.options for run in runs)))
+  rows = [[option, *(str(run.options.get(option, '')) for run in runs)] for option in options]
+  return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
+  """Writes the curves as a PNG: a panel a metric, a colour a run."""
+  from matplotlib.figure import Figure
+
+  metrics = [*_metrics(runs), 'learning_rate']
+  by_images = len({run.options['batch_size'] for run in runs}) > 1
+  columns = min(3, len(metrics))
+  rows = -(-len(metrics) // columns)
+  figure = Figure(figsize=(4.5 * columns, 3.2 * rows + 0.3 * len(runs)), layout='constrained')
+  axes = figure.subplots(rows, columns, squeeze=False).ravel()
+  for axis, metric in zip(axes, metrics):
+    for number, run in enumerate(runs):
+      points = run.values(metric)
+      factor = run.options['batch_size'] if by_images else 1
+      xs, ys = [step * factor for step, _ in points], [value for _, value in points]
+      axis.plot(xs, ys, color=f'C{number % 10}', label=run.name, marker='.' if len(points) < 30 else '')
+    axis.set(title=metric, xlabel='images' if by_images else 'step')
+    axis.set_xlim(left=0)
+    axis.grid(alpha=0.3)
+  for axis in axes[len(metrics) :]:
+    axis.set_axis_off()
+  lines, labels = axes[0].get_legend_handles_labels()
+  figure.legend(lines, labels, loc='outside lower center')
+  figure.savefig(path, dpi=100)
+
+
+if __name__ == '__main__':
+  command.run(main, positional=True)

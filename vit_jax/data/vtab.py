@@ -1,0 +1,286 @@
+"""The 19 tasks of VTAB-1k (Visual Task Adaptation Benchmark, arXiv 1910.04867), as its authors define them.
+
+`TASKS` is name -> `Task`; a task is read as the source 'vtab:NAME' ('vtab:clevr_count:train800val200'), from
+the data set that TFDS prepares. Splits, labels and class counts are those of google-research/task_adaptation;
+which training images may be cropped and flipped is BiT's appendix F (arXiv 1912.11370), which the ViT paper
+follows (appendix B.1.1).
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+GROUPS = ('natural', 'specialized', 'structured')
+SPLITS = ('train', 'val', 'trainval', 'test', 'train800', 'val200', 'train800val200')
+
+Record = Mapping[str, Any]  # as TFDS reads it: feature -> value
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One of the 19.
+
+  Attributes:
+    name: such as 'clevr_count'.
+    group: one of `GROUPS`.
+    dataset: TFDS's name of the data set, with its config.
+    num_classes: what the published definition says.
+    splits: images of each of the data set's splits -> what each of `SPLITS` is, as TFDS writes it.
+    label: a record -> its class.
+    class_names: of classes that are computed; None: those of the feature `feature`.
+    feature: the feature whose classes the labels are, where `class_names` is None.
+    crop, flip: whether training images may be cropped and mirrored without changing their class.
+    scale: what pixels are multiplied by (dSprites' are 0 and 1).
+    by_hand: what has to be downloaded by hand before TFDS prepares the data set.
+  """
+
+  name: str
+  group: str
+  dataset: str
+  num_classes: int
+  splits: Callable[[Mapping[str, int]], dict[str, str]]
+  label: Callable[[Record], int]
+  class_names: tuple[str, ...] | None = None
+  feature: str = 'label'
+  crop: bool = True
+  flip: bool = True
+  scale: int = 1
+  by_hand: str = ''
+
+  @property
+  def source(self) -> str:
+    """What `config.data.source` takes; a split goes behind another colon, or into `config.data.split`."""
+    return f'vtab:{self.name}'
+
+  @property
+  def prepare(self) -> str:
+    """The command that prepares the data set, where TensorFlow is installed."""
+    return f'tfds build {self.dataset} --file_format=array_record'
+
+  def names(self, features: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, given the data set's features."""
+    return self.class_names or tuple(features[self.feature].names)
+
+  def split(self, split: str, sizes: Mapping[str, int]) -> str:
+    """What one of `SPLITS` is, in TFDS's words.
+
+    Args:
+      split: one of `SPLITS`.
+      sizes: images of each of the data set's splits.
+
+    Raises:
+      UserError: another name, or a data set whose splits are not as published.
+    """
+    if split not in SPLITS:
+      raise UserError(f'{self.source} has no split {split!r}; it has {", ".join(SPLITS)}.')
+    try:
+      return self.splits(sizes)[split]
+    except KeyError as error:
+      raise UserError(
+        f'{self.dataset} has no split {error}, which {self.source} needs; prepare it again: {self.prepare}'
+      ) from None
+
+
+def task_of(name: str) -> Task:
+  """The task of a name.
+
+  Raises:
+    UserError: there is none.
+  """
+  if name not in TASKS:
+    near = difflib.get_close_matches(name, TASKS, n=1) or list(TASKS)[:1]
+    raise UserError(f'vtab:{name} is none of the {len(TASKS)} tasks of VTAB; did you mean vtab:{near[0]}?')
+  return TASKS[name]
+
+
+def _splits(train: str, val: str, trainval: str, test: str, val_200: str) -> dict[str, str]:
+  parts = (train, val, trainval, test, 'train[:800]', val_200, f'train[:800]+{val_200}')
+  return dict(zip(SPLITS, parts, strict=True))
+
+
+def _own_validation(sizes: Mapping[str, int]) -> dict[str, str]:
+  """Data sets that have a split for validation."""
+  return _splits('train', 'validation', 'train+validation', 'test', 'validation[:200]')
+
+
+def _held_out(percent: int, test: str = 'test') -> Callable[[Mapping[str, int]], dict[str, str]]:
+  """Train is the first `percent` % of train, validation the rest."""
+
+  def splits(sizes: Mapping[str, int]) -> dict[str, str]:
+    n = percent * sizes['train'] // 100
+    return _splits(f'train[:{n}]', f'train[{n}:]', 'train', test, f'train[{n}:{n + 200}]')
+
+  return splits
+
+
+def _three_parts(train: int, val: int) -> Callable[[Mapping[str, int]], dict[str, str]]:
+  """Data sets that have nothing but train: so many % of it for each, test is the rest."""
+
+  def splits(sizes: Mapping[str, int]) -> dict[str, str]:
+    n = train * sizes['train'] // 100
+    both = n + val * sizes['train'] // 100
+    return _splits(
+      f'train[:{n}]', f'train[{n}:{both}]', f'train[:{both}]', f'train[{both}:]', f'train[{n}:{n + 200}]'
+    )
+
+  return splits
+
+
+def _half_of_test(sizes: Mapping[str, int]) -> dict[str, str]:
+  """sNORB: the first half of test is for validation."""
+  return _splits('train', 'test[:50%]', 'train+test[:50%]', 'test[50%:]', 'test[:200]')
+
+
+def _class_of(feature: str) -> Callable[[Record], int]:
+  return lambda record: record[feature]
+
+
+def _binned(feature: str, values: int, bins: int) -> Callable[[Record], int]:
+  """Neighbouring ones of `values` classes as one, so that `bins` are left."""
+  return lambda record: int(record[feature] // (values / bins))
+
+
+def _between(thresholds: Sequence[float], distance: float) -> int:
+  """The number of the last threshold that is less than the distance."""
+  return int(np.searchsorted(thresholds, distance, side='left')) - 1
+
+
+# Chosen by the authors so that the classes are about balanced; in Blender's units, and in metres.
+_CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+_KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)
+_NO_VEHICLE = 1000.0
+_VEHICLES = 3  # KITTI's first types are Car, Van and Truck
+
+
+def _clevr_count(record: Record) -> int:
+  """Objects; an image has 3 to 10."""
+  return len(record['objects']['size']) - 3
+
+
+def _clevr_distance(record: Record) -> int:
+  """Distance of the closest object: pixel_coords are x, y and depth."""
+  coordinates = np.reshape(record['objects']['pixel_coords'], (-1, 3))
+  return _between(_CLEVR_DISTANCES, np.min(coordinates[:, 2]))
+
+
+def _kitti_distance(record: Record) -> int:
+  """Distance of the closest vehicle: location is right, down and ahead, in metres."""
+  types, location = np.asarray(record['objects']['type']), np.asarray(record['objects']['location'])
+  ahead = location.reshape(-1, 3)[types < _VEHICLES, 2]
+  return _between(_KITTI_DISTANCES, np.min(ahead, initial=_NO_VEHICLE))
+
+
+def _numbers(first: int, last: int, unit: str) -> tuple[str, ...]:
+  return tuple(f'{number} {unit}' for number in range(first, last + 1))
+
+
+def _plain(name: str, group: str, dataset: str, num_classes: int, splits, **options) -> Task:
+  """A task whose label is the data set's own."""
+  return Task(name, group, dataset, num_classes, splits, _class_of('label'), **options)
+
+
+def _all_tasks() -> list[Task]:
+  natural, specialized, structured = GROUPS
+  kaggle = 'train and test images and labels from kaggle.com/c/diabetic-retinopathy-detection'
+  clevr, dsprites = _held_out(90, test='validation'), _three_parts(80, 10)
+  return [
+    _plain('caltech101', natural, 'caltech101', 102, _held_out(90)),
+    _plain('cifar100', natural, 'cifar100', 100, _held_out(90)),
+    _plain('dtd', natural, 'dtd', 47, _own_validation),
+    _plain('oxford_flowers102', natural, 'oxford_flowers102', 102, _own_validation),
+    _plain('oxford_iiit_pet', natural, 'oxford_iiit_pet', 37, _held_out(80)),
+    _plain('svhn', natural, 'svhn_cropped', 10, _held_out(90)),
+    _plain('sun397', natural, 'sun397/tfds', 397, _own_validation),
+    _plain('patch_camelyon', specialized, 'patch_camelyon', 2, _own_validation),
+    _plain('eurosat', specialized, 'eurosat/rgb', 10, _three_parts(60, 20)),
+    _plain('resisc45', specialized, 'resisc45', 45, _three_parts(60, 20), by_hand='NWPU-RESISC45.rar'),
+    _plain(
+      'diabetic_retinopathy',
+      specialized,
+      'diabetic_retinopathy_detection/btgraham-300',
+      5,
+      _own_validation,
+      by_hand=kaggle,
+    ),
+    Task(
+      name='clevr_count',
+      group=structured,
+      dataset='clevr',
+      num_classes=8,
+      splits=clevr,
+      label=_clevr_count,
+      class_names=_numbers(3, 10, 'objects'),
+      crop=False,
+    ),
+    Task(
+      name='clevr_distance',
+      group=structured,
+      dataset='clevr',
+      num_classes=6,
+      splits=clevr,
+      label=_clevr_distance,
+      class_names=('up to 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'over 10'),
+      crop=False,
+    ),
+    _plain('dmlab', structured, 'dmlab', 6, _own_validation, crop=False),
+    Task(
+      name='kitti_distance',
+      group=structured,
+      dataset='kitti:3.1.0',
+      num_classes=4,
+      splits=_own_validation,
+      label=_kitti_distance,
+      class_names=('up to 8 m', '8 to 20 m', 'over 20 m', 'no vehicle'),
+      crop=False,
+    ),
+    Task(
+      name='dsprites_location',
+      group=structured,
+      dataset='dsprites',
+      num_classes=16,
+      splits=dsprites,
+      label=_binned('label_x_position', 32, 16),
+      class_names=_numbers(1, 16, 'of 16 from the left'),
+      crop=False,
+      flip=False,
+      scale=255,
+    ),
+    Task(
+      name='dsprites_orientation',
+      group=structured,
+      dataset='dsprites',
+      num_classes=16,
+      splits=dsprites,
+      label=_binned('label_orientation', 40, 16),
+      class_names=_numbers(1, 16, 'of 16 of a turn'),
+      flip=False,
+      scale=255,
+    ),
+    Task(
+      name='smallnorb_azimuth',
+      group=structured,
+      dataset='smallnorb',
+      num_classes=18,
+      splits=_half_of_test,
+      label=_class_of('label_azimuth'),
+      feature='label_azimuth',
+      flip=False,
+    ),
+    Task(
+      name='smallnorb_elevation',
+      group=structured,
+      dataset='smallnorb',
+      num_classes=9,
+      splits=_half_of_test,
+      label=_class_of('label_elevation'),
+      feature='label_elevation',
+    ),
+  ]
+
+
+TASKS: dict[str, Task] = {task.name: task for task in _all_tasks()}

@@ -1,0 +1,92 @@
+"""Probes: classifiers that are fitted to frozen features, each with one setting that is chosen afterwards.
+
+A probe is `fit(features, labels, classes) -> predict`, and `predict(features, setting)` gives classes:
+l2 for 'ridge' and 'logistic', k for 'knn'. Everything is computed in float64 on the host.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.evaluation.ridge import Ridge
+
+Predict = Callable[[np.ndarray, float], np.ndarray]
+Fit = Callable[[np.ndarray, np.ndarray, int], Predict]
+
+_BIAS = 100.0  # so large a constant feature is almost not penalised
+_ITERATIONS = 300  # of L-BFGS, which on standardised features takes some tens
+
+
+def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
+  """Least squares to targets of ±1, as the paper's few-shot evaluation.
+
+  Args:
+    features: float (examples, F).
+    labels: int (examples,).
+    classes: K; a class without examples has the target -1 everywhere.
+  """
+  scale = Standard(features)
+  targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
+  solution = Ridge(_with_bias(scale(features)), targets)
+  weights = functools.cache(solution.weights)
+  return lambda new, l2: (_with_bias(scale(new)) @ weights(l2)).argmax(axis=1)
+
+
+def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
+  """Multinomial logistic regression by L-BFGS: the sum of cross-entropies + l2 / 2 |W|²."""
+  from sklearn import exceptions, linear_model
+
+  del classes  # scikit-learn knows those that it has seen
+  scale = Standard(features)
+
+  @functools.cache
+  def model(l2: float):
+    fitted = linear_model.LogisticRegression(C=1 / l2, solver='lbfgs', max_iter=_ITERATIONS)
+    with warnings.catch_warnings():
+      # Without much of a penalty there is no finite optimum; validation decides about such fits too.
+      warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
+      return fitted.fit(scale(features), labels)
+
+  if len(np.unique(labels)) == 1:  # nothing to separate, which scikit-learn refuses
+    return lambda new, l2: np.full(len(new), labels[0])
+  return lambda new, l2: model(l2).predict(scale(new))
+
+
+def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
+  """The vote of the k nearest by cosine; of classes with as many votes the first."""
+  from sklearn import neighbors
+
+  del classes
+
+  @functools.cache
+  def model(k: int):
+    nearest = neighbors.KNeighborsClassifier(min(k, len(labels)), metric='cosine', algorithm='brute')
+    return nearest.fit(features, labels)
+
+  return lambda new, k: model(int(k)).predict(new)
+
+
+PROBES: dict[str, Fit] = {'ridge': ridge, 'logistic': logistic, 'knn': knn}
+# What is chosen from. Of settings that are equally good the first is taken: the strongest penalty.
+GRIDS: dict[str, tuple[float, ...]] = {
+  'ridge': tuple(2.0**power for power in range(20, -11, -1)),
+  'logistic': tuple(10.0**power for power in range(4, -5, -1)),
+  'knn': (1, 3, 5, 10, 20, 50, 100),
+}
+
+
+class Standard:
+  """Features less their mean, over their deviation + 1e-5, both of the examples fitted to."""
+
+  def __init__(self, features: np.ndarray):
+    features = features.astype(np.float64)
+    self._mean, self._scale = features.mean(axis=0), features.std(axis=0) + 1e-5
+
+  def __call__(self, features: np.ndarray) -> np.ndarray:
+    return (features - self._mean) / self._scale
+
+
+def _with_bias(features: np.ndarray) -> np.ndarray:
+  return np.pad(features, ((0, 0), (0, 1)), constant_values=_BIAS)

@@ -1,0 +1,85 @@
+"""ImageNet ReaL: reassessed labels of ImageNet's validation images (arXiv 2006.07159).
+
+An image has a list of classes, those that raters found right; a prediction counts as right if it is one of
+them, and an image whose list is empty does not count at all, neither right nor wrong. The labels are
+google-research/reassessed-imagenet's real.json: a list of 50,000 lists, in the order of the images' numbers,
+ILSVRC2012_val_00000001.JPEG first; classes are numbered in the order of their WordNet ids.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.checkpoint import fetch
+from vit_jax.errors import UserError
+
+URL = 'https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json'
+_NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
+_CLASSES = 1000
+_UNKNOWN = np.iinfo(np.int32).max  # of classes that the model does not know: it never predicts this
+
+
+class RealLabels:
+  """The classes that ReaL accepts for each validation image, as a model numbers them."""
+
+  def __init__(self, place: str, own_names: Sequence[str], class_names: Sequence[str]):
+    """
+    Args:
+      place: a path or an address of real.json; or 'download', its public address.
+      own_names: the evaluated data's classes as it numbers them itself: ImageNet's 1,000.
+      class_names: the model's, label -> name.
+
+    Raises:
+      UserError: no such file, a file of another form, or other classes than ImageNet's.
+    """
+    self._place = place
+    self._lists = _read(place)
+    if len(own_names) != _CLASSES or list(own_names) != sorted(own_names):
+      raise UserError(
+        f'Labels of ImageNet ReaL ({place}) need the 1,000 classes of ImageNet in the order of their WordNet '
+        f'ids, and this data has {len(own_names)}; evaluate tfds:imagenet2012:validation, or leave them out.'
+      )
+    numbers = {name: number for number, name in enumerate(class_names)}
+    self._labels = np.array([numbers.get(name, _UNKNOWN) for name in own_names], np.int32)
+    self.longest = max(map(len, self._lists))
+
+  def of(self, record_name: str) -> np.ndarray:
+    """int32 (longest,): the classes accepted for an image, padded with -1; all -1 where there are none.
+
+    Args:
+      record_name: what has the name of the image's file in it, as `data.records.Record.name`.
+
+    Raises:
+      UserError: it is none of the validation images.
+    """
+    found = _NUMBER.findall(record_name)
+    if not found or not 1 <= int(found[-1]) <= len(self._lists):
+      raise UserError(
+        f'{record_name} is not named ILSVRC2012_val_00000001 to {len(self._lists):08}, by which the labels '
+        f"of {self._place} are found; evaluate ImageNet's validation images, or leave real_labels out."
+      )
+    accepted = self._labels[self._lists[int(found[-1]) - 1]]
+    result = np.full(self.longest, -1, np.int32)
+    result[: len(accepted)] = accepted
+    return result
+
+
+def _read(place: str) -> list[np.ndarray]:
+  address = URL if place == 'download' else place
+  path = pathlib.Path(fetch.local_file(address) if fetch.is_address(address) else address).expanduser()
+  try:
+    lists = json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise UserError(f'The labels of ImageNet ReaL cannot be read from {path} ({error}).') from error
+  sound = isinstance(lists, list) and all(
+    isinstance(labels, list) and all(type(label) is int and 0 <= label < _CLASSES for label in labels)
+    for labels in lists
+  )
+  if not sound or not any(lists):
+    raise UserError(
+      f"{path} is not ImageNet ReaL's real.json, a list of lists of classes from 0 to 999; get it from {URL}"
+    )
+  return [np.array(labels, np.int64) for labels in lists]

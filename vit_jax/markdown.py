@@ -1,0 +1,12 @@
+"""Tables in Markdown."""
+
+from collections.abc import Sequence
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """A table that also reads well as plain text: columns are padded to the same width."""
+  cells = [[cell.replace('|', '\\|') for cell in row] for row in (header, *rows)]
+  widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+  lines = ['| ' + ' | '.join(cell.ljust(width) for cell, width in zip(row, widths)) + ' |' for row in cells]
+  lines.insert(1, '|' + '|'.join('-' * (width + 2) for width in widths) + '|')
+  return '\n'.join(lines)
