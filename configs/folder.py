@@ -4,6 +4,8 @@ python -m vit_jax.main --config=configs/folder.py:/path/to/images --workdir=runs
 
 /path/to/images has train/ and val/ with a sub-folder a class each, or the sub-folders directly
 (then a tenth of the images is held out). With few images, fine-tuning (configs/finetune.py) is better.
+
+Target: cpu:1
 """
 
 from vit_jax.config import (

@@ -3,6 +3,8 @@
 python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 
 Data: scikit-learn's 1,797 digits of 8 × 8 pixels, a fifth held out, stratified.
+
+Target: cpu:1
 """
 
 from vit_jax.config import (

@@ -4,7 +4,15 @@ import os
 import pathlib
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # no test finds what another one, or a run, compiled
 os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+
+# Eight devices wait for each other in threads of one pool, which has as many as the machine has cores.
+os.environ.setdefault('NPROC', '64')
+
+# TPU programs are compiled where no TPU is; several test processes do so at the same time.
+os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
 
 import pytest
 

@@ -61,6 +61,7 @@ def start(config: pathlib.Path, workdir: pathlib.Path, processes: int) -> list[s
       os.environ,
       JAX_PLATFORMS='cpu',
       XLA_FLAGS=f'--xla_force_host_platform_device_count={DEVICES // processes}',
+      JAX_ENABLE_COMPILATION_CACHE='true',
       JAX_COMPILATION_CACHE_DIR=str(config.parent / 'cache'),
       JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0.2',
     )

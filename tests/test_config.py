@@ -65,11 +65,32 @@ def test_flatten_names_options_as_on_the_command_line():
     ({'data': {'value_range': [1, -1]}}, 'config.data.value_range'),
     ({'data': {'crop': 'random', 'resize': 100}}, 'smaller than image_size'),
     ({'data': {'image_size': [8, 8, 3]}}, 'not of type tuple[int, int]'),
+    ({'data': {'max_per_class': 0}}, 'config.data.max_per_class is 0; it must be at least 1'),
+    ({'data': {'repeats': 3}}, 'config.batch_size 512 does not divide by config.data.repeats 3'),
+    ({'data': {'max_labels': 4}}, "config.loss.name is 'softmax'; choose 'sigmoid'"),
+    ({'data': {'mixture': [['digits', 0.0]]}}, "'digits' has the weight 0.0; it must be more than 0"),
+    (
+      {'data': {'mixture': [['digits', 1]]}, 'evaluators': {'test': {}}},
+      'config.evaluators.test.source is not given',
+    ),
     ({'mesh': {'data': -1, 'fsdp': -1}}, 'at most one may be -1'),
     ({'optimizer': {'freeze': ['(']}}, 'not a regular expression'),
     ({'evaluators': {'val': {'crop': 'inception'}}}, "choose 'resize' or 'central'"),
     ({'evaluators': {'val': {'splt': 'test'}}}, 'did you mean evaluators.val.split'),
     ({'evaluators': {'val': {'batch_size': 0}}}, 'config.evaluators.val.batch_size is 0'),
+    ({'evaluators': {'val': {'type': 'knn'}}}, "choose one of ['classification', 'fewshot']"),
+    (
+      {'evaluators': {'val': {'type': 'fewshot', 'real_labels': 'download'}}},
+      "config.evaluators.val.real_labels is for type 'classification'",
+    ),
+    ({'evaluators': {'val': {'fewshot': {'probe': 'svm'}}}}, "choose one of ['ridge', 'logistic', 'knn']"),
+    ({'evaluators': {'val': {'fewshot': {'pool': 'max'}}}}, 'config.evaluators.val.fewshot.pool'),
+    ({'evaluators': {'val': {'fewshot': {'shots': []}}}}, 'give at least one number'),
+    ({'evaluators': {'val': {'fewshot': {'grid': [0.0]}}}}, 'all of it must be above 0'),
+    (
+      {'evaluators': {'web': {'type': 'fewshot'}}, 'checkpoint': {'best': 'web/accuracy'}},
+      'choose one of web_5shot/accuracy',
+    ),
   ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(change, said):
@@ -110,6 +131,16 @@ def test_a_share_of_the_whole_is_no_total():
 
 def test_options_have_one_type():
   # An option of a type that the schema cannot check would pass unchecked.
-  for section in (c.Model, c.Data, c.Evaluator, c.Loss, c.Optimizer, c.Schedule, c.Mesh, c.Checkpoint):
+  for section in (
+    c.Model,
+    c.Data,
+    c.Evaluator,
+    c.FewShot,
+    c.Loss,
+    c.Optimizer,
+    c.Schedule,
+    c.Mesh,
+    c.Checkpoint,
+  ):
     defaults = dataclasses.asdict(section())
     assert c._section(section, defaults, '') == section()

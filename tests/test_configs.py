@@ -22,12 +22,17 @@ ARGUMENTS = {
     'b32,folder:/images',
     's16,cifar100',
   ],
+  'vtab': ['l16,clevr_count', 'b32,dsprites_location,val'],
   'vit_ti16': ['imagenet21k', 'imagenet2012'],
   'vit_s16': ['imagenet21k', 'imagenet2012'],
   'vit_s32': ['imagenet21k', 'imagenet2012'],
   'vit_h14': ['jft', 'imagenet2012'],
+  'vit_b16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
+  'vit_b32': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
+  'vit_l16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
+  'vit_s16_i1k': ['300'],
   'quickstart': [],
-  'cifar10_scratch': [],
+  'cifar10_scratch': ['augment,grow'],
 }
 PAPER = ['imagenet21k', 'jft', 'imagenet2012']
 CASES = [
@@ -63,12 +68,34 @@ def test_the_papers_numbers():
   assert config.loss.name == 'sigmoid' and config.model.head_bias == -10
   assert load(CONFIGS / 'vit_h14.py', 'jft').schedule.learning_rate == 3e-4
   assert load(CONFIGS / 'finetune.py', 'b16,imagenet2012').total == '20000 steps'
+  config = load(CONFIGS / 'vtab.py', 'b16,dmlab')
+  assert config.total == '2500 steps' and config.batch_size == 512
+  assert config.schedule.learning_rate == 0.01 and config.data.image_size == (384, 384)
+
+
+@pytest.mark.parametrize(
+  ('name', 'source', 'level'),
+  [
+    ('vit_ti16', 'imagenet21k', 'none'),
+    ('vit_s32', 'imagenet21k', 'none'),
+    ('vit_s16', 'imagenet21k', 'light1'),
+    ('vit_b32', 'augreg', 'light1'),
+    ('vit_b16', 'augreg', 'medium1'),
+    ('vit_l16', 'augreg', 'strong1'),
+    ('vit_b16', 'imagenet21k', 'none'),
+  ],
+)
+def test_augregs_levels(name, source, level):
+  config = load(CONFIGS / f'{name}.py', source)
+  assert config.data.augment == level and config.data.mixup is None
+  assert config.total == ('90 epochs' if (name, source) == ('vit_b16', 'imagenet21k') else '300 epochs')
 
 
 @pytest.mark.parametrize(
   ('build', 'said'),
   [
     (lambda: recipes.pretraining('H/14', 'imagenet21k'), 'did not train H/14 on ImageNet-21k'),
+    (lambda: recipes.pretraining('L/32', 'augreg'), 'AugReg did not train L/32 on ImageNet-21k'),
     (lambda: recipes.pretraining('S/16', 'jft'), 'did not train S/16 on JFT-300M'),
     (lambda: recipes.pretraining('B/16', 'imagenet'), 'choose one of imagenet21k'),
     (lambda: recipes.finetuning('B/16', 'cifar'), 'did you mean cifar10'),

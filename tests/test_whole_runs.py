@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
   assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2', '4']  # nothing is thrown away
 
 
-def test_evaluating_a_workdir_changes_nothing_there(tmp_path):
+def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   assert_done(run(tmp_path, '--config.average=0.5'))
   final = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
   before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
@@ -81,7 +81,14 @@ def test_evaluating_a_workdir_changes_nothing_there(tmp_path):
   assert result.returncode == 0, result.stderr
   assert f'test/accuracy {final["test/accuracy"]:.2%}' in result.stdout
   assert f'test_average/accuracy {final["test_average/accuracy"]:.2%}' in result.stdout
-  assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+  after = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+  assert before.items() <= after.items()
+  added = {str(path.relative_to(tmp_path / 'run')) for path in after.keys() - before.keys()}
+  assert added == {
+    f'report/{name}{what}'
+    for name in ('test', 'test_average')
+    for what in ('.json', '_confusion.png', '_classes.png')
+  }
 
 
 def test_what_a_run_leaves(tmp_path):

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 from absl import logging as absl_logging
+from ml_collections import config_flags
 
+from vit_jax import config as config_lib
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
@@ -73,6 +75,20 @@ def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -
     traceback.print_exc()
     return 1
   return 0
+
+
+def config_of(holder: flags.FlagHolder) -> config_lib.Config:
+  """The validated config of a flag that `config_flags.DEFINE_config_file` defined.
+
+  Raises:
+    UserError: no such file, or options that are wrong.
+  """
+  try:
+    values = holder.value.to_dict()
+  except OSError as error:  # ml_collections keeps the reason for the first look at the config
+    name = config_flags.get_config_filename(flags.FLAGS[holder.name])
+    raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
+  return config_lib.from_config_dict(values)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

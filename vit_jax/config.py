@@ -44,6 +44,8 @@ class Model:
   pool: str = 'token'
   # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
+  # Of the patches: 'learned', or 'sincos2d': fixed sines and cosines of row and column (MoCo v3).
+  position: str = 'learned'
   # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
   register_tokens: int = 0
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
@@ -55,6 +57,10 @@ class Model:
   layer_scale: float | None = None
   dropout: float = 0.0
   attention_dropout: float = 0.0
+  # What computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
+  # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
+  # 'auto': the faster one, by devices, number of tokens and dtype (models/fused_attention.py).
+  attention: str = 'auto'
   # Probability that an example skips a branch (attention or MLP) of the last block; of earlier blocks in
   # proportion to their depth.
   stochastic_depth: float = 0.0
@@ -78,9 +84,27 @@ class Data:
   source: str = 'digits'
   split: str = 'train'
   image_size: tuple[int, int] = (224, 224)  # height, width of the model's input
+  # ((until, height), …): smaller images at first, such as (('40%', 128), ('70%', 160)), with the width,
+  # `resize` and `padding` in proportion. The model is that of `image_size`, at which it is evaluated; its
+  # positions are interpolated.
+  grow: tuple[tuple[str, int], ...] = ()
   channels: int = 3  # 3: colour, 1: grayscale
+  # ((source, weight), …): several sources, drawn from in proportion to their weights, instead of `source`;
+  # their classes are united by name. Each is shuffled and passed through on its own, every record once a
+  # pass; an epoch is as many images as all have together.
+  mixture: tuple[tuple[str, float], ...] = ()
+  # Only images of these classes, by name, in training and in evaluators; (): all. Labels stay as they are.
+  classes: tuple[str, ...] = ()
+  # Train on at most so many images of each class (of each source of a mixture), which `seed` chooses.
+  max_per_class: int | None = None
+  # How often an image is in a batch, each time augmented anew (arXiv 1901.09335; DeiT takes 3). An epoch
+  # stays as many images as there are, so that a pass through the data takes this many epochs.
+  repeats: int = 1
   # Classes of the head. None: what the data set says.
   num_classes: int | None = None
+  # Images have lists of classes, of at most this many each; needs loss 'sigmoid'. Accuracy is then whether
+  # the most probable class is on the list (precision@1; no, for an empty one). None: one class each.
+  max_labels: int | None = None
   # How a training image is cut: 'inception' (a random box, distorted), 'random' (resize, pad,
   # random position), 'central' (resize the shorter side, cut the middle) or 'resize' (squash).
   crop: str = 'inception'
@@ -88,23 +112,74 @@ class Data:
   resize: int | None = None  # pixels before the cut: 'random' both sides, 'central' the shorter one
   padding: int = 0  # 'random': zero pixels added on every side
   flip: bool = True  # mirror half of the training images left to right
+  # What is done to the cut image, in this order: 'randaugment(LAYERS,MAGNITUDE)', '3augment' (DeiT III),
+  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' a random box; or a level
+  # of AugReg's, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
+  # 'strong2'. Several: 'medium1 | erase(0.25)'.
+  augment: str = 'none'
+  # Mix each image with another one of the batch, and their targets alike: mixup blends them, cutmix puts a
+  # box of the other one in. The shares are drawn from Beta(α, α) with this α; 0: never. With both, a coin
+  # decides. None: what `augment` brings along. train/accuracy is then of the image with the larger share.
+  mixup: float | None = None
+  cutmix: float = 0.0
+  mix_per: str = 'batch'  # one draw for the whole 'batch', or one for each 'example'
   value_range: tuple[float, float] = (-1.0, 1.0)  # what 0 and 255 become
   # A folder without train/ and val/: the share of its images held out as 'val'.
   val_fraction: float = 0.1
+  # At a training image that cannot be decoded: 'stop', or 'replace' it by that in its row of the next step.
+  # What was replaced is counted as data/bad_images and listed in report/bad_images.jsonl.
+  bad_images: str = 'stop'
   threads: int = 2  # that decode images, in each process
   prefetch: int = 2  # batches made ahead, in each process
+
+  @property
+  def title(self) -> str:
+    """What messages call the training data."""
+    return ' + '.join(source for source, _ in self.mixture) or self.source
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShot:
+  """How an evaluator of type 'fewshot' learns to classify from the frozen features of a few images."""
+
+  # Both the images to learn from and, apart from them, those to choose by are drawn from this split.
+  train_split: str = 'train'
+  # Images of each class to learn from, each number an evaluation of its own; 0: all but those to choose by.
+  shots: tuple[int, ...] = (5,)
+  validation: int = 10  # images of each class that the setting (see `grid`) is chosen by
+  seeds: int = 3  # draws of images; the metrics are the mean accuracy and its deviation (n - 1) over them
+  # 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn' (cosine).
+  probe: str = 'ridge'
+  # What the setting is chosen from: the penalty l2 of 'ridge' and 'logistic', the k of 'knn'.
+  # (): those of evaluation/probes.py.
+  grid: tuple[float, ...] = ()
+  # Features after this block, from 0; -1: after the last norm; None: as the head reads them.
+  layer: int | None = None
+  # Of that layer's tokens: 'token', 'gap', 'token_gap' or 'map', as far as the model has them. None: its own.
+  pool: str | None = None
+
+  def metric_prefix(self, evaluator: str, shots: int) -> str:
+    """'web' -> 'web_5shot', or 'web_all' for all images: what the metrics' names begin with."""
+    return f'{evaluator}_{f"{shots}shot" if shots else "all"}'
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-  """Top-1 accuracy and loss on one split, during training and with --mode=eval."""
+  """The metrics of `evaluation/classification.py` (top-1, top-5, loss, …) on one split, during training and
+  with --mode=eval, which also writes report/<evaluator>.json and pictures; or those of a few-shot probe."""
 
+  # 'classification': by the model's head; 'fewshot': by a probe of its features, on data of any classes.
+  type: str = 'classification'
   source: str | None = None  # None: data.source
   split: str = 'test'
   crop: str = 'resize'  # 'resize' (squash, as the paper's evaluation) or 'central'
   resize: int | None = None  # 'central': pixels of the shorter side before the cut
   batch_size: int | None = None  # None: the training batch size
   every: str = '1 epochs'  # it also runs at the end
+  # Of ImageNet's validation images: the path or address of ImageNet ReaL's real.json, or 'download'; the
+  # evaluator then gives real_accuracy too. None: no such labels.
+  real_labels: str | None = None
+  fewshot: FewShot = FewShot()  # for type 'fewshot'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +223,10 @@ class Schedule:
 class Mesh:
   """Devices along each axis; one may be -1, which takes the devices that are left."""
 
-  replica: int = 1  # copies of everything, across slices
-  data: int = -1  # parts of the batch, parameters copied
+  replica: int = (
+    1  # parts of the batch, parameters copied; the first axis to run across slices (or hosts of GPUs)
+  )
+  data: int = -1  # the same, within a slice as far as `replica` has as many parts as there are slices
   fsdp: int = 1  # parts of the batch, parameters and optimizer state split too
   tensor: int = 1  # parts of every layer
   min_shard_size: int = 2**16  # parameters with fewer elements are copied rather than split
@@ -162,7 +239,8 @@ class Checkpoint:
   every: str = '1 epochs'  # it also saves at the end
   keep: int = 2  # the newest ones
   keep_every: str | None = None  # and, for good, one each so often
-  # And, of the steps that are both evaluated and saved, the best by '<evaluator>/accuracy' or '/loss'.
+  # And, of the steps that are both evaluated and saved, the best by '<evaluator>/accuracy', '/loss' or
+  # '/mean_average_precision'; of few-shot evaluators '<evaluator>_5shot/accuracy'.
   best: str | None = None
 
 
@@ -203,11 +281,16 @@ class Config:
   mesh: Mesh = Mesh()
   checkpoint: Checkpoint = Checkpoint()
   log_every: str = '50 steps'
+  # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
+  # ends with exit code 75, to be started again. Compiling, evaluating and saving do not count. 0: never.
+  step_limit: float = 1800.0
 
 
 # Options that may differ when a run is resumed: they do not change what is computed, only where,
-# how fast and what is kept.
-MAY_CHANGE = re.compile(r'mesh\.|checkpoint\.|log_every$|data\.(threads|prefetch)$|model\.unroll$')
+# how fast and what is kept; or, as data.bad_images, what was not met so far.
+MAY_CHANGE = re.compile(
+  r'mesh\.|checkpoint\.|(log_every|step_limit)$|data\.(threads|prefetch|bad_images)$|model\.(unroll|attention)$'
+)
 
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str]) -> None:
       f'{destination} may become a run or a Hugging Face folder; say --format=run or --format=hf.'
     )
   from vit_jax.checkpoint import opening
+  from vit_jax.parallel import distributed
 
+  distributed.skip_absent_tpu()
   portable = opening.read(source, gelu=_GELU.value, norm_epsilon=_NORM_EPSILON.value)
   notes = portable.notes + _write(portable, destination, kind)
   print(f'Wrote {destination}: {_numbers(portable)} parameters, {portable.num_classes} classes.')

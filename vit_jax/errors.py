@@ -1,5 +1,9 @@
 """The errors that a person can cause, each one sentence, and the exit codes they end in."""
 
+import os
+import sys
+from typing import NoReturn
+
 EXIT_USER_ERROR = 2  # a wrong config or input: starting again without a change cannot help
 EXIT_RESTART = 75  # stopped after a save (preemption): the same command goes on (sysexits' EX_TEMPFAIL)
 
@@ -8,5 +12,19 @@ class UserError(Exception):
   """A wrong config or input. Its text is one sentence: what is wrong, where, and what to do."""
 
 
+class BadImage(UserError):
+  """An image whose content cannot be decoded, now or ever: `name` is what errors call it."""
+
+  def __init__(self, name: str, text: str):
+    super().__init__(text)
+    self.name = name
+
+
 class Preempted(Exception):
   """The run was asked to stop, and saved. Starting the same command again continues it."""
+
+
+def end_to_restart(sentence: str) -> NoReturn:
+  """Ends the process, from any thread, with exit code 75; other threads that hang do not matter."""
+  print(f'\n{sentence}', file=sys.stderr, flush=True)
+  os._exit(EXIT_RESTART)

@@ -10,7 +10,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from vit_jax import command
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -22,24 +21,22 @@ _MODE = flags.DEFINE_enum('mode', 'train', ['train', 'eval'], 'Train (or resume)
 
 def main() -> None:
   # Imported here: a wrong flag is told before JAX has started.
-  from vit_jax.parallel import distributed
+  from vit_jax import compilation_cache
+  from vit_jax.parallel import distributed, peers
   from vit_jax.training import evaluators, loop
 
-  try:
-    values = _CONFIG.value.to_dict()
-  except OSError as error:  # ml_collections keeps the reason for the first look at the config
-    name = config_flags.get_config_filename(flags.FLAGS['config'])
-    raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
-  config = config_lib.from_config_dict(values)
+  config = command.config_of(_CONFIG)
   if '://' in _WORKDIR.value:
     raise UserError(f'--workdir={_WORKDIR.value} is a bucket; mount it (gcsfuse) and give the path there.')
   workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
   distributed.initialize()
+  compilation_cache.enable()
   try:
-    if _MODE.value == 'train':
-      loop.train(config, workdir)
-    else:
-      evaluators.evaluate_run(config, workdir)
+    with peers.Peers(distributed.heartbeat_seconds()):
+      if _MODE.value == 'train':
+        loop.train(config, workdir)
+      else:
+        evaluators.evaluate_run(config, workdir)
   except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named
     error.filename = error.filename or str(workdir)
     raise

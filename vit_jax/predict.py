@@ -43,7 +43,9 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError('Name the images to classify, or folders of them, behind the flags.')
   paths = _image_files(arguments)
   from vit_jax.loading import load  # starts JAX
+  from vit_jax.parallel import distributed
 
+  distributed.skip_absent_tpu()
   model = load(_CHECKPOINT.value)
   num_classes = model.head.kernel.shape[-1]
   if not num_classes:

@@ -5,16 +5,27 @@ The files in `configs/` name one each; a number that is not the paper's says whe
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable
 
 from vit_jax.config import Checkpoint, Config, Data, Evaluator, Init, Loss, Model, Optimizer, Schedule
+from vit_jax.data import vtab as vtab_tasks
 from vit_jax.errors import UserError
 
 _IMAGENET = Data(source='tfds:imagenet2012', split='train', num_classes=1000)
 # The 21,843-class release; its authors held the first 102,400 examples out.
 _IMAGENET21K = Data(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843)
-_JFT = Data(source='tfds:jft_300m', split='train', num_classes=18291)
+_IMAGENET21K_EVALUATORS = {'val': Evaluator(split='full[:102400]', every='10000 steps')}
+# 375 million labels on 300 million images (arXiv 1707.02968); a list of more than these is an error.
+_JFT = Data(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32)
+
+# (source, split) -> images, as published, so that a run can be planned where the data is not.
+EXAMPLES = {
+  (_IMAGENET.source, _IMAGENET.split): 1_281_167,
+  (_IMAGENET21K.source, _IMAGENET21K.split): 14_197_122 - 102_400,
+  (_JFT.source, _JFT.split): 303_000_000,
+}
 
 # Table 3, JFT-300M: variant -> (epochs, rate).
 _JFT_ROWS = {
@@ -24,9 +35,18 @@ _JFT_ROWS = {
   'L/16': (14, 4e-4),
   'H/14': (14, 3e-4),
 }
-# Table 3, ImageNet-21k: variant -> epochs. Ti and S are not in the paper: AugReg's (arXiv 2106.10270).
+# Table 3, ImageNet-21k: variant -> epochs.
 _IMAGENET21K_ROWS = {'B/16': 90, 'B/32': 90, 'L/16': 90, 'L/32': 90}
-_AUGREG = ('Ti/16', 'S/16', 'S/32')
+# 'How to train your ViT?' (AugReg, arXiv 2106.10270), ImageNet-21k: variant -> augmentation, of the files
+# that its authors recommend.
+_AUGREG_ROWS = {
+  'Ti/16': 'none',
+  'S/32': 'none',
+  'S/16': 'light1',
+  'B/32': 'light1',
+  'B/16': 'medium1',
+  'L/16': 'strong1',
+}
 
 
 def pretraining(variant: str, source: str) -> Config:
@@ -34,12 +54,18 @@ def pretraining(variant: str, source: str) -> Config:
 
   Args:
     variant: 'Ti/16' … 'H/14'.
-    source: 'imagenet21k', 'jft' or 'imagenet2012'.
+    source: 'imagenet21k', 'jft' or 'imagenet2012'; or 'augreg', which is ImageNet-21k by AugReg's recipe (the
+      only one of Ti and S on it).
 
   Raises:
     UserError: no such source, or no published recipe of this variant on it.
   """
-  builders = {'imagenet21k': _imagenet21k, 'jft': _jft, 'imagenet2012': _imagenet2012}
+  builders = {
+    'imagenet21k': _imagenet21k,
+    'augreg': _augreg,
+    'jft': _jft,
+    'imagenet2012': _imagenet2012,
+  }
   if source not in builders:
     raise UserError(f'There is no pre-training on {source!r}; choose one of {", ".join(builders)}.')
   return builders[source](variant)
@@ -69,42 +95,39 @@ def _imagenet2012(variant: str) -> Config:
 
 
 def _imagenet21k(variant: str) -> Config:
-  augreg = variant in _AUGREG
-  if not augreg:
-    _require(variant, _IMAGENET21K_ROWS, 'ImageNet-21k')
-  epochs, weight_decay = (300, 0.1) if augreg else (_IMAGENET21K_ROWS[variant], 0.03)
+  if variant in _AUGREG_ROWS and variant not in _IMAGENET21K_ROWS:
+    return _augreg(variant)
+  _require(variant, _IMAGENET21K_ROWS, 'The paper', 'ImageNet-21k')
   # Sigmoid loss, head bias, representation layer and end value as its authors describe them.
-  config = _pretraining(variant, _IMAGENET21K, epochs, 1e-3, 'linear', weight_decay, end=1e-5)
-  widths = {'B': 768, 'L': 1024}
-  model = dataclasses.replace(
-    config.model,
-    head_bias=-10.0,
-    dropout=0.0 if augreg else 0.1,
-    representation_size=None if augreg else widths[variant[0]],
-  )
+  config = _pretraining(variant, _IMAGENET21K, _IMAGENET21K_ROWS[variant], 1e-3, 'linear', 0.03, end=1e-5)
+  width = {'B': 768, 'L': 1024}[variant[0]]
+  model = dataclasses.replace(config.model, dropout=0.1, representation_size=width)
+  return _with_sigmoid(dataclasses.replace(config, model=model, evaluators=_IMAGENET21K_EVALUATORS))
+
+
+def _augreg(variant: str) -> Config:
+  _require(variant, _AUGREG_ROWS, 'AugReg', 'ImageNet-21k')
+  data = dataclasses.replace(_IMAGENET21K, augment=_AUGREG_ROWS[variant])
+  config = _pretraining(variant, data, 300, 1e-3, 'cosine', 0.1)
+  return _with_sigmoid(dataclasses.replace(config, evaluators=_IMAGENET21K_EVALUATORS))
+
+
+def _with_sigmoid(config: Config) -> Config:
   return dataclasses.replace(
-    config,
-    model=model,
-    loss=Loss(name='sigmoid'),
-    evaluators={'val': Evaluator(split='full[:102400]', every='10000 steps')},
+    config, model=dataclasses.replace(config.model, head_bias=-10.0), loss=Loss(name='sigmoid')
   )
 
 
 def _jft(variant: str) -> Config:
-  _require(variant, _JFT_ROWS, 'JFT-300M')
+  _require(variant, _JFT_ROWS, 'The paper', 'JFT-300M')
   epochs, rate = _JFT_ROWS[variant]
-  config = _pretraining(variant, _JFT, epochs, rate, 'linear', 0.1)
-  return dataclasses.replace(
-    config,
-    model=dataclasses.replace(config.model, head_bias=-10.0),
-    loss=Loss(name='sigmoid'),
-  )
+  return _with_sigmoid(_pretraining(variant, _JFT, epochs, rate, 'linear', 0.1))
 
 
-def _require(variant: str, rows: Iterable[str], data: str) -> None:
+def _require(variant: str, rows: Iterable[str], authors: str, data: str) -> None:
   if variant not in rows:
     raise UserError(
-      f'The paper did not train {variant} on {data}, but {", ".join(rows)}; choose another source.'
+      f'{authors} did not train {variant} on {data}, but {", ".join(rows)}; choose another source.'
     )
 
 
@@ -153,15 +176,45 @@ def finetuning(model: str, data: str) -> Config:
       f'did you mean {near[0]}?'
     )
   source = data if ':' in data else f'tfds:{data}'
+  evaluator = Evaluator(split=test_split, every='500 steps')
+  return _finetuning(model, Data(source=source, split=split, crop='inception'), evaluator, steps, rate)
+
+
+def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
+  """Table 4's last row: 2,500 steps at rate 0.01 on the 1,000 images of a task of VTAB-1k.
+
+  Args:
+    model: as for `finetuning`.
+    task: one of `data.vtab.TASKS`, such as 'clevr_count'.
+    choosing: train on 800 images and evaluate on the other 200, instead of on the test split.
+
+  Raises:
+    UserError: no such model or task.
+  """
+  definition = vtab_tasks.task_of(task)
+  split, test_split = ('train800', 'val200') if choosing else ('train800val200', 'test')
+  data = Data(
+    source=definition.source,
+    split=split,
+    crop='random' if definition.crop else 'resize',
+    flip=definition.flip,
+  )
+  # The test splits have up to 74,000 images: once, at the end.
+  return _finetuning(model, data, Evaluator(split=test_split, every='2500 steps'), 2_500, 0.01)
+
+
+def _finetuning(model: str, data: Data, evaluator: Evaluator, steps: int, rate: float) -> Config:
+  """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels."""
   model, init, pixels = _pretrained(model)
   side = 384 // pixels * pixels  # 378 for patches of 14
+  resize = side * 448 // 384 if data.crop == 'random' else None
   return Config(
     total=f'{steps} steps',
     batch_size=512,
     model=model,
     init=init,
-    data=Data(source=source, split=split, image_size=(side, side), crop='inception'),
-    evaluators={'test': Evaluator(split=test_split, every='500 steps')},
+    data=dataclasses.replace(data, image_size=(side, side), resize=resize),
+    evaluators={'test': evaluator},
     optimizer=Optimizer(name='sgd', momentum_dtype='bfloat16', clip_norm=1.0),
     # 500 steps of warmup, but no more than a fifth of the short runs.
     schedule=Schedule(learning_rate=rate, warmup=f'{min(500, steps // 5)} steps', decay='cosine'),
@@ -174,7 +227,7 @@ def _pretrained(model: str) -> tuple[Model, Init, int]:
   variant = variant_of(model)
   if variant in _PRETRAINED:
     return Model(variant=variant), Init(checkpoint=_PRETRAINED[variant]), int(variant.split('/')[1])
-  if '/' not in model and '.' not in model:
+  if '/' not in model and '.' not in model and not os.path.exists(model):
     raise UserError(
       f'No released checkpoint of {model!r} is known; choose one of {", ".join(_PRETRAINED)}, or name a '
       f'checkpoint.'

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from processes import run
 
 from vit_jax import config
 from vit_jax.checkpoint import checksums
@@ -97,3 +98,24 @@ def test_it_needs_no_memory_and_moves_no_array():
   x = jax.device_put(jnp.zeros((64, 512, 32)), NamedSharding(mesh, P(None, 'fsdp', 'tensor')))
   compiled = checksums._sums.lower(x, NamedSharding(mesh, P())).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < x.nbytes / 100
+
+
+MANY = """
+  import jax
+  import jax.numpy as jnp
+  from jax.sharding import NamedSharding, PartitionSpec as P
+  from vit_jax import config
+  from vit_jax.checkpoint import checksums
+  from vit_jax.parallel.mesh import make_mesh
+
+  mesh = make_mesh(config.Mesh(data=1, fsdp=-1))
+  array = jax.device_put(jnp.arange(2.0**20), NamedSharding(mesh, P('fsdp')))
+  found = checksums.of_arrays({str(number): array for number in range(500)})
+  print(len(found), 'arrays,', len({sums['checksum'] for sums in found.values()}), 'checksum')
+"""
+
+
+def test_many_arrays_on_more_devices_than_cores():
+  """In a process of its own: where XLA's CPU client hangs, it ends the process after a minute."""
+  (output,) = run(MANY, devices=8)
+  assert output.endswith('500 arrays, 1 checksum\n')

@@ -50,7 +50,7 @@ def test_speedometer(monkeypatch):
   now = [100.0]
   monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
   speed = metrics.Speedometer(
-    batch_size=32, flops_per_image=1e9, total_steps=100, device_kind='TPU v3', devices=8
+    batch_size=32, flops_before=lambda step: 32e9 * step, total_steps=100, device_kind='TPU v3', devices=8
   )
   for _ in range(10):
     now[0] += 0.5
@@ -69,8 +69,26 @@ def test_speedometer(monkeypatch):
   assert speed.read(51)['perf/images_per_second'] == pytest.approx(64)
 
 
+def test_speed_of_images_that_grow(monkeypatch):
+  """40 steps of 1 TFLOP, then 60 of 4: the time to the end is that of the FLOPs to come."""
+  now = [0.0]
+  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
+  flops_before = lambda step: 1e12 * (min(step, 40) + 4 * max(step - 40, 0))
+  speed = metrics.Speedometer(
+    batch_size=8, flops_before=flops_before, total_steps=100, device_kind='TPU v3', devices=1
+  )
+  for seconds, steps, step, eta in ((1, 10, 10, 270), (4, 20, 60, 160)):
+    speed.restart()
+    for _ in range(steps):
+      now[0] += seconds
+      speed.stepped()
+    values = speed.read(step)
+    assert values['perf/eta_s'] == pytest.approx(eta)
+    assert values['perf/mfu'] == pytest.approx(1 / 61.5)
+
+
 def test_mfu_is_not_guessed_where_the_peak_is_unknown():
-  speed = metrics.Speedometer(batch_size=1, flops_per_image=1e9, total_steps=1, device_kind='cpu', devices=1)
+  speed = metrics.Speedometer(batch_size=1, flops_before=float, total_steps=1, device_kind='cpu', devices=1)
   speed.stepped()
   assert 'perf/mfu' not in speed.read(1)
 

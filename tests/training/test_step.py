@@ -1,6 +1,7 @@
 """The training step: the same on every mesh, with accumulation, and where a loss is not finite."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -9,8 +10,7 @@ import pytest
 from vit_jax import config as c
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training import losses
-from vit_jax.training.step import make_train_step
+from vit_jax.training.step import make_train_step, model_inputs
 
 CONFIG = c.Config(
   total='10 steps',
@@ -82,6 +82,55 @@ def test_equals_one_device(one_device, change):
     assert metrics['train/grad_norm'] == pytest.approx(others['train/grad_norm'], rel=1e-4)
 
 
+# One block, nothing dropped: what is mixed is the same for any model.
+MIXED = dataclasses.replace(
+  CONFIG, model=c.Model(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2, pool='gap')
+)
+
+
+def test_images_are_mixed_alike_on_any_mesh():
+  data = dataclasses.replace(MIXED.data, cutmix=1.0, mix_per='example')
+  config = dataclasses.replace(MIXED, data=data)
+  expected, _, log = run(config, steps=4)
+  other = dataclasses.replace(config, mesh=c.Mesh(fsdp=4, min_shard_size=1), accumulation=2)
+  params, _, other_log = run(other, steps=4)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+  for metrics, others in zip(log, other_log, strict=True):
+    assert metrics['train/accuracy'] == others['train/accuracy']
+
+
+def test_mixing_sends_one_image_between_devices():
+  data = dataclasses.replace(MIXED.data, mixup=0.2)
+  config = dataclasses.replace(MIXED, data=data, mesh=c.Mesh(fsdp=2))
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)
+  text = program.step.lower(program.state, program.batch).compile().as_text()
+  images = [line for line in text.splitlines() if re.search(r'= u8\[.*(collective-permute|all-)', line)]
+  assert images and all('u8[1,8,8,1]' in line and 'collective-permute' in line for line in images)
+
+
+def test_targets_of_mixed_images_are_mixed():
+  """The loss and the accuracy of a step, against NumPy: with a kernel of zero the logits are the bias."""
+  data = dataclasses.replace(MIXED.data, cutmix=1.0, mix_per='example')
+  config = dataclasses.replace(MIXED, data=data)
+  bias = np.linspace(-2, 1, 10, dtype=np.float32)
+
+  def biased(step, state):
+    state.params['head']['bias'] = jax.device_put(bias, state.params['head']['bias'].sharding)
+    return state
+
+  _, _, (metrics,) = run(config, steps=1, batch_of=biased)
+  rng = np.random.default_rng(0)
+  batch = {'image': rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8)}
+  batch['label'] = rng.integers(0, 10, 16).astype(np.int32)
+  seen = {name: np.asarray(value) for name, value in model_inputs(config, batch, 0).items() if name != 'key'}
+  share = seen['share'][:, None].astype(np.float64)
+  targets = share * np.eye(10)[seen['label']] + (1 - share) * np.eye(10)[seen['other']]
+  assert (seen['label'] != seen['other']).any() and (share < 1).any()
+  expected = -(targets * (bias - np.log(np.exp(bias).sum()))).sum(-1)
+  assert metrics['train/loss'] == pytest.approx(expected.mean(), rel=1e-4)
+  assert metrics['train/accuracy'] == pytest.approx((seen['label'] == 9).mean())
+
+
 def test_it_learns_and_counts(one_device):
   _, state, log = one_device
   assert state.step == 6 and state.skipped == 0
@@ -139,17 +188,3 @@ def test_a_batch_that_does_not_divide_is_said():
   config = dataclasses.replace(CONFIG, batch_size=12, mesh=c.Mesh())
   with pytest.raises(UserError, match='do not divide over the 8 parts'):
     make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)
-
-
-@pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_losses_against_numpy(smoothing):
-  rng = np.random.default_rng(1)
-  logits, labels = rng.normal(size=(5, 7)) * 4, rng.integers(0, 7, 5)
-  targets = np.eye(7)[labels] * (1 - smoothing) + smoothing / 7
-  log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-  softmax = -(targets * log_softmax).sum(-1)
-  sigmoid = (np.log1p(np.exp(logits)) - targets * logits).sum(-1)
-  for name, expected in (('softmax', softmax), ('sigmoid', sigmoid)):
-    loss = c.Loss(name=name, label_smoothing=smoothing)
-    got = losses.per_example(loss, logits.astype(np.float32), labels.astype(np.int32))
-    np.testing.assert_allclose(got, expected, rtol=1e-4)

@@ -3,7 +3,6 @@
 import fcntl
 import http.client
 import json
-import os
 import pathlib
 import sys
 import time
@@ -13,6 +12,7 @@ import urllib.request
 
 import tqdm
 
+from vit_jax import cache
 from vit_jax.checkpoint import catalogue
 from vit_jax.errors import UserError
 
@@ -47,16 +47,11 @@ def public_url(address: str) -> str:
   return catalogue.BUCKETS_URL + urllib.parse.quote(address.removeprefix('gs://'))
 
 
-def cache_directory() -> pathlib.Path:
-  """~/.cache/vit_jax, or vit_jax in $XDG_CACHE_HOME."""
-  return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache') / 'vit_jax'
-
-
 def _cached(url: str, name: str, near: list[str]) -> pathlib.Path:
   parsed = urllib.parse.urlsplit(url)
   place = parsed.netloc.replace(':', '_') + urllib.parse.unquote(parsed.path)
-  path = (cache_directory() / place.lstrip('/')).resolve()
-  if not path.is_relative_to(cache_directory().resolve()):
+  path = (cache.directory() / place.lstrip('/')).resolve()
+  if not path.is_relative_to(cache.directory().resolve()):
     raise UserError(f'{name} names a file outside of the cache; give a plain address.')
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path.with_name(path.name + '.lock'), 'w') as lock:

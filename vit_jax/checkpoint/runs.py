@@ -12,7 +12,7 @@ from vit_jax.checkpoint import tree
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.checkpoint.portable import Portable, Preprocess
 from vit_jax.errors import UserError
-from vit_jax.models.variants import resolve
+from vit_jax.models import position, variants
 
 
 def is_run(path: pathlib.Path) -> bool:
@@ -40,13 +40,20 @@ def read(path: str | os.PathLike) -> Portable:
   config = config_lib.from_config_dict(meta['config'])
   class_names = tuple(meta['class_names'])
   num_classes = config.data.num_classes or len(class_names)
-  model = explicit(config.model)
+  # The kernel of the devices it was trained on is nothing of the model's.
+  model = dataclasses.replace(explicit(config.model), attention='auto')
   architecture = (model, config.data.image_size, config.data.channels, num_classes)
   _, shapes = tree.shapes(*architecture)
   empty = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items() if not leaf.size}
   stored = {name: leaf for name, leaf in shapes.items() if name not in empty}
   items, meta = _restore(manager, directory, step, {'params': tree.unflatten(stored)})
   params = tree.unflatten(tree.flatten(jax.tree.map(np.asarray, items['params'])) | empty)
+  if model.position == 'sincos2d':
+    # As a learned embedding, which every format has, and which can be resized.
+    grid = variants.grid(variants.resolve(model), config.data.image_size)
+    class_token = variants.has_class_token(model)
+    params['position_embedding'] = position.sincos2d(grid, model.width, class_token=class_token)
+    architecture = (dataclasses.replace(model, position='learned'), *architecture[1:])
   notes = ()
   if config.average:
     notes = ('The run also has an average of its parameters, which is not what is loaded.',)
@@ -97,7 +104,7 @@ def write(portable: Portable, workdir: str | os.PathLike) -> None:
 
 def explicit(model: config_lib.Model) -> config_lib.Model:
   """The model with variant 'custom' and all sizes given."""
-  return dataclasses.replace(model, variant='custom', **dataclasses.asdict(resolve(model)))
+  return dataclasses.replace(model, variant='custom', **dataclasses.asdict(variants.resolve(model)))
 
 
 def _config(portable: Portable) -> config_lib.Config:

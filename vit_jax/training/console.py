@@ -64,7 +64,9 @@ def _training_texts(values: dict[str, float]):
 
 
 def _number(name: str, value: float) -> str:
-  return f'{value:.2%}' if name.endswith('accuracy') else f'{value:.4f}' if value % 1 else f'{value:.0f}'
+  if name.endswith(('accuracy', 'precision')):
+    return f'{value:.2%}'
+  return f'{value:.4f}' if value % 1 else f'{value:.0f}'
 
 
 def _time(seconds: float) -> str:

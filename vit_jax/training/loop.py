@@ -1,6 +1,7 @@
 """A run from beginning to end: everything is built, then one loop trains, evaluates and saves."""
 
 import contextlib
+import functools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -12,17 +13,19 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import durations
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.data import on_device, sources
-from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
+from vit_jax.data import sources
+from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.errors import Preempted
 from vit_jax.models import flops
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import console, initial, metrics, report
-from vit_jax.training.evaluators import evaluate, open_evaluators
+from vit_jax.training.evaluators import Opened, evaluate, open_evaluators
+from vit_jax.training.growth import Growth
 from vit_jax.training.guard import FiniteGuard
 from vit_jax.training.resume import claim_workdir, restore
-from vit_jax.training.step import head_size, make_train_step
+from vit_jax.training.step import head_size, make_train_step, model_inputs
+from vit_jax.training.watchdog import Watchdog
 
 
 def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
@@ -34,7 +37,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   """
   # Everything that can be wrong is opened before the slow part begins.
   mesh = mesh_lib.make_mesh(config.mesh)
-  source = sources.open_source(config.data.source, config.data.split, data=config.data)
+  source = sources.open_training(config.data, config.seed)
   evaluators = open_evaluators(config, source.class_names, mesh)
   num_classes = head_size(config, source.class_names)
   examples = len(source)
@@ -46,6 +49,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   eval_every = {name: in_steps(config.evaluators[name].every) for name in evaluators}
   keep_every = config.checkpoint.keep_every and in_steps(config.checkpoint.keep_every)
 
+  growth = Growth(config, examples=examples)
   program = make_train_step(config, mesh, num_classes=num_classes, examples=examples)
   pipeline = TrainPipeline(
     source,
@@ -53,12 +57,14 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
     batch_size=config.batch_size,
     seed=config.seed,
     sharding=mesh_lib.batch_sharding(mesh),
+    data_at=growth.data,
   )
   claim_workdir(config, workdir)
   manager = Manager(workdir / 'checkpoints', config.checkpoint, keep_every_steps=keep_every)
   state = restore(manager, program, source.class_names)
   first_step = 0 if state is None else int(state.step)
   log = metrics.MetricsLog(workdir, first_step)
+  pipeline.bad_images.keep_in(bad_images_path(workdir), first_step)
   screen = console.Console()
 
   screen.say(console.devices_text(mesh))
@@ -68,21 +74,26 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
     f'Run: {total:,} steps of {config.batch_size} images, {total * config.batch_size / examples:.4g} epochs'
   )
   loaded = initial.load(config, program, screen.say) if state is None else {}
-  step_fn = program.step.lower(program.state, program.batch).compile()
-  screen.say(console.memory_text(program, step_fn))
+  # One for each image size that is still to come; the last one is the largest.
+  compiled = {
+    size: program.step.lower(program.state, program.batch_of(size)).compile()
+    for size in growth.ahead(first_step)
+  }
+  screen.say(console.memory_text(program, compiled[config.data.image_size]))
   if state is None:
     state = initial.start(program, config.seed, loaded)
     draw_first_batch(config, pipeline, source.class_names, workdir)
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
 
-  data = config.data
-  forward = flops.forward_flops(
-    config.model, image_size=data.image_size, channels=data.channels, num_classes=num_classes
+  forward_flops = functools.partial(
+    flops.forward_flops, config.model, channels=config.data.channels, num_classes=num_classes
   )
   speed = metrics.Speedometer(
     batch_size=config.batch_size,
-    flops_per_image=flops.train_flops(forward),
+    flops_before=growth.sum_before(
+      lambda size: config.batch_size * flops.train_flops(forward_flops(image_size=size))
+    ),
     total_steps=total,
     device_kind=jax.devices()[0].device_kind,
     devices=mesh.size,
@@ -99,12 +110,14 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
     contextlib.closing(screen),
     StopSignal() as stop,
     pipeline.stream(first_step, total) as batches,
+    Watchdog(config.step_limit, workdir / 'report' / f'hang_{jax.process_index()}.txt') as watchdog,
   ):
     speed.restart()
     screen.begin(first_step, total)
     for step in range(first_step + 1, total + 1):
+      watchdog.begin(step)
       batch = timed_next(batches, speed)
-      state, step_metrics = step_fn(state, batch)
+      state, step_metrics = compiled[batch['image'].shape[1:3]](state, batch)
       guard.check(step, step_metrics)
       speed.stepped()
       screen.step()
@@ -113,10 +126,11 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
       values: dict[str, float] = {}
       if step % log_every == 0 or step == total:
         guard.flush()
-        values |= training_values(step_metrics) | speed.read(step)
+        values |= training_values(step_metrics) | pipeline.bad_images.report(step) | speed.read(step)
         screen.training(step, total, values)
       due = [name for name, every in eval_every.items() if step % every == 0 or step == total]
-      scores = evaluate(program, state, {name: evaluators[name] for name in due})
+      with watchdog.paused():
+        scores = evaluate(program, state, {name: evaluators[name] for name in due})
       if scores:
         screen.evaluation(step, scores)
       if values or scores:
@@ -126,7 +140,8 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
       if saving:
         guard.flush()
         best = scores if config.checkpoint.best in scores else None
-        manager.save(step, state.items(), meta, metrics=best)
+        with watchdog.paused():
+          manager.save(step, state.items(), meta, metrics=best)
       if stopping:
         raise Preempted(f'Stopped at step {step} of {total} after saving {manager.path(step)}.')
       if values or scores or saving:
@@ -147,10 +162,16 @@ def training_values(step_metrics: dict[str, jax.Array]) -> dict[str, float]:
   return values | ({'train/skipped_steps': skipped} if skipped else {})
 
 
-def data_text(config: config_lib.Config, source: sources.Source, evaluators: dict[str, EvalPipeline]) -> str:
+def bad_images_path(workdir: pathlib.Path) -> pathlib.Path:
+  """Each process has a list of its own; that of process 0, which logs, has the plain name."""
+  index = jax.process_index()
+  return workdir / 'report' / (f'bad_images_{index}.jsonl' if index else 'bad_images.jsonl')
+
+
+def data_text(config: config_lib.Config, source: sources.Source, evaluators: dict[str, Opened]) -> str:
   names = source.class_names
   shown = ', '.join(names[:10]) + (', …' if len(names) > 10 else '')
-  lines = [f'Training data: {config.data.source}, {len(source):,} images, {len(names)} classes: {shown}']
+  lines = [f'Training data: {config.data.title}, {len(source):,} images, {len(names)} classes: {shown}']
   for name, evaluator in evaluators.items():
     options = config.evaluators[name]
     where = f'{options.source or config.data.source} {options.split}'
@@ -161,12 +182,13 @@ def data_text(config: config_lib.Config, source: sources.Source, evaluators: dic
 def draw_first_batch(
   config: config_lib.Config, pipeline: TrainPipeline, class_names: tuple[str, ...], workdir: pathlib.Path
 ) -> None:
-  """Writes report/first_batch.png, on process 0, of the rows that it holds."""
-  batch = pipeline.batch(0)
+  """Writes report/first_batch.png, on process 0, of the rows that its first device holds."""
+  batch = jax.jit(lambda batch: model_inputs(config, batch, 0))(pipeline.batch(0))
   if jax.process_index() == 0:
-    images = np.asarray(batch['image'].addressable_data(0))
-    images = np.asarray(on_device.prepare(images, config.data))
-    labels = np.asarray(batch['label'].addressable_data(0))
+    images, *labels = (
+      np.asarray(batch[name].addressable_data(0)) for name in ('image', 'label', 'other') if name in batch
+    )
+    labels = np.concatenate([label.reshape(len(images), -1) for label in labels], axis=1)
     report.save_first_batch(workdir / 'report' / 'first_batch.png', images, labels, class_names, config.data)
 
 
@@ -177,6 +199,7 @@ def finish(workdir: pathlib.Path, manager: Manager, total: int, screen: console.
   lines = metrics.read_metrics(workdir)
   report.save_curves(workdir)
   final = lines[-1] if lines else {}
-  names = [name for name in final if name.endswith('/accuracy') and not name.startswith('train/')]
+  results = ('/accuracy', '/mean_average_precision')
+  names = [name for name in final if name.endswith(results) and not name.startswith('train/')]
   result = ', '.join(f'{name} {final[name]:.2%}' for name in names) or f'train/loss {final.get("train/loss")}'
   screen.say(f'Done after {total:,} steps: {result}; checkpoint: {manager.path(total)}')

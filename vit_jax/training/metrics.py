@@ -3,23 +3,12 @@
 import json
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 import tensorboardX
 
-# bf16 peak of one JAX device in FLOP/s, by `device_kind` (v2, v3: a core; from v4 on: a chip).
-PEAK_FLOPS = {
-  'TPU v2': 22.5e12,
-  'TPU v3': 61.5e12,
-  'TPU v4': 275e12,
-  'TPU v5 lite': 197e12,
-  'TPU v5': 459e12,
-  'TPU v6 lite': 918e12,
-  'NVIDIA A100-SXM4-40GB': 312e12,
-  'NVIDIA A100-SXM4-80GB': 312e12,
-  'NVIDIA H100 80GB HBM3': 989e12,
-  'NVIDIA H200': 989e12,
-}
+from vit_jax.parallel import hardware
 
 
 class MetricsLog:
@@ -70,13 +59,27 @@ class Speedometer:
   """
 
   def __init__(
-    self, *, batch_size: int, flops_per_image: float, total_steps: int, device_kind: str, devices: int
+    self,
+    *,
+    batch_size: int,
+    flops_before: Callable[[int], float],
+    total_steps: int,
+    device_kind: str,
+    devices: int,
   ):
+    """
+    Args:
+      batch_size: images a step.
+      flops_before: step -> FLOPs of the model, forward and backward, of all steps before it.
+      total_steps: of the run.
+      device_kind: what JAX calls the device.
+      devices: how many.
+    """
     self._batch_size = batch_size
-    self._flops_per_image = flops_per_image  # of a training step: forward and backward
+    self._flops_before = flops_before
     self._total_steps = total_steps
-    peak = PEAK_FLOPS.get(device_kind)
-    self._peak = peak * devices if peak else None
+    known = hardware.of(device_kind)
+    self._peak = known.peak_flops * devices if known else None
     self.restart()
 
   def restart(self) -> None:
@@ -97,13 +100,15 @@ class Speedometer:
     seconds = time.perf_counter() - self._begin
     if not self._steps:
       return {}
-    rate = self._steps * self._batch_size / seconds
+    done = self._flops_before(step) - self._flops_before(step - self._steps)
+    to_do = self._flops_before(self._total_steps) - self._flops_before(step)
     values = {
-      'perf/images_per_second': rate,
+      'perf/images_per_second': self._steps * self._batch_size / seconds,
       'perf/step_ms': 1000 * seconds / self._steps,
       'perf/data_wait': self._waited / seconds,
-      'perf/eta_s': (self._total_steps - step) * seconds / self._steps,
+      # As if the model's FLOPs took the time: steps at another image size differ by theirs.
+      'perf/eta_s': seconds * to_do / done,
     }
     if self._peak:
-      values['perf/mfu'] = rate * self._flops_per_image / self._peak
+      values['perf/mfu'] = done / seconds / self._peak
     return values

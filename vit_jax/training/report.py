@@ -21,7 +21,7 @@ def save_first_batch(
   Args:
     path: the PNG.
     images: float (batch, height, width, channels) in `data.value_range`; the first 32 are drawn.
-    labels: int (batch,).
+    labels: int (batch,), or (batch, max_labels) padded with -1.
     class_names: name of each label.
     data: says what range of values is black to white.
   """
@@ -38,14 +38,14 @@ def save_first_batch(
   for axis, image, label in zip(axes.flat, images, labels, strict=False):
     pixels = np.clip((image - low) / (high - low), 0, 1)
     axis.imshow(pixels if channels == 3 else pixels[..., 0], cmap='gray', vmin=0, vmax=1)
-    name = class_names[label]
+    name = ', '.join(class_names[number] for number in np.ravel(label) if number >= 0)
     axis.set_title(name if len(name) <= 16 else name[:15] + '…', fontsize=9)
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=100)
 
 
 def save_curves(workdir: pathlib.Path) -> None:
-  """Draws loss, accuracy and learning rate over steps from `metrics.jsonl` into report/curves.png."""
+  """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
   lines = metrics.read_metrics(workdir)
   names = sorted({name for line in lines for name in line})
   panels = {
@@ -53,10 +53,12 @@ def save_curves(workdir: pathlib.Path) -> None:
     'accuracy': [name for name in names if name.endswith('/accuracy')],
     'learning rate': [name for name in names if name == 'learning_rate'],
   }
+  if precisions := [name for name in names if name.endswith('/mean_average_precision')]:
+    panels['mean average precision'] = precisions
   # One colour for what is measured on the same data, 'train' first.
   sets = sorted({name.split('/')[0] for name in names}, key=lambda name: (name != 'train', name))
   colours = {name: f'C{number}' for number, name in enumerate(sets)}
-  figure = Figure(figsize=(13, 4), layout='constrained')
+  figure = Figure(figsize=(13 / 3 * len(panels), 4), layout='constrained')
   for axis, (title, members) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
     for name in members:
       steps, values = zip(*((line['step'], line[name]) for line in lines if name in line), strict=True)

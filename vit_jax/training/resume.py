@@ -47,7 +47,7 @@ def restore(manager: Manager, program: Program, class_names: tuple[str, ...]) ->
   if meta['class_names'] != list(class_names):
     changed = sorted(set(meta['class_names']) ^ set(class_names)) or ['their order']
     raise UserError(
-      'The classes of config.data.source are not those the run began with '
+      'The classes of the training data are not those the run began with '
       f'(changed: {", ".join(changed[:5])}); '
       'restore the data, or begin a new --workdir.'
     )

@@ -14,6 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax import durations, models
 from vit_jax.data import on_device
 from vit_jax.errors import UserError
+from vit_jax.evaluation import features
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import rules
 from vit_jax.training import losses, optimizer
@@ -30,7 +31,9 @@ class Program:
   Attributes:
     init: seed -> TrainState on the mesh.
     step: (TrainState, batch) -> (TrainState, metrics); the state given is used up (donated).
-    evaluate: (params, batch with 'mask') -> sums over the batch: 'loss', 'correct', 'count'.
+    evaluate: (params, batch with 'mask') -> what `evaluation.classification` collects: 'examples', of each
+      row, and 'num_classes'; where images have lists of classes also 'scores', for `evaluation.ranking`.
+    features: (params, batch with 'mask', layer, pool) -> frozen features (`evaluation.features`).
     schedule: step -> learning rate.
     state: the state's ShapeDtypeStructs with their shardings.
     batch: a training batch's ShapeDtypeStructs with their shardings.
@@ -39,9 +42,16 @@ class Program:
   init: Callable[[int], TrainState]
   step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
   evaluate: Callable[[dict[str, Any], Batch], Metrics]
+  features: features.FeatureStep
   schedule: optax.Schedule
   state: TrainState
   batch: Batch
+
+  def batch_of(self, image_size: tuple[int, int]) -> Batch:
+    """`batch` with images of another height and width, where they grow during training."""
+    image = self.batch['image']
+    shape = (image.shape[0], *image_size, image.shape[3])
+    return self.batch | {'image': jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)}
 
 
 def make_train_step(
@@ -86,11 +96,12 @@ def make_train_step(
   state = _with_shardings(jax.eval_shape(init, 0), mesh, config.mesh.min_shard_size)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   replicated = mesh_lib.replicated(mesh)
-  step = _train_step(config, graphdef, tx, schedule, mesh)
+  step = _train_step(config, graphdef, tx, schedule, mesh, num_classes)
   return Program(
     init=jax.jit(init, out_shardings=shardings),
     step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated)),
-    evaluate=jax.jit(_eval_step(config, graphdef), out_shardings=replicated),
+    evaluate=_eval_step(config, graphdef, mesh, num_classes),
+    features=features.make_step(graphdef, config.data, mesh),
     schedule=schedule,
     state=state,
     batch=_batch_shapes(config, batch_sharding),
@@ -103,24 +114,28 @@ def head_size(config: config_lib.Config, class_names: tuple[str, ...]) -> int:
     return len(class_names)
   if config.data.num_classes < len(class_names):
     raise UserError(
-      f'config.data.num_classes is {config.data.num_classes}, but {config.data.source} has '
+      f'config.data.num_classes is {config.data.num_classes}, but {config.data.title} has '
       f'{len(class_names)} classes; leave it out or raise it.'
     )
   return config.data.num_classes
 
 
-def _train_step(config, graphdef, tx, schedule, mesh):
+def model_inputs(config: config_lib.Config, batch: Batch, step: jax.Array | int) -> Batch:
+  """What the model is given of a batch: that of `on_device.prepare_training`, and a 'key' for each image."""
+  data_key, model_key = jax.random.split(jax.random.fold_in(_key(config.seed), step))
+  keys = on_device.keys_of_rows(model_key, config.batch_size)
+  return on_device.prepare_training(batch, config.data, data_key) | {'key': keys}
+
+
+def _train_step(config, graphdef, tx, schedule, mesh, num_classes):
   def loss_fn(params, batch: Batch):
     logits = nnx.merge(graphdef, params)(batch['image'], keys=batch['key'])
-    loss = losses.per_example(config.loss, logits, batch['label']).mean()
-    return loss, (logits.argmax(axis=-1) == batch['label']).mean()
+    targets = losses.mixed_targets(batch, num_classes)
+    loss = losses.per_example(config.loss, logits, targets).mean()
+    return loss, losses.hits(logits, batch['label']).mean()
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    key = jax.random.fold_in(_key(config.seed), state.step)
-    flip_key, model_key = jax.random.split(key)
-    rows = jnp.arange(batch['label'].shape[0])
-    images = on_device.prepare(batch['image'], config.data, keys=_keys_of_rows(flip_key, rows))
-    inputs = {'image': images, 'label': batch['label'], 'key': _keys_of_rows(model_key, rows)}
+    inputs = model_inputs(config, batch, state.step)
     grads, (loss, accuracy) = _accumulate(loss_fn, state.params, inputs, config.accumulation, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
       mask = optimizer.trainable_mask(config.optimizer, state.params)
@@ -157,11 +172,6 @@ def _key(seed: jax.Array | int) -> jax.Array:
   return jax.random.key(seed, impl='threefry2x32')
 
 
-def _keys_of_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
-  """A key for each image, so that its masks do not depend on how a batch is divided."""
-  return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, rows)
-
-
 def _accumulate(loss_fn, params, inputs: Batch, parts: int, mesh):
   """Gradient and metrics of the batch's mean loss, computed in `parts` of equal size."""
   value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
@@ -184,18 +194,29 @@ def _accumulate(loss_fn, params, inputs: Batch, parts: int, mesh):
   return total
 
 
-def _eval_step(config, graphdef):
+def _eval_step(config, graphdef, mesh, num_classes):
+  outputs = dict.fromkeys(('examples', 'num_classes'), mesh_lib.replicated(mesh))
+  if config.data.max_labels:
+    outputs['scores'] = NamedSharding(mesh, PartitionSpec(None, mesh.axis_names))
+    padding = -num_classes % mesh.size  # classes that no example has, so that they divide over the devices
+  loss = dataclasses.replace(config.loss, label_smoothing=0.0)
+
   def evaluate(params, batch: Batch) -> Metrics:
     logits = nnx.merge(graphdef, params)(on_device.prepare(batch['image'], config.data))
-    loss = losses.per_example(dataclasses.replace(config.loss, label_smoothing=0.0), logits, batch['label'])
-    correct = (logits.argmax(axis=-1) == batch['label']) & batch['mask']
-    return {
-      'loss': jnp.where(batch['mask'], loss, 0).sum(),
-      'correct': correct.sum(),
-      'count': batch['mask'].sum(),
+    labels = batch['label']
+    single = labels.ndim == 1
+    examples = {name: values for name, values in batch.items() if name != 'image'} | {
+      'prediction': logits.argmax(axis=-1).astype(jnp.int32),
+      'confidence': losses.confidence(loss, logits),
+      'rank': losses.ranks(logits, labels) if single else jnp.full(len(logits), -1, jnp.int32),
+      'loss': losses.per_example(loss, logits, losses.targets(labels, num_classes)),
     }
+    result = {'examples': examples, 'num_classes': jnp.int32(num_classes)}
+    if not config.data.max_labels:
+      return result
+    return result | {'scores': jnp.pad(logits, ((0, 0), (0, padding)))}
 
-  return evaluate
+  return jax.jit(evaluate, out_shardings=outputs)
 
 
 def _with_shardings(state: TrainState, mesh, min_shard_size: int) -> TrainState:
@@ -206,8 +227,10 @@ def _with_shardings(state: TrainState, mesh, min_shard_size: int) -> TrainState:
 
 
 def _batch_shapes(config: config_lib.Config, sharding: NamedSharding) -> Batch:
-  shape = (config.batch_size, *config.data.image_size, config.data.channels)
+  data = config.data
+  image = (config.batch_size, *data.image_size, data.channels)
+  label = (config.batch_size, data.max_labels) if data.max_labels else (config.batch_size,)
   return {
-    'image': jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding),
-    'label': jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=sharding),
+    'image': jax.ShapeDtypeStruct(image, jnp.uint8, sharding=sharding),
+    'label': jax.ShapeDtypeStruct(label, jnp.int32, sharding=sharding),
   }
