@@ -33,11 +33,12 @@ ARGUMENTS = {
   'vit_s16_i1k': ['300'],
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],
+  'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
 PAPER = ['imagenet21k', 'jft', 'imagenet2012']
 CASES = [
   (path, argument)
-  for path in sorted(CONFIGS.glob('*.py'))
+  for path in sorted(CONFIGS.rglob('*.py'))
   for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]
 ]
 
@@ -104,3 +105,12 @@ def test_augregs_levels(name, source, level):
 def test_what_was_not_published_is_said(build, said):
   with pytest.raises(UserError, match=said):
     build()
+
+
+def test_what_an_ablation_changes():
+  changed = recipes.ablation('x', 'wide,small', {'wide': {'model.width': 96}})
+  config = c.from_config_dict(changed)
+  assert config.model.width == 96 and config.total == '1 epochs'  # its own size before that of 'small'
+  assert c.from_config_dict(recipes.ablation('x', '', {})) == recipes.cifar10()
+  with pytest.raises(UserError, match="has no 'wdie'; choose from small, wide"):
+    recipes.ablation('x', 'wdie', {'wide': {}})

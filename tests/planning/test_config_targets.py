@@ -25,7 +25,7 @@ from vit_jax.planning.sheet import Size, make_sheet
 TARGET = re.compile(r'^Target: (\S+)((?: --config\.\S+)*)$', re.MULTILINE)
 CASES = [
   (path.stem, argument)
-  for path in sorted(CONFIGS.glob('*.py'))
+  for path in sorted(CONFIGS.rglob('*.py'))
   for argument in ARGUMENTS.get(path.stem, PAPER) or ['']
 ]
 QUICK = [('quickstart', ''), ('folder', '/path/to/images'), ('vit_b32', 'jft')]
@@ -60,7 +60,7 @@ def machine(name: str) -> topology.Topology:
   return topology.describe(name)
 
 
-@pytest.mark.parametrize('path', sorted(CONFIGS.glob('*.py')), ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.py')), ids=lambda path: path.stem)
 def test_every_config_has_a_target(path):
   name, _ = target_of(path)
   assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', name)
@@ -70,7 +70,7 @@ def test_every_config_has_a_target(path):
 def test_target(name, argument, config_of):
   if (name, argument) not in QUICK and not os.environ.get('VIT_JAX_NIGHTLY'):
     pytest.skip('compiled nightly: VIT_JAX_NIGHTLY=1')
-  path = CONFIGS / f'{name}.py'
+  path = next(CONFIGS.rglob(f'{name}.py'))
   place, options = target_of(path)
   config = config_of(path, argument, options)
   data = config.data
