@@ -18,6 +18,8 @@ from ml_collections import config_dict
 from vit_jax import validation
 from vit_jax.errors import UserError
 
+COLOUR_LEVELS = 8  # of each channel of a masked patch's colour: three bits
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -40,7 +42,7 @@ class Model:
   tokens_mlp_dim: int | None = None
   # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
   # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
-  # or 'none' (every token gets logits; such a model is for loading, it cannot be trained here).
+  # or 'none' (every token gets logits; only loss 'masked_patches' trains such a model).
   pool: str = 'token'
   # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
@@ -48,6 +50,7 @@ class Model:
   position: str = 'learned'
   # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
   register_tokens: int = 0
+  mask_token: bool = False  # a learned embedding for hidden patches, which loss 'masked_patches' needs
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   representation_size: int | None = None
   gelu: str = 'tanh'  # the approximation of the original code, or 'erf': the exact function
@@ -186,7 +189,10 @@ class Evaluator:
 class Loss:
   """The training objective."""
 
-  name: str = 'softmax'  # or 'sigmoid' (a yes or no for each class)
+  # 'softmax'; 'sigmoid' (a yes or no for each class); or 'masked_patches', without labels: to guess the mean
+  # colours, of 512, of patches of which most are hidden (the paper's self-supervision, appendix B.1.2).
+  # train/loss and train/accuracy are then of these guesses; evaluators are of type 'fewshot'.
+  name: str = 'softmax'
   label_smoothing: float = 0.0
 
 
@@ -257,7 +263,7 @@ class Init:
   # Regexes of the model's parameters that begin anew, whatever the checkpoint has.
   reinitialise: tuple[str, ...] = ('^head/',)
   # Regexes of the checkpoint's tensors that are left out where the model has no place for them.
-  ignore: tuple[str, ...] = ('^representation/',)
+  ignore: tuple[str, ...] = ('^representation/', '^mask_token$')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +290,26 @@ class Config:
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
   # ends with exit code 75, to be started again. Compiling, evaluating and saving do not count. 0: never.
   step_limit: float = 1800.0
+
+  def head_size(self, classes: int) -> int:
+    """Outputs of the head: the colours of masked patches, or the classes; more than there are is allowed.
+
+    Args:
+      classes: of the training data.
+
+    Raises:
+      UserError: data.num_classes is less than that.
+    """
+    if self.loss.name == 'masked_patches':
+      return COLOUR_LEVELS**self.data.channels
+    if self.data.num_classes is None:
+      return classes
+    if self.data.num_classes < classes:
+      raise UserError(
+        f'config.data.num_classes is {self.data.num_classes}, but {self.data.title} has {classes} classes; '
+        f'leave it out or raise it.'
+      )
+    return self.data.num_classes
 
 
 # Options that may differ when a run is resumed: they do not change what is computed, only where,

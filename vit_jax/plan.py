@@ -61,18 +61,18 @@ def _size(config: config_lib.Config):
   """Of the data set if it is here, else what is known of it."""
   from vit_jax.data import sources
   from vit_jax.planning.sheet import Size
-  from vit_jax.training.step import head_size
 
   known = recipes.EXAMPLES.get((config.data.source, config.data.split))
-  if (_EXAMPLES.value or known) and config.data.num_classes:
-    return Size(int(_EXAMPLES.value or known), config.data.num_classes)
+  classes = config.head_size(0)
+  if (_EXAMPLES.value or known) and classes:
+    return Size(int(_EXAMPLES.value or known), classes)
   try:
     source = sources.open_source(config.data.source, config.data.split, data=config.data)
   except UserError as error:
     raise UserError(
       f'{str(error).rstrip(".")}; to plan without the data, give --examples and --config.data.num_classes.'
     ) from None
-  return Size(int(_EXAMPLES.value or len(source)), head_size(config, source.class_names))
+  return Size(int(_EXAMPLES.value or len(source)), config.head_size(len(source.class_names)))
 
 
 def _options(changed: config_lib.Config, config: config_lib.Config) -> list[str]:

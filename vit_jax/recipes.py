@@ -145,6 +145,33 @@ def _require(variant: str, rows: Iterable[str], authors: str, data: str) -> None
     )
 
 
+def masked_patches(source: str) -> Config:
+  """Appendix B.1.2: B/16, a million steps, batch 4096, Adam at 2e-4, cosine; or a small model on CIFAR-10.
+
+  Args:
+    source: 'jft', 'imagenet21k', 'imagenet2012' or 'cifar10'.
+
+  Raises:
+    UserError: no such source.
+  """
+  sources = {'jft': _JFT, 'imagenet21k': _IMAGENET21K, 'imagenet2012': _IMAGENET}
+  if source == 'cifar10':
+    config = cifar10()
+    probe = FewShot(pool='gap', seeds=2)
+    evaluators = {'probe': Evaluator(type='fewshot', split='test', every='10%', fewshot=probe)}
+  elif source in sources:
+    data = dataclasses.replace(sources[source], num_classes=None)
+    # The paper gives no weight decay. The class token is of use when the model is fine-tuned.
+    config = _pretraining('B/16', data, 1, 2e-4, 'cosine', 0.0)
+    config = dataclasses.replace(config, total='1000000 steps')
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, class_token=True))
+    evaluators = {}
+  else:
+    raise UserError(f'There is no {source!r} here; choose one of {", ".join(sources)} or cifar10.')
+  model = dataclasses.replace(config.model, pool='none', mask_token=True)
+  return dataclasses.replace(config, model=model, loss=Loss(name='masked_patches'), evaluators=evaluators)
+
+
 # Table 4: data set -> (splits to train on and to test, steps, one of the rates swept).
 _FINETUNING_ROWS = {
   'imagenet2012': ('train', 'validation', 20_000, 0.03),
@@ -247,9 +274,11 @@ def _pretrained(model: str) -> tuple[Model, Init, int]:
       f'checkpoint.'
     )
   from vit_jax.checkpoint import opening  # starts JAX
-  from vit_jax.models.variants import resolve
+  from vit_jax.models.variants import has_class_token, resolve
 
   found = opening.model_config(model)
+  if found.pool == 'none':  # of masked patches: an image gets logits from here on
+    found = dataclasses.replace(found, pool='token' if has_class_token(found) else 'gap', mask_token=False)
   sizes = resolve(found)
   return found, Init(checkpoint=model), sizes.patch * sizes.stem_stride
 

@@ -23,7 +23,7 @@ _CHOICES = {
   'data.crop': ('inception', 'random', 'central', 'resize'),
   'data.bad_images': ('stop', 'replace'),
   'data.mix_per': ('batch', 'example'),
-  'loss.name': ('softmax', 'sigmoid'),
+  'loss.name': ('softmax', 'sigmoid', 'masked_patches'),
   'optimizer.name': ('adam', 'sgd'),
   'optimizer.momentum_dtype': ('float32', 'bfloat16'),
   'schedule.decay': ('linear', 'cosine', 'constant', 'rsqrt'),
@@ -54,13 +54,12 @@ def validate(config: 'Config', flat: dict[str, Any]) -> None:
   _check_image(config)
   _check_batch(config)
   _check_mixture(config)
-  if config.data.max_labels and config.loss.name != 'sigmoid':
+  if config.data.max_labels and config.loss.name == 'softmax':
     raise UserError(
       f'config.data.max_labels is {config.data.max_labels}, so images have lists of classes, and '
       f"config.loss.name is {config.loss.name!r}; choose 'sigmoid'."
     )
-  if config.model.pool == 'none':
-    raise UserError("config.model.pool is 'none', which gives an image no logits; choose token, gap or map.")
+  _check_objective(config)
   if config.model.pool in ('token', 'token_gap') and config.model.class_token is False:
     raise UserError(
       f"config.model.pool is {config.model.pool!r} but class_token is False; choose pool 'gap' or 'map'."
@@ -204,6 +203,24 @@ def _check_batch(config: 'Config') -> None:
   axes = {axis: getattr(config.mesh, axis) for axis in ('replica', 'data', 'fsdp', 'tensor')}
   if any(size < 1 and size != -1 for size in axes.values()) or list(axes.values()).count(-1) > 1:
     raise UserError(f'config.mesh is {axes}; each axis must be at least 1, and at most one may be -1.')
+
+
+def _check_objective(config: 'Config') -> None:
+  model, masked = config.model, config.loss.name == 'masked_patches'
+  if not masked and model.pool == 'none':
+    raise UserError("config.model.pool is 'none', which gives an image no logits; choose token, gap or map.")
+  if not masked:
+    return
+  name = "config.loss.name is 'masked_patches'"
+  if model.pool != 'none' or not model.mask_token:
+    raise UserError(f'{name}; it needs --config.model.pool=none and --config.model.mask_token=True.')
+  if config.data.num_classes is not None:
+    raise UserError(f'{name}, whose classes are colours; leave config.data.num_classes out.')
+  for evaluator, options in config.evaluators.items():
+    if options.type == 'classification':
+      raise UserError(
+        f"{name}, which names no classes; config.evaluators.{evaluator}.type must be 'fewshot'."
+      )
 
 
 def _check_attention(model: 'Model') -> None:

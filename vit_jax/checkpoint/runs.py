@@ -38,8 +38,9 @@ def read(path: str | os.PathLike) -> Portable:
   manager = Manager(directory, config_lib.Checkpoint(), read_only=True)
   meta = _restore(manager, directory, step, {})[1]  # says what shapes to ask for
   config = config_lib.from_config_dict(meta['config'])
-  class_names = tuple(meta['class_names'])
-  num_classes = config.data.num_classes or len(class_names)
+  # Colours, which masked patches are guessed to have, are no classes.
+  class_names = () if config.loss.name == 'masked_patches' else tuple(meta['class_names'])
+  num_classes = config.head_size(len(class_names))
   # The kernel of the devices it was trained on is nothing of the model's.
   model = dataclasses.replace(explicit(config.model), attention='auto')
   architecture = (model, config.data.image_size, config.data.channels, num_classes)

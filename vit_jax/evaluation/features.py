@@ -47,6 +47,8 @@ def check(model: config.Model, layer: int | None, pool: str | None, option: str)
   ways = ['gap']
   if sizes.tokens_mlp_dim is None:  # not a Mixer
     ways += ['token', 'token_gap'] * has_class_token(model) + ['map'] * (model.pool == 'map')
+  if pool is None and model.pool == 'none':
+    raise UserError(f"{option}.pool is None, and the model's own pool is 'none'; choose {' or '.join(ways)}.")
   if pool is not None and pool not in ways:
     raise UserError(f'{option}.pool is {pool!r}, which this model cannot; choose {" or ".join(ways)}.')
 

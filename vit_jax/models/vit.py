@@ -116,6 +116,8 @@ class ViT(nnx.Module):
     registers = (1, model.register_tokens, width)
     register = initializers.normal(1e-6)  # not zeros: registers that are equal stay equal
     self.register_tokens = nnx.Param(register(rngs.params(), registers)) if model.register_tokens else None
+    mask = initializers.normal(0.02)
+    self.mask_token = nnx.Param(mask(rngs.params(), (1, 1, width))) if model.mask_token else None
     make = lambda rngs: Block(sizes, model, rngs=rngs, activation_sharding=activation_sharding)
     self.blocks = stack.stack(sizes.depth, make, rngs)
     self.norm = LayerNorm(width, model.norm_epsilon)
@@ -147,14 +149,25 @@ class ViT(nnx.Module):
 
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class token, registers and patches, with positions (equation 1)."""
-    z = self.patch_embedding(images if self.stem is None else self.stem(images))
+    return self.place(self.patches(images), images.shape[1:3])
+
+  def patches(self, images: jax.Array) -> jax.Array:
+    """(B, H, W, C) -> (B, N, D): the patches alone, without positions."""
+    return self.patch_embedding(images if self.stem is None else self.stem(images))
+
+  def place(self, z: jax.Array, image_size: tuple[int, int]) -> jax.Array:
+    """(B, N, D) -> (B, N', D): the patches of images of that size with their positions, behind the others."""
     if self.class_token is not None:
       z = jnp.concatenate([_repeat(self.class_token, z), z], axis=1)
-    z = z + self.positions(images.shape[1:3]).astype(z.dtype)
+    z = z + self.positions(image_size).astype(z.dtype)
     if self.register_tokens is not None:
       first = int(self.class_token is not None)
       z = jnp.concatenate([z[:, :first], _repeat(self.register_tokens, z), z[:, first:]], axis=1)
     return stack.constrain(z, self.activation_sharding)
+
+  def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the patches of images of that size."""
+    return grid(self.sizes, image_size)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array:
     """float32 (1, N, D): of the class token, if there is one, and of the patches of an image of that size."""
@@ -163,7 +176,7 @@ class ViT(nnx.Module):
       positions = jnp.asarray(position.sincos2d(self.grid, self.sizes.width, class_token=bool(first)))
     else:
       positions = self.position_embedding[...]
-    wanted = grid(self.sizes, image_size)
+    wanted = self.grid_of(image_size)
     if wanted == self.grid:
       return positions
     token, patches = jnp.split(positions, [first], axis=1)

@@ -17,7 +17,7 @@ from vit_jax.evaluation.real_labels import RealLabels
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training import console
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import Program, head_size, make_train_step
+from vit_jax.training.step import Program, make_train_step
 
 Opened = EvalPipeline | FewShotEvaluator
 
@@ -93,7 +93,7 @@ def evaluate_run(config: config_lib.Config, workdir: pathlib.Path) -> dict[str, 
   evaluators = open_evaluators(config, class_names, mesh)
   if not evaluators:
     raise UserError('config.evaluators is empty; name at least one split to evaluate.')
-  num_classes = head_size(config, class_names)
+  num_classes = config.head_size(len(class_names))
   program = make_train_step(config, mesh, num_classes=num_classes, examples=meta['examples'])
   items = {name: item for name, item in program.state.items().items() if name in ('params', 'average')}
   step, items, _ = manager.restore_newest(items)

@@ -24,7 +24,7 @@ from vit_jax.training.evaluators import Opened, evaluate, open_evaluators
 from vit_jax.training.growth import Growth
 from vit_jax.training.guard import FiniteGuard
 from vit_jax.training.resume import claim_workdir, restore
-from vit_jax.training.step import head_size, make_train_step, model_inputs
+from vit_jax.training.step import make_train_step, model_inputs
 from vit_jax.training.watchdog import Watchdog
 
 
@@ -39,7 +39,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   mesh = mesh_lib.make_mesh(config.mesh)
   source = sources.open_training(config.data, config.seed)
   evaluators = open_evaluators(config, source.class_names, mesh)
-  num_classes = head_size(config, source.class_names)
+  num_classes = config.head_size(len(source.class_names))
   examples = len(source)
   total = durations.steps(config.total, batch_size=config.batch_size, examples=examples)
   in_steps = lambda text: max(

@@ -48,10 +48,15 @@ def per_example(loss: config_lib.Loss, logits: jax.Array, targets: jax.Array) ->
   Returns:
     float32 (batch,).
   """
-  targets = optax.smooth_labels(targets, loss.label_smoothing)
   if loss.name == 'sigmoid':
+    targets = optax.smooth_labels(targets, loss.label_smoothing)
     return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
-  return optax.softmax_cross_entropy(logits, targets)
+  return softmax(loss, logits, targets)
+
+
+def softmax(loss: config_lib.Loss, logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """Cross-entropy, with the loss's label smoothing, of logits (..., K) and targets that sum to 1: (...)."""
+  return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, loss.label_smoothing))
 
 
 def hits(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -13,11 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax import config as config_lib
 from vit_jax import durations, models
 from vit_jax.data import on_device
-from vit_jax.errors import UserError
 from vit_jax.evaluation import features
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import rules
-from vit_jax.training import losses, optimizer
+from vit_jax.training import losses, masked_patches, optimizer
 from vit_jax.training.state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -108,18 +107,6 @@ def make_train_step(
   )
 
 
-def head_size(config: config_lib.Config, class_names: tuple[str, ...]) -> int:
-  """Classes of the head; more than the data has is allowed, fewer is not."""
-  if config.data.num_classes is None:
-    return len(class_names)
-  if config.data.num_classes < len(class_names):
-    raise UserError(
-      f'config.data.num_classes is {config.data.num_classes}, but {config.data.title} has '
-      f'{len(class_names)} classes; leave it out or raise it.'
-    )
-  return config.data.num_classes
-
-
 def model_inputs(config: config_lib.Config, batch: Batch, step: jax.Array | int) -> Batch:
   """What the model is given of a batch: that of `on_device.prepare_training`, and a 'key' for each image."""
   data_key, model_key = jax.random.split(jax.random.fold_in(_key(config.seed), step))
@@ -129,7 +116,10 @@ def model_inputs(config: config_lib.Config, batch: Batch, step: jax.Array | int)
 
 def _train_step(config, graphdef, tx, schedule, mesh, num_classes):
   def loss_fn(params, batch: Batch):
-    logits = nnx.merge(graphdef, params)(batch['image'], keys=batch['key'])
+    model = nnx.merge(graphdef, params)
+    if config.loss.name == 'masked_patches':
+      return jax.tree.map(jnp.mean, masked_patches.loss(model, batch, config.data, config.loss))
+    logits = model(batch['image'], keys=batch['key'])
     targets = losses.mixed_targets(batch, num_classes)
     loss = losses.per_example(config.loss, logits, targets).mean()
     return loss, losses.hits(logits, batch['label']).mean()

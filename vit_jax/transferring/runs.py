@@ -21,7 +21,7 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training import evaluators, initial, loop
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.resume import claim_workdir
-from vit_jax.training.step import head_size, make_train_step
+from vit_jax.training.step import make_train_step
 
 
 class Result(NamedTuple):
@@ -110,7 +110,7 @@ def _result(metrics: dict[str, float], total: float, seconds: float) -> Result:
 def _training_flops(config: config_lib.Config) -> float:
   source = sources.open_training(config.data, config.seed)
   steps = durations.steps(config.total, batch_size=config.batch_size, examples=len(source))
-  forward = _forward_flops(config, head_size(config, source.class_names))
+  forward = _forward_flops(config, config.head_size(len(source.class_names)))
   return float(steps * config.batch_size * flops.train_flops(forward))
 
 
