@@ -13,6 +13,7 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.step import make_train_step
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
+PAPER = ['imagenet21k', 'jft', 'imagenet2012']
 ARGUMENTS = {
   'folder': ['/path/to/images'],
   'finetune': [
@@ -30,12 +31,12 @@ ARGUMENTS = {
   'vit_b16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
   'vit_b32': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
   'vit_l16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
+  'masked_patch': [*PAPER, 'cifar10'],
   'vit_s16_i1k': ['300'],
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
-PAPER = ['imagenet21k', 'jft', 'imagenet2012']
 CASES = [
   (path, argument)
   for path in sorted(CONFIGS.rglob('*.py'))

@@ -17,6 +17,7 @@ from vit_jax.config import (
   Config,
   Data,
   Evaluator,
+  FewShot,
   Init,
   Loss,
   Model,
@@ -156,7 +157,7 @@ def masked_patches(source: str) -> Config:
   """
   sources = {'jft': _JFT, 'imagenet21k': _IMAGENET21K, 'imagenet2012': _IMAGENET}
   if source == 'cifar10':
-    config = cifar10()
+    config = dataclasses.replace(cifar10(), checkpoint=Checkpoint())
     probe = FewShot(pool='gap', seeds=2)
     evaluators = {'probe': Evaluator(type='fewshot', split='test', every='10%', fewshot=probe)}
   elif source in sources:
