@@ -46,7 +46,14 @@ class Model:
   pool: str = 'token'
   # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
-  # Of the patches: 'learned', or 'sincos2d': fixed sines and cosines of row and column (MoCo v3).
+  # How patches know where they are (models/position.py). Added to the tokens: a 'learned' embedding of each,
+  # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
+  # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
+  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset (the paper's
+  # 'relative', which counts offsets in one dimension), or 'rotary': queries and keys turned by row and column
+  # (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
+  # Images of another size: what is learned is interpolated, along each axis ('relative' and 'relative_query':
+  # between offsets); so is sincos2d. Rotary goes on counting, a patch being one from the next.
   position: str = 'learned'
   # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
   register_tokens: int = 0

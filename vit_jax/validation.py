@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 _CHOICES = {
   'model.pool': ('token', 'gap', 'token_gap', 'map', 'none'),
-  'model.position': ('learned', 'sincos2d'),
+  'model.position': (
+    *('none', 'learned', 'learned2d', 'sincos2d'),
+    *('relative', 'relative_query', 'rotary'),
+  ),
   'model.gelu': ('tanh', 'erf'),
   'model.dtype': ('float32', 'bfloat16'),
   'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
@@ -231,6 +234,11 @@ def _check_attention(model: 'Model') -> None:
     raise UserError(
       f'{name}, which has no dropout of attention weights, and config.model.attention_dropout is '
       f"{model.attention_dropout}; choose 'auto' or 'xla', or no such dropout."
+    )
+  if model.position in ('relative', 'relative_query'):
+    raise UserError(
+      f'{name}, which cannot add to the logits of attention what config.model.position '
+      f"{model.position!r} does; choose 'auto' or 'xla'."
     )
   if model.attention == 'cudnn' and model.dtype != 'bfloat16':
     raise UserError(

@@ -8,7 +8,16 @@ import math
 import numpy as np
 
 
-def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lambda place, layer, x: x):
+def forward(
+  params,
+  images,
+  *,
+  pool='token',
+  epsilon=1e-6,
+  gelu='tanh',
+  rotary=False,
+  drop=lambda place, layer, x: x,
+):
   """Every stage of the forward pass.
 
   Args:
@@ -17,6 +26,7 @@ def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lam
     pool: 'token', 'gap', 'token_gap', 'map' or 'none'.
     epsilon: of all norms.
     gelu: 'tanh' or 'erf'.
+    rotary: whether queries and keys are rotated; other positions are seen from the parameters.
     drop: called with what may be dropped, where, and in which block (None: outside of them).
 
   Returns:
@@ -28,7 +38,9 @@ def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lam
   x = out['patches']
   if 'class_token' in params:
     x = np.concatenate([np.repeat(params['class_token'], len(x), axis=0), x], axis=1)
-  x = x + params['position_embedding']
+  side = len(params['patch_embedding']['kernel'])
+  grid = images.shape[1] // side, images.shape[2] // side
+  x = x + _positions(params, grid, x.shape[1])
   registers, first = 0, int('class_token' in params)
   if 'register_tokens' in params:
     registers = params['register_tokens'].shape[1]
@@ -37,7 +49,7 @@ def forward(params, images, *, pool='token', epsilon=1e-6, gelu='tanh', drop=lam
   x = drop('embedding', None, x)
   out['blocks'] = []
   for layer in range(len(params['blocks']['mlp_norm']['scale'])):
-    x = _block(x, layer_of(params['blocks'], layer), layer, epsilon, gelu, drop)
+    x = _block(x, layer_of(params['blocks'], layer), layer, epsilon, gelu, drop, grid, rotary)
     out['blocks'].append(x)
   x = out['tokens'] = norm(x, params['norm'], epsilon)
   if pool == 'token':
@@ -88,7 +100,60 @@ def patches(images, p):
   return np.stack(tokens, axis=1)
 
 
-def _attention(x, memory, p, drop_weights=lambda weights: weights):
+def _positions(params, grid, tokens):
+  """What is added to the tokens."""
+  embedding = params.get('position_embedding', 0)
+  if not isinstance(embedding, dict):
+    return embedding
+  half = embedding['rows'].shape[-1]
+  added = np.zeros((1, tokens, 2 * half))
+  if 'class_token' in embedding:
+    added[:, 0] = embedding['class_token'][0]
+  for patch, (row, column) in enumerate(np.ndindex(grid)):
+    own = np.concatenate([embedding['columns'][0, column], embedding['rows'][0, row]])
+    added[0, tokens - math.prod(grid) + patch] = own
+  return added
+
+
+def _of_pair(p, grid, tokens, query, key):
+  """The numbers of `position/bias` or `position/keys` for a pair of tokens."""
+  first = tokens - math.prod(grid)
+  if query < first and key < first:
+    return p['among_others'][:, query, key]
+  if query < first:
+    return p['from_others'][:, query]
+  if key < first:
+    return p['to_others'][:, key]
+  (row, column), (other_row, other_column) = (divmod(token - first, grid[1]) for token in (query, key))
+  return p['patches'][:, row - other_row + grid[0] - 1, column - other_column + grid[1] - 1]
+
+
+def _rotated(x, grid):
+  """Each pair of channels (i, i + Dh / 2) of one head's queries or keys as a complex number, turned."""
+  size = x.shape[-1]
+  turned = x.copy()
+  for patch, place in enumerate(np.ndindex(grid)):
+    token = x.shape[1] - math.prod(grid) + patch
+    for i in range(size // 2):
+      angle = place[1 if i < size // 4 else 0] * 100.0 ** -((i % (size // 4)) / (size // 4))
+      pair = (x[:, token, i] + 1j * x[:, token, i + size // 2]) * np.exp(1j * angle)
+      turned[:, token, i], turned[:, token, i + size // 2] = pair.real, pair.imag
+  return turned
+
+
+def _bias(p, grid, tokens, q, head):
+  """(B, N, N) what is added to the logits of a head, whose queries are q (B, N, Dh)."""
+  bias = np.zeros((len(q), tokens, tokens))
+  for query, key in np.ndindex(tokens, tokens):
+    if 'bias' in p:
+      bias[:, query, key] = _of_pair(p['bias'], grid, tokens, query, key)[head]
+    else:
+      relative_key = _of_pair(p['keys'], grid, tokens, query, key)
+      bias[:, query, key] = q[:, query] @ relative_key / math.sqrt(q.shape[-1])
+  return bias
+
+
+def _attention(x, memory, p, drop_weights=lambda weights: weights, grid=None, rotary=False):
   """Head by head; `drop_weights` gets all weights (B, H, Q, N)."""
   heads = p['query']['kernel'].shape[1]
   weights, values = [], []
@@ -97,7 +162,11 @@ def _attention(x, memory, p, drop_weights=lambda weights: weights):
       source @ p[name]['kernel'][:, head] + p[name]['bias'][head]
       for name, source in (('query', x), ('key', memory), ('value', memory))
     )
+    if rotary:
+      q, k = _rotated(q, grid), _rotated(k, grid)
     scores = np.stack([a @ b.T for a, b in zip(q, k)]) / math.sqrt(q.shape[-1])
+    if 'position' in p:
+      scores += _bias(p['position'], grid, x.shape[1], q, head)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     weights.append(scores / scores.sum(-1, keepdims=True))
     values.append(v)
@@ -119,9 +188,10 @@ def mlp(x, p, gelu, drop_hidden=lambda x: x):
   return dense(drop_hidden(x), p['dense_out'])
 
 
-def _block(x, p, layer, epsilon, gelu, drop):
+def _block(x, p, layer, epsilon, gelu, drop, grid, rotary):
   y = norm(x, p['attention_norm'], epsilon)
-  y = _attention(y, y, p['attention'], lambda weights: drop('attention_weights', layer, weights))
+  drop_weights = lambda weights: drop('attention_weights', layer, weights)
+  y = _attention(y, y, p['attention'], drop_weights, grid, rotary)
   y = drop('attention_out', layer, y) * p.get('attention_scale', 1)
   x = x + drop('attention_path', layer, y)
   y = norm(x, p['mlp_norm'], epsilon)

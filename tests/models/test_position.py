@@ -1,5 +1,6 @@
 """Fixed positions against the formula; of another grid, against what loading a checkpoint makes of them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy_vit
@@ -13,6 +14,8 @@ from vit_jax.checkpoint import positions, tree
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
 from vit_jax.models import position
+
+LEARNED = ['learned2d', 'relative', 'relative_query']
 
 
 def sincos(rows, columns, width):
@@ -82,3 +85,78 @@ def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
   assert 'position_embedding' in tree.flatten(nnx.to_pure_dict(nnx.state(loaded)))
   np.testing.assert_allclose(loaded(x), tiny.apply(graphdef, params, x), atol=1e-5)
   assert vit_jax.load(tmp_path / 'run', image_size=(24, 16)).position_embedding.shape == (1, 25, 32)
+
+
+@pytest.mark.parametrize('options', [{}, {'pool': 'gap', 'register_tokens': 2}, {'pool': 'gap'}])
+@pytest.mark.parametrize('kind', ['none', *LEARNED, 'rotary'])
+def test_logits_and_attention_equal_numpy(kind, options):
+  """On a grid that is no square, with class token, with registers and with patches alone."""
+  model = tiny.options(position=kind, **options)
+  graphdef, params = tiny.build(model)
+  params['blocks']['attention']['query']['kernel'] *= 4
+  x, weights = tiny.images(), []
+
+  def look(place, layer, values):
+    if place == 'attention_weights':
+      weights.append(values)
+    return values
+
+  expected = numpy_vit.forward(params, x, pool=model.pool, rotary=kind == 'rotary', drop=look)['logits']
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
+  attention = jax.jit(lambda params: nnx.merge(graphdef, params).attention(x), compiler_options=tiny.QUICK)
+  with jax.default_matmul_precision('highest'):
+    np.testing.assert_allclose(attention(params), np.stack(weights), atol=1e-5)
+  assert (nnx.merge(graphdef, params).positions((12, 8)) is None) == (kind != 'learned2d')
+
+
+@pytest.mark.parametrize('kind', ['none', 'learned', 'sincos2d', *LEARNED, 'rotary'])
+def test_who_minds_the_order_of_patches(kind):
+  graphdef, params = tiny.build(tiny.options(position=kind, pool='gap'))
+  x = tiny.images(1)
+  patches = x.reshape(3, 4, 2, 4, 3).swapaxes(1, 2).reshape(6, 4, 4, 3)[jnp.array([4, 2, 0, 5, 1, 3])]
+  moved = patches.reshape(3, 2, 4, 4, 3).swapaxes(1, 2).reshape(x.shape)
+  difference = abs(tiny.apply(graphdef, params, moved) - tiny.apply(graphdef, params, x)).max()
+  assert difference < 1e-5 if kind == 'none' else difference > 1e-3
+
+
+@pytest.mark.parametrize('kind', ['relative', 'relative_query', 'rotary'])
+def test_only_offsets_count(kind):
+  """Of what attention adds for each pair of equal tokens: one row down or one column on changes nothing."""
+  rows, columns, others = 3, 4, 2
+  sizes = tiny.options(position=kind, pool='gap', register_tokens=others)
+  graphdef, params = tiny.build(sizes, image_size=(4 * rows, 4 * columns))
+  block = nnx.merge(graphdef, params).blocks
+  layer = nnx.merge(*nnx.split(block)).attention.position
+  graph, state = nnx.split(layer)
+  layer = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))
+  tokens = rows * columns + others
+  query = jnp.broadcast_to(tiny.images(1)[0, 0, 0, 0], (1, tokens, 4, 8)) * jnp.arange(1.0, 9)
+  if kind == 'rotary':
+    turned = layer.rotate(query, (rows, columns))
+    np.testing.assert_array_equal(turned[:, :others], query[:, :others])
+    logits = jnp.einsum('bqhd,bkhd->bhqk', turned, turned)[0]
+  else:
+    logits = layer.logits(query, (rows, columns))[0]
+  pairs = np.asarray(logits)[:, others:, others:].reshape(4, rows, columns, rows, columns)
+  np.testing.assert_allclose(pairs[:, 1:, :, 1:], pairs[:, :-1, :, :-1], atol=1e-4)
+  np.testing.assert_allclose(pairs[:, :, 1:, :, 1:], pairs[:, :, :-1, :, :-1], atol=1e-4)
+  assert pairs[:, 1, 1].std() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'position': 'learned2d', 'width': 35, 'heads': 5}, 'width 35 does not divide by 2'),
+    ({'position': 'rotary', 'width': 40}, 'heads of 10 channels'),
+  ],
+)
+def test_sizes_that_do_not_go_with_positions(options, said):
+  with pytest.raises(UserError, match=said):
+    tiny.build(tiny.options(**options))
+
+
+@pytest.mark.parametrize('kind', ['relative', 'relative_query'])
+def test_kernels_have_no_bias(kind):
+  config = c.Config(model=tiny.options(position=kind, attention='splash'))
+  with pytest.raises(UserError, match=f"config.model.position '{kind}' does; choose 'auto' or 'xla'"):
+    c.from_config_dict(c.as_json(config))

@@ -68,6 +68,18 @@ SHAPES = {
   'representation': {'kernel': (D, D), 'bias': (D,)},
   'head': {'kernel': (D, K), 'bias': (K,)},
 }
+_OFFSETS = {'patches': (5, 7), 'from_others': (2,), 'to_others': (2,), 'among_others': (2, 2)}
+POSITIONS = {
+  'position_embedding': {'rows': (1, 3, D), 'columns': (1, 4, D), 'class_token': (1, 1, D)},
+  'blocks': {
+    'attention': {
+      'position': {
+        'bias': {name: (L, H, *shape) for name, shape in _OFFSETS.items()},
+        'keys': {name: (L, DH, *shape) for name, shape in _OFFSETS.items()},
+      }
+    }
+  },
+}
 PARAMS = jax.tree.map(
   lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple)
 )
@@ -278,3 +290,18 @@ def test_a_compiled_program_has_the_shardings_and_computes_the_same():
   alone, one = _compiled_toy_step(make_mesh(config.Mesh(), jax.devices()[:1]))
   for ours, expected in zip(jax.tree.leaves(compiled(*inputs)), jax.tree.leaves(alone(*one)), strict=True):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_paths_of_other_positions():
+  shapes = jax.tree.map(
+    lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), POSITIONS, is_leaf=lambda x: isinstance(x, tuple)
+  )
+  shardings = _flat(rules.param_shardings(shapes, _mixed(), 0))
+  drawn = {path: _drawn(shardings[path].spec, leaf.ndim) for path, leaf in _flat(shapes).items()}
+  split = {path: letters for path, letters in drawn.items() if letters.strip('.')}
+  bias = 'blocks/attention/position/bias'
+  assert split == {
+    **{f'position_embedding/{table}': '..f' for table in ('rows', 'columns', 'class_token')},
+    **{f'{bias}/{pairs}': '.t..' for pairs in ('patches', 'among_others')},
+    **{f'{bias}/{pairs}': '.t.' for pairs in ('from_others', 'to_others')},
+  }

@@ -9,24 +9,34 @@ from flax import nnx
 
 from vit_jax.models import fused_attention
 from vit_jax.models.dropout import Place, dropout
+from vit_jax.models.position import Grid, RelativeBias, RelativeKeys, Rotary
 
 
-def attend_with_dropout(
-  query: jax.Array, key: jax.Array, value: jax.Array, *, rate: float, keys: jax.Array
+def attend_by_weights(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  bias: jax.Array | None = None,
+  rate: float = 0.0,
+  keys: jax.Array | None = None,
 ) -> jax.Array:
-  """dropout(softmax(q k^T / sqrt(Dh))) v, the softmax in float32 (equations 6 and 7).
+  """dropout(softmax(q k^T / sqrt(Dh) + bias)) v, the softmax in float32 (equations 6 and 7).
+
+  What `attend_in_groups` and the kernels do not have: its weights are kept for the backward pass.
 
   Args:
     query: (B, Q, H, Dh).
     key: (B, N, H, Dh).
     value: (B, N, H, Dh).
+    bias: float32 (B or 1, H, Q, N), or None.
     rate: dropout of the attention weights.
-    keys: (B,) typed PRNG keys of that dropout.
+    keys: (B,) typed PRNG keys of that dropout; None: nothing is dropped.
 
   Returns:
     (B, Q, H, Dh), of the dtype of `value`.
   """
-  weights = dropout(_weights(query, key).astype(value.dtype), rate, keys, Place.ATTENTION_WEIGHTS)
+  weights = dropout(_weights(query, key, bias).astype(value.dtype), rate, keys, Place.ATTENTION_WEIGHTS)
   return _heads_last(jnp.einsum('bhqn,bhnd->bhqd', weights, _heads_first(value)))
 
 
@@ -50,7 +60,7 @@ def attend_in_groups(queries: Groups, keys: Groups, values: Groups) -> Groups:
 
 
 def grouped(x: jax.Array) -> Groups:
-  """(B, N, D) in groups: the one token that 257 have more than 256 is a group of its own.
+  """(B, N, ...) in groups: the one token that 257 have more than 256 is a group of its own.
 
   A TPU computes with 128 numbers side by side, and what has tokens along that side is padded: 257 (16 x 16
   patches and a class token) would take as long as 384. By the compiler's estimate for a TPU v3, H/14's
@@ -110,9 +120,10 @@ def _attend_backward(saved, grads):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _weights(query: jax.Array, key: jax.Array) -> jax.Array:
+def _weights(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> jax.Array:
   """(B, Q, H, Dh), (B, N, H, Dh) -> float32 (B, H, Q, N), which sum to one over N."""
-  return jax.nn.softmax(_logits(*map(_heads_first, (_scaled(query), key))))
+  logits = _logits(*map(_heads_first, (_scaled(query), key)))
+  return jax.nn.softmax(logits if bias is None else logits + bias)
 
 
 def _logits(query: jax.Array, key: jax.Array) -> jax.Array:
@@ -147,6 +158,7 @@ class Attention(nnx.Module):
     dropout: float = 0.0,
     dtype: jnp.dtype = jnp.float32,
     implementation: str = 'xla',
+    position: RelativeBias | RelativeKeys | Rotary | None = None,
     sharding: jax.sharding.Sharding | None = None,
     rngs: nnx.Rngs,
   ):
@@ -159,27 +171,53 @@ class Attention(nnx.Module):
     self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **xavier)
     self.dropout = dropout
     self.implementation = implementation  # of config.model.attention; other than 'xla' only for x = memory
+    self.position = position  # likewise
     self.sharding = sharding  # of x
 
-  def __call__(self, x: jax.Array, memory: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    """x (B, Q, D) attends to memory (B, N, D): (B, Q, D)."""
+  def __call__(
+    self, x: jax.Array, memory: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None
+  ) -> jax.Array:
+    """x (B, Q, D) attends to memory (B, N, D): (B, Q, D).
+
+    Args:
+      x: the tokens that ask.
+      memory: the tokens that are asked.
+      keys: (B,) typed PRNG keys of dropout, or None.
+      grid: rows and columns of the patches, where attention knows of positions.
+    """
     queries = jax.ShapeDtypeStruct((*x.shape[:2], *self.query.out_features), self.query.dtype)
+    biased = isinstance(self.position, RelativeBias | RelativeKeys)
     kernel = fused_attention.choose(
-      self.implementation, queries, dropout=self.dropout, sharding=self.sharding
+      self.implementation, queries, dropout=self.dropout, biased=biased, sharding=self.sharding
     )
     dropping = self.dropout and keys is not None
-    if kernel == 'xla' and not dropping:
+    if kernel == 'xla' and self.position is None and not dropping:
       return self._in_groups(x, memory)
-    query, key, value = self.query(x), self.key(memory), self.value(memory)
-    if dropping:
-      return self.out(attend_with_dropout(query, key, value, rate=self.dropout, keys=keys))
-    return self.out(fused_attention.attend(kernel, query, key, value, self.sharding))
+    (query, key, bias), value = self._asked(x, memory, grid), self.value(memory)
+    if biased or dropping:
+      out = attend_by_weights(query, key, value, bias=bias, rate=self.dropout, keys=keys)
+    elif kernel == 'xla':
+      out = jnp.concatenate(attend_in_groups(*map(grouped, (query, key, value))), axis=1)
+    else:
+      out = fused_attention.attend(kernel, query, key, value, self.sharding)
+    return self.out(out)
 
   def _in_groups(self, x: jax.Array, memory: jax.Array) -> jax.Array:
     project = lambda layer, tokens: tuple(map(layer, grouped(tokens)))
     queries, keys, values = project(self.query, x), project(self.key, memory), project(self.value, memory)
     return jnp.concatenate([self.out(out) for out in attend_in_groups(queries, keys, values)], axis=1)
 
-  def weights(self, x: jax.Array, memory: jax.Array) -> jax.Array:
+  def _asked(
+    self, x: jax.Array, memory: jax.Array, grid: Grid | None
+  ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Queries (B, Q, H, Dh), keys (B, N, H, Dh) and the bias of their logits, with their positions."""
+    query, key, bias = self.query(x), self.key(memory), None
+    if isinstance(self.position, Rotary):
+      query, key = self.position.rotate(query, grid), self.position.rotate(key, grid)
+    elif self.position is not None:
+      bias = self.position.logits(_scaled(query), grid)
+    return query, key, bias
+
+  def weights(self, x: jax.Array, memory: jax.Array, grid: Grid | None = None) -> jax.Array:
     """How much each token of x (B, Q, D) attends to those of memory (B, N, D): float32 (B, H, Q, N)."""
-    return _weights(self.query(x), self.key(memory))
+    return _weights(*self._asked(x, memory, grid))

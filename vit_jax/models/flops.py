@@ -26,7 +26,8 @@ def forward_flops(
     return 2 * (macs + sizes.depth * block + d * num_classes)
 
   tokens = patches + has_class_token(model) + model.register_tokens
-  macs += sizes.depth * (_attention(tokens, tokens, d) + _mlp(tokens, d, sizes.mlp_dim))
+  of_offsets = tokens**2 * d if model.position == 'relative_query' else 0
+  macs += sizes.depth * (_attention(tokens, tokens, d) + of_offsets + _mlp(tokens, d, sizes.mlp_dim))
   if model.pool == 'map':
     macs += _attention(1, tokens, d) + _mlp(1, d, sizes.mlp_dim)
   outputs = tokens if model.pool == 'none' else 1

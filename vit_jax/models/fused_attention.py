@@ -24,6 +24,7 @@ def choose(
   query: jax.Array,
   *,
   dropout: float = 0.0,
+  biased: bool = False,
   sharding: NamedSharding | None = None,
 ) -> str:
   """Which implementation computes attention: 'xla', 'cudnn' or 'splash'.
@@ -32,13 +33,14 @@ def choose(
     asked: config.model.attention.
     query: (B, N, H, Dh).
     dropout: of the attention weights, which kernels do not have.
+    biased: whether something is added to the logits, which kernels do not have either.
     sharding: of the residual stream; its devices decide, which in a plan are not those of this process. None
       (a model that was loaded for the user's own program): nobody knows how the program will be split.
   """
   if asked != 'auto':
     return asked
   _, tokens, heads, head_size = query.shape
-  if sharding is None or dropout or heads % _head_parts(sharding):
+  if sharding is None or dropout or biased or heads % _head_parts(sharding):
     return 'xla'
   return faster(_kernel_of(sharding), tokens=tokens, head_size=head_size, dtype=query.dtype)
 

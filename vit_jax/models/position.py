@@ -1,12 +1,216 @@
-"""Position embeddings: fixed ones, and learned or fixed ones of another grid of patches."""
+"""Where a patch is: position embeddings, which are added to tokens, and what attention is told instead.
+
+A grid is (rows, columns) of patches, which are the last of the tokens; the others (class token, registers)
+are in no place. For images of another size than the model's own: learned tables are interpolated between
+the centres of their cells, rotary angles are those of the larger or smaller grid.
+"""
+
+import functools
+import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from flax.nnx import initializers
 
+from vit_jax import config
 from vit_jax.errors import UserError
+from vit_jax.models.variants import Sizes, has_class_token
+
+Grid = tuple[int, int]
+
+_INIT = initializers.normal(0.02)
 
 
-def sincos2d(grid: tuple[int, int], width: int, *, class_token: bool = False) -> np.ndarray:
+def embedding(model: config.Model, width: int, grid: Grid, rngs: nnx.Rngs) -> 'nnx.Param | Axes | None':
+  """What is learned to be added to the tokens: (1, N, D) of class token and patches, or a table an axis."""
+  class_token = has_class_token(model)
+  match model.position:
+    case 'learned':
+      return nnx.Param(_INIT(rngs.params(), (1, math.prod(grid) + class_token, width), jnp.float32))
+    case 'learned2d':
+      return Axes(width, grid, class_token=class_token, rngs=rngs)
+  return None
+
+
+def added(
+  learned: 'nnx.Param | Axes | None', model: config.Model, width: int, own: Grid, grid: Grid
+) -> jax.Array | None:
+  """What is added to the tokens of a grid.
+
+  Args:
+    learned: of `embedding`.
+    model: the model's config.
+    width: D.
+    own: the grid that the model was built for.
+    grid: that of its images.
+
+  Returns:
+    float32 (1, N, D): of the class token, if there is one, and of the patches. None: nothing is added.
+  """
+  class_token = has_class_token(model)
+  if isinstance(learned, Axes):
+    return learned(grid)
+  if learned is not None:
+    positions = learned[...]
+  elif model.position == 'sincos2d':
+    positions = jnp.asarray(sincos2d(own, width, class_token=class_token))
+  else:
+    return None
+  if grid == own:
+    return positions
+  token, patches = jnp.split(positions, [int(class_token)], axis=1)
+  return jnp.concatenate([token, resize(patches, own, grid)], axis=1)
+
+
+def in_attention(
+  model: config.Model, sizes: Sizes, grid: Grid, rngs: nnx.Rngs
+) -> 'RelativeBias | RelativeKeys | Rotary | None':
+  """What the attention of a block knows of positions."""
+  others = has_class_token(model) + model.register_tokens
+  head_size = sizes.width // sizes.heads
+  match model.position:
+    case 'relative':
+      return RelativeBias(sizes.heads, grid, others, rngs=rngs)
+    case 'relative_query':
+      return RelativeKeys(head_size, grid, others, rngs=rngs)
+    case 'rotary':
+      return Rotary(head_size)
+  return None
+
+
+class Axes(nnx.Module):
+  """Half of a patch's D numbers are its column's, half its row's (paper, appendix D.4, '2-dimensional')."""
+
+  def __init__(self, width: int, grid: Grid, *, class_token: bool, rngs: nnx.Rngs):
+    """
+    Raises:
+      UserError: a width that two does not divide.
+    """
+    if width % 2:
+      raise UserError(
+        f"config.model.position is 'learned2d', and config.model.width {width} does not divide by 2; "
+        f'change it.'
+      )
+    rows, columns = grid
+    self.rows = nnx.Param(_INIT(rngs.params(), (1, rows, width // 2), jnp.float32))
+    self.columns = nnx.Param(_INIT(rngs.params(), (1, columns, width // 2), jnp.float32))
+    self.class_token = nnx.Param(_INIT(rngs.params(), (1, 1, width), jnp.float32)) if class_token else None
+
+  def __call__(self, grid: Grid) -> jax.Array:
+    """float32 (1, N, D): of the class token, if there is one, and of the patches."""
+    rows, columns = (
+      resize(table[...], (table.shape[1], 1), (size, 1))
+      for table, size in zip((self.rows, self.columns), grid, strict=True)
+    )
+    columns, rows = jnp.broadcast_arrays(columns[:, None], rows[:, :, None])
+    patches = jnp.concatenate([columns, rows], axis=-1).reshape(1, math.prod(grid), -1)
+    if self.class_token is None:
+      return patches
+    return jnp.concatenate([self.class_token[...], patches], axis=1)
+
+
+class Offsets(nnx.Module):
+  """`size` learned numbers for each offset (row, column) of a query from a key.
+
+  A token that is no patch has numbers of its own as a query of patches, as their key, and with each other
+  such token, as BEiT's class token has (arXiv 2106.08254).
+  """
+
+  def __init__(self, size: int, grid: Grid, others: int, *, rngs: nnx.Rngs):
+    make = lambda *shape: nnx.Param(_INIT(rngs.params(), (size, *shape), jnp.float32))
+    rows, columns = grid
+    self.patches = make(2 * rows - 1, 2 * columns - 1)  # the middle is the offset (0, 0)
+    self.from_others = make(others) if others else None
+    self.to_others = make(others) if others else None
+    self.among_others = make(others, others) if others else None
+
+  def __call__(self, grid: Grid) -> jax.Array:
+    """float32 (size, N, N), of all pairs: query, key."""
+    size, *own = self.patches.shape
+    wanted = [2 * side - 1 for side in grid]
+    table = self.patches[...]
+    if own != wanted:
+      table = resize(table.reshape(size, -1).T[None], own, wanted)[0].T
+    of_patches = table.reshape(size, -1)[:, _offsets(grid)]
+    if self.from_others is None:
+      return of_patches
+    patches, others = of_patches.shape[1], self.from_others.shape[1]
+    from_others = jnp.broadcast_to(self.from_others[...][:, :, None], (size, others, patches))
+    to_others = jnp.broadcast_to(self.to_others[...][:, None], (size, patches, others))
+    above = jnp.concatenate([self.among_others[...], from_others], axis=2)
+    return jnp.concatenate([above, jnp.concatenate([to_others, of_patches], axis=2)], axis=1)
+
+
+@functools.cache
+def _offsets(grid: Grid) -> np.ndarray:
+  """(P, P): the cell of `Offsets.patches`, row by row, of each query and key."""
+  rows, columns = (axis.reshape(-1) for axis in np.indices(grid))
+  apart = lambda places, side: places[:, None] - places + side - 1
+  return apart(rows, grid[0]) * (2 * grid[1] - 1) + apart(columns, grid[1])
+
+
+class RelativeBias(nnx.Module):
+  """Each head's bias of the logits for each offset, as in Swin (arXiv 2103.14030, equation 4) and BEiT."""
+
+  def __init__(self, heads: int, grid: Grid, others: int, *, rngs: nnx.Rngs):
+    self.bias = Offsets(heads, grid, others, rngs=rngs)
+
+  def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
+    """float32 (1, H, N, N), whatever the query asks."""
+    return self.bias(grid)[None]
+
+
+class RelativeKeys(nnx.Module):
+  """The query's product with a learned key for each offset (paper, appendix D.4, 'relative').
+
+  The paper's offset is the difference of two patches' numbers, by which the last patch of a row is next to
+  the first one of the next row, and which means another thing on a grid of another width. Ours is of rows
+  and columns. All heads share the keys, which are scaled with the query (arXiv 1803.02155, equation 4).
+  """
+
+  def __init__(self, head_size: int, grid: Grid, others: int, *, rngs: nnx.Rngs):
+    self.keys = Offsets(head_size, grid, others, rngs=rngs)
+
+  def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
+    """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
+    keys = self.keys(grid).astype(query.dtype)
+    return jnp.einsum('bqhd,dqk->bhqk', query, keys, preferred_element_type=jnp.float32)
+
+
+class Rotary(nnx.Module):
+  """Queries and keys rotated by angles in proportion to their place (RoFormer, arXiv 2104.09864), on a grid.
+
+  As 'axial' in 'Rotary position embedding for Vision Transformer' (arXiv 2403.13298): one half of the pairs
+  of channels turns with the column, the other with the row, at frequencies from 1 down to almost 1 / 100.
+  Neighbours are one apart on every grid, as there, where it is shown to carry over to larger images.
+  """
+
+  def __init__(self, head_size: int):
+    """
+    Raises:
+      UserError: heads of a size that four does not divide.
+    """
+    if head_size % 4:
+      raise UserError(
+        f"config.model.position is 'rotary', and heads of {head_size} channels (config.model.width / heads) "
+        f'do not divide by 4; change one of them.'
+      )
+    self.frequencies = tuple(100.0 ** (-4 * i / head_size) for i in range(head_size // 4))
+
+  def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
+    """(B, N, H, Dh) -> the same, in which all tokens but the patches are as they were."""
+    rows, columns = (axis.reshape(-1, 1) * np.array(self.frequencies) for axis in np.indices(grid))
+    angles = np.concatenate([columns, rows], axis=1)
+    angles = np.pad(angles, ((x.shape[1] - len(angles), 0), (0, 0)))[:, None]
+    cosines, sines = (jnp.asarray(wave(angles), jnp.float32) for wave in (np.cos, np.sin))
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = [first * cosines - second * sines, first * sines + second * cosines]
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray:
   """Sines and cosines of each patch's column and row, as MoCo v3 (arXiv 2104.02057) fixes them.
 
   Args:
@@ -32,7 +236,7 @@ def sincos2d(grid: tuple[int, int], width: int, *, class_token: bool = False) ->
   return np.concatenate([np.zeros((int(class_token), width), np.float32), patches])[None]
 
 
-def resize(embedding: jax.Array, old: tuple[int, int], new: tuple[int, int]) -> jax.Array:
+def resize(embedding: jax.Array, old: Grid, new: Grid) -> jax.Array:
   """(1, rows * columns, D) of another grid: bilinear between the centres of patches."""
   width = embedding.shape[-1]
   cells = jax.image.resize(embedding.reshape(*old, width), (*new, width), 'linear', antialias=False)

@@ -22,6 +22,7 @@ def apply(
   *,
   model: config.Model,
   depth: int,
+  shared: tuple = (),
   layers: int | None = None,
   sharding: jax.sharding.Sharding | None = None,
   observe: Callable[[nnx.Module, jax.Array], jax.Array] | None = None,
@@ -29,12 +30,13 @@ def apply(
   """What comes out of the last of the stacked blocks, and what was observed in each.
 
   Args:
-    blocks: of `stack`; each is called with z, the probability of skipping a branch, and its keys.
+    blocks: of `stack`; each is called with z, the probability of skipping a branch, its keys and `shared`.
     z: (B, N, D).
     keys: (B,) typed PRNG keys, of which block i gets those with i folded in; or None.
     model: how the blocks are computed, and the stochastic depth: the last block is skipped with that
       probability, the first never.
     depth: of the stack.
+    shared: what all blocks are called with besides.
     layers: how many of the blocks to apply; None: all.
     sharding: of z, kept up after every block.
     observe: called with each block and what goes into it.
@@ -49,7 +51,7 @@ def apply(
     layer_keys = None if keys is None else fold_in(keys, layer)
     block = nnx.merge(graphdef, block)
     observed = None if observe is None else observe(block, z)
-    return constrain(block(z, skip_rate, layer_keys), sharding), observed
+    return constrain(block(z, skip_rate, layer_keys, *shared), sharding), observed
 
   skip_rates = np.linspace(model.stochastic_depth, 0, depth, dtype=np.float32)[::-1]
   inputs = params, np.arange(depth), skip_rates

@@ -1,7 +1,5 @@
 """The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), equations 1 to 4."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -25,6 +23,7 @@ class Block(nnx.Module):
     model: config.Model,
     *,
     rngs: nnx.Rngs,
+    patches: position.Grid,
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
     dtype = jnp.dtype(model.dtype)
@@ -35,6 +34,7 @@ class Block(nnx.Module):
       dropout=model.attention_dropout,
       dtype=dtype,
       implementation=model.attention,
+      position=position.in_attention(model, sizes, patches, rngs),
       sharding=activation_sharding,
       rngs=rngs,
     )
@@ -45,15 +45,29 @@ class Block(nnx.Module):
     self.dropout = model.dropout
     self.skips = model.stochastic_depth > 0
 
-  def __call__(self, z: jax.Array, skip_rate: jax.Array, keys: jax.Array | None) -> jax.Array:
-    """(B, N, D) -> (B, N, D); each branch is skipped with probability `skip_rate`."""
+  def __call__(
+    self, z: jax.Array, skip_rate: jax.Array, keys: jax.Array | None, grid: position.Grid
+  ) -> jax.Array:
+    """(B, N, D) -> (B, N, D).
+
+    Args:
+      z: the tokens, the patches last.
+      skip_rate: with which probability each branch is skipped.
+      keys: (B,) of dropout, or None.
+      grid: rows and columns of the patches.
+    """
     path_keys = keys if self.skips else None
     y = self.attention_norm(z)
-    y = dropout(self.attention(y, y, keys=keys), self.dropout, keys, Place.ATTENTION_OUT)
+    y = dropout(self.attention(y, y, keys=keys, grid=grid), self.dropout, keys, Place.ATTENTION_OUT)
     y = _scaled(y, self.attention_scale)
     z = z + drop_path(y, skip_rate, path_keys, Place.ATTENTION_PATH)  # equation 2
     y = _scaled(self.mlp(self.mlp_norm(z), keys=keys), self.mlp_scale)
     return z + drop_path(y, skip_rate, path_keys, Place.MLP_PATH)  # equation 3
+
+  def weights(self, z: jax.Array, grid: position.Grid) -> jax.Array:
+    """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each."""
+    y = self.attention_norm(z)
+    return self.attention.weights(y, y, grid)
 
 
 def _layer_scale(width: int, model: config.Model) -> nnx.Param | None:
@@ -108,17 +122,14 @@ class ViT(nnx.Module):
     self.stem = stem
     self.patch_embedding = PatchEmbedding(sizes.patch, channels, width, dtype=dtype, rngs=rngs)
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if class_token else None
-    learned = None
-    if model.position == 'learned':
-      length = math.prod(self.grid) + class_token
-      learned = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, length, width), jnp.float32))
-    self.position_embedding = learned
+    self.position_embedding = position.embedding(model, width, self.grid, rngs)
     registers = (1, model.register_tokens, width)
     register = initializers.normal(1e-6)  # not zeros: registers that are equal stay equal
     self.register_tokens = nnx.Param(register(rngs.params(), registers)) if model.register_tokens else None
     mask = initializers.normal(0.02)
     self.mask_token = nnx.Param(mask(rngs.params(), (1, 1, width))) if model.mask_token else None
-    make = lambda rngs: Block(sizes, model, rngs=rngs, activation_sharding=activation_sharding)
+    options = {'patches': self.grid, 'activation_sharding': activation_sharding}
+    make = lambda rngs: Block(sizes, model, rngs=rngs, **options)
     self.blocks = stack.stack(sizes.depth, make, rngs)
     self.norm = LayerNorm(width, model.norm_epsilon)
     self.map_pool = MapPool(sizes, model, rngs=rngs) if model.pool == 'map' else None
@@ -138,13 +149,13 @@ class ViT(nnx.Module):
 
     Args:
       images: float (B, H, W, C), in the value range the model was trained with. For another size than the
-        model's own, the positions of the patches are interpolated.
+        model's own, positions are as config.Model.position says.
       keys: (B,) typed PRNG keys, one per image, of everything that is dropped; None: nothing is.
 
     Returns:
       float32 (B, K); with pool 'none' (B, N, K).
     """
-    tokens = self.encode(self.embed(images), keys)
+    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images.shape[1:3]))
     return self.head(self.represent(self.pool(tokens)).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
@@ -159,32 +170,36 @@ class ViT(nnx.Module):
     """(B, N, D) -> (B, N', D): the patches of images of that size with their positions, behind the others."""
     if self.class_token is not None:
       z = jnp.concatenate([_repeat(self.class_token, z), z], axis=1)
-    z = z + self.positions(image_size).astype(z.dtype)
+    if (positions := self.positions(image_size)) is not None:
+      z = z + positions.astype(z.dtype)
     if self.register_tokens is not None:
       first = int(self.class_token is not None)
       z = jnp.concatenate([z[:, :first], _repeat(self.register_tokens, z), z[:, first:]], axis=1)
     return stack.constrain(z, self.activation_sharding)
 
-  def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+  def grid_of(self, image_size: tuple[int, int]) -> position.Grid:
     """Rows and columns of the patches of images of that size."""
     return grid(self.sizes, image_size)
 
-  def positions(self, image_size: tuple[int, int]) -> jax.Array:
-    """float32 (1, N, D): of the class token, if there is one, and of the patches of an image of that size."""
-    first = int(self.class_token is not None)
-    if self.position_embedding is None:
-      positions = jnp.asarray(position.sincos2d(self.grid, self.sizes.width, class_token=bool(first)))
-    else:
-      positions = self.position_embedding[...]
-    wanted = self.grid_of(image_size)
-    if wanted == self.grid:
-      return positions
-    token, patches = jnp.split(positions, [first], axis=1)
-    return jnp.concatenate([token, position.resize(patches, self.grid, wanted)], axis=1)
+  def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
+    """float32 (1, N, D): of the class token, if there is one, and of the patches of an image of that size.
 
-  def encode(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
-    """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 and 3)."""
-    return self.norm(self._blocks(tokens, keys))
+    None where nothing is added to the tokens: attention knows of positions, or there are none.
+    """
+    wanted = self.grid_of(image_size)
+    return position.added(self.position_embedding, self.config, self.sizes.width, self.grid, wanted)
+
+  def encode(
+    self, tokens: jax.Array, keys: jax.Array | None = None, *, grid: position.Grid | None = None
+  ) -> jax.Array:
+    """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 and 3).
+
+    Args:
+      tokens: of `embed`.
+      keys: (B,) typed PRNG keys, or None.
+      grid: rows and columns of the patches, of `grid_of`; None: of images of the model's own size.
+    """
+    return self.norm(self._blocks(tokens, grid or self.grid, keys))
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): the tokens, in the order of `embed`, without dropout.
@@ -193,8 +208,11 @@ class ViT(nnx.Module):
       images: as for the logits.
       layer: after which block, from 0 to L - 1; None or -1: after the last LayerNorm.
     """
-    tokens, layers = self.embed(images), stack.count(layer, self.depth)
-    return self.encode(tokens) if layers is None else self._blocks(tokens, layers=layers)
+    tokens, patches = self.embed(images), self.grid_of(images.shape[1:3])
+    layers = stack.count(layer, self.depth)
+    if layers is None:
+      return self.encode(tokens, grid=patches)
+    return self._blocks(tokens, patches, layers=layers)
 
   def attention(self, images: jax.Array) -> jax.Array:
     """How much each token attends to each, in every head of every block (the softmax of equation 7).
@@ -208,30 +226,40 @@ class ViT(nnx.Module):
       float32 (L, B, H, N, N): row i is of the token that asks, and sums to one; the tokens are in the order
       of `embed`. All are in memory at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB).
     """
-
-    def weights(block: Block, z: jax.Array) -> jax.Array:
-      y = block.attention_norm(z)
-      return block.attention.weights(y, y)
-
+    patches = self.grid_of(images.shape[1:3])
     _, observed = stack.apply(
       self.blocks,
       self.embed(images),
       None,
       model=self.config,
       depth=self.depth,
+      shared=(patches,),
       sharding=self.activation_sharding,
-      observe=weights,
+      observe=lambda block, z: block.weights(z, patches),
     )
     return observed
 
-  def _blocks(self, tokens: jax.Array, keys: jax.Array | None = None, layers: int | None = None) -> jax.Array:
+  def _blocks(
+    self,
+    tokens: jax.Array,
+    grid: position.Grid,
+    keys: jax.Array | None = None,
+    layers: int | None = None,
+  ) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout and the first `layers` blocks, or all."""
     model = self.config
     if not (model.dropout or model.attention_dropout or model.stochastic_depth):
       keys = None
     z = dropout(tokens, model.dropout, keys, self.depth)  # 0 ... depth - 1 are the blocks' numbers
     z, _ = stack.apply(
-      self.blocks, z, keys, model=model, depth=self.depth, layers=layers, sharding=self.activation_sharding
+      self.blocks,
+      z,
+      keys,
+      model=model,
+      depth=self.depth,
+      shared=(grid,),
+      layers=layers,
+      sharding=self.activation_sharding,
     )
     return z
 

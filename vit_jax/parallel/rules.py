@@ -22,11 +22,14 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r'stem/(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
   (r'stem/(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
-  (r'class_token|mask_token|register_tokens|position_embedding|map_pool/probe', ('fsdp',)),  # (1, N, D)
+  (r'(class|mask)_token|register_tokens|position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
   # The blocks, with a leading depth, and attention pooling, without.
   (r'(blocks|map_pool)/attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
   (r'(blocks|map_pool)/attention/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
   (r'(blocks|map_pool)/attention/out/kernel', ('tensor', None, 'fsdp')),  # (H, Dh, D)
+  (r'blocks/attention/position/bias/(patches|among_others)', ('tensor', None, None)),  # (H, rows, columns)
+  (r'blocks/attention/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
+  (r'blocks/attention/position/keys/\w+', ()),  # (Dh, ...), which all heads share
   (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
   (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
   (rf'{_MLP}/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)

@@ -35,9 +35,10 @@ def loss(
   """
   images, keys = batch['image'], jax.vmap(jax.random.split)(batch['key'])
   patches, corrupted = corrupt(model.patches(images), model.mask_token[...], keys[:, 0])
-  tokens = model.encode(model.place(patches, images.shape[1:3]), keys[:, 1])[:, -patches.shape[1] :]
-  logits = model.head(model.represent(tokens).astype(jnp.float32))
-  labels = colours(images, model.grid_of(images.shape[1:3]), data.value_range)
+  grid = model.grid_of(images.shape[1:3])
+  tokens = model.encode(model.place(patches, images.shape[1:3]), keys[:, 1], grid=grid)
+  logits = model.head(model.represent(tokens[:, -patches.shape[1] :]).astype(jnp.float32))
+  labels = colours(images, grid, data.value_range)
   values = losses.softmax(loss, logits, jax.nn.one_hot(labels, logits.shape[-1]))
   mean = lambda values: (values * corrupted).sum(axis=1) / corrupted.sum(axis=1)
   return mean(values), mean(logits.argmax(axis=-1) == labels)
