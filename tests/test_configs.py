@@ -35,6 +35,7 @@ ARGUMENTS = {
   'vit_s16_i1k': ['300'],
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],
+  'position': ['rotary,gap', 'relative_query,token,small'],
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
 CASES = [

@@ -1,0 +1,26 @@
+"""How patches know where they are, and what the head reads (the paper's appendix D.4, table 8).
+
+python -m vit_jax.main --config=configs/ablations/position.py:rotary,gap --workdir=runs/rotary_gap
+python -m vit_jax.main --config=configs/ablations/position.py:none,token,small --workdir=runs/none_token_small
+
+The first argument is a value of config.model.position, 'learned' if there is none; the second one 'gap' (also
+if there is none) or 'token'. 'small': a smaller model and one epoch, a minute or two of one core.
+
+Published (arXiv 2010.11929, table 8; B/16, 5-shot linear on ImageNet, added to the tokens before the first
+block): none 0.614, learned (1-D) 0.642, learned2d 0.640, relative (here 'relative_query') 0.640. Here on
+CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was measured: benchmarks/RESULTS.md.
+
+Target: cpu:1
+"""
+
+from vit_jax import recipes
+
+_POSITIONS = ('none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'rotary')
+_OPTIONS = {name: {'model.position': name} for name in _POSITIONS} | {
+  'gap': {'model.pool': 'gap'},
+  'token': {'model.pool': 'token'},
+}
+
+
+def get_config(arguments: str = 'learned,gap'):
+  return recipes.ablation('position', arguments, _OPTIONS)
