@@ -10,10 +10,14 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax.checkpoint import positions, tree
+from vit_jax.checkpoint import huggingface, positions, released, tree
+from vit_jax.checkpoint import runs as portable_runs
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
 from vit_jax.models import position
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training import initial
+from vit_jax.training.step import make_train_step
 
 LEARNED = ['learned2d', 'relative', 'relative_query']
 
@@ -72,25 +76,73 @@ def test_images_of_another_size(options, image_size, new):
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
 
 
-def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
-  config = c.Config(
-    model=tiny.options(position='sincos2d', pool='token'), data=c.Data(image_size=(12, 8), num_classes=5)
-  )
-  graphdef, params = tiny.build(config.model)
+def save(workdir, model, image_size=(12, 8)):
+  """Writes a run of a model of random parameters: what it computes."""
+  config = c.Config(model=model, data=c.Data(image_size=image_size, num_classes=5))
+  graphdef, params = tiny.build(model, image_size=image_size)
   meta = {'config': c.as_json(config), 'class_names': [], 'examples': 9}
-  with Manager(tmp_path / 'run/checkpoints', config.checkpoint) as manager:
+  with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
     manager.save(1, {'params': params}, meta)
+  return lambda x: tiny.apply(graphdef, params, x)
+
+
+def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
+  run = save(tmp_path / 'run', tiny.options(position='sincos2d', pool='token'))
   x = tiny.images()
   loaded = vit_jax.load(tmp_path / 'run')
   assert 'position_embedding' in tree.flatten(nnx.to_pure_dict(nnx.state(loaded)))
-  np.testing.assert_allclose(loaded(x), tiny.apply(graphdef, params, x), atol=1e-5)
+  np.testing.assert_allclose(loaded(x), run(x), atol=1e-5)
   assert vit_jax.load(tmp_path / 'run', image_size=(24, 16)).position_embedding.shape == (1, 25, 32)
 
 
-@pytest.mark.parametrize('options', [{}, {'pool': 'gap', 'register_tokens': 2}, {'pool': 'gap'}])
+@pytest.mark.parametrize('kind', ['none', *LEARNED, 'rotary'])
+def test_a_run_loads_at_any_size(tmp_path, kind):
+  """With the tables of the run's own grid (NumPy's resize) it is what the run is for such images (JAX's)."""
+  run = save(tmp_path / 'run', tiny.options(position=kind, register_tokens=1))
+  assert portable_runs.read(tmp_path / 'run').model.position == kind
+  for image_size in ((12, 8), (8, 24)):
+    loaded = vit_jax.load(tmp_path / 'run', image_size=image_size, position_resize='bilinear')
+    assert loaded.grid == (image_size[0] // 4, image_size[1] // 4)
+    x = tiny.images(image_size=image_size)
+    np.testing.assert_allclose(tiny.apply(*nnx.split(loaded), x), run(x), atol=1e-5)
+
+
+def test_tables_keep_their_middle_and_their_slope():
+  """On a grid twice as fine the same offset of the image is found at twice the patches."""
+  layer = position.Offsets(2, (3, 4), 0, rngs=nnx.Rngs(0))
+  rows, columns = np.mgrid[-2:3, -3:4].astype(np.float32)
+  layer.patches[...] = jnp.asarray(np.stack([rows, columns]))
+  fine = np.asarray(layer((6, 8))).reshape(2, 6, 8, 6, 8)
+  here, there = np.indices((6, 8)), np.indices((6, 8))
+  apart = here[:, :, :, None, None] - there[:, None, None]
+  inside = (abs(apart[0]) <= 4) & (abs(apart[1]) <= 6)
+  np.testing.assert_allclose(fine[0][inside], apart[0][inside] * 5 / 11, atol=1e-6)
+  np.testing.assert_allclose(fine[1][inside], apart[1][inside] * 7 / 15, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['none', 'learned2d', 'rotary'])
+def test_formats_without_a_place_say_so(tmp_path, kind):
+  save(tmp_path / 'run', tiny.options(position=kind))
+  portable = portable_runs.read(tmp_path / 'run')
+  with pytest.raises(UserError, match=f"has no place for position '{kind}'"):
+    released.write(portable, tmp_path / 'x.npz')
+  with pytest.raises(UserError, match=f"have learned positions, this model '{kind}'"):
+    huggingface.write(portable, tmp_path / 'folder')
+  config = c.Config(
+    model=tiny.options(position='none' if kind == 'rotary' else 'rotary'),
+    data=c.Data(image_size=(12, 8), num_classes=5),
+    init=c.Init(checkpoint=str(tmp_path / 'run')),
+    batch_size=8,
+  )
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=5, examples=80)
+  with pytest.raises(UserError, match=f"trained with position '{kind}', and config.model.position is"):
+    initial.load(config, program, print)
+
+
+@pytest.mark.parametrize('options', [{'register_tokens': 2}, {'pool': 'gap'}])
 @pytest.mark.parametrize('kind', ['none', *LEARNED, 'rotary'])
 def test_logits_and_attention_equal_numpy(kind, options):
-  """On a grid that is no square, with class token, with registers and with patches alone."""
+  """On a grid that is no square, with class token and registers, and of patches alone."""
   model = tiny.options(position=kind, **options)
   graphdef, params = tiny.build(model)
   params['blocks']['attention']['query']['kernel'] *= 4

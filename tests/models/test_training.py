@@ -15,6 +15,8 @@ MODELS = {
   'vit': tiny.options(
     pool='token_gap', register_tokens=2, layer_scale=0.5, gelu='erf', dropout=0.1, stochastic_depth=0.2
   ),
+  'relative': tiny.options(position='relative', attention_dropout=0.1, remat='dots'),
+  'relative_query': tiny.options(position='relative_query', pool='gap', register_tokens=1),
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
   'mixer': tiny.options(heads=None, pool='gap', tokens_mlp_dim=24, stochastic_depth=0.2),
 }

@@ -13,6 +13,9 @@ from vit_jax.checkpoint.portable import Portable
 from vit_jax.errors import UserError
 
 _POSITIONS, _CLASS_TOKEN = 'position_embedding', 'class_token'
+# Other tables of positions, which say their grid by their shape.
+_AXES = re.compile(r'position_embedding/(rows|columns)')  # (1, rows or columns, D / 2)
+_OFFSETS = re.compile(r'blocks/attention/position/(bias|keys)/patches')  # (L, size, rows, columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,13 @@ def _fitted(
     return _positions(source, shapes, portable, image_size, init)
   if array.shape == shape:
     return array, ''
+  method = init.position_resize or portable.position_resize
+  if _AXES.fullmatch(path) and array.shape[2] == shape[2]:
+    return _resized(array, (array.shape[1], 1), (shape[1], 1), method)
+  if _OFFSETS.fullmatch(path) and array.shape[:2] == shape[:2]:
+    cells = np.moveaxis(array, (2, 3), (0, 1)).reshape(1, -1, math.prod(shape[:2]))
+    cells, how = _resized(cells, array.shape[2:], shape[2:], method)
+    return np.moveaxis(cells.reshape(*shape[2:], *shape[:2]), (0, 1), (2, 3)), how
   input_kernel = 'stem/root/kernel' if 'stem/root/kernel' in source else 'patch_embedding/kernel'
   if path == input_kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _channels(array, shape[2])
@@ -129,6 +139,14 @@ def _positions(
   if had != has:
     done.append('class token added' if has else 'class token dropped')
   return array, ', '.join(done)
+
+
+def _resized(
+  table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+) -> tuple[np.ndarray, str]:
+  """(1, rows * columns, D) of another grid, and what was done."""
+  table = positions.resize(table, old, new, old_class_token=False, new_class_token=False, method=method)
+  return table, f'{method}, {old[0]} × {old[1]} → {new[0]} × {new[1]}'
 
 
 def _grid(image_size: tuple[int, int], tokens: int) -> tuple[int, int]:

@@ -79,6 +79,11 @@ def write(portable: Portable, folder: str | os.PathLike, kind: str | None = None
   kind = _kind(portable) if kind is None else kind
   if kind not in KINDS:
     raise UserError(f'There is no kind {kind!r} of Hugging Face folder; choose one of {", ".join(KINDS)}.')
+  if portable.model.position != 'learned':
+    raise UserError(
+      f"Hugging Face's Vision Transformers have learned positions, this model {portable.model.position!r}; "
+      'save it as a run.'
+    )
   if portable.class_names is not None and len(portable.class_names) != portable.num_classes:
     raise UserError(
       f'{len(portable.class_names)} class names do not fit a head of {portable.num_classes} classes; '

@@ -132,6 +132,8 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
   family = 'mixer' if portable.model.tokens_mlp_dim else naming
   names = {parameter: _name(parameter, family) for parameter in flat}
   unknown = sorted(parameter for parameter, name in names.items() if name is None)
+  if portable.model.position != 'learned':
+    unknown = [f'position {portable.model.position!r}']
   if unknown:
     raise UserError(
       f'The released format has no place for {", ".join(unknown)}; save this model as a run or as a Hugging '

@@ -82,6 +82,12 @@ def _check_options(portable: Portable, model: config_lib.Model) -> None:
         f'The checkpoint was trained with {name} {theirs!r}, and config.model.{name} is {ours!r}; set '
         f'--config.model.{name}={theirs}.'
       )
+  theirs, ours = portable.model.position, model.position
+  if theirs != ours and 'rotary' in (theirs, ours):  # which no parameter tells
+    raise UserError(
+      f'The checkpoint was trained with position {theirs!r}, and config.model.position is {ours!r}; set '
+      f'--config.model.position={theirs}.'
+    )
 
 
 def _prepared_otherwise(portable: Portable, data: config_lib.Data) -> list[str]:
