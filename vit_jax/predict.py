@@ -22,6 +22,7 @@ import tqdm
 from absl import flags
 
 from vit_jax import command
+from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
 _CHECKPOINT = flags.DEFINE_string(
@@ -41,7 +42,8 @@ Result = tuple[str, list[tuple[int, str | None, float]]]
 def main(arguments: Sequence[str]) -> None:
   if not arguments:
     raise UserError('Name the images to classify, or folders of them, behind the flags.')
-  paths = _image_files(arguments)
+  paths = image_files(arguments)
+  from vit_jax.checkpoint import class_names
   from vit_jax.loading import load  # starts JAX
   from vit_jax.parallel import distributed
 
@@ -50,7 +52,8 @@ def main(arguments: Sequence[str]) -> None:
   num_classes = model.head.kernel.shape[-1]
   if not num_classes:
     raise UserError(f'{_CHECKPOINT.value} has no head and cannot classify; fine-tune it first.')
-  names = _class_names(model, num_classes)
+  given = _CLASS_NAMES.value
+  names = model.class_names if given is None else class_names.read(given, num_classes)
   unreadable: list[pathlib.Path] = []
   batches = _batches(paths, model.preprocess, unreadable)
   results = _classified(model, batches, names, min(_TOP.value, num_classes))
@@ -60,42 +63,6 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError(
       f'{len(unreadable)} of {len(paths)} images could not be read and are left out; restore or remove them.'
     )
-
-
-def _image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
-  """The files named, and those below the folders named, in order."""
-  from PIL import Image
-
-  suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-  result = []
-  for argument in arguments:
-    path = pathlib.Path(argument)
-    if path.is_dir():
-      found = sorted(file for file in path.rglob('*') if file.suffix.lower() in suffixes and file.is_file())
-      if not found:
-        raise UserError(f'There are no images below {path}; check the folder.')
-      result += found
-    elif path.exists():
-      result.append(path)
-    else:
-      raise UserError(f'There is no image {path}; check the path.')
-  return result
-
-
-def _class_names(model: Any, num_classes: int) -> tuple[str, ...] | None:
-  if _CLASS_NAMES.value is None:
-    return model.class_names
-  from vit_jax.checkpoint import fetch
-
-  place = _CLASS_NAMES.value
-  path = fetch.local_file(place) if fetch.is_address(place) else pathlib.Path(place)
-  try:
-    names = tuple(path.read_text().splitlines())
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'--class_names={place} cannot be read ({error}).') from error
-  if len(names) != num_classes:
-    raise UserError(f'{place} has {len(names)} names, and the checkpoint {num_classes} classes.')
-  return names
 
 
 def _batches(

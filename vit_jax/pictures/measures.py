@@ -1,0 +1,159 @@
+"""The numbers behind the pictures: principal components, similarities, distances, rollout.
+
+'The paper' is arXiv 2010.11929. N tokens are S without a place in the image (class token, registers) and,
+behind them, the P = rows * columns patches, row by row.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import linalg
+
+Grid = tuple[int, int]  # patches down and across
+_TINY = np.finfo(np.float64).tiny  # in place of a zero that is divided by
+
+
+def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
+  """The filters that say most about a set of filters (the paper's figure 7, left).
+
+  Args:
+    kernel: (height, width, C, D), D filters.
+    count: how many; there are at most D, and height * width * C.
+
+  Returns:
+    (count, height, width, C), of length 1, the largest number of each positive.
+    (count,) their shares in the filters' variance.
+  """
+  filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T
+  centred = filters - filters.mean(axis=0)
+  components, squares = _principal(centred, count)
+  return components.reshape(-1, *kernel.shape[:3]), squares / max((centred**2).sum(), _TINY)
+
+
+def position_similarity(positions: np.ndarray, grid: Grid) -> np.ndarray:
+  """Cosine similarity of each patch's position embedding to those of all (the paper's figure 7, centre).
+
+  Args:
+    positions: (N, D).
+    grid: rows, columns.
+
+  Returns:
+    (rows, columns, rows, columns).
+  """
+  patches = np.asarray(positions, np.float64)[-grid[0] * grid[1] :]
+  lengths = np.linalg.norm(patches, axis=1, keepdims=True)
+  unit = patches / np.maximum(lengths, _TINY)
+  return (unit @ unit.T).reshape(*grid, *grid)
+
+
+def patch_distances(grid: Grid, image_size: tuple[int, int]) -> np.ndarray:
+  """float64 (P, P): pixels between the centres of two patches of an image of that height and width."""
+  sides = [size / cells for size, cells in zip(image_size, grid, strict=True)]
+  centres = np.stack(np.meshgrid(*(side * np.arange(n) for side, n in zip(sides, grid)), indexing='ij'), -1)
+  centres = centres.reshape(-1, 2)
+  return np.linalg.norm(centres[:, None] - centres[None], axis=-1)
+
+
+def attention_distances(weights: jax.Array, grid: Grid, image_size: tuple[int, int]) -> jax.Array:
+  """How far heads look, in pixels (the paper's figures 7, right, and 11; appendix D.7).
+
+  The mean, over all patches that ask, of the distance to all patches, weighted by attention. Tokens without a
+  place take no part: what a patch gives to other patches is scaled to sum to one.
+
+  Args:
+    weights: (L, H, N, N) of one image.
+    grid: rows, columns.
+    image_size: height, width in pixels.
+
+  Returns:
+    (L, H).
+  """
+  patches = grid[0] * grid[1]
+  weights = weights[..., -patches:, -patches:]
+  far = jnp.einsum('lhqn,qn->lhq', weights, jnp.asarray(patch_distances(grid, image_size), weights.dtype))
+  return (far / jnp.maximum(weights.sum(axis=-1), jnp.finfo(weights.dtype).tiny)).mean(axis=-1)
+
+
+def rollout(weights: jax.Array) -> jax.Array:
+  """How much of each token at the first block gets into each behind the last (Attention Rollout).
+
+  Abnar & Zuidema, arXiv 2005.00928, section 3: in each block the mean of the heads plus the identity, for the
+  residual connection, scaled so that rows sum to one; the product of all blocks. The paper's figures 6 and 14
+  are made so (appendix D.8).
+
+  Args:
+    weights: (L, H, N, N) of one image.
+
+  Returns:
+    (N, N): row i is of token i behind the last block, and sums to one.
+  """
+  identity = jnp.eye(weights.shape[-1], dtype=weights.dtype)
+
+  def through(product: jax.Array, block: jax.Array) -> tuple[jax.Array, None]:
+    mixed = block.mean(axis=0) + identity
+    mixed /= mixed.sum(axis=-1, keepdims=True)
+    return jnp.matmul(mixed, product, precision='highest'), None
+
+  return jax.lax.scan(through, identity, weights)[0]
+
+
+def asked(weights: jax.Array, grid: Grid, *, class_token: bool) -> jax.Array:
+  """What the class token, the first one, gives to each patch; or the mean of what all patches give.
+
+  Args:
+    weights: (..., N, N).
+    grid: rows, columns.
+    class_token: which of the two.
+
+  Returns:
+    (..., rows, columns).
+  """
+  patches = grid[0] * grid[1]
+  query = weights[..., 0, :] if class_token else weights[..., -patches:, :].mean(axis=-2)
+  return query[..., -patches:].reshape(*weights.shape[:-2], *grid)
+
+
+def token_colours(tokens: np.ndarray, before: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+  """The first three principal components of an image's tokens as red, green and blue.
+
+  Args:
+    tokens: (rows, columns, D).
+    before: components of the same places in the block before, to which the signs are fitted, since those
+      of a principal component mean nothing.
+
+  Returns:
+    (rows, columns, 3) in 0 … 1; each component's 2nd to 98th percentile fills the range.
+    (rows, columns, 3) the components themselves.
+  """
+  rows, columns, width = tokens.shape
+  flat = np.asarray(tokens, np.float64).reshape(-1, width)
+  centred = flat - flat.mean(axis=0)
+  directions, _ = _principal(centred, 3)
+  components = np.zeros((rows * columns, 3))
+  components[:, : len(directions)] = centred @ directions.T
+  if before is not None:
+    components *= np.where((components * before.reshape(-1, 3)).sum(axis=0) < 0, -1, 1)
+  low, high = np.percentile(components, (2, 98), axis=0)
+  colours = np.clip((components - low) / np.maximum(high - low, _TINY), 0, 1)
+  colours[:, high - low <= 1e-9 * np.abs(flat).max(initial=0)] = 0.5  # nothing to tell apart
+  return colours.reshape(rows, columns, 3), components.reshape(rows, columns, 3)
+
+
+def _principal(centred: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """The first right singular vectors, each turned so that its largest number is positive.
+
+  Args:
+    centred: (n, m), of mean zero.
+    count: how many; there are at most min(n, m).
+
+  Returns:
+    (count, m), (count,): the vectors, and the squares of their singular values.
+  """
+  wide = centred.shape[0] < centred.shape[1]
+  product = centred @ centred.T if wide else centred.T @ centred
+  size = len(product)
+  squares, vectors = linalg.eigh(product, subset_by_index=(size - min(count, size), size - 1))
+  directions = (centred.T @ vectors if wide else vectors).T[::-1]
+  directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TINY)
+  largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
+  return directions * np.where(largest < 0, -1, 1), np.maximum(squares[::-1], 0)
