@@ -36,6 +36,13 @@ ARGUMENTS = {
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],
   'position': ['rotary,gap', 'relative_query,token,small'],
+  'axial': ['axial,patch2,small'],
+  'depth': ['12'],
+  'heads': ['8,small'],
+  'locality': ['locality,grow', 'plain,small'],
+  'mlp': ['768'],
+  'patch': ['2'],
+  'width': ['256'],
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
 CASES = [

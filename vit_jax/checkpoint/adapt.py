@@ -15,7 +15,8 @@ from vit_jax.errors import UserError
 _POSITIONS, _CLASS_TOKEN = 'position_embedding', 'class_token'
 # Other tables of positions, which say their grid by their shape.
 _AXES = re.compile(r'position_embedding/(rows|columns)')  # (1, rows or columns, D / 2)
-_OFFSETS = re.compile(r'blocks/attention/position/(bias|keys)/patches')  # (L, size, rows, columns)
+# (L, size, rows, columns)
+_OFFSETS = re.compile(r'blocks/((row|column)/)?attention/position/(bias|keys)/patches')
 
 
 @dataclasses.dataclass(frozen=True)
