@@ -50,6 +50,12 @@ def test_flatten_names_options_as_on_the_command_line():
     ({'model': {'pool': 'max'}}, "choose one of ['token', 'gap', 'token_gap', 'map', 'none']"),
     ({'model': {'pool': 'none'}}, 'gives an image no logits'),
     ({'model': {'pool': 'token', 'class_token': False}}, 'class_token is False'),
+    (
+      {'model': {'axial': True}},
+      "config.model.pool 'token' brings a token that is in none; choose pool 'gap'",
+    ),
+    ({'model': {'axial': True, 'pool': 'gap', 'class_token': True}}, 'config.model.class_token brings'),
+    ({'model': {'axial': True, 'pool': 'gap', 'register_tokens': 1}}, 'config.model.register_tokens brings'),
     ({'model': {'pool': 'token_gap', 'class_token': False}}, "pool is 'token_gap' but class_token is False"),
     ({'model': {'gelu': 'exact'}}, "choose one of ['tanh', 'erf']"),
     ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be between'),

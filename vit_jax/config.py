@@ -65,6 +65,12 @@ class Model:
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
   # arXiv 2103.17239). None: no factors.
   layer_scale: float | None = None
+  # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
+  # one that attends along columns, each with its MLP. For models without class token and registers.
+  axial: bool = False
+  # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
+  # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
+  mlp_locality: bool = False
   dropout: float = 0.0
   attention_dropout: float = 0.0
   # What computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to

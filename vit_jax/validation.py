@@ -68,6 +68,7 @@ def validate(config: 'Config', flat: dict[str, Any]) -> None:
       f"config.model.pool is {config.model.pool!r} but class_token is False; choose pool 'gap' or 'map'."
     )
   _check_attention(config.model)
+  _check_axial(config.model)
   if config.schedule.decay in ('linear', 'cosine') and durations.parse(config.schedule.cooldown)[0]:
     raise UserError(
       f'config.schedule.cooldown is for decay constant and rsqrt, and decay is '
@@ -245,6 +246,24 @@ def _check_attention(model: 'Model') -> None:
       f"{name}, which computes in bfloat16, and config.model.dtype is {model.dtype!r}; choose 'bfloat16', or "
       f"attention 'auto' or 'xla'."
     )
+
+
+def _check_axial(model: 'Model') -> None:
+  """Every token needs a row and a column."""
+  if not model.axial:
+    return
+  if model.pool in ('token', 'token_gap'):
+    wrong, remedy = f'pool {model.pool!r}', "choose pool 'gap' or 'map'"
+  elif model.class_token:
+    wrong, remedy = 'class_token', 'leave it out'
+  elif model.register_tokens:
+    wrong, remedy = 'register_tokens', 'leave them out'
+  else:
+    return
+  raise UserError(
+    f'config.model.axial attends along rows and columns of patches, and config.model.{wrong} brings a token '
+    f'that is in none; {remedy}.'
+  )
 
 
 def _check_mixture(config: 'Config') -> None:

@@ -6,6 +6,7 @@ Written from the paper and the description of the released checkpoints; no JAX.
 import math
 
 import numpy as np
+from scipy import ndimage
 
 
 def forward(
@@ -21,7 +22,7 @@ def forward(
   """Every stage of the forward pass.
 
   Args:
-    params: nested dict of arrays under our parameter names.
+    params: nested dict of arrays under our parameter names; of axial attention and MLPs with locality too.
     images: (B, H, W, C).
     pool: 'token', 'gap', 'token_gap', 'map' or 'none'.
     epsilon: of all norms.
@@ -48,8 +49,12 @@ def forward(
   out['embedded'] = x
   x = drop('embedding', None, x)
   out['blocks'] = []
-  for layer in range(len(params['blocks']['mlp_norm']['scale'])):
-    x = _block(x, layer_of(params['blocks'], layer), layer, epsilon, gelu, drop, grid, rotary)
+  axial = 'row' in params['blocks']
+  last = params['blocks']['row'] if axial else params['blocks']
+  for layer in range(len(last['mlp_norm']['scale'])):
+    block = layer_of(params['blocks'], layer)
+    for half, axis in ((block['row'], 0), (block['column'], 1)) if axial else ((block, None),):
+      x = _block(x, half, layer, epsilon, gelu, drop, grid, rotary, axis)
     out['blocks'].append(x)
   x = out['tokens'] = norm(x, params['norm'], epsilon)
   if pool == 'token':
@@ -125,7 +130,10 @@ def _of_pair(p, grid, tokens, query, key):
   if key < first:
     return p['to_others'][:, key]
   (row, column), (other_row, other_column) = (divmod(token - first, grid[1]) for token in (query, key))
-  return p['patches'][:, row - other_row + grid[0] - 1, column - other_column + grid[1] - 1]
+  middles = [side // 2 for side in p['patches'].shape[1:]]  # of a line, all but one axis have the middle only
+  offsets = (row - other_row, column - other_column)
+  cell = [np.clip(middle + offset, 0, 2 * middle) for middle, offset in zip(middles, offsets)]
+  return p['patches'][:, *cell]
 
 
 def _rotated(x, grid):
@@ -153,8 +161,8 @@ def _bias(p, grid, tokens, q, head):
   return bias
 
 
-def _attention(x, memory, p, drop_weights=lambda weights: weights, grid=None, rotary=False):
-  """Head by head; `drop_weights` gets all weights (B, H, Q, N)."""
+def _attention(x, memory, p, drop_weights=lambda weights: weights, grid=None, rotary=False, allowed=True):
+  """Head by head; `drop_weights` gets all weights (B, H, Q, N); `allowed` (Q, N): who may attend to whom."""
   heads = p['query']['kernel'].shape[1]
   weights, values = [], []
   for head in range(heads):
@@ -167,6 +175,7 @@ def _attention(x, memory, p, drop_weights=lambda weights: weights, grid=None, ro
     scores = np.stack([a @ b.T for a, b in zip(q, k)]) / math.sqrt(q.shape[-1])
     if 'position' in p:
       scores += _bias(p['position'], grid, x.shape[1], q, head)
+    scores = np.where(allowed, scores, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     weights.append(scores / scores.sum(-1, keepdims=True))
     values.append(v)
@@ -183,19 +192,29 @@ def _gelu(x, kind):
   return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def mlp(x, p, gelu, drop_hidden=lambda x: x):
+def mlp(x, p, gelu, drop_hidden=lambda x: x, grid=None):
   x = _gelu(dense(x, p['dense_in']), gelu)
+  if 'depthwise' in p:
+    first = x.shape[1] - math.prod(grid)
+    kernel, bias = p['depthwise']['kernel'], p['depthwise']['bias']
+    for example, channel in np.ndindex(len(x), x.shape[2]):
+      cells = x[example, first:, channel].reshape(grid)
+      local = ndimage.correlate(cells, kernel[:, :, channel], mode='constant') + bias[channel]
+      x[example, first:, channel] = _gelu(local, gelu).reshape(-1)
   return dense(drop_hidden(x), p['dense_out'])
 
 
-def _block(x, p, layer, epsilon, gelu, drop, grid, rotary):
+def _block(x, p, layer, epsilon, gelu, drop, grid, rotary, axis):
+  """`axis`: 0 to attend to tokens of the same row, 1: of the same column; None: to all."""
   y = norm(x, p['attention_norm'], epsilon)
+  place = None if axis is None else np.indices(grid)[axis].reshape(-1)
+  allowed = True if axis is None else place[:, None] == place
   drop_weights = lambda weights: drop('attention_weights', layer, weights)
-  y = _attention(y, y, p['attention'], drop_weights, grid, rotary)
+  y = _attention(y, y, p['attention'], drop_weights, grid, rotary, allowed)
   y = drop('attention_out', layer, y) * p.get('attention_scale', 1)
   x = x + drop('attention_path', layer, y)
   y = norm(x, p['mlp_norm'], epsilon)
-  y = mlp(y, p['mlp'], gelu, lambda hidden: drop('mlp_hidden', layer, hidden))
+  y = mlp(y, p['mlp'], gelu, lambda hidden: drop('mlp_hidden', layer, hidden), grid)
   return x + drop('mlp_path', layer, drop('mlp_out', layer, y) * p.get('mlp_scale', 1))
 
 

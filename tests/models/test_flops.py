@@ -46,6 +46,8 @@ def test_exaflops_of_the_paper(variant, epochs, exaflops, tolerance):
     {'pool': 'token_gap', 'register_tokens': 3},
     {'pool': 'token_gap', 'representation_size': 24},
     {'position': 'relative_query', 'register_tokens': 1},
+    {'pool': 'gap', 'axial': True},
+    {'pool': 'gap', 'axial': True, 'position': 'relative_query'},
     {'pool': 'gap', 'tokens_mlp_dim': 20, 'heads': None},
     {'stem_blocks': (), 'stem_width': 32, 'patch': 2},
     {'stem_blocks': (1, 2, 1), 'stem_width': 32, 'patch': 1},

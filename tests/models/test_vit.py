@@ -28,6 +28,12 @@ CASES = {
   'registers_gap_with_class_token': {'register_tokens': 2, 'pool': 'gap', 'class_token': True},
   'registers_map': {'register_tokens': 1, 'pool': 'map'},
   'token_gap': {'pool': 'token_gap'},
+  'locality': {'mlp_locality': True, 'register_tokens': 2, 'gelu': 'erf'},
+  'axial': {'axial': True, 'pool': 'gap', 'layer_scale': 0.5},
+  'axial_relative': {'axial': True, 'pool': 'gap', 'position': 'relative'},
+  'axial_relative_query': {'axial': True, 'pool': 'map', 'position': 'relative_query'},
+  'axial_rotary': {'axial': True, 'pool': 'gap', 'position': 'rotary'},
+  'axial_locality_map': {'axial': True, 'mlp_locality': True, 'pool': 'map'},
   'registers_token_gap': {'register_tokens': 2, 'pool': 'token_gap', 'representation_size': 24},
 }
 
@@ -38,6 +44,7 @@ def test_forward_equals_numpy(case):
   graphdef, params = tiny.build(model)
   x = tiny.images()
   options = {'pool': model.pool, 'gelu': model.gelu, 'epsilon': model.norm_epsilon}
+  options['rotary'] = model.position == 'rotary'
   expected = numpy_vit.forward(params, x, **options)['logits']
   if case in ('erf', 'epsilon'):  # which are well seen with these parameters
     assert abs(numpy_vit.forward(params, x, pool=model.pool)['logits'] - expected).max() > 1e-4

@@ -26,8 +26,13 @@ def forward_flops(
     return 2 * (macs + sizes.depth * block + d * num_classes)
 
   tokens = patches + has_class_token(model) + model.register_tokens
-  of_offsets = tokens**2 * d if model.position == 'relative_query' else 0
-  macs += sizes.depth * (_attention(tokens, tokens, d) + of_offsets + _mlp(tokens, d, sizes.mlp_dim))
+  mlp = _mlp(tokens, d, sizes.mlp_dim) + model.mlp_locality * patches * 3**2 * sizes.mlp_dim
+  relative = model.position == 'relative_query'
+  if model.axial:
+    lines = rows * _attention(columns, columns, d, relative) + columns * _attention(rows, rows, d, relative)
+    macs += sizes.depth * (lines + 2 * mlp)
+  else:
+    macs += sizes.depth * (_attention(tokens, tokens, d, relative) + mlp)
   if model.pool == 'map':
     macs += _attention(1, tokens, d) + _mlp(1, d, sizes.mlp_dim)
   outputs = tokens if model.pool == 'none' else 1
@@ -43,9 +48,9 @@ def train_flops(forward: int) -> int:
   return 3 * forward
 
 
-def _attention(queries: int, tokens: int, width: int) -> int:
-  """Multiplications of q and out, k and v, and both products of attention."""
-  return 2 * queries * width**2 + 2 * tokens * width**2 + 2 * queries * tokens * width
+def _attention(queries: int, tokens: int, width: int, relative: bool = False) -> int:
+  """Multiplications of q and out, k and v, and the products of attention, of which `relative` has three."""
+  return 2 * queries * width**2 + 2 * tokens * width**2 + (2 + relative) * queries * tokens * width
 
 
 def _mlp(tokens: int, width: int, hidden: int) -> int:

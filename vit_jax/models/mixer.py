@@ -130,7 +130,7 @@ class Mixer(nnx.Module):
 
 _NOT_OF_A_MIXER = (
   *('heads', 'stem_blocks', 'class_token', 'register_tokens', 'representation_size', 'layer_scale'),
-  *('mask_token', 'position', 'dropout', 'attention_dropout', 'attention'),
+  *('mask_token', 'position', 'dropout', 'attention_dropout', 'attention', 'axial', 'mlp_locality'),
 )
 
 

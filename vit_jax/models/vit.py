@@ -1,12 +1,14 @@
 """The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), equations 1 to 4."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax import config
-from vit_jax.models import fused_attention, position, stack
+from vit_jax.models import axial, fused_attention, position, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
@@ -15,7 +17,7 @@ from vit_jax.models.variants import Sizes, grid, has_class_token, resolve
 
 
 class Block(nnx.Module):
-  """One layer of the encoder (equations 2 and 3)."""
+  """One layer of the encoder (equations 2 and 3); with an axis, a half of an `axial.AxialBlock`."""
 
   def __init__(
     self,
@@ -25,8 +27,11 @@ class Block(nnx.Module):
     rngs: nnx.Rngs,
     patches: position.Grid,
     activation_sharding: jax.sharding.Sharding | None = None,
+    axis: str | None = None,
   ):
     dtype = jnp.dtype(model.dtype)
+    self.axis = axis  # 'row' or 'column': attention along it only
+    reach = patches if axis is None else axial.line(patches, axis)
     self.attention_norm = LayerNorm(sizes.width, model.norm_epsilon)
     self.attention = Attention(
       sizes.width,
@@ -34,13 +39,21 @@ class Block(nnx.Module):
       dropout=model.attention_dropout,
       dtype=dtype,
       implementation=model.attention,
-      position=position.in_attention(model, sizes, patches, rngs),
+      position=position.in_attention(model, sizes, reach, rngs),
       sharding=activation_sharding,
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(sizes.width, model)
     self.mlp_norm = LayerNorm(sizes.width, model.norm_epsilon)
-    self.mlp = Mlp(sizes.width, sizes.mlp_dim, gelu=model.gelu, dropout=model.dropout, dtype=dtype, rngs=rngs)
+    self.mlp = Mlp(
+      sizes.width,
+      sizes.mlp_dim,
+      gelu=model.gelu,
+      dropout=model.dropout,
+      locality=model.mlp_locality,
+      dtype=dtype,
+      rngs=rngs,
+    )
     self.mlp_scale = _layer_scale(sizes.width, model)
     self.dropout = model.dropout
     self.skips = model.stochastic_depth > 0
@@ -57,17 +70,26 @@ class Block(nnx.Module):
       grid: rows and columns of the patches.
     """
     path_keys = keys if self.skips else None
-    y = self.attention_norm(z)
-    y = dropout(self.attention(y, y, keys=keys, grid=grid), self.dropout, keys, Place.ATTENTION_OUT)
+    y = dropout(self._attend(self.attention_norm(z), keys, grid), self.dropout, keys, Place.ATTENTION_OUT)
     y = _scaled(y, self.attention_scale)
     z = z + drop_path(y, skip_rate, path_keys, Place.ATTENTION_PATH)  # equation 2
-    y = _scaled(self.mlp(self.mlp_norm(z), keys=keys), self.mlp_scale)
+    y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
     return z + drop_path(y, skip_rate, path_keys, Place.MLP_PATH)  # equation 3
 
+  def _attend(self, y: jax.Array, keys: jax.Array | None, grid: position.Grid) -> jax.Array:
+    if self.axis is None:
+      return self.attention(y, y, keys=keys, grid=grid)
+    lines, line = axial.to_lines(y, grid, self.axis), axial.line(grid, self.axis)
+    out = self.attention(lines, lines, keys=axial.line_keys(keys, grid, self.axis), grid=line)
+    return axial.from_lines(out, grid, self.axis)
+
   def weights(self, z: jax.Array, grid: position.Grid) -> jax.Array:
-    """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each."""
+    """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
     y = self.attention_norm(z)
-    return self.attention.weights(y, y, grid)
+    if self.axis is None:
+      return self.attention.weights(y, y, grid)
+    lines, line = axial.to_lines(y, grid, self.axis), axial.line(grid, self.axis)
+    return axial.over_all_tokens(self.attention.weights(lines, lines, line), grid, self.axis)
 
 
 def _layer_scale(width: int, model: config.Model) -> nnx.Param | None:
@@ -76,6 +98,18 @@ def _layer_scale(width: int, model: config.Model) -> nnx.Param | None:
 
 def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
   return y if scale is None else y * scale[...].astype(y.dtype)
+
+
+def _layer(
+  sizes: Sizes,
+  model: config.Model,
+  patches: position.Grid,
+  sharding: jax.sharding.Sharding | None,
+  rngs: nnx.Rngs,
+) -> Block | axial.AxialBlock:
+  """One of the L layers."""
+  make = functools.partial(Block, sizes, model, rngs=rngs, patches=patches, activation_sharding=sharding)
+  return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if model.axial else make()
 
 
 class MapPool(nnx.Module):
@@ -128,8 +162,7 @@ class ViT(nnx.Module):
     self.register_tokens = nnx.Param(register(rngs.params(), registers)) if model.register_tokens else None
     mask = initializers.normal(0.02)
     self.mask_token = nnx.Param(mask(rngs.params(), (1, 1, width))) if model.mask_token else None
-    options = {'patches': self.grid, 'activation_sharding': activation_sharding}
-    make = lambda rngs: Block(sizes, model, rngs=rngs, **options)
+    make = functools.partial(_layer, sizes, model, self.grid, activation_sharding)
     self.blocks = stack.stack(sizes.depth, make, rngs)
     self.norm = LayerNorm(width, model.norm_epsilon)
     self.map_pool = MapPool(sizes, model, rngs=rngs) if model.pool == 'map' else None
@@ -224,7 +257,8 @@ class ViT(nnx.Module):
 
     Returns:
       float32 (L, B, H, N, N): row i is of the token that asks, and sums to one; the tokens are in the order
-      of `embed`. All are in memory at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB).
+      of `embed`. All are in memory at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB). With
+      axial attention 2 L instead of L, the row and the column block of each in turn.
     """
     patches = self.grid_of(images.shape[1:3])
     _, observed = stack.apply(
@@ -237,7 +271,7 @@ class ViT(nnx.Module):
       sharding=self.activation_sharding,
       observe=lambda block, z: block.weights(z, patches),
     )
-    return observed
+    return observed.reshape(-1, *observed.shape[-4:])
 
   def _blocks(
     self,

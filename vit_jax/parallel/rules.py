@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr
 
-_MLP = r'((blocks|map_pool)/mlp|blocks/(token|channel)_mlp)'  # of ViT, of MLP-Mixer
+_BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
+_MLP = rf'(({_BLOCKS}|map_pool)/mlp|blocks/(token|channel)_mlp)'  # of ViT, of MLP-Mixer
 
 # (regex of the whole path, mesh axes of the LAST dimensions); the first match wins. Dimensions before
 # those, such as the depth in which the blocks are stacked, are never split.
@@ -24,18 +25,22 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
   (r'(class|mask)_token|register_tokens|position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
   # The blocks, with a leading depth, and attention pooling, without.
-  (r'(blocks|map_pool)/attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
-  (r'(blocks|map_pool)/attention/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
-  (r'(blocks|map_pool)/attention/out/kernel', ('tensor', None, 'fsdp')),  # (H, Dh, D)
-  (r'blocks/attention/position/bias/(patches|among_others)', ('tensor', None, None)),  # (H, rows, columns)
-  (r'blocks/attention/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
-  (r'blocks/attention/position/keys/\w+', ()),  # (Dh, ...), which all heads share
+  (rf'({_BLOCKS}|map_pool)/attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
+  (rf'({_BLOCKS}|map_pool)/attention/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
+  (rf'({_BLOCKS}|map_pool)/attention/out/kernel', ('tensor', None, 'fsdp')),  # (H, Dh, D)
+  (
+    rf'{_BLOCKS}/attention/position/bias/(patches|among_others)',
+    ('tensor', None, None),
+  ),  # (H, rows, columns)
+  (rf'{_BLOCKS}/attention/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
+  (rf'{_BLOCKS}/attention/position/keys/\w+', ()),  # (Dh, ...), which all heads share
   (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
   (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
+  (rf'{_BLOCKS}/mlp/depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)
   (rf'{_MLP}/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)
-  (rf'((blocks|map_pool)/attention/out|{_MLP}/dense_out)/bias', ()),
-  (r'(blocks/(attention|mlp|token|channel)_norm|map_pool/norm|norm)/(scale|bias)', ()),
-  (r'blocks/(attention|mlp)_scale', ()),  # (D,)
+  (rf'(({_BLOCKS}|map_pool)/attention/out|{_MLP}/dense_out)/bias', ()),
+  (rf'({_BLOCKS}/(attention|mlp|token|channel)_norm|map_pool/norm|norm)/(scale|bias)', ()),
+  (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)
   (r'representation/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|representation)/bias', ()),
   (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)

@@ -1,0 +1,105 @@
+"""Axial attention and MLPs with locality: weights, other resolutions, runs and the compiled step.
+
+For logits see test_vit.py, for training on a mesh test_training.py.
+"""
+
+import math
+import re
+
+import jax
+import numpy as np
+import numpy_vit
+import pytest
+import tiny
+from flax import nnx
+
+import vit_jax
+from vit_jax import config as c
+from vit_jax.checkpoint import huggingface, released, runs, tree
+from vit_jax.checkpoint.portable import Portable, Preprocess
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.step import make_train_step
+
+AXIAL = tiny.options(axial=True, mlp_locality=True, pool='gap')
+
+
+def test_weights_equal_numpy():
+  graphdef, params = tiny.build(AXIAL)
+  x, expected = tiny.images(), []
+
+  def keep(place, layer, values):
+    if place == 'attention_weights':
+      expected.append(values)
+    return values
+
+  numpy_vit.forward(params, x, pool='gap', drop=keep)
+  with jax.default_matmul_precision('highest'):
+    weights = nnx.merge(graphdef, params).attention(x)
+  assert weights.shape == (4, 3, 4, 6, 6)  # two blocks of two
+  np.testing.assert_allclose(weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('changes', [{}, {'axial': False, 'pool': 'token', 'register_tokens': 2}])
+def test_images_of_another_size(changes):
+  graphdef, params = tiny.build(c.Model(**vars(AXIAL) | changes))
+  x = tiny.images(image_size=(8, 16))  # 2 x 4 patches, of a model for 3 x 2
+  vit = nnx.merge(graphdef, params)
+  positions = vit.positions((8, 16))
+  expected = numpy_vit.forward(params | {'position_embedding': positions}, x, pool=vit.config.pool)
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected['logits'], atol=1e-5)
+  with jax.default_matmul_precision('highest'):
+    np.testing.assert_allclose(vit.features(x, layer=0), expected['blocks'][0], atol=1e-5)
+
+
+def test_lines_drop_on_their_own():
+  """A line's weights are dropped by masks of its own, which do not depend on the batch."""
+  graphdef, params = tiny.build(c.Model(**vars(AXIAL) | {'attention_dropout': 0.5}))
+  x, keys = tiny.images(), tiny.keys()
+  logits = tiny.apply(graphdef, params, x, keys)
+  assert abs(logits - tiny.apply(graphdef, params, x)).max() > 1e-3
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x[1:], keys[1:]), logits[1:], atol=1e-5)
+
+
+def test_a_run_comes_back_and_other_formats_refuse(tmp_path):
+  graphdef, params = tiny.build(AXIAL)
+  portable = Portable(AXIAL, (12, 8), 3, 5, jax.tree.map(np.asarray, params), Preprocess((12, 8)))
+  runs.write(portable, tmp_path / 'run')
+  x = tiny.images()
+  np.testing.assert_allclose(vit_jax.load(tmp_path / 'run')(x), tiny.apply(graphdef, params, x), atol=1e-5)
+  with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
+    released.write(portable, tmp_path / 'x.npz')
+  with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
+    huggingface.write(portable, tmp_path / 'folder', 'timm')
+  _, shapes = tree.shapes(tiny.options(mlp_locality=True), (12, 8), 3, 5)
+  assert shapes['blocks/mlp/depthwise/kernel'].shape == (2, 3, 3, 48)
+
+
+def _compiled(model: c.Model):
+  """The training step of 16 images of 24 x 20 patches on eight devices."""
+  config = c.Config(
+    total='4 steps',
+    batch_size=16,
+    model=model,
+    data=c.Data(image_size=(96, 80)),
+    mesh=c.Mesh(data=2, fsdp=2, tensor=2, min_shard_size=1),
+  )
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=6, examples=80)
+  return program.step.lower(program.state, program.batch).compile(compiler_options=tiny.QUICK)
+
+
+def test_the_compiled_step():
+  """No array of all pairs of tokens, a device has its own images only, and less memory is taken."""
+  axial, full = (_compiled(tiny.options(axial=axial, pool='gap')) for axial in (True, False))
+  n, d = 24 * 20, 32
+  pairs = lambda hlo: re.findall(rf'\[[\d,]*{n},{n}\]', hlo)
+  assert pairs(full.as_text()) and not pairs(axial.as_text())
+  images = 16 // 4
+  # The residual stream, the same as lines, and what the forward loop leaves for the backward one.
+  shapes = [tuple(map(int, s.split(','))) for s in re.findall(r'f32\[([\d,]+)\]', axial.as_text())]
+  streams = {s[0] for s in shapes if s[-2:] == (n, d) and len(s) == 3}
+  assert images in streams and 16 not in streams
+  lines = {math.prod(s[:-2]) for s in shapes if s[-2:] in ((20, d), (24, d))}
+  assert max(lines) <= 2 * images * 24  # times the two blocks of the loop's stack
+  temporaries = [compiled.memory_analysis().temp_size_in_bytes for compiled in (axial, full)]
+  assert temporaries[0] < 0.75 * temporaries[1]
