@@ -47,6 +47,20 @@ def test_the_command(tmp_path):
     assert picture.width >= 1000
 
 
+def test_seeds_of_a_config_have_a_mean(tmp_path):
+  wide = dataclasses.replace(RUN, model=c.Model(width=1536))
+  runs = [(wide, 1, 0.25), (RUN, 0, 0.5), (wide, 0, 0.75)]
+  dirs = [
+    write(tmp_path / str(number), dataclasses.replace(config, seed=seed), {5: 0.1, 9: value})
+    for number, (config, seed, value) in enumerate(runs)
+  ]
+  text = compare.report(compare.read_runs(dirs)).split('## Means over seeds')[1]
+  rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in text.splitlines() if '|' in line]
+  assert rows[0] == ['model.width', 'test/accuracy']
+  assert sorted(rows[2:]) == [['1536', '50.00% (75.00%, 25.00%)'], ['None', '50.00% (50.00%)']]
+  assert 'Means' not in compare.report(compare.read_runs(dirs[:2]))
+
+
 def test_what_is_no_run_is_said(tmp_path):
   one = write(tmp_path / 'a', RUN, {1: 0.5})
   for workdirs, said in (

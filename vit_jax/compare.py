@@ -2,12 +2,15 @@
 
 python -m vit_jax.compare runs/small runs/wide runs/wide_augmented --out=compared
 
-DIR gets `curves.png` and `compare.md`, which is printed too. A run may still be going on. Where batch sizes
-differ, curves are over images instead of steps.
+Runs that differ in their seed alone also share a row, with the mean over the seeds. DIR gets `curves.png` and
+`compare.md`, which is printed too. A run may still be going on. Where batch sizes differ, curves are over
+images instead of steps.
 """
 
+import functools
 import json
 import pathlib
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -79,7 +82,34 @@ def report(runs: Sequence[Run]) -> str:
   differing = _differing(runs)
   text += ['## Options that differ', '']
   text += [markdown.table(['option', *names], differing) if differing else 'None.', '']
+  groups = _by_config(runs)
+  if len(groups) < len(runs):
+    text += ['## Means over seeds', '', _means(groups), '']
   return '\n'.join(text)
+
+
+def _by_config(runs: Sequence[Run]) -> list[list[Run]]:
+  """The runs that differ in their seed alone together, by seed."""
+  groups: dict[str, list[Run]] = {}
+  for run in sorted(runs, key=lambda run: run.options['seed']):
+    groups.setdefault(str(sorted((run.options | {'seed': 0}).items())), []).append(run)
+  return list(groups.values())
+
+
+def _means(groups: Sequence[Sequence[Run]]) -> str:
+  """A table: the options that tell the groups apart, and each result's mean and what it was for each seed."""
+  firsts = [group[0] for group in groups]
+  options = [name for name, *_ in _differing(firsts) if name != 'seed']
+  metrics = [metric for metric in _metrics(firsts) if not metric.startswith('train/')]
+  rows = []
+  for group in groups:
+    row = [str(group[0].options.get(option, '')) for option in options]
+    for metric in metrics:
+      values = [run.values(metric)[-1][1] for run in group if run.values(metric)]
+      each = ', '.join(_form(metric, value) for value in values)
+      row.append(f'{_form(metric, statistics.mean(values))} ({each})' if values else '')
+    rows.append(row)
+  return markdown.table([*options, *metrics], rows)
 
 
 def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
@@ -113,12 +143,16 @@ def _result(run: Run, metric: str) -> str:
   values = run.values(metric)
   if not values:
     return ''
-  form = (lambda value: f'{value:.4f}') if metric.endswith('/loss') else (lambda value: f'{value:.2%}')
+  form = functools.partial(_form, metric)
   more_is_better = next(better for ending, better in _RESULTS.items() if metric.endswith(ending))
   step, best = (max if more_is_better else min)(values, key=lambda pair: pair[1])
   last = values[-1][1]
   of_a_batch = metric.startswith('train/')  # too noisy to name the best one
   return form(last) if best == last or of_a_batch else f'{form(last)} ({form(best)} at {step:,})'
+
+
+def _form(metric: str, value: float) -> str:
+  return f'{value:.4f}' if metric.endswith('/loss') else f'{value:.2%}'
 
 
 def _differing(runs: Sequence[Run]) -> list[list[str]]:
