@@ -68,6 +68,9 @@ class Model:
   # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
   # one that attends along columns, each with its MLP. For models without class token and registers.
   axial: bool = False
+  # Query-key normalisation: a LayerNorm of each head's queries and keys before their product, which keeps the
+  # logits of attention from growing (arXiv 2302.05442, section 2.1; biases as timm's).
+  qk_norm: bool = False
   # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
   # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
   mlp_locality: bool = False

@@ -34,6 +34,7 @@ PEERS = {
   'map of all': {'global_pool': 'map', 'pool_include_prefix': True},
   'registers': {'reg_tokens': 3, 'no_embed_class': True, 'init_values': 0.1},
   'placed registers': {'reg_tokens': 3},
+  'query-key norm': {'qk_norm': True, 'init_values': 0.1},
   'class without position': {'no_embed_class': True},
   'mean beside registers': {'global_pool': 'avg', 'class_token': False, 'reg_tokens': 2, 'fc_norm': False},
 }
@@ -236,7 +237,6 @@ def test_a_fine_tuned_model_of_ours(tmp_path):
     ({'global_pool': 'avg'}, 'last norm behind the pooling'),
     ({'global_pool': 'avg', 'fc_norm': False}, 'with none of the tokens before the patches'),
     ({'pre_norm': True}, 'patch_embed.proj.bias'),
-    ({'qk_norm': True}, 'k_norm'),
     ({'global_pool': 'max', 'fc_norm': False}, "global_pool 'max'"),
     ({'act_layer': 'relu'}, "act_layer 'relu'"),
     ({'final_norm': False}, 'norm.weight'),

@@ -161,7 +161,9 @@ def _bias(p, grid, tokens, q, head):
   return bias
 
 
-def _attention(x, memory, p, drop_weights=lambda weights: weights, grid=None, rotary=False, allowed=True):
+def _attention(
+  x, memory, p, drop_weights=lambda weights: weights, grid=None, rotary=False, allowed=True, epsilon=None
+):
   """Head by head; `drop_weights` gets all weights (B, H, Q, N); `allowed` (Q, N): who may attend to whom."""
   heads = p['query']['kernel'].shape[1]
   weights, values = [], []
@@ -170,6 +172,8 @@ def _attention(x, memory, p, drop_weights=lambda weights: weights, grid=None, ro
       source @ p[name]['kernel'][:, head] + p[name]['bias'][head]
       for name, source in (('query', x), ('key', memory), ('value', memory))
     )
+    if 'query_norm' in p:
+      q, k = norm(q, p['query_norm'], epsilon), norm(k, p['key_norm'], epsilon)
     if rotary:
       q, k = _rotated(q, grid), _rotated(k, grid)
     scores = np.stack([a @ b.T for a, b in zip(q, k)]) / math.sqrt(q.shape[-1])
@@ -210,7 +214,7 @@ def _block(x, p, layer, epsilon, gelu, drop, grid, rotary, axis):
   place = None if axis is None else np.indices(grid)[axis].reshape(-1)
   allowed = True if axis is None else place[:, None] == place
   drop_weights = lambda weights: drop('attention_weights', layer, weights)
-  y = _attention(y, y, p['attention'], drop_weights, grid, rotary, allowed)
+  y = _attention(y, y, p['attention'], drop_weights, grid, rotary, allowed, epsilon)
   y = drop('attention_out', layer, y) * p.get('attention_scale', 1)
   x = x + drop('attention_path', layer, y)
   y = norm(x, p['mlp_norm'], epsilon)

@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.step import make_train_step
 
-AXIAL = tiny.options(axial=True, mlp_locality=True, pool='gap')
+AXIAL = tiny.options(axial=True, mlp_locality=True, qk_norm=True, pool='gap')
 
 
 def test_weights_equal_numpy():

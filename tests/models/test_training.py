@@ -17,7 +17,9 @@ MODELS = {
   ),
   'relative': tiny.options(position='relative', attention_dropout=0.1, remat='dots'),
   'relative_query': tiny.options(position='relative_query', pool='gap', register_tokens=1),
-  'axial': tiny.options(pool='gap', axial=True, mlp_locality=True, dropout=0.1, attention_dropout=0.1),
+  'axial': tiny.options(
+    pool='gap', axial=True, mlp_locality=True, qk_norm=True, dropout=0.1, attention_dropout=0.1
+  ),
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
   'mixer': tiny.options(heads=None, pool='gap', tokens_mlp_dim=24, stochastic_depth=0.2),
 }

@@ -37,6 +37,10 @@ _SCALES = (
   Rule('blocks/attention_scale', 'blocks.{}.ls1.gamma'),
   Rule('blocks/mlp_scale', 'blocks.{}.ls2.gamma'),
 )
+_QK_NORM = (
+  *norm('blocks/attention/query_norm', 'blocks.{}.attn.q_norm'),
+  *norm('blocks/attention/key_norm', 'blocks.{}.attn.k_norm'),
+)
 _MAP_POOL = (
   Rule('map_pool/probe', 'attn_pool.latent'),
   *attention('map_pool/attention/query', 'attn_pool.q'),
@@ -107,6 +111,7 @@ def layout(
       'register_tokens': registers,
       'gelu': _gelu(folder, name, arguments),
       'layer_scale': float(arguments.get('init_values') or 1e-5) if 'blocks.0.ls1.gamma' in shapes else None,
+      'qk_norm': 'blocks.0.attn.q_norm.weight' in shapes,
     }
     | told
   )
@@ -171,6 +176,7 @@ def export(portable: Portable) -> Export:
     'num_heads': sizes.heads,
     'patch_size': sizes.patch,
     'pool_include_prefix': include[-1],
+    'qk_norm': model.qk_norm,
     'reg_tokens': model.register_tokens,
   }
   published, more = _published(portable)
@@ -198,6 +204,7 @@ def _rules(model: config.Model, head: bool) -> tuple[Rule, ...]:
     *layer('patch_embedding', 'patch_embed.proj', 'conv'),
     *_BLOCK,
     *(_SCALES if model.layer_scale is not None else ()),
+    *(_QK_NORM if model.qk_norm else ()),
     *norm('norm', 'norm'),
     *(_MAP_POOL if model.pool == 'map' else ()),
     *(layer('head', 'head') if head else ()),

@@ -9,6 +9,7 @@ from flax import nnx
 
 from vit_jax.models import fused_attention
 from vit_jax.models.dropout import Place, dropout
+from vit_jax.models.layers import LayerNorm
 from vit_jax.models.position import Grid, RelativeBias, RelativeKeys, Rotary
 
 
@@ -159,6 +160,7 @@ class Attention(nnx.Module):
     dtype: jnp.dtype = jnp.float32,
     implementation: str = 'xla',
     position: RelativeBias | RelativeKeys | Rotary | None = None,
+    norm_epsilon: float | None = None,
     sharding: jax.sharding.Sharding | None = None,
     rngs: nnx.Rngs,
   ):
@@ -169,6 +171,8 @@ class Attention(nnx.Module):
     self.key = nnx.LinearGeneral(width, head, **xavier)
     self.value = nnx.LinearGeneral(width, head, **xavier)
     self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **xavier)
+    # Of each head's queries and keys (arXiv 2302.05442, section 2.1), where there is an epsilon.
+    self.query_norm, self.key_norm = (norm_epsilon and LayerNorm(head[1], norm_epsilon) for _ in range(2))
     self.dropout = dropout
     self.implementation = implementation  # of config.model.attention; other than 'xla' only for x = memory
     self.position = position  # likewise
@@ -204,14 +208,20 @@ class Attention(nnx.Module):
 
   def _in_groups(self, x: jax.Array, memory: jax.Array) -> jax.Array:
     project = lambda layer, tokens: tuple(map(layer, grouped(tokens)))
-    queries, keys, values = project(self.query, x), project(self.key, memory), project(self.value, memory)
+    queries, keys, values = project(self._query, x), project(self._key, memory), project(self.value, memory)
     return jnp.concatenate([self.out(out) for out in attend_in_groups(queries, keys, values)], axis=1)
+
+  def _query(self, x: jax.Array) -> jax.Array:
+    return self.query(x) if self.query_norm is None else self.query_norm(self.query(x))
+
+  def _key(self, memory: jax.Array) -> jax.Array:
+    return self.key(memory) if self.key_norm is None else self.key_norm(self.key(memory))
 
   def _asked(
     self, x: jax.Array, memory: jax.Array, grid: Grid | None
   ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Queries (B, Q, H, Dh), keys (B, N, H, Dh) and the bias of their logits, with their positions."""
-    query, key, bias = self.query(x), self.key(memory), None
+    query, key, bias = self._query(x), self._key(memory), None
     if isinstance(self.position, Rotary):
       query, key = self.position.rotate(query, grid), self.position.rotate(key, grid)
     elif self.position is not None:

@@ -130,7 +130,8 @@ class Mixer(nnx.Module):
 
 _NOT_OF_A_MIXER = (
   *('heads', 'stem_blocks', 'class_token', 'register_tokens', 'representation_size', 'layer_scale'),
-  *('mask_token', 'position', 'dropout', 'attention_dropout', 'attention', 'axial', 'mlp_locality'),
+  *('mask_token', 'position', 'dropout', 'attention_dropout', 'attention', 'axial'),
+  *('mlp_locality', 'qk_norm'),
 )
 
 

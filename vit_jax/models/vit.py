@@ -40,6 +40,7 @@ class Block(nnx.Module):
       dtype=dtype,
       implementation=model.attention,
       position=position.in_attention(model, sizes, reach, rngs),
+      norm_epsilon=model.norm_epsilon if model.qk_norm else None,
       sharding=activation_sharding,
       rngs=rngs,
     )

@@ -33,6 +33,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ('tensor', None, None),
   ),  # (H, rows, columns)
   (rf'{_BLOCKS}/attention/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
+  (rf'{_BLOCKS}/attention/(query|key)_norm/(scale|bias)', ()),  # (Dh,)
   (rf'{_BLOCKS}/attention/position/keys/\w+', ()),  # (Dh, ...), which all heads share
   (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
   (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
