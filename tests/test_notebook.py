@@ -114,4 +114,5 @@ def test_every_cell_runs(checkpoint, folder, tmp_path, monkeypatch):
   assert vit_jax.load(tmp_path / 'runs/mine').class_names == ('bright', 'dark')
   assert pictures(notebook, 'curves') == 2
   assert pictures(notebook, 'results') == 1
-  assert pictures(notebook, 'attention') == 1
+  assert pictures(notebook, 'attention') == 2
+  assert pictures(notebook, 'layers') == 4
