@@ -23,14 +23,15 @@ COLOUR_LEVELS = 8  # of each channel of a masked patch's colour: three bits
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The Vision Transformer (paper, section 3.1), a hybrid with a ResNet, or an MLP-Mixer."""
+  """The Vision Transformer (paper, section 3.1), a hybrid with a ResNet, an MLP-Mixer, or a ResNet."""
 
-  # A named size, such as 'Ti/16', 'H/14', 'R50+B/16' or 'Mixer-B/16' (models/variants.py has the table),
-  # or 'custom'.
+  # A named size, such as 'Ti/16', 'H/14', 'R50+B/16', 'Mixer-B/16' or 'R50x1' (models/variants.py has the
+  # table), or 'custom'.
   variant: str = 'B/16'
-  # Each of these replaces the variant's own value; 'custom' needs them all (an MLP-Mixer has no heads).
+  # Each of these replaces the variant's own value; 'custom' needs them all (an MLP-Mixer has no heads,
+  # a ResNet has resnet_blocks and width).
   patch: int | None = None  # pixels along a side of a patch
-  width: int | None = None  # D, the size of a token
+  width: int | None = None  # D, the size of a token; of a ResNet the channels of its root, a multiple of 32
   mlp_dim: int | None = None  # hidden units of a block's MLP
   depth: int | None = None  # L, encoder blocks
   heads: int | None = None
@@ -40,6 +41,9 @@ class Model:
   # Hidden units of the MLP that mixes tokens: makes the network an MLP-Mixer, which has pool 'gap',
   # stochastic depth and none of the options of attention, tokens and dropout.
   tokens_mlp_dim: int | None = None
+  # Bottlenecks in each stage: makes the network a ResNet as in 'Big Transfer' (arXiv 1912.11370), which has
+  # pool 'gap', norm_epsilon (1e-5 in the published ones), head_bias, dtype, remat and no other option below.
+  resnet_blocks: tuple[int, ...] | None = None
   # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
   # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
   # or 'none' (every token gets logits; only loss 'masked_patches' trains such a model).

@@ -8,7 +8,7 @@ import numpy as np
 def forward(stem, images, epsilon=1e-6):
   """(B, H, W, C) -> (B, h, w, C'): the feature map, of a nested dict of arrays under our names."""
   x = _conv(np.asarray(images, np.float64), stem['root'], 2)
-  x = np.maximum(_norm(x, stem['root_norm'], epsilon), 0)
+  x = np.maximum(normalise(x, stem['root_norm'], epsilon), 0)
   x = _windows(x, 3, 2, -np.inf).max(axis=(3, 4))
   for block in sorted(name for name in stem if name.startswith('block')):
     for unit in sorted(stem[block]):
@@ -18,11 +18,11 @@ def forward(stem, images, epsilon=1e-6):
 
 
 def _unit(x, p, stride, epsilon):
-  y = np.maximum(_norm(_conv(x, p['conv1'], 1), p['norm1'], epsilon), 0)
-  y = np.maximum(_norm(_conv(y, p['conv2'], stride), p['norm2'], epsilon), 0)
-  y = _norm(_conv(y, p['conv3'], 1), p['norm3'], epsilon)
+  y = np.maximum(normalise(_conv(x, p['conv1'], 1), p['norm1'], epsilon), 0)
+  y = np.maximum(normalise(_conv(y, p['conv2'], stride), p['norm2'], epsilon), 0)
+  y = normalise(_conv(y, p['conv3'], 1), p['norm3'], epsilon)
   if stride > 1 or x.shape[-1] != y.shape[-1]:
-    x = _norm(_conv(x, p['projection'], stride), p['projection_norm'], epsilon)
+    x = normalise(_conv(x, p['projection'], stride), p['projection_norm'], epsilon)
   return np.maximum(x + y, 0)
 
 
@@ -57,7 +57,7 @@ def _windows(x, size, stride, padding):
   )
 
 
-def _norm(x, p, epsilon):
+def normalise(x, p, epsilon):
   """32 groups of neighbouring channels, each normalised over an example's positions and its channels."""
   y = np.empty_like(x)
   size = x.shape[-1] // 32

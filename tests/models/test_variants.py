@@ -4,7 +4,7 @@ import pytest
 
 from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.models.variants import VARIANTS, Sizes, resolve
+from vit_jax.models.variants import VARIANTS, ResNetSizes, Sizes, resolve
 
 
 def test_named():
@@ -12,9 +12,12 @@ def test_named():
   assert resolve(config.Model(variant='G/14')) == Sizes(14, 1664, 8192, 48, 16)
   for variant in VARIANTS:
     sizes = resolve(config.Model(variant=variant))
+    if isinstance(sizes, ResNetSizes):
+      assert sizes.pixels == 32
+      continue
     # The root of R+Ti/16 takes 4 pixels for one, and its patches are 8 of these.
     pixels = 32 if variant == 'R+Ti/16' else int(variant.split('/')[1])
-    assert sizes.patch * sizes.stem_stride == pixels
+    assert sizes.pixels == pixels
 
 
 def test_overrides_replace_the_named_size():

@@ -45,7 +45,7 @@ def check(model: config.Model, layer: int | None, pool: str | None, option: str)
   if layer is not None and not -1 <= layer < sizes.depth:
     raise UserError(f'{option}.layer is {layer}; choose a block from 0 to {sizes.depth - 1}, or -1.')
   ways = ['gap']
-  if sizes.tokens_mlp_dim is None:  # not a Mixer
+  if sizes.kind == 'vit':
     ways += ['token', 'token_gap'] * has_class_token(model) + ['map'] * (model.pool == 'map')
   if pool is None and model.pool == 'none':
     raise UserError(f"{option}.pool is None, and the model's own pool is 'none'; choose {' or '.join(ways)}.")

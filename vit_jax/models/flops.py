@@ -5,7 +5,7 @@ exaFLOPs (table 6) are counted; the compiler's own count sees the body of a scan
 """
 
 from vit_jax import config
-from vit_jax.models.variants import Sizes, grid, has_class_token, resolve
+from vit_jax.models.variants import grid, has_class_token, resolve
 
 
 def forward_flops(
@@ -13,15 +13,18 @@ def forward_flops(
 ) -> int:
   """FLOPs of the logits of one image."""
   sizes = resolve(model)
+  if sizes.kind == 'resnet':
+    macs, outputs = _resnet(sizes.width, sizes.resnet_blocks, image_size, channels)
+    return 2 * (macs + outputs * num_classes)
   d = sizes.width
   rows, columns = grid(sizes, image_size)
   patches = rows * columns
   macs = 0
   if sizes.stem_blocks is not None:
-    stem, channels = _stem(sizes, image_size, channels)
+    stem, channels = _resnet(sizes.stem_width, sizes.stem_blocks, image_size, channels)
     macs += stem
   macs += patches * sizes.patch**2 * channels * d
-  if sizes.tokens_mlp_dim is not None:
+  if sizes.kind == 'mixer':
     block = _mlp(d, patches, sizes.tokens_mlp_dim) + _mlp(patches, d, sizes.mlp_dim)
     return 2 * (macs + sizes.depth * block + d * num_classes)
 
@@ -57,16 +60,18 @@ def _mlp(tokens: int, width: int, hidden: int) -> int:
   return 2 * tokens * width * hidden
 
 
-def _stem(sizes: Sizes, image_size: tuple[int, int], channels: int) -> tuple[int, int]:
-  """Multiplications of a hybrid's ResNet, those with its padding too, and the channels it gives."""
+def _resnet(
+  root: int, blocks: tuple[int, ...], image_size: tuple[int, int], channels: int
+) -> tuple[int, int]:
+  """Multiplications of a ResNet or a hybrid's, those with its padding too, and the channels it gives."""
   halved = lambda cells: tuple(-(-side // 2) for side in cells)
   area = lambda cells: cells[0] * cells[1]
   cells = halved(image_size)
-  macs = area(cells) * 7**2 * channels * sizes.stem_width
+  macs = area(cells) * 7**2 * channels * root
   cells = halved(cells)
-  inputs = sizes.stem_width
-  for stage, units in enumerate(sizes.stem_blocks):
-    width = sizes.stem_width * 2**stage
+  inputs = root
+  for stage, units in enumerate(blocks):
+    width = root * 2**stage
     for unit in range(units):
       outside = area(cells)  # the first convolution of a unit comes before its stride
       if stage and not unit:

@@ -15,78 +15,17 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import initializers
 
 from vit_jax import config
-from vit_jax.errors import UserError
 from vit_jax.models import stack
+from vit_jax.models.convolutions import HYBRID, Conv, GroupNorm, Stage, StandardisedConv, check_sizes
 from vit_jax.models.variants import Sizes
-
-_GROUPS = 32
-
-
-class StandardisedConv(nnx.Module):
-  """A convolution, padded as 'SAME', without bias and with standardised weights (arXiv 1903.10520)."""
-
-  def __init__(
-    self,
-    inputs: int,
-    outputs: int,
-    size: int,
-    *,
-    stride: int = 1,
-    dtype: jnp.dtype,
-    rngs: nnx.Rngs,
-    sharding: jax.sharding.Sharding | None,
-  ):
-    shape = (size, size, inputs, outputs)
-    self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
-    self.stride = stride
-    self.dtype = dtype
-    self.sharding = sharding
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
-    kernel = standardise(self.kernel[...]).astype(self.dtype)
-    strides = (self.stride, self.stride)
-    layout = ('NHWC', 'HWIO', 'NHWC')
-    y = jax.lax.conv_general_dilated(x.astype(self.dtype), kernel, strides, 'SAME', dimension_numbers=layout)
-    return stack.constrain(y, self.sharding)
-
-
-def standardise(kernel: jax.Array) -> jax.Array:
-  """(h, w, inputs, outputs), of mean 0 and deviation 1 for each output; the deviation gets the epsilon."""
-  kernel = kernel - kernel.mean(axis=(0, 1, 2))
-  return kernel / (kernel.std(axis=(0, 1, 2)) + 1e-5)
-
-
-class GroupNorm(nnx.Module):
-  """Normalises each example over positions and the channels of a group (arXiv 1803.08494), in float32."""
-
-  def __init__(self, width: int, epsilon: float, *, scale: float = 1.0):
-    self.scale = nnx.Param(jnp.full(width, scale))
-    self.bias = nnx.Param(jnp.zeros(width))
-    self.epsilon = epsilon
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, H, W, C), of the same dtype."""
-    return _normalise(x, self.scale[...], self.bias[...], self.epsilon)
-
-
-@functools.partial(jax.checkpoint, static_argnums=3)
-def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-  """Of which the backward pass saves the input only, as it does of a LayerNorm."""
-  y = x.astype(jnp.float32).reshape(*x.shape[:-1], _GROUPS, -1)
-  y = y - y.mean(axis=(1, 2, 4), keepdims=True)
-  variance = jnp.square(y).mean(axis=(1, 2, 4), keepdims=True)
-  y = (y * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
-  return (y * scale + bias).astype(x.dtype)
 
 
 class Bottleneck(nnx.Module):
   """A residual unit with its activations behind the sums (ResNet v1), the stride in the 3 x 3 convolution."""
 
-  def __init__(self, inputs: int, width: int, conv, *, stride: int, epsilon: float):
+  def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
     outputs = 4 * width
     self.conv1 = conv(inputs, width, 1)
     self.norm1 = GroupNorm(width, epsilon)
@@ -107,19 +46,6 @@ class Bottleneck(nnx.Module):
     return jax.nn.relu(shortcut + y)
 
 
-class Stage(nnx.Module):
-  """Bottlenecks of one width, the first of which has the stride."""
-
-  def __init__(self, inputs: int, width: int, units: int, conv, *, stride: int, epsilon: float):
-    self.units = units
-    for u in range(units):
-      unit = Bottleneck(4 * width if u else inputs, width, conv, stride=1 if u else stride, epsilon=epsilon)
-      setattr(self, f'unit{u + 1}', unit)
-
-  def __iter__(self):
-    return (getattr(self, f'unit{u + 1}') for u in range(self.units))
-
-
 class Stem(nnx.Module):
   """Images to the feature map that patches are cut from; no stages: the root alone."""
 
@@ -133,17 +59,20 @@ class Stem(nnx.Module):
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
     width = sizes.stem_width
-    if width < 1 or width % _GROUPS:
-      raise UserError(f'config.model.stem_width is {width}; choose a multiple of {_GROUPS}.')
-    if any(units < 1 for units in sizes.stem_blocks):
-      raise UserError(f'config.model.stem_blocks is {sizes.stem_blocks}; each stage needs at least 1 unit.')
-    options = {'dtype': jnp.dtype(model.dtype), 'rngs': rngs, 'sharding': activation_sharding}
+    check_sizes(stem_width=width, stem_blocks=sizes.stem_blocks)
+    options = {
+      'style': HYBRID,
+      'dtype': jnp.dtype(model.dtype),
+      'rngs': rngs,
+      'sharding': activation_sharding,
+    }
     conv = functools.partial(StandardisedConv, **options)
     self.root = conv(channels, width, 7, stride=2)
     self.root_norm = GroupNorm(width, model.norm_epsilon)
     outputs = width
     for b, units in enumerate(sizes.stem_blocks):
-      stage = Stage(outputs, width * 2**b, units, conv, stride=2 if b else 1, epsilon=model.norm_epsilon)
+      bottleneck = functools.partial(Bottleneck, conv=conv, epsilon=model.norm_epsilon)
+      stage = Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1)
       setattr(self, f'block{b + 1}', stage)
       outputs = 4 * width * 2**b
     self.stages = len(sizes.stem_blocks)

@@ -1,7 +1,8 @@
-"""The named sizes of the Vision Transformer, the hybrids with a ResNet and the MLP-Mixer."""
+"""The named sizes of the Vision Transformer, the hybrids with a ResNet, the MLP-Mixer and the BiT ResNets."""
 
 import dataclasses
 import difflib
+from typing import ClassVar
 
 from vit_jax import config
 from vit_jax.errors import UserError
@@ -9,7 +10,7 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """What decides the shapes of a network's blocks."""
+  """What decides the shapes of the blocks of a Vision Transformer, a hybrid or an MLP-Mixer."""
 
   patch: int  # pixels along a side of a patch; in a hybrid, cells of the ResNet's output
   width: int  # D, the size of a token
@@ -27,11 +28,40 @@ class Sizes:
       return 1
     return 4 * 2 ** max(len(self.stem_blocks) - 1, 0)
 
+  @property
+  def kind(self) -> str:
+    """'vit' (hybrids too) or 'mixer'."""
+    return 'vit' if self.tokens_mlp_dim is None else 'mixer'
+
+  @property
+  def pixels(self) -> int:
+    """Along a side of what becomes a token."""
+    return self.patch * self.stem_stride
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetSizes:
+  """What decides the shapes of a BiT ResNet, whose first stage has 4 times the root's channels."""
+
+  resnet_blocks: tuple[int, ...]  # bottlenecks in each stage
+  width: int  # channels of the root
+  kind: ClassVar[str] = 'resnet'
+
+  @property
+  def depth(self) -> int:
+    """Bottlenecks in all."""
+    return sum(self.resnet_blocks)
+
+  @property
+  def pixels(self) -> int:
+    """Along a side of a cell of the last feature map: 4 after the root, doubled by the later stages."""
+    return 4 * 2 ** (len(self.resnet_blocks) - 1)
+
 
 # The paper's table 1 (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling
 # Vision Transformers' (g, G). Hybrids: the paper, and 'How to train your ViT?' (arXiv 2106.10270), in
 # which R+Ti/16 is what they called it, although its tokens are of 32 pixels. 'MLP-Mixer' (arXiv
-# 2105.01601), table 1.
+# 2105.01601), table 1. 'Big Transfer' (BiT, arXiv 1912.11370): R50x3 has 50 layers of 3 times the width.
 VARIANTS = {
   'Ti/16': Sizes(patch=16, width=192, mlp_dim=768, depth=12, heads=3),
   'S/16': Sizes(patch=16, width=384, mlp_dim=1536, depth=12, heads=6),
@@ -52,33 +82,49 @@ VARIANTS = {
   'Mixer-B/16': Sizes(patch=16, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
   'Mixer-B/32': Sizes(patch=32, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
   'Mixer-L/16': Sizes(patch=16, width=1024, mlp_dim=4096, depth=24, tokens_mlp_dim=512),
+  'R50x1': ResNetSizes((3, 4, 6, 3), width=64),
+  'R50x2': ResNetSizes((3, 4, 6, 3), width=128),
+  'R50x3': ResNetSizes((3, 4, 6, 3), width=192),
+  'R101x1': ResNetSizes((3, 4, 23, 3), width=64),
+  'R101x3': ResNetSizes((3, 4, 23, 3), width=192),
+  'R152x1': ResNetSizes((3, 8, 36, 3), width=64),
+  'R152x2': ResNetSizes((3, 8, 36, 3), width=128),
+  'R152x4': ResNetSizes((3, 8, 36, 3), width=256),
+  'R200x3': ResNetSizes((3, 24, 36, 3), width=192),
 }
 
 
-def resolve(model: config.Model) -> Sizes:
+def resolve(model: config.Model) -> Sizes | ResNetSizes:
   """The sizes of the model's variant, each replaced by the model's own value where it has one.
 
   Raises:
     UserError: an unknown variant, 'custom' without all sizes, or a width that the heads do not divide.
   """
-  names = [field.name for field in dataclasses.fields(Sizes)]
+  named = VARIANTS.get(model.variant)
+  resnet = model.resnet_blocks is not None or isinstance(named, ResNetSizes)
+  names = [field.name for field in dataclasses.fields(ResNetSizes if resnet else Sizes)]
   own = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
   if model.variant == 'custom':
-    needed = ['patch', 'width', 'mlp_dim', 'depth', 'heads']
+    needed = ['width'] if resnet else ['patch', 'width', 'mlp_dim', 'depth', 'heads']
     if 'tokens_mlp_dim' in own:
       needed.remove('heads')
     missing = [f'config.model.{name}' for name in needed if name not in own]
     if missing:
       raise UserError(f"config.model.variant is 'custom', which also needs {', '.join(missing)}.")
-    sizes = Sizes(**own)
-  elif model.variant in VARIANTS:
-    sizes = dataclasses.replace(VARIANTS[model.variant], **own)
-  else:
+    sizes = ResNetSizes(**own) if resnet else Sizes(**own)
+  elif named is None:
     raise UserError(
       f'config.model.variant {model.variant!r} is unknown; did you mean {_nearest(model.variant)!r} '
       f"(there are {', '.join(VARIANTS)} and 'custom')?"
     )
-  if sizes.heads is not None and sizes.width % sizes.heads:
+  elif resnet and not isinstance(named, ResNetSizes):
+    raise UserError(
+      f'config.model.resnet_blocks makes a ResNet, and config.model.variant is {model.variant!r}; choose '
+      "'custom' or 'R50x1'."
+    )
+  else:
+    sizes = dataclasses.replace(named, **own)
+  if not resnet and sizes.heads is not None and sizes.width % sizes.heads:
     raise UserError(
       f'config.model.width {sizes.width} does not divide into config.model.heads {sizes.heads} equal '
       'parts; change one of them.'
@@ -97,9 +143,9 @@ def _nearest(variant: str) -> str:
 
 
 def grid(
-  sizes: Sizes, image_size: tuple[int, int], *, option: str = 'config.data.image_size'
+  sizes: Sizes | ResNetSizes, image_size: tuple[int, int], *, option: str = 'config.data.image_size'
 ) -> tuple[int, int]:
-  """Patches down and across.
+  """Patches, or cells of a ResNet's last feature map, down and across.
 
   Args:
     sizes: the model's.
@@ -109,10 +155,12 @@ def grid(
   Raises:
     UserError: they do not fit into the image.
   """
+  if sizes.kind == 'resnet':
+    return -(-image_size[0] // sizes.pixels), -(-image_size[1] // sizes.pixels)
   cells = tuple(-(-side // sizes.stem_stride) for side in image_size)
   if all(side % sizes.patch == 0 for side in cells):
     return cells[0] // sizes.patch, cells[1] // sizes.patch
-  pixels = sizes.patch * sizes.stem_stride
+  pixels = sizes.pixels
   below = tuple(max(side // pixels, 1) * pixels for side in image_size)
   above = tuple(-(-side // pixels) * pixels for side in image_size)
   nearest = ' or '.join(str(size) for size in dict.fromkeys((below, above)))

@@ -20,8 +20,9 @@ _MLP = rf'(({_BLOCKS}|map_pool)/mlp|blocks/(token|channel)_mlp)'  # of ViT, of M
 # (regex of the whole path, mesh axes of the LAST dimensions); the first match wins. Dimensions before
 # those, such as the depth in which the blocks are stacked, are never split.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-  (r'stem/(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
-  (r'stem/(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
+  # A hybrid's stem, or a ResNet.
+  (r'(stem/)?(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
+  (r'(stem/)?(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
   (r'(class|mask)_token|register_tokens|position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
   # The blocks, with a leading depth, and attention pooling, without.

@@ -116,7 +116,8 @@ def describe(model: nnx.Module) -> str:
   """'Vision Transformer, 12 blocks of width 768, 12 heads, pool 'token''."""
   sizes = resolve(model.config)
   if not hasattr(model, 'patch_embedding'):
-    return f'ResNet {model.config.variant}'
+    units = ' + '.join(map(str, sizes.resnet_blocks))
+    return f'ResNet of {units} bottlenecks behind a root of {sizes.width} channels'
   kind = 'Vision Transformer'
   if sizes.tokens_mlp_dim is not None:
     kind = 'MLP-Mixer'

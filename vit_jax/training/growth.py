@@ -70,7 +70,7 @@ class Growth:
 
   def _check_patches(self, model: config_lib.Model) -> None:
     sizes = variants.resolve(model)
-    if len(self.sizes) > 1 and sizes.tokens_mlp_dim is not None:
+    if len(self.sizes) > 1 and sizes.kind == 'mixer':
       raise UserError('An MLP-Mixer works at one resolution; leave config.data.grow out.')
     for size in self.sizes[:-1]:
       variants.grid(sizes, size, option='an image size of config.data.grow,')

@@ -1,0 +1,128 @@
+"""The layers that all our ResNets are made of: convolutions with standardised weights, and group norms."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx import initializers
+
+from vit_jax.errors import UserError
+from vit_jax.models import stack
+
+GROUPS = 32
+
+
+class Style(NamedTuple):
+  """What the published code of the hybrids and that of BiT do differently.
+
+  Attributes:
+    same: pad as 'SAME', what is odd of the padding at the end; else by half the kernel on every side.
+    variance_epsilon: added to the variance of the weights.
+    deviation_epsilon: added to their deviation.
+  """
+
+  same: bool
+  variance_epsilon: float
+  deviation_epsilon: float
+
+
+HYBRID = Style(same=True, variance_epsilon=0.0, deviation_epsilon=1e-5)
+BIT = Style(same=False, variance_epsilon=1e-10, deviation_epsilon=0.0)
+
+
+class StandardisedConv(nnx.Module):
+  """A convolution without bias and with standardised weights (arXiv 1903.10520)."""
+
+  def __init__(
+    self,
+    inputs: int,
+    outputs: int,
+    size: int,
+    *,
+    style: Style,
+    stride: int = 1,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+    sharding: jax.sharding.Sharding | None,
+  ):
+    shape = (size, size, inputs, outputs)
+    self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
+    self.style = style
+    self.stride = stride
+    self.dtype = dtype
+    self.sharding = sharding
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
+    kernel = standardise(self.kernel[...], self.style).astype(self.dtype)
+    half = len(kernel) // 2
+    y = jax.lax.conv_general_dilated(
+      x.astype(self.dtype),
+      kernel,
+      (self.stride, self.stride),
+      'SAME' if self.style.same else ((half, half), (half, half)),
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
+    return stack.constrain(y, self.sharding)
+
+
+# (inputs, outputs, size of the kernel, stride=1) -> a StandardisedConv
+Conv = Callable[..., StandardisedConv]
+
+
+def standardise(kernel: jax.Array, style: Style) -> jax.Array:
+  """(h, w, inputs, outputs), of mean 0 and deviation 1 for each output."""
+  kernel = kernel - kernel.mean(axis=(0, 1, 2))
+  deviation = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + style.variance_epsilon)
+  return kernel / (deviation + style.deviation_epsilon)
+
+
+class GroupNorm(nnx.Module):
+  """Normalises each example over positions and the channels of a group (arXiv 1803.08494), in float32."""
+
+  def __init__(self, width: int, epsilon: float, *, scale: float = 1.0):
+    self.scale = nnx.Param(jnp.full(width, scale))
+    self.bias = nnx.Param(jnp.zeros(width))
+    self.epsilon = epsilon
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(B, H, W, C) -> (B, H, W, C), of the same dtype."""
+    return _normalise(x, self.scale[...], self.bias[...], self.epsilon)
+
+
+@functools.partial(jax.checkpoint, static_argnums=3)
+def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+  """Of which the backward pass saves the input only, as it does of a LayerNorm."""
+  y = x.astype(jnp.float32).reshape(*x.shape[:-1], GROUPS, -1)
+  y = y - y.mean(axis=(1, 2, 4), keepdims=True)
+  variance = jnp.square(y).mean(axis=(1, 2, 4), keepdims=True)
+  y = (y * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
+  return (y * scale + bias).astype(x.dtype)
+
+
+class Stage(nnx.Module):
+  """Bottlenecks of one width, the first of which has the stride."""
+
+  def __init__(
+    self, inputs: int, width: int, units: int, bottleneck: Callable[..., nnx.Module], *, stride: int
+  ):
+    self.units = units
+    for u in range(units):
+      unit = bottleneck(4 * width if u else inputs, width, stride=1 if u else stride)
+      setattr(self, f'unit{u + 1}', unit)
+
+  def __iter__(self):
+    return (getattr(self, f'unit{u + 1}') for u in range(self.units))
+
+
+def check_sizes(**options: int | tuple[int, ...]) -> None:
+  """Raises UserError for a width without 32 groups, or a stage without units; each by its option's name."""
+  for name, value in options.items():
+    if isinstance(value, tuple):
+      if any(units < 1 for units in value):
+        raise UserError(f'config.model.{name} is {value}; each stage needs at least 1 unit.')
+    elif value < 1 or value % GROUPS:
+      raise UserError(f'config.model.{name} is {value}; choose a multiple of {GROUPS}.')
