@@ -17,6 +17,8 @@ _POSITIONS, _CLASS_TOKEN = 'position_embedding', 'class_token'
 _AXES = re.compile(r'position_embedding/(rows|columns)')  # (1, rows or columns, D / 2)
 # (L, size, rows, columns)
 _OFFSETS = re.compile(r'blocks/((row|column)/)?attention/position/(bias|keys)/patches')
+# What sees the image, of a hybrid, a ResNet, and the others.
+_FIRST_KERNELS = ('stem/root/kernel', 'root/kernel', 'patch_embedding/kernel')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +111,8 @@ def _fitted(
     cells = np.moveaxis(array, (2, 3), (0, 1)).reshape(1, -1, math.prod(shape[:2]))
     cells, how = _resized(cells, array.shape[2:], shape[2:], method)
     return np.moveaxis(cells.reshape(*shape[2:], *shape[:2]), (0, 1), (2, 3)), how
-  input_kernel = 'stem/root/kernel' if 'stem/root/kernel' in source else 'patch_embedding/kernel'
-  if path == input_kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
+  first = next((name for name in _FIRST_KERNELS if name in source), None)
+  if path == first and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _channels(array, shape[2])
   hint = ''
   if '/token_mlp/' in path:

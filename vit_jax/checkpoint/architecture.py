@@ -12,6 +12,8 @@ from vit_jax.models.variants import resolve
 Shapes = Mapping[str, tuple[int, ...]]
 
 _BLOCK = 'Transformer/encoderblock_'
+_RESNET = 'resnet/'
+BIT_NORM_EPSILON = 1e-5  # of the published ResNets
 
 
 class Architecture(NamedTuple):
@@ -64,15 +66,17 @@ def infer(name: object, shapes: Shapes, image_size: tuple[int, int] | None) -> A
   Args:
     name: of the file, for errors.
     shapes: of its tensors, by the names of the original, without prefix.
-    image_size: that it was trained with; None: a square.
+    image_size: that it was trained with; None: a square, and of a ResNet, which has any, 224 pixels.
 
   Raises:
     UserError: tensors that are of no model we know.
   """
   tensors = Tensors(name, shapes)
-  if not any(key.startswith((_BLOCK, 'MixerBlock_', 'embedding/', 'stem/')) for key in shapes):
+  if not any(key.startswith((_BLOCK, 'MixerBlock_', 'embedding/', 'stem/', _RESNET)) for key in shapes):
     some = ', '.join(sorted(shapes)[:3]) or 'nothing at all'
     raise UserError(f'{name} holds no Vision Transformer: its tensors are {some} …; choose another file.')
+  if any(key.startswith(_RESNET) for key in shapes):
+    return _resnet(tensors, image_size)
   return (_mixer if 'stem/kernel' in shapes else _vit)(tensors, image_size)
 
 
@@ -81,7 +85,7 @@ def _vit(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
   stem = {}
   if 'conv_root/kernel' in tensors.shapes:
     _, _, channels, stem_width = tensors.shape('conv_root/kernel', 4)
-    stem = {'stem_blocks': _stem_blocks(tensors), 'stem_width': stem_width}
+    stem = {'stem_blocks': _stages(tensors), 'stem_width': stem_width}
   depth = tensors.depth(_BLOCK)
   if depth == 0:
     raise UserError(f'{tensors.name} has no {_BLOCK}0; the file is incomplete, get it again.')
@@ -132,6 +136,19 @@ def _mixer(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture
   return Architecture(model, _image_size(tensors, tokens, patch, image_size), channels, _classes(tensors))
 
 
+def _resnet(tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
+  _, _, channels, width = tensors.shape(f'{_RESNET}root_block/standardized_conv2d/kernel', 4)
+  blocks = _stages(tensors, _RESNET)
+  if not blocks or not all(blocks):
+    raise UserError(f'{tensors.name} lacks a stage of its ResNet; the file is incomplete, get it again.')
+  model = config.Model(
+    variant='custom', width=width, resnet_blocks=blocks, pool='gap', norm_epsilon=BIT_NORM_EPSILON
+  )
+  head = f'{_RESNET}head/conv2d/kernel'
+  classes = tensors.shape(head, 4)[3] if head in tensors.shapes else 0
+  return Architecture(model, image_size or (224, 224), channels, classes)
+
+
 def _patches(tensors: Tensors, key: str) -> tuple[int, int, int]:
   """Side, input channels and width of the kernel that embeds patches."""
   height, patch, channels, width = tensors.shape(key, 4)
@@ -140,9 +157,10 @@ def _patches(tensors: Tensors, key: str) -> tuple[int, int, int]:
   return patch, channels, width
 
 
-def _stem_blocks(tensors: Tensors) -> tuple[int, ...]:
-  """Bottlenecks in each stage of the ResNet."""
-  found = [match for match in map(re.compile(r'block(\d+)/unit(\d+)/').match, tensors.shapes) if match]
+def _stages(tensors: Tensors, prefix: str = '') -> tuple[int, ...]:
+  """Bottlenecks in each stage of a ResNet."""
+  pattern = re.compile(prefix + r'block(\d+)/unit(\d+)/')
+  found = [match for match in map(pattern.match, tensors.shapes) if match]
   stages = 1 + max((int(match[1]) for match in found), default=0)
   return tuple(
     max((int(match[2]) for match in found if int(match[1]) == stage), default=0) for stage in range(1, stages)

@@ -19,6 +19,15 @@ _FILES = {
   'sam': 'ViT-S_16 ViT-B_16 ViT-B_32 Mixer-B_16 Mixer-B_32',
   'gsam': '',
   'lit': 'LiT-B16B LiT-L16L LiT-L16S LiT-L16Ti',
+  # 'Big Transfer' (arXiv 1912.11370): S trained on ImageNet, M on ImageNet-21k, then fine-tuned on ImageNet;
+  # and its teachers and students of arXiv 2106.05237.
+  'bit': (
+    'BiT-S-R50x1 BiT-S-R50x3 BiT-S-R101x1 BiT-S-R101x3 BiT-S-R152x2 BiT-S-R152x4 '
+    'BiT-M-R50x1 BiT-M-R50x3 BiT-M-R101x1 BiT-M-R101x3 BiT-M-R152x2 BiT-M-R152x4 '
+    'BiT-M-R50x1-ILSVRC2012 BiT-M-R50x3-ILSVRC2012 BiT-M-R101x1-ILSVRC2012 BiT-M-R101x3-ILSVRC2012 '
+    'BiT-M-R152x2-ILSVRC2012 BiT-M-R152x4-ILSVRC2012 '
+    'distill/R50x1_224 distill/R50x1_160 distill/R152x2_T_224 distill/R152x2_T_384'
+  ),
 }
 
 # 'How to train your ViT?' (arXiv 2106.10270): for each model the one its authors recommend.
@@ -58,6 +67,8 @@ def url(name: str) -> str:
   folder, _, file = name.removesuffix('.npz').partition('/')
   if folder == 'augreg' and file in _AUGREG_BEST:
     file = _best(file)
+  if folder == 'bit':  # a bucket without folders
+    return f'{BUCKETS_URL}bit_models/{file}.npz'
   bucket = 'mixer_models' if file.startswith('Mixer') else 'vit_models'
   return f'{BUCKETS_URL}{bucket}/{folder}/{file}.npz'.replace('+', '%2B')
 

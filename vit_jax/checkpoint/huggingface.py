@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: ViT, DeiT and DINOv2 as transformers saves them, and timm's `vit_*`.
+"""Folders of Hugging Face: ViT, DeiT, DINOv2 and BiT as transformers saves them, and timm's `vit_*`.
 
 PyTorch is not needed; safetensors is (the extra 'huggingface').
 """
@@ -7,10 +7,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import types
+from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoint import timm_folder, transformers_folder, tree
+from vit_jax.checkpoint import bit_folder, timm_folder, transformers_folder, tree
 from vit_jax.checkpoint.portable import Portable
 from vit_jax.checkpoint.safetensor_files import TensorFiles, read_json
 from vit_jax.checkpoint.safetensor_files import write as write_files
@@ -55,8 +57,7 @@ def read(
       )
     told = {'heads': heads, 'gelu': gelu, 'norm_epsilon': norm_epsilon}
     told = {name: value for name, value in told.items() if value is not None}
-    reader = transformers_folder if values is not None and 'model_type' in values else timm_folder
-    layout = reader.layout(files, path.parent, values, told)
+    layout = _reader(values).layout(files, path.parent, values, told)
     portable = _portable(files, layout)
   return fold(portable) if fold_layer_scale else portable
 
@@ -76,6 +77,11 @@ def write(portable: Portable, folder: str | os.PathLike, kind: str | None = None
   Raises:
     UserError: the model is not of that kind, or the folder is not empty.
   """
+  if resolve(portable.model).kind == 'resnet':
+    raise UserError(
+      'A ResNet can be read from a folder of Hugging Face, but not written to one; choose the .npz format or '
+      'a run.'
+    )
   kind = _kind(portable) if kind is None else kind
   if kind not in KINDS:
     raise UserError(f'There is no kind {kind!r} of Hugging Face folder; choose one of {", ".join(KINDS)}.')
@@ -110,12 +116,20 @@ def fold(portable: Portable) -> Portable:
   return dataclasses.replace(portable, model=model, params=tree.unflatten(flat), notes=notes)
 
 
+def _reader(values: dict[str, Any] | None) -> types.ModuleType:
+  """The module that knows the kind of folder that a config.json describes."""
+  if values is None or 'model_type' not in values:
+    return timm_folder
+  return bit_folder if values['model_type'] == bit_folder.MODEL_TYPE else transformers_folder
+
+
 def _portable(files: TensorFiles, layout: Layout) -> Portable:
   _, shapes = tree.shapes(layout.model, layout.image_size, layout.channels, layout.num_classes)
   depth = resolve(layout.model).depth
   rules = [rule for rule in layout.rules if rule.path not in layout.zeros]
-  check(files, expected(rules, shapes, depth) | layout.tokens.expected(shapes), layout.ignored)
-  params = gather(rules, shapes, depth, files.read) | layout.tokens.gather(files.read)
+  wanted, tokens = expected(rules, shapes, depth), layout.tokens
+  check(files, wanted | tokens.expected(shapes) if tokens else wanted, layout.ignored)
+  params = gather(rules, shapes, depth, files.read) | (tokens.gather(files.read) if tokens else {})
   absent = layout.zeros if layout.num_classes else layout.zeros | {'head/kernel', 'head/bias'}
   params |= {path: np.zeros(shapes[path].shape, np.float32) for path in absent}
   unfilled = shapes.keys() - params.keys()

@@ -11,26 +11,28 @@ from vit_jax.errors import UserError
 
 FILE = 'preprocessor_config.json'
 _RESAMPLE = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
+_SIZE = (224, 224)
 
 
 def read(
-  folder: pathlib.Path, *, image_size: tuple[int, int], channels: int, default: dict[str, Any]
+  folder: pathlib.Path, *, image_size: tuple[int, int] | None, channels: int, default: dict[str, Any]
 ) -> tuple[Preprocess, tuple[str, ...]]:
   """How a folder's images are prepared.
 
   Args:
     folder: where the file is, or is not.
-    image_size: height, width of the model's input.
+    image_size: height, width of the model's input; None: any, so that the file decides, or 224 pixels.
     channels: of it.
     default: arguments of `Preprocess` for a folder without that file.
 
   Returns:
-    The preparation, for `image_size`, and sentences about it.
+    The preparation, for `image_size` where it is given, and sentences about it.
 
   Raises:
     UserError: a file that is damaged, or asks for what we cannot do.
   """
-  path = folder / FILE
+  path, any_size = folder / FILE, image_size is None
+  image_size = image_size or _SIZE
   if not path.exists():
     return Preprocess(image_size, channels, **default), (
       f'{folder} has no {FILE}: images are prepared as is usual for its kind of model, '
@@ -53,7 +55,7 @@ def read(
   mean, std = _normalisation(path, values, channels)
   options = {'mean': mean, 'std': std, 'method': method, 'antialias': True}
   result = Preprocess(size, channels, shorter=shorter, whole=None if whole == size else whole, **options)
-  if size == tuple(image_size):
+  if any_size or size == tuple(image_size):
     return result, ()
   return result.at(image_size), (
     f'{path.name} makes images of {size[0]} x {size[1]} and the model is for {image_size[0]} x '

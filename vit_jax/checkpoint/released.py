@@ -1,7 +1,7 @@
 """The original project's files: a flat .npz, in the naming of 2020 or the later one of Linen.
 
 The architecture is read off the names and shapes. What they do not tell is an argument, with what the
-original's models have as its default: the tanh approximation of GELU and an epsilon of 1e-6.
+original's models have as its default: the tanh approximation of GELU and an epsilon of 1e-6 (ResNets: 1e-5).
 """
 
 import dataclasses
@@ -12,11 +12,12 @@ import jax
 import numpy as np
 
 from vit_jax import config
-from vit_jax.checkpoint import tree
-from vit_jax.checkpoint.architecture import Architecture, infer
+from vit_jax.checkpoint import bit_names, tree
+from vit_jax.checkpoint.architecture import BIT_NORM_EPSILON, Architecture, infer
 from vit_jax.checkpoint.npz import Archive, Writer
 from vit_jax.checkpoint.portable import Portable, Preprocess
 from vit_jax.errors import UserError
+from vit_jax.models.variants import resolve
 
 # What is put before the names by a training run of the original or by LiT, and what the file may hold
 # beside the model then.
@@ -56,6 +57,7 @@ _MIXER_BLOCK_NAMES = {
   'channel_mlp/dense_out': 'channel_mixing/Dense_1',
 }
 _MIXER_BLOCK = 'MixerBlock_{}/'
+_HEAD_CONVOLUTION = '/conv2d/kernel'  # of a ResNet: 1 × 1
 _STEM_NAMES = {
   'root': 'conv_root',
   'root_norm': 'gn_root',
@@ -81,7 +83,7 @@ def read(
     path: the file.
     image_size: that the model was trained with, read where its patches are not a square.
     gelu: 'tanh', which None means too, or 'erf'.
-    norm_epsilon: of every norm; None: 1e-6.
+    norm_epsilon: of every norm; None: 1e-6, of a ResNet 1e-5.
     pool: None: the class token if there is one, else the mean of all tokens. 'none': logits of every token.
 
   Raises:
@@ -95,6 +97,11 @@ def read(
     if archive.dtypes != {'float32'}:
       stored_in = ', '.join(sorted(archive.dtypes))
       notes += (f'{archive.path.name} is stored in {stored_in}, and read into float32.',)
+  epsilon = found.model.norm_epsilon
+  if resolve(found.model).kind == 'resnet' and epsilon != BIT_NORM_EPSILON:
+    notes += (
+      f'{archive.path.name} is read with norm_epsilon {epsilon:g}, and the published ones have 1e-05.',
+    )
   head = params['head']
   if not found.num_classes:
     notes += (f'{archive.path.name} has no head; it is for features, or to fine-tune with num_classes=….',)
@@ -129,7 +136,8 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
     UserError: the model has what the format has no name for.
   """
   flat = tree.flatten(portable.params)
-  family = 'mixer' if portable.model.tokens_mlp_dim else naming
+  kind = resolve(portable.model).kind
+  family = naming if kind == 'vit' else kind
   names = {parameter: _name(parameter, family) for parameter in flat}
   unknown = sorted(parameter for parameter, name in names.items() if name is None)
   if portable.model.position != 'learned':
@@ -148,8 +156,9 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
         for block, part in enumerate(array):
           writer.write(name.format(block), part)
       else:
-        group_norm = naming == '2020' and re.search(r'\bgn\w+/(scale|bias)$', name)
-        writer.write(name, array[None, None, None] if group_norm else array)
+        group_norm = naming == '2020' and bool(re.search(r'\bgn\w+/(scale|bias)$', name))
+        lead = 3 * group_norm + 2 * name.endswith(_HEAD_CONVOLUTION)
+        writer.write(name, array.reshape((1,) * lead + array.shape))
   return _untold(portable)
 
 
@@ -202,7 +211,8 @@ def _read_params(archive: Archive, stored: dict[str, str], found: Architecture) 
     _, shapes = tree.shapes(*found)
   except UserError as error:
     raise UserError(f'{archive.path} fits no architecture we know: {error}') from error
-  naming = 'mixer' if found.model.tokens_mlp_dim else NAMINGS[any('/MlpBlock_0/' in key for key in stored)]
+  kind = resolve(found.model).kind
+  naming = NAMINGS[any('/MlpBlock_0/' in key for key in stored)] if kind == 'vit' else kind
   places = {}  # their name -> our path, block number or None
   for path, leaf in shapes.items():
     name = _name(path, naming)
@@ -238,8 +248,10 @@ def _check_complete(
   for key, (path, block) in places.items():
     shape = archive.shapes[stored[key]]
     wanted = shapes[path].shape if block is None else shapes[path].shape[1:]
-    # The scale and bias of a GroupNorm are (1, 1, 1, C) in the naming of 2020.
-    if shape != wanted and shape != (1, 1, 1, *wanted):
+    # The scale and bias of a hybrid's GroupNorm are (1, 1, 1, C) in the naming of 2020, and the kernel of a
+    # ResNet's head is (1, 1, D, K).
+    lead = 2 if key.endswith(_HEAD_CONVOLUTION) else 3
+    if shape not in (wanted, (1,) * lead + wanted):
       raise UserError(
         f'{archive.path} has {key} of shape {shape} where its other tensors ask for {wanted}; it fits no '
         f'architecture we know.'
@@ -262,8 +274,10 @@ def _name(path: str, naming: str) -> str | None:
 
   Args:
     path: ours.
-    naming: one of NAMINGS, or 'mixer'.
+    naming: one of NAMINGS, 'mixer' or 'resnet'.
   """
+  if naming == 'resnet':
+    return bit_names.published(path)
   if path.startswith('stem/'):
     return '/'.join(_STEM_NAMES.get(part, part) for part in path.split('/')[1:])
   in_block, path = path.startswith('blocks/'), path.removeprefix('blocks/')
@@ -284,11 +298,13 @@ def _untold(portable: Portable) -> tuple[str, ...]:
   arguments = []
   if model.gelu != 'tanh':
     arguments.append(f'gelu={model.gelu!r}')
-  if model.norm_epsilon != 1e-6:
+  resnet = resolve(model).kind == 'resnet'
+  if model.norm_epsilon != (BIT_NORM_EPSILON if resnet else 1e-6):
     arguments.append(f'norm_epsilon={model.norm_epsilon:g}')
   if model.pool not in ('token', 'gap') or (model.pool == 'gap' and model.class_token):
     arguments.append(f'pool={model.pool!r}')
-  if portable.image_size[0] != portable.image_size[1]:
+  height, width = portable.image_size
+  if (height, width) != (224, 224) if resnet else height != width:
     arguments.append(f'image_size={portable.image_size}')
   notes = []
   if arguments:

@@ -112,7 +112,7 @@ class Layout:
   channels: int
   num_classes: int  # 0: it has no head
   rules: tuple[Rule, ...]
-  tokens: Tokens
+  tokens: Tokens | None  # None: of a ResNet, which has none
   preprocess: Preprocess
   position_resize: str
   class_names: tuple[str, ...] | None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import config
-from vit_jax.checkpoint import preprocessor_config
+from vit_jax.checkpoint import config_json, preprocessor_config
 from vit_jax.checkpoint.portable import Portable
 from vit_jax.checkpoint.safetensor_files import TensorFiles
 from vit_jax.checkpoint.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
@@ -114,12 +114,12 @@ def layout(files: TensorFiles, folder: pathlib.Path, values: dict[str, Any], tol
   if family is None:
     raise UserError(
       f'{folder} holds a model of type {model_type!r}, which vit_jax does not have; it reads '
-      f'{", ".join(_FAMILIES)}.'
+      f'{", ".join(_FAMILIES)}, bit.'
     )
   values = family.defaults | values
   model = dataclasses.replace(_model(folder, model_type, values), **told)
-  image_size = _sides(folder, values, 'image_size')
-  channels = _integer(folder, values, 'num_channels')
+  image_size = config_json.sides(folder, values, 'image_size')
+  channels = config_json.integer(folder, values, 'num_channels')
   prefix = model_type + '.' if any(name.startswith(model_type + '.') for name in files.shapes) else ''
   head, num_classes = _head(files)
   notes: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def layout(files: TensorFiles, folder: pathlib.Path, values: dict[str, Any], tol
     tokens=_tokens(family, prefix),
     preprocess=preprocess,
     position_resize=family.position_resize,
-    class_names=_class_names(folder, values, num_classes),
+    class_names=config_json.class_names(folder, values, num_classes),
     zeros=frozenset(zeros),
     ignored=frozenset(ignored),
     notes=notes + more,
@@ -274,28 +274,30 @@ def _model(folder: pathlib.Path, model_type: str, values: dict[str, Any]) -> con
     raise UserError(f'{folder} has hidden_act {values["hidden_act"]!r}, and vit_jax computes GELU only.')
   if values.get('use_swiglu_ffn'):
     raise UserError(f'{folder} has SwiGLU instead of an MLP (use_swiglu_ffn), which vit_jax does not have.')
-  patch = _sides(folder, values, 'patch_size')
+  patch = config_json.sides(folder, values, 'patch_size')
   if patch[0] != patch[1]:
     raise UserError(f'{folder} has patches of {patch[0]} x {patch[1]}, and those of vit_jax are square.')
-  width = _integer(folder, values, 'hidden_size')
+  width = config_json.integer(folder, values, 'hidden_size')
   if model_type.startswith('dinov2'):
-    mlp_dim = int(width * _number(folder, values, 'mlp_ratio'))
-    registers = _integer(folder, values, 'num_register_tokens') if 'num_register_tokens' in values else 0
-    layer_scale = _number(folder, values, 'layerscale_value')
+    mlp_dim = int(width * config_json.number(folder, values, 'mlp_ratio'))
+    registers = (
+      config_json.integer(folder, values, 'num_register_tokens') if 'num_register_tokens' in values else 0
+    )
+    layer_scale = config_json.number(folder, values, 'layerscale_value')
   else:
-    mlp_dim = _integer(folder, values, 'intermediate_size')
+    mlp_dim = config_json.integer(folder, values, 'intermediate_size')
     registers, layer_scale = int(model_type == 'deit'), None
   return config.Model(
     variant='custom',
     patch=patch[0],
     width=width,
     mlp_dim=mlp_dim,
-    depth=_integer(folder, values, 'num_hidden_layers'),
-    heads=_integer(folder, values, 'num_attention_heads'),
+    depth=config_json.integer(folder, values, 'num_hidden_layers'),
+    heads=config_json.integer(folder, values, 'num_attention_heads'),
     pool='token',
     register_tokens=registers,
     gelu=gelu[0],
-    norm_epsilon=_number(folder, values, 'layer_norm_eps'),
+    norm_epsilon=config_json.number(folder, values, 'layer_norm_eps'),
     layer_scale=layer_scale,
   )
 
@@ -328,48 +330,11 @@ def _head(files: TensorFiles) -> tuple[str | None, int]:
   return None, 0
 
 
-def _class_names(folder: pathlib.Path, values: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
-  names = values.get('id2label')
-  if not num_classes or names is None:
-    return None
-  if not isinstance(names, dict) or set(names) != {str(i) for i in range(num_classes)}:
-    raise UserError(
-      f'{folder} has a head of {num_classes} classes, and id2label in its config.json does not name 0 to '
-      f'{num_classes - 1}; get the config that belongs to the tensors.'
-    )
-  ordered = tuple(str(names[str(i)]) for i in range(num_classes))
-  # What transformers calls classes that nobody named.
-  return None if ordered == tuple(f'LABEL_{i}' for i in range(num_classes)) else ordered
-
-
 def _default(family: _Family, image_size: tuple[int, int]) -> dict[str, Any]:
   result = {'antialias': True} | family.preprocess
   if family.stem != 'ViT':  # both keep the middle 224 of 256 pixels
     result['shorter'] = round(max(image_size) * 256 / 224)
   return result
-
-
-def _integer(folder: pathlib.Path, values: dict[str, Any], name: str) -> int:
-  value = values[name]
-  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-    raise UserError(f'{folder}/config.json has {name} {value!r}, which must be a positive integer.')
-  return value
-
-
-def _number(folder: pathlib.Path, values: dict[str, Any], name: str) -> float:
-  value = values[name]
-  if isinstance(value, bool) or not isinstance(value, (int, float)):
-    raise UserError(f'{folder}/config.json has {name} {value!r}, which must be a number.')
-  return float(value)
-
-
-def _sides(folder: pathlib.Path, values: dict[str, Any], name: str) -> tuple[int, int]:
-  """Height and width, which are given as one number or two."""
-  value = values[name]
-  pair = value if isinstance(value, list) else [value, value]
-  if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-    raise UserError(f'{folder}/config.json has {name} {value!r}, which must be one or two positive integers.')
-  return pair[0], pair[1]
 
 
 def _one_or_both(size: tuple[int, int]) -> int | list[int]:
