@@ -9,6 +9,7 @@ import pytest
 from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.errors import UserError
+from vit_jax.models import flops
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.step import make_train_step
 
@@ -43,6 +44,8 @@ ARGUMENTS = {
   'mlp': ['768'],
   'patch': ['2'],
   'width': ['256'],
+  'resnet': ['vit', 'resnet,small'],
+  'hybrid': ['hybrid,small', 'r50x1,jft', 'r50+b16,jft'],
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
 CASES = [
@@ -68,6 +71,22 @@ def test_config(path, argument):
   assert jax.tree.structure(state) == jax.tree.structure(program.state)
   assert metrics['train/loss'].shape == ()
   assert path.stem in path.read_text(), 'the header gives the command'
+
+
+@pytest.mark.parametrize('size', ['', ',small'])
+@pytest.mark.parametrize('name', ['resnet', 'hybrid'])
+def test_equal_flops(name, size):
+  """As the headers of configs/ablations/ say, within 5 %."""
+  vit, other = (
+    flops.forward_flops(
+      load(CONFIGS / 'ablations' / f'{file}.py', argument + size).model,
+      image_size=(32, 32),
+      channels=3,
+      num_classes=10,
+    )
+    for file, argument in (('resnet', 'vit'), (name, name))
+  )
+  assert other / vit == pytest.approx(1, abs=0.05)
 
 
 def test_the_papers_numbers():

@@ -49,6 +49,13 @@ _JFT_ROWS = {
   'L/32': (7, 6e-4),
   'L/16': (14, 4e-4),
   'H/14': (14, 3e-4),
+  'R50x1': (7, 1e-3),
+  'R50x2': (7, 1e-3),
+  'R101x1': (7, 8e-4),
+  'R152x1': (7, 6e-4),
+  'R152x2': (7, 6e-4),
+  'R50+B/16': (7, 8e-4),
+  'R50+L/32': (7, 2e-4),
 }
 # Table 3, ImageNet-21k: variant -> epochs.
 _IMAGENET21K_ROWS = {'B/16': 90, 'B/32': 90, 'L/16': 90, 'L/32': 90}
@@ -136,7 +143,11 @@ def _with_sigmoid(config: Config) -> Config:
 def _jft(variant: str) -> Config:
   _require(variant, _JFT_ROWS, 'The paper', 'JFT-300M')
   epochs, rate = _JFT_ROWS[variant]
-  return _with_sigmoid(_pretraining(variant, _JFT, epochs, rate, 'linear', 0.1))
+  config = _pretraining(variant, _JFT, epochs, rate, 'linear', 0.1)
+  if '/' not in variant:  # a ResNet, as 'Big Transfer' has it
+    model = dataclasses.replace(config.model, pool='gap', norm_epsilon=1e-5)
+    config = dataclasses.replace(config, model=model)
+  return _with_sigmoid(config)
 
 
 def _require(variant: str, rows: Iterable[str], authors: str, data: str) -> None:
@@ -280,12 +291,13 @@ def _pretrained(model: str) -> tuple[Model, Init, int]:
   found = opening.model_config(model)
   if found.pool == 'none':  # of masked patches: an image gets logits from here on
     found = dataclasses.replace(found, pool='token' if has_class_token(found) else 'gap', mask_token=False)
-  sizes = resolve(found)
-  return found, Init(checkpoint=model), sizes.patch * sizes.stem_stride
+  return found, Init(checkpoint=model), resolve(found).pixels
 
 
 def variant_of(name: str) -> str:
-  """'b16' -> 'B/16', 'r50+l32' -> 'R50+L/32': a variant as it is written in a file's name."""
+  """'b16' -> 'B/16', 'r50+l32' -> 'R50+L/32', 'r50x1' -> 'R50x1': a variant as a file's name has it."""
+  if re.fullmatch(r'r\d+x\d', name, re.IGNORECASE):
+    return name.capitalize()
   match = re.fullmatch(r'(r\d*\+|mixer-)?(ti|[sblhg])(\d+)', name, re.IGNORECASE)
   if not match:
     return name

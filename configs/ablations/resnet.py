@@ -1,0 +1,32 @@
+"""A ResNet against a Vision Transformer of equal FLOPs (the paper's section 4.4 and table 6).
+
+python -m vit_jax.main --config=configs/ablations/resnet.py:resnet --workdir=runs/resnet
+python -m vit_jax.main --config=configs/ablations/resnet.py:vit,small --workdir=runs/vit_small
+
+'vit': that of `recipes.cifar10`. 'resnet': BiT's, of 3, 4, 3 and 3 bottlenecks, as wide as R50x1; it takes
+1.007 times the FLOPs of that ViT. 'small': a smaller model and one epoch, a minute or two of one core; that
+ResNet has 2 bottlenecks a stage, half the width, and 0.982 times the FLOPs of the small ViT.
+
+Published (arXiv 2010.11929, table 6; pre-trained on JFT-300M for 7 epochs, then fine-tuned), exaFLOPs of the
+pre-training and accuracy on ImageNet and CIFAR-10:
+
+  ViT-B/32     55  80.73 %  98.61 %        ResNet50x1    50  77.54 %  97.67 %
+  ViT-L/32    196  84.37 %  99.19 %        ResNet50x2   199  82.12 %  98.29 %
+  ViT-L/16    783  86.30 %  99.38 %        ResNet152x2  563  84.97 %  99.06 %
+
+Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"), so little data that one expects the
+ResNet ahead (the paper's section 4.3); what was measured: benchmarks/RESULTS.md.
+
+Target: cpu:1
+"""
+
+from vit_jax import recipes
+
+_NONE = dict.fromkeys(('model.patch', 'model.mlp_dim', 'model.depth', 'model.heads'))
+_RESNET = _NONE | {'model.resnet_blocks': (3, 4, 3, 3), 'model.width': 64, 'model.norm_epsilon': 1e-5}
+_SMALL_RESNET = _RESNET | {'model.resnet_blocks': (2, 2, 2, 2), 'model.width': 32}
+
+
+def get_config(arguments: str = 'resnet'):
+  small = 'small' in arguments.split(',')
+  return recipes.ablation('resnet', arguments, {'vit': {}, 'resnet': _SMALL_RESNET if small else _RESNET})
