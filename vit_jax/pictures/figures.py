@@ -153,7 +153,8 @@ def heads(seen: Seen) -> Figure:
   size = (max(side * number + 0.8, 5), side * aspect * depth + 1.2)
   figure = Figure(figsize=size, layout='compressed')
   figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-  figure.suptitle(f'Attention maps: what {seen.by} attends to', fontsize=10, y=1.0, va='bottom')
+  title = f'Attention maps: what {seen.by} attends to'
+  figure.suptitle(title, fontsize=10, y=1 + 0.06 / size[1], va='bottom')  # clear of the heads' numbers
   axes = figure.subplots(depth, number, squeeze=False)
   for block in range(depth):
     for head in range(number):
