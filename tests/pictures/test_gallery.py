@@ -19,6 +19,11 @@ MODELS = {
   'hybrid': {'stem_blocks': (1,), 'stem_width': 32, 'patch': 1},
   'mixer': {'tokens_mlp_dim': 16, 'heads': None, 'pool': 'gap'},
 }
+RESNET = {
+  'resnet_blocks': (1,),
+  'pool': 'gap',
+  **dict.fromkeys(('patch', 'mlp_dim', 'depth', 'heads')),
+}
 NONE_OF = {
   'vit': set(),
   'hybrid': set(),
@@ -91,6 +96,9 @@ def test_nothing_to_read(tmp_path):
     ({'pool': 'none'}, 'predictions', 'logits of every token'),
     ({'num_classes': 0}, 'predictions', 'no head'),
     (MODELS['mixer'], 'positions', 'weights for each place'),
+    (RESNET, 'heads', 'no attention'),
+    (RESNET, 'layers', 'no tokens'),
+    (RESNET, 'positions', 'no position embedding'),
     ({'position': 'none'}, 'positions', 'knows nothing of positions'),
     ({'position': 'rotary'}, 'positions', "attention itself knows of positions ('rotary')"),
     (MODELS['mixer'], 'heads', 'no attention'),
@@ -98,6 +106,11 @@ def test_nothing_to_read(tmp_path):
 )
 def test_reasons(options, picture, reason):
   assert reason in subject.absent(module(**options))[picture]
+
+
+def test_filters_of_a_resnet_are_its_first_convolution():
+  figure = figures.filters(module(**RESNET))
+  assert '28 principal components\nof 32 filters of 7 × 7 pixels' in figure.get_suptitle()
 
 
 def test_whose_attention():
