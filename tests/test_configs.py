@@ -96,6 +96,8 @@ def test_the_papers_numbers():
   assert config.optimizer.weight_decay == 0.03 and config.model.dropout == 0.1
   assert config.loss.name == 'sigmoid' and config.model.head_bias == -10
   assert load(CONFIGS / 'vit_h14.py', 'jft').schedule.learning_rate == 3e-4
+  resnet = load(CONFIGS / 'ablations' / 'hybrid.py', 'r152x2,jft')
+  assert resnet.schedule.learning_rate == 6e-4 and resnet.model.norm_epsilon == 1e-5
   assert load(CONFIGS / 'finetune.py', 'b16,imagenet2012').total == '20000 steps'
   config = load(CONFIGS / 'vtab.py', 'b16,dmlab')
   assert config.total == '2500 steps' and config.batch_size == 512
