@@ -3,9 +3,11 @@
 import os
 import pathlib
 
+from processes import xla_flags
+
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # no test finds what another one, or a run, compiled
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {xla_flags(devices=8)}'
 
 # Eight devices wait for each other in threads of one pool, which has as many as the machine has cores.
 os.environ.setdefault('NPROC', '64')

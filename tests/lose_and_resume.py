@@ -18,10 +18,10 @@ import sys
 import tempfile
 import time
 
+from processes import xla_flags
+
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = 4  # of a run, whatever the number of its processes
-# Of eight processes that compile, on few cores, most of the time goes into this.
-QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 CONFIG = """
 from vit_jax.config import *
 
@@ -82,7 +82,7 @@ class Run:
       environment = dict(
         os.environ,
         JAX_PLATFORMS='cpu',
-        XLA_FLAGS=f'--xla_force_host_platform_device_count={DEVICES // processes} {QUICK}',
+        XLA_FLAGS=xla_flags(DEVICES // processes),
         JAX_ENABLE_COMPILATION_CACHE='false',
         VIT_JAX_HEARTBEAT_SECONDS=str(silence),
       )
