@@ -69,10 +69,11 @@ def test_two_steps_on_a_mesh_equal_one_device(kind):
   _, params, losses = _train(MODELS[kind], MESH)
   np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+  useless = ('key/bias', 'key_norm/bias')  # the same for all that a query asks
   for path, leaf in jax.tree.leaves_with_path(params):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     old = np.asarray(_at(before, path))
-    assert name.endswith('key/bias') or not np.array_equal(old, leaf), f'{name} has not learnt'
+    assert name.endswith(useless) or not np.array_equal(old, leaf), f'{name} has not learnt'
     if name.endswith('kernel'):
       assert not leaf.sharding.is_fully_replicated, f'{name} is not split'
 
