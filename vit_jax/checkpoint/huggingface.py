@@ -163,7 +163,7 @@ def _tensors(portable: Portable, export: Export, kind: str) -> dict[str, np.ndar
   if homeless:
     raise UserError(
       f'Kind {kind!r} of Hugging Face folder has no place for {homeless[0]}; choose another kind '
-      f'({", ".join(KINDS)}) or the .npz format.'
+      f'({", ".join(KINDS)}) or save it as a run.'
     )
   depth = resolve(portable.model).depth
   return scatter(export.rules, flat, depth) | export.tokens.scatter(flat) | export.constants

@@ -144,7 +144,7 @@ def write(portable: Portable, path: str | os.PathLike, *, naming: str = '2020') 
     unknown = [f'position {portable.model.position!r}']
   if unknown:
     raise UserError(
-      f'The released format has no place for {", ".join(unknown)}; save this model as a run or as a Hugging '
+      f'The released format has no place for {_some(unknown)}; save this model as a run or as a Hugging '
       f'Face folder.'
     )
   with Writer(path) as writer:
