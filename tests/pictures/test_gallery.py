@@ -5,9 +5,9 @@ import pathlib
 
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from models import tiny
 
 from vit_jax.checkpoint.portable import Preprocess
 from vit_jax.errors import UserError

@@ -5,8 +5,9 @@ import math
 import jax
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
-from models import numpy_vit, tiny
+from models import numpy_vit
 
 from vit_jax.checkpoint.portable import Preprocess
 from vit_jax.pictures import measures
