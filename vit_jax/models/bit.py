@@ -12,7 +12,6 @@ Its parameters, for stages b = 1, 2 ... and bottlenecks u = 1, 2 ... of a stage,
 where w = W * 2**(b - 1), and D is 4 w of the last stage.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -24,7 +23,7 @@ from vit_jax import config
 from vit_jax.errors import UserError
 from vit_jax.models import stack
 from vit_jax.models.convolutions import BIT, Conv, GroupNorm, Stage, StandardisedConv, check_sizes
-from vit_jax.models.variants import resolve
+from vit_jax.models.variants import check_options, resolve
 
 
 class PreActivationBottleneck(nnx.Module):
@@ -143,7 +142,4 @@ def _check(model: config.Model) -> None:
   """Raises UserError where an option is set that would do nothing."""
   if model.pool != 'gap':
     raise UserError(f"config.model.pool is {model.pool!r}; a ResNet has 'gap', the mean of its feature map.")
-  for field in dataclasses.fields(config.Model):
-    value = getattr(model, field.name)
-    if field.name not in _OPTIONS and value not in (field.default, False):
-      raise UserError(f'config.model.{field.name} is {value}, which a ResNet does not have; leave it out.')
+  check_options(model, _OPTIONS, 'a ResNet')

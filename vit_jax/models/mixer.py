@@ -9,8 +9,6 @@ Its parameters, those of the L blocks stacked; N tokens of D channels:
   norm/{scale,bias}, head/{kernel (D, K), bias}
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -21,7 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import stack
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
-from vit_jax.models.variants import Sizes, grid, resolve
+from vit_jax.models.variants import Sizes, check_options, grid, resolve
 
 
 class MixerBlock(nnx.Module):
@@ -128,19 +126,14 @@ class Mixer(nnx.Module):
     return z
 
 
-_NOT_OF_A_MIXER = (
-  *('heads', 'stem_blocks', 'class_token', 'register_tokens', 'representation_size', 'layer_scale'),
-  *('mask_token', 'position', 'dropout', 'attention_dropout', 'attention', 'axial'),
-  *('mlp_locality', 'qk_norm'),
-)
+_OPTIONS = {
+  *('variant', 'patch', 'width', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'stem_width', 'pool', 'gelu'),
+  *('norm_epsilon', 'stochastic_depth', 'head_bias', 'dtype', 'remat', 'unroll'),
+}
 
 
 def _check(model: config.Model) -> None:
   """Raises UserError where an option is set that would do nothing."""
   if model.pool != 'gap':
     raise UserError(f"config.model.pool is {model.pool!r}; an MLP-Mixer has 'gap', the mean of its tokens.")
-  default = {field.name: field.default for field in dataclasses.fields(config.Model)}
-  for name in _NOT_OF_A_MIXER:
-    value = getattr(model, name)
-    if value not in (default[name], False):
-      raise UserError(f'config.model.{name} is {value}, which an MLP-Mixer does not have; leave it out.')
+  check_options(model, _OPTIONS, 'an MLP-Mixer')

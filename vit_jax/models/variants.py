@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+from collections.abc import Collection
 from typing import ClassVar
 
 from vit_jax import config
@@ -168,6 +169,20 @@ def grid(
     f'{option} {tuple(image_size)} does not divide into patches of {pixels} pixels; '
     f'the nearest sizes that do are {nearest}.'
   )
+
+
+def check_options(model: config.Model, allowed: Collection[str], network: str) -> None:
+  """Raises UserError where an option is set that would do nothing.
+
+  Args:
+    model: the config.
+    allowed: names of the options that do something.
+    network: what does not have the others, for the error.
+  """
+  for field in dataclasses.fields(config.Model):
+    value = getattr(model, field.name)
+    if field.name not in allowed and value not in (field.default, False):
+      raise UserError(f'config.model.{field.name} is {value}, which {network} does not have; leave it out.')
 
 
 def has_class_token(model: config.Model) -> bool:
