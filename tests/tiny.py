@@ -7,9 +7,6 @@ from flax import nnx
 
 from vit_jax import config, models
 
-# The tests spend their time in the compiler; what it leaves out changes no result.
-QUICK = {'xla_backend_optimization_level': 0}
-
 
 def options(**changes) -> config.Model:
   """A model of width 32 with two blocks."""
@@ -60,7 +57,7 @@ def keys(batch=3, seed=0):
 
 def apply(graphdef, params, x, keys=None):
   """The logits, compiled, at the highest matmul precision."""
-  call = jax.jit(lambda params, x, keys: nnx.merge(graphdef, params)(x, keys=keys), compiler_options=QUICK)
+  call = jax.jit(lambda params, x, keys: nnx.merge(graphdef, params)(x, keys=keys))
   with jax.default_matmul_precision('highest'):
     return call(params, x, keys)
 

@@ -15,7 +15,6 @@ from vit_jax.checkpoint.adapt import adapt
 from vit_jax.errors import UserError
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
-QUICK = {'xla_backend_optimization_level': 0}
 BLOCKS = (1, 2)
 
 
@@ -61,7 +60,7 @@ def file(tensors, tmp_path_factory):
 
 def logits(module: nnx.Module, images: np.ndarray) -> np.ndarray:
   graphdef, params = nnx.split(module)
-  call = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x), compiler_options=QUICK)
+  call = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))
   with jax.default_matmul_precision('highest'):
     return np.asarray(call(params, images))
 
@@ -187,7 +186,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(name, transformers, 
     return [model.feature_map(x, int(layer)) for layer in ends], model.pool(model.features(x)), model(x)
 
   with jax.default_matmul_precision('highest'):
-    maps, pooled, ours = jax.jit(found, compiler_options=QUICK)(params, images)
+    maps, pooled, ours = jax.jit(found)(params, images)
   for ours_at, other in zip(maps, theirs.hidden_states[1:], strict=True):
     np.testing.assert_allclose(ours_at, other.permute(0, 2, 3, 1), atol=1e-4 * float(other.abs().max()))
   if name == 'model':

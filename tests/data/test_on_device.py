@@ -16,7 +16,7 @@ BYTES = {'value_range': (0.0, 255.0)}
 
 
 # Most of these tests' time is the compiler's; what it leaves out changes no result.
-@functools.partial(jax.jit, static_argnames='data', compiler_options={'xla_backend_optimization_level': 0})
+@functools.partial(jax.jit, static_argnames='data')
 def prepared(key, data, images=IMAGES, labels=LABELS):
   return prepare_training({'image': images, 'label': labels}, data, key)
 

@@ -23,7 +23,7 @@ CASES = {
 
 
 def attention(graphdef, params, x):
-  call = jax.jit(lambda params, x: nnx.merge(graphdef, params).attention(x), compiler_options=tiny.QUICK)
+  call = jax.jit(lambda params, x: nnx.merge(graphdef, params).attention(x))
   with jax.default_matmul_precision('highest'):
     return call(params, x)
 

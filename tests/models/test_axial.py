@@ -85,7 +85,7 @@ def _compiled(model: c.Model):
     mesh=c.Mesh(data=2, fsdp=2, tensor=2, min_shard_size=1),
   )
   program = make_train_step(config, make_mesh(config.mesh), num_classes=6, examples=80)
-  return program.step.lower(program.state, program.batch).compile(compiler_options=tiny.QUICK)
+  return program.step.lower(program.state, program.batch).compile()
 
 
 def test_the_compiled_step():

@@ -37,7 +37,7 @@ def test_logits_and_features_equal_numpy(channels, image_size):
     return units, resnet.feature_map(x), resnet.features(x, -1), resnet(x)
 
   with jax.default_matmul_precision('highest'):
-    units, final, tokens, logits = jax.jit(found, compiler_options=tiny.QUICK)(params, x)
+    units, final, tokens, logits = jax.jit(found)(params, x)
   for ours, grid in zip(units, expected['units'], strict=True):
     np.testing.assert_allclose(ours, grid, atol=1e-4)
   np.testing.assert_allclose(final, expected['final'], atol=2e-5)
@@ -91,7 +91,7 @@ def test_initial_parameters(dtype):
     resnet = models.build(model, image_size=(9, 9), channels=3, num_classes=7, rngs=nnx.Rngs(0))
     return nnx.to_pure_dict(nnx.state(resnet)), resnet.features(x), resnet(x)
 
-  params, tokens, logits = jax.jit(initial, compiler_options=tiny.QUICK)(jnp.ones((1, 9, 9, 3)))
+  params, tokens, logits = jax.jit(initial)(jnp.ones((1, 9, 9, 3)))
   np.testing.assert_array_equal(logits, np.full((1, 7), -10.0))
   assert logits.dtype == jnp.float32 and tokens.dtype == dtype
   for path, leaf in jax.tree.leaves_with_path(params):
@@ -158,7 +158,7 @@ def _trained(mesh: config.Mesh, devices=None):
   rng = np.random.default_rng(0)
   batch = {'image': rng.integers(0, 256, (8, 8, 8, 3), np.uint8), 'label': np.arange(8, dtype=np.int32) % 4}
   inputs = {name: jax.device_put(array, program.batch[name].sharding) for name, array in batch.items()}
-  step = program.step.lower(program.state, program.batch).compile(compiler_options=tiny.QUICK)
+  step = program.step.lower(program.state, program.batch).compile()
   state = program.init(0)
   before, losses = jax.tree.map(np.asarray, state.params), []
   for _ in range(2):

@@ -24,7 +24,7 @@ def _loss_and_gradient(graphdef, params, x, keys):
 
 
 def _step(graphdef):
-  return jax.jit(functools.partial(_loss_and_gradient, graphdef), compiler_options=tiny.QUICK)
+  return jax.jit(functools.partial(_loss_and_gradient, graphdef))
 
 
 @functools.cache

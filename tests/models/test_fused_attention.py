@@ -55,7 +55,7 @@ def _with_gradients(sharding, kernel='splash', interpret=True):
     out, backward = jax.vjp(attend, query, key, value)
     return out, *backward(grad)
 
-  return jax.jit(run, compiler_options=tiny.QUICK if interpret else None)
+  return jax.jit(run)
 
 
 # One block with padding, a whole number of lanes, several blocks (of 384) with padding; the heads of H/14,
@@ -118,7 +118,7 @@ def test_a_model_with_the_kernel(monkeypatch):
       return jnp.square(model(x)).sum(), model.attention(x)
 
     with jax.default_matmul_precision('highest'):
-      step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=tiny.QUICK)
+      step = jax.jit(jax.value_and_grad(loss, has_aux=True))
       results[kernel] = step(params, tiny.images(8))
   assert set(used) == {'splash'}
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results.values())

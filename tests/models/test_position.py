@@ -155,7 +155,7 @@ def test_logits_and_attention_equal_numpy(kind, options):
 
   expected = numpy_vit.forward(params, x, pool=model.pool, rotary=kind == 'rotary', drop=look)['logits']
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
-  attention = jax.jit(lambda params: nnx.merge(graphdef, params).attention(x), compiler_options=tiny.QUICK)
+  attention = jax.jit(lambda params: nnx.merge(graphdef, params).attention(x))
   with jax.default_matmul_precision('highest'):
     np.testing.assert_allclose(attention(params), np.stack(weights), atol=1e-5)
   assert (nnx.merge(graphdef, params).positions((12, 8)) is None) == (kind != 'learned2d')

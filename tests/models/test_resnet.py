@@ -62,7 +62,7 @@ def test_original_code(golden, name):
     return {f'act/{stage}': value for stage, value in stages.items()} | {'logits': vit(x)}
 
   with jax.default_matmul_precision('highest'):
-    found = jax.jit(stages, compiler_options=tiny.QUICK)(params, expected['images'])
+    found = jax.jit(stages)(params, expected['images'])
   assert set(found) | {'images'} == set(expected)
   for stage, value in found.items():
     value = value.reshape(expected[stage].shape)
@@ -91,7 +91,7 @@ def test_initial_parameters():
     features = jax.random.uniform(jax.random.key(0), (1, 4, 4, 256))
     return nnx.to_pure_dict(nnx.state(vit.stem)), features, vit.stem.block1.unit2(features)
 
-  stem, features, unchanged = jax.jit(initial, compiler_options=tiny.QUICK)()
+  stem, features, unchanged = jax.jit(initial)()
   for path, leaf in jax.tree.leaves_with_path(stem):
     *_, layer, name = (key.key for key in path)
     if name == 'kernel':

@@ -41,8 +41,8 @@ def _train(model: c.Model, mesh: c.Mesh, accumulation=1):
   devices = jax.devices()[: np.prod([mesh.data, mesh.fsdp, mesh.tensor])]
   program = make_train_step(config, make_mesh(mesh, devices), num_classes=6, examples=80)
   seed = np.uint32(0)
-  state = program.init.lower(seed).compile(compiler_options=tiny.QUICK)(seed)
-  step = program.step.lower(program.state, program.batch).compile(compiler_options=tiny.QUICK)
+  state = program.init.lower(seed).compile()(seed)
+  step = program.step.lower(program.state, program.batch).compile()
   # The head begins at zero, so that nothing else would learn in the first step.
   kernel = state.params['head']['kernel']
   values = np.random.default_rng(1).normal(0, 0.1, kernel.shape).astype(np.float32)

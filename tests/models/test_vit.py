@@ -127,7 +127,7 @@ def test_original_code(golden, name):
     return vit.patch_embedding(x), tokens, pre_logits, vit(x)
 
   with jax.default_matmul_precision('highest'):
-    stages = jax.jit(stages, compiler_options=tiny.QUICK)
+    stages = jax.jit(stages)
     embedding, tokens, pre_logits, logits = stages(params, expected['images'])
   grid = embedding.reshape(expected['act/embedding'].shape)
   np.testing.assert_allclose(grid, expected['act/embedding'], atol=atol)
@@ -173,7 +173,7 @@ def test_initial_parameters():
     vit = models.build(model, image_size=(64, 64), channels=3, num_classes=7, rngs=nnx.Rngs(0))
     return nnx.to_pure_dict(nnx.state(vit)), vit(jnp.ones((2, 64, 64, 3)))
 
-  params, logits = jax.jit(initial, compiler_options=tiny.QUICK)()
+  params, logits = jax.jit(initial)()
   for part in (params['blocks'], params['map_pool']):
     for name in ('query', 'key', 'value', 'out'):
       _is_uniform(part['attention'][name]['kernel'], (6 / (64 + 64)) ** 0.5)
