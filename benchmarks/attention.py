@@ -39,7 +39,7 @@ def block(implementation: str, args: argparse.Namespace, devices):
   from vit_jax.models.attention import Attention
   from vit_jax.parallel import mesh as mesh_lib
 
-  sharding = mesh_lib.batch_sharding(mesh_lib.make_mesh(c.Mesh(), devices[:1]))
+  sharding = mesh_lib.batch_sharding(mesh_lib.make_mesh(c.MeshConfig(), devices[:1]))
   width = args.heads * args.head_size
   options = {'dtype': jnp.bfloat16, 'implementation': implementation, 'sharding': sharding}
   attention = nnx.eval_shape(lambda: Attention(width, args.heads, **options, rngs=nnx.Rngs(0)))
@@ -59,7 +59,7 @@ def compile_one(implementation: str, args: argparse.Namespace, dump: pathlib.Pat
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
   os.environ['LIBTPU_INIT_ARGS'] = f'--xla_jf_dump_to={dump}' if implementation == 'splash' else ''
   from vit_jax.parallel import hardware
-  from vit_jax.planning import hlo, timing, topology
+  from vit_jax.plan import hlo, timing, topology
 
   kind = args.kinds[0]
   machine = topology.describe(f'{kind}:{_SHAPES.get(kind, "1x1")}')

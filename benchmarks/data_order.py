@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import config
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.data.records import Record
+from vit_jax.data.sources.base import Record
 
 
 class VirtualSource:
@@ -38,7 +38,7 @@ class VirtualSource:
 
 
 def pipeline(size: int, batch_size: int) -> TrainPipeline:
-  data = config.Data(image_size=(2, 2), crop='resize')
+  data = config.DataConfig(image_size=(2, 2), crop='resize')
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   return TrainPipeline(VirtualSource(size), data, batch_size=batch_size, seed=0, sharding=sharding)
 

@@ -41,7 +41,7 @@ def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator
 
   from vit_jax import config
   from vit_jax.data.pipeline import TrainPipeline
-  from vit_jax.data.records import Record
+  from vit_jax.data.sources.base import Record
 
   class Files:
     class_names = ('photograph',)
@@ -54,7 +54,7 @@ def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator
       with open(path, 'rb') as file:
         return Record(file.read(), 0, path)
 
-  data = config.Data(image_size=(size, size), crop='inception', area=AREA, threads=threads)
+  data = config.DataConfig(image_size=(size, size), crop='inception', area=AREA, threads=threads)
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   pipeline = TrainPipeline(Files(), data, batch_size=batch_size, seed=0, sharding=sharding)
   with pipeline.stream(0, 2**40) as batches:

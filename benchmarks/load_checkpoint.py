@@ -26,14 +26,15 @@ def write(variant: str, path: pathlib.Path) -> None:
   import numpy as np
 
   from vit_jax import config as c
-  from vit_jax.checkpoint import released, tree
-  from vit_jax.checkpoint.portable import Portable, Preprocess
+  from vit_jax import pytrees
+  from vit_jax.pretrained import released
+  from vit_jax.pretrained.base import Portable, Preprocess
 
   model, size = c.Model(variant=variant), (224, 224)
-  _, shapes = tree.shapes(model, size, 3, 1000)
+  _, shapes = pytrees.shapes(model, size, 3, 1000)
   rng = np.random.default_rng(0)
   params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in shapes.items()}
-  portable = Portable(model, size, 3, 1000, tree.unflatten(params), Preprocess(size))
+  portable = Portable(model, size, 3, 1000, pytrees.unflatten(params), Preprocess(size))
   released.write(portable, path)
 
 
@@ -52,23 +53,23 @@ def fine_tune(path: pathlib.Path) -> None:
   import jax
 
   from vit_jax import config as c
-  from vit_jax.checkpoint import opening
   from vit_jax.parallel.mesh import make_mesh
-  from vit_jax.training import initial
+  from vit_jax.pretrained import formats
+  from vit_jax.training import initialization
   from vit_jax.training.step import make_train_step
 
   config = c.Config(
     total='10 steps',
     batch_size=8,
-    model=opening.model_config(path),
-    init=c.Init(checkpoint=str(path)),
-    data=c.Data(image_size=(224, 224)),
-    optimizer=c.Optimizer(name='sgd', momentum=0.0, freeze=('^(blocks|stem)',)),
-    mesh=c.Mesh(fsdp=8),
+    model=formats.model_config(path),
+    init=c.InitConfig(checkpoint=str(path)),
+    data=c.DataConfig(image_size=(224, 224)),
+    optimizer=c.OptimizerConfig(name='sgd', momentum=0.0, freeze=('^(blocks|stem)',)),
+    mesh=c.MeshConfig(fsdp=8),
   )
   program = make_train_step(config, make_mesh(config.mesh), num_classes=1000, examples=100)
-  arrays = initial.load(config, program, lambda text: None)
-  jax.block_until_ready(initial.start(program, 0, arrays))
+  arrays = initialization.load(config, program, lambda text: None)
+  jax.block_until_ready(initialization.start(program, 0, arrays))
 
 
 def main() -> None:
@@ -109,7 +110,7 @@ def measure(function, path: pathlib.Path) -> None:
   import jax.numpy as jnp
 
   import vit_jax.loading
-  import vit_jax.training.initial  # noqa: F401 (imports are not what is measured)
+  import vit_jax.training.initialization  # noqa: F401 (imports are not what is measured)
 
   jnp.zeros(1).block_until_ready()
   before = peak()

@@ -39,8 +39,8 @@ SIZES = {'digits': (8, 1, 2), 'cifar10': (32, 3, 4)}  # pixels, channels, patch
 # The optimizer, its learning rate, and the largest relative deviation that is rounding. Adam divides by the
 # gradient's size, so that where a gradient is small its rounding counts as much as another's: ten times more.
 OPTIMIZERS = {
-  'sgd': (c.Optimizer(name='sgd', weight_decay=0.1, clip_norm=1.0), 0.1, 2e-5),
-  'adam': (c.Optimizer(weight_decay=0.1, clip_norm=1.0), 1e-3, 2e-4),
+  'sgd': (c.OptimizerConfig(name='sgd', weight_decay=0.1, clip_norm=1.0), 0.1, 2e-5),
+  'adam': (c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0), 1e-3, 2e-4),
 }
 # Softmax does not change when all keys are shifted: the gradient is zero but for rounding.
 WITHOUT_GRADIENT = 'blocks/attention/key/bias'
@@ -68,7 +68,7 @@ def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -
       attention_dropout=0.1,
       stochastic_depth=0.2,
     ),
-    data=c.Data(
+    data=c.DataConfig(
       source=data if data == 'digits' else f'tfds:{data}',
       image_size=(side, side),
       channels=channels,
@@ -79,8 +79,8 @@ def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -
     ),
     loss=c.Loss(label_smoothing=0.1),
     optimizer=chosen,
-    schedule=c.Schedule(learning_rate=rate, warmup='3 steps'),
-    mesh=dataclasses.replace(c.Mesh(data=1, min_shard_size=1), **axes),
+    schedule=c.ScheduleConfig(learning_rate=rate, warmup='3 steps'),
+    mesh=dataclasses.replace(c.MeshConfig(data=1, min_shard_size=1), **axes),
   )
 
 

@@ -35,8 +35,8 @@ def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: b
     total='1000 steps',
     batch_size=batch_size,
     model=c.Model(variant=variant, unroll=unroll),
-    data=c.Data(image_size=(image_size, image_size)),
-    optimizer=c.Optimizer(weight_decay=0.1, clip_norm=1.0),
+    data=c.DataConfig(image_size=(image_size, image_size)),
+    optimizer=c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
   )
   program = make_train_step(config, make_mesh(config.mesh), num_classes=CLASSES, examples=1000)
   begin = time.perf_counter()

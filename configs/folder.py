@@ -9,14 +9,14 @@ Target: cpu:1
 """
 
 from vit_jax.config import (
-  Checkpoint,
+  CheckpointConfig,
   Config,
-  Data,
+  DataConfig,
   Evaluator,
   Loss,
   Model,
-  Optimizer,
-  Schedule,
+  OptimizerConfig,
+  ScheduleConfig,
   to_config_dict,
 )
 
@@ -27,12 +27,12 @@ def get_config(path: str = ''):
       total='60 epochs',
       batch_size=64,
       model=Model(variant='custom', patch=8, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
-      data=Data(source=f'folder:{path}', image_size=(64, 64), crop='inception', area=(0.3, 1.0)),
+      data=DataConfig(source=f'folder:{path}', image_size=(64, 64), crop='inception', area=(0.3, 1.0)),
       evaluators={'val': Evaluator(split='val', every='10 epochs')},
       loss=Loss(label_smoothing=0.1),
-      optimizer=Optimizer(weight_decay=0.05, clip_norm=1.0),
-      schedule=Schedule(learning_rate=1e-3, warmup='10%', decay='cosine'),
-      checkpoint=Checkpoint(every='10 epochs'),
+      optimizer=OptimizerConfig(weight_decay=0.05, clip_norm=1.0),
+      schedule=ScheduleConfig(learning_rate=1e-3, warmup='10%', decay='cosine'),
+      checkpoint=CheckpointConfig(every='10 epochs'),
       log_every='2 epochs',
     )
   )

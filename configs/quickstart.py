@@ -8,14 +8,14 @@ Target: cpu:1
 """
 
 from vit_jax.config import (
-  Checkpoint,
+  CheckpointConfig,
   Config,
-  Data,
+  DataConfig,
   Evaluator,
   Loss,
   Model,
-  Optimizer,
-  Schedule,
+  OptimizerConfig,
+  ScheduleConfig,
   to_config_dict,
 )
 
@@ -27,13 +27,13 @@ def get_config():
       batch_size=128,
       model=Model(variant='custom', patch=2, width=64, mlp_dim=256, depth=4, heads=4, pool='gap'),
       # Each image is shifted by up to a pixel.
-      data=Data(source='digits', image_size=(8, 8), channels=1, crop='random', padding=1, flip=False),
+      data=DataConfig(source='digits', image_size=(8, 8), channels=1, crop='random', padding=1, flip=False),
       evaluators={'test': Evaluator(split='test', every='10 epochs')},
       loss=Loss(label_smoothing=0.1),
       # Positions begin at 0.02 and patches of 2 × 2 pixels at about 1: positions have to catch up.
-      optimizer=Optimizer(weight_decay=0.05, lr_multipliers=(('^position_embedding', 10.0),)),
-      schedule=Schedule(learning_rate=2e-3, warmup='10%', decay='cosine'),
-      checkpoint=Checkpoint(every='10 epochs'),
+      optimizer=OptimizerConfig(weight_decay=0.05, lr_multipliers=(('^position_embedding', 10.0),)),
+      schedule=ScheduleConfig(learning_rate=2e-3, warmup='10%', decay='cosine'),
+      checkpoint=CheckpointConfig(every='10 epochs'),
       log_every='5 epochs',
     )
   )

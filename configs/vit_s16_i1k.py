@@ -10,13 +10,13 @@ Target: v3-8
 """
 
 from vit_jax.config import (
-  Checkpoint,
+  CheckpointConfig,
   Config,
-  Data,
+  DataConfig,
   Evaluator,
   Model,
-  Optimizer,
-  Schedule,
+  OptimizerConfig,
+  ScheduleConfig,
   to_config_dict,
 )
 
@@ -28,7 +28,7 @@ def get_config(epochs: str = '90'):
       batch_size=1024,
       # A layer below the head, as in the authors' own config.
       model=Model(variant='S/16', pool='gap', position='sincos2d', representation_size=384, dtype='bfloat16'),
-      data=Data(
+      data=DataConfig(
         source='tfds:imagenet2012',
         split='train[:99%]',
         num_classes=1000,
@@ -40,8 +40,8 @@ def get_config(epochs: str = '90'):
         'minival': Evaluator(split='train[99%:]', crop='central', resize=256, every='2500 steps'),
         'val': Evaluator(split='validation', crop='central', resize=256, every='2500 steps'),
       },
-      optimizer=Optimizer(weight_decay=0.1, clip_norm=1.0, momentum_dtype='bfloat16'),
-      schedule=Schedule(learning_rate=1e-3, warmup='10000 steps', decay='cosine'),
-      checkpoint=Checkpoint(every='1000 steps'),
+      optimizer=OptimizerConfig(weight_decay=0.1, clip_norm=1.0, momentum_dtype='bfloat16'),
+      schedule=ScheduleConfig(learning_rate=1e-3, warmup='10000 steps', decay='cosine'),
+      checkpoint=CheckpointConfig(every='1000 steps'),
     )
   )

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from vit_jax import command, config
+from vit_jax import cli, config
 from vit_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The folder that is to hold the run, on a mounted bucket.')
@@ -195,4 +195,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  command.run(main)
+  cli.run(main)

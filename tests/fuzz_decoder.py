@@ -117,7 +117,7 @@ def outcome(data: bytes, name: str) -> str:
   """'decoded', 'named', or what went wrong; decoded in all the ways that pipelines do."""
   ends = set()
   for channels in (3, 1):
-    options = config.Data(image_size=(32, 48), channels=channels)
+    options = config.DataConfig(image_size=(32, 48), channels=channels)
     for decode in (
       lambda: train_image(data, name, options, np.random.default_rng(0)),  # noqa: B023
       lambda: eval_image(data, name, options, config.Evaluator()),  # noqa: B023

@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 
 FULL = c.Config(
   evaluators={'val': c.Evaluator(split='test', batch_size=8)},
-  optimizer=c.Optimizer(lr_multipliers=(('^head', 10.0),), freeze=('^blocks',), clip_norm=1.0),
+  optimizer=c.OptimizerConfig(lr_multipliers=(('^head', 10.0),), freeze=('^blocks',), clip_norm=1.0),
 )
 
 
@@ -139,14 +139,14 @@ def test_options_have_one_type():
   # An option of a type that the schema cannot check would pass unchecked.
   for section in (
     c.Model,
-    c.Data,
+    c.DataConfig,
     c.Evaluator,
     c.FewShot,
     c.Loss,
-    c.Optimizer,
-    c.Schedule,
-    c.Mesh,
-    c.Checkpoint,
+    c.OptimizerConfig,
+    c.ScheduleConfig,
+    c.MeshConfig,
+    c.CheckpointConfig,
   ):
     defaults = dataclasses.asdict(section())
     assert c._section(section, defaults, '') == section()

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax import config
-from vit_jax.checkpoint import released, tree
-from vit_jax.checkpoint.portable import Portable, Preprocess
+from vit_jax import config, pytrees
+from vit_jax.pretrained import released
+from vit_jax.pretrained.base import Portable, Preprocess
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOK = ROOT / 'docs' / 'colab.ipynb'
@@ -25,11 +25,11 @@ NAMES = [f'thing number {number}' for number in range(10)]
 def checkpoint(tmp_path) -> pathlib.Path:
   """A released file of two blocks and 32 px, with random parameters."""
   model = config.Model(variant='custom', patch=32, width=32, mlp_dim=48, depth=2, heads=4)
-  _, shapes = tree.shapes(model, (64, 64), 3, len(NAMES))
+  _, shapes = pytrees.shapes(model, (64, 64), 3, len(NAMES))
   rng = np.random.default_rng(0)
   flat = {path: 0.3 * rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}
   preprocess = Preprocess.from_range((64, 64), -1.0, 1.0)
-  portable = Portable(model, (64, 64), 3, len(NAMES), tree.unflatten(flat), preprocess)
+  portable = Portable(model, (64, 64), 3, len(NAMES), pytrees.unflatten(flat), preprocess)
   released.write(portable, tmp_path / 'model.npz')
   return tmp_path / 'model.npz'
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from vit_jax import command, markdown
+from vit_jax import cli, markdown
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 
@@ -188,4 +188,4 @@ def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  command.run(main, positional=True)
+  cli.run(main, positional=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from vit_jax import command
+from vit_jax import cli
 from vit_jax.errors import UserError
 
 _FORMATS = ('npz', 'run', 'hf', 'vit', 'deit', 'dinov2', 'timm')
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError(
       f'{destination} may become a run or a Hugging Face folder; say --format=run or --format=hf.'
     )
-  from vit_jax.checkpoint import opening
   from vit_jax.parallel import distributed
+  from vit_jax.pretrained import formats
 
   distributed.skip_absent_tpu()
-  portable = opening.read(source, gelu=_GELU.value, norm_epsilon=_NORM_EPSILON.value)
+  portable = formats.read(source, gelu=_GELU.value, norm_epsilon=_NORM_EPSILON.value)
   notes = portable.notes + _write(portable, destination, kind)
   print(f'Wrote {destination}: {_numbers(portable)} parameters, {portable.num_classes} classes.')
   for note in notes:
@@ -54,23 +54,23 @@ def main(arguments: Sequence[str]) -> None:
 
 def _write(portable, destination: str, kind: str) -> tuple[str, ...]:
   """Writes a format; sentences on what it could not hold."""
-  from vit_jax.checkpoint import released, runs
+  from vit_jax.pretrained import released, runs
 
   if kind == 'npz':
     return released.write(portable, destination, naming=_NAMING.value)
   if kind == 'run':
     runs.write(portable, destination)
     return ()
-  from vit_jax.checkpoint import huggingface  # needs an extra
+  from vit_jax.pretrained import huggingface  # needs an extra
 
   return huggingface.write(portable, destination, kind=None if kind == 'hf' else kind)
 
 
 def _numbers(portable) -> str:
-  from vit_jax.checkpoint import tree
+  from vit_jax import pytrees
 
-  return f'{sum(array.size for array in tree.flatten(portable.params).values()):,}'
+  return f'{sum(array.size for array in pytrees.flatten(portable.params).values()):,}'
 
 
 if __name__ == '__main__':
-  command.run(main, positional=True)
+  cli.run(main, positional=True)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Annotated
 
 from vit_jax.errors import UserError
 
@@ -15,9 +16,33 @@ def parse(text: str) -> tuple[float, str]:
     ValueError: the text is no duration.
   """
   match = _DURATION.fullmatch(text)
-  if not match:
+  try:
+    number = float(match[1]) if match else math.nan
+  except ValueError:  # '1.2.3 steps'
+    number = math.nan
+  if not match or not math.isfinite(number):
     raise ValueError(f"{text!r} is not a duration such as '90 epochs', '500 steps' or '5%'")
-  return float(match[1]), match[2].rstrip('s')
+  return number, match[2].rstrip('s')
+
+
+def _check(text: str) -> None:
+  """A rule of options.py: a duration, perhaps of nothing."""
+  try:
+    parse(text)
+  except ValueError:
+    raise ValueError("it must be a duration such as '90 epochs', '500 steps' or '5%'") from None
+
+
+def _check_positive(text: str) -> None:
+  """A rule of options.py: a duration of more than nothing."""
+  _check(text)
+  if parse(text)[0] == 0:
+    raise ValueError('it must be more than nothing')
+
+
+# Types of options: text that `parse` reads.
+Duration = Annotated[str, _check_positive]
+DurationOrZero = Annotated[str, _check]
 
 
 def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
@@ -30,8 +55,9 @@ def steps(duration: str, *, batch_size: int, examples: int, total: int | None = 
     total: steps of the whole run, what '%' refers to.
   """
   number, unit = parse(duration)
-  if unit == '%' and total is None:
-    raise UserError(f'config.total is {duration!r}; give it in epochs, steps or examples.')
+  if unit == '%':
+    if total is None:
+      raise UserError(f'config.total is {duration!r}; give it in epochs, steps or examples.')
+    return math.floor(number * (total / 100) + 0.5)
   per_unit = {'step': 1, 'epoch': examples / batch_size, 'example': 1 / batch_size}
-  scale = total / 100 if unit == '%' else per_unit[unit]
-  return math.floor(number * scale + 0.5)
+  return math.floor(number * per_unit[unit] + 0.5)

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import config
-from vit_jax.checkpoint import opening, tree
-from vit_jax.checkpoint.adapt import adapt
-from vit_jax.checkpoint.portable import Portable
+from vit_jax import pytrees
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.adapt import adapt
+from vit_jax.pretrained.base import Portable
+from vit_jax.pretrained.config import InitConfig
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def load(
   """
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   return build(
-    opening.read(source, image_size=size, gelu=gelu, norm_epsilon=norm_epsilon, pool=pool),
+    formats.read(source, image_size=size, gelu=gelu, norm_epsilon=norm_epsilon, pool=pool),
     image_size=size,
     num_classes=num_classes,
     dtype=dtype,
@@ -85,12 +86,12 @@ def build(
     model = dataclasses.replace(model, dtype=jnp.dtype(dtype).name)
   if new_head and not keep_representation:
     model = dataclasses.replace(model, representation_size=None)
-  init = config.Init(
+  init = InitConfig(
     position_resize=position_resize,
     reinitialise=('^head/',) if new_head else (),
     ignore=('^representation/',) if new_head else (),
   )
-  graphdef, shapes = tree.shapes(model, image_size, portable.channels, num_classes)
+  graphdef, shapes = pytrees.shapes(model, image_size, portable.channels, num_classes)
   arrays, report = adapt(portable, shapes, image_size, init)
   if report.changes():
     _log.warning('%s', report)
@@ -101,7 +102,7 @@ def build(
     # What begins anew is the head, at zero. On a CPU device_put takes the memory over; jnp.asarray copies it.
     array = jax.device_put(arrays.pop(path)) if path in arrays else jnp.zeros(leaf.shape, leaf.dtype)
     leaves[path] = jax.block_until_ready(array)  # so that no more than one is there twice
-  module = nnx.merge(graphdef, tree.unflatten(leaves))
+  module = nnx.merge(graphdef, pytrees.unflatten(leaves))
   module.preprocess = preprocess.resized(image_size)
   module.class_names = class_names
   return jax.block_until_ready(module)

@@ -9,7 +9,7 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax import command
+from vit_jax import cli
 from vit_jax.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -25,7 +25,7 @@ def main() -> None:
   from vit_jax.parallel import distributed, peers
   from vit_jax.training import evaluators, loop
 
-  config = command.config_of(_CONFIG)
+  config = cli.config_of(_CONFIG)
   if '://' in _WORKDIR.value:
     raise UserError(f'--workdir={_WORKDIR.value} is a bucket; mount it (gcsfuse) and give the path there.')
   workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
@@ -44,4 +44,4 @@ def main() -> None:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['config', 'workdir'])
-  command.run(main)
+  cli.run(main)

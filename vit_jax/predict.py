@@ -21,7 +21,7 @@ from typing import Any
 import tqdm
 from absl import flags
 
-from vit_jax import command
+from vit_jax import cli
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> None:
   if not arguments:
     raise UserError('Name the images to classify, or folders of them, behind the flags.')
   paths = image_files(arguments)
-  from vit_jax.checkpoint import class_names
   from vit_jax.loading import load  # starts JAX
   from vit_jax.parallel import distributed
+  from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
   model = load(_CHECKPOINT.value)
@@ -137,4 +137,4 @@ def _write_json(results: Iterable[Result]) -> None:
 
 if __name__ == '__main__':
   flags.mark_flag_as_required('checkpoint')
-  command.run(main, positional=True)
+  cli.run(main, positional=True)

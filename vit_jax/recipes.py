@@ -13,27 +13,27 @@ from typing import Any
 import ml_collections
 
 from vit_jax.config import (
-  Checkpoint,
+  CheckpointConfig,
   Config,
-  Data,
+  DataConfig,
   Evaluator,
   FewShot,
-  Init,
+  InitConfig,
   Loss,
   Model,
-  Optimizer,
-  Schedule,
+  OptimizerConfig,
+  ScheduleConfig,
   to_config_dict,
 )
-from vit_jax.data import vtab as vtab_tasks
+from vit_jax.data.sources import vtab as vtab_tasks
 from vit_jax.errors import UserError
 
-_IMAGENET = Data(source='tfds:imagenet2012', split='train', num_classes=1000)
+_IMAGENET = DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000)
 # The 21,843-class release; its authors held the first 102,400 examples out.
-_IMAGENET21K = Data(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843)
+_IMAGENET21K = DataConfig(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843)
 _IMAGENET21K_EVALUATORS = {'val': Evaluator(split='full[:102400]', every='10000 steps')}
 # 375 million labels on 300 million images (arXiv 1707.02968); a list of more than these is an error.
-_JFT = Data(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32)
+_JFT = DataConfig(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32)
 
 # (source, split) -> images, as published, so that a run can be planned where the data is not.
 EXAMPLES = {
@@ -94,16 +94,16 @@ def pretraining(variant: str, source: str) -> Config:
 
 
 def _pretraining(
-  variant: str, data: Data, epochs: int, rate: float, decay: str, weight_decay: float, end: float = 0.0
+  variant: str, data: DataConfig, epochs: int, rate: float, decay: str, weight_decay: float, end: float = 0.0
 ) -> Config:
   return Config(
     total=f'{epochs} epochs',
     batch_size=4096,
     model=Model(variant=variant, dtype='bfloat16', remat='block'),
     data=dataclasses.replace(data, threads=16, prefetch=4),
-    optimizer=Optimizer(weight_decay=weight_decay, clip_norm=1.0),
-    schedule=Schedule(learning_rate=rate, warmup='10000 steps', decay=decay, end_value=end),
-    checkpoint=Checkpoint(every='1000 steps'),
+    optimizer=OptimizerConfig(weight_decay=weight_decay, clip_norm=1.0),
+    schedule=ScheduleConfig(learning_rate=rate, warmup='10000 steps', decay=decay, end_value=end),
+    checkpoint=CheckpointConfig(every='1000 steps'),
   )
 
 
@@ -168,7 +168,7 @@ def masked_patches(source: str) -> Config:
   """
   sources = {'jft': _JFT, 'imagenet21k': _IMAGENET21K, 'imagenet2012': _IMAGENET}
   if source == 'cifar10':
-    config = dataclasses.replace(cifar10(), checkpoint=Checkpoint())
+    config = dataclasses.replace(cifar10(), checkpoint=CheckpointConfig())
     probe = FewShot(pool='gap', seeds=2)
     evaluators = {'probe': Evaluator(type='fewshot', split='test', every='10%', fewshot=probe)}
   elif source in sources:
@@ -230,7 +230,7 @@ def finetuning(model: str, data: str) -> Config:
     )
   source = data if ':' in data else f'tfds:{data}'
   evaluator = Evaluator(split=test_split, every='500 steps')
-  return _finetuning(model, Data(source=source, split=split, crop='inception'), evaluator, steps, rate)
+  return _finetuning(model, DataConfig(source=source, split=split, crop='inception'), evaluator, steps, rate)
 
 
 def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
@@ -246,7 +246,7 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
   """
   definition = vtab_tasks.task_of(task)
   split, test_split = ('train800', 'val200') if choosing else ('train800val200', 'test')
-  data = Data(
+  data = DataConfig(
     source=definition.source,
     split=split,
     crop='random' if definition.crop else 'resize',
@@ -256,7 +256,7 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
   return _finetuning(model, data, Evaluator(split=test_split, every='2500 steps'), 2_500, 0.01)
 
 
-def _finetuning(model: str, data: Data, evaluator: Evaluator, steps: int, rate: float) -> Config:
+def _finetuning(model: str, data: DataConfig, evaluator: Evaluator, steps: int, rate: float) -> Config:
   """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels."""
   model, init, pixels = _pretrained(model)
   side = 384 // pixels * pixels  # 378 for patches of 14
@@ -268,30 +268,30 @@ def _finetuning(model: str, data: Data, evaluator: Evaluator, steps: int, rate: 
     init=init,
     data=dataclasses.replace(data, image_size=(side, side), resize=resize),
     evaluators={'test': evaluator},
-    optimizer=Optimizer(name='sgd', momentum_dtype='bfloat16', clip_norm=1.0),
+    optimizer=OptimizerConfig(name='sgd', momentum_dtype='bfloat16', clip_norm=1.0),
     # 500 steps of warmup, but no more than a fifth of the short runs.
-    schedule=Schedule(learning_rate=rate, warmup=f'{min(500, steps // 5)} steps', decay='cosine'),
-    checkpoint=Checkpoint(every='500 steps'),
+    schedule=ScheduleConfig(learning_rate=rate, warmup=f'{min(500, steps // 5)} steps', decay='cosine'),
+    checkpoint=CheckpointConfig(every='500 steps'),
   )
 
 
-def _pretrained(model: str) -> tuple[Model, Init, int]:
+def _pretrained(model: str) -> tuple[Model, InitConfig, int]:
   """The model, where its parameters are from, and the pixels along a side of what becomes a token."""
   variant = variant_of(model)
   if variant in _PRETRAINED:
-    return Model(variant=variant), Init(checkpoint=_PRETRAINED[variant]), int(variant.split('/')[1])
+    return Model(variant=variant), InitConfig(checkpoint=_PRETRAINED[variant]), int(variant.split('/')[1])
   if '/' not in model and '.' not in model and not os.path.exists(model):
     raise UserError(
       f'No released checkpoint of {model!r} is known; choose one of {", ".join(_PRETRAINED)}, or name a '
       f'checkpoint.'
     )
-  from vit_jax.checkpoint import opening  # starts JAX
   from vit_jax.models.variants import has_class_token, resolve
+  from vit_jax.pretrained import formats  # starts JAX
 
-  found = opening.model_config(model)
+  found = formats.model_config(model)
   if found.pool == 'none':  # of masked patches: an image gets logits from here on
     found = dataclasses.replace(found, pool='token' if has_class_token(found) else 'gap', mask_token=False)
-  return found, Init(checkpoint=model), resolve(found).pixels
+  return found, InitConfig(checkpoint=model), resolve(found).pixels
 
 
 def variant_of(name: str) -> str:
@@ -312,12 +312,12 @@ def cifar10() -> Config:
     total='40 epochs',
     batch_size=128,
     model=Model(variant='custom', patch=4, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
-    data=Data(source='tfds:cifar10', image_size=(32, 32), crop='random', padding=4),
+    data=DataConfig(source='tfds:cifar10', image_size=(32, 32), crop='random', padding=4),
     evaluators={'test': Evaluator(split='test')},
     loss=Loss(label_smoothing=0.1),
-    optimizer=Optimizer(weight_decay=0.05, clip_norm=1.0),
-    schedule=Schedule(learning_rate=1.5e-3, warmup='10%', decay='cosine'),
-    checkpoint=Checkpoint(best='test/accuracy'),
+    optimizer=OptimizerConfig(weight_decay=0.05, clip_norm=1.0),
+    schedule=ScheduleConfig(learning_rate=1.5e-3, warmup='10%', decay='cosine'),
+    checkpoint=CheckpointConfig(best='test/accuracy'),
   )
 
 

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vit_jax import augmentations, durations
+from vit_jax import durations
+from vit_jax.data import augment_policy
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _check_image(config: 'Config') -> None:
   if not data.value_range[0] < data.value_range[1]:
     raise UserError(f'config.data.value_range is {data.value_range}; the first must be the smaller one.')
   try:
-    augmentations.parse(data.augment)
+    augment_policy.parse(data.augment)
   except ValueError as error:
     raise UserError(f'config.data.augment: {error}.') from None
   resize = data.resize or max(data.image_size)

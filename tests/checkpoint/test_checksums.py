@@ -61,7 +61,7 @@ def test_no_elements():
 def test_sharding_does_not_matter(dtype):
   values = _values(dtype, (8, 4, 6))
   expected = _reference(values)
-  mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+  mesh = make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
   for spec in (
     P(),
     P('data'),
@@ -94,7 +94,7 @@ def test_order_zeros_and_shape_matter():
 
 def test_it_needs_no_memory_and_moves_no_array():
   """Read off the compiled program, for an array split over eight devices."""
-  mesh = make_mesh(config.Mesh(data=1, fsdp=4, tensor=2))
+  mesh = make_mesh(config.MeshConfig(data=1, fsdp=4, tensor=2))
   x = jax.device_put(jnp.zeros((64, 512, 32)), NamedSharding(mesh, P(None, 'fsdp', 'tensor')))
   compiled = checksums._sums.lower(x, NamedSharding(mesh, P())).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < x.nbytes / 100

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax.data.records import Record
+from vit_jax.data.sources.base import Record
 
 
 class Shades(tfds.core.GeneratorBasedBuilder):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vit_jax import augmentations, config
-from vit_jax.data import augment, transforms
+from vit_jax import config
+from vit_jax.data import augment, augment_policy, transforms
 from vit_jax.data import image_ops as ops
 from vit_jax.data.augment import augmentation
 
@@ -16,7 +16,7 @@ def rng(seed=0):
   return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize('text', [*augmentations.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)'])
+@pytest.mark.parametrize('text', [*augment_policy.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)'])
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('size', [(32, 32), (7, 5), (1, 1)])
 def test_any_image_keeps_its_shape_and_the_generator_decides(text, channels, size):
@@ -31,9 +31,9 @@ def test_any_image_keeps_its_shape_and_the_generator_decides(text, channels, siz
 
 def test_none_changes_nothing_and_a_training_image_is_augmented_behind_its_crop():
   image = NOISE[:32, :32]
-  data = config.Data(image_size=(32, 32), crop='resize')
+  data = config.DataConfig(image_size=(32, 32), crop='resize')
   np.testing.assert_array_equal(transforms.train_image(image, 'x', data, rng()), image)
-  data = config.Data(image_size=(32, 32), crop='resize', augment='strong1')
+  data = config.DataConfig(image_size=(32, 32), crop='resize', augment='strong1')
   got = transforms.train_image(image, 'x', data, rng(3))
   np.testing.assert_array_equal(got, augmentation('randaugment(2,20)')(image, rng(3)))
 

@@ -9,10 +9,10 @@ from fake_data import png
 from vit_jax import config
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
-from vit_jax.data.records import Record
+from vit_jax.data.sources.base import Record
 from vit_jax.errors import BadImage, UserError
 
-DATA = config.Data(image_size=(4, 4), crop='random', padding=1, bad_images='replace')
+DATA = config.DataConfig(image_size=(4, 4), crop='random', padding=1, bad_images='replace')
 
 
 class Damaged:
@@ -55,14 +55,14 @@ def test_the_next_steps_row_stands_in_with_its_label(split_over):
 def test_batches_are_the_same_for_any_devices_and_threads(split_over, parts, threads):
   source = Damaged(30, set(range(0, 30, 4)))
   expected = pipeline(source, split_over(1))
-  data = config.Data(image_size=(4, 4), crop='random', padding=1, bad_images='replace', threads=threads)
+  data = config.DataConfig(image_size=(4, 4), crop='random', padding=1, bad_images='replace', threads=threads)
   with pipeline(source, split_over(parts), data).stream(0, 8) as batches:
     for step, batch in enumerate(batches):
       jax.tree.map(np.testing.assert_array_equal, batch, expected.batch(step))
 
 
 def test_stopping_names_the_image_and_the_remedy(split_over):
-  data = config.Data(image_size=(4, 4), crop='resize')
+  data = config.DataConfig(image_size=(4, 4), crop='resize')
   with pytest.raises(UserError, match=r"record 3 is not an image.*config\.data\.bad_images='replace'\.$"):
     pipeline(Damaged(8, {3}), split_over(1), data).batch(0)
 

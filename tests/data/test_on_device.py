@@ -23,13 +23,13 @@ def prepared(key, data, images=IMAGES, labels=LABELS):
 
 @pytest.mark.parametrize('low,high', [(-1.0, 1.0), (0.0, 1.0), (0.0, 255.0)])
 def test_value_range(low, high):
-  got = prepare(IMAGES, config.Data(value_range=(low, high)))
+  got = prepare(IMAGES, config.DataConfig(value_range=(low, high)))
   assert got.dtype == np.float32
   np.testing.assert_allclose(got, low + (high - low) * (IMAGES / 255), atol=1e-6 * (high - low))
 
 
 def test_half_of_the_training_images_are_mirrored_each_by_its_own_key():
-  data, key = config.Data(**BYTES), jax.random.key(0)
+  data, key = config.DataConfig(**BYTES), jax.random.key(0)
   batch = prepared(key, data)
   assert set(batch) == {'image', 'label'}
   got = batch['image'].round().astype(np.uint8)
@@ -41,8 +41,8 @@ def test_half_of_the_training_images_are_mirrored_each_by_its_own_key():
 
 
 def test_no_mirroring_in_evaluation_or_without_flip():
-  plain = prepare(IMAGES, config.Data())
-  np.testing.assert_array_equal(prepared(jax.random.key(0), config.Data(flip=False))['image'], plain)
+  plain = prepare(IMAGES, config.DataConfig())
+  np.testing.assert_array_equal(prepared(jax.random.key(0), config.DataConfig(flip=False))['image'], plain)
 
 
 def unmixed(batch):
@@ -57,7 +57,7 @@ def unmixed(batch):
 
 @pytest.mark.parametrize('mix_per', ['batch', 'example'])
 def test_mixup(mix_per):
-  data = config.Data(flip=False, mixup=0.5, mix_per=mix_per, **BYTES)
+  data = config.DataConfig(flip=False, mixup=0.5, mix_per=mix_per, **BYTES)
   batch = prepared(jax.random.key(1), data)
   own, other, share = unmixed(batch)
   weights = share[:, None, None, None]
@@ -68,7 +68,7 @@ def test_mixup(mix_per):
 
 def test_the_share_of_mixup_is_beta():
   for alpha in (0.2, 0.8):
-    data = config.Data(flip=False, mixup=alpha, mix_per='example')
+    data = config.DataConfig(flip=False, mixup=alpha, mix_per='example')
     shares = np.concatenate([prepared(jax.random.key(seed), data)['share'] for seed in range(15)])
     expected = np.random.default_rng(0).beta(alpha, alpha, 100_000).astype(np.float32)
     assert stats.ks_2samp(shares, np.maximum(expected, 1 - expected)).statistic < 0.035
@@ -92,7 +92,7 @@ def boxes(key, data, height=20, width=30, batch=200):
 
 @pytest.mark.parametrize('mix_per', ['batch', 'example'])
 def test_cutmix_puts_in_a_box(mix_per):
-  data = config.Data(flip=False, cutmix=1.0, mix_per=mix_per, channels=1, **BYTES)
+  data = config.DataConfig(flip=False, cutmix=1.0, mix_per=mix_per, channels=1, **BYTES)
   found = boxes(jax.random.key(3), data)
   for box in found:
     assert box.sum() == box.any(0).sum() * box.any(1).sum()
@@ -101,7 +101,7 @@ def test_cutmix_puts_in_a_box(mix_per):
 
 def test_the_box_of_cutmix():
   """Its area and its place, against the paper's procedure in NumPy."""
-  data = config.Data(flip=False, cutmix=1.0, mix_per='example', channels=1, **BYTES)
+  data = config.DataConfig(flip=False, cutmix=1.0, mix_per='example', channels=1, **BYTES)
   found = np.concatenate([boxes(jax.random.key(seed), data) for seed in range(15)])
   rng, areas, hits = np.random.default_rng(0), [], np.zeros((20, 30))
   for _ in range(20_000):
@@ -119,7 +119,7 @@ def test_the_box_of_cutmix():
 
 
 def test_both_take_turns():
-  data = config.Data(flip=False, mixup=1.0, cutmix=1.0, channels=1, **BYTES)
+  data = config.DataConfig(flip=False, mixup=1.0, cutmix=1.0, channels=1, **BYTES)
   images = np.where(np.arange(2)[:, None, None, None], 255, 0) * np.ones((2, 8, 8, 1))
   images = images.astype(np.uint8)
   blends = 0
@@ -130,7 +130,7 @@ def test_both_take_turns():
 
 
 def test_a_level_brings_mixup_along_unless_it_is_told_otherwise():
-  share = lambda **options: prepared(jax.random.key(2), config.Data(**options)).get('share')
+  share = lambda **options: prepared(jax.random.key(2), config.DataConfig(**options)).get('share')
   np.testing.assert_array_equal(share(augment='medium1'), share(mixup=0.2))
   assert share(augment='medium1', mixup=0.0) is None
   assert share(augment='light1') is None
@@ -139,7 +139,7 @@ def test_a_level_brings_mixup_along_unless_it_is_told_otherwise():
 def test_lists_of_classes_are_exchanged_whole():
   labels = np.arange(400, dtype=np.int32).reshape(200, 2)
   images = np.repeat(np.repeat(IMAGES, 5, axis=1), 5, axis=2)
-  batch = prepared(jax.random.key(3), config.Data(cutmix=1.0, mix_per='example'), images, labels)
+  batch = prepared(jax.random.key(3), config.DataConfig(cutmix=1.0, mix_per='example'), images, labels)
   swapped = (np.asarray(batch['label']) != labels).any(1)
   assert 10 < swapped.sum() < 60  # boxes are cut at the edges, which leaves more to the image itself
   np.testing.assert_array_equal(batch['label'][swapped], np.roll(labels, 1, axis=0)[swapped])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from processes import run
 
 from vit_jax import config
-from vit_jax.data.mixture import Mixture
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
+from vit_jax.data.sources.mixture import Mixture
 from vit_jax.errors import UserError
 
-DATA = config.Data(image_size=(4, 5), crop='random', padding=2, resize=None)
+DATA = config.DataConfig(image_size=(4, 5), crop='random', padding=2, resize=None)
 OWN_THREADS = ('decode', 'assemble')
 
 
@@ -128,7 +128,7 @@ def test_labels_are_those_of_indices(split_over):
 
 def test_images_are_those_of_indices(split_over):
   source = FakeSource(20, shape=(4, 5, 3))
-  batch = train(source, split_over(2), data=config.Data(image_size=(4, 5), crop='resize')).batch(3)
+  batch = train(source, split_over(2), data=config.DataConfig(image_size=(4, 5), crop='resize')).batch(3)
   assert batch['image'].shape == (8, 4, 5, 3) and batch['image'].dtype == np.uint8
   assert batch['label'].dtype == np.int32
   for image, index in zip(batch['image'], batch['label'], strict=True):
@@ -137,7 +137,7 @@ def test_images_are_those_of_indices(split_over):
 
 def test_images_grow(split_over):
   """Each batch is of its step's size, the images of all sizes drawn alike, from any pipeline."""
-  source, largest = FakeSource(30, shape=(8, 16, 3)), config.Data(image_size=(8, 16), crop='inception')
+  source, largest = FakeSource(30, shape=(8, 16, 3)), config.DataConfig(image_size=(8, 16), crop='inception')
   sizes = [(4, 8)] * 2 + [(8, 16)] * 2
   data_at = lambda step: dataclasses.replace(largest, image_size=sizes[step])
   options = {'batch_size': 8, 'seed': 0, 'sharding': split_over(2)}
@@ -256,7 +256,7 @@ def test_threads_end_with_the_stream(split_over):
 
 def test_stream_works_no_further_ahead_than_prefetch(split_over):
   source = FakeSource(1000)
-  data = config.Data(image_size=(4, 5), crop='resize', prefetch=3)
+  data = config.DataConfig(image_size=(4, 5), crop='resize', prefetch=3)
   with train(source, split_over(1), data=data).stream(0, 100) as batches:
     next(batches)
     next(batches)

@@ -19,7 +19,7 @@ def rng(seed=0):
 def test_evaluation_is_the_original_resize(golden, case):
   fixture = np.load(golden / 'j_preprocess.npz')
   image, expected = fixture[f'{case}/image'], fixture[f'{case}/eval']
-  data = config.Data(image_size=expected.shape[:2])
+  data = config.DataConfig(image_size=expected.shape[:2])
   got = eval_image(image, case, data, config.Evaluator())
   assert got.dtype == np.uint8
   # Half a step of uint8, and what float32 itself loses.
@@ -97,7 +97,7 @@ def smooth(height, width):
 
 
 def test_inception_crop_is_its_box_also_from_a_jpeg_at_reduced_scale():
-  image, data = smooth(900, 1200), config.Data(image_size=(64, 48), area=(0.3, 1.0))
+  image, data = smooth(900, 1200), config.DataConfig(image_size=(64, 48), area=(0.3, 1.0))
   file = io.BytesIO()
   Image.fromarray(image).save(file, 'jpeg', quality=95)
   for seed in range(5):
@@ -111,7 +111,7 @@ def test_inception_crop_is_its_box_also_from_a_jpeg_at_reduced_scale():
 
 def test_random_crop_reaches_every_place_equally():
   image = np.arange(1, 65, dtype=np.uint8).reshape(8, 8)
-  data = config.Data(image_size=(8, 8), channels=1, crop='random', padding=2)
+  data = config.DataConfig(image_size=(8, 8), channels=1, crop='random', padding=2)
   padded = np.pad(image, 2)
   places = {padded[y : y + 8, x : x + 8].tobytes(): 5 * y + x for y in range(5) for x in range(5)}
   generator = rng(3)
@@ -123,7 +123,7 @@ def test_random_crop_reaches_every_place_equally():
 
 def test_random_crop_resizes_first():
   image = smooth(30, 60)
-  data = config.Data(image_size=(24, 20), crop='random', resize=32)
+  data = config.DataConfig(image_size=(24, 20), crop='random', resize=32)
   whole = resize(image, (32, 32), exact=False)
   windows = {whole[y : y + 24, x : x + 20].tobytes() for y in range(9) for x in range(13)}
   assert {train_image(image, 'x', data, rng(seed)).tobytes() for seed in range(50)} <= windows
@@ -134,16 +134,16 @@ def test_central_crop(shape, shorter, whole):
   image = smooth(*shape)
   top, left = (whole[0] - 24) // 2, (whole[1] - 20) // 2
   cut = np.s_[top : top + 24, left : left + 20]
-  data = config.Data(image_size=(24, 20), crop='central', resize=shorter)
+  data = config.DataConfig(image_size=(24, 20), crop='central', resize=shorter)
   np.testing.assert_array_equal(train_image(image, 'x', data, rng()), resize(image, whole, exact=False)[cut])
   evaluator = config.Evaluator(crop='central', resize=shorter)
-  data = config.Data(image_size=(24, 20), resize=77)  # of training only
+  data = config.DataConfig(image_size=(24, 20), resize=77)  # of training only
   np.testing.assert_array_equal(eval_image(image, 'x', data, evaluator), resize(image, whole)[cut])
 
 
 def test_central_crop_without_resize_covers_the_image():
   image = smooth(40, 80)
-  got = eval_image(image, 'x', config.Data(image_size=(20, 20)), config.Evaluator(crop='central'))
+  got = eval_image(image, 'x', config.DataConfig(image_size=(20, 20)), config.Evaluator(crop='central'))
   np.testing.assert_array_equal(got, resize(image, (20, 40))[:, 10:30])
 
 
@@ -151,7 +151,7 @@ def test_central_crop_without_resize_covers_the_image():
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('shape', [(1, 1), (3, 200), (200, 3, 3), (17, 31, 1)])
 def test_any_image_becomes_the_models_size(crop, channels, shape):
-  data = config.Data(image_size=(16, 24), channels=channels, crop=crop, padding=2)
+  data = config.DataConfig(image_size=(16, 24), channels=channels, crop=crop, padding=2)
   image = rng().integers(0, 256, shape, np.uint8)
   for got in (
     train_image(image, 'x', data, rng()),

@@ -15,15 +15,15 @@ from vit_jax.data import on_device, sources
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.evaluation import classification
 from vit_jax.evaluation.classification import Examples
+from vit_jax.objectives import losses
 from vit_jax.parallel.mesh import batch_sharding, make_mesh, replicated
-from vit_jax.training import losses
 from vit_jax.training.step import make_train_step
 
 CONFIG = c.Config(
   total='1 steps',
   batch_size=64,
   model=c.Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-  data=c.Data(image_size=(8, 8), channels=1),
+  data=c.DataConfig(image_size=(8, 8), channels=1),
   loss=c.Loss(label_smoothing=0.1),
 )
 HEAD = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)

@@ -84,13 +84,15 @@ def test_draws_are_of_each_class_and_apart():
 RUN = c.Config(
   batch_size=16,
   model=c.Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=2, heads=2),
-  data=c.Data(source='digits', split='train[:100]', image_size=(8, 8), channels=1, classes=('0', '1', '2')),
+  data=c.DataConfig(
+    source='digits', split='train[:100]', image_size=(8, 8), channels=1, classes=('0', '1', '2')
+  ),
 )
 PROBE = c.Evaluator(type='fewshot', source='digits', fewshot=c.FewShot(shots=(1, 5), seeds=2, validation=4))
 
 
 def program(devices: int):
-  mesh = make_mesh(c.Mesh(), jax.devices()[:devices])
+  mesh = make_mesh(c.MeshConfig(), jax.devices()[:devices])
   return mesh, make_train_step(RUN, mesh, num_classes=3, examples=100)
 
 
@@ -139,7 +141,7 @@ def test_features_are_computed_once_for_equal_specs_only():
 
 
 def test_classes_with_too_few_images_are_said(caplog):
-  mesh = make_mesh(c.Mesh(), jax.devices()[:1])
+  mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
   options = dataclasses.replace(PROBE, fewshot=c.FewShot(train_split='train[:60]', shots=(4,), validation=2))
   with caplog.at_level(logging.WARNING):
     opened = fewshot.FewShotEvaluator('web', options, 'digits', RUN, mesh)

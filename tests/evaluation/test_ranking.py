@@ -77,7 +77,7 @@ def collected(mesh: jax.sharding.Mesh, batch_size: int) -> float:
 
 
 @pytest.mark.parametrize('batch_size', [1, 7, 50, 64])
-@pytest.mark.parametrize('mesh', [c.Mesh(), c.Mesh(fsdp=2, tensor=2), c.Mesh(data=1)])
+@pytest.mark.parametrize('mesh', [c.MeshConfig(), c.MeshConfig(fsdp=2, tensor=2), c.MeshConfig(data=1)])
 def test_the_mean_over_classes_that_have_examples(mesh, batch_size):
   mesh = make_mesh(mesh, jax.devices()[:1] if mesh.data == 1 else None)
   assert collected(mesh, batch_size) == pytest.approx(expected(), abs=1e-12)
@@ -93,5 +93,5 @@ def test_two_processes_get_the_same_bits(monkeypatch):
     distributed.initialize()
     print('result:', collected(make_mesh(config.Mesh()), 7))
     """
-  alone = collected(make_mesh(c.Mesh()), 50)
+  alone = collected(make_mesh(c.MeshConfig()), 50)
   assert all(f'result: {alone}\n' in output for output in run(script, 2))

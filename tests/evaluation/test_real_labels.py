@@ -13,7 +13,7 @@ from PIL import Image
 
 from vit_jax import config as c
 from vit_jax.data.pipeline import EvalPipeline
-from vit_jax.data.records import Record
+from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
 from vit_jax.evaluation import classification, real_labels
 from vit_jax.evaluation.real_labels import RealLabels
@@ -51,8 +51,8 @@ class Photos:
 def test_by_hand(path, batch_size):
   """Images 5, 3, 1, 2, 8, 6, 4 are taken for 7, 7, 1, 1, 0, 6, 4: 3 and 6 do not count, 2 alone is wrong."""
   said = np.array([7, 7, 1, 1, 0, 6, 4])
-  data = c.Data(image_size=(6, 7))
-  mesh = make_mesh(c.Mesh(), jax.devices()[:1])
+  data = c.DataConfig(image_size=(6, 7))
+  mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
   batches = EvalPipeline(
     Photos(),
     data,
@@ -148,10 +148,10 @@ def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):
     total='1 steps',
     batch_size=8,
     model=c.Model(variant='custom', patch=8, width=8, mlp_dim=8, depth=1, heads=1),
-    data=c.Data(source='tfds:imagenet2012', image_size=(8, 8)),
+    data=c.DataConfig(source='tfds:imagenet2012', image_size=(8, 8)),
     evaluators={'val': c.Evaluator(split='validation', real_labels=path, batch_size=3)},
   )
-  mesh = make_mesh(c.Mesh(), jax.devices()[:1])
+  mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
   program = make_train_step(config, mesh, num_classes=1000, examples=8)
   state = program.init(np.uint32(0))
   state.params['head']['bias'] = jnp.zeros(1000).at[4].set(1.0)

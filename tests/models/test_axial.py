@@ -15,10 +15,11 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax.checkpoint import huggingface, released, runs, tree
-from vit_jax.checkpoint.portable import Portable, Preprocess
+from vit_jax import pytrees
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.pretrained import huggingface, released, runs
+from vit_jax.pretrained.base import Portable, Preprocess
 from vit_jax.training.step import make_train_step
 
 AXIAL = tiny.options(axial=True, mlp_locality=True, qk_norm=True, pool='gap')
@@ -71,7 +72,7 @@ def test_a_run_comes_back_and_other_formats_refuse(tmp_path):
     released.write(portable, tmp_path / 'x.npz')
   with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
     huggingface.write(portable, tmp_path / 'folder', 'timm')
-  _, shapes = tree.shapes(tiny.options(mlp_locality=True), (12, 8), 3, 5)
+  _, shapes = pytrees.shapes(tiny.options(mlp_locality=True), (12, 8), 3, 5)
   assert shapes['blocks/mlp/depthwise/kernel'].shape == (2, 3, 3, 48)
 
 
@@ -81,8 +82,8 @@ def _compiled(model: c.Model):
     total='4 steps',
     batch_size=16,
     model=model,
-    data=c.Data(image_size=(96, 80)),
-    mesh=c.Mesh(data=2, fsdp=2, tensor=2, min_shard_size=1),
+    data=c.DataConfig(image_size=(96, 80)),
+    mesh=c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1),
   )
   program = make_train_step(config, make_mesh(config.mesh), num_classes=6, examples=80)
   return program.step.lower(program.state, program.batch).compile()

@@ -145,13 +145,13 @@ CONFIG = config.Config(
   batch_size=8,
   total='4 steps',
   model=options(resnet_blocks=(1,), remat='block'),
-  data=config.Data(image_size=(8, 8)),
-  optimizer=config.Optimizer(freeze=('^root/',)),
-  schedule=config.Schedule(learning_rate=1e-2),
+  data=config.DataConfig(image_size=(8, 8)),
+  optimizer=config.OptimizerConfig(freeze=('^root/',)),
+  schedule=config.ScheduleConfig(learning_rate=1e-2),
 )
 
 
-def _trained(mesh: config.Mesh, devices=None):
+def _trained(mesh: config.MeshConfig, devices=None):
   """(losses of two steps, parameters before and after), on images of noise."""
   run = dataclasses.replace(CONFIG, mesh=mesh)
   program = make_train_step(run, make_mesh(mesh, devices), num_classes=4, examples=64)
@@ -169,8 +169,8 @@ def _trained(mesh: config.Mesh, devices=None):
 
 def test_a_sharded_step_equals_that_of_one_device():
   """Every parameter has a rule; what is frozen stays."""
-  losses, before, after = _trained(config.Mesh(data=2, fsdp=2, tensor=2, min_shard_size=0))
-  alone, _, expected = _trained(config.Mesh(), jax.devices()[:1])
+  losses, before, after = _trained(config.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=0))
+  alone, _, expected = _trained(config.MeshConfig(), jax.devices()[:1])
   np.testing.assert_allclose(losses, alone, rtol=1e-5)
   assert losses[1] != losses[0]
   jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-3), after, expected)

@@ -22,7 +22,7 @@ from vit_jax.parallel import mesh as mesh_lib
 
 def _sharding(devices=None, **axes):
   """Of the residual stream, on a mesh with these axes."""
-  return mesh_lib.batch_sharding(mesh_lib.make_mesh(c.Mesh(**axes), devices))
+  return mesh_lib.batch_sharding(mesh_lib.make_mesh(c.MeshConfig(**axes), devices))
 
 
 def _numpy(query, key, value, grad):
@@ -225,7 +225,7 @@ def test_cudnn_is_called(monkeypatch):
 def test_splash_on_a_tpu():
   """Chosen for 577 tokens by the devices of the mesh, although this process is on a CPU; not for 197."""
   pytest.importorskip('libtpu')
-  from vit_jax.planning import topology
+  from vit_jax.plan import topology
 
   sharding = _sharding(topology.describe('v5e:2x2').devices, data=2, tensor=2)
   copied = NamedSharding(sharding.mesh, P())

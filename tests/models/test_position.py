@@ -10,13 +10,14 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax.checkpoint import huggingface, positions, released, tree
-from vit_jax.checkpoint import runs as portable_runs
+from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
 from vit_jax.models import position
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training import initial
+from vit_jax.pretrained import huggingface, position_resize, released
+from vit_jax.pretrained import runs as portable_runs
+from vit_jax.training import initialization
 from vit_jax.training.step import make_train_step
 
 LEARNED = ['learned2d', 'relative', 'relative_query']
@@ -62,7 +63,7 @@ def test_images_of_another_size(options, image_size, new):
   """As the model of that size whose positions were resized when it was loaded."""
   old, token = (4, 6), options['pool'] == 'token'
   graphdef, params = tiny.build(tiny.options(**options), image_size=(16, 24))
-  resized = positions.resize(
+  resized = position_resize.resize(
     np.asarray(params['position_embedding']),
     old,
     new,
@@ -78,7 +79,7 @@ def test_images_of_another_size(options, image_size, new):
 
 def save(workdir, model, image_size=(12, 8)):
   """Writes a run of a model of random parameters: what it computes."""
-  config = c.Config(model=model, data=c.Data(image_size=image_size, num_classes=5))
+  config = c.Config(model=model, data=c.DataConfig(image_size=image_size, num_classes=5))
   graphdef, params = tiny.build(model, image_size=image_size)
   meta = {'config': c.as_json(config), 'class_names': [], 'examples': 9}
   with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
@@ -90,7 +91,7 @@ def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
   run = save(tmp_path / 'run', tiny.options(position='sincos2d', pool='token'))
   x = tiny.images()
   loaded = vit_jax.load(tmp_path / 'run')
-  assert 'position_embedding' in tree.flatten(nnx.to_pure_dict(nnx.state(loaded)))
+  assert 'position_embedding' in pytrees.flatten(nnx.to_pure_dict(nnx.state(loaded)))
   np.testing.assert_allclose(loaded(x), run(x), atol=1e-5)
   assert vit_jax.load(tmp_path / 'run', image_size=(24, 16)).position_embedding.shape == (1, 25, 32)
 
@@ -130,13 +131,13 @@ def test_formats_without_a_place_say_so(tmp_path, kind):
     huggingface.write(portable, tmp_path / 'folder')
   config = c.Config(
     model=tiny.options(position='none' if kind == 'rotary' else 'rotary'),
-    data=c.Data(image_size=(12, 8), num_classes=5),
-    init=c.Init(checkpoint=str(tmp_path / 'run')),
+    data=c.DataConfig(image_size=(12, 8), num_classes=5),
+    init=c.InitConfig(checkpoint=str(tmp_path / 'run')),
     batch_size=8,
   )
   program = make_train_step(config, make_mesh(config.mesh), num_classes=5, examples=80)
   with pytest.raises(UserError, match=f"trained with position '{kind}', and config.model.position is"):
-    initial.load(config, program, print)
+    initialization.load(config, program, print)
 
 
 @pytest.mark.parametrize('options', [{'register_tokens': 2}, {'pool': 'gap'}])

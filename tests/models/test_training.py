@@ -23,19 +23,19 @@ MODELS = {
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
   'mixer': tiny.options(heads=None, pool='gap', tokens_mlp_dim=24, stochastic_depth=0.2),
 }
-MESH = c.Mesh(data=2, fsdp=2, tensor=2, min_shard_size=1)
+MESH = c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1)
 
 
-def _train(model: c.Model, mesh: c.Mesh, accumulation=1):
+def _train(model: c.Model, mesh: c.MeshConfig, accumulation=1):
   """(parameters before, after two steps, losses) on random images."""
   config = c.Config(
     total='4 steps',
     batch_size=8,
     accumulation=accumulation,
     model=model,
-    data=c.Data(image_size=(16, 16)),
-    optimizer=c.Optimizer(name='sgd', clip_norm=1.0),  # Adam makes full steps of rounding errors
-    schedule=c.Schedule(learning_rate=0.1, decay='constant'),
+    data=c.DataConfig(image_size=(16, 16)),
+    optimizer=c.OptimizerConfig(name='sgd', clip_norm=1.0),  # Adam makes full steps of rounding errors
+    schedule=c.ScheduleConfig(learning_rate=0.1, decay='constant'),
     mesh=mesh,
   )
   devices = jax.devices()[: np.prod([mesh.data, mesh.fsdp, mesh.tensor])]
@@ -60,7 +60,7 @@ def _train(model: c.Model, mesh: c.Mesh, accumulation=1):
 
 @functools.cache
 def _one_device(kind):
-  return _train(MODELS[kind], c.Mesh(data=1))
+  return _train(MODELS[kind], c.MeshConfig(data=1))
 
 
 @pytest.mark.parametrize('kind', MODELS)

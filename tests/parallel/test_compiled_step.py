@@ -32,7 +32,7 @@ class Collective(NamedTuple):
   shapes: list[tuple[int, ...]]  # of its results, axes of size 1 left out
 
 
-def _compile(mesh: c.Mesh, batch_size: int, dtype: str, devices=None):
+def _compile(mesh: c.MeshConfig, batch_size: int, dtype: str, devices=None):
   """(the program, its compiled step) of L/16 on ImageNet, 224 px, as the paper trains it."""
   paper = recipes.pretraining('L/16', 'imagenet2012')
   model = dataclasses.replace(paper.model, dtype=dtype)
@@ -57,7 +57,7 @@ def _collectives(hlo: str) -> list[Collective]:
 
 @pytest.fixture(scope='module')
 def on_cpu():
-  return _compile(c.Mesh(data=1, fsdp=-1), 16, 'float32')
+  return _compile(c.MeshConfig(data=1, fsdp=-1), 16, 'float32')
 
 
 @pytest.fixture(scope='module')
@@ -66,7 +66,7 @@ def on_tpu():
   from jax.experimental import topologies
 
   devices = topologies.get_topology_desc(platform='tpu', topology_name='v3:4x4').devices
-  return _compile(c.Mesh(data=-1, fsdp=4), 64, 'bfloat16', devices)
+  return _compile(c.MeshConfig(data=-1, fsdp=4), 64, 'bfloat16', devices)
 
 
 def test_bytes_of_a_device(on_cpu):

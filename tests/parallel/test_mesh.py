@@ -12,7 +12,7 @@ from vit_jax.parallel import mesh as meshes
 
 
 def test_the_free_axis_takes_the_devices_that_are_left():
-  mesh = meshes.make_mesh(config.Mesh(data=-1, fsdp=2, tensor=2))
+  mesh = meshes.make_mesh(config.MeshConfig(data=-1, fsdp=2, tensor=2))
   assert dict(mesh.shape) == {'replica': 1, 'data': 2, 'fsdp': 2, 'tensor': 2}
   assert tuple(mesh.axis_names) == meshes.AXES
   assert set(mesh.axis_types) == {AxisType.Auto}
@@ -20,17 +20,17 @@ def test_the_free_axis_takes_the_devices_that_are_left():
 
 
 def test_some_devices():
-  mesh = meshes.make_mesh(config.Mesh(data=1, fsdp=-1), jax.devices()[:4])
+  mesh = meshes.make_mesh(config.MeshConfig(data=1, fsdp=-1), jax.devices()[:4])
   assert mesh.shape['fsdp'] == 4 and mesh.size == 4
 
 
 @pytest.mark.parametrize(
   'wanted, words',
   [
-    (config.Mesh(data=3), ['data 3', '3 devices', '8']),
-    (config.Mesh(data=16), ['data 16', '16 devices', '8']),
-    (config.Mesh(data=-1, tensor=3), ['tensor 3', '8 devices', 'divisor of 8']),
-    (config.Mesh(data=-1, fsdp=4, tensor=4), ['fsdp 4', 'tensor 4', '16']),
+    (config.MeshConfig(data=3), ['data 3', '3 devices', '8']),
+    (config.MeshConfig(data=16), ['data 16', '16 devices', '8']),
+    (config.MeshConfig(data=-1, tensor=3), ['tensor 3', '8 devices', 'divisor of 8']),
+    (config.MeshConfig(data=-1, fsdp=4, tensor=4), ['fsdp 4', 'tensor 4', '16']),
   ],
 )
 def test_a_mesh_that_does_not_fit_is_one_sentence(wanted, words):
@@ -53,7 +53,7 @@ def _slices(array: np.ndarray) -> np.ndarray:
   return np.vectorize(lambda device: device.slice_index)(array)
 
 
-def _array(mesh: config.Mesh, devices, monkeypatch) -> np.ndarray:
+def _array(mesh: config.MeshConfig, devices, monkeypatch) -> np.ndarray:
   monkeypatch.setattr(meshes, 'Mesh', lambda array, *_, **__: array)  # which takes true devices only
   return meshes.make_mesh(mesh, devices)
 
@@ -61,13 +61,13 @@ def _array(mesh: config.Mesh, devices, monkeypatch) -> np.ndarray:
 @pytest.mark.parametrize(
   'mesh, across',
   [
-    (config.Mesh(replica=2, data=-1, fsdp=2), 'replica'),
-    (config.Mesh(replica=2, data=1, fsdp=2, tensor=2), 'replica'),
-    (config.Mesh(replica=4), 'replica'),  # two parts of it within a slice
-    (config.Mesh(), 'data'),
-    (config.Mesh(data=2, fsdp=-1), 'data'),
-    (config.Mesh(data=1, fsdp=-1), 'fsdp'),
-    (config.Mesh(data=1, fsdp=2, tensor=-1), 'fsdp'),
+    (config.MeshConfig(replica=2, data=-1, fsdp=2), 'replica'),
+    (config.MeshConfig(replica=2, data=1, fsdp=2, tensor=2), 'replica'),
+    (config.MeshConfig(replica=4), 'replica'),  # two parts of it within a slice
+    (config.MeshConfig(), 'data'),
+    (config.MeshConfig(data=2, fsdp=-1), 'data'),
+    (config.MeshConfig(data=1, fsdp=-1), 'fsdp'),
+    (config.MeshConfig(data=1, fsdp=2, tensor=-1), 'fsdp'),
   ],
 )
 def test_which_axis_runs_across_hosts_of_gpus(mesh, across, monkeypatch):
@@ -84,11 +84,11 @@ def test_tensor_never_runs_across_slices(monkeypatch):
   with pytest.raises(
     UserError, match=r'tensor across the 2 slices.* make replica x data x fsdp a multiple of 2'
   ):
-    _array(config.Mesh(data=1, tensor=8), _gpus(2, 4), monkeypatch)
+    _array(config.MeshConfig(data=1, tensor=8), _gpus(2, 4), monkeypatch)
 
 
 def test_replica_and_data_share_the_slices(monkeypatch):
-  slices = _slices(_array(config.Mesh(replica=2, data=4, tensor=2), _gpus(4, 4), monkeypatch))
+  slices = _slices(_array(config.MeshConfig(replica=2, data=4, tensor=2), _gpus(4, 4), monkeypatch))
   assert [set(part.flat) for part in slices[:, ::2, 0, 0]] == [{0, 1}, {2, 3}]
   assert [set(part.flat) for part in slices.reshape(4, 4)] == [{0}, {1}, {2}, {3}]
 
@@ -132,7 +132,7 @@ def test_tpus():
 
 
 def test_a_batch_is_split_over_three_axes_and_copied_along_tensor():
-  mesh = meshes.make_mesh(config.Mesh(replica=2, data=1, fsdp=2, tensor=2))
+  mesh = meshes.make_mesh(config.MeshConfig(replica=2, data=1, fsdp=2, tensor=2))
   assert meshes.batch_shards(mesh) == 4
   batch = jax.device_put(np.arange(8 * 3).reshape(8, 3), meshes.batch_sharding(mesh))
   rows = sorted(shard.index[0].start for shard in batch.addressable_shards)
@@ -143,7 +143,7 @@ def test_a_batch_is_split_over_three_axes_and_copied_along_tensor():
 
 
 def test_a_batch_that_does_not_divide():
-  mesh = meshes.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+  mesh = meshes.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
   meshes.check_batch_size(mesh, 12)
   with pytest.raises(UserError, match=r'config\.batch_size .* 10,.* 4 parts .*data 2 x fsdp 2'):
     meshes.check_batch_size(mesh, 10)

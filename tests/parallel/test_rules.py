@@ -141,7 +141,7 @@ def _drawn(spec, rank):
 
 
 def _mixed():
-  return make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+  return make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
 
 
 def test_every_path():
@@ -154,7 +154,7 @@ def test_every_path():
 
 
 def test_data_parallel_copies_everything():
-  mesh = make_mesh(config.Mesh())
+  mesh = make_mesh(config.MeshConfig())
   assert all(s.is_fully_replicated for s in jax.tree.leaves(rules.param_shardings(PARAMS, mesh, 0)))
 
 
@@ -287,7 +287,7 @@ def test_a_compiled_program_has_the_shardings_and_computes_the_same():
     assert _flat(compiled.output_shardings[0])[path].shard_shape(shape) == part, path
     assert _flat(compiled.output_shardings[1][0].trace)[path].shard_shape(shape) == part, path
 
-  alone, one = _compiled_toy_step(make_mesh(config.Mesh(), jax.devices()[:1]))
+  alone, one = _compiled_toy_step(make_mesh(config.MeshConfig(), jax.devices()[:1]))
   for ours, expected in zip(jax.tree.leaves(compiled(*inputs)), jax.tree.leaves(alone(*one)), strict=True):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 

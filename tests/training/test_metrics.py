@@ -9,7 +9,7 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from vit_jax import config as c
-from vit_jax.training import metrics, report
+from vit_jax.training import figures, metrics
 
 
 def test_a_resumed_log_drops_what_is_computed_again(tmp_path):
@@ -98,7 +98,9 @@ def test_first_batch_shows_the_images(tmp_path, channels):
   # A white and a black image: what is drawn has both, inside frames of the same size.
   images = np.stack([np.full((8, 12, channels), value, np.float32) for value in (1.0, -1.0)])
   path = tmp_path / 'report' / 'first_batch.png'
-  report.save_first_batch(path, images, np.array([0, 1]), ('white', 'black'), c.Data(channels=channels))
+  figures.save_first_batch(
+    path, images, np.array([0, 1]), ('white', 'black'), c.DataConfig(channels=channels)
+  )
   pixels = np.asarray(Image.open(path).convert('RGB')).astype(int)
   black = (pixels.sum(-1) < 10).mean()
   assert 0.05 < black < 0.2  # an eighth of the width, most of the height
@@ -111,6 +113,6 @@ def test_curves_from_a_log(tmp_path):
     log.write(step, {'train/loss': 2.0, 'train/accuracy': 0.1, 'learning_rate': 1e-3} | scores)
   log.close()
   (tmp_path / 'report').mkdir()
-  report.save_curves(tmp_path)
+  figures.save_curves(tmp_path)
   width, height = Image.open(tmp_path / 'report' / 'curves.png').size
   assert (width, height) == (1300, 400)

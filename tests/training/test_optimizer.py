@@ -24,7 +24,7 @@ def in_steps(text: str) -> int:
 
 
 def schedule(total=100, **options):
-  return make_schedule(c.Schedule(**options), total, in_steps)
+  return make_schedule(c.ScheduleConfig(**options), total, in_steps)
 
 
 def test_the_originals_schedules(golden):
@@ -65,7 +65,7 @@ def test_a_warmup_that_does_not_fit_is_said():
     schedule(warmup='100 steps')
 
 
-def run(optimizer: c.Optimizer, rate=0.1, steps=3, params=PARAMS):
+def run(optimizer: c.OptimizerConfig, rate=0.1, steps=3, params=PARAMS):
   """Parameters after some steps with the same gradient."""
   tx = make_optimizer(optimizer, params)
   state = tx.init(params)
@@ -92,19 +92,19 @@ def assert_equal(a, b):
 
 
 def test_adam_is_optax_adamw():
-  ours, _ = run(c.Optimizer(weight_decay=0.3, clip_norm=1.0))
+  ours, _ = run(c.OptimizerConfig(weight_decay=0.3, clip_norm=1.0))
   adamw = optax.adamw(0.1, weight_decay=0.3, mask=kernels)
   assert_equal(ours, reference(optax.chain(optax.clip_by_global_norm(1.0), adamw)))
 
 
 def test_sgd_is_optax_sgd():
-  ours, _ = run(c.Optimizer(name='sgd', momentum=0.8))
+  ours, _ = run(c.OptimizerConfig(name='sgd', momentum=0.8))
   assert_equal(ours, reference(optax.sgd(0.1, momentum=0.8)))
 
 
 def test_decay_is_decoupled_and_on_kernels_only():
   zero = jax.tree.map(np.zeros_like, GRADS)
-  tx = make_optimizer(c.Optimizer(name='sgd', weight_decay=0.5), PARAMS)
+  tx = make_optimizer(c.OptimizerConfig(name='sgd', weight_decay=0.5), PARAMS)
   updates, _ = tx.update(zero, tx.init(PARAMS), PARAMS)
   np.testing.assert_allclose(updates['head']['kernel'], 0.5 * PARAMS['head']['kernel'])
   assert not np.any(updates['blocks']['mlp']['bias'])
@@ -112,36 +112,36 @@ def test_decay_is_decoupled_and_on_kernels_only():
 
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_bfloat16_momentum(name):
-  exact, _ = run(c.Optimizer(name=name))
-  rounded, state = run(c.Optimizer(name=name, momentum_dtype='bfloat16'))
+  exact, _ = run(c.OptimizerConfig(name=name))
+  rounded, state = run(c.OptimizerConfig(name=name, momentum_dtype='bfloat16'))
   assert jnp.dtype('bfloat16') in {leaf.dtype for leaf in jax.tree.leaves(state)}
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01), exact, rounded)
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(rounded))
 
 
 def test_clipping_bounds_the_norm():
-  tx = make_optimizer(c.Optimizer(name='sgd', momentum=0.0, clip_norm=0.25), PARAMS)
+  tx = make_optimizer(c.OptimizerConfig(name='sgd', momentum=0.0, clip_norm=0.25), PARAMS)
   updates, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS)
   assert float(optax.tree.norm(updates)) == pytest.approx(0.25, rel=1e-5)
 
 
 def test_multipliers():
-  plain, _ = run(c.Optimizer(name='sgd'))
-  scaled, _ = run(c.Optimizer(name='sgd', lr_multipliers=(('.', 1.0), ('^head', 0.5))))
+  plain, _ = run(c.OptimizerConfig(name='sgd'))
+  scaled, _ = run(c.OptimizerConfig(name='sgd', lr_multipliers=(('.', 1.0), ('^head', 0.5))))
   move = lambda params: params['head']['kernel'] - PARAMS['head']['kernel']
   np.testing.assert_allclose(move(scaled), 0.5 * move(plain), rtol=1e-4, atol=1e-7)
   np.testing.assert_array_equal(scaled['blocks']['mlp']['bias'], plain['blocks']['mlp']['bias'])
 
 
 def test_freezing_keeps_values_and_needs_no_state():
-  options = c.Optimizer(freeze=('^blocks',), clip_norm=0.1, weight_decay=0.1)
+  options = c.OptimizerConfig(freeze=('^blocks',), clip_norm=0.1, weight_decay=0.1)
   params, state = run(options)
   np.testing.assert_array_equal(params['blocks']['mlp']['kernel'], PARAMS['blocks']['mlp']['kernel'])
   assert not np.array_equal(params['head']['kernel'], PARAMS['head']['kernel'])
   assert not [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (2, 3, 3)]
   # The frozen gradients do not count in the clipped norm.
   alone = {'head': PARAMS['head']}
-  tx = make_optimizer(c.Optimizer(clip_norm=0.1, weight_decay=0.1), alone)
+  tx = make_optimizer(c.OptimizerConfig(clip_norm=0.1, weight_decay=0.1), alone)
   updates, _ = tx.update({'head': GRADS['head']}, tx.init(alone), alone)
   expected = optax.apply_updates(alone, jax.tree.map(lambda update: -0.1 * update, updates))
   once, _ = run(options, steps=1)
@@ -159,4 +159,4 @@ def test_freezing_keeps_values_and_needs_no_state():
 )
 def test_patterns_that_match_nothing_are_said(options, said):
   with pytest.raises(UserError, match=said):
-    make_optimizer(c.Optimizer(**options), PARAMS)
+    make_optimizer(c.OptimizerConfig(**options), PARAMS)

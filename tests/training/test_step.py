@@ -27,12 +27,12 @@ CONFIG = c.Config(
     attention_dropout=0.1,
     stochastic_depth=0.2,
   ),
-  data=c.Data(image_size=(8, 8), channels=1),
-  schedule=c.Schedule(learning_rate=0.1, warmup='2 steps'),
+  data=c.DataConfig(image_size=(8, 8), channels=1),
+  schedule=c.ScheduleConfig(learning_rate=0.1, warmup='2 steps'),
   # Not Adam, which makes steps of full size from the rounding errors of a gradient that is zero (that of
   # the keys' bias).
-  optimizer=c.Optimizer(name='sgd', weight_decay=0.1, clip_norm=1.0),
-  mesh=c.Mesh(data=1),
+  optimizer=c.OptimizerConfig(name='sgd', weight_decay=0.1, clip_norm=1.0),
+  mesh=c.MeshConfig(data=1),
 )
 
 
@@ -64,10 +64,10 @@ def one_device():
 @pytest.mark.parametrize(
   'change',
   [
-    {'mesh': c.Mesh()},
-    {'mesh': c.Mesh(data=1, fsdp=1), 'accumulation': 4},
-    {'mesh': c.Mesh(fsdp=4, min_shard_size=1), 'accumulation': 2},
-    {'mesh': c.Mesh(replica=2, data=-1, tensor=2, min_shard_size=1)},
+    {'mesh': c.MeshConfig()},
+    {'mesh': c.MeshConfig(data=1, fsdp=1), 'accumulation': 4},
+    {'mesh': c.MeshConfig(fsdp=4, min_shard_size=1), 'accumulation': 2},
+    {'mesh': c.MeshConfig(replica=2, data=-1, tensor=2, min_shard_size=1)},
     {'model': dataclasses.replace(CONFIG.model, remat='block')},
   ],
   ids=['data', 'accumulation', 'fsdp and accumulation', 'replica and tensor', 'remat'],
@@ -92,7 +92,7 @@ def test_images_are_mixed_alike_on_any_mesh():
   data = dataclasses.replace(MIXED.data, cutmix=1.0, mix_per='example')
   config = dataclasses.replace(MIXED, data=data)
   expected, _, log = run(config, steps=4)
-  other = dataclasses.replace(config, mesh=c.Mesh(fsdp=4, min_shard_size=1), accumulation=2)
+  other = dataclasses.replace(config, mesh=c.MeshConfig(fsdp=4, min_shard_size=1), accumulation=2)
   params, _, other_log = run(other, steps=4)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
   for metrics, others in zip(log, other_log, strict=True):
@@ -101,7 +101,7 @@ def test_images_are_mixed_alike_on_any_mesh():
 
 def test_mixing_sends_one_image_between_devices():
   data = dataclasses.replace(MIXED.data, mixup=0.2)
-  config = dataclasses.replace(MIXED, data=data, mesh=c.Mesh(fsdp=2))
+  config = dataclasses.replace(MIXED, data=data, mesh=c.MeshConfig(fsdp=2))
   program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)
   text = program.step.lower(program.state, program.batch).compile().as_text()
   images = [line for line in text.splitlines() if re.search(r'= u8\[.*(collective-permute|all-)', line)]
@@ -176,7 +176,7 @@ def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
 
 
 def test_a_frozen_parameter_stays():
-  config = dataclasses.replace(CONFIG, optimizer=c.Optimizer(freeze=('^blocks', '^patch')))
+  config = dataclasses.replace(CONFIG, optimizer=c.OptimizerConfig(freeze=('^blocks', '^patch')))
   program = make_train_step(config, make_mesh(config.mesh, jax.devices()[:1]), num_classes=10, examples=160)
   before = jax.tree.map(np.asarray, program.init(np.uint32(0)).params)
   after, _, _ = run(config)
@@ -185,6 +185,6 @@ def test_a_frozen_parameter_stays():
 
 
 def test_a_batch_that_does_not_divide_is_said():
-  config = dataclasses.replace(CONFIG, batch_size=12, mesh=c.Mesh())
+  config = dataclasses.replace(CONFIG, batch_size=12, mesh=c.MeshConfig())
   with pytest.raises(UserError, match='do not divide over the 8 parts'):
     make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)

@@ -20,12 +20,12 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import config
 from vit_jax.checkpoint import checksums, failures
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.retention import Best
-from vit_jax.checkpoint.tree import flatten, unflatten
 from vit_jax.errors import UserError
+from vit_jax.pytrees import flatten, unflatten
 
 FORMAT = 1  # of `meta`
 
@@ -38,7 +38,7 @@ class Manager:
   def __init__(
     self,
     directory: str | os.PathLike,
-    checkpoint: config.Checkpoint,
+    checkpoint: CheckpointConfig,
     *,
     keep_every_steps: int | None = None,
     read_only: bool = False,

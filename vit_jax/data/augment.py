@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax import augmentations
+from vit_jax.data import augment_policy
 from vit_jax.data import image_ops as ops
 
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -34,7 +34,7 @@ def augmentation(text: str) -> Augmentation:
     'jitter': lambda strength: functools.partial(jitter, strength=strength),
     'erase': lambda probability: functools.partial(erase, probability=probability),
   }
-  steps = [makers[step.name](*step.arguments) for step in augmentations.parse(text)]
+  steps = [makers[step.name](*step.arguments) for step in augment_policy.parse(text)]
 
   def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for step in steps:

@@ -8,12 +8,13 @@ image, in uint8, from the device before it.
 import jax
 import jax.numpy as jnp
 
-from vit_jax import augmentations, config
+from vit_jax.data import augment_policy
+from vit_jax.data.config import DataConfig
 
 Batch = dict[str, jax.Array]
 
 
-def prepare(images: jax.Array, data: config.Data) -> jax.Array:
+def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
   """Scales to the model's value range.
 
   Args:
@@ -27,7 +28,7 @@ def prepare(images: jax.Array, data: config.Data) -> jax.Array:
   return images.astype(jnp.float32) * ((high - low) / 255) + low
 
 
-def prepare_training(batch: Batch, data: config.Data, key: jax.Array) -> Batch:
+def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   """A training batch as the model is to see it: mirrored, mixed and scaled.
 
   Args:
@@ -69,9 +70,9 @@ def _neighbours(rows: jax.Array) -> jax.Array:
   return jnp.roll(rows, 1, axis=0)
 
 
-def _weights(key: jax.Array, data: config.Data, shape: tuple[int, ...]) -> jax.Array | None:
+def _weights(key: jax.Array, data: DataConfig, shape: tuple[int, ...]) -> jax.Array | None:
   """The share of each image's own pixels: float32 (B or 1, H or 1, W or 1, 1); None: nothing is mixed."""
-  alpha = augmentations.mixup(data.augment) if data.mixup is None else data.mixup
+  alpha = augment_policy.mixup(data.augment) if data.mixup is None else data.mixup
   batch, height, width, _ = shape
 
   def draw(key: jax.Array) -> jax.Array:

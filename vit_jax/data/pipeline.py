@@ -22,11 +22,12 @@ import numpy as np
 
 from vit_jax import config
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.mixture import Mixture
-from vit_jax.data.order import Order
-from vit_jax.data.randomness import Generators
-from vit_jax.data.records import Record, Source
-from vit_jax.data.stream import Batch, Stream, Work
+from vit_jax.data.config import DataConfig
+from vit_jax.data.prefetch import Batch, Stream, Work
+from vit_jax.data.rng import Generators
+from vit_jax.data.shuffle import Order
+from vit_jax.data.sources.base import Record, Source
+from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.transforms import eval_image, train_image
 from vit_jax.errors import BadImage, UserError
 
@@ -37,7 +38,7 @@ _PARTS_PER_THREAD = 4  # of a batch: enough to even out, few enough that small i
 class _Pipeline(abc.ABC):
   """Makes the rows of global batches that this process's devices hold."""
 
-  def __init__(self, source: Source, data: config.Data, batch_size: int, sharding: jax.sharding.Sharding):
+  def __init__(self, source: Source, data: DataConfig, batch_size: int, sharding: jax.sharding.Sharding):
     self._source, self._data, self._batch_size = source, data, batch_size
     self._rows = _Rows(batch_size, sharding)
 
@@ -45,7 +46,7 @@ class _Pipeline(abc.ABC):
   def _fill(self, buffers: dict[str, np.ndarray], step: int, span: range) -> None:
     """Makes the local rows `span` of a step's batch."""
 
-  def _data_at(self, step: int) -> config.Data:
+  def _data_at(self, step: int) -> DataConfig:
     """The options of a step's batch."""
     return self._data
 
@@ -94,12 +95,12 @@ class TrainPipeline(_Pipeline):
   def __init__(
     self,
     source: Source,
-    data: config.Data,
+    data: DataConfig,
     *,
     batch_size: int,
     seed: int,
     sharding: jax.sharding.Sharding,
-    data_at: Callable[[int], config.Data] | None = None,
+    data_at: Callable[[int], DataConfig] | None = None,
   ):
     """
     Args:
@@ -152,7 +153,7 @@ class TrainPipeline(_Pipeline):
     """The batches of steps first_step .. last_step - 1, made ahead by threads: `with ... as batches`."""
     return self._stream(range(first_step, last_step))
 
-  def _data_at(self, step: int) -> config.Data:
+  def _data_at(self, step: int) -> DataConfig:
     return self._stage(step) if self._stage else self._data
 
   def _fill(self, buffers: dict[str, np.ndarray], step: int, span: range) -> None:
@@ -179,7 +180,7 @@ class TrainPipeline(_Pipeline):
     distinct = self._batch_size // self._data.repeats  # records in a batch
     return self._order[step * distinct + row % distinct]
 
-  def _example(self, position: int, data: config.Data) -> tuple[np.ndarray, int | np.ndarray]:
+  def _example(self, position: int, data: DataConfig) -> tuple[np.ndarray, int | np.ndarray]:
     record = self._source[self._record_number(position)]
     image = train_image(record.image, record.name, data, self._generators[position])
     return image, self._label(record)
@@ -204,7 +205,7 @@ class EvalPipeline(_Pipeline):
   def __init__(
     self,
     source: Source,
-    data: config.Data,
+    data: DataConfig,
     evaluator: config.Evaluator,
     *,
     batch_size: int,

@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax import config
 from vit_jax.data.augment import augmentation
+from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
@@ -18,7 +19,7 @@ _ATTEMPTS = 100
 
 
 def train_image(
-  image: bytes | np.ndarray, name: str, data: config.Data, rng: np.random.Generator
+  image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.random.Generator
 ) -> np.ndarray:
   """uint8 (*data.image_size, data.channels): a training image, cut as data.crop says and augmented.
 
@@ -29,7 +30,7 @@ def train_image(
   return augmentation(data.augment)(cut, rng)
 
 
-def _training_cut(picture: Picture, data: config.Data, rng: np.random.Generator) -> np.ndarray:
+def _training_cut(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:
   if data.crop == 'inception':
     return _inception(picture, data.image_size, data.area, rng)
   if data.crop == 'random':
@@ -42,7 +43,7 @@ def _training_cut(picture: Picture, data: config.Data, rng: np.random.Generator)
 
 
 def eval_image(
-  image: bytes | np.ndarray, name: str, data: config.Data, evaluator: config.Evaluator
+  image: bytes | np.ndarray, name: str, data: DataConfig, evaluator: config.Evaluator
 ) -> np.ndarray:
   """uint8 (*data.image_size, data.channels): an image to evaluate, decoded at full size.
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 from vit_jax import config
 from vit_jax.data import on_device
+from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 from vit_jax.models.variants import has_class_token, resolve
 from vit_jax.parallel import mesh as mesh_lib
@@ -32,7 +33,7 @@ class Spec:
   source: str
   split: str
   records: bytes | None  # a digest of which records of the split; None: all
-  data: config.Data
+  data: DataConfig
   crop: str
   resize: int | None
   layer: int | None
@@ -53,7 +54,7 @@ def check(model: config.Model, layer: int | None, pool: str | None, option: str)
     raise UserError(f'{option}.pool is {pool!r}, which this model cannot; choose {" or ".join(ways)}.')
 
 
-def make_step(graphdef: nnx.GraphDef, data: config.Data, mesh: jax.sharding.Mesh) -> FeatureStep:
+def make_step(graphdef: nnx.GraphDef, data: DataConfig, mesh: jax.sharding.Mesh) -> FeatureStep:
   """The compiled function from a batch to its features, which all processes have whole.
 
   Layer and pool are as in config.FewShot: layer None is what the head reads, with the representation layer

@@ -15,8 +15,11 @@ import jax
 import numpy as np
 
 from vit_jax import config
-from vit_jax.data import selection, sources
+from vit_jax.config import Config
+from vit_jax.data import sources
+from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import EvalPipeline
+from vit_jax.data.sources import subset
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.features import Features, FeatureStep, Spec
@@ -50,7 +53,7 @@ def draw(labels: np.ndarray, shots: int, validation: int, seed: int) -> Draw:
     validation: records of each class to choose by, or what a class has left.
     seed: of the draw. Draws of more shots by the same seed contain those of fewer.
   """
-  rank = selection.ranks(labels, seed)
+  rank = subset.ranks(labels, seed)
   if shots:
     return Draw(np.flatnonzero(rank < shots), np.flatnonzero((shots <= rank) & (rank < shots + validation)))
   sizes = np.bincount(labels)[labels]
@@ -79,7 +82,7 @@ class FewShotEvaluator:
     name: str,
     options: config.Evaluator,
     spec: str,
-    run: config.Config,
+    run: Config,
     mesh: jax.sharding.Mesh,
   ):
     """
@@ -126,7 +129,7 @@ class FewShotEvaluator:
         batch_size=options.batch_size or run.batch_size,
         sharding=mesh_lib.batch_sharding(mesh),
       )
-      for source in (selection.Selection(train, chosen), test)
+      for source in (subset.Selection(train, chosen), test)
     ]
 
   def scores(
@@ -170,7 +173,7 @@ class FewShotEvaluator:
           result[f'{prefix}/deviation'] = statistics.stdev(accuracies)
     return result
 
-  def _spec(self, source: str, split: str, records: bytes | None, data: config.Data) -> Spec:
+  def _spec(self, source: str, split: str, records: bytes | None, data: DataConfig) -> Spec:
     options = self._options
     # What changes no feature is left out.
     data = dataclasses.replace(data, source='', split='', threads=1, prefetch=1)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.checkpoint import fetch
 from vit_jax.errors import UserError
+from vit_jax.pretrained import download
 
 URL = 'https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json'
 _NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
@@ -69,7 +69,7 @@ class RealLabels:
 
 def _read(place: str) -> list[np.ndarray]:
   address = URL if place == 'download' else place
-  path = pathlib.Path(fetch.local_file(address) if fetch.is_address(address) else address).expanduser()
+  path = pathlib.Path(download.local_file(address) if download.is_address(address) else address).expanduser()
   try:
     lists = json.loads(path.read_text())
   except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from vit_jax import config
-from vit_jax.models.bit import ResNet
+from vit_jax.models.bit_resnet_tmp import ResNet
 from vit_jax.models.mixer import Mixer
 from vit_jax.models.variants import resolve
 from vit_jax.models.vit import ViT

@@ -4,6 +4,7 @@ Axes: `replica` and `data` (parts of the batch; `replica` is the first to run ac
 of the batch, and of the parameters and the optimizer's state) and `tensor` (parts of every layer).
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -12,14 +13,36 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config
 from vit_jax.errors import UserError
+from vit_jax.options import Amount
 
 AXES = ('replica', 'data', 'fsdp', 'tensor')
 BATCH_AXES = ('replica', 'data', 'fsdp')
 
 
-def make_mesh(mesh: config.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices along each axis of the mesh; one may be -1, which takes the devices that are left."""
+
+  # Parts of the batch, parameters copied; the first axis to run across slices (or hosts of GPUs).
+  replica: int = 1
+  # The same, within a slice as far as `replica` has as many parts as there are slices.
+  data: int = -1
+  # Parts of the batch; parameters and optimizer state are split too.
+  fsdp: int = 1
+  # Parts of every layer.
+  tensor: int = 1
+  # Parameters with fewer elements are copied rather than split.
+  min_shard_size: Amount = 2**16
+
+  def check(self, path: str) -> None:
+    """Raises UserError for sizes that no mesh has."""
+    axes = {axis: getattr(self, axis) for axis in AXES}
+    if any(size < 1 and size != -1 for size in axes.values()) or list(axes.values()).count(-1) > 1:
+      raise UserError(f'{path} is {axes}; each axis must be at least 1, and at most one may be -1.')
+
+
+def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """The mesh of all `devices`, with the four axes in the order of `AXES`.
 
   The axes are of type Auto: the compiler spreads the shardings we give (`parallel/rules.py` and the
@@ -67,7 +90,7 @@ def _across_slices(shape: tuple[int, ...], slices: int, axes: tuple[str, ...]) -
   return result
 
 
-def _shape(mesh: config.Mesh, devices: int) -> tuple[int, ...]:
+def _shape(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
   """Devices along each axis, the -1 replaced."""
   sizes = [getattr(mesh, axis) for axis in AXES]
   asked = ', '.join(f'{axis} {size}' for axis, size in zip(AXES, sizes, strict=True))

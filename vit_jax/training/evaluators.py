@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax import config as config_lib
 from vit_jax.checkpoint.manager import Manager
+from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.errors import UserError
@@ -23,7 +23,7 @@ Opened = EvalPipeline | FewShotEvaluator
 
 
 def open_evaluators(
-  config: config_lib.Config, class_names: tuple[str, ...], mesh: jax.sharding.Mesh
+  config: Config, class_names: tuple[str, ...], mesh: jax.sharding.Mesh
 ) -> dict[str, Opened]:
   """The evaluators' data: for the model's head with the training split's classes; probes have their own."""
   kind, place, _ = sources.parse(config.data.source, config.data.split)
@@ -81,7 +81,7 @@ def evaluate(
   return scores
 
 
-def evaluate_run(config: config_lib.Config, workdir: pathlib.Path) -> dict[str, float]:
+def evaluate_run(config: Config, workdir: pathlib.Path) -> dict[str, float]:
   """Evaluates the newest sound checkpoint of `workdir`; writes to report/ there, and changes nothing else."""
   mesh = mesh_lib.make_mesh(config.mesh)
   manager = Manager(workdir / 'checkpoints', config.checkpoint, read_only=True)

@@ -13,22 +13,23 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import durations
 from vit_jax.checkpoint.manager import Manager
+from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.errors import Preempted
 from vit_jax.models import flops
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.training import console, initial, metrics, report
+from vit_jax.training import console, figures, initialization, metrics
 from vit_jax.training.evaluators import Opened, evaluate, open_evaluators
-from vit_jax.training.growth import Growth
-from vit_jax.training.guard import FiniteGuard
-from vit_jax.training.resume import claim_workdir, restore
+from vit_jax.training.finite_guard import FiniteGuard
+from vit_jax.training.progressive_resizing import Growth
 from vit_jax.training.step import make_train_step, model_inputs
 from vit_jax.training.watchdog import Watchdog
+from vit_jax.training.workdir import claim_workdir, restore
 
 
-def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
+def train(config: Config, workdir: pathlib.Path) -> None:
   """Trains, or goes on training, in `workdir`.
 
   Raises:
@@ -73,7 +74,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   screen.say(
     f'Run: {total:,} steps of {config.batch_size} images, {total * config.batch_size / examples:.4g} epochs'
   )
-  loaded = initial.load(config, program, screen.say) if state is None else {}
+  loaded = initialization.load(config, program, screen.say) if state is None else {}
   # One for each image size that is still to come; the last one is the largest.
   compiled = {
     size: program.step.lower(program.state, program.batch_of(size)).compile()
@@ -81,7 +82,7 @@ def train(config: config_lib.Config, workdir: pathlib.Path) -> None:
   }
   screen.say(console.memory_text(program, compiled[config.data.image_size]))
   if state is None:
-    state = initial.start(program, config.seed, loaded)
+    state = initialization.start(program, config.seed, loaded)
     draw_first_batch(config, pipeline, source.class_names, workdir)
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
@@ -168,7 +169,7 @@ def bad_images_path(workdir: pathlib.Path) -> pathlib.Path:
   return workdir / 'report' / (f'bad_images_{index}.jsonl' if index else 'bad_images.jsonl')
 
 
-def data_text(config: config_lib.Config, source: sources.Source, evaluators: dict[str, Opened]) -> str:
+def data_text(config: Config, source: sources.Source, evaluators: dict[str, Opened]) -> str:
   names = source.class_names
   shown = ', '.join(names[:10]) + (', …' if len(names) > 10 else '')
   lines = [f'Training data: {config.data.title}, {len(source):,} images, {len(names)} classes: {shown}']
@@ -180,7 +181,7 @@ def data_text(config: config_lib.Config, source: sources.Source, evaluators: dic
 
 
 def draw_first_batch(
-  config: config_lib.Config, pipeline: TrainPipeline, class_names: tuple[str, ...], workdir: pathlib.Path
+  config: Config, pipeline: TrainPipeline, class_names: tuple[str, ...], workdir: pathlib.Path
 ) -> None:
   """Writes report/first_batch.png, on process 0, of the rows that its first device holds."""
   batch = jax.jit(lambda batch: model_inputs(config, batch, 0))(pipeline.batch(0))
@@ -189,7 +190,7 @@ def draw_first_batch(
       np.asarray(batch[name].addressable_data(0)) for name in ('image', 'label', 'other') if name in batch
     )
     labels = np.concatenate([label.reshape(len(images), -1) for label in labels], axis=1)
-    report.save_first_batch(workdir / 'report' / 'first_batch.png', images, labels, class_names, config.data)
+    figures.save_first_batch(workdir / 'report' / 'first_batch.png', images, labels, class_names, config.data)
 
 
 def finish(workdir: pathlib.Path, manager: Manager, total: int, screen: console.Console) -> None:
@@ -197,7 +198,7 @@ def finish(workdir: pathlib.Path, manager: Manager, total: int, screen: console.
   if jax.process_index() != 0:
     return
   lines = metrics.read_metrics(workdir)
-  report.save_curves(workdir)
+  figures.save_curves(workdir)
   final = lines[-1] if lines else {}
   results = ('/accuracy', '/mean_average_precision')
   names = [name for name in final if name.endswith(results) and not name.startswith('train/')]

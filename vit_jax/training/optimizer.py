@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.training.schedule import ScheduleConfig
 
 Params = dict[str, Any]
 
 
-def make_schedule(
-  schedule: config_lib.Schedule, total: int, to_steps: Callable[[str], int]
-) -> optax.Schedule:
+def make_schedule(schedule: ScheduleConfig, total: int, to_steps: Callable[[str], int]) -> optax.Schedule:
   """Linear warmup, then a decay: step (counted from 0) -> learning rate.
 
   Args:
@@ -53,7 +51,7 @@ def make_schedule(
   return lambda step: rate(step) * jnp.clip((total - step) / cooldown, 0, 1)
 
 
-def make_optimizer(optimizer: config_lib.Optimizer, params: Params) -> optax.GradientTransformation:
+def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.GradientTransformation:
   """The update's direction; the training step multiplies it by the learning rate.
 
   Args:
@@ -86,7 +84,7 @@ def make_optimizer(optimizer: config_lib.Optimizer, params: Params) -> optax.Gra
   return optax.partition({'trained': result, 'frozen': optax.set_to_zero()}, labels)
 
 
-def trainable_mask(optimizer: config_lib.Optimizer, params: Params) -> Params:
+def trainable_mask(optimizer: OptimizerConfig, params: Params) -> Params:
   """True for each parameter that no `freeze` pattern matches."""
   frozen = set().union(*(_matches('freeze', pattern, params) for pattern in optimizer.freeze), set())
   mask = _map_paths(lambda path, _: path not in frozen, params)
@@ -95,7 +93,7 @@ def trainable_mask(optimizer: config_lib.Optimizer, params: Params) -> Params:
   return mask
 
 
-def _multipliers(optimizer: config_lib.Optimizer, params: Params) -> dict[str, float]:
+def _multipliers(optimizer: OptimizerConfig, params: Params) -> dict[str, float]:
   """{path: factor of the learning rate}; where several patterns match, the last one counts."""
   factors = dict.fromkeys(paths(params), 1.0)
   for pattern, factor in optimizer.lr_multipliers:

@@ -10,13 +10,14 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import config as config_lib
 from vit_jax import durations, models
+from vit_jax.config import Config
 from vit_jax.data import on_device
 from vit_jax.evaluation import features
+from vit_jax.objectives import losses, masked_patches
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import rules
-from vit_jax.training import losses, masked_patches, optimizer
+from vit_jax.training import optimizer
 from vit_jax.training.state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -53,9 +54,7 @@ class Program:
     return self.batch | {'image': jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)}
 
 
-def make_train_step(
-  config: config_lib.Config, mesh: jax.sharding.Mesh, *, num_classes: int, examples: int
-) -> Program:
+def make_train_step(config: Config, mesh: jax.sharding.Mesh, *, num_classes: int, examples: int) -> Program:
   """What the loop runs, the plan compiles and the benchmarks time.
 
   Args:
@@ -107,7 +106,7 @@ def make_train_step(
   )
 
 
-def model_inputs(config: config_lib.Config, batch: Batch, step: jax.Array | int) -> Batch:
+def model_inputs(config: Config, batch: Batch, step: jax.Array | int) -> Batch:
   """What the model is given of a batch: that of `on_device.prepare_training`, and a 'key' for each image."""
   data_key, model_key = jax.random.split(jax.random.fold_in(_key(config.seed), step))
   keys = on_device.keys_of_rows(model_key, config.batch_size)
@@ -216,7 +215,7 @@ def _with_shardings(state: TrainState, mesh, min_shard_size: int) -> TrainState:
   return jax.tree.map(add, state, shardings)
 
 
-def _batch_shapes(config: config_lib.Config, sharding: NamedSharding) -> Batch:
+def _batch_shapes(config: Config, sharding: NamedSharding) -> Batch:
   data = config.data
   image = (config.batch_size, *data.image_size, data.channels)
   label = (config.batch_size, data.max_labels) if data.max_labels else (config.batch_size,)

@@ -1,0 +1,59 @@
+import dataclasses
+
+import pytest
+
+from vit_jax import config as c
+from vit_jax.data import augment_policy
+from vit_jax.data.augment_policy import Step, mixup, parse
+from vit_jax.errors import UserError
+
+
+def test_levels_are_augregs():
+  expected = {
+    'none': ((), 0.0),
+    'light1': ((2, 0), 0.0),
+    'light2': ((2, 10), 0.2),
+    'medium1': ((2, 15), 0.2),
+    'medium2': ((2, 15), 0.5),
+    'strong1': ((2, 20), 0.5),
+    'strong2': ((2, 20), 0.8),
+  }
+  assert set(augment_policy.LEVELS) == set(expected)
+  for level, (numbers, alpha) in expected.items():
+    assert parse(level) == ((Step('randaugment', numbers),) if numbers else ())
+    assert mixup(level) == alpha
+
+
+def test_several_in_order():
+  steps = parse('medium1 |erase( 0.25 )| jitter(0.4) | 3augment')
+  assert steps == (
+    Step('randaugment', (2, 15)),
+    Step('erase', (0.25,)),
+    Step('jitter', (0.4,)),
+    Step('3augment'),
+  )
+  assert mixup('medium1 | erase(0.25)') == 0.2 and mixup('randaugment(2,15)') == 0
+
+
+@pytest.mark.parametrize(
+  ('text', 'said'),
+  [
+    ('medium', "'medium' is no augmentation; did you mean 'medium"),
+    ('randaugment', 'is given 0 numbers, and is written randaugment(layers, magnitude)'),
+    ('randaugment(2,15,1)', 'is given 3 numbers'),
+    ('randaugment(2.5,15)', "the layers of 'randaugment' is 2.5; it must be a whole number between 1 and 16"),
+    ('randaugment(2,31)', 'must be a number between 0 and 30'),
+    ('erase(0,25)', 'is given 2 numbers, and is written erase(probability)'),
+    ('erase(often)', "'often', which is no number"),
+    ('erase(nan)', 'must be a number between 0 and 1'),
+    ('3augment(1)', 'and is written 3augment'),
+    ('strong1(2)', "'strong1' is no augmentation"),
+    ('jitter(0.4) |', 'is not written as an augmentation'),
+    ('', 'is not written as an augmentation'),
+  ],
+)
+def test_what_is_written_wrongly_is_said(text, said):
+  config = dataclasses.replace(c.Config(), data=c.DataConfig(augment=text))
+  with pytest.raises(UserError) as error:
+    c.from_config_dict(c.as_json(config))
+  assert str(error.value).startswith('config.data.augment: ') and said in str(error.value)

@@ -1,0 +1,143 @@
+"""Masked patch prediction: what is hidden, what is to be guessed, and a fine-tuning that begins from it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from scipy.special import log_softmax
+
+from vit_jax import config as c
+from vit_jax import load
+from vit_jax.errors import UserError
+from vit_jax.objectives import masked_patches
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training import loop
+from vit_jax.training.step import make_train_step
+
+CONFIG = c.Config(
+  total='12 steps',
+  batch_size=16,
+  model=tiny.options(patch=2, pool='none', mask_token=True, class_token=True, register_tokens=1),
+  data=c.DataConfig(image_size=(8, 8), channels=1, crop='random', padding=1, flip=False),
+  loss=c.Loss(name='masked_patches', label_smoothing=0.1),
+  optimizer=c.OptimizerConfig(name='sgd'),
+  schedule=c.ScheduleConfig(learning_rate=0.1),
+  evaluators={'probe': c.Evaluator(type='fewshot', fewshot=c.FewShot(pool='gap', seeds=1, shots=(2,)))},
+  mesh=c.MeshConfig(),
+)
+
+
+def test_what_is_corrupted():
+  b, n = 400, 20
+  patches = np.arange(b * n, dtype=np.float32).reshape(b, n, 1)
+  corrupt = jax.jit(masked_patches.corrupt)
+  result, corrupted = map(np.asarray, corrupt(patches, np.full((1, 1, 1), -1.0), tiny.keys(b)))
+  assert (corrupted.sum(axis=1) == n // 2).all()
+  np.testing.assert_allclose(corrupted.mean(axis=0), 0.5, atol=0.11)  # four deviations of 400 draws
+  np.testing.assert_array_equal(result[~corrupted], patches[~corrupted])
+
+  masked = result[..., 0] == -1
+  exchanged = ~masked & (result != patches)[..., 0]
+  assert (exchanged <= corrupted).all()
+  image = np.broadcast_to(np.arange(b)[:, None], (b, n))
+  np.testing.assert_array_equal(result[exchanged][:, 0] // n, image[exchanged])  # of the same image
+  shares = [masked.sum(), exchanged.sum(), (corrupted & ~masked & ~exchanged).sum()]
+  np.testing.assert_allclose(np.divide(shares, corrupted.sum()), [0.8, 0.1, 0.1], atol=0.025)
+
+  alone, _ = corrupt(patches[7:8], np.full((1, 1, 1), -1.0), tiny.keys(b)[7:8])
+  np.testing.assert_array_equal(alone[0], result[7])  # an image's own keys decide
+
+
+def test_colours():
+  rng = np.random.default_rng(0)
+  pixels = rng.integers(0, 256, (2, 6, 8, 3)).astype(np.uint8)
+  pixels[0, :3, :2] = 255  # the brightest colour of all
+  found = masked_patches.colours(pixels / np.float32(127.5) - 1, (2, 4), (-1.0, 1.0))
+  for b, row, column in np.ndindex(2, 2, 4):
+    mean = pixels[b, 3 * row : 3 * row + 3, 2 * column : 2 * column + 2].astype(float).mean(axis=(0, 1))
+    red, green, blue = np.minimum(np.floor(mean / 255 * 8), 7)
+    assert found[b, 4 * row + column] == 64 * red + 8 * green + blue
+  assert found[0, 0] == 511
+  with pytest.raises(UserError, match='does not divide into 4 × 4 patches'):
+    masked_patches.colours(np.zeros((1, 6, 8, 3)), (4, 4), (-1.0, 1.0))
+
+
+def test_the_loss_is_of_the_corrupted_patches():
+  graphdef, params = tiny.build(dataclasses.replace(CONFIG.model, patch=4), num_classes=512)
+  model = nnx.merge(graphdef, params)
+  images, keys = tiny.images(), tiny.keys()
+  batch = {'image': images, 'key': keys}
+  values, hits = masked_patches.loss(model, batch, c.DataConfig(), c.Loss(label_smoothing=0.1))
+  patches, corrupted = masked_patches.corrupt(
+    model.patches(images), model.mask_token[...], jax.vmap(jax.random.split)(keys)[:, 0]
+  )
+  logits = np.asarray(model.head(model.encode(model.place(patches, (12, 8)))), np.float64)[:, 2:]
+  labels = np.asarray(masked_patches.colours(images, (3, 2), (-1.0, 1.0)))
+  for b in range(3):
+    log_probabilities = log_softmax(logits[b], axis=-1)[np.asarray(corrupted[b])]
+    own = labels[b][np.asarray(corrupted[b])]
+    expected = -0.9 * log_probabilities[np.arange(3), own] - 0.1 * log_probabilities.mean(axis=-1)
+    np.testing.assert_allclose(values[b], expected.mean(), rtol=1e-5)
+    np.testing.assert_allclose(hits[b], (log_probabilities.argmax(axis=-1) == own).mean(), rtol=1e-6)
+
+
+def test_every_mesh_computes_the_same():
+  def trained(mesh: c.MeshConfig):
+    config = dataclasses.replace(CONFIG, mesh=mesh)
+    devices = jax.devices()[: 1 if mesh.data == 1 else 8]
+    program = make_train_step(config, make_mesh(mesh, devices), num_classes=8, examples=160)
+    state, losses = program.init(np.uint32(0)), []
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+      batch = {'image': rng.integers(0, 256, (16, 8, 8, 1), np.uint8), 'label': np.zeros(16, np.int32)}
+      batch = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), batch, program.batch)
+      state, metrics = program.step(state, batch)
+      losses.append(float(metrics['train/loss']))
+    return losses, jax.tree.map(np.asarray, state.params)
+
+  losses, params = trained(c.MeshConfig(data=1))
+  others, other_params = trained(c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=0))
+  np.testing.assert_allclose(others, losses, rtol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), other_params, params)
+
+
+def test_a_run_and_a_fine_tuning_from_it(tmp_path, capsys):
+  loop.train(CONFIG, tmp_path / 'masked')
+  assert 'probe_2shot/accuracy' in (tmp_path / 'masked/metrics.jsonl').read_text()
+  model = load(tmp_path / 'masked')
+  assert model(tiny.images(2, (8, 8), 1)).shape == (2, 18, 8) and model.class_names is None
+
+  labelled = dataclasses.replace(
+    CONFIG,
+    total='2 steps',
+    model=dataclasses.replace(CONFIG.model, pool='token', mask_token=False),
+    loss=c.Loss(),
+    evaluators={},
+    init=c.InitConfig(checkpoint=str(tmp_path / 'masked')),
+  )
+  capsys.readouterr()
+  loop.train(labelled, tmp_path / 'labelled')
+  output = capsys.readouterr().out
+  assert 'ignored: head/bias (8,), head/kernel (32, 8), mask_token (1, 1, 32)' in output
+  assert 'reinitialised: head/bias (10,), head/kernel (32, 10)' in output
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'model.pool': 'gap'}, 'it needs --config.model.pool=none and --config.model.mask_token=True'),
+    ({'model.mask_token': False}, 'it needs --config.model.pool=none and --config.model.mask_token=True'),
+    ({'data.num_classes': 5}, 'whose classes are colours; leave config.data.num_classes out'),
+    ({'evaluators.probe.type': 'classification'}, "config.evaluators.probe.type must be 'fewshot'"),
+    ({'loss.name': 'softmax'}, 'which gives an image no logits'),
+  ],
+)
+def test_options_that_clash(changes, message):
+  values = c.to_config_dict(CONFIG)
+  with values.unlocked():
+    values.update_from_flattened_dict(changes)
+  with pytest.raises(UserError, match=message):
+    c.from_config_dict(values)

@@ -1,0 +1,205 @@
+"""Reading compiled programs: lines that libtpu 0.0.51 wrote for v3-8, v5e:2x2 and v5e:4x4, shortened."""
+
+import numpy as np
+import pytest
+
+from vit_jax.plan import hlo
+
+# A scan of three products on v3-8, whose sum over two cores is a reduce-scatter.
+SCAN = """\
+HloModule jit_loop, is_scheduled=true, num_partitions=8
+
+FileNames
+1 "loop.py"
+
+%all-reduce-scatter.clone.1 (input.2: bf16[128,512]) -> bf16[128,256] {
+  %input.2 = bf16[128,512]{1,0:T(8,128)(2,1)} parameter(0)
+  %all-reduce.3 = bf16[128,512]{1,0:T(8,128)(2,1)} all-reduce(%input.2), channel_id=1, \
+replica_groups={{0,1},{2,3},{4,5},{6,7}}, use_global_device_ids=true, to_apply=%add.clone
+  %constant.shard_id_table.2 = u32[8]{0:T(256)} constant({0, 1, 0, 1, 0, 1, 0, 1})
+  ROOT %dynamic-slice.23 = bf16[128,256]{1,0:T(8,128)(2,1)} dynamic-slice(%all-reduce.3, %constant.45, \
+%multiply.5), dynamic_slice_sizes={128,256}
+}
+
+%body.sunk (wide.param.2: (s32[], bf16[128,256], bf16[3,256,512], s32[])) -> (s32[], bf16[128,256]) {
+  %constant.1..sunk = s32[]{:T(256)} constant(1)
+  %wide.param.2 = (s32[]{:T(256)}, bf16[128,256]{1,0:T(8,128)(2,1)}) parameter(0)
+  %get-tuple-element.47 = s32[]{:T(256)} get-tuple-element(%wide.param.2), index=0
+  %copy.2 = s32[]{:T(256)S(6)} copy(%get-tuple-element.47), backend_config={"flag_configs":[]}
+  %add.6 = s32[]{:T(256)} add(%copy.2, %constant.1..sunk), control-predecessors={%copy.2}
+  %fusion.12 = bf16[128,512]{1,0:T(8,128)(2,1)} fusion(%get-tuple-element.48, /*index=1*/%copy.2), \
+kind=kOutput, calls=%fused, backend_config={"window_config":{"estimated_cycles":"3022"}}
+  %fusion.13 = bf16[128,256]{1,0:T(8,128)(2,1)} fusion(%fusion.12), kind=kCustom, \
+calls=%all-reduce-scatter.clone.1
+  ROOT %tuple.15 = (s32[]{:T(256)}, bf16[128,256]{1,0:T(8,128)(2,1)}) tuple(%add.6, %fusion.13)
+}
+
+%condition (wide.param.1: (s32[], bf16[128,256], bf16[3,256,512], s32[])) -> pred[] {
+  %constant.5 = s32[]{:T(256)} constant(3)
+  %wide.param.1 = (s32[]{:T(256)}, bf16[128,256]{1,0:T(8,128)(2,1)}) parameter(0)
+  %get-tuple-element.27 = s32[]{:T(256)} get-tuple-element(%wide.param.1), index=0
+  ROOT %lt.3 = pred[]{:T(1024)} compare(%get-tuple-element.27, %constant.5), direction=LT
+}
+
+ENTRY %main.3_spmd (param.2: bf16[128,512], param.3: bf16[3,256,512]) -> bf16[128,256] {
+  %tuple.13 = (s32[]{:T(256)}, bf16[128,256]{1,0:T(8,128)(2,1)}) tuple(%copy.7, %fusion)
+  %while.9 = (s32[]{:T(256)}, bf16[128,256]{1,0:T(8,128)(2,1)}) while(%tuple.13), condition=%condition, \
+body=%body.sunk, metadata={op_name="jit(loop)/while" stack_frame_id=4}
+  ROOT %get-tuple-element.17 = bf16[128,256]{1,0:T(8,128)(2,1)} get-tuple-element(%while.9), index=1
+}
+"""
+# On v5e:2x2.
+PERMUTE = """\
+ENTRY %main.1_spmd (param: f32[512,512]) -> f32[512,512] {
+  %slice-start = ((f32[512,512]{1,0:T(8,128)}), f32[384,512]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) \
+slice-start(%param), slice={[0:384], [0:512]}
+  %collective-permute-start = (f32[128,512]{1,0:T(8,128)S(1)}, f32[128,512]{1,0:T(8,128)S(1)}, u32[]{:S(2)}, \
+/*index=3*/u32[]{:S(2)}) collective-permute-start(%slice.6), channel_id=1, \
+source_target_pairs={{0,2},{1,3},{2,0},{3,1}}, frontend_attributes={is_spmd_generated="true"}
+  %collective-permute-done = f32[128,512]{1,0:T(8,128)S(1)} collective-permute-done(%collective-permute-start)
+}
+"""
+
+
+def _instruction(line: str) -> hlo.Instruction:
+  (found,) = hlo.parse(f'ENTRY %main (x: f32[]) -> f32[] {{\n  {line}\n}}\n').computations['main']
+  return found
+
+
+# On v6e:1x1: what a kernel says of itself takes three lines, also behind what comes out of it.
+KERNEL = """\
+ENTRY %main.1 (param: bf16[8,12,640,64]) -> f32[8,12,640] {
+  %splash.1 = (f32[8,640,128]{2,1,0:T(8,128)}, f32[8,12,640]{2,1,0}) \
+custom-call(%param, /*index=1*/%copy.2), \
+custom_call_target="tpu_custom_call", operand_layout_constraints={bf16[8,12,640,64]{3,2,1,0}}, \
+frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 640, \\"q_layout\\": 1}"
+}}, metadata={op_name="jit(g)/pallas_call" stack_frame_id=7}, backend_config={"flag_configs":[]}
+  %get-tuple-element.1 = f32[8,12,640]{2,1,0} get-tuple-element(%splash.1), index=1, \
+frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 640, \\"q_layout\\": 1}"
+}}, metadata={op_name="jit(g)/pallas_call" stack_frame_id=7}
+  ROOT %copy.4 = f32[8,12,640]{1,2,0} copy(%get-tuple-element.1), \
+backend_config={"window_config":{"estimated_cycles":"49800"}}
+}
+"""
+
+
+def test_a_kernel_and_what_follows_it():
+  kernel, part, root = hlo.parse(KERNEL).computations['main.1']
+  assert kernel.opcode == 'custom-call' and kernel.operands == ('param', 'copy.2')
+  assert 'tpu_custom_call' in kernel.attributes and 'op_name' in kernel.attributes
+  assert part.attribute('index') == '1' and root.cycles == 49800
+
+
+def test_computations_and_their_instructions():
+  module = hlo.parse(SCAN)
+  assert module.entry == 'main.3_spmd'
+  assert set(module.computations) == {'all-reduce-scatter.clone.1', 'body.sunk', 'condition', 'main.3_spmd'}
+  body = {i.name: i for i in module.computations['body.sunk']}
+  assert [i.opcode for i in body.values()] == [
+    *('constant', 'parameter', 'get-tuple-element', 'copy', 'add', 'fusion', 'fusion', 'tuple')
+  ]
+  product = body['fusion.12']
+  assert product.operands == ('get-tuple-element.48', 'copy.2')
+  assert product.cycles == 3022 and body['fusion.13'].cycles is None
+  assert product.bytes == 128 * 512 * 2
+  assert body['fusion.13'].attribute('calls') == 'all-reduce-scatter.clone.1'
+  assert body['fusion.13'].attribute('body') is None
+  assert body['tuple.15'].bytes == 4 + 128 * 256 * 2
+
+
+@pytest.mark.parametrize(
+  ('shape', 'expected'),
+  [
+    ('f32[]{:T(256)}', 4),
+    ('pred[7]{0}', 7),
+    ('s4[10]', 5),
+    ('bf16[1,1024,16,64]{1,3,2,0:T(8,128)(2,1)S(1)}', 1024 * 16 * 64 * 2),
+    ('(bf16[8,128]{1,0:T(8,128)(2,1)}, (f32[2,3]{1,0}, u32[]{:S(2)}))', 8 * 128 * 2 + 2 * 3 * 4 + 4),
+    ('token[]', 0),
+  ],
+)
+def test_bytes_of_a_shape(shape, expected):
+  assert hlo.shape_bytes(shape) == expected
+
+
+def test_payload_of_a_start_is_its_result():
+  copied, sent, _ = hlo.parse(PERMUTE).computations['main.1_spmd']
+  assert hlo.payload(copied.shape, start=True) == 384 * 512 * 4
+  assert hlo.payload(sent.shape, start=True) == 128 * 512 * 4
+  # Two arrays gathered at once: operands, then results.
+  both = '((bf16[8,128], f32[4,128]), (bf16[32,128], f32[16,128]), u32[], u32[])'
+  assert hlo.payload(both, start=True) == 32 * 128 * 2 + 16 * 128 * 4
+  assert hlo.payload('(bf16[8,128], f32[4,128])', start=False) == 8 * 128 * 2 + 4 * 128 * 4
+
+
+def test_pairs_of_a_permutation():
+  _, sent, _ = hlo.parse(PERMUTE).computations['main.1_spmd']
+  assert hlo.pairs(sent) == [(0, 2), (1, 3), (2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize(
+  ('written', 'expected'),
+  [
+    ('{{0,1},{2,3}}', [[0, 1], [2, 3]]),
+    ('{{3,0,1,2}}', [[3, 0, 1, 2]]),
+    ('{}', [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ('[2,4]<=[8]', np.arange(8).reshape(2, 4)),
+    ('[4,2]<=[2,4]T(1,0)', [[0, 4], [1, 5], [2, 6], [3, 7]]),
+    ('[2,4]<=[2,2,2]T(1,0,2)', [[0, 1, 4, 5], [2, 3, 6, 7]]),
+    ("mesh['axis_0'=8] {'axis_0'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ("mesh['a'=2,'b'=4] {'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ("mesh['a'=2,'b'=4] {'a'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+    ("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+    ("mesh['a'=2,'one'=1,'b'=4] {'a','one'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+    # The devices in another order, as XLA's own tests write it.
+    ("mesh['x'=2,'y'=2], device_ids=(0,2,1,3) {'y'}", [[0, 2], [1, 3]]),
+    ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    # Of the 4 = 2 x 2 devices along b, the outer 2 and the inner 2.
+    ("mesh['a'=2,'b'=4] {'b':(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+    ("mesh['a'=2,'b'=4] {'b':(2)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+  ],
+)
+def test_groups(written, expected):
+  line = (
+    f'%r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups={written}, use_global_device_ids=true'
+  )
+  np.testing.assert_array_equal(hlo.groups(_instruction(line), 8), expected)
+
+
+def test_a_loop_runs_as_often_as_its_condition_says():
+  module = hlo.parse(SCAN)
+  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
+  assert module.trips(loop) == 3
+
+
+def test_a_loop_that_counts_by_twos():
+  """As the compiler's own loops do, of products whose next operand is on its way."""
+  by_twos = SCAN.replace('constant(1)', 'constant(2)').replace('constant(3)', 'constant(8)')
+  module = hlo.parse(by_twos)
+  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
+  assert module.trips(loop) == 4
+
+
+def test_a_draw_that_is_repeated_until_it_is_accepted_counts_once():
+  """As mixup's shares are drawn; its condition has no counter."""
+  drawn = SCAN.replace('op_name="jit(loop)/while"', 'op_name="jit(step)/jit(_beta)/jit(_gamma)/while"')
+  module = hlo.parse(drawn.replace('direction=LT', 'direction=NE'))
+  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
+  assert module.trips(loop) == 1
+
+
+@pytest.mark.parametrize('change', [('direction=LT', 'direction=NE'), ('constant(3)', 'parameter(1)')])
+def test_a_loop_of_another_form_is_refused(change):
+  module = hlo.parse(SCAN.replace(*change))
+  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
+  with pytest.raises(ValueError, match=r'loop while\.9 has a condition'):
+    module.trips(loop)
+
+
+def test_a_counter_that_is_not_counted_is_refused():
+  module = hlo.parse(SCAN.replace('add(%copy.2, %constant.1..sunk)', 'multiply(%copy.2, %copy.2)'))
+  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
+  with pytest.raises(ValueError, match='no constant is added'):
+    module.trips(loop)

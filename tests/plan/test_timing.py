@@ -1,0 +1,288 @@
+"""The time of small programs, by hand: what the links carry, what runs meanwhile, how often a loop does."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vit_jax.parallel.hardware import Hardware
+from vit_jax.plan import hlo, timing
+
+# Round numbers, so that each expectation can be read: bytes/s of memory, link and network, cycles/s.
+MEMORY, LINK, NETWORK, CLOCK = 1000e9, 100e9, 10e9, 1e9
+HOP = 1e-6  # seconds from a chip to the next one
+MIB = 2**20
+
+
+def _devices(shape, cores=1, slices=1):
+  """Devices in the order of a mesh over slices, y, x, cores: 'x' runs faster than 'y'."""
+  return [
+    SimpleNamespace(coords=(x, y, 0), core_on_chip=core, slice_index=s)
+    for s in range(slices)
+    for y in range(shape[1])
+    for x in range(shape[0])
+    for core in range(cores)
+  ]
+
+
+def _estimate(entry, devices, *, ring=0, before=''):
+  lines = '\n'.join('  ' + line for line in entry)
+  module = hlo.parse(f'{before}\nENTRY %main (x: f32[]) -> f32[] {{\n{lines}\n}}\n')
+  hardware = Hardware(1e14, 16e9, MEMORY, CLOCK, LINK, ring, NETWORK)
+  return timing.estimate(module, devices, hardware)
+
+
+def _op(opcode, groups, shape=f'f32[{MIB // 4}]{{0}}', name='r', operand='x'):
+  return f'%{name} = {shape} {opcode}(%{operand}), channel_id=7, replica_groups={groups}, dimensions={{0}}'
+
+
+def _compute(cycles, name):
+  return f'%{name} = f32[8]{{0}} fusion(%x), calls=%f, backend_config={{"estimated_cycles":"{cycles}"}}'
+
+
+def test_a_gather_on_a_closed_ring_comes_from_both_sides():
+  estimate = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
+  # All but a quarter of the MiB has to come in; we count the whole, by two links, and half way round.
+  assert estimate.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
+  assert estimate.seconds == estimate.exposed
+  traffic = estimate.traffic['all-gather']
+  assert (traffic.count, traffic.bytes, traffic.seconds) == (1, MIB, estimate.exposed)
+
+
+def test_a_gather_on_a_line_of_chips_has_one_way():
+  estimate = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)))
+  assert estimate.exposed == pytest.approx(MIB / LINK + 3 / 2 * HOP)
+
+
+def test_a_gather_over_a_v3_8():
+  """2 x 2 chips of two cores: each chip gets the whole by its two links, once for both cores."""
+  estimate = _estimate([_op('all-gather', "mesh['a'=8] {'a'}")], _devices((2, 2), cores=2))
+  assert estimate.exposed == pytest.approx(MIB / (LINK + LINK) + 2 / 2 * HOP)
+
+
+def test_cores_of_a_chip_in_two_groups_share_its_links():
+  groups = '{{0,2,4,6},{1,3,5,7}}'  # the first cores, the second cores
+  estimate = _estimate([_op('all-gather', groups)], _devices((2, 2), cores=2))
+  assert estimate.exposed == pytest.approx(2 * MIB / (LINK + LINK) + HOP)
+
+
+def test_an_all_reduce_over_two_dimensions_is_two_gathers():
+  estimate = _estimate([_op('all-reduce', '[1,16]<=[16]')], _devices((4, 4)), ring=4)
+  assert estimate.exposed == pytest.approx(2 * MIB / (2 * 2 * LINK) + (3 + 3) / 2 * HOP)
+
+
+def test_groups_along_one_dimension_use_its_links_only():
+  devices = _devices((4, 4))
+  for groups in ('[4,4]<=[16]', '[4,4]<=[4,4]T(1,0)'):  # rows, columns
+    estimate = _estimate([_op('all-reduce', groups)], devices, ring=4)
+    assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
+
+
+def test_a_reduce_scatter_moves_the_whole_of_which_it_leaves_a_part():
+  gather = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
+  scatter = _estimate(
+    [_op('reduce-scatter', '{{0,1,2,3}}', f'f32[{MIB // 16}]{{0}}')], _devices((4, 1)), ring=4
+  )
+  assert scatter.exposed == pytest.approx(gather.exposed)
+
+
+def test_a_reduce_scatter_that_is_a_fusion():
+  """As TPUs v2 and v3 have it: an all-reduce and a slice of it in a fusion without cycles."""
+  fused = """
+%all-reduce-scatter (input: f32[262144]) -> f32[65536] {
+  %all-reduce.3 = f32[262144]{0} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %dynamic-slice = f32[65536]{0} dynamic-slice(%all-reduce.3, %offset), dynamic_slice_sizes={65536}
+}
+"""
+  line = '%r = f32[65536]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter'
+  estimate = _estimate([line], _devices((4, 1)), ring=4, before=fused)
+  assert estimate.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
+  assert set(estimate.traffic) == {'reduce-scatter'} and estimate.memory == 0
+
+
+def test_an_all_to_all_sends_half_of_each_part_half_way_round():
+  estimate = _estimate([_op('all-to-all', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
+  assert estimate.exposed == pytest.approx(MIB * 4 / 4 / (2 * LINK) + 3 / 2 * HOP)
+
+
+def test_within_a_chip_the_memory_is_the_link():
+  estimate = _estimate([_op('all-reduce', '{{0,1},{2,3},{4,5},{6,7}}')], _devices((2, 2), cores=2))
+  assert estimate.exposed == pytest.approx(2 * MIB / MEMORY)
+
+
+def test_a_group_of_one_costs_nothing():
+  estimate = _estimate([_op('all-reduce', '{{0},{1}}')], _devices((2, 1)))
+  assert estimate.seconds == 0 and estimate.traffic['all-reduce'].count == 1
+
+
+def test_across_slices_each_chip_sends_its_part_over_the_network():
+  devices = _devices((2, 2), slices=2)
+  # Chip to chip of the same place: no links at all.
+  pairs = _estimate([_op('all-reduce', '{{0,4},{1,5},{2,6},{3,7}}')], devices)
+  assert pairs.exposed == pytest.approx(2 * MIB / NETWORK)
+  # All: a quarter of the whole for each of a slice's four chips, and then within the slices by two links.
+  everyone = _estimate([_op('all-reduce', '[1,8]<=[8]')], devices)
+  within = 2 * MIB / (LINK + LINK) + HOP
+  assert everyone.exposed == pytest.approx(2 * MIB / 4 / NETWORK + within)
+
+
+@pytest.mark.parametrize(
+  ('pairs', 'ring', 'hops'),
+  [
+    ('{{0,1},{1,2},{2,3}}', 0, 1),
+    ('{{0,1},{1,2},{2,3},{3,0}}', 0, 3),  # the last one goes all the way back
+    ('{{0,1},{1,2},{2,3},{3,0}}', 4, 1),
+    ('{{0,2}}', 4, 2),
+  ],
+)
+def test_a_permutation_takes_as_long_as_its_longest_way(pairs, ring, hops):
+  line = f'%r = f32[{MIB // 4}]{{0}} collective-permute(%x), source_target_pairs={pairs}, channel_id=1'
+  estimate = _estimate([line], _devices((4, 1)), ring=ring)
+  assert estimate.exposed == pytest.approx(hops * (MIB / LINK + HOP))
+
+
+def test_a_permutation_across_slices_and_within_a_chip():
+  send = '%r = f32[{}]{{0}} collective-permute(%x), source_target_pairs={}, channel_id=1'
+  across = _estimate([send.format(MIB // 4, '{{0,1},{1,0}}')], _devices((1, 1), slices=2))
+  assert across.exposed == pytest.approx(MIB / NETWORK)
+  within = _estimate([send.format(MIB // 4, '{{0,1},{1,0}}')], _devices((1, 1), cores=2))
+  assert within.exposed == pytest.approx(MIB / MEMORY)
+
+
+STARTED = f'(f32[{MIB // 16}]{{0}}, f32[{MIB // 4}]{{0}}, u32[], u32[])'
+LASTS = MIB / (2 * LINK) + 3 / 2 * HOP  # of that gather, about 6.7 microseconds
+
+
+@pytest.mark.parametrize('cycles', [0, 4000, 20_000])
+def test_what_computes_meanwhile_hides_a_gather(cycles):
+  entry = [
+    _op('all-gather-start', '{{0,1,2,3}}', STARTED, 'start'),
+    _compute(cycles, 'a'),
+    '%done = f32[8]{0} all-gather-done(%start)',
+    _compute(1000, 'b'),
+  ]
+  estimate = _estimate(entry, _devices((4, 1)), ring=4)
+  assert estimate.compute == pytest.approx((cycles + 1000) / CLOCK)
+  assert estimate.exposed == pytest.approx(max(0.0, LASTS - cycles / CLOCK))
+  assert estimate.traffic['all-gather'].seconds == pytest.approx(LASTS)
+
+
+def test_two_gathers_share_the_links():
+  entry = [
+    _op('all-gather-start', '{{0,1,2,3}}', STARTED, 'first'),
+    _op('all-gather-start', '{{0,1,2,3}}', STARTED, 'second'),
+    _compute(1000, 'a'),
+    '%one = f32[8]{0} all-gather-done(%first)',
+    '%two = f32[8]{0} all-gather-done(%second)',
+  ]
+  estimate = _estimate(entry, _devices((4, 1)), ring=4)
+  assert estimate.seconds == pytest.approx(2 * LASTS)
+  assert estimate.exposed == pytest.approx(2 * LASTS - 1000 / CLOCK)
+
+
+def test_an_all_reduce_that_is_started_gives_its_result_alone():
+  pair = f'(f32[{MIB // 8}]{{0}}, f32[{MIB // 8}]{{0}})'
+  started = [
+    _op('all-reduce-start', '{{0,1,2,3}}', pair, 'start'),
+    '%done = (f32[8]{0}, f32[8]{0}) all-reduce-done(%start)',
+  ]
+  estimate = _estimate(started, _devices((4, 1)), ring=4)
+  assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
+
+
+def test_a_gather_that_goes_on_in_other_fusions():
+  """As TPUs v5e have it: its start and its end are fusions, matched by their channel."""
+  fused = f"""
+%begin (p: f32[65536]) -> (f32[65536], f32[262144], s32[2], u32[]) {{
+  %all-gather.1 = f32[{MIB // 4}]{{0}} all-gather(%p), channel_id=155, replica_groups={{{{0,1,2,3}}}}
+  ROOT %c = (f32[65536]{{0}}, f32[262144]{{0}}, s32[2]{{0}}, u32[]) custom-call(%all-gather.1), \
+custom_call_target="AsyncCollectiveStart"
+}}
+%end (p: f32[65536], q: f32[262144]) -> f32[262144] {{
+  %all-gather.2 = f32[{MIB // 4}]{{0}} all-gather(%p), channel_id=155, replica_groups={{{{0,1,2,3}}}}
+  ROOT %d = f32[262144]{{0}} custom-call(%p, %all-gather.2), custom_call_target="AsyncCollectiveDone"
+}}
+"""
+  entry = [
+    f'%async-collective-start = (f32[{MIB // 16}]{{0}}, f32[{MIB // 4}]{{0}}, u32[]) fusion(%x), '
+    'kind=kCustom, calls=%begin',
+    _compute(4000, 'a'),
+    f'%async-collective-done = f32[{MIB // 4}]{{0}} fusion(%g), kind=kCustom, calls=%end',
+  ]
+  estimate = _estimate(entry, _devices((4, 1)), ring=4, before=fused)
+  assert estimate.exposed == pytest.approx(LASTS - 4000 / CLOCK)
+  assert estimate.traffic['all-gather'].count == 1 and estimate.memory == 0
+
+
+def test_copies_between_memories():
+  entry = [
+    # Two MiB are read where they are written; half a MiB of four is cut out.
+    f'%copy-start = (f32[{MIB // 2}]{{0:S(1)}}, f32[{MIB // 2}]{{0}}, u32[]) copy-start(%x)',
+    f'%slice-start = ((f32[{MIB}]{{0}}), f32[{MIB // 8}]{{0:S(1)}}, s32[]) slice-start(%x), slice={{[0:9]}}',
+    _compute(1000, 'a'),
+    f'%copy-done = f32[{MIB // 2}]{{0:S(1)}} copy-done(%copy-start)',
+    f'%slice-done = f32[{MIB // 8}]{{0:S(1)}} slice-done(%slice-start)',
+  ]
+  estimate = _estimate(entry, _devices((1, 1)))
+  assert estimate.seconds == pytest.approx(2.5 * MIB / MEMORY)
+  assert estimate.copies == pytest.approx(2.5 * MIB / MEMORY - 1000 / CLOCK)
+  assert estimate.exposed == 0
+
+
+def test_what_has_no_cycles_is_bytes_read_and_written():
+  entry = [
+    f'%big = f32[{MIB // 4}]{{0}} parameter(0)',
+    '%part = f32[256]{0} parameter(1)',
+    f'%copy.1 = f32[{MIB // 4}]{{0}} copy(%big)',
+    '%slice.1 = f32[512]{0} slice(%big), slice={[0:512]}',
+    f'%update = f32[{MIB // 4}]{{0}} dynamic-update-slice(%big, %part, %offset)',  # in place
+    '%name = f32[512,512]{1,0} bitcast(%copy.1)',
+  ]
+  estimate = _estimate(entry, _devices((1, 1)))
+  assert estimate.memory == pytest.approx((2 * MIB + 2 * 2048 + 2 * 1024) / MEMORY)
+  assert estimate.seconds == estimate.memory
+
+
+def test_our_own_kernels_are_counted_as_unknown():
+  kernel = '%k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"'
+  buffer = '%b = f32[8]{0} custom-call(), custom_call_target="AllocateBuffer"'
+  estimate = _estimate([kernel, buffer], _devices((1, 1)))
+  assert estimate.unknown == 1 and estimate.seconds == 0
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+  loops = f"""
+%inner_condition (p: (s32[])) -> pred[] {{
+  %eight = s32[] constant(8)
+  %at = s32[] get-tuple-element(%p), index=0
+  ROOT %lt = pred[] compare(%at, %eight), direction=LT
+}}
+%inner (p: (s32[])) -> (s32[]) {{
+  %two = s32[] constant(2)
+  %i = s32[] get-tuple-element(%p), index=0
+  {_compute(100, 'product')}
+  %i.next = s32[] add(%i, %two), backend_config={{"estimated_cycles":"0"}}
+  ROOT %t = (s32[]) tuple(%i.next)
+}}
+%outer_condition (p: (s32[])) -> pred[] {{
+  %three = s32[] constant(3)
+  %at.1 = s32[] get-tuple-element(%p), index=0
+  ROOT %lt.1 = pred[] compare(%at.1, %three), direction=LT
+}}
+%outer (p: (s32[])) -> (s32[]) {{
+  %one = s32[] constant(1)
+  %j = s32[] get-tuple-element(%p), index=0
+  {_compute(1000, 'rest')}
+  {_op('all-reduce', '{{0,1,2,3}}', name='sum')}
+  %loop = (s32[]) while(%t), condition=%inner_condition, body=%inner
+  %j.next = s32[] add(%j, %one), backend_config={{"estimated_cycles":"0"}}
+  ROOT %t.1 = (s32[]) tuple(%j.next)
+}}
+"""
+  entry = [_compute(10, 'first'), '%loop.1 = (s32[]) while(%t), condition=%outer_condition, body=%outer']
+  estimate = _estimate(entry, _devices((4, 1)), ring=4, before=loops)
+  assert estimate.compute == pytest.approx((10 + 3 * (1000 + 8 / 2 * 100)) / CLOCK)
+  reduced = 2 * MIB / (2 * LINK) + 3 / 2 * HOP
+  assert estimate.exposed == pytest.approx(3 * reduced)
+  traffic = estimate.traffic['all-reduce']
+  assert (traffic.count, traffic.bytes) == (3, 3 * MIB)
+  assert traffic.seconds == pytest.approx(3 * reduced)

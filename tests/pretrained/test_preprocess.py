@@ -1,0 +1,67 @@
+"""Preprocessing against Pillow and plain arithmetic."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.pretrained.base import Preprocess
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
+UNIT = Preprocess((20, 16), mean=(0.0,), std=(1 / 255,), antialias=True)  # pixels as they are
+
+
+def resized(size: tuple[int, int], box: tuple[int, int, int, int] | None = None) -> np.ndarray:
+  """Pillow's bicubic (height, width), and of it a box (left, top, right, bottom)."""
+  picture = PHOTO.resize(size[::-1], Image.Resampling.BICUBIC)
+  return np.asarray(picture.crop(box) if box else picture, np.float32)
+
+
+@pytest.mark.parametrize(
+  ('options', 'expected'),
+  [
+    ({}, resized((20, 16))),
+    ({'shorter': 30}, resized((30, 45), (14, 5, 30, 25))),
+    ({'whole': (24, 24)}, resized((24, 24), (4, 2, 20, 22))),
+  ],
+)
+def test_sizes_and_cuts(options, expected):
+  preprocess = dataclasses.replace(UNIT, method='bicubic', **options)
+  found = preprocess([PHOTO])
+  assert found.dtype == np.float32
+  np.testing.assert_allclose(found[0], expected, atol=1e-4)
+
+
+def test_another_size_cuts_in_proportion():
+  half = dataclasses.replace(UNIT, size=(224, 224), shorter=256).resized((112, 112))
+  assert (half.size, half.shorter, half.whole) == ((112, 112), 128, None)
+  squashed = dataclasses.replace(UNIT, size=(224, 224), whole=(248, 248)).resized((448, 448))
+  assert (squashed.size, squashed.shorter, squashed.whole) == ((448, 448), None, (496, 496))
+
+
+def test_mean_and_deviation_of_each_channel():
+  mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+  preprocess = Preprocess((60, 90), mean=mean, std=std)
+  expected = (np.asarray(PHOTO) / 255 - mean) / std
+  np.testing.assert_allclose(preprocess([PHOTO])[0], expected, atol=1e-6)
+
+
+def test_ranges_and_channels():
+  preprocess = Preprocess.from_range((60, 90), 2.0, 4.0, channels=1)
+  found = preprocess([Image.new('RGB', (90, 60)), Image.new('L', (90, 60), 255)])
+  assert found.shape == (2, 60, 90, 1)
+  np.testing.assert_allclose(found[0], 2)
+  np.testing.assert_allclose(found[1], 4)
+
+
+def test_sixteen_bits_and_orientation(tmp_path):
+  deep = Image.fromarray((np.arange(5400, dtype=np.uint16) * 12).reshape(60, 90))
+  assert deep.mode == 'I;16'
+  found = Preprocess((60, 90), mean=(0.0,), std=(1 / 255,), channels=1)([deep])
+  np.testing.assert_allclose(found[0, ..., 0], np.asarray(deep) >> 8, atol=1e-4)
+  exif = Image.Exif()
+  exif[274] = 6  # turned to the right
+  PHOTO.save(tmp_path / 'x.png', exif=exif)
+  turned = Preprocess((90, 60), mean=(0.0,), std=(1 / 255,))([Image.open(tmp_path / 'x.png')])
+  np.testing.assert_allclose(turned[0], np.rot90(np.asarray(PHOTO), -1), atol=1e-4)

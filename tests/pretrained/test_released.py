@@ -1,0 +1,252 @@
+"""Released .npz files: the logits of the original code, every naming, and every kind of bad file."""
+
+import re
+import zipfile
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from released_files import CASES, FIXTURES, assert_same, logits, path, tensors
+
+import vit_jax
+from vit_jax import pytrees
+from vit_jax.errors import UserError
+from vit_jax.pretrained import released, released_architecture
+
+
+@pytest.mark.parametrize(('name', 'naming'), CASES)
+def test_logits_of_the_original(golden, name, naming):
+  io = tensors(golden / f'{name}.io.npz')
+  found = logits(path(golden, name, naming), io['images'], **FIXTURES[name])
+  assert found.shape == io['logits'].shape
+  np.testing.assert_allclose(found, io['logits'], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['a_vit_token', 'b_vit_gap', 'c_vit_token_rep32', 'd1_hybrid_1_1_w05'])
+def test_tokens_of_the_original(golden, name):
+  io = tensors(golden / f'{name}.io.npz')
+  model = vit_jax.load(path(golden, name))
+  with jax.default_matmul_precision('highest'):
+    tokens = model.features(io['images'])
+    grid = model.patch_embedding(io['images'] if model.stem is None else model.stem(io['images']))
+  np.testing.assert_allclose(tokens, io['act/Transformer'], rtol=0, atol=1e-5)
+  np.testing.assert_allclose(grid, io['act/embedding'].reshape(grid.shape), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(('name', 'naming'), CASES)
+def test_written_again_bit_for_bit(golden, tmp_path, name, naming):
+  source = path(golden, name, naming)
+  released.write(released.read(source, **FIXTURES[name]), tmp_path / 'copy.npz', naming=naming)
+  assert_same(source, tmp_path / 'copy.npz')
+
+
+def test_one_naming_written_as_the_other(golden, tmp_path):
+  portable = released.read(path(golden, 'd1_hybrid_1_1_w05', 'linen'))
+  released.write(portable, tmp_path / 'copy.npz', naming='2020')
+  assert_same(path(golden, 'd1_hybrid_1_1_w05'), tmp_path / 'copy.npz')
+
+
+@pytest.mark.parametrize(
+  ('prefix', 'beside'),
+  [
+    ('opt/target/', {'opt/state/step': np.zeros(1, np.float32)}),
+    ('params/', {}),
+    ('params/img/', {'params/txt/head/kernel': np.zeros((2, 2), np.float32), 'params/t': np.zeros(1, 'f4')}),
+    ('img/', {'txt/head/kernel': np.zeros((2, 2), np.float32), 't': np.zeros(1, np.float32)}),
+  ],
+)
+def test_prefixes(golden, tmp_path, prefix, beside):
+  source = tensors(path(golden, 'a_vit_token'))
+  np.savez(tmp_path / 'x.npz', **{prefix + key: array for key, array in source.items()}, **beside)
+  io = tensors(golden / 'a_vit_token.io.npz')
+  np.testing.assert_allclose(logits(tmp_path / 'x.npz', io['images']), io['logits'], rtol=0, atol=1e-5)
+  notes = ' '.join(released.read(tmp_path / 'x.npz').notes)
+  assert ('beside the model' in notes) == bool(beside)
+
+
+def test_bfloat16_and_float16_and_compressed(golden, tmp_path):
+  source = tensors(path(golden, 'a_vit_token'))
+  for dtype in (ml_dtypes.bfloat16, np.float16):
+    np.savez_compressed(tmp_path / 'x.npz', **{key: array.astype(dtype) for key, array in source.items()})
+    portable = released.read(tmp_path / 'x.npz')
+    kernel = portable.params['head']['kernel']
+    assert kernel.dtype == np.float32
+    np.testing.assert_array_equal(kernel, source['head/kernel'].astype(dtype).astype(np.float32))
+    assert any(np.dtype(dtype).name in note for note in portable.notes)
+  stored = np.load(tmp_path / 'x.npz')['head/kernel']
+  assert stored.dtype == np.float16
+
+
+def test_fortran_order(golden, tmp_path):
+  source = tensors(path(golden, 'a_vit_token'))
+  np.savez(tmp_path / 'x.npz', **{key: np.asfortranarray(array) for key, array in source.items()})
+  portable = released.read(tmp_path / 'x.npz')
+  np.testing.assert_array_equal(portable.params['patch_embedding']['kernel'], source['embedding/kernel'])
+
+
+def test_no_head_and_zero_head_are_said(golden, tmp_path):
+  source = tensors(path(golden, 'c_vit_token_rep32'))
+  source['head/kernel'][:], source['head/bias'][:] = 0, 0
+  np.savez(tmp_path / 'zero.npz', **source)
+  assert 'all zeros' in ' '.join(released.read(tmp_path / 'zero.npz').notes)
+  np.savez(tmp_path / 'none.npz', **{key: a for key, a in source.items() if not key.startswith('head/')})
+  portable = released.read(tmp_path / 'none.npz')
+  assert 'no head' in ' '.join(portable.notes)
+  assert portable.num_classes == 0
+  model = vit_jax.load(tmp_path / 'none.npz', num_classes=3, keep_representation=True)
+  images = tensors(golden / 'c_vit_token_rep32.io.npz')['images']
+  assert model(images).shape == (2, 3)
+  assert released.read(path(golden, 'c_vit_token_rep32')).notes == ()
+
+
+def test_a_grid_that_is_no_square(golden, tmp_path):
+  source = tensors(path(golden, 'a_vit_token'))
+  key = 'Transformer/posembed_input/pos_embedding'
+  source[key] = source[key][:, :7]
+  np.savez(tmp_path / 'x.npz', **source)
+  with pytest.raises(UserError, match='6 patches of 8 pixels, which are no square; give the image_size'):
+    released.read(tmp_path / 'x.npz')
+  with pytest.raises(UserError, match=r'which image_size \(16, 32\) does not give'):
+    released.read(tmp_path / 'x.npz', image_size=(16, 32))
+  assert released.read(tmp_path / 'x.npz', image_size=(16, 24)).image_size == (16, 24)
+
+
+def test_options_that_no_tensor_tells(golden):
+  io = tensors(golden / 'a_vit_token.io.npz')
+  file = path(golden, 'a_vit_token')
+  plain = logits(file, io['images'])
+  assert np.abs(logits(file, io['images'], gelu='erf') - plain).max() > 1e-5
+  assert np.abs(logits(file, io['images'], norm_epsilon=1e-2) - plain).max() > 1e-5
+  with pytest.raises(UserError, match='no class token'):
+    vit_jax.load(path(golden, 'b_vit_gap'), pool='token')
+
+
+def published(golden):
+  """(name, {key: shape}, parameters) of each file in the list of published ones."""
+  text = (golden / 'ckpt_trees_released_naming.txt').read_text()
+  for part in text.split('=== ')[1:]:
+    title, *lines = part.strip().splitlines()
+    tensors, parameters = re.search(r': (\d+) tensors, ([\d,]+) params', title).groups()
+    shapes = {}
+    for line in lines:
+      key, shape = re.fullmatch(r'\s*(\S+)\s+\((.*)\)', line).groups()
+      shapes[key] = tuple(int(side) for side in shape.split(',') if side.strip())
+    # The list shows the first block only.
+    block = {key: shape for key, shape in shapes.items() if re.search('(encoderblock|MixerBlock)_0/', key)}
+    depth = (int(tensors) - len(shapes)) // len(block) + 1
+    for number in range(1, depth):
+      shapes |= {key.replace('_0/', f'_{number}/', 1): shape for key, shape in block.items()}
+    assert len(shapes) == int(tensors)
+    yield title.split(':')[0], shapes, int(parameters.replace(',', ''))
+
+
+def test_architectures_of_the_published_files(golden):
+  names = []
+  for name, shapes, parameters in published(golden):
+    found = released_architecture.infer(name, shapes, None)
+    _, ours = pytrees.shapes(*found)
+    stacked = sum(leaf.shape[0] - 1 for path, leaf in ours.items() if path.startswith('blocks/'))
+    assert len(ours) + stacked == len(shapes), name
+    assert sum(int(np.prod(leaf.shape)) for leaf in ours.values()) == parameters, name
+    assert found.image_size == ((384, 384) if '384px' in name else (224, 224)), name
+    names.append(name)
+  assert len(names) == 14
+
+
+def replaced(golden, tmp_path, **changes):
+  """A file in which tensors are another, or missing (None)."""
+  source = tensors(path(golden, 'c_vit_token_rep32')) | changes
+  np.savez(tmp_path / 'x.npz', **{key: array for key, array in source.items() if array is not None})
+  return tmp_path / 'x.npz'
+
+
+BLOCK = 'Transformer/encoderblock_1/'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({'cls': None}, 'patches of 8 pixels, which are no square'),
+    ({'embedding/kernel': None}, 'has no tensor embedding/kernel'),
+    ({'embedding/bias': None}, 'has no tensor embedding/bias'),
+    ({'head/kernel': None}, 'has no tensor head/kernel'),
+    ({'pre_logits/bias': None}, 'has no tensor pre_logits/bias'),
+    ({BLOCK + 'LayerNorm_2/scale': None}, f'has no tensor {BLOCK}LayerNorm_2/scale'),
+    ({'extra': np.zeros(3, np.float32)}, 'has the tensor extra, which belongs to no model we know'),
+    ({BLOCK + 'LayerNorm_1/bias': np.zeros(64, 'f4')}, 'LayerNorm_1/bias, which belongs to no model'),
+    ({'embedding/kernel': np.zeros((8, 9, 3, 64), 'f4')}, 'a patch is a square'),
+    ({'embedding/kernel': np.zeros((8, 8, 64), 'f4')}, '4 dimensions are expected'),
+    ({'head/bias': np.zeros(9, 'f4')}, r'head/bias of shape \(9,\) where its other tensors ask for \(10,\)'),
+    (
+      {'Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel': np.zeros((64, 4, 15), 'f4')},
+      'do not make up the width of 64',
+    ),
+    ({'head/bias': np.full(10, np.nan, 'f4')}, 'NaN or infinite values in head/bias'),
+    (
+      {BLOCK + 'MlpBlock_3/Dense_0/bias': np.full(128, np.inf, 'f4')},
+      'NaN or infinite values in .*MlpBlock_3/Dense_0',
+    ),
+    ({'head/bias': np.zeros(10, np.int64)}, 'holds int64 in head/bias'),
+    ({'head/bias': np.array([{}], object)}, r'holds Python objects in head/bias \(a pickle'),
+  ],
+)
+def test_bad_tensors(golden, tmp_path, changes, said):
+  file = replaced(golden, tmp_path, **changes)
+  with pytest.raises(UserError, match=said) as error:
+    vit_jax.load(file)
+  assert str(file) in str(error.value)
+  assert '\n' not in str(error.value)
+
+
+def test_bad_files(golden, tmp_path):
+  good = path(golden, 'a_vit_token').read_bytes()
+  flipped = bytearray(good)
+  flipped[len(good) // 2] ^= 255
+  with zipfile.ZipFile(tmp_path / 'text.zip', 'w') as archive:
+    archive.writestr('README', 'hello')
+  cases = {
+    'half.npz': (good[: len(good) // 2], 'is cut short or damaged'),
+    'end.npz': (good[:-1], 'is cut short or damaged'),
+    'empty.npz': (b'', r'is empty \(0 bytes\)'),
+    'page.npz': (b'<html>not found</html>', 'is not an .npz file'),
+    'flipped.npz': (bytes(flipped), 'is damaged at'),
+    'zip.npz': ((tmp_path / 'text.zip').read_bytes(), "holds 'README', which is not an array"),
+  }
+  for name, (content, said) in cases.items():
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said) as error:
+      vit_jax.load(tmp_path / name)
+    assert name in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_a_header_that_promises_too_much(golden, tmp_path):
+  """An array of 4 TB must not be allocated to find that the file is short."""
+  with zipfile.ZipFile(tmp_path / 'x.npz', 'w') as archive, archive.open('head/bias.npy', 'w') as file:
+    header = {'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}
+    np.lib.format.write_array_header_1_0(file, header)
+  with pytest.raises(UserError, match='is damaged at head/bias'):
+    vit_jax.load(tmp_path / 'x.npz')
+
+
+def test_other_arrays_are_no_model(tmp_path):
+  np.savez(tmp_path / 'x.npz', weights=np.zeros(3), bias=np.zeros(2))
+  with pytest.raises(UserError, match='holds no Vision Transformer: its tensors are bias, weights'):
+    vit_jax.load(tmp_path / 'x.npz')
+
+
+def test_what_the_format_has_no_place_for(golden, tmp_path):
+  portable = released.read(path(golden, 'a_vit_token'))
+  blocks = portable.params['blocks'] | {'attention_scale': np.ones((2, 64), np.float32)}
+  portable.params['blocks'] = blocks
+  with pytest.raises(UserError, match='no place for blocks/attention_scale'):
+    released.write(portable, tmp_path / 'x.npz')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_file_cannot_tell_is_said(golden, tmp_path):
+  portable = released.read(path(golden, 'a_vit_token'), gelu='erf', norm_epsilon=1e-12)
+  notes = released.write(portable, tmp_path / 'x.npz')
+  assert "gelu='erf', norm_epsilon=1e-12" in notes[0]
+  assert released.write(released.read(path(golden, 'a_vit_token')), tmp_path / 'y.npz') == ()

@@ -1,0 +1,41 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+from commands import CONFIG, ROOT
+from PIL import Image
+
+
+def test_a_square_of_images_for_each_level(tmp_path):
+  """The real command; the picture's cells are the images of its pipeline, enlarged."""
+  (tmp_path / 'config.py').write_text(CONFIG)
+  command = [sys.executable, '-m', 'vit_jax.contact_sheet', '--config=config.py', '--workdir=run']
+  environment = dict(os.environ, PYTHONPATH=str(ROOT))
+  result = subprocess.run(
+    [*command, '--config.data.crop=resize', '--config.data.flip=False', '--config.data.cutmix=1.0'],
+    cwd=tmp_path,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert result.returncode == 0, result.stderr
+  path = tmp_path / 'run/report/augmentations.png'
+  assert '64 images under 9 augmentations' in result.stdout and str(path.name) in result.stdout
+  picture = np.asarray(Image.open(path))
+  side = 8 * 96  # eight images of 8 pixels, each enlarged 12 times
+  assert picture.shape == (3 * (side + 28 + 16) + 16, 4 * (side + 16) + 16, 3)
+  squares = [
+    picture[16 + row * (side + 44) + 28 :, 16 + column * (side + 16) :][:side, :side]
+    for row in range(3)
+    for column in range(4)
+  ]
+  for square in squares[:9]:
+    pixels = square[::12, ::12]
+    np.testing.assert_array_equal(np.repeat(np.repeat(pixels, 12, axis=0), 12, axis=1), square)
+  none, *others = (square[::12, ::12].astype(int) for square in squares[:9])
+  assert len(np.unique(none.reshape(8, 8, 8, 8, 3).transpose(0, 2, 1, 3, 4).reshape(64, -1), axis=0)) > 60
+  for other in others:
+    assert (other != none).any(-1).mean() > 0.05
+  assert (squares[9] == 255).all()  # paper

@@ -1,0 +1,157 @@
+"""Step 0 from a checkpoint: straight into a sharded state, and a whole fine-tuning by the real command."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from released_files import path, tensors
+
+import vit_jax
+from vit_jax import config as c
+from vit_jax import pytrees, recipes
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.pretrained import released, runs
+from vit_jax.training import initialization
+from vit_jax.training.step import make_train_step
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def config(checkpoint, **changes) -> c.Config:
+  base = c.Config(
+    total='3 steps',
+    batch_size=16,
+    model=c.Model(variant='custom', patch=8, width=64, mlp_dim=128, depth=2, heads=4),
+    init=c.InitConfig(checkpoint=str(checkpoint)),
+    data=c.DataConfig(image_size=(48, 48), channels=1),
+    mesh=c.MeshConfig(data=1, fsdp=4, tensor=2, min_shard_size=0),
+  )
+  return dataclasses.replace(base, **changes)
+
+
+def started(config: c.Config):
+  """(program, the state of step 0, what was said)."""
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=100)
+  texts = []
+  loaded = initialization.load(config, program, texts.append)
+  return program, initialization.start(program, 0, loaded), '\n'.join(texts)
+
+
+def loaded(config: c.Config) -> str:
+  """What is said when the checkpoint is read."""
+  program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=100)
+  texts = []
+  initialization.load(config, program, texts.append)
+  return '\n'.join(texts)
+
+
+def test_sharded_state_holds_what_load_gives(golden):
+  file = path(golden, 'c_vit_token_rep32')
+  program, state, said = started(config(file, average=0.9))
+  model = vit_jax.load(file, image_size=48, num_classes=3)
+  expected = pytrees.flatten(nnx.to_pure_dict(nnx.split(model)[1]))
+  found = pytrees.flatten(state.params)
+  for name, array in found.items():
+    assert array.sharding == pytrees.flatten(program.state.params)[name].sharding
+    if name == 'patch_embedding/kernel':  # summed over colours
+      np.testing.assert_allclose(array, np.asarray(expected[name]).sum(axis=2, keepdims=True), atol=1e-6)
+    elif not name.startswith('head/'):
+      np.testing.assert_array_equal(array, expected[name])
+  assert not np.asarray(found['head/kernel']).any()
+  assert len(found['blocks/mlp/dense_in/kernel'].addressable_shards) == 8
+  assert found['blocks/mlp/dense_in/kernel'].addressable_shards[0].data.shape == (2, 16, 64)
+  for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.average), strict=True):
+    np.testing.assert_array_equal(one, other)
+    assert one is not other
+  assert 'resized: patch_embedding/kernel (8, 8, 3, 64) → (8, 8, 1, 64)' in said
+  assert 'reinitialised: head/bias (10,), head/kernel (64, 10)' in said
+  jax.block_until_ready(state)
+
+
+def test_options_of_the_checkpoint_and_of_the_run(golden, tmp_path):
+  portable = released.read(path(golden, 'a_vit_token'), gelu='erf')
+  runs.write(portable, tmp_path / 'run')
+  with pytest.raises(
+    UserError, match=r"gelu 'erf', and config.model.gelu is 'tanh'; set --config.model.gelu=erf"
+  ):
+    loaded(config(tmp_path / 'run'))
+  with_erf = config(tmp_path / 'run')
+  with_erf = dataclasses.replace(with_erf, model=dataclasses.replace(with_erf.model, gelu='erf'))
+  assert 'loaded' in loaded(with_erf)
+  # An .npz cannot tell: the config's word is taken.
+  npz = dataclasses.replace(with_erf, init=c.InitConfig(checkpoint=str(path(golden, 'a_vit_token'))))
+  assert 'loaded' in loaded(npz)
+
+
+def test_other_pixels_are_said(golden):
+  file = path(golden, 'a_vit_token')
+  assert 'value_range' not in loaded(config(file))
+  unit = config(file, data=c.DataConfig(image_size=(48, 48), channels=1, value_range=(0.0, 1.0)))
+  assert 'config.data.value_range is 0 … 1' in loaded(unit)
+
+
+def test_a_checkpoint_that_does_not_fit(golden):
+  wrong = config(path(golden, 'a_vit_token'))
+  wrong = dataclasses.replace(wrong, model=dataclasses.replace(wrong.model, depth=3))
+  with pytest.raises(UserError, match=r'change config\.model'):
+    loaded(wrong)
+
+
+def test_what_fine_tuning_begins_from(golden):
+  for model, variant, checkpoint in (
+    ('b16', 'B/16', 'imagenet21k/ViT-B_16'),
+    ('H/14', 'H/14', 'imagenet21k/ViT-H_14'),
+    ('r50+l32', 'R50+L/32', 'imagenet21k/R50+ViT-L_32'),
+    ('r+ti16', 'R+Ti/16', 'augreg/R_Ti_16'),
+  ):
+    found = recipes.finetuning(model, 'cifar10')
+    assert (found.model.variant, found.init.checkpoint) == (variant, checkpoint)
+    assert found.data.image_size == ((378, 378) if model == 'H/14' else (384, 384))
+  file = str(path(golden, 'd1_hybrid_1_1_w05'))
+  own = recipes.finetuning(file, 'cifar10')
+  assert own.init.checkpoint == file and own.model.stem_blocks == (1, 1) and own.model.width == 64
+  with pytest.raises(UserError, match="No released checkpoint of 'g14' is known; choose one of B/16"):
+    recipes.finetuning('g14', 'cifar10')
+
+
+def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+  command = [sys.executable, '-m', 'vit_jax.main', *flags]
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_fine_tuning_by_the_real_command(golden, tmp_path):
+  """configs/finetune.py with a file as its model, on digits, at another resolution; then resumed."""
+  flags = [
+    f'--config={ROOT}/configs/finetune.py:{path(golden, "c_vit_token_rep32")},digits:',
+    '--config.data.image_size=(48,48)',
+    '--config.batch_size=16',
+    '--config.evaluators.test.split=test',
+    '--config.schedule.warmup=1 steps',
+    '--config.log_every=1 steps',
+    '--workdir=run',
+  ]
+  result = train(tmp_path, *flags, '--config.total=3 steps')
+  assert result.returncode == 0, result.stdout + result.stderr
+  assert 'resized: position_embedding (1, 17, 64) → (1, 37, 64) (linear, 4 × 4 → 6 × 6)' in result.stdout
+  assert 'ignored: head/bias (10,), head/kernel (32, 10), representation/bias' in result.stdout
+  lines = [json.loads(line) for line in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
+  assert lines[0]['train/loss'] == pytest.approx(np.log(10), abs=1e-4)  # a head of zeros
+  trained = runs.read(tmp_path / 'run')
+  assert trained.class_names == tuple('0123456789')
+  assert trained.params['head']['kernel'].any()
+  source = tensors(path(golden, 'c_vit_token_rep32'))['embedding/kernel']
+  moved = np.abs(trained.params['patch_embedding']['kernel'] - source).max()
+  assert 0 < moved < 0.1
+  again = train(tmp_path, *flags, '--config.total=3 steps')
+  assert again.returncode == 0, again.stdout + again.stderr
+  assert 'Parameters from' not in again.stdout

@@ -1,0 +1,125 @@
+"""The numbers of the pictures against NumPy in float64, from a model's parameters on."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from models import numpy_vit
+
+from vit_jax.pretrained.base import Preprocess
+from vit_jax.visualize import measures
+from vit_jax.visualize.observations import Observer
+
+# Of 12 x 8 pixels, in patches of 4.
+GRID, CENTRES = (3, 2), [(row, column) for row in (2, 6, 10) for column in (2, 6)]
+CASES = {
+  'gap': {'pool': 'gap'},
+  'token_and_registers': {'register_tokens': 2},
+}
+
+
+def in_numpy(params, images, model):
+  """What a head of the first image gives: (L, H, N, N)."""
+  seen = []
+
+  def look(place, layer, weights):
+    if place == 'attention_weights':
+      seen.append(weights[0])
+    return weights
+
+  numpy_vit.forward(params, images, drop=look, pool=model.pool)
+  return np.stack(seen)
+
+
+def expected_distance(head, first):
+  """Patch by patch; the patches are the tokens from `first` on."""
+  means = []
+  for i, (top, left) in enumerate(CENTRES):
+    given = head[first + i, first:]
+    far = [math.hypot(top - y, left - x) for y, x in CENTRES]
+    means.append(sum(weight * pixels for weight, pixels in zip(given, far)) / sum(given))
+  return sum(means) / len(means)
+
+
+def expected_rollout(weights):
+  product = np.eye(weights.shape[-1])
+  for block in weights:
+    product = (0.5 * sum(block) / len(block) + 0.5 * np.eye(len(product))) @ product
+  return product
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_attention_of_an_image(case):
+  model = tiny.options(depth=3, **CASES[case])
+  graphdef, params = tiny.build(model)
+  params['blocks']['attention']['query']['kernel'] *= 4  # far from equal weights
+  module = nnx.merge(graphdef, params)
+  module.preprocess, module.class_names = Preprocess.from_range((12, 8), -1, 1), None
+  pixels = np.random.default_rng(2).integers(0, 256, (12, 8, 3), dtype=np.uint8)
+  with jax.default_matmul_precision('highest'):
+    seen = Observer(module).look(pixels)
+
+  images = pixels[None] / 127.5 - 1
+  weights = in_numpy(params, images, model)
+  first = weights.shape[-1] - 6
+  assert first == {'gap': 0, 'token_and_registers': 3}[case]
+  expected = [[expected_distance(head, first) for head in block] for block in weights]
+  np.testing.assert_allclose(seen.distances, expected, rtol=1e-4)
+  assert np.std(expected) > 0.1
+
+  rows = slice(0, 1) if case == 'token_and_registers' else slice(first, None)
+  flow = expected_rollout(weights)
+  np.testing.assert_allclose(flow.sum(axis=1), 1)
+  np.testing.assert_allclose(seen.rollout.ravel(), flow[rows, first:].mean(axis=0), rtol=1e-4)
+  maps = weights[:, :, rows, first:].mean(axis=2).reshape(3, 4, *GRID)
+  np.testing.assert_allclose(seen.heads, maps, atol=1e-5)
+  assert seen.by == ('the class token' if rows.stop == 1 else 'the mean of all patches')
+  logits = numpy_vit.forward(params, images, pool=model.pool)['logits'][0]
+  best = np.argsort(-logits)[:3]
+  shares = np.exp(logits[best]) / np.exp(logits).sum()
+  assert [name for name, _ in seen.predictions] == [f'class {number}' for number in best]
+  np.testing.assert_allclose([share for _, share in seen.predictions], shares, rtol=1e-3)
+  np.testing.assert_allclose(seen.photograph, pixels / 255, atol=1e-6)
+
+
+@pytest.mark.parametrize('shape', [(4, 4, 3, 100), (8, 8, 3, 50), (2, 2, 1, 9)])
+def test_principal_filters(shape):
+  kernel = np.random.default_rng(0).standard_normal(shape) * np.linspace(1, 3, shape[-1])
+  components, shares = measures.principal_filters(kernel, 10)
+  filters = np.stack([kernel[..., number].ravel() for number in range(shape[-1])])
+  _, singular, directions = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)
+  count = min(10, math.prod(shape[:3]))
+  assert components.shape == (count, *shape[:3])
+  cosines = np.einsum('ij,ij->i', components.reshape(count, -1), directions[:count])
+  np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-6)
+  np.testing.assert_allclose(shares, (singular**2 / (singular**2).sum())[:count])
+  assert (components.max(axis=(1, 2, 3)) == np.abs(components).max(axis=(1, 2, 3))).all()
+
+
+def test_position_similarity():
+  positions = np.random.default_rng(0).standard_normal((7, 5))  # of a class token too
+  similarity = measures.position_similarity(positions, GRID)
+  one, other = positions[1 + 1], positions[1 + 4]  # row 0, column 1; row 2, column 0
+  expected = one @ other / math.sqrt(one @ one * (other @ other))
+  assert similarity.shape == (3, 2, 3, 2)
+  np.testing.assert_allclose(
+    [similarity[0, 1, 2, 0], similarity[2, 0, 0, 1], similarity[2, 1, 2, 1]], [expected] * 2 + [1]
+  )
+
+
+def test_token_colours():
+  """The one token that differs has a colour of its own; a turned component does not turn the colours."""
+  tokens = np.ones((3, 2, 8))
+  tokens[0, 1] = np.arange(8)
+  colours, components = measures.token_colours(tokens)
+  assert colours.min() >= 0 and colours.max() <= 1
+  others = np.delete(colours.reshape(6, 3), 1, axis=0)
+  np.testing.assert_allclose(others, others[:1].repeat(5, axis=0), atol=1e-6)
+  assert np.abs(colours[0, 1] - colours[0, 0]).max() == 1
+  turned, _ = measures.token_colours(-tokens, components)
+  np.testing.assert_allclose(turned, colours, atol=1e-6)
+  same, _ = measures.token_colours(np.ones((3, 2, 8)))
+  np.testing.assert_array_equal(same, 0.5)

@@ -1,0 +1,72 @@
+"""The command in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import config, pytrees
+from vit_jax.pretrained import released
+from vit_jax.pretrained.base import Portable, Preprocess
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture
+def place(tmp_path) -> pathlib.Path:
+  """A folder with a checkpoint of 32 px, and a folder of photographs of which one is damaged."""
+  model = config.Model(variant='custom', patch=16, width=32, mlp_dim=48, depth=2, heads=4)
+  _, shapes = pytrees.shapes(model, (32, 32), 3, 4)
+  rng = np.random.default_rng(0)
+  flat = {path: 0.3 * rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}
+  preprocess = Preprocess.from_range((32, 32), -1.0, 1.0)
+  released.write(Portable(model, (32, 32), 3, 4, pytrees.unflatten(flat), preprocess), tmp_path / 'model.npz')
+  (tmp_path / 'photos').mkdir()
+  (tmp_path / 'empty').mkdir()
+  for number in range(3):
+    pixels = rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'photos' / f'{number}.jpg')
+  (tmp_path / 'photos' / '1.jpg').write_text('nonsense')
+  (tmp_path / 'names.txt').write_text('cat\ndog\nfox\nowl')
+  return tmp_path
+
+
+def visualize(place, *arguments):
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  command = [sys.executable, '-m', 'vit_jax.visualize', '--checkpoint=model.npz', '--out=seen', *arguments]
+  return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def said(result):
+  assert result.returncode == 2, result.stdout + result.stderr
+  assert 'Traceback' not in result.stderr
+  return result.stderr.strip().splitlines()[-1]
+
+
+def test_pictures_of_a_folder(place):
+  result = visualize(place, 'photos', '--image_size=32,48', '--class_names=names.txt', '--count=3')
+  assert said(result).startswith('1 of 3 images could not be read')
+  assert '1.jpg is not an image' in result.stderr
+  assert f'Wrote {pathlib.Path("seen/index.html")}' in result.stdout
+  text = (place / 'seen/index.html').read_text()
+  assert '32 × 48 pixels' in text and 'photos/2.jpg' in text and 'photos/1.jpg' not in text
+  assert sum(f'<td>{name}</td>' in text for name in ('cat', 'dog', 'fox', 'owl')) >= 3
+  assert (place / 'seen/image_2_rollout.png').exists()
+
+
+@pytest.mark.parametrize(
+  'arguments, sentence',
+  [
+    ([], 'Name the images'),
+    (['nothing.jpg'], 'There is no image nothing.jpg'),
+    (['empty'], 'There are no images below empty'),
+    (['photos', '--image_size=large'], '--image_size=large is no size'),
+  ],
+)
+def test_what_is_wrong(place, arguments, sentence):
+  assert sentence in said(visualize(place, *arguments))
+  assert not list(place.glob('seen/*'))

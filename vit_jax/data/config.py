@@ -1,0 +1,104 @@
+"""The options of a run's training data."""
+
+import dataclasses
+import math
+from typing import Annotated, Literal
+
+from vit_jax.data import augment_policy
+from vit_jax.durations import Duration
+from vit_jax.errors import UserError
+from vit_jax.options import RESUMABLE, TINY, Amount, Between, Count, ImageSize
+
+Crop = Literal['inception', 'random', 'central', 'resize']
+
+
+def _augmentation(text: str) -> None:
+  """A rule: augmentations as `augment_policy.parse` reads them."""
+  augment_policy.parse(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """What the model is trained on, and how an image becomes its input."""
+
+  # 'digits' (comes with scikit-learn), 'tfds:NAME', 'tfds:/a/prepared/directory', 'folder:/path' or
+  # 'vtab:TASK'. A split written behind it ('tfds:cifar10:train[:98%]') wins over `split`.
+  source: str = 'digits'
+  split: str = 'train'
+  # Height, width of the model's input; one number for both.
+  image_size: ImageSize = (224, 224)
+  # ((until, height), …): smaller images at first, such as (('40%', 128), ('70%', 160)), with the width,
+  # `resize` and `padding` in proportion. The model is that of `image_size`, at which it is evaluated; its
+  # positions are interpolated.
+  progressive_resizing: tuple[tuple[Duration, Count], ...] = ()
+  # 3: colour, 1: grayscale.
+  channels: Literal[1, 3] = 3
+  # ((source, weight), …): several sources, drawn from in proportion to their weights, instead of `source`;
+  # their classes are united by name. Each is shuffled and passed through on its own, every record once a
+  # pass; an epoch is as many images as all have together.
+  mixture: tuple[tuple[str, float], ...] = ()
+  # Only images of these classes, by name, in training and in evaluators; (): all. Labels stay as they are.
+  classes: tuple[str, ...] = ()
+  # Train on at most so many images of each class (of each source of a mixture), which `seed` chooses.
+  max_per_class: Count | None = None
+  # How often an image is in a batch, each time augmented anew (arXiv 1901.09335; DeiT takes 3). An epoch
+  # stays as many images as there are, so that a pass through the data takes this many epochs.
+  repeats: Count = 1
+  # Classes of the head. None: what the data set says.
+  num_classes: Count | None = None
+  # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid'. Accuracy is then
+  # whether the most probable class is on the list (precision@1; no, for an empty one). None: one class each.
+  max_labels: Count | None = None
+  # How a training image is cut: 'inception' (a random box, distorted), 'random' (resize, pad,
+  # random position), 'central' (resize the shorter side, cut the middle) or 'resize' (squash).
+  crop: Crop = 'inception'
+  # 'inception': the box's share of the image, at least and at most.
+  area: tuple[float, float] = (0.05, 1.0)
+  # Pixels before the cut: 'random' both sides, 'central' the shorter one.
+  resize: Count | None = None
+  # 'random': zero pixels added on every side.
+  padding: Amount = 0
+  # Mirror half of the training images left to right.
+  flip: bool = True
+  # What is done to the cut image, in this order: 'randaugment(LAYERS,MAGNITUDE)', '3augment' (DeiT III),
+  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' a random box; or a level
+  # of AugReg's, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
+  # 'strong2'. Several: 'medium1 | erase(0.25)'.
+  augment: Annotated[str, _augmentation] = 'none'
+  # Mix each image with another one of the batch, and their targets alike: mixup blends them, cutmix puts a
+  # box of the other one in. The shares are drawn from Beta(α, α) with this α; 0: never. With both, a coin
+  # decides. None: what `augment` brings along. train/accuracy is then of the image with the larger share.
+  mixup: Annotated[float, Between(0, 100)] | None = None
+  cutmix: Annotated[float, Between(0, 100)] = 0.0
+  # One draw of the mixing for the whole 'batch', or one for each 'example'.
+  mix_per: Literal['batch', 'example'] = 'batch'
+  # What 0 and 255 become.
+  value_range: tuple[float, float] = (-1.0, 1.0)
+  # A folder without train/ and val/: the share of its images held out as 'val'.
+  val_fraction: Annotated[float, Between(TINY, 1 - TINY)] = 0.1
+  # At a training image that cannot be decoded: 'stop', or 'replace' it by that in its row of the next step.
+  # What was replaced is counted as data/bad_images and listed in report/bad_images.jsonl.
+  bad_images: Annotated[Literal['stop', 'replace'], RESUMABLE] = 'stop'
+  # Threads that decode images, in each process.
+  threads: Annotated[int, Between(1, math.inf), RESUMABLE] = 2
+  # Batches made ahead, in each process.
+  prefetch: Annotated[int, Between(1, math.inf), RESUMABLE] = 2
+
+  @property
+  def title(self) -> str:
+    """What messages call the training data."""
+    return ' + '.join(source for source, _ in self.mixture) or self.source
+
+  def check(self, path: str) -> None:
+    """Raises UserError where options contradict each other."""
+    low, high = self.area
+    if not 0 < low <= high <= 1:
+      raise UserError(f'{path}.area is {self.area}; it must be two shares with 0 < low <= high <= 1.')
+    if not self.value_range[0] < self.value_range[1]:
+      raise UserError(f'{path}.value_range is {self.value_range}; the first must be the smaller one.')
+    resize = self.resize or max(self.image_size)
+    if self.crop in ('random', 'central') and resize + 2 * self.padding < max(self.image_size):
+      raise UserError(f'{path}.resize is {resize} pixels, smaller than image_size {self.image_size}.')
+    for source, weight in self.mixture:
+      if not 0 < weight < math.inf:
+        raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')

@@ -1,0 +1,317 @@
+"""Frozen dataclasses of options: from dicts, to dicts, to ml_collections; every value checked where it is read.
+
+A field's type says all that is checked of it alone: its type, its choices (`Literal`), and rules in `Annotated`
+(`AtLeast(1)`, `Between(0, 1)`, `regex`, `Duration`). What concerns several fields of a section is in its method
+`check`. A section that is one of several kinds is `Annotated[Base, REGISTRY]`: a tagged union, whose option
+`REGISTRY.tag` names the kind, and which has the options of that kind only.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import ml_collections
+from ml_collections import config_dict
+
+from vit_jax.errors import UserError
+from vit_jax.registry import Registry
+
+T = TypeVar('T')
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+  """A rule: a number from `low` up to `high`, both included."""
+
+  low: float
+  high: float
+
+  def __call__(self, value: float) -> None:
+    if not self.low <= value <= self.high:
+      span = f'at least {self.low}' if self.high == math.inf else f'between {self.low} and {self.high}'
+      raise ValueError(f'it must be {span}')
+
+
+def AtLeast(low: float) -> Between:  # noqa: N802 (read as a type)
+  """A rule: a number from `low` on."""
+  return Between(low, math.inf)
+
+
+def regex(pattern: str) -> None:
+  """A rule: a regular expression."""
+  try:
+    re.compile(pattern)
+  except re.error as error:
+    raise ValueError(f'it must be a regular expression ({error})') from None
+
+
+class _Square:
+  """Metadata of a pair (height, width): one number stands for both sides."""
+
+
+class _Resumable:
+  """Metadata of an option or a section that may differ when a run is resumed."""
+
+
+RESUMABLE = _Resumable()
+TINY = 1e-12
+
+# Types of options.
+Count = Annotated[int, AtLeast(1)]
+Amount = Annotated[int, AtLeast(0)]
+Positive = Annotated[float, AtLeast(TINY)]
+NotNegative = Annotated[float, AtLeast(0)]
+Rate = Annotated[float, Between(0, 0.999)]  # of dropout and its kin
+Regex = Annotated[str, regex]
+ImageSize = Annotated[tuple[Count, Count], _Square()]  # height, width in pixels
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], path: str = 'config') -> T:
+  """An instance of dataclass `cls`, every name, type and value checked.
+
+  Args:
+    cls: a frozen dataclass of options.
+    values: option -> value, sections being dicts; as `as_dict` makes them, or a ConfigDict's.
+    path: what errors call the section.
+
+  Raises:
+    UserError: an unknown option, a wrong value, or values that contradict each other.
+  """
+  hints = _hints(cls)
+  for name in values:
+    if name not in hints:
+      raise _unknown(name, hints, path)
+  section = cls(**{name: _read(hints[name], value, f'{path}.{name}') for name, value in values.items()})
+  _check(section, path)
+  return section
+
+
+def as_dict(section: Any) -> dict[str, Any]:
+  """Nested dicts of JSON's types and tuples; a section of a union has its tag first."""
+  result = {}
+  for name, hint in _hints(type(section)).items():
+    result[name] = _written(hint, getattr(section, name))
+  return result
+
+
+def flatten(section: Any) -> dict[str, Any]:
+  """{'model.patch': 16, ...}: every option by its dotted name."""
+
+  def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+      if isinstance(value, dict):
+        yield from walk(value, f'{prefix}{name}.')
+      else:
+        yield f'{prefix}{name}', value
+
+  return dict(walk(as_dict(section), ''))
+
+
+def resumable(cls: type, prefix: str = '') -> Iterator[str]:
+  """The dotted names (of sections, with a '.' behind) that may differ when a run is resumed."""
+  for name, hint in _hints(cls).items():
+    inner, metadata = _unpacked(hint)
+    if RESUMABLE in metadata:
+      yield f'{prefix}{name}.' if dataclasses.is_dataclass(inner) else f'{prefix}{name}'
+    elif registry := _registry(metadata):
+      for kind in registry.names():
+        yield from resumable(registry[kind], f'{prefix}{name}.')
+    elif isinstance(inner, type) and dataclasses.is_dataclass(inner):
+      yield from resumable(inner, f'{prefix}{name}.')
+
+
+def to_config_dict(section: Any) -> ml_collections.ConfigDict:
+  """A locked ConfigDict, in which each option keeps its type, also where it is None.
+
+  A union has its tag, its own options, and placeholders for those of the other kinds, so that a command line
+  may choose another kind and set its options.
+  """
+  result = ml_collections.ConfigDict(_with_placeholders(section))
+  result.lock()
+  return result
+
+
+def _check(section: Any, path: str) -> None:
+  """Calls the section's own check of what several of its options say together."""
+  check = getattr(section, 'check', None)
+  if callable(check):
+    check(path)
+
+
+def _with_placeholders(section: Any) -> dict[str, Any]:
+  result = {}
+  for name, hint in _hints(type(section)).items():
+    value = getattr(section, name)
+    inner, metadata = _unpacked(hint)
+    registry = _registry(metadata)
+    if registry and isinstance(value, dict):
+      result[name] = {key: _union_with_placeholders(item, registry) for key, item in value.items()}
+    elif registry:
+      result[name] = _union_with_placeholders(value, registry)
+    elif dataclasses.is_dataclass(value):
+      result[name] = _with_placeholders(value)
+    else:
+      result[name] = _placeholder(inner) if value is None else value
+  return result
+
+
+def _union_with_placeholders(section: Any, registry: Registry) -> dict[str, Any]:
+  result = {registry.tag: registry.name_of(type(section))} | _with_placeholders(section)
+  for kind in registry.names():
+    for name, hint in _hints(registry[kind]).items():
+      if name not in result:
+        result[name] = _placeholder(_unpacked(hint)[0])
+  return result
+
+
+def _placeholder(hint: Any) -> Any:
+  """An option without a value that knows the type it will have."""
+  hint = _without_none(hint)
+  hint = _unpacked(hint)[0]
+  if typing.get_origin(hint) is Literal:
+    return config_dict.placeholder(type(typing.get_args(hint)[0]))
+  return config_dict.placeholder(typing.get_origin(hint) or hint)
+
+
+def _written(hint: Any, value: Any) -> Any:
+  registry = _registry(_unpacked(hint)[1])
+  if isinstance(value, dict):
+    return {name: _written(hint if registry else None, item) for name, item in value.items()}
+  if registry:
+    return {registry.tag: registry.name_of(type(value))} | as_dict(value)
+  return as_dict(value) if dataclasses.is_dataclass(value) else value
+
+
+def _read(hint: Any, value: Any, path: str) -> Any:
+  """`value` checked against a type hint; lists become tuples, ints floats, dicts sections."""
+  inner, metadata = _unpacked(hint)
+  origin, args = typing.get_origin(inner), typing.get_args(inner)
+  if registry := _registry(metadata):
+    if origin is dict and isinstance(value, Mapping):
+      return {name: _read_union(registry, item, f'{path}.{name}') for name, item in value.items()}
+    return _read_union(registry, value, path)
+  if origin in (types.UnionType, typing.Union):
+    return None if value is None else _read(_without_none(inner), value, path)
+  if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
+    return from_dict(typing.cast(type, inner), value, path)
+  if any(isinstance(item, _Square) for item in metadata) and isinstance(value, int):
+    value = (value, value)
+  value = _typed(inner, origin, args, value, path)
+  for rule in metadata:
+    if callable(rule):
+      try:
+        rule(value)
+      except ValueError as error:
+        raise UserError(f'{path} is {value!r}; {error}.') from None
+  return value
+
+
+def _typed(hint: Any, origin: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
+  """`value` if it is of the type, converted where nothing is lost."""
+  if origin is Literal:
+    if value in args and type(value) in {type(arg) for arg in args}:
+      return value
+    raise UserError(f'{path} is {value!r}; choose one of {list(args)}.')
+  if origin is tuple and isinstance(value, (tuple, list)):
+    kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
+    if len(kinds) == len(value):
+      return tuple(_read(kind, item, path) for kind, item in zip(kinds, value, strict=True))
+  if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    return float(value)
+  boolean_as_int = hint is int and isinstance(value, bool)
+  if isinstance(hint, type) and origin is None and isinstance(value, hint) and not boolean_as_int:
+    return value
+  raise UserError(f'{path} is {value!r}, which is not of type {_type_text(hint)}.')
+
+
+def _read_union(registry: Registry, values: Any, path: str) -> Any:
+  """The section of the kind that its tag names.
+
+  Of a ConfigDict, placeholders of other kinds (None) are passed over; so is what the config's file left at the
+  default of the kind that it had chosen before the command line chose this one.
+  """
+  if dataclasses.is_dataclass(values):  # as it is in Python already
+    values = {registry.tag: registry.name_of(type(values))} | as_dict(values)
+  if not isinstance(values, Mapping) or registry.tag not in values:
+    raise UserError(f'{path} is {values!r}; it must be a section with the option {registry.tag!r}.')
+  name = values[registry.tag]
+  if name not in registry.names():
+    near = difflib.get_close_matches(str(name), registry.names(), n=1)
+    hint = f'did you mean {near[0]!r}?' if near else f'choose one of {list(registry.names())}.'
+    raise UserError(f'{path}.{registry.tag} is {name!r}; {hint}')
+  cls = registry[name]
+  hints, own = _hints(cls), {}
+  for option, value in values.items():
+    if option == registry.tag:
+      continue
+    if option in hints:
+      if value is not None or _optional(hints[option]):
+        own[option] = value
+      continue
+    others = [kind for kind in registry.names() if option in _hints(registry[kind])]
+    if not others:
+      raise _unknown(option, hints, path)
+    if value is not None and all(value != _default(registry[kind], option) for kind in others):
+      raise UserError(
+        f'{path}.{option} is an option of the {registry.what} {others[0]!r}, and {path}.{registry.tag} is '
+        f'{name!r}; leave it out, or choose {others[0]!r}.'
+      )
+  return from_dict(cls, own, path)
+
+
+def _unknown(name: str, hints: Mapping[str, Any], path: str) -> UserError:
+  near = difflib.get_close_matches(name, hints, n=1)
+  hint = f'did you mean {path}.{near[0]}?' if near else f'it has {", ".join(hints)}.'
+  return UserError(f'{path}.{name} is not an option; {hint}')
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+  """Field -> type, with what is annotated to it."""
+  hints = typing.get_type_hints(cls, include_extras=True)
+  return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _default(cls: type, name: str) -> Any:
+  (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
+  return field.default
+
+
+def _unpacked(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+  """(type, what is annotated to it)."""
+  if typing.get_origin(hint) is Annotated:
+    inner, *metadata = typing.get_args(hint)
+    return inner, tuple(metadata)
+  return hint, ()
+
+
+def _registry(metadata: tuple[Any, ...]) -> Registry | None:
+  return next((item for item in metadata if isinstance(item, Registry)), None)
+
+
+def _optional(hint: Any) -> bool:
+  inner, _ = _unpacked(hint)
+  return typing.get_origin(inner) in (types.UnionType, typing.Union)
+
+
+def _without_none(hint: Any) -> Any:
+  """The type of an option that may also be None; others as they are."""
+  if not _optional(hint):
+    return hint
+  (kind,) = (arg for arg in typing.get_args(_unpacked(hint)[0]) if arg is not type(None))
+  return kind
+
+
+def _type_text(hint: Any) -> str:
+  """'int', 'tuple[int, int]': a type as errors name it, without what is annotated to it."""
+  inner = _unpacked(hint)[0]
+  args = typing.get_args(inner)
+  if typing.get_origin(inner) is tuple:
+    return f'tuple[{", ".join("..." if arg is Ellipsis else _type_text(arg) for arg in args)}]'
+  return inner.__name__ if isinstance(inner, type) else str(inner)

@@ -1,0 +1,26 @@
+"""Names of classes from a file, for checkpoints that have none."""
+
+import pathlib
+
+from vit_jax.errors import UserError
+from vit_jax.pretrained import download
+
+
+def read(place: str, num_classes: int) -> tuple[str, ...]:
+  """The lines of --class_names.
+
+  Args:
+    place: a path or an address.
+    num_classes: of the checkpoint.
+
+  Raises:
+    UserError: it cannot be read, or has another number of lines.
+  """
+  path = download.local_file(place) if download.is_address(place) else pathlib.Path(place)
+  try:
+    names = tuple(path.read_text().splitlines())
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'--class_names={place} cannot be read ({error}).') from error
+  if len(names) != num_classes:
+    raise UserError(f'{place} has {len(names)} names, and the checkpoint {num_classes} classes.')
+  return names

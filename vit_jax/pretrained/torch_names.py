@@ -1,0 +1,242 @@
+"""Tables from our parameters to the tensors of PyTorch models, read in both directions."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax import config
+from vit_jax.errors import UserError
+from vit_jax.pretrained.base import Preprocess
+from vit_jax.pretrained.safetensors_files import TensorFiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """One of our parameters, and the tensor it is in."""
+
+  path: str  # ours; those under 'blocks/' are stacked
+  name: str  # theirs, {} being the number of the block
+  # How a tensor of theirs is laid out, where ours is: as ours ('same'); 'flat'; a Linear layer's weight
+  # (outputs, inputs), of ours the first axis being the inputs ('into') or the last the outputs ('out');
+  # or a convolution's (outputs, inputs, height, width) ('conv').
+  form: str = 'same'
+  part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
+
+
+def layer(path: str, name: str, form: str = 'into') -> tuple[Rule, Rule]:
+  """Kernel and bias of a layer."""
+  return Rule(f'{path}/kernel', f'{name}.weight', form), Rule(f'{path}/bias', f'{name}.bias')
+
+
+def norm(path: str, name: str) -> tuple[Rule, Rule]:
+  """Scale and bias of a LayerNorm."""
+  return Rule(f'{path}/scale', f'{name}.weight'), Rule(f'{path}/bias', f'{name}.bias')
+
+
+def attention(path: str, name: str, part: tuple[int, int] = (0, 1)) -> tuple[Rule, Rule]:
+  """Kernel (D, H, Dh) and bias (H, Dh) of queries, keys or values."""
+  return (
+    Rule(f'{path}/kernel', f'{name}.weight', 'into', part),
+    Rule(f'{path}/bias', f'{name}.bias', 'flat', part),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+  """The names of class token, register tokens and position embedding, and which tokens have a position.
+
+  A register of theirs that has a position becomes ours plus that position: the same sum.
+  """
+
+  position: str
+  class_token: str | None
+  registers: str | None = None  # DeiT's distillation token is one
+  positioned: int = 1  # tokens before the patches, that the position embedding covers: 0, 1 or all
+
+  def expected(self, shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors."""
+    _, length, width = shapes['position_embedding'].shape
+    patches = length - (self.class_token is not None)
+    result = {self.position: (1, patches + self.positioned, width)}
+    if self.class_token is not None:
+      result[self.class_token] = (1, 1, width)
+    if self.registers is not None:
+      result[self.registers] = tuple(shapes['register_tokens'].shape)
+    return result
+
+  def gather(self, read: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
+    """Our parameters by path."""
+    position = read(self.position)
+    own, position = position[:, : self.positioned], position[:, self.positioned :]
+    params = {}
+    if self.class_token is not None:
+      params['class_token'] = read(self.class_token)
+      first = own[:, :1] if self.positioned else np.zeros_like(params['class_token'])
+      own, position = own[:, 1:], np.concatenate([first, position], axis=1)
+    if self.registers is not None:
+      registers = read(self.registers)
+      params['register_tokens'] = registers + own if own.shape[1] else registers
+    return params | {'position_embedding': position}
+
+  def scatter(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Their tensors by name."""
+    position = np.asarray(params['position_embedding'], np.float32)
+    tensors = {}
+    own = position[:, :0]
+    if self.class_token is not None:
+      own, position = position[:, :1], position[:, 1:]
+      token = np.asarray(params['class_token'], np.float32)
+      tensors[self.class_token] = token if self.positioned else token + own
+    if self.registers is not None:
+      registers = np.asarray(params['register_tokens'], np.float32)
+      tensors[self.registers] = registers
+      own = np.concatenate([own, np.zeros_like(registers)], axis=1)
+    tensors[self.position] = np.concatenate([own[:, : self.positioned], position], axis=1)
+    return tensors
+
+  def paths(self) -> set[str]:
+    """Those of our parameters that are in these tensors."""
+    paths = {'position_embedding': self.position, 'class_token': self.class_token}
+    return {path for path, name in (paths | {'register_tokens': self.registers}).items() if name is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """What a folder holds, in our terms, and where."""
+
+  model: config.Model
+  image_size: tuple[int, int]
+  channels: int
+  num_classes: int  # 0: it has no head
+  rules: tuple[Rule, ...]
+  tokens: Tokens | None  # None: of a ResNet, which has none
+  preprocess: Preprocess
+  position_resize: str
+  class_names: tuple[str, ...] | None
+  zeros: frozenset[str] = frozenset()  # paths of ours that it lacks, and that are zero there
+  ignored: frozenset[str] = frozenset()  # tensors that logits do not depend on
+  notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+  """What a folder is to hold."""
+
+  rules: tuple[Rule, ...]
+  tokens: Tokens
+  config: dict[str, Any]
+  texts: dict[str, str] = dataclasses.field(default_factory=dict)  # of the files beside config.json
+  constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # tensors we have not
+  dropped: frozenset[str] = frozenset()  # paths of ours that are left out
+  notes: tuple[str, ...] = ()
+
+
+def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+  """Whether a file has the tensors that it should have, and no others.
+
+  Raises:
+    UserError: one is missing, is of another shape, or is not known.
+  """
+  missing = [name for name in expected if name not in files.shapes]
+  if missing:
+    raise UserError(
+      f'{files.source} has no tensor {_some(missing)}, which its config calls for; get the checkpoint again.'
+    )
+  for name, shape in expected.items():
+    if files.shapes[name] != tuple(shape):
+      raise UserError(
+        f'{files.source} has {name} of shape {files.shapes[name]}, where its config calls for '
+        f'{tuple(shape)}; its config.json belongs to another checkpoint, or the model is of a kind that '
+        f'vit_jax does not have.'
+      )
+  extra = sorted(files.shapes.keys() - expected.keys() - set(ignored))
+  if extra:
+    raise UserError(
+      f'{files.source} has a tensor {_some(extra)} that no model of its kind has in vit_jax; it would be '
+      'computed without it, so it is refused.'
+    )
+
+
+def expected(rules: Sequence[Rule], shapes: Mapping[str, Any], depth: int) -> dict[str, tuple[int, ...]]:
+  """Name -> shape of the tensors that the rules read, `shapes` being those of our parameters by path."""
+  return {
+    name: _torch_shape(rule, shape)
+    for rule in rules
+    for name, shape in _places(rule, tuple(shapes[rule.path].shape), depth)
+  }
+
+
+def gather(
+  rules: Sequence[Rule], shapes: Mapping[str, Any], depth: int, read: Callable[[str], np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Our parameters by path, each allocated once, and filled block by block."""
+  params = {}
+  for rule in rules:
+    shape = tuple(shapes[rule.path].shape)
+    params[rule.path] = out = np.empty(shape, np.float32)
+    stacked = '{}' in rule.name
+    for i, (name, one) in enumerate(_places(rule, shape, depth)):
+      (out[i] if stacked else out)[...] = _to_ours(rule, read(name), one)
+  return params
+
+
+def scatter(rules: Sequence[Rule], params: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
+  """Their tensors by name."""
+  parts: dict[str, list[np.ndarray]] = {}
+  for rule in sorted(rules, key=lambda rule: rule.part):
+    array = np.asarray(params[rule.path], np.float32)
+    stacked = '{}' in rule.name
+    for i, (name, _) in enumerate(_places(rule, array.shape, depth)):
+      parts.setdefault(name, []).append(_to_torch(rule, array[i] if stacked else array))
+  return {name: np.concatenate(items) if len(items) > 1 else items[0] for name, items in parts.items()}
+
+
+def _places(rule: Rule, shape: tuple[int, ...], depth: int) -> list[tuple[str, tuple[int, ...]]]:
+  """Name and our shape, without the leading axis of a stack, of each tensor of a rule."""
+  if '{}' not in rule.name:
+    return [(rule.name, shape)]
+  return [(rule.name.format(i), shape[1:]) for i in range(depth)]
+
+
+def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Of the part of a tensor that is ours."""
+  match rule.form:
+    case 'same':
+      return shape
+    case 'flat':
+      return (math.prod(shape),)
+    case 'into':
+      return math.prod(shape[1:]), shape[0]
+    case 'out':
+      return shape[-1], math.prod(shape[:-1])
+    case 'conv':
+      return shape[3], shape[2], shape[0], shape[1]
+  raise ValueError(rule.form)
+
+
+def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
+  first, *others = _form_shape(rule, shape)
+  return (first * rule.part[1], *others)
+
+
+def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  which, parts = rule.part
+  size = len(tensor) // parts
+  tensor = tensor[which * size : (which + 1) * size]
+  if rule.form == 'conv':
+    return tensor.transpose(2, 3, 1, 0)
+  return (tensor.T if rule.form in ('into', 'out') else tensor).reshape(shape)
+
+
+def _to_torch(rule: Rule, array: np.ndarray) -> np.ndarray:
+  if rule.form == 'conv':
+    return array.transpose(3, 2, 0, 1)
+  shape = _form_shape(rule, array.shape)
+  return array.reshape(shape[::-1]).T if rule.form in ('into', 'out') else array.reshape(shape)
+
+
+def _some(names: Sequence[str]) -> str:
+  return names[0] if len(names) == 1 else f'{names[0]} (and {len(names) - 1} more)'

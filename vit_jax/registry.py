@@ -1,0 +1,70 @@
+"""Registries: short names → the classes behind a contract, imported when they are first asked for."""
+
+import difflib
+import importlib
+from typing import Generic, TypeVar
+
+from vit_jax.errors import UserError
+
+T = TypeVar('T')
+
+
+class Registry(Generic[T]):
+  """The implementations of one contract by name.
+
+  An entry is one line, `'name': 'package.module:Class'`; its module is imported at first use, so that a
+  contract's file imports none of its implementations. Code outside this package adds its own with `register`.
+  """
+
+  def __init__(self, what: str, entries: dict[str, str], *, tag: str = 'name'):
+    """
+    Args:
+      what: is registered, for errors: 'model'.
+      entries: name -> 'module:Class'.
+      tag: the option that holds the name, where the classes are sections of a config.
+    """
+    self.what = what
+    self.tag = tag
+    self._entries: dict[str, str | type[T]] = dict(entries)
+
+  def register(self, name: str, cls: type[T]) -> None:
+    """Adds an implementation from outside this package.
+
+    Raises:
+      ValueError: the name is taken by another class.
+    """
+    if name in self._entries and self[name] is not cls:
+      raise ValueError(f'the {self.what} {name!r} is registered already')
+    self._entries[name] = cls
+
+  def names(self) -> tuple[str, ...]:
+    """All names, in the order of registration."""
+    return tuple(self._entries)
+
+  def __getitem__(self, name: str) -> type[T]:
+    """The class of a name.
+
+    Raises:
+      UserError: there is none; the error names the nearest.
+    """
+    entry = self._entries.get(name)
+    if entry is None:
+      near = difflib.get_close_matches(str(name), self._entries, n=1)
+      hint = f'did you mean {near[0]!r}?' if near else f'choose one of {", ".join(self._entries)}.'
+      raise UserError(f'There is no {self.what} {name!r}; {hint}')
+    if isinstance(entry, str):
+      module, _, attribute = entry.partition(':')
+      entry = getattr(importlib.import_module(module), attribute)
+      self._entries[name] = entry
+    return entry
+
+  def name_of(self, cls: type) -> str:
+    """The name that a class is registered under.
+
+    Raises:
+      ValueError: it is not registered.
+    """
+    for name, entry in self._entries.items():
+      if entry is cls or entry == f'{cls.__module__}:{cls.__qualname__}':
+        return name
+    raise ValueError(f'{cls.__qualname__} is not registered as a {self.what}')

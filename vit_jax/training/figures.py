@@ -1,0 +1,71 @@
+"""Pictures of a run in `report/`: what the model is shown, and how it learns."""
+
+import pathlib
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vit_jax.data.config import DataConfig
+from vit_jax.training import metrics
+
+
+def save_first_batch(
+  path: pathlib.Path,
+  images: np.ndarray,
+  labels: np.ndarray,
+  class_names: tuple[str, ...],
+  data: DataConfig,
+) -> None:
+  """Draws images as the model will see them (cropped, flipped, normalised), with their labels.
+
+  Args:
+    path: the PNG.
+    images: float (batch, height, width, channels) in `data.value_range`; the first 32 are drawn.
+    labels: int (batch,), or (batch, max_labels) padded with -1.
+    class_names: name of each label.
+    data: says what range of values is black to white.
+  """
+  images, labels = images[:32], labels[:32]
+  columns = 8
+  rows = -(-len(images) // columns)
+  figure = Figure(figsize=(1.5 * columns, 1.75 * rows + 0.5), layout='constrained')
+  low, high = data.value_range
+  height, width, channels = images.shape[1:]
+  figure.suptitle(f'First batch: {height} × {width} × {channels}, values {low:g} to {high:g}')
+  axes = np.atleast_2d(figure.subplots(rows, columns))
+  for axis in axes.flat:
+    axis.set_axis_off()
+  for axis, image, label in zip(axes.flat, images, labels, strict=False):
+    pixels = np.clip((image - low) / (high - low), 0, 1)
+    axis.imshow(pixels if channels == 3 else pixels[..., 0], cmap='gray', vmin=0, vmax=1)
+    name = ', '.join(class_names[number] for number in np.ravel(label) if number >= 0)
+    axis.set_title(name if len(name) <= 16 else name[:15] + '…', fontsize=9)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=100)
+
+
+def save_curves(workdir: pathlib.Path) -> None:
+  """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
+  lines = metrics.read_metrics(workdir)
+  names = sorted({name for line in lines for name in line})
+  panels = {
+    'loss': [name for name in names if name.endswith('/loss')],
+    'accuracy': [name for name in names if name.endswith('/accuracy')],
+    'learning rate': [name for name in names if name == 'learning_rate'],
+  }
+  if precisions := [name for name in names if name.endswith('/mean_average_precision')]:
+    panels['mean average precision'] = precisions
+  # One colour for what is measured on the same data, 'train' first.
+  sets = sorted({name.split('/')[0] for name in names}, key=lambda name: (name != 'train', name))
+  colours = {name: f'C{number}' for number, name in enumerate(sets)}
+  figure = Figure(figsize=(13 / 3 * len(panels), 4), layout='constrained')
+  for axis, (title, members) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    for name in members:
+      steps, values = zip(*((line['step'], line[name]) for line in lines if name in line), strict=True)
+      label = name.split('/')[0]
+      axis.plot(steps, values, label=label, color=colours[label], marker='.' if len(steps) < 30 else '')
+    axis.set(title=title, xlabel='step')
+    axis.grid(alpha=0.3)
+    if title != 'learning rate' and members:
+      axis.legend()
+  figure.savefig(workdir / 'report' / 'curves.png', dpi=100)

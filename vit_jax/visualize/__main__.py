@@ -1,0 +1,92 @@
+"""Draws what a model sees: its filters, positions and attention, as pictures and a page that shows them.
+
+python -m vit_jax.visualize --checkpoint=runs/mine --out=seen photo.jpg photos/
+python -m vit_jax.visualize --checkpoint=imagenet21k+imagenet2012/ViT-L_16 --image_size=512 --out=seen photos/
+
+The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. Open seen/index.html: it
+needs no network. What a model has no picture of is said there, and here. An image that cannot be read is
+named on stderr and left out, and the exit code is 2 then. docs/visualize.md explains the pictures.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from absl import flags
+
+from vit_jax import cli
+from vit_jax.data.image_files import image_files
+from vit_jax.errors import UserError
+
+_CHECKPOINT = flags.DEFINE_string(
+  'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
+)
+_OUT = flags.DEFINE_string('out', None, 'A folder for the pictures and index.html.')
+_IMAGE_SIZE = flags.DEFINE_list(
+  'image_size', None, 'Pixels, or height,width, to adapt the model to. Without: as it was trained.'
+)
+_COUNT = flags.DEFINE_integer(
+  'count', 8, 'Images to draw; where there are more, in equal steps through them.', lower_bound=1
+)
+_AVERAGE_OVER = flags.DEFINE_integer(
+  'average_over', 128, 'Images that attention distance is averaged over, if there are so many.', lower_bound=1
+)
+_CLASS_NAMES = flags.DEFINE_string(
+  'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+  if not arguments:
+    raise UserError('Name the images to look at, or folders of them, behind the flags.')
+  image_size = _image_size()
+  paths = image_files(arguments)
+  out = pathlib.Path(_OUT.value).expanduser()
+  out.mkdir(parents=True, exist_ok=True)
+  from vit_jax.data.decode import Picture
+  from vit_jax.loading import load  # starts JAX
+  from vit_jax.parallel import distributed
+  from vit_jax.pretrained import class_names
+  from vit_jax.visualize import gallery
+  from vit_jax.visualize.model_parts import grouped
+
+  distributed.skip_absent_tpu()
+  model = load(_CHECKPOINT.value, image_size=image_size)
+  given = _CLASS_NAMES.value
+  names = None if given is None else class_names.read(given, model.head.kernel.shape[-1])
+  averaged = gallery.spread(paths, max(_AVERAGE_OVER.value, _COUNT.value))
+  shown = gallery.spread(averaged, _COUNT.value)
+  unreadable: list[pathlib.Path] = []
+
+  def read(path: pathlib.Path) -> np.ndarray | None:
+    try:
+      return Picture(path.read_bytes(), model.preprocess.channels, str(path)).pixels()
+    except (UserError, OSError) as error:
+      unreadable.append(path)
+      print(error, file=sys.stderr)
+      return None
+
+  absent = gallery.make(model, averaged, shown, read, out, title=_CHECKPOINT.value, class_names=names)
+  for titles, reason in grouped(absent):
+    print(f'No {titles.lower()}: {reason}')
+  print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
+  if unreadable:
+    text = f'{len(unreadable)} of {len(averaged)} images could not be read and are left out'
+    raise UserError(f'{text}; restore or remove them.')
+
+
+def _image_size() -> tuple[int, int] | None:
+  """Of --image_size."""
+  if _IMAGE_SIZE.value is None:
+    return None
+  text = ','.join(_IMAGE_SIZE.value)
+  numbers = [int(part) if part.isdecimal() else 0 for part in _IMAGE_SIZE.value]
+  if len(numbers) not in (1, 2) or min(numbers) < 1:
+    raise UserError(f'--image_size={text} is no size; write pixels, or height,width, such as 384 or 224,320.')
+  return numbers[0], numbers[-1]
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['checkpoint', 'out'])
+  cli.run(main, positional=True)

@@ -1,0 +1,244 @@
+"""The pictures, as matplotlib figures: for the page, or for a notebook's `display`.
+
+'The paper' is arXiv 2010.11929.
+"""
+
+import cv2
+import numpy as np
+from flax import nnx
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vit_jax.visualize import measures, model_parts
+from vit_jax.visualize.observations import Seen
+
+_WIDTH = 10.0  # inches of the widest pictures
+_TILES = 16  # maps of position similarity along a side, at most
+_ATTENTION = 'inferno'  # black: none
+_TINY = np.finfo(np.float32).tiny  # in place of a zero that is divided by
+_SMALL = 9  # of a font
+
+
+def filters(model: nnx.Module, count: int = 28) -> Figure:
+  """The first principal components of the filters that meet the pixels (figure 7, left), each from its
+  darkest to its brightest number."""
+  name, kernel = model_parts.filters(model)
+  components, shares = measures.principal_filters(kernel, count)
+  columns = min(7, len(components))
+  rows = -(-len(components) // columns)
+  figure = Figure(figsize=(1.1 * columns + 0.2, 1.1 * rows + 0.75), layout='constrained')
+  height, width, _, number = kernel.shape
+  figure.suptitle(
+    f'{name}: {len(components)} principal components\nof {number:,} filters of {height} × {width} pixels, '
+    f'{shares.sum():.0%} of their variance',
+    fontsize=10,
+  )
+  axes = figure.subplots(rows, columns, squeeze=False)
+  for axis in axes.flat:
+    axis.set_axis_off()
+  for axis, component in zip(axes.flat, components):
+    low, high = component.min(), component.max()
+    _show(axis, (component - low) / max(high - low, _TINY))
+  return figure
+
+
+def positions(model: nnx.Module) -> Figure:
+  """How similar position embeddings are (figure 7, centre): a map for each patch, in which the patch's own
+  place is 1. Where patches are many, for some in equal steps."""
+  similarity = model_parts.position_similarity(model)
+  rows, columns = similarity.shape[:2]
+  shown = [np.unique(np.linspace(0, n - 1, min(n, _TILES)).round().astype(int)) for n in (rows, columns)]
+  tiles = similarity[np.ix_(*shown)]
+  # Cells of several pixels, so that gaps of less than one are possible.
+  cell = -(-32 // max(rows, columns))
+  gap = max(2, round(0.1 * cell * max(rows, columns)))
+  picture = _spaced(tiles.repeat(cell, axis=2).repeat(cell, axis=3), gap)
+  high, wide = (0.78 * _WIDTH * side / max(picture.shape) for side in picture.shape)
+  figure = Figure(figsize=(max(wide, 4.5) + 1.2, high + 0.9), layout='constrained')
+  axis = figure.subplots()
+  colours = axis.imshow(picture, cmap='viridis', vmin=-1, vmax=1, interpolation='nearest')
+  for set_ticks, places, cells in ((axis.set_yticks, shown[0], rows), (axis.set_xticks, shown[1], columns)):
+    side = cell * cells
+    set_ticks([number * (side + gap) + (side - 1) / 2 for number in range(len(places))], places + 1)
+  axis.tick_params(length=0, labelsize=_SMALL)
+  axis.spines[:].set_visible(False)
+  which = 'each patch' if tiles.shape == similarity.shape else f'{tiles.shape[0]} × {tiles.shape[1]} patches'
+  axis.set(
+    xlabel="patch's column",
+    ylabel="patch's row",
+    title=f'Position embeddings: similarity of {which} to all {rows} × {columns}',
+  )
+  figure.colorbar(colours, ax=axis, label='cosine similarity', shrink=0.8, pad=0.02)
+  return figure
+
+
+def distances(values: np.ndarray, model: nnx.Module) -> Figure:
+  """Mean attention distance of every head by depth (figures 7, right, and 11).
+
+  Args:
+    values: (images, L, H) in pixels.
+    model: whose they are.
+  """
+  images, depth, heads = values.shape
+  size = model.preprocess.size
+  figure = Figure(figsize=(8, 5), layout='constrained')
+  axis = figure.subplots()
+  blocks = np.arange(1, depth + 1)
+  # Heads beside each other, so that none hides another.
+  offsets = 0.5 * (np.arange(heads) - (heads - 1) / 2) / heads
+  mean = values.mean(axis=0)
+  axis.scatter(
+    (blocks[:, None] + offsets).ravel(),
+    mean.ravel(),
+    c=np.tile(np.arange(heads), depth),
+    cmap='viridis',
+    s=28,
+    label='a head',
+    zorder=3,
+  )
+  axis.plot(blocks, mean.mean(axis=1), color='0.35', linewidth=1.2, label='mean of the heads', zorder=2)
+  alike = measures.patch_distances(model_parts.patch_grid(model), size).mean()
+  axis.axhline(alike, color='C3', linestyle='--', linewidth=1, label='attention to all alike', zorder=1)
+  axis.set(
+    title=f'Mean attention distance, {images} {"image" if images == 1 else "images"} '
+    f'of {size[0]} × {size[1]} pixels',
+    xlabel='block',
+    ylabel='pixels',
+    xlim=(0.4, depth + 0.6),
+    ylim=(0, 1.12 * max(mean.max(), alike)),
+  )
+  axis.set_xticks(blocks if depth <= 16 else blocks[::2])
+  axis.grid(axis='y', alpha=0.3)
+  axis.spines[['top', 'right']].set_visible(False)
+  figure.legend(loc='outside lower center', ncols=3, frameon=False, fontsize=_SMALL)
+  return figure
+
+
+def patches(seen: Seen) -> Figure:
+  """The image cut as the model cuts it, row by row from the upper left."""
+  rows, columns = seen.grid
+  # Pixels of the picture along a patch; small images are enlarged.
+  side = max(12, *(round(n / cells) for n, cells in zip(seen.photograph.shape, seen.grid)))
+  photo = _enlarged(seen.photograph, (rows * side, columns * side))
+  tiles = photo.reshape(rows, side, columns, side, -1).transpose(0, 2, 1, 3, 4)
+  picture = _spaced(tiles, max(2, side // 8), fill=1.0)
+  figure, axis = _single(picture.shape)
+  _show(axis, picture)
+  height, width = seen.photograph.shape[:2]
+  axis.set_title(
+    f'{rows} × {columns} = {rows * columns} patches of {height / rows:g} × {width / columns:g} pixels',
+    fontsize=10,
+  )
+  return figure
+
+
+def layers(seen: Seen) -> Figure:
+  """The tokens of each depth, their first three principal components as red, green and blue."""
+  titles = ['photograph', 'before block 1']
+  titles += [f'block {number}' for number in range(1, len(seen.layers))]
+  rows = -(-len(titles) // 7)
+  figure, axes = _tiles(len(titles), -(-len(titles) // rows), seen.photograph.shape)
+  figure.suptitle("Through the layers: the tokens' first three principal components as colours", fontsize=10)
+  for axis, title, picture in zip(axes, titles, [seen.photograph, *seen.layers]):
+    _show(axis, picture)
+    axis.set_title(title, fontsize=_SMALL)
+  return figure
+
+
+def heads(seen: Seen) -> Figure:
+  """Attention to each patch in every head of every block, each map from 0 to its own largest weight."""
+  depth, number = seen.heads.shape[:2]
+  side = min(_WIDTH / (number + 1), 1.2)
+  aspect = seen.photograph.shape[0] / seen.photograph.shape[1]
+  size = (max(side * number + 0.8, 5), side * aspect * depth + 1.2)
+  figure = Figure(figsize=size, layout='compressed')
+  figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+  title = f'Attention maps: what {seen.by} attends to'
+  figure.suptitle(title, fontsize=10, y=1 + 0.06 / size[1], va='bottom')  # clear of the heads' numbers
+  axes = figure.subplots(depth, number, squeeze=False)
+  for block in range(depth):
+    for head in range(number):
+      axis, weights = axes[block, head], seen.heads[block, head]
+      colours = axis.imshow(
+        weights / max(weights.max(), _TINY), cmap=_ATTENTION, vmin=0, vmax=1,
+        extent=(0, 1, 0, aspect), interpolation='nearest',
+      )  # fmt: skip
+      axis.set(xticks=[], yticks=[])
+      axis.spines[:].set_visible(False)
+      if block == 0:
+        axis.set_title(f'head {head + 1}' if number <= 8 else f'{head + 1}', fontsize=_SMALL)
+      if head == 0:
+        axis.set_ylabel(f'block {block + 1}', fontsize=_SMALL, rotation=0, ha='right', va='center')
+  _attention_bar(figure, colours, axes, 'share of the largest weight in the map')
+  return figure
+
+
+def rollout(seen: Seen) -> Figure:
+  """The photograph, attention rollout, and the one lit by the other (figures 6 and 14)."""
+  height, width = seen.photograph.shape[:2]
+  share = seen.rollout / max(seen.rollout.max(), _TINY)
+  figure, axes = _tiles(3, 3, seen.photograph.shape, inches=3.1)
+  figure.suptitle(f'Attention rollout to {seen.by}', fontsize=10)
+  _show(axes[0], seen.photograph)
+  axes[0].set_title('photograph', fontsize=_SMALL)
+  colours = axes[1].imshow(share, cmap=_ATTENTION, vmin=0, vmax=1, extent=(0, width, height, 0))
+  axes[1].set_title('rollout', fontsize=_SMALL)
+  lit = _smooth(share, (height, width))[..., None]
+  _show(axes[2], seen.photograph * (0.2 + 0.8 * lit))
+  axes[2].set_title('photograph × rollout', fontsize=_SMALL)
+  _attention_bar(figure, colours, axes, 'rollout, as a share of its largest number')
+  return figure
+
+
+def _attention_bar(figure: Figure, colours, axes, label: str) -> None:
+  bar = figure.colorbar(colours, ax=axes, location='bottom', shrink=0.8, aspect=30, pad=0.03)
+  bar.ax.tick_params(labelsize=_SMALL)
+  bar.set_label(label, fontsize=_SMALL)
+
+
+def _show(axis: Axes, picture: np.ndarray) -> None:
+  """(h, w, 1 or 3) in 0 … 1, its first row above, without axes."""
+  gray = picture.shape[-1] == 1
+  axis.imshow(picture[..., 0] if gray else picture, cmap='gray', vmin=0, vmax=1, interpolation='nearest')
+  axis.set_axis_off()
+
+
+def _single(shape: tuple[int, ...], inches: float = 5.0) -> tuple[Figure, Axes]:
+  """A figure of one picture, whose longer side has so many inches."""
+  scale = inches / max(shape[:2])
+  figure = Figure(figsize=(max(scale * shape[1], 3.5), scale * shape[0] + 0.4), layout='constrained')
+  return figure, figure.subplots()
+
+
+def _tiles(count: int, columns: int, shape: tuple[int, ...], inches: float | None = None):
+  """A figure, and `count` axes of it, for pictures whose sides are as those of `shape`."""
+  rows, aspect = -(-count // columns), shape[0] / shape[1]
+  width = inches or min(_WIDTH / columns, 2.0)
+  title = 0.75 if inches is None else 1.3  # there is a bar too
+  figure = Figure(figsize=(width * columns, rows * (width * aspect + 0.25) + title), layout='compressed')
+  axes = figure.subplots(rows, columns, squeeze=False).ravel()
+  for axis in axes:
+    axis.set_axis_off()
+  return figure, axes[:count]
+
+
+def _spaced(tiles: np.ndarray, gap: int, fill: float = np.nan) -> np.ndarray:
+  """(rows, columns, h, w, ...) as one picture, with gaps."""
+  rows, columns, height, width, *rest = tiles.shape
+  shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, *rest)
+  picture = np.full(shape, fill)
+  for row in range(rows):
+    for column in range(columns):
+      top, left = row * (height + gap), column * (width + gap)
+      picture[top : top + height, left : left + width] = tiles[row, column]
+  return picture
+
+
+def _enlarged(photo: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """(H, W, C) -> (*size, C), pixels as squares."""
+  return cv2.resize(photo, size[::-1], interpolation=cv2.INTER_NEAREST).reshape(*size, -1)
+
+
+def _smooth(share: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """(rows, columns) -> float64 of `size`, each patch's number at its centre."""
+  return cv2.resize(share.astype(np.float64), size[::-1], interpolation=cv2.INTER_LINEAR)

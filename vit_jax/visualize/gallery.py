@@ -1,0 +1,126 @@
+"""All pictures of a model and some images, into a folder with a page that shows them."""
+
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vit_jax.errors import UserError
+from vit_jax.visualize import figures, model_parts, page
+from vit_jax.visualize.observations import Observer, Seen
+
+_DPI = 110
+_PHOTOGRAPH = 224  # pixels along the longer side, at least
+
+# A file, or what of it cannot be read.
+Read = Callable[[pathlib.Path], np.ndarray | None]
+T = TypeVar('T')
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+  """`count` of them in equal steps, the first and the last among them; all, if there are no more."""
+  places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+  return [items[place] for place in places]
+
+
+def make(
+  model: nnx.Module,
+  paths: Iterable[pathlib.Path],
+  shown: Sequence[pathlib.Path],
+  read: Read,
+  out: pathlib.Path,
+  *,
+  title: str,
+  class_names: tuple[str, ...] | None = None,
+) -> Mapping[str, str]:
+  """Writes PNGs and index.html.
+
+  Args:
+    model: of `vit_jax.load`.
+    paths: of the images that the attention distance is averaged over; `shown` are among them.
+    shown: those with pictures of their own.
+    read: a path's uint8 pixels, or None: to be left out.
+    out: a folder that is there.
+    title: of the page, the checkpoint's name.
+    class_names: of the logits; None: the model's own, or numbers.
+
+  Returns:
+    picture -> why the model has none of it.
+
+  Raises:
+    UserError: none of the images can be read.
+  """
+  observer = Observer(model, class_names)
+  drawn, distances = [], []
+  for path in paths if 'distances' not in observer.absent else shown:
+    if (pixels := read(path)) is None:
+      continue
+    if path in shown:
+      seen = observer.look(pixels, str(path))
+      drawn.append((seen, _draw_image(seen, f'image_{len(drawn) + 1}', observer.absent, out)))
+      distances.append(seen.distances)
+    else:
+      distances.append(observer.distances(pixels))
+  if not drawn:
+    raise UserError('None of the images can be read; restore them, or name others.')
+  files = _draw_model(model, distances, observer.absent, out)
+  text = page.write(_facts(model, title, len(distances), observer.absent), files, drawn)
+  (out / 'index.html').write_text(text, encoding='utf-8')
+  return observer.absent
+
+
+def _draw_model(
+  model: nnx.Module, distances: Sequence[np.ndarray], absent: Mapping[str, str], out: pathlib.Path
+) -> dict[str, str]:
+  draw = {
+    'filters': lambda: figures.filters(model),
+    'positions': lambda: figures.positions(model),
+    'distances': lambda: figures.distances(np.stack(distances), model),
+  }
+  return _save({picture: draw[picture] for picture in model_parts.OF_MODEL if picture not in absent}, '', out)
+
+
+def _draw_image(seen: Seen, prefix: str, absent: Mapping[str, str], out: pathlib.Path) -> dict[str, str]:
+  photograph = f'{prefix}.png'
+  _as_image(seen.photograph).save(out / photograph)
+  draw = {picture: getattr(figures, picture) for picture in model_parts.OF_IMAGE if picture not in absent}
+  functions = {picture: lambda function=function: function(seen) for picture, function in draw.items()}
+  return {'photograph': photograph, **_save(functions, f'{prefix}_', out)}
+
+
+def _save(draw: Mapping[str, Callable[[], Figure]], prefix: str, out: pathlib.Path) -> dict[str, str]:
+  """picture -> the name of its file."""
+  files = {picture: f'{prefix}{picture}.png' for picture in draw}
+  for picture, function in draw.items():
+    function().savefig(out / files[picture], dpi=_DPI, bbox_inches='tight')
+  return files
+
+
+def _as_image(photograph: np.ndarray) -> Image.Image:
+  """Small ones enlarged by a whole number, their pixels squares."""
+  pixels = (255 * photograph).round().astype(np.uint8)
+  times = -(-_PHOTOGRAPH // max(pixels.shape[:2]))
+  pixels = pixels.repeat(times, axis=0).repeat(times, axis=1)
+  return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+def _facts(model: nnx.Module, title: str, averaged: int, absent: Mapping[str, str]) -> page.Facts:
+  height, width = model.preprocess.size
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+  return page.Facts(
+    title=title,
+    rows={
+      'model': model_parts.describe(model),
+      'parameters': f'{parameters:,}',
+      'input': f'{height} × {width} pixels, {"colour" if model.preprocess.channels == 3 else "gray"}',
+    },
+    absent=absent,
+    averaged=f'{averaged} images' if averaged > 1 else 'one image',
+    hybrid=getattr(model, 'stem', None) is not None,
+    other_tokens=model_parts.has_other_tokens(model),
+  )

@@ -1,0 +1,141 @@
+"""`index.html`: the pictures of a model, with what one sees in them. No scripts, nothing from elsewhere."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from vit_jax.visualize.model_parts import TITLES, grouped
+from vit_jax.visualize.observations import Seen
+
+_PAPER = 'https://arxiv.org/abs/2010.11929'
+_ROLLOUT = 'https://arxiv.org/abs/2005.00928'
+
+# What one sees; the captions are HTML.
+_CAPTIONS = {
+  'filters': 'The directions in which the filters that meet the image differ most, from the upper left on '
+  '(principal components, as in figure 7, left, of <a href="{paper}">the paper</a>). Each goes from its '
+  'smallest number, dark, to its largest, bright; its sign means nothing. Smooth waves, blobs and edges are '
+  'learned; noise says that training was short, or that there was none.',
+  'positions': 'One small map for each patch: how similar its position embedding is to those of all patches '
+  '(cosine; figure 7, centre, of <a href="{paper}">the paper</a>). The bright spot is the patch itself. '
+  'Where rows, columns or neighbours are bright too, the model knows what lies beside what.',
+  'distances': 'A dot for each head, from the first, dark, to the last, bright: how many pixels lie between '
+  'a patch and the patches that it attends to, weighted by attention, as a mean over all patches and '
+  '{averaged} (figures 7, right, and 11, appendix D.7, of <a href="{paper}">the paper</a>). Low dots are '
+  'heads that look nearby. The dashed line is where a head is that attends to all patches alike.',
+  'patches': 'How the image is cut: each square becomes a token, row by row from the upper left.{hybrid}',
+  'layers': 'Each small square is a token, before the first block and behind each. Tokens alike have colours '
+  'alike; every depth has its own colours, so that a colour means nothing across depths.',
+  'heads': 'A row for each block, a column for each head: what {by} attends to. Each map goes from 0 to its '
+  'own largest weight.{others}',
+  'rollout': 'Attention followed through all blocks: in each the mean of the heads plus the identity, for '
+  'the residual connection; then their product (<a href="{rollout}">Abnar and Zuidema</a>; figures 6 and '
+  '14, appendix D.8, of <a href="{paper}">the paper</a>). Bright is what {by} behind the last block draws '
+  'on; for which class, it does not say.',
+}
+_HYBRID = ' A ResNet goes before: what it makes of this square, and of pixels around it, becomes the token.'
+_OTHERS = ' What goes to the class token and registers is not shown.'
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 1rem;
+  max-width: 64rem; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0.5rem 0; }
+h2 { font-size: 1.3rem; border-top: 1px solid #ccc; padding-top: 1rem; margin: 2.5rem 0 0.5rem; }
+h3 { font-size: 1.05rem; margin: 1.5rem 0 0.25rem; }
+a { color: #0b57a4; }
+figure { margin: 0 0 1.5rem; }
+figcaption { color: #444; font-size: 0.95rem; max-width: 46rem; }
+img { display: block; max-width: 100%; height: auto; margin: 0.25rem 0; }
+table { border-collapse: collapse; }
+td, th { padding: 0.1rem 1rem 0.1rem 0; text-align: left; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+nav, div { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; align-items: flex-start; }
+div img { width: 14rem; }
+nav img { height: 6rem; width: auto; margin: 0; }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """What the page says beside its pictures."""
+
+  title: str  # the checkpoint, as it was given
+  rows: Mapping[str, str]  # what -> value, at the top
+  absent: Mapping[str, str]  # picture -> why there is none
+  averaged: str  # over what the attention distance is: '128 images'
+  hybrid: bool
+  other_tokens: bool  # than patches: the class token, registers
+
+
+def write(
+  facts: Facts,
+  of_model: Mapping[str, str],
+  of_images: Sequence[tuple[Seen, Mapping[str, str]]],
+) -> str:
+  """The page.
+
+  Args:
+    facts: what it says.
+    of_model: picture -> file beside the page.
+    of_images: an image, and its picture -> file; 'photograph' among them.
+  """
+  links = ''.join(
+    f'<a href="#image-{number}"><img src="{files["photograph"]}" alt="{escape(seen.name)}"></a>\n'
+    for number, (seen, files) in enumerate(of_images, 1)
+  )
+  rows = ''.join(f'<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>\n' for k, v in facts.rows.items())
+  parts = [
+    f'<h1>What {escape(facts.title)} sees</h1>\n<table>\n{rows}</table>\n',
+    f'<h2>The images</h2>\n<nav>\n{links}</nav>\n',
+    _absent(facts.absent),
+    '<h2>The model</h2>\n',
+    *(_figure(picture, file, _caption(picture, facts)) for picture, file in of_model.items()),
+    *(_image(number, seen, files, facts) for number, (seen, files) in enumerate(of_images, 1)),
+  ]
+  return (
+    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    f'<title>What {escape(facts.title)} sees</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n'
+    f'{"".join(parts)}</body>\n</html>\n'
+  )
+
+
+def _absent(reasons: Mapping[str, str]) -> str:
+  if not reasons:
+    return ''
+  items = ''.join(f'<li>{escape(titles)}: {escape(why)}</li>\n' for titles, why in grouped(reasons))
+  return f'<h2>What this model has no picture of</h2>\n<ul>\n{items}</ul>\n'
+
+
+def _image(number: int, seen: Seen, files: Mapping[str, str], facts: Facts) -> str:
+  best = ''.join(
+    f'<tr><td>{escape(name)}</td><td class="number">{share:.1%}</td></tr>\n'
+    for name, share in seen.predictions
+  )
+  table = f'<table>\n<tr><th>prediction</th><th>probability</th></tr>\n{best}</table>\n' if best else ''
+  photo = f'<img src="{files["photograph"]}" alt="The image as the model is given it.">\n'
+  pictures = ''.join(
+    _figure(picture, file, _caption(picture, facts, seen))
+    for picture, file in files.items()
+    if picture != 'photograph'
+  )
+  return f'<h2 id="image-{number}">{escape(seen.name)}</h2>\n<div>\n{photo}{table}</div>\n{pictures}'
+
+
+def _figure(picture: str, file: str, caption: str) -> str:
+  return (
+    f'<h3>{TITLES[picture]}</h3>\n<figure>\n'
+    f'<a href="{file}"><img src="{file}" alt="{TITLES[picture]}: described below."></a>\n'
+    f'<figcaption>{caption}</figcaption>\n</figure>\n'
+  )
+
+
+def _caption(picture: str, facts: Facts, seen: Seen | None = None) -> str:
+  return _CAPTIONS[picture].format(
+    paper=_PAPER,
+    rollout=_ROLLOUT,
+    averaged=facts.averaged,
+    hybrid=_HYBRID if facts.hybrid else '',
+    others=_OTHERS if facts.other_tokens else '',
+    by=seen.by if seen else '',
+  )
