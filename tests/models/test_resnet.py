@@ -80,7 +80,7 @@ COUNTS = {
 
 @pytest.mark.parametrize('variant', COUNTS)
 def test_parameter_count(variant):
-  assert tiny.count(config.Model(variant=variant), 1000) == COUNTS[variant]
+  assert tiny.count(config.ViTConfig(variant=variant), 1000) == COUNTS[variant]
 
 
 def test_initial_parameters():
