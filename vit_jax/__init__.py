@@ -1,8 +1,13 @@
 """Vision Transformers in JAX: `vit_jax.load(source)` gives a model of any checkpoint."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ['load']
+if TYPE_CHECKING:
+  from vit_jax.loading import load
+
+__all__ = ['__version__', 'load']
+
+__version__: str
 
 
 def __getattr__(name: str) -> Any:
@@ -11,4 +16,11 @@ def __getattr__(name: str) -> Any:
     from vit_jax.loading import load
 
     return load
+  if name == '__version__':
+    from importlib import metadata
+
+    try:
+      return metadata.version('vit_jax')
+    except metadata.PackageNotFoundError:  # a clone that is on the path and not installed
+      return '0+unknown'
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
