@@ -22,7 +22,6 @@ from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
-from vit_jax.models.base import Pooling
 from vit_jax.options import Amount, Count, Positive
 from vit_jax.parallel import mesh as mesh_lib
 

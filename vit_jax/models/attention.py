@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from typing import Any
 
 import jax
@@ -98,8 +99,11 @@ def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Grou
     logits = [_logits(query, key) for key in keys]
     largest = functools.reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in logits))
     weights = [jnp.exp(part - largest).astype(query.dtype) for part in logits]
-    products = zip(weights, values_and_ones, strict=True)
-    sums = sum(jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32) for w, v in products)
+    products = [
+      jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32)
+      for w, v in zip(weights, values_and_ones, strict=True)
+    ]
+    sums = functools.reduce(operator.add, products)
     out, total = sums[..., :-1], sums[..., -1:]
     outs.append((out / total).astype(values[0].dtype))
     log_totals.append(largest + jnp.log(total))
@@ -113,7 +117,7 @@ def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]
     (grad.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
     for grad, out in zip(grads, outs, strict=True)
   ]
-  of_queries, of_keys, of_values = [0] * len(queries), [0] * len(keys), [0] * len(keys)
+  of_queries, of_keys, of_values = ([jnp.zeros_like(x) for x in group] for group in (queries, keys, values))
   for i, (query, log_total, mean, grad) in enumerate(zip(queries, log_totals, means, grads, strict=True)):
     for j, (key, value) in enumerate(zip(keys, values, strict=True)):
       weights = jnp.exp(_logits(query, key) - log_total)
@@ -168,7 +172,7 @@ class Attention(nnx.Module):
     implementation: AttentionKernel = 'xla',
     position: RelativeBias | RelativeKeys | Rotary | None = None,
     norm_epsilon: float | None = None,
-    sharding: jax.sharding.Sharding | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
     rngs: nnx.Rngs,
   ):
     """
@@ -223,6 +227,7 @@ class Attention(nnx.Module):
     elif kernel == 'xla':
       out = jnp.concatenate(attend_in_groups(grouped(query), grouped(key), grouped(value)), axis=1)
     else:
+      assert self.sharding is not None, 'without a mesh of devices no kernel is chosen'
       out = fused_attention.attend(kernel, query, key, value, self.sharding)
     return self.out(out)
 

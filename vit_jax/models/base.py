@@ -8,11 +8,12 @@ evaluators, pictures and checkpoint formats know models by this contract only.
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
 from flax import nnx
+from typing_extensions import TypeVar
 
 from vit_jax import pytrees
 from vit_jax.models.position_resize import PositionResize
@@ -83,7 +84,7 @@ class ModelConfig(abc.ABC):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> 'Model':
     """The network with initial parameters.
 
@@ -200,15 +201,18 @@ class ModelConfig(abc.ABC):
     """Raises UserError where options contradict each other; `path` is what errors call the section."""
 
 
-class Model(nnx.Module):
-  """Images to logits. `ModelConfig.build` makes one.
+C = TypeVar('C', bound=ModelConfig, default=ModelConfig, covariant=True)
+
+
+class Model(nnx.Module, Generic[C]):
+  """Images to logits. `ModelConfig.build` makes one; a subclass names its options: `class ViT(Model[ViTConfig])`.
 
   Attributes:
     config: its options.
     head: the last layer, float32 (D, K).
   """
 
-  config: ModelConfig
+  config: C
   head: nnx.Linear
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
@@ -304,7 +308,7 @@ class Architecture:
   channels: int
   num_classes: int  # 0: no head
 
-  def build(self, rngs: nnx.Rngs, activation_sharding: jax.sharding.Sharding | None = None) -> Model:
+  def build(self, rngs: nnx.Rngs, activation_sharding: jax.sharding.NamedSharding | None = None) -> Model:
     """The network, as `ModelConfig.build`."""
     return self.model.build(
       image_size=self.image_size,

@@ -50,12 +50,12 @@ def _keep(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
   return draws[..., :columns] >= round(rate * 2**16)
 
 
-def drop_path(x: jax.Array, rate: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
+def drop_path(x: jax.Array, rate: jax.Array | float, keys: jax.Array | None, place: int) -> jax.Array:
   """Stochastic depth (arXiv 1603.09382): zeroes whole examples, scales the others by 1 / (1 - rate).
 
   Args:
     x: (B, ...), a residual branch.
-    rate: float32 scalar.
+    rate: in 0 ... 1, a scalar.
     keys: (B,) typed PRNG keys; None does nothing.
     place: number that tells this mask from the others drawn from the same keys.
   """

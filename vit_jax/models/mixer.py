@@ -99,7 +99,7 @@ class MixerConfig(ModelConfig):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> Model:
     """The network, for images of this size only. `activation_sharding` is of the tokens (B, N, D)."""
     return Mixer(
@@ -149,8 +149,15 @@ class MixerBlock(nnx.Module):
     sizes, dtype = config.sizes, jnp.dtype(config.dtype)
 
     def make_mlp(width: int, hidden: int) -> Mlp:
-      init = {'kernel_init': initializers.lecun_normal(), 'bias_init': initializers.zeros}
-      return Mlp(width, hidden, gelu=config.gelu, init=init, dtype=dtype, rngs=rngs)
+      return Mlp(
+        width,
+        hidden,
+        gelu=config.gelu,
+        kernel_init=initializers.lecun_normal(),
+        bias_init=initializers.zeros,
+        dtype=dtype,
+        rngs=rngs,
+      )
 
     self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
@@ -172,7 +179,7 @@ class MixerBlock(nnx.Module):
     return z + drop_path(self.channel_mlp(self.channel_norm(z)), drop_path_rate, keys, Place.MLP_PATH)
 
 
-class Mixer(Model):
+class Mixer(Model[MixerConfig]):
   """Images to logits. `MixerConfig.build` makes one."""
 
   def __init__(
@@ -183,11 +190,11 @@ class Mixer(Model):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     sizes = config.sizes
     rows, columns = config.grid(image_size)
-    self.config: MixerConfig = config
+    self.config = config
     self.activation_sharding = activation_sharding
     self.patch_embedding = PatchEmbedding(
       sizes.patch, channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs

@@ -143,7 +143,7 @@ class Offsets(nnx.Module):
     if tuple(own) != wanted:
       table = resize(table.reshape(size, -1).T[None], (own[0], own[1]), wanted, self.method)[0].T
     of_patches = table.reshape(size, -1)[:, _offsets(grid)]
-    if self.from_others is None:
+    if self.from_others is None or self.to_others is None or self.among_others is None:
       return of_patches
     patches, others = of_patches.shape[1], self.from_others.shape[1]
     from_others = jnp.broadcast_to(self.from_others[...][:, :, None], (size, others, patches))

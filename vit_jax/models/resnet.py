@@ -109,7 +109,7 @@ class ResNetConfig(ModelConfig):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> Model:
     """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
     del image_size
@@ -196,7 +196,7 @@ class PostActivationBottleneck(nnx.Module):
     return jax.nn.relu(shortcut + y)
 
 
-class ResNet(Model):
+class ResNet(Model[ResNetConfig]):
   """Images to logits. `ResNetConfig.build` makes one; its tokens are the cells of a feature map."""
 
   def __init__(
@@ -206,14 +206,14 @@ class ResNet(Model):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     sizes = config.sizes
     conv = functools.partial(
       StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=activation_sharding
     )
     bottleneck = functools.partial(PreActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
-    self.config: ResNetConfig = config
+    self.config = config
     self.root = conv(channels, sizes.width, 7, stride=2)
     outputs = sizes.width
     for b, units in enumerate(sizes.blocks):
@@ -276,7 +276,7 @@ class HybridStem(nnx.Module):
     norm_epsilon: float,
     remat: Remat,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     """
     Args:

@@ -34,7 +34,7 @@ class Block(nnx.Module):
     *,
     grid: Grid,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
     axis: Axis | None = None,
   ):
     """
@@ -134,14 +134,14 @@ def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
 
 
 def _encoder_layer(
-  config: ViTConfig, grid: Grid, sharding: jax.sharding.Sharding | None, rngs: nnx.Rngs
+  config: ViTConfig, grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
 ) -> Block | axial.AxialBlock:
   """One of the L layers: a block, or with axial attention a row block and a column block."""
   make = functools.partial(Block, config, rngs=rngs, grid=grid, activation_sharding=sharding)
   return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if config.axial else make()
 
 
-class ViT(Model):
+class ViT(Model[ViTConfig]):
   """Images to logits. `ViTConfig.build` makes one."""
 
   def __init__(
@@ -152,12 +152,12 @@ class ViT(Model):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     sizes: Sizes = config.sizes
     width, dtype = sizes.width, jnp.dtype(config.dtype)
     fused_attention.check(config.attention, sizes.heads, width // sizes.heads, activation_sharding)
-    self.config: ViTConfig = config
+    self.config = config
     self.grid = config.grid(image_size)
     self.activation_sharding = activation_sharding
 

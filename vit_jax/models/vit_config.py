@@ -202,7 +202,7 @@ class ViTConfig(ModelConfig):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> Model:
     """The network; image_size must be multiples of the patch. `activation_sharding` is of the tokens (B, N, D)."""
     from vit_jax.models.vit import ViT  # vit.py needs this module
@@ -235,7 +235,7 @@ class ViTConfig(ModelConfig):
   def poolings(self) -> tuple[Pooling, ...]:
     result: list[Pooling] = ['gap']
     if self.has_class_token:
-      result += ['token', 'token_gap']
+      result.extend(('token', 'token_gap'))
     if self.pool == 'map':
       result.append('map')
     return tuple(result)

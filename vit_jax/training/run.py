@@ -53,7 +53,12 @@ class Run:
     architecture: the network with the shapes of its input and output.
   """
 
-  def __init__(self, config: Config, dataset: Dataset, devices: Sequence[jax.Device] | None = None):
+  def __init__(
+    self,
+    config: Config,
+    dataset: Dataset,
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
+  ):
     """
     Args:
       config: the run's.

@@ -21,6 +21,7 @@ from vit_jax.training.state import TrainState
 from vit_jax.training.timeline import Timeline
 
 Batch = dict[str, jax.Array]
+BatchShapes = dict[str, jax.ShapeDtypeStruct]
 Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
@@ -42,9 +43,9 @@ class Program:
   init: Any
   step: Any
   state: TrainState
-  batch: Batch
+  batch: BatchShapes
 
-  def batch_of(self, image_size: tuple[int, int]) -> Batch:
+  def batch_of(self, image_size: tuple[int, int]) -> BatchShapes:
     """`batch` with images of another height and width, for progressive resizing."""
     image = self.batch['image']
     shape = (image.shape[0], *image_size, image.shape[3])
@@ -125,7 +126,7 @@ def _make_step(
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    rate = schedule(state.step)
+    rate = jnp.asarray(schedule(state.step))
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     updates = jax.tree.map(lambda update: -rate * update, updates)
     params: Any = optax.apply_updates(state.params, updates)
@@ -146,7 +147,7 @@ def _make_step(
       'train/loss': loss,
       **{f'train/{name}': value for name, value in logged.items()},
       'train/grad_norm': grad_norm,
-      'learning_rate': jnp.asarray(rate, jnp.float32),
+      'learning_rate': rate.astype(jnp.float32),
     }
     return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
 
@@ -187,12 +188,11 @@ def _gradients(
   return total
 
 
-def _batch_shapes(config: Config, sharding: NamedSharding) -> Batch:
+def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:
   data = config.data
   image = (config.batch_size, *data.image_size, data.channels)
   label = (config.batch_size, data.max_labels) if data.max_labels else (config.batch_size,)
-  shapes: Any = {
+  return {
     'image': jax.ShapeDtypeStruct(image, jnp.uint8, sharding=sharding),
     'label': jax.ShapeDtypeStruct(label, jnp.int32, sharding=sharding),
   }
-  return shapes
