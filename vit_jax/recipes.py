@@ -1,4 +1,4 @@
-"""Recipes that configs and `vit_jax.transfer` share: the paper's fine-tuning (table 4), a small CIFAR-10 model.
+"""Recipes that configs and `vit_jax.transfer` share: the paper's fine-tuning, and a small CIFAR-10 model.
 
 The paper's pre-training (table 3) stands, number by number, in configs/vit_*.py.
 """
@@ -28,7 +28,9 @@ from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 
 
-def choose(file: str, argument: str, recipes: Mapping[str, Callable[[], Config]]) -> ml_collections.ConfigDict:
+def choose(
+  file: str, argument: str, recipes: Mapping[str, Callable[[], Config]]
+) -> ml_collections.ConfigDict:
   """The recipe that the argument of a config file names, for its `get_config`.
 
   Args:

@@ -19,9 +19,9 @@ class Registry(Generic[T]):
   def __init__(self, what: str, entries: dict[str, str], *, tag: str = 'name'):
     """
     Args:
-      what: is registered, for errors: 'model'.
+      what: the kind of thing that is registered, for errors: 'model'.
       entries: name -> 'module:Class'.
-      tag: the option that holds the name, where the classes are sections of a config.
+      tag: the option that holds the name, if the classes are sections of a config.
     """
     self.what = what
     self.tag = tag

@@ -1,8 +1,8 @@
 """Metrics of classification, by NumPy, from what a model says of each example.
 
-The examples are in the data's order and on every process, so that a metric has the same bits for any batch size and
-number of processes, as far as the model itself does. The metrics, by their names in `metrics.jsonl` (behind
-'<evaluator>/'):
+The examples are in the data's order and on every process, so that a metric has the same bits for any batch
+size and number of processes, as far as the model itself does. The metrics, by their names in `metrics.jsonl`
+(behind '<evaluator>/'):
 
   accuracy              whether the most probable class is the example's, or on its list (precision@1, to
                         which an example with an empty list counts as a miss)

@@ -45,8 +45,8 @@ def check(model: ModelConfig, layer: int | None, pool: Pooling | None, option: s
 def make_step(graphdef: nnx.GraphDef, data: DataConfig, mesh: jax.sharding.Mesh) -> FeatureStep:
   """The compiled function from a batch to its features, of which every process has all.
 
-  Layer and pool are those of `FewShotEvaluatorConfig`: with both None the features are the head's input, behind the
-  pre-logits layer where the model has one.
+  Layer and pool are those of `FewShotEvaluatorConfig`: with both None the features are the head's input,
+  behind the pre-logits layer where the model has one.
   """
 
   def step(

@@ -148,9 +148,8 @@ class FewShotEvaluator(Evaluator):
     Raises:
       UserError: no such data, layer or pooling; images with lists of classes; none left to choose by.
     """
-    from vit_jax.data.pipeline import (
-      EvalPipeline,
-    )  # OpenCV takes a while, which `import vit_jax.config` need not
+    # Importing OpenCV takes a while, which `import vit_jax.config` need not.
+    from vit_jax.data.pipeline import EvalPipeline
 
     features_lib.check(context.model, options.layer, options.pool, f'config.evaluators.{name}')
     self._name, self._options = name, options

@@ -1,8 +1,8 @@
 """Dropout with a key for every example.
 
 An example's masks depend on its own key only, so they are the same however the batch is divided over
-devices or accumulation steps. The keys' implementation must give each example the same bits under `jax.vmap` as
-alone: 'threefry2x32' does, 'rbg' does not.
+devices or accumulation steps. The keys' implementation must give each example the same bits under `jax.vmap`
+as alone: 'threefry2x32' does, 'rbg' does not.
 """
 
 import enum
@@ -31,7 +31,7 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, place: int) -> ja
     x: (B, ...).
     rate: 0 does nothing, and costs nothing.
     keys: (B,) typed PRNG keys; None does nothing.
-    place: number that tells this mask from the others drawn from the same keys.
+    place: a number that no other mask drawn from the same keys has.
   """
   if keys is None or rate == 0:
     return x
@@ -57,7 +57,7 @@ def drop_path(x: jax.Array, rate: jax.Array | float, keys: jax.Array | None, pla
     x: (B, ...), a residual branch.
     rate: in 0 ... 1, a scalar.
     keys: (B,) typed PRNG keys; None does nothing.
-    place: number that tells this mask from the others drawn from the same keys.
+    place: a number that no other mask drawn from the same keys has.
   """
   if keys is None:
     return x

@@ -1,7 +1,7 @@
 """Layers that several models share: norms, MLPs, the patch embedding and the head.
 
-Norms and GELUs are computed again in the backward pass from their inputs rather than saved (`jax.checkpoint`):
-that needs less memory, and less time where memory is slow.
+Norms and GELUs are computed again in the backward pass from their inputs rather than saved
+(`jax.checkpoint`): that needs less memory, and less time where memory is slow.
 """
 
 import functools
@@ -68,9 +68,9 @@ class Depthwise(nnx.Module):
 class Mlp(nnx.Module):
   """Two dense layers with a GELU between them (paper, section 3.1).
 
-  With `locality`, GELU, a depthwise convolution and GELU: the feed-forward network of LocalViT (arXiv 2104.05707,
-  equation 5) with GELU as its nonlinearity and without batch normalisation. Tokens that are no patches skip the
-  convolution.
+  With `locality`, GELU, a depthwise convolution and GELU: the feed-forward network of LocalViT (arXiv
+  2104.05707, equation 5) with GELU as its nonlinearity and without batch normalisation. Tokens that are no
+  patches skip the convolution.
   """
 
   def __init__(

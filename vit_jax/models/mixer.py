@@ -59,8 +59,8 @@ SHARDING_RULES: ShardingRules = (
 class MixerConfig(ModelConfig):
   """An MLP-Mixer. Its head reads the mean of all tokens."""
 
-  # 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the variant's
-  # own; 'custom' needs all of them.
+  # 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the
+  # variant's own; 'custom' needs all of them.
   variant: str = 'Mixer-B/16'
   # Pixels along a side of a patch.
   patch: Count | None = None
@@ -74,8 +74,8 @@ class MixerConfig(ModelConfig):
   tokens_mlp_dim: Count | None = None
   # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
   gelu: Literal['tanh', 'erf'] = 'tanh'
-  # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion to
-  # their depth.
+  # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
+  # to their depth.
   stochastic_depth: Rate = 0.0
   # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
   unroll: Annotated[bool, RESUMABLE] = False
@@ -88,7 +88,11 @@ class MixerConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them; raises UserError as `variants.resolve`."""
+    """The sizes of the variant, with the options that replace them.
+
+    Raises:
+      UserError: an unknown variant, 'custom' without all sizes.
+    """
     needed = [field.name for field in dataclasses.fields(Sizes)]
     return variants.resolve(self, Sizes, needed)
 

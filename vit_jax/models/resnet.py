@@ -1,4 +1,4 @@
-"""ResNets: those of 'Big Transfer' (BiT, arXiv 1912.11370), and the one in front of a hybrid Vision Transformer.
+"""ResNets: those of 'Big Transfer' (BiT, arXiv 1912.11370), and the stem of a hybrid Vision Transformer.
 
 BiT's apply norm and ReLU before each convolution (ResNet v2). Its parameters, for stages b = 1, 2 ... and
 bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
@@ -12,7 +12,7 @@ bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
 
 where w = W * 2**(b - 1), and D is 4 w of the last stage.
 
-The hybrids' (the paper, section 3.1, 'Hybrid Architecture') applies its activations after the sums (ResNet v1):
+The hybrids' stem (the paper, section 3.1) applies its activations after the sums (ResNet v1):
 
   stem/root/kernel (7, 7, C, W)            stem/root_norm/{scale,bias} (W,)
   stem/block{b}/unit{u}/conv1/kernel       (1, 1, input, w)
@@ -95,7 +95,11 @@ class ResNetConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them; raises UserError as `variants.resolve`."""
+    """The sizes of the variant, with the options that replace them.
+
+    Raises:
+      UserError: an unknown variant, 'custom' without all sizes, or sizes that no ResNet has.
+    """
     sizes = variants.resolve(self, Sizes, needed=('blocks', 'width'))
     check_stage_sizes(width=sizes.width, blocks=sizes.blocks)
     if not sizes.blocks:

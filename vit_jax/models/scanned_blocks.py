@@ -104,8 +104,8 @@ def rematerialised(function: Callable[P, R], remat: Remat, *, loop: bool = False
 def _is_product_with_kernel(primitive: Any, *args: Any, **params: Any) -> bool:
   """Whether an operation is a convolution or a product with a kernel, whose result is saved.
 
-  Products of queries and keys have batch dimensions (example, head) and are none of these: computing them again is
-  cheap, and their B*H*N*N numbers are the largest of a block.
+  Products of queries and keys have batch dimensions (example, head) and are none of these: computing them
+  again is cheap, and their B*H*N*N numbers are the largest of a block.
   """
   if primitive is jax.lax.conv_general_dilated_p:
     return True

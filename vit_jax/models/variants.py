@@ -71,7 +71,8 @@ def patch_grid(
   Args:
     image_size: height, width in pixels.
     patch: cells along a side of a patch.
-    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the border.
+    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the
+      border.
     option: where the image size is from, for the error.
 
   Raises:

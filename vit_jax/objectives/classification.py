@@ -116,7 +116,9 @@ def hits(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def ranks(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """The number of classes that are more probable than an example's own; of equal ones, those with a lower number.
+  """The number of classes that are more probable than an example's own.
+
+  Of classes that are exactly as probable, those with a lower number count.
 
   Args:
     logits: float32 (B, K).

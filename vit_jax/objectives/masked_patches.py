@@ -18,8 +18,8 @@ from vit_jax.objectives.base import Batch, Metrics, Objective
 from vit_jax.options import Rate
 
 COLOUR_LEVELS = 8  # of each channel of a patch's colour: three bits
-# Of the corrupted patches: the share that the mask token replaces, and the share that another patch replaces; the
-# rest is kept.
+# Of the corrupted patches: the share that the mask token replaces, and the share that another patch replaces;
+# the rest is kept.
 _MASKED, _EXCHANGED = 0.8, 0.1
 
 
