@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +139,8 @@ def make_eval_step(
     model: Model = nnx.merge(graphdef, params)
     logits = model(on_device.prepare(batch['image'], data))
     labels = batch['label']
+    chex.assert_shape(logits, (len(labels), num_classes))
+    chex.assert_type([logits, labels], [jnp.float32, jnp.int32])
     single = labels.ndim == 1
     examples = {name: values for name, values in batch.items() if name != 'image'} | {
       'prediction': logits.argmax(axis=-1).astype(jnp.int32),

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar, Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -30,6 +31,8 @@ class ClassificationObjective(Objective):
   ) -> tuple[jax.Array, Metrics]:
     """Mean cross-entropy; 'accuracy' is of the image with the larger share where images are mixed."""
     logits = model(batch['image'], keys=keys)
+    chex.assert_shape(logits, (len(keys), None))
+    chex.assert_type(logits, jnp.float32)
     targets = mixed_targets(batch, logits.shape[-1])
     loss = self.cross_entropy(logits, targets).mean()
     return loss, {'accuracy': hits(logits, batch['label']).mean()}

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -116,9 +117,14 @@ def _make_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   def loss_function(params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
     model: Model = nnx.merge(graphdef, params)
-    return config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
+    loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
+    chex.assert_shape([loss, *metrics.values()], ())
+    chex.assert_type(loss, jnp.float32)
+    return loss, metrics
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    chex.assert_shape(batch['image'], (config.batch_size, None, None, config.data.channels))
+    chex.assert_type([batch['image'], batch['label']], [jnp.uint8, jnp.int32])
     inputs = model_inputs(config, batch, state.step)
     grads, loss, logged = _gradients(loss_function, state.params, inputs, config.accumulation, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
