@@ -97,7 +97,10 @@ def test_the_compiled_step_has_no_array_of_all_pairs_of_tokens():
   """A device has its own images only, and less memory is taken."""
   axial, full = (_compiled(tiny.options(axial=axial, pool='gap')) for axial in (True, False))
   n, d = 24 * 20, 32
-  pairs = lambda hlo: re.findall(rf'\[[\d,]*{n},{n}\]', hlo)
+
+  def pairs(hlo):
+    return re.findall(rf'\[[\d,]*{n},{n}\]', hlo)
+
   assert pairs(full.as_text()) and not pairs(axial.as_text())
   images = 16 // 4
   # The residual stream, the same as lines, and what the forward loop leaves for the backward one.

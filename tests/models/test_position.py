@@ -1,4 +1,4 @@
-"""Positions against NumPy and the formula; on another grid, against what loading a checkpoint makes of them."""
+"""Positions against NumPy and the formula; on another grid, against what loading a checkpoint makes of it."""
 
 import chex
 import jax
