@@ -125,6 +125,15 @@ def batch_shards(mesh: Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def check_batch_divides(batch_size: int, parts: int, option: str) -> None:
+  """Raises UserError, naming `option`, where a batch does not divide over the parts of the mesh."""
+  if batch_size % parts:
+    raise UserError(
+      f'{option} {batch_size} does not divide by the {parts} parts that config.mesh makes of it; make it a '
+      f'multiple of {parts}.'
+    )
+
+
 def check_batch_size(mesh: Mesh, batch_size: int, option: str = 'config.batch_size') -> None:
   """Raises UserError, naming `option` and the axes, where a batch does not divide over the mesh.
 
