@@ -28,7 +28,9 @@ from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 
 
-def choose(file: str, argument: str, recipes: Mapping[str, Callable[[], Config]]) -> ml_collections.ConfigDict:
+def choose(
+  file: str, argument: str, recipes: Mapping[str, Callable[[], Config]]
+) -> ml_collections.ConfigDict:
   """The recipe that the argument of a config file names, for its `get_config`.
 
   Args:
