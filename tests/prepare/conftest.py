@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from fake_data import jpeg
+from image_bytes import jpeg
 
 from vit_jax.prepare import processes, shards
 

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from fake_data import jpeg
+from image_bytes import jpeg
 from processes import run as run_script
 
 ROOT = pathlib.Path(__file__).parents[2]

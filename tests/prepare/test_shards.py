@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from fake_data import jpeg, png
+from image_bytes import jpeg, png
 from PIL import ExifTags, Image
 
 from vit_jax.errors import BadImage, UserError
