@@ -152,12 +152,11 @@ def test_numbered_archives_within_class_folders_are_read(listed, tmp_path):
   }
 
 
-def test_numbered_archives_beside_images_are_refused(listed, tmp_path):
+@pytest.mark.parametrize('ending', ['tar', 'tar.gz', 'tgz', 'zip'])
+def test_numbered_archives_beside_images_are_refused(listed, tmp_path, ending):
   """As in a clone of a repository: a picture for its page, and the data in shards."""
-  source = folder_of(tmp_path / 'x', 'assets/teaser.png')
-  for number in range(2):
-    tar_of(source / f'data/{number:05}.tar', '1.jpg')
-  with pytest.raises(UserError, match='x holds the archive data/00000'):
+  source = folder_of(tmp_path / 'x', 'assets/teaser.png', f'data/00000.{ending}', f'data/00001.{ending}')
+  with pytest.raises(UserError, match='x holds the archive data/00000, whose name is that of a part'):
     listed(source)
 
 

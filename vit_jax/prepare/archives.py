@@ -123,8 +123,9 @@ def is_compressed(name: str) -> bool:
 
 
 def stem(name: str) -> str:
-  """The name of a tar or zip without its ending: 'images/n01440764.tar' -> 'images/n01440764'."""
-  return name[: -len('.tar')]
+  """The name of an archive without its ending: 'images/n01440764.tar' -> 'images/n01440764'."""
+  ending = next(ending for ending in _COMPRESSED + _READABLE if name.lower().endswith(ending))
+  return name[: -len(ending)]
 
 
 def read(path: str, location: int | str, size: int | None) -> bytes:
