@@ -1,6 +1,5 @@
 """What every command of ours has in common: flags, one-sentence errors, exit codes."""
 
-import errno
 import os
 import re
 import sys
@@ -12,21 +11,11 @@ from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from vit_jax import config as config_lib
+from vit_jax import files
 from vit_jax.config import Config
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
-
-# What the system says of a place that cannot be written.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNWRITABLE = (
-  errno.EROFS,
-  errno.EACCES,
-  errno.EPERM,
-  errno.EEXIST,
-  errno.ENOTDIR,
-)
-
 
 def run(main: Callable[..., None], argv: Sequence[str] = sys.argv, *, positional: bool = False) -> None:
   """Parses the flags, calls `main`, and ends the process.
@@ -55,7 +44,10 @@ def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -
     if arguments and not positional:
       raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
     absl_logging.set_verbosity(absl_logging.WARNING)
-    main(*[arguments] * positional)
+    if positional:
+      main(arguments)
+    else:
+      main()
   except UserError as error:
     return _say(str(error), EXIT_USER_ERROR)
   except Preempted as stop:
@@ -65,9 +57,9 @@ def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -
     return 0
   except OSError as error:
     place = error.filename or 'the workdir'
-    if error.errno in _FULL:
+    if error.errno in files.DISK_FULL:
       return _say(f'The disk is full: {place} cannot be written; free some space there.', EXIT_USER_ERROR)
-    if error.errno in _UNWRITABLE:
+    if error.errno in files.UNWRITABLE:
       text = f'{place} cannot be written ({error.strerror}); choose a place that can.'
       return _say(text, EXIT_USER_ERROR)
     traceback.print_exc()
@@ -76,6 +68,13 @@ def _code_of(main: Callable[..., None], argv: Sequence[str], positional: bool) -
     traceback.print_exc()
     return 1
   return 0
+
+
+def define_config() -> flags.FlagHolder:
+  """The flag --config of a command."""
+  return config_flags.DEFINE_config_file(
+    'config', None, 'A file of configs/, with options as --config.section.option=value.'
+  )
 
 
 def config_of(holder: flags.FlagHolder) -> Config:
