@@ -4,14 +4,11 @@ import json
 import sys
 
 import pytest
+from prepared_sets import files
 
 from vit_jax.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
-
-
-def files(folder):
-  return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
 
 
 def test_beam_writes_the_same_bytes(pets_tar, tmp_path, in_this_process):

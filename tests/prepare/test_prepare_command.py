@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from image_bytes import jpeg
+from prepared_sets import files
 from processes import run as run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,10 +39,6 @@ def run(*arguments) -> tuple[int, str, str]:
   process = start(*arguments)
   output, errors = process.communicate(timeout=120)
   return process.returncode, output, errors
-
-
-def files(folder):
-  return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
 
 
 def reports(folder):
