@@ -28,6 +28,7 @@ CORE = [
   'tensorboardX>=2.6,<3',
   'tensorflow-datasets>=4.9.8,<5',
   'tqdm>=4.66,<5',
+  'urllib3>=2.2,<3',
 ]
 
 EXTRAS = {
