@@ -23,7 +23,7 @@ import pytest
 from released_files import logits, path, tensors
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained import catalogue, class_names, download, formats
+from vit_jax.pretrained import catalogue, class_names, download
 from vit_jax.pretrained.http_download import Patience
 
 PATIENCE = Patience(timeout=10, pause=0)
@@ -33,7 +33,7 @@ def archive(content: bytes) -> bytes:
   """An .npz with these bytes in it."""
   file = io.BytesIO()
   with zipfile.ZipFile(file, 'w') as archive:
-    archive.writestr('weights.npy', content)
+    archive.writestr(zipfile.ZipInfo('weights.npy'), content)  # of a fixed date: the same bytes each time
   return file.getvalue()
 
 
@@ -143,12 +143,6 @@ def test_a_plus_in_a_name_is_quoted(server):
   file = local_file('imagenet21k+imagenet2012/R50+ViT-B_16')
   assert file.read_bytes() == archive(b'hybrid')
   assert file.name == 'R50+ViT-B_16.npz'
-
-
-@pytest.mark.parametrize('name', ['imagenet21k+imagenet2012/R50+ViT-B_16', 'augreg/B_16', 'bit/BiT-M-R50x1'])
-def test_a_published_name_needs_no_quotes_but_for_the_plus(name):
-  assert re.fullmatch(r'[A-Za-z0-9:/._%-]+', catalogue.url(name))
-  assert '%' not in catalogue.url(name).replace('%2B', '')
 
 
 def test_a_query_is_part_of_the_address(server):
@@ -352,50 +346,3 @@ def test_a_killed_process_leaves_no_lock_and_its_bytes(server, tmp_path):
   kept = partial_files(tmp_path)[0].stat().st_size
   assert local_file(server.url()).read_bytes() == CONTENT
   assert server.requests == [None, f'bytes={kept}-']
-
-
-AUGREG = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
-
-
-def test_names_outside_the_grammar_of_augreg_are_corrected():
-  transfer = AUGREG + '--imagenet2012-steps_20k-lr_0.03-res_384'
-  for name in (
-    AUGREG,
-    transfer,
-    AUGREG + '.npz',
-    'augreg/B_16',
-    AUGREG + '--oxford_iiit_pet-steps_0k-lr_0.01-res_224',
-  ):
-    assert catalogue.in_grammar(name), name
-  assert catalogue.url('augreg/B_16') == catalogue.url(AUGREG) == catalogue.url(AUGREG + '.npz')
-  wrong = {
-    AUGREG.replace('medium1', 'mediun1'): AUGREG,
-    AUGREG.replace('B_16', 'b16'): AUGREG,
-    AUGREG.replace('-wd_0.1', ''): AUGREG,
-    'augreg/R50_L_32-i21k': 'augreg/R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1',
-    transfer.replace('res_384', 'res384'): transfer,
-  }
-  for name, meant in wrong.items():
-    with pytest.raises(UserError, match='did you mean ' + re.escape(meant)):
-      local_file(name)
-
-
-@pytest.mark.parametrize(
-  ('source', 'said'),
-  [
-    ('ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
-    ('imagenet21/ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
-    ('runs/nothing', 'There is no checkpoint runs/nothing'),
-  ],
-)
-def test_a_source_that_is_nowhere_offers_the_nearest(server, monkeypatch, tmp_path, source, said):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match=said):
-    formats.read(source)
-  assert not server.requests
-
-
-def test_a_missing_path_offers_the_file_beside_it(tmp_path):
-  (tmp_path / 'model.npz').touch()
-  with pytest.raises(UserError, match=r'did you mean .*model\.npz'):
-    formats.read(tmp_path / 'modell.npz')

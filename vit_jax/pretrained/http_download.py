@@ -5,31 +5,19 @@ without comparing its Content-Range and ETag. So urllib3 moves and counts the by
 whether they belong together.
 """
 
-import concurrent.futures
 import dataclasses
-import functools
 import json
 import os
 import pathlib
 import re
 import shutil
 import sys
-import threading
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Callable
-from typing import TypeVar
 
 import tqdm
-import urllib3
-from urllib3 import exceptions
-from urllib3.util import parse_url
 
-_T = TypeVar('_T')
-_CHUNK = 2**20
-_REDIRECTS = 10
-_SLOWEST = 1024  # bytes per second: a server that sends fewer has stalled
+from vit_jax.pretrained.http_stream import ConnectionFailedError, Stream, UnusableError
+
 _TRANSIENT = (408, 425, 429)  # and every 5xx: the same request may succeed later
 # RFC 9110: only a strong ETag says that two answers are parts of the same bytes. A date does not.
 _STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
@@ -59,20 +47,12 @@ class RefusedError(Exception):
     self.status = status
 
 
-class UnusableError(Exception):
-  """What the server sends cannot be taken for the file. The text says why."""
-
-
 class InterruptedDownloadError(Exception):
   """Every attempt failed. The text says why the last one did; `kept` bytes need no second transfer."""
 
   def __init__(self, reason: str, kept: int):
     super().__init__(reason)
     self.kept = kept
-
-
-class _AttemptFailed(Exception):
-  """This attempt failed, and the next one may not."""
 
 
 class _Partial:
@@ -140,7 +120,7 @@ def download(url: str, folder: pathlib.Path, title: str, patience: Patience) -> 
       if not partial.is_complete():  # it is after a kill between its last byte and its renaming
         _attempt(url, partial, title, patience)
       return partial.path
-    except _AttemptFailed as error:
+    except ConnectionFailedError as error:
       reason = str(error)
   raise InterruptedDownloadError(reason, partial.keep_only_what_can_be_resumed())
 
@@ -151,7 +131,7 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
   first = partial.keep_only_what_can_be_resumed()
   if first and partial.etag:
     headers |= {'Range': f'bytes={first}-', 'If-Range': partial.etag}
-  with _answer(url, headers, patience.timeout) as answer:
+  with Stream(url, headers, patience.timeout) as answer:
     if answer.status == 200:  # also to a Range: the file changed, or the server knows no ranges
       first = 0
       partial.start(_size(answer), _etag(answer))
@@ -161,25 +141,25 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
       raise UnusableError('the server sends a part of it (status 206) although asked for the whole')
     elif answer.status == 416 and first:
       partial.start(None, None)
-      raise _AttemptFailed('the server does not have the missing part')
+      raise ConnectionFailedError('the server does not have the missing part')
     elif answer.status in _TRANSIENT or answer.status >= 500:
-      raise _AttemptFailed(f'the server answers {answer.status}')
+      raise ConnectionFailedError(f'the server answers {answer.status}')
     else:
       raise RefusedError(answer.status)
     encoding = answer.headers.get('Content-Encoding', 'identity')
-    if encoding.lower() != 'identity':
+    if encoding.lower() not in ('', 'identity'):
       raise UnusableError(f'the server compresses it ({encoding}) although asked not to')
     _check_space(partial)
-    _receive(answer, partial, title, patience.timeout)
+    _receive(answer, partial, title)
   if partial.size is None:  # chunked: complete, since urllib3 raises where the last chunk is missing
     partial.describe(partial.length, partial.etag)
   if partial.length != partial.size:
-    raise _AttemptFailed('the connection broke off')
+    raise ConnectionFailedError('the connection broke off')
 
 
-def _receive(answer: urllib3.BaseHTTPResponse, partial: _Partial, title: str, timeout: float) -> None:
+def _receive(answer: Stream, partial: _Partial, title: str) -> None:
   """Appends the answer's body, and syncs it to the disk."""
-  length, since, at_least = partial.length, time.monotonic(), partial.length
+  length = partial.length
   bar = tqdm.tqdm(
     desc=title,
     initial=length,
@@ -189,30 +169,18 @@ def _receive(answer: urllib3.BaseHTTPResponse, partial: _Partial, title: str, ti
     disable=not sys.stderr.isatty(),
   )
   with bar, open(partial.path, 'ab') as file:
-    while chunk := _read(answer):
+    for chunk in answer.chunks():
       length += len(chunk)
       if partial.size is not None and length > partial.size:
         file.truncate(0)
-        raise _AttemptFailed('the server sends more bytes than it announced')
+        raise ConnectionFailedError('the server sends more bytes than it announced')
       file.write(chunk)
       bar.update(len(chunk))
-      if time.monotonic() - since > timeout:
-        if length - at_least < _SLOWEST * timeout:
-          raise _AttemptFailed(f'the server sends less than {_SLOWEST} bytes per second')
-        since, at_least = time.monotonic(), length
     file.flush()
     os.fsync(file.fileno())
 
 
-def _read(answer: urllib3.BaseHTTPResponse) -> bytes:
-  """The bytes that have arrived, at least one; none at the end."""
-  try:
-    return answer.read1(_CHUNK, decode_content=False)
-  except exceptions.HTTPError as error:
-    raise _AttemptFailed(f'the connection broke off ({_reason(error)})') from error
-
-
-def _size(answer: urllib3.BaseHTTPResponse) -> int | None:
+def _size(answer: Stream) -> int | None:
   """Bytes of the whole file, of an answer with status 200; None where chunks end it.
 
   Raises:
@@ -229,19 +197,19 @@ def _size(answer: urllib3.BaseHTTPResponse) -> int | None:
   return int(length)
 
 
-def _etag(answer: urllib3.BaseHTTPResponse) -> str | None:
+def _etag(answer: Stream) -> str | None:
   etag = answer.headers.get('ETag', '')
-  return etag if _STRONG_ETAG.fullmatch(etag) else None
+  return etag if _is_strong(etag) else None
 
 
-def _check_continuation(answer: urllib3.BaseHTTPResponse, partial: _Partial) -> None:
+def _check_continuation(answer: Stream, partial: _Partial) -> None:
   """Starts again unless an answer with status 206 has exactly the missing bytes of the same file."""
   span = answer.headers.get('Content-Range', '')
   size = span.rpartition('/')[2] if partial.size is None else str(partial.size)
   same = _etag(answer) == partial.etag and _NUMBER.fullmatch(size) is not None
   if not same or span != f'bytes {partial.length}-{int(size) - 1}/{size}':
     partial.start(None, None)
-    raise _AttemptFailed('the server sends a part that does not belong to the one before')
+    raise ConnectionFailedError('the server sends a part that does not belong to the one before')
   partial.describe(int(size), partial.etag)
 
 
@@ -252,90 +220,16 @@ def _check_space(partial: _Partial) -> None:
     raise OSError(f'{missing:,} bytes are missing and {free:,} are free')
 
 
-def _answer(url: str, headers: dict[str, str], timeout: float) -> urllib3.BaseHTTPResponse:
-  """The server's answer, its body still unread."""
-  try:
-    # Neither looking up a host nor a header that comes byte by byte has a timeout of its own.
-    return _within(2 * timeout, functools.partial(_open, url, headers, timeout))
-  except TimeoutError as error:
-    raise _AttemptFailed(f'the server did not answer within {2 * timeout:g} s') from error
-  except ValueError as error:  # urllib3's errors of addresses too
-    raise UnusableError(f'it is not a valid address ({_reason(error)})') from error
-  except (
-    exceptions.NewConnectionError,
-    exceptions.ConnectTimeoutError,
-    exceptions.ProxyError,
-    exceptions.SSLError,
-  ) as error:
-    raise _AttemptFailed(f'the server cannot be reached ({_reason(error)})') from error
-  except exceptions.HTTPError as error:
-    raise _AttemptFailed(f'the connection broke off ({_reason(error)})') from error
-
-
-def _open(url: str, headers: dict[str, str], timeout: float) -> urllib3.BaseHTTPResponse:
-  """The answer after all redirects.
-
-  We follow them, and not urllib3, which reads their bodies: one may be endless.
-  """
-  schemes = ('https', urllib.parse.urlsplit(url).scheme)  # never from https to http
-  for _ in range(_REDIRECTS + 1):
-    answer = _connections(url).request(
-      'GET',
-      url,
-      headers=headers,
-      redirect=False,
-      retries=False,
-      preload_content=False,
-      timeout=urllib3.Timeout(connect=timeout / 4, read=timeout),
-    )
-    target = answer.get_redirect_location()
-    if not target:
-      return answer
-    answer.close()
-    url = urllib.parse.urljoin(url, target)
-    if urllib.parse.urlsplit(url).scheme not in schemes:
-      raise UnusableError(f'the server redirects to {url}, which is not https')
-  raise UnusableError(f'the server redirects more than {_REDIRECTS} times')
-
-
-def _connections(url: str) -> urllib3.PoolManager:
-  """Connections through the proxy that the environment names for an address, or direct ones."""
-  address = urllib.parse.urlsplit(url)
-  proxy = urllib.request.getproxies().get(address.scheme)
-  if not proxy or urllib.request.proxy_bypass(address.netloc):
-    return urllib3.PoolManager()
-  if '://' not in proxy:
-    proxy = f'http://{proxy}'
-  login = parse_url(proxy).auth
-  headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
-  return urllib3.ProxyManager(proxy, proxy_headers=headers)
-
-
-def _within(seconds: float, function: Callable[[], _T]) -> _T:
-  """The function's result, or TimeoutError: then its thread is left behind, and ends with the process."""
-  future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-  def run() -> None:
-    try:
-      future.set_result(function())
-    except BaseException as error:
-      future.set_exception(error)
-
-  threading.Thread(target=run, daemon=True).start()
-  return future.result(seconds)
-
-
 def _read_record(path: pathlib.Path) -> tuple[int | None, str | None]:
   """The size and the ETag that the server told; None for what it did not, or where nothing is recorded."""
   try:
     record = json.loads(path.read_text())
-    return record['size'], record['etag']
+    size, etag = record['size'], record['etag']
   except (OSError, ValueError, TypeError, KeyError):
     return None, None
+  sound = isinstance(size, int | None) and (etag is None or _is_strong(etag))
+  return (size, etag) if sound else (None, None)
 
 
-def _reason(error: BaseException) -> str:
-  """The first line of the innermost error: urllib3's own wraps it into the names of Python objects."""
-  while error.__cause__ is not None:
-    error = error.__cause__
-  return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _is_strong(etag: object) -> bool:
+  return isinstance(etag, str) and _STRONG_ETAG.fullmatch(etag) is not None
