@@ -100,7 +100,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
       guard.check(step, step_metrics)
       speed.stepped()
-      screen.step()
+      screen.step(speed.seconds_left(step))
 
       # In this order: a checkpoint is saved when the numbers up to its step are in the log.
       values: dict[str, float] = {}
