@@ -8,6 +8,7 @@ the workdir (written, renamed and read as a checkpoint is; seen by the other hos
 and a sentence for the first that fails.
 """
 
+import functools
 import importlib.metadata
 import pathlib
 import platform
@@ -20,7 +21,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from vit_jax import cli, config
+from vit_jax import cli
 from vit_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The folder that is to hold the run, on a mounted bucket.')
@@ -129,17 +130,18 @@ class Workdir:
     return random.Random(f'{self._nonce} {index}').randbytes(_BYTES)
 
 
-def data() -> str:
+def data(name: str) -> str:
   from vit_jax.data import sources
+  from vit_jax.data.config import DataConfig
 
-  source = sources.open_source(_DATA.value, _SPLIT.value, data=config.Data(source=_DATA.value))
+  source = sources.open_source(name, _SPLIT.value, data=DataConfig(source=name))
   if not len(source):
-    raise UserError(f'{_DATA.value} has no records.')
+    raise UserError(f'{name} has no records.')
   for index in (0, len(source) - 1):
     image = source[index].image
     if not (len(image) if isinstance(image, bytes) else image.size):
       raise UserError(f'{source[index].name} is empty.')
-  return f'{_DATA.value}: {len(source):,} records, {len(source.class_names)} classes'
+  return f'{name}: {len(source):,} records, {len(source.class_names)} classes'
 
 
 def _agreed(name: str, check: Callable[[], str], same: bool = True) -> None:
@@ -191,7 +193,7 @@ def main() -> None:
     finally:
       workdir.remove()
   if _DATA.value:
-    _agreed('data', data)
+    _agreed('data', functools.partial(data, _DATA.value))
 
 
 if __name__ == '__main__':
