@@ -120,7 +120,7 @@ def outcome(data: bytes, name: str) -> str:
     options = config.DataConfig(image_size=(32, 48), channels=channels)
     for decode in (
       lambda: train_image(data, name, options, np.random.default_rng(0)),  # noqa: B023
-      lambda: eval_image(data, name, options, config.Evaluator()),  # noqa: B023
+      lambda: eval_image(data, name, options, config.ClassificationEvaluatorConfig()),  # noqa: B023
     ):
       try:
         image = decode()

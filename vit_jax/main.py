@@ -7,28 +7,25 @@ python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart 
 import pathlib
 
 from absl import flags
-from ml_collections import config_flags
 
 from vit_jax import cli
 from vit_jax.errors import UserError
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'A file of configs/, with options as --config.section.option=value.'
-)
+_CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Where the run lives; the same again resumes it.')
 _MODE = flags.DEFINE_enum('mode', 'train', ['train', 'eval'], 'Train (or resume), or evaluate.')
 
 
 def main() -> None:
-  # Imported here: a wrong flag is told before JAX has started.
+  """Runs --mode of the config in the workdir."""
   from vit_jax import compilation_cache
   from vit_jax.parallel import distributed, peers
-  from vit_jax.training import evaluators, loop
+  from vit_jax.training import evaluate_checkpoint, loop
 
-  config = cli.config_of(_CONFIG)
-  if '://' in _WORKDIR.value:
-    raise UserError(f'--workdir={_WORKDIR.value} is a bucket; mount it (gcsfuse) and give the path there.')
-  workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
+  config, place = cli.config_of(_CONFIG), cli.required(_WORKDIR)
+  if '://' in place:
+    raise UserError(f'--workdir={place} is a bucket; mount it (gcsfuse) and give the path there.')
+  workdir = pathlib.Path(place).expanduser().absolute()
   distributed.initialize()
   compilation_cache.enable()
   try:
@@ -36,12 +33,11 @@ def main() -> None:
       if _MODE.value == 'train':
         loop.train(config, workdir)
       else:
-        evaluators.evaluate_run(config, workdir)
+        evaluate_checkpoint.evaluate_newest(config, workdir)
   except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named
     error.filename = error.filename or str(workdir)
     raise
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config', 'workdir'])
   cli.run(main)

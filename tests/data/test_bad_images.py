@@ -74,7 +74,11 @@ def test_many_in_a_row_end_the_run(split_over):
 
 def test_evaluation_never_replaces(split_over):
   with pytest.raises(UserError, match='record 3 is not an image'):
-    list(EvalPipeline(Damaged(8, {3}), DATA, config.Evaluator(), batch_size=4, sharding=split_over(1)))
+    list(
+      EvalPipeline(
+        Damaged(8, {3}), DATA, config.ClassificationEvaluatorConfig(), batch_size=4, sharding=split_over(1)
+      )
+    )
 
 
 def test_other_errors_are_not_replaced(split_over):

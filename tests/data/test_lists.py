@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from fake_data import Lists
-from vit_jax.data.sources import open_source
+from vit_jax.training.evaluators import evaluate_run
 
 from vit_jax import config as c
 from vit_jax.data.decode import Picture
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.training import loop
-from vit_jax.training.evaluators import evaluate_run
 
 
 def test_source(shades_dir, monkeypatch):
@@ -41,10 +41,10 @@ def test_a_run_on_lists_of_classes(tmp_path, shades_dir):
   config = c.Config(
     total='30 steps',
     batch_size=16,
-    model=c.Model(variant='custom', patch=2, width=32, mlp_dim=32, depth=1, heads=2, pool='gap'),
+    model=c.ViTConfig(variant='custom', patch=2, width=32, mlp_dim=32, depth=1, heads=2, pool='gap'),
     data=data,
-    evaluators={'test': c.Evaluator(split='train', batch_size=8, every='20 steps')},
-    loss=c.Loss(name='sigmoid'),
+    evaluators={'test': c.ClassificationEvaluatorConfig(split='train', batch_size=8, every='20 steps')},
+    objective=c.ClassificationObjective(loss='sigmoid'),
     schedule=c.ScheduleConfig(learning_rate=2e-2, warmup='5 steps'),
     checkpoint=c.CheckpointConfig(best='test/mean_average_precision'),
   )

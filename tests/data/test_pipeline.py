@@ -164,7 +164,9 @@ def test_lists_of_classes_are_padded(split_over):
   assert label.shape == (8, 4) and label.dtype == np.int32
   for row, index in zip(label, pipeline.indices(1), strict=True):
     assert row.tolist() == [*range(index), *[-1] * (4 - index)]
-  (batch,) = EvalPipeline(ListSource(5), data, config.Evaluator(), batch_size=6, sharding=split_over(1))
+  (batch,) = EvalPipeline(
+    ListSource(5), data, config.ClassificationEvaluatorConfig(), batch_size=6, sharding=split_over(1)
+  )
   np.testing.assert_array_equal(batch['label'][4:], [[0, 1, 2, 3], [-1, -1, -1, -1]])
   single = train(FakeSource(5), split_over(1), data=data)
   np.testing.assert_array_equal(single.batch(0)['label'][:, 0], single.indices(0))
@@ -176,7 +178,9 @@ def test_a_list_that_is_too_long_is_named(split_over, most):
   index = 4 if most else 0  # which has as many classes
   message = rf'fake {index} has a list of {index} classes and config.data.max_labels is {most}; set it'
   with pytest.raises(UserError, match=message):
-    for _ in EvalPipeline(ListSource(5), data, config.Evaluator(), batch_size=4, sharding=split_over(1)):
+    for _ in EvalPipeline(
+      ListSource(5), data, config.ClassificationEvaluatorConfig(), batch_size=4, sharding=split_over(1)
+    ):
       assert most
 
 
@@ -226,7 +230,9 @@ def test_batch_that_does_not_divide_is_named(split_over):
 @pytest.mark.parametrize('parts', [1, 2, 8])
 def test_evaluation_visits_each_example_once(split_over, size, batch_size, parts):
   source = FakeSource(size)
-  pipeline = EvalPipeline(source, DATA, config.Evaluator(), batch_size=batch_size, sharding=split_over(parts))
+  pipeline = EvalPipeline(
+    source, DATA, config.ClassificationEvaluatorConfig(), batch_size=batch_size, sharding=split_over(parts)
+  )
   batches = list(pipeline)
   assert len(batches) == len(pipeline)
   assert len({batch['image'].shape for batch in batches}) == 1
@@ -249,7 +255,9 @@ def test_threads_end_with_the_stream(split_over):
     next(batches)
     raise KeyError
   assert not own_threads()
-  for _ in EvalPipeline(FakeSource(30), DATA, config.Evaluator(), batch_size=2, sharding=split_over(1)):
+  for _ in EvalPipeline(
+    FakeSource(30), DATA, config.ClassificationEvaluatorConfig(), batch_size=2, sharding=split_over(1)
+  ):
     break
   assert not own_threads()
 

@@ -20,13 +20,15 @@ def test_evaluation_is_the_original_resize(golden, case):
   fixture = np.load(golden / 'j_preprocess.npz')
   image, expected = fixture[f'{case}/image'], fixture[f'{case}/eval']
   data = config.DataConfig(image_size=expected.shape[:2])
-  got = eval_image(image, case, data, config.Evaluator())
+  got = eval_image(image, case, data, config.ClassificationEvaluatorConfig())
   assert got.dtype == np.uint8
   # Half a step of uint8, and what float32 itself loses.
   assert np.abs(got - (expected * 127.5 + 127.5)).max() <= 0.501
   file = io.BytesIO()
   Image.fromarray(image).save(file, 'png')
-  np.testing.assert_array_equal(eval_image(file.getvalue(), case, data, config.Evaluator()), got)
+  np.testing.assert_array_equal(
+    eval_image(file.getvalue(), case, data, config.ClassificationEvaluatorConfig()), got
+  )
 
 
 def test_resize_of_one_channel_and_to_the_same_size():
@@ -136,14 +138,16 @@ def test_central_crop(shape, shorter, whole):
   cut = np.s_[top : top + 24, left : left + 20]
   data = config.DataConfig(image_size=(24, 20), crop='central', resize=shorter)
   np.testing.assert_array_equal(train_image(image, 'x', data, rng()), resize(image, whole, exact=False)[cut])
-  evaluator = config.Evaluator(crop='central', resize=shorter)
+  evaluator = config.ClassificationEvaluatorConfig(crop='central', resize=shorter)
   data = config.DataConfig(image_size=(24, 20), resize=77)  # of training only
   np.testing.assert_array_equal(eval_image(image, 'x', data, evaluator), resize(image, whole)[cut])
 
 
 def test_central_crop_without_resize_covers_the_image():
   image = smooth(40, 80)
-  got = eval_image(image, 'x', config.DataConfig(image_size=(20, 20)), config.Evaluator(crop='central'))
+  got = eval_image(
+    image, 'x', config.DataConfig(image_size=(20, 20)), config.ClassificationEvaluatorConfig(crop='central')
+  )
   np.testing.assert_array_equal(got, resize(image, (20, 40))[:, 10:30])
 
 
@@ -155,7 +159,7 @@ def test_any_image_becomes_the_models_size(crop, channels, shape):
   image = rng().integers(0, 256, shape, np.uint8)
   for got in (
     train_image(image, 'x', data, rng()),
-    eval_image(image, 'x', data, config.Evaluator()),
-    eval_image(image, 'x', data, config.Evaluator(crop='central')),
+    eval_image(image, 'x', data, config.ClassificationEvaluatorConfig()),
+    eval_image(image, 'x', data, config.ClassificationEvaluatorConfig(crop='central')),
   ):
     assert got.shape == (16, 24, channels) and got.dtype == np.uint8

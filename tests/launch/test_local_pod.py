@@ -20,7 +20,7 @@ def get_config():
   return to_config_dict(Config(
     total='{total} steps',
     batch_size=16,
-    model=Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+    model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
     data=Data(source='digits', image_size=(8, 8)),
     checkpoint=Checkpoint(every='{total} steps'),
     log_every='1 steps',

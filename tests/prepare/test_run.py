@@ -8,9 +8,9 @@ import shutil
 import fsspec
 import pytest
 import tensorflow_datasets as tfds
-from vit_jax.data.sources import open_source
 
 from vit_jax import config
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.prepare import metadata, run, sharding, storage
 from vit_jax.prepare.images import Shrinking

@@ -249,6 +249,8 @@ class Manager:
     """The items and the caller's meta of a step, or Damaged, or UserError; the same in all processes."""
     with failures.agreed():
       contents = self._contents(step)
+      if callable(abstract_items):
+        abstract_items = abstract_items(contents['meta'])
       self._check_asked(step, contents['items'], abstract_items)
       flat = {name: self._read(step, name, tree) for name, tree in abstract_items.items()}
     with failures.agreed():  # a second time, for now all have their arrays: the sums need all processes

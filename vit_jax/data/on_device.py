@@ -55,8 +55,8 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   return {
     'image': prepare(mixed, data),
     'label': jnp.where(keeps, labels, others),
-    'other': jnp.where(keeps, others, labels),
-    'share': jnp.maximum(share, 1 - share),
+    'label_b': jnp.where(keeps, others, labels),
+    'lam': jnp.maximum(share, 1 - share),
   }
 
 

@@ -206,8 +206,9 @@ class EvalPipeline(_Pipeline):
     self,
     source: Source,
     data: DataConfig,
-    evaluator: config.Evaluator,
     *,
+    crop: str,
+    resize: int | None,
     batch_size: int,
     sharding: jax.sharding.Sharding,
     real_labels: RealLabels | None = None,
@@ -216,7 +217,7 @@ class EvalPipeline(_Pipeline):
     Args:
       source: the records.
       data: image size, channels, threads, prefetch.
-      evaluator: crop and resize.
+      crop, resize: of EvaluatorConfig.
       batch_size: over all devices.
       sharding: of the batch's first axis.
       real_labels: to go with the images.
@@ -224,7 +225,7 @@ class EvalPipeline(_Pipeline):
     parts = _parts(sharding)
     super().__init__(source, data, math.ceil(batch_size / parts) * parts, sharding)
     self.examples = len(source)
-    self._evaluator, self._real = evaluator, real_labels
+    self._crop, self._resize, self._real = crop, resize, real_labels
 
   def __len__(self) -> int:
     """The number of batches."""
@@ -245,7 +246,7 @@ class EvalPipeline(_Pipeline):
       index = step * self._batch_size + self._rows.numbers[row]
       if index < len(self._source):
         record = self._source[index]
-        buffers['image'][row] = eval_image(record.image, record.name, self._data, self._evaluator)
+        buffers['image'][row] = eval_image(record.image, record.name, self._data, self._crop, self._resize)
         buffers['label'][row] = self._label(record)
         buffers['mask'][row] = True
         if self._real:

@@ -43,7 +43,7 @@ def _training_cut(picture: Picture, data: DataConfig, rng: np.random.Generator) 
 
 
 def eval_image(
-  image: bytes | np.ndarray, name: str, data: DataConfig, evaluator: config.Evaluator
+  image: bytes | np.ndarray, name: str, data: DataConfig, crop: str, resize_to: int | None
 ) -> np.ndarray:
   """uint8 (*data.image_size, data.channels): an image to evaluate, decoded at full size.
 
@@ -51,8 +51,8 @@ def eval_image(
     UserError: an image that cannot be decoded, by its name.
   """
   picture = Picture(image, data.channels, name)
-  if evaluator.crop == 'central':
-    return central(picture, data.image_size, evaluator.resize, exact=True)
+  if crop == 'central':
+    return central(picture, data.image_size, resize_to, exact=True)
   return resize(picture.pixels(), data.image_size, exact=True)
 
 

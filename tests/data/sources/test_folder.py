@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 from PIL import Image
-from vit_jax.data.sources import open_source
 
 from vit_jax import config
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from processes import run
 from sklearn import datasets
-from vit_jax.data.sources import open_source, open_training, parse
 
 from vit_jax import config
 from vit_jax.data.decode import Picture
+from vit_jax.data.sources import open_source, open_training, parse
 from vit_jax.errors import UserError
 
 DATA = config.DataConfig()

@@ -8,10 +8,9 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from vit_jax.data.sources import open_source, open_training
 
 from vit_jax import config
-from vit_jax.data.sources import subset, tfds
+from vit_jax.data.sources import open_source, open_training, subset, tfds
 from vit_jax.errors import UserError
 
 

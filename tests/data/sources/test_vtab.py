@@ -7,13 +7,12 @@ import jax
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from vit_jax.data.sources import open_source, open_training
 
 from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.data.decode import Picture
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
-from vit_jax.data.sources import vtab
+from vit_jax.data.sources import open_source, open_training, vtab
 from vit_jax.errors import UserError
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training.step import make_train_step
@@ -185,7 +184,7 @@ def small(task: str) -> c.Config:
     config,
     total='20 steps',
     batch_size=8,
-    model=c.Model(variant='custom', patch=8, width=16, mlp_dim=16, depth=1, heads=2),
+    model=c.ViTConfig(variant='custom', patch=8, width=16, mlp_dim=16, depth=1, heads=2),
     data=dataclasses.replace(
       config.data, image_size=(16, 16), resize=config.data.resize and 19, num_classes=397
     ),

@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.data.sources.base import Record, Source
 
 
-class Selection:
+class Subset:
   """The chosen records of a source, in its order; labels and class names stay as they are."""
 
   def __init__(self, source: Source, chosen: np.ndarray):
@@ -29,14 +29,14 @@ class Selection:
     return self._source.labels()[self._numbers]
 
 
-def of_classes(source: Source, names: Sequence[str]) -> Selection:
+def of_classes(source: Source, names: Sequence[str]) -> Subset:
   """The records that have at least one of the classes; names that the source has not are passed over."""
   wanted = [number for number, name in enumerate(source.class_names) if name in set(names)]
   labels = source.labels()
-  return Selection(source, np.isin(labels, wanted).reshape(len(labels), -1).any(axis=1))
+  return Subset(source, np.isin(labels, wanted).reshape(len(labels), -1).any(axis=1))
 
 
-def at_most(source: Source, count: int, seed: int) -> Selection:
+def at_most(source: Source, count: int, seed: int) -> Subset:
   """The records that are, for each of their classes, among its first `count` in an order drawn by the seed.
 
   So no class has more; where records have lists of classes it may have fewer than there are, since a record
@@ -45,7 +45,7 @@ def at_most(source: Source, count: int, seed: int) -> Selection:
   labels = source.labels()
   labels = np.sort(labels.reshape(len(labels), -1), axis=1)
   labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a class is on a list once
-  return Selection(source, ((ranks(labels, seed) < count) | (labels < 0)).all(axis=1))
+  return Subset(source, ((ranks(labels, seed) < count) | (labels < 0)).all(axis=1))
 
 
 def ranks(labels: np.ndarray, seed: int) -> np.ndarray:
