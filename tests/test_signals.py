@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -84,7 +86,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize('body', BODIES.values(), ids=BODIES)
-def test_an_interrupt_ends_the_process_with_one_sentence(tmp_path, body):
+def test_interrupt_ends_the_process_with_one_sentence(tmp_path, body):
   fifo = tmp_path / 'fifo'
   os.mkfifo(fifo)
   process = start(inside(body), fifo)
@@ -94,7 +96,7 @@ def test_an_interrupt_ends_the_process_with_one_sentence(tmp_path, body):
 
 
 @pytest.mark.parametrize('delay', [0, 0.2, 0.5, 1, 1.5, 2, 3, 4])
-def test_an_interrupt_while_jax_starts_and_compiles(delay):
+def test_interrupt_while_jax_starts_and_compiles(delay):
   body = """
     import jax, jax.numpy as jnp
     for number in range(10, 1000):
@@ -110,7 +112,7 @@ def test_an_interrupt_while_jax_starts_and_compiles(delay):
   assert time.monotonic() - sent < 1
 
 
-def test_an_interrupt_while_the_process_waits_for_the_others_of_its_run(monkeypatch):
+def test_interrupt_while_the_process_waits_for_the_others_of_its_run(monkeypatch):
   monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')  # nobody is there
   monkeypatch.setenv('JAX_PROCESS_ID', '1')
   monkeypatch.setenv('JAX_PROCESS_COUNT', '2')
@@ -123,7 +125,7 @@ def test_an_interrupt_while_the_process_waits_for_the_others_of_its_run(monkeypa
   assert seconds < 1 and 'Traceback' not in errors
 
 
-def test_an_interrupt_ends_a_process_whose_output_nobody_reads():
+def test_interrupt_ends_a_process_whose_output_nobody_reads():
   read_end, write_end = os.pipe()
   process = start(
     inside("""
@@ -153,7 +155,7 @@ def test_output_before_an_interrupt_is_not_lost(tmp_path):
   assert path.read_text() == 'ready\nresult\n'
 
 
-def test_a_process_that_ignores_interrupts_goes_on_ignoring_them():
+def test_process_that_ignores_interrupts_goes_on_ignoring_them():
   ignoring = BEGIN.replace('signal.default_int_handler', 'signal.SIG_IGN')
   body = INSIDE + '    time.sleep(1)\n  print("done")\n'
   process = start(textwrap.dedent(ignoring) + textwrap.dedent(body))
@@ -162,7 +164,7 @@ def test_a_process_that_ignores_interrupts_goes_on_ignoring_them():
   assert process.communicate(timeout=30)[0] == 'done\n' and process.returncode == 0
 
 
-def test_the_handlers_from_before_come_back():
+def test_old_handlers_come_back():
   script = (
     BEGIN
     + """
@@ -200,3 +202,27 @@ def test_sigterm_ends_a_command_that_hangs(tmp_path: pathlib.Path, body):
   time.sleep(0.3)
   process.terminate()
   assert process.wait(timeout=1) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize('joined', [False, True])
+def test_sigterm_ends_the_first_process_of_a_container(joined, monkeypatch):
+  """The kernel ignores SIGTERM there if it has no handler; JAX's handler would only note it."""
+  command = ['unshare', '--user', '--map-root-user', '--pid', '--fork', '--kill-child']
+  if shutil.which('unshare') is None or subprocess.run([*command, 'true'], capture_output=True).returncode:
+    pytest.skip('this system cannot make PID namespaces')
+  body = 'print("ready")\ntime.sleep(60)'
+  if joined:
+    body = f'from vit_jax.parallel import distributed\ndistributed.initialize()\n{body}'
+    with socket.socket() as free:
+      free.bind(('localhost', 0))
+      monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', f'localhost:{free.getsockname()[1]}')
+    monkeypatch.setenv('JAX_PROCESS_ID', '0')
+    monkeypatch.setenv('JAX_PROCESS_COUNT', '1')
+  command += [sys.executable, '-u', '-c', inside(body)]
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  assert process.stdout is not None
+  assert [process.stdout.readline() for _ in range(2)] == ['ready\n'] * 2
+  (child,) = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()
+  os.kill(int(child), signal.SIGTERM)
+  _, errors = process.communicate(timeout=5)
+  assert (process.returncode, errors) == (143, f'{SENTENCE}\n')

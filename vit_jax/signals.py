@@ -5,7 +5,7 @@ a long compilation, a collective that waits for a lost process, or the opening o
 can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ code is printed and ignored.
 `Listener` therefore reacts to signals in a thread of its own.
 
-SIGTERM needs nothing from here where nothing is to be saved: its default action ends the process at once.
+Where nothing is to be saved, SIGTERM needs no listener: its default action ends the process at once.
 """
 
 import contextlib
@@ -64,11 +64,16 @@ def end_at_interrupt(sentence: str = 'Interrupted.') -> Iterator[None]:
 
   No `KeyboardInterrupt` is raised, so no `finally` block runs. A process that was started with SIGINT
   ignored, as in the background of a script, goes on ignoring it. Use it in the main thread.
+
+  SIGTERM is left to its default action, except in the first process of a container: there the kernel ignores
+  signals that have no handler, so SIGTERM ends that process as Ctrl-C does, with exit code 143.
   """
-  if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    yield
-    return
-  with Listener([signal.SIGINT], lambda number: end_process(sentence, 128 + number)):
+  numbers = []
+  if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    numbers.append(signal.SIGINT)
+  if os.getpid() == 1:
+    numbers.append(signal.SIGTERM)
+  with Listener(numbers, lambda number: end_process(sentence, 128 + number)):
     yield
 
 

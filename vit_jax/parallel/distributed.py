@@ -107,18 +107,21 @@ def _join(*processes: Any, **options: Any) -> None:
 
 @functools.cache
 def _jax_sigterm_handler() -> Callable[[int], None]:
-  """Returns JAX's own handler of SIGTERM, and gives SIGTERM its default action back.
+  """Returns JAX's own handler of SIGTERM, and gives the signal back the action that it had before.
 
   JAX installs this C function when it joins processes. The function only notes that the signal came, and the
-  processes then agree on a step to stop at; a process that hangs would not end. With the default action,
-  SIGTERM ends the process; `StopSignal` takes the signal over during the steps and calls the function.
-  Python's `signal` module can neither return nor restore a handler that was installed in C.
+  processes then agree on a step to stop at; a process that hangs would not end. So SIGTERM ends the process
+  outside the steps, and during the steps `StopSignal` listens to it and calls the function. Python's `signal`
+  module can neither return nor restore a handler that was installed in C.
   """
   c_signal = ctypes.CDLL(None).signal
   c_signal.argtypes, c_signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
   address = c_signal(signal.SIGTERM, signal.SIG_DFL)
   if address in (None, signal.SIG_IGN.value):  # None: the default action
     raise RuntimeError('JAX does not listen to SIGTERM; is jax_enable_preemption_service switched off?')
+  before = signal.getsignal(signal.SIGTERM)  # Python does not know that JAX has replaced it
+  if before != signal.SIG_DFL:
+    signal.signal(signal.SIGTERM, before)
   return ctypes.CFUNCTYPE(None, ctypes.c_int)(address)
 
 
@@ -191,6 +194,7 @@ class StopSignal(signals.Listener):
           ...
           if stop.stop_requested(step):
             save and leave
+        stop.leave()
 
   Use it in the main thread. It ends the process itself in three cases:
 
@@ -206,10 +210,10 @@ class StopSignal(signals.Listener):
   def __init__(self, *, saved: bool = False):
     super().__init__([signal.SIGINT, signal.SIGTERM], self._on_signal)
     self.saved = saved
-    self._first_signal: signal.Signals | None = None
+    self._signalled = False
     self._interrupts = 0
     self._requested = False
-    self._answered = False  # the loop knows of the request
+    self._leaving = False
     self._longest_step = 0.0  # seconds
     self._left = threading.Event()
 
@@ -236,34 +240,37 @@ class StopSignal(signals.Listener):
     self._last_call = now
     if self._joined and multihost_utils.reached_preemption_sync_point(step):
       self._requested = True
-    self._answered = self._requested
-    return self._answered
+    self._leaving = self._requested
+    return self._requested
+
+  def leave(self) -> None:
+    """Tells that the last step is over: after a signal, what is left to save may now take ten minutes."""
+    self._leaving = True
 
   def _on_signal(self, number: int) -> None:
     if number == signal.SIGINT:
       self._interrupts += 1
       if self._interrupts == 2:
         signals.end_process('Interrupted again; the run ends without another save.', 128 + number)
-    if self._first_signal is None:
-      self._first_signal = signal.Signals(number)
-      threading.Thread(target=self._end_if_stuck, name='stop-signal', daemon=True).start()
+    if not self._signalled:
+      self._signalled = True
+      threading.Thread(target=self._end_if_stuck, args=[number], name='stop-signal', daemon=True).start()
     if self._joined:
       self._tell_jax(signal.SIGTERM)  # JAX tells the other processes and finds the step
     else:
       self._requested = True
 
-  def _end_if_stuck(self) -> None:
-    """Runs in a thread from the first signal on: ends the process if the main thread hangs."""
-    assert self._first_signal is not None
+  def _end_if_stuck(self, number: int) -> None:
+    """Runs in a thread from the first signal on, `number`: ends the process if the main thread hangs."""
     signalled = time.monotonic()
     to_react = max(_SECONDS_TO_REACT, 2 * self._longest_step)
     while not self._left.wait(0.1):
-      limit = _SECONDS_TO_SAVE if self._answered else to_react
+      limit = _SECONDS_TO_SAVE if self._leaving else to_react
       if time.monotonic() - max(signalled, self._last_call) < limit:
         continue
-      task = 'save' if self._answered else 'reach the end of a step'
-      sentence = f'The run did not {task} within {limit:.0f} s of {self._first_signal.name}; '
+      task = 'save' if self._leaving else 'reach the end of a step'
+      sentence = f'The run did not {task} within {limit:.0f} s of {signal.Signals(number).name}; '
       if self.saved:
         sentence += 'start the same command again to go on from the last checkpoint.'
         signals.end_process(sentence, EXIT_RESTART)
-      signals.end_process(f'{sentence}nothing had been saved.', 128 + self._first_signal)
+      signals.end_process(f'{sentence}nothing had been saved.', 128 + number)
