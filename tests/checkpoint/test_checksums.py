@@ -9,9 +9,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from processes import run
 
-from vit_jax import config
 from vit_jax.checkpoint import checksums
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 DTYPES = ['float32', 'bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool']
 
@@ -61,7 +60,7 @@ def test_no_elements():
 def test_sharding_does_not_matter(dtype):
   values = _values(dtype, (8, 4, 6))
   expected = _reference(values)
-  mesh = make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
+  mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
   for spec in (
     P(),
     P('data'),
@@ -94,7 +93,7 @@ def test_order_zeros_and_shape_matter():
 
 def test_it_needs_no_memory_and_moves_no_array():
   """Read off the compiled program, for an array split over eight devices."""
-  mesh = make_mesh(config.MeshConfig(data=1, fsdp=4, tensor=2))
+  mesh = make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
   x = jax.device_put(jnp.zeros((64, 512, 32)), NamedSharding(mesh, P(None, 'fsdp', 'tensor')))
   compiled = checksums._sums.lower(x, NamedSharding(mesh, P())).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < x.nbytes / 100
@@ -104,11 +103,10 @@ MANY = """
   import jax
   import jax.numpy as jnp
   from jax.sharding import NamedSharding, PartitionSpec as P
-  from vit_jax import config
   from vit_jax.checkpoint import checksums
-  from vit_jax.parallel.mesh import make_mesh
+  from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
-  mesh = make_mesh(config.Mesh(data=1, fsdp=-1))
+  mesh = make_mesh(MeshConfig(data=1, fsdp=-1))
   array = jax.device_put(jnp.arange(2.0**20), NamedSharding(mesh, P('fsdp')))
   found = checksums.of_arrays({str(number): array for number in range(500)})
   print(len(found), 'arrays,', len({sums['checksum'] for sums in found.values()}), 'checksum')
