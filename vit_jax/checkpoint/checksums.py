@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
-# How many sums are computed at a time. XLA's CPU client runs at most 32 programs on a device. When more of them
-# have collectives and there are more devices than cores, it hangs: the last part of a program waits for a place
-# that its other parts hold.
+# How many sums are computed at a time. XLA's CPU client runs at most 32 programs on a device. When more of
+# them have collectives and there are more devices than cores, it hangs: the last part of a program waits for
+# a place that its other parts hold.
 _UNDER_WAY = 16
 
 

@@ -4,6 +4,7 @@ docs/architecture.md, "What survives a power loss", explains the order.
 """
 
 import asyncio
+import errno
 import os
 import pathlib
 
@@ -52,7 +53,7 @@ def _sync_renamed(step: pathlib.Path) -> None:
   fsync_directory(step.parent)
   fsync_directory(step.parent.parent)  # Orbax may have made `checkpoints/` again, if someone removed it
   if step.name not in os.listdir(step.parent):
-    raise FileNotFoundError(f'{step} is not listed after it was saved')
+    raise FileNotFoundError(errno.ENOENT, 'saved, but not listed', str(step))
 
 
 def _sync_file(path: pathlib.Path) -> None:
