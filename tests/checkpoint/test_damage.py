@@ -84,7 +84,7 @@ def _damages(content: bytes):
     yield f'byte {position} flipped', _flipped(content, position, 0x10)
 
 
-def test_every_file(run, caplog):
+def test_damage_to_any_file_is_noticed_or_harmless(run, caplog):
   files = sorted(path for path in (run / '2').rglob('*') if path.is_file())
   assert len(files) > 15
   backup = run.parent / 'backup'
@@ -115,7 +115,7 @@ def test_every_file(run, caplog):
     assert outcomes[f'2/{part}'] == 1
 
 
-def test_every_byte_of_the_numbers(run, caplog):
+def test_any_flipped_byte_of_the_numbers_is_noticed_or_harmless(run, caplog):
   """Orbax alone gives back wrong numbers for these."""
   numbers = max((run / '2' / 'params').rglob('d/*'), key=lambda path: path.stat().st_size)
   content = numbers.read_bytes()
@@ -158,7 +158,7 @@ def test_every_byte_of_the_numbers(run, caplog):
   }.items(),
   ids=lambda item: item[0].replace(' ', '-'),
 )
-def test_larger_damage(run, caplog, damage):
+def test_larger_damage_falls_back_to_the_step_before(run, caplog, damage):
   damage[1](run)
   step, warnings = _restored(run, caplog)
   if damage[0] == 'a file in its place':  # that is no step
@@ -172,7 +172,7 @@ def test_larger_damage(run, caplog, damage):
     assert _restored(run, caplog) == (2, [])
 
 
-def test_only_what_is_asked_for_is_looked_at(run, caplog):
+def test_damage_to_an_item_that_is_not_asked_for_does_not_matter(run, caplog):
   """To evaluate, the parameters suffice."""
   shutil.rmtree(run / '2' / 'opt_state')
   with Manager(run, CheckpointConfig(), read_only=True) as manager:

@@ -49,7 +49,7 @@ def _save(directory, steps, **options):
       assert manager.save(step, {'params': _tree(step)}, {'seen': step})
 
 
-def test_bits_come_back(tmp_path):
+def test_saved_bits_come_back(tmp_path):
   with Manager(tmp_path, CheckpointConfig()) as manager:
     assert manager.restore_newest({'params': _abstract(_tree())}) is None
     assert manager.latest_step() is None and manager.all_steps() == []
@@ -68,7 +68,7 @@ def test_bits_come_back(tmp_path):
   _assert_same(restored, items)
 
 
-def test_any_subset_can_be_restored(tmp_path):
+def test_any_subset_of_items_can_be_restored(tmp_path):
   items = {'params': _tree(1), 'opt_state': _tree(2), 'empty': {}}
   with Manager(tmp_path, CheckpointConfig()) as manager:
     manager.save(1, items, {'a': 1})
@@ -119,7 +119,7 @@ def _shardings(name):
 
 
 @pytest.mark.parametrize('before', MESHES)
-def test_another_mesh(tmp_path, before):
+def test_arrays_can_be_restored_on_another_mesh(tmp_path, before):
   values = {'kernel': np.random.default_rng(0).standard_normal((16, 8), np.float32), 'step': np.int32(3)}
   saved = jax.device_put(values, _shardings(before))
   with Manager(tmp_path, CheckpointConfig()) as manager:
@@ -151,7 +151,7 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path):
   np.testing.assert_array_equal(items['params']['x'], expected)
 
 
-def test_an_interrupted_run_cleans_up_and_goes_on(tmp_path):
+def test_partial_save_of_a_killed_run_is_removed(tmp_path):
   _save(tmp_path, [1, 2])
   partial = tmp_path / '3.orbax-checkpoint-tmp'
   (partial / 'params').mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_an_interrupted_run_cleans_up_and_goes_on(tmp_path):
     assert not partial.exists() and manager.all_steps() == [1, 2]
 
 
-def test_a_relative_directory(tmp_path, monkeypatch):
+def test_relative_directory_is_made_absolute(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with Manager(os.path.join('runs', 'x'), CheckpointConfig()) as manager:
     manager.save(1, {'params': _tree()}, {})
@@ -171,7 +171,7 @@ def test_a_relative_directory(tmp_path, monkeypatch):
     assert manager.restore_newest({'params': _abstract(_tree())})[0] == 1
 
 
-def test_read_only_changes_nothing(tmp_path):
+def test_read_only_manager_changes_nothing(tmp_path):
   _save(tmp_path / 'run', [1, 2])
   (tmp_path / 'run' / '2' / 'meta' / 'metadata').unlink()
   before = sorted(tmp_path.rglob('*'))
@@ -185,7 +185,7 @@ def test_read_only_changes_nothing(tmp_path):
   assert sorted(tmp_path.rglob('*')) == before
 
 
-def test_a_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
+def test_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
   _save(tmp_path / 'run', [1])
   wide, other, extra = (_abstract(_tree()) for _ in range(3))
   wide['kernel'] = jax.ShapeDtypeStruct((16, 9), jnp.float32)
@@ -205,7 +205,7 @@ def test_a_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
   assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_one_step(tmp_path):
+def test_one_step_can_be_restored(tmp_path):
   _save(tmp_path, [1, 2, 3])
   with Manager(tmp_path, CheckpointConfig(), read_only=True) as manager:
     items, meta = manager.restore(2, {'params': _abstract(_tree())})
@@ -226,7 +226,7 @@ def test_random_keys_and_numbers_that_do_not_fit_are_refused(tmp_path):
       manager.save(1, {'state': {'examples': 2**40}}, {})
 
 
-def test_what_is_kept(tmp_path):
+def test_newest_best_and_periodic_steps_are_kept(tmp_path):
   small = {'params': {'x': jnp.ones(2)}}
   losses = {1: 0.5, 2: 0.1, 3: 0.3, 4: float('nan'), 5: 0.2, 6: None, 7: 0.4}
 
@@ -248,7 +248,7 @@ def test_what_is_kept(tmp_path):
   assert train('val/accuracy', tmp_path / 'accuracy') == [1, 3, 6, 7]
 
 
-def test_the_best_does_not_need_sound_neighbours(tmp_path):
+def test_best_step_is_found_beside_a_damaged_one(tmp_path):
   """Orbax's own policy reads each step's metrics at the start, and ends the program at a damaged file."""
   checkpoint = CheckpointConfig(keep=2, best='val/accuracy')
   small = {'params': {'x': jnp.ones(2)}}
@@ -266,7 +266,7 @@ def test_the_best_does_not_need_sound_neighbours(tmp_path):
   assert (tmp_path / 'damaged' / '3-0').is_dir()
 
 
-def test_a_metric_that_no_evaluation_gives(tmp_path):
+def test_unknown_best_metric_names_those_there_are(tmp_path):
   with Manager(tmp_path, CheckpointConfig(best='val/acuracy')) as manager:
     assert manager.save(1, {'params': _tree()}, {})  # no evaluation yet
     with pytest.raises(UserError, match=r"best is 'val/acuracy'.*choose one of val/accuracy, val/loss\."):

@@ -98,12 +98,12 @@ def _restore_here(directory: pathlib.Path) -> int:
   return step
 
 
-def test_saved_by_two_restored_by_one(tmp_path):
+def test_one_process_restores_what_two_saved(tmp_path):
   run(SAVE, 2, arguments=(tmp_path / 'run',))
   assert _restore_here(tmp_path / 'run') == 3
 
 
-def test_saved_by_one_restored_by_two(tmp_path):
+def test_two_processes_restore_what_one_saved(tmp_path):
   with Manager(tmp_path / 'run', CheckpointConfig()) as manager:
     manager.save(4, {'params': jax.device_put(_values(4))}, {'step': 4})
   outputs = run(RESTORE, 2, arguments=(tmp_path / 'run',))
@@ -143,7 +143,7 @@ if jax.process_index() == 1:
   assert [path.name for path in (tmp_path / 'damaged').iterdir()] == ['3-0']
 
 
-def test_processes_that_do_not_share_the_directory(tmp_path):
+def test_processes_that_do_not_share_the_directory_are_told_so(tmp_path):
   _save_small(tmp_path / '0', 1)
   _save_small(tmp_path / '1', 2)
   own = (
@@ -176,7 +176,7 @@ with Manager(sys.argv[1], CheckpointConfig(keep=2)) as manager:
 """
 
 
-def test_killed_while_saving(tmp_path):
+def test_run_killed_while_saving_restores_a_whole_step(tmp_path):
   """SIGKILL at different moments of a save; what is restored is always one step, whole."""
   directory = tmp_path / 'run'
   partial = 0
@@ -243,13 +243,13 @@ FULL = """
 """
 
 
-def test_a_full_disk_is_one_line(small_disk):
+def test_full_disk_prints_one_line(small_disk):
   """Without the four pages that Orbax logs."""
   (output,) = run(FULL, arguments=(small_disk / 'run',))
   assert output.startswith('The disk is full') and output.count('\n') == 1
 
 
-def test_a_full_disk(small_disk):
+def test_full_disk_leaves_the_older_step(small_disk):
   directory = small_disk / 'run'
   _save_small(directory, 1)
   large = {'params': {'x': jax.random.normal(jax.random.key(0), (2048, 1024))}}
@@ -270,7 +270,7 @@ def test_a_full_disk(small_disk):
   assert _restore_here(directory) == 5
 
 
-def test_a_disk_that_is_full_already(small_disk):
+def test_disk_that_is_full_from_the_start_is_one_sentence(small_disk):
   directory = small_disk / 'run'
   _save_small(directory, 1)
   with pytest.raises(OSError, match='No space left'), (small_disk / 'ballast').open('wb') as ballast:
@@ -283,7 +283,7 @@ def test_a_disk_that_is_full_already(small_disk):
   assert _restore_here(directory) == 1
 
 
-def test_a_directory_that_cannot_be_written(small_disk):
+def test_read_only_file_system_is_one_sentence(small_disk):
   _save_small(small_disk / 'run', 1)
   subprocess.run(['mount', '-o', 'remount,ro', small_disk], check=True)
   for name in ('run', 'new'):
@@ -293,7 +293,7 @@ def test_a_directory_that_cannot_be_written(small_disk):
     assert manager.restore_newest({})[0] == 1
 
 
-def test_a_file_where_the_directory_should_be(tmp_path):
+def test_file_where_the_directory_should_be_is_one_sentence(tmp_path):
   (tmp_path / 'file').write_text('')
   for directory in (tmp_path / 'file', tmp_path / 'file' / 'checkpoints'):
     with pytest.raises(UserError, match='choose a directory'):

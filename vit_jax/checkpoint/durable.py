@@ -51,7 +51,6 @@ def _sync_renamed(step: pathlib.Path) -> None:
       _sync_file(path)
   fsync_directory(step)
   fsync_directory(step.parent)
-  fsync_directory(step.parent.parent)  # Orbax may have made `checkpoints/` again, if someone removed it
   if step.name not in os.listdir(step.parent):
     raise FileNotFoundError(errno.ENOENT, 'saved, but not listed', str(step))
 

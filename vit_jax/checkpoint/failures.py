@@ -15,6 +15,9 @@ from jax.experimental import multihost_utils
 from vit_jax.errors import UserError
 from vit_jax.files import DISK_FULL, UNWRITABLE
 
+# How TensorStore and Orbax say, in errors without a number, that a file they wrote is no longer there.
+_NOT_FOUND = ('NOT_FOUND', 'does not exist', 'No ArrayMetadata found')
+
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +53,9 @@ def explained(directory: Any) -> Iterator[None]:
 
 def is_removal(error: BaseException) -> bool:
   """Whether a save failed because someone removed its files."""
-  return _has_errno(error, {errno.ENOENT})
+  if _has_errno(error, {errno.ENOENT}):
+    return True
+  return any(text in str(link) for link in _chain(error) for text in _NOT_FOUND)
 
 
 def read(function: Callable[[], Any]) -> Any:

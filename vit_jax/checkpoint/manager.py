@@ -1,36 +1,27 @@
-"""Saving and resuming: Orbax, with a checksum for every array and a way back from damage.
+"""The checkpoints of a run: Orbax, with a checksum for every array and a way back from damage.
 
 A step lies in `<directory>/<step>/`: an Orbax item for each tree of arrays (items.py) and a sealed JSON
 (step_meta.py). Orbax alone restores flipped bits and other dtypes without a word, so nothing leaves this
-module unverified. A step that was saved survives a power loss (durable.py).
+module unverified. A step that was saved (writer.py) survives a power loss (durable.py).
 """
 
-import contextlib
-import errno
 import hashlib
 import logging
 import os
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import files
-from vit_jax.checkpoint import checksums, failures, step_meta
+from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.checkpoint.items import StoredItem, storable
-from vit_jax.checkpoint.retention import Best
+from vit_jax.checkpoint.items import StoredItem
+from vit_jax.checkpoint.writer import Writer, barrier, committed_steps
 from vit_jax.errors import UserError
-from vit_jax.pytrees import unflatten
 
 # What to restore: trees of ShapeDtypeStructs by the names of the items, or a function that makes them of the
 # caller's meta.
@@ -63,17 +54,7 @@ class Manager:
     """
     failures.hush()
     self._directory = _absolute(directory)
-    self._best = Best(checkpoint.best)
-    self._removed: set[int] = set()  # by someone else, while this manager was open
-    policies = [checkpoint_managers.LatestN(checkpoint.keep), self._best]
-    if keep_every_steps:
-      policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
-    self._policy = checkpoint_managers.AnyPreservationPolicy(policies)
-    self._orbax: _Orbax | None = None
-    if not read_only:
-      with failures.explained(self._directory):
-        self._make_directory()
-        self._orbax = self._opened()
+    self._writer = None if read_only else Writer(self._directory, checkpoint, keep_every_steps)
 
   def path(self, step: int) -> str:
     """The directory of a step, for messages."""
@@ -81,9 +62,7 @@ class Manager:
 
   def all_steps(self) -> list[int]:
     """The committed steps, sound or not, in ascending order."""
-    if not self._directory.exists():
-      return []
-    return sorted(ocp.utils.checkpoint_steps(self._directory))
+    return committed_steps(self._directory)
 
   def latest_step(self) -> int | None:
     """The newest committed step; a save that is still being written does not count."""
@@ -115,21 +94,9 @@ class Manager:
       UserError: no space, no permission, or no metric of the name `checkpoint.best`; also where that
         befell the save before this one.
     """
-    if self._orbax is None:
+    if self._writer is None:
       raise ValueError(f'{self._directory} was opened to be read only')
-    with failures.explained(self._directory):
-      self._orbax = self._when_idle(self._orbax)
-      if step in self._orbax.all_steps():
-        return False
-      self._notice_removed(self._orbax)
-      self._best.add(step, metrics)
-      arrays = {name: storable(name, tree) for name, tree in items.items()}
-      sums = {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()}
-      # Nested dicts: what is stored is free of the classes of optimizer states. An item without arrays (the
-      # state of an optimizer that has none) lies in `meta` alone.
-      trees = {name: ocp.args.StandardSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
-      sealed = ocp.args.JsonSave(step_meta.sealed(sums, meta, metrics))
-      return self._orbax.save(step, args=ocp.args.Composite(**trees, meta=sealed), force=True)
+    return self._writer.save(step, items, meta, metrics)
 
   def restore_newest(
     self, abstract_items: AbstractItems
@@ -159,8 +126,8 @@ class Manager:
         _log.warning('Checkpoint %s is damaged (%s); trying the one before it.', self.path(step), error)
         damaged.append(step)
       else:
-        if damaged and self._orbax is not None:
-          self._move_aside(self._orbax, damaged)
+        if damaged and self._writer is not None:
+          self._move_aside(self._writer, damaged)
         return step, items, meta
     if damaged:
       raise UserError(
@@ -187,15 +154,13 @@ class Manager:
 
   def wait(self) -> None:
     """Returns when all saves survive a power loss; raises UserError as `save` does."""
-    if self._orbax is not None:
-      with failures.explained(self._directory):
-        self._orbax.wait_until_finished()
+    if self._writer is not None:
+      self._writer.wait()
 
   def close(self) -> None:
-    """Waits, and ends the threads."""
-    if self._orbax is not None:
-      with failures.explained(self._directory):
-        self._orbax.close()
+    """Waits, and ends the threads; raises UserError as `save` does."""
+    if self._writer is not None:
+      self._writer.close()
 
   def __enter__(self) -> 'Manager':
     return self
@@ -207,65 +172,9 @@ class Manager:
       if kind is None:
         raise  # otherwise the error that is on its way already matters more
 
-  def _make_directory(self) -> None:
-    """Makes the directory, sees that it can be written, and removes partial saves."""
-    if _is_remote(self._directory):
-      self._directory.mkdir(parents=True, exist_ok=True)
-    else:
-      files.make_directories(self._directory)
-      with tempfile.TemporaryFile(dir=self._directory):
-        pass
-    if jax.process_index() == 0:
-      for path in self._directory.iterdir():
-        if ocp.path.atomicity_types.TMP_DIR_SUFFIX in path.name:
-          _remove(path)
-    _barrier('vit_jax checkpoints cleaned')
-
-  def _opened(self) -> '_Orbax':
-    options = ocp.CheckpointManagerOptions(
-      create=False,
-      # Object stores have no atomic rename: there a partial save is a step without a commit file.
-      cleanup_tmp_directories=True,
-      temporary_path_class=None if _is_remote(self._directory) else DurableStep,
-      # Do not read the steps' own files now: a damaged one would raise.
-      lightweight_initialize=True,
-      preservation_policy=self._policy,
-    )
-    orbax = _Orbax(self._directory, options=options)
-    for step in orbax.all_steps():
-      with contextlib.suppress(Damaged, OSError):
-        self._best.remember(step, step_meta.read(self._directory / str(step))['metrics'])
-    return orbax
-
-  def _when_idle(self, orbax: '_Orbax') -> '_Orbax':
-    """Waits for the save before; where someone removed its files meanwhile, warns and goes on without it."""
-    try:
-      orbax.wait_until_finished()
-    except Exception as error:
-      # Where there are several processes, others may still wait for those files.
-      if jax.process_count() > 1 or not failures.is_removal(error):
-        raise
-      _log.warning(
-        'A checkpoint was removed from %s while it was being written; going on without it.', self._directory
-      )
-      orbax.close()
-      self._make_directory()
-      return self._opened()
-    return orbax
-
-  def _notice_removed(self, orbax: '_Orbax') -> None:
-    """Warns of steps that someone else removed; the best of them no longer counts as the best."""
-    removed = set(orbax.all_steps()) - set(self.all_steps()) - self._removed
-    # The other processes may not see the newest step yet, and remove nothing themselves.
-    if removed and jax.process_index() == 0:
-      steps = ', '.join(map(str, sorted(removed)))
-      _log.warning('The checkpoints %s were removed from %s; going on.', steps, self._directory)
-      self._removed |= removed
-      self._best.forget(removed)
-
-  def _move_aside(self, orbax: '_Orbax', steps: list[int]) -> None:
+  def _move_aside(self, writer: Writer, steps: list[int]) -> None:
+    writer.close()
     with failures.explained(self._directory):
-      orbax.close()
       if jax.process_index() == 0:
         aside = self._directory.parent / 'damaged'
         aside.mkdir(exist_ok=True)
@@ -274,8 +183,8 @@ class Manager:
           while (aside / f'{step}-{number}').exists():
             number += 1
           (self._directory / str(step)).rename(aside / f'{step}-{number}')
-      _barrier('vit_jax damaged checkpoints moved')
-      self._orbax = self._opened()  # Orbax remembers the steps it found at its start
+      barrier('vit_jax damaged checkpoints moved')
+    writer.reopen()
 
   def _agreed_steps(self) -> list[int]:
     """The committed steps; UserError where the processes do not see the same."""
@@ -304,38 +213,6 @@ class Manager:
     return items, contents['meta']
 
 
-class _Orbax(ocp.CheckpointManager):
-  def reached_preemption(self, step: int) -> bool:
-    """False: `StopSignal` asks JAX for the sync point.
-
-    Orbax would ask too, in its threads and with the step that is being saved: to JAX that looks as if
-    this process had gone back, and it could set the sync point to a step that is over.
-    """
-    return False
-
-
 def _absolute(directory: str | os.PathLike[str]) -> epath.Path:
   text = os.fspath(directory)
   return epath.Path(text if '://' in text else os.path.abspath(text))
-
-
-def _is_remote(directory: epath.Path) -> bool:
-  return '://' in os.fspath(directory)
-
-
-def _remove(directory: epath.Path) -> None:
-  """Removes a partial save, to which a failed save of this process may still be adding files."""
-  for _ in range(20):
-    try:
-      directory.rmtree()
-    except FileNotFoundError:
-      return
-    except OSError as error:
-      if error.errno != errno.ENOTEMPTY:
-        raise
-      time.sleep(0.1)
-
-
-def _barrier(name: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
