@@ -30,7 +30,7 @@ def write(variant: str, path: pathlib.Path) -> None:
   from vit_jax.pretrained import released
   from vit_jax.pretrained.base import Portable, Preprocess
 
-  model, size = c.Model(variant=variant), (224, 224)
+  model, size = c.ViTConfig(variant=variant), (224, 224)
   _, shapes = pytrees.shapes(model, size, 3, 1000)
   rng = np.random.default_rng(0)
   params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in shapes.items()}

@@ -57,7 +57,7 @@ def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -
     total=f'{steps} steps',
     batch_size=32,
     accumulation=settings.get('accumulation', 1),
-    model=c.Model(
+    model=c.ViTConfig(
       variant='custom',
       patch=patch,
       width=64,
@@ -77,7 +77,7 @@ def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -
       cutmix=1.0,
       mix_per='example',
     ),
-    loss=c.Loss(label_smoothing=0.1),
+    objective=c.ClassificationObjective(label_smoothing=0.1),
     optimizer=chosen,
     schedule=c.ScheduleConfig(learning_rate=rate, warmup='3 steps'),
     mesh=dataclasses.replace(c.MeshConfig(data=1, min_shard_size=1), **axes),

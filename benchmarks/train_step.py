@@ -34,7 +34,7 @@ def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: b
   config = c.Config(
     total='1000 steps',
     batch_size=batch_size,
-    model=c.Model(variant=variant, unroll=unroll),
+    model=c.ViTConfig(variant=variant, unroll=unroll),
     data=c.DataConfig(image_size=(image_size, image_size)),
     optimizer=c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
   )

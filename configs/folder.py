@@ -10,13 +10,13 @@ Target: cpu:1
 
 from vit_jax.config import (
   CheckpointConfig,
+  ClassificationEvaluatorConfig,
+  ClassificationObjective,
   Config,
   DataConfig,
-  Evaluator,
-  Loss,
-  Model,
   OptimizerConfig,
   ScheduleConfig,
+  ViTConfig,
   to_config_dict,
 )
 
@@ -26,10 +26,10 @@ def get_config(path: str = ''):
     Config(
       total='60 epochs',
       batch_size=64,
-      model=Model(variant='custom', patch=8, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
+      model=ViTConfig(variant='custom', patch=8, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
       data=DataConfig(source=f'folder:{path}', image_size=(64, 64), crop='inception', area=(0.3, 1.0)),
-      evaluators={'val': Evaluator(split='val', every='10 epochs')},
-      loss=Loss(label_smoothing=0.1),
+      evaluators={'val': ClassificationEvaluatorConfig(split='val', every='10 epochs')},
+      objective=ClassificationObjective(label_smoothing=0.1),
       optimizer=OptimizerConfig(weight_decay=0.05, clip_norm=1.0),
       schedule=ScheduleConfig(learning_rate=1e-3, warmup='10%', decay='cosine'),
       checkpoint=CheckpointConfig(every='10 epochs'),

@@ -9,13 +9,13 @@ Target: cpu:1
 
 from vit_jax.config import (
   CheckpointConfig,
+  ClassificationEvaluatorConfig,
+  ClassificationObjective,
   Config,
   DataConfig,
-  Evaluator,
-  Loss,
-  Model,
   OptimizerConfig,
   ScheduleConfig,
+  ViTConfig,
   to_config_dict,
 )
 
@@ -25,11 +25,11 @@ def get_config():
     Config(
       total='100 epochs',
       batch_size=128,
-      model=Model(variant='custom', patch=2, width=64, mlp_dim=256, depth=4, heads=4, pool='gap'),
+      model=ViTConfig(variant='custom', patch=2, width=64, mlp_dim=256, depth=4, heads=4, pool='gap'),
       # Each image is shifted by up to a pixel.
       data=DataConfig(source='digits', image_size=(8, 8), channels=1, crop='random', padding=1, flip=False),
-      evaluators={'test': Evaluator(split='test', every='10 epochs')},
-      loss=Loss(label_smoothing=0.1),
+      evaluators={'test': ClassificationEvaluatorConfig(split='test', every='10 epochs')},
+      objective=ClassificationObjective(label_smoothing=0.1),
       # Positions begin at 0.02 and patches of 2 × 2 pixels at about 1: positions have to catch up.
       optimizer=OptimizerConfig(weight_decay=0.05, lr_multipliers=(('^position_embedding', 10.0),)),
       schedule=ScheduleConfig(learning_rate=2e-3, warmup='10%', decay='cosine'),

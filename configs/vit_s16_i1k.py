@@ -11,12 +11,12 @@ Target: v3-8
 
 from vit_jax.config import (
   CheckpointConfig,
+  ClassificationEvaluatorConfig,
   Config,
   DataConfig,
-  Evaluator,
-  Model,
   OptimizerConfig,
   ScheduleConfig,
+  ViTConfig,
   to_config_dict,
 )
 
@@ -27,7 +27,7 @@ def get_config(epochs: str = '90'):
       total=f'{epochs} epochs',
       batch_size=1024,
       # A layer below the head, as in the authors' own config.
-      model=Model(variant='S/16', pool='gap', position='sincos2d', representation_size=384, dtype='bfloat16'),
+      model=ViTConfig(variant='S/16', pool='gap', position='sincos2d', pre_logits_size=384, dtype='bfloat16'),
       data=DataConfig(
         source='tfds:imagenet2012',
         split='train[:99%]',
@@ -37,8 +37,12 @@ def get_config(epochs: str = '90'):
         prefetch=4,
       ),
       evaluators={
-        'minival': Evaluator(split='train[99%:]', crop='central', resize=256, every='2500 steps'),
-        'val': Evaluator(split='validation', crop='central', resize=256, every='2500 steps'),
+        'minival': ClassificationEvaluatorConfig(
+          split='train[99%:]', crop='central', resize=256, every='2500 steps'
+        ),
+        'val': ClassificationEvaluatorConfig(
+          split='validation', crop='central', resize=256, every='2500 steps'
+        ),
       },
       optimizer=OptimizerConfig(weight_decay=0.1, clip_norm=1.0, momentum_dtype='bfloat16'),
       schedule=ScheduleConfig(learning_rate=1e-3, warmup='10000 steps', decay='cosine'),

@@ -13,10 +13,10 @@ def get_config():
   return to_config_dict(Config(
     total='4 steps',
     batch_size=16,
-    model=Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-    data=Data(source='digits', image_size=(8, 8)),
-    evaluators={'test': Evaluator(split='test')},
-    checkpoint=Checkpoint(every='2 steps'),
+    model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+    data=DataConfig(source='digits', image_size=(8, 8)),
+    evaluators={'test': ClassificationEvaluatorConfig(split='test')},
+    checkpoint=CheckpointConfig(every='2 steps'),
   ))
 """
 

@@ -35,15 +35,15 @@ def get_config():
     total='240 steps',
     batch_size=32,
     accumulation=2,
-    model=Model(
+    model=ViTConfig(
       variant='custom', patch=2, width=32, mlp_dim=64, depth=3, heads=4,
       dropout=0.1, attention_dropout=0.1, stochastic_depth=0.2,
     ),
     data=Data(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True),
-    evaluators={'test': Evaluator(split='test', every='30 steps')},
+    evaluators={'test': ClassificationEvaluatorConfig(split='test', every='30 steps')},
     optimizer=Optimizer(weight_decay=0.1, clip_norm=1.0),
     schedule=Schedule(learning_rate=2e-3, warmup='10%'),
-    average=0.99,
+    ema=0.99,
     checkpoint=Checkpoint(every='5 steps'),
     log_every='3 steps',
   ))

@@ -13,7 +13,7 @@ from vit_jax import compare
 from vit_jax import config as c
 from vit_jax.errors import UserError
 
-RUN = c.Config(batch_size=16, evaluators={'test': c.Evaluator()})
+RUN = c.Config(batch_size=16, evaluators={'test': c.ClassificationEvaluatorConfig()})
 
 
 def write(workdir: pathlib.Path, config: c.Config, accuracies: dict[int, float]) -> pathlib.Path:
@@ -48,7 +48,7 @@ def test_the_command(tmp_path):
 
 
 def test_seeds_of_a_config_have_a_mean(tmp_path):
-  wide = dataclasses.replace(RUN, model=c.Model(width=1536))
+  wide = dataclasses.replace(RUN, model=c.ViTConfig(width=1536))
   runs = [(wide, 1, 0.25), (RUN, 0, 0.5), (wide, 0, 0.75)]
   dirs = [
     write(tmp_path / str(number), dataclasses.replace(config, seed=seed), {5: 0.1, 9: value})

@@ -10,7 +10,7 @@ from vit_jax import durations, validation
 from vit_jax.errors import UserError
 
 FULL = c.Config(
-  evaluators={'val': c.Evaluator(split='test', batch_size=8)},
+  evaluators={'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8)},
   optimizer=c.OptimizerConfig(lr_multipliers=(('^head', 10.0),), freeze=('^blocks',), clip_norm=1.0),
 )
 
@@ -138,9 +138,9 @@ def test_a_share_of_the_whole_is_no_total():
 def test_options_have_one_type():
   # An option of a type that the schema cannot check would pass unchecked.
   for section in (
-    c.Model,
+    c.ViTConfig,
     c.DataConfig,
-    c.Evaluator,
+    c.ClassificationEvaluatorConfig,
     c.FewShot,
     c.Loss,
     c.OptimizerConfig,

@@ -24,7 +24,7 @@ NAMES = [f'thing number {number}' for number in range(10)]
 @pytest.fixture
 def checkpoint(tmp_path) -> pathlib.Path:
   """A released file of two blocks and 32 px, with random parameters."""
-  model = config.Model(variant='custom', patch=32, width=32, mlp_dim=48, depth=2, heads=4)
+  model = config.ViTConfig(variant='custom', patch=32, width=32, mlp_dim=48, depth=2, heads=4)
   _, shapes = pytrees.shapes(model, (64, 64), 3, len(NAMES))
   rng = np.random.default_rng(0)
   flat = {path: 0.3 * rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}

@@ -74,10 +74,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 
 
 def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
-  assert_done(run(tmp_path, '--config.average=0.5'))
+  assert_done(run(tmp_path, '--config.ema=0.5'))
   final = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
   before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
-  result = run(tmp_path, '--mode=eval', '--config.average=0.5', '--config.evaluators.test.batch_size=50')
+  result = run(tmp_path, '--mode=eval', '--config.ema=0.5', '--config.evaluators.test.batch_size=50')
   assert result.returncode == 0, result.stderr
   assert f'test/accuracy {final["test/accuracy"]:.2%}' in result.stdout
   assert f'test_average/accuracy {final["test_average/accuracy"]:.2%}' in result.stdout

@@ -8,10 +8,10 @@ from flax import nnx
 from vit_jax import config, models
 
 
-def options(**changes) -> config.Model:
+def options(**changes) -> config.ViTConfig:
   """A model of width 32 with two blocks."""
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
-  return config.Model(variant='custom', **{**sizes, **changes})
+  return config.ViTConfig(variant='custom', **{**sizes, **changes})
 
 
 def build(model=None, *, image_size=(12, 8), channels=3, num_classes=5, **kwargs):

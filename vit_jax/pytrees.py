@@ -1,33 +1,20 @@
-"""Nested dicts of parameters and their paths."""
+"""Nested dicts of arrays and the paths of their leaves, such as 'blocks/attention/query/kernel'."""
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import nnx
-
-from vit_jax import config, models
+from jax.tree_util import keystr
 
 
-def shapes(
-  model: config.Model, image_size: tuple[int, int], channels: int, num_classes: int
-) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-  """The graph of a model and the shape of each parameter by its path; nothing is allocated.
-
-  Raises:
-    UserError: sizes that do not go together.
-  """
-  build = functools.partial(
-    models.build, model, image_size=image_size, channels=channels, num_classes=num_classes
-  )
-  graphdef, state = nnx.split(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0))))
-  return graphdef, flatten(nnx.to_pure_dict(state))
+def path_of(keys: tuple[Any, ...]) -> str:
+  """JAX's key path as text: 'a/b/0'."""
+  return keystr(keys, simple=True, separator='/')
 
 
-def flatten(nested: dict[str, Any]) -> dict[str, Any]:
-  """{'a': {'b': leaf}} -> {'a/b': leaf}."""
-  leaves = jax.tree.leaves_with_path(nested)
-  return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in leaves}
+def flatten(tree: Any) -> dict[str, Any]:
+  """{'a': {'b': leaf}} -> {'a/b': leaf}, in the order of `jax.tree.leaves`."""
+  return {path_of(keys): leaf for keys, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
@@ -40,3 +27,8 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
       node = node.setdefault(parent, {})
     node[name] = leaf
   return result
+
+
+def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
+  """The tree with each leaf replaced by `function(path, leaf)`."""
+  return jax.tree.map_with_path(lambda keys, leaf: function(path_of(keys), leaf), tree)

@@ -4,7 +4,7 @@ import commands
 import jax
 import numpy as np
 import pytest
-from fake_data import png
+from image_bytes import png
 
 from vit_jax import options
 from vit_jax.data.bad_images import BadImages

@@ -28,7 +28,7 @@ def test_missing_file_and_folder_without_images_are_named(folder):
   with pytest.raises(UserError, match=r'There is no image .*b\.jpg/c; check the path'):
     image_files([str(folder / 'b.jpg/c')])
   (folder / 'empty').mkdir()
-  with pytest.raises(UserError, match='There are no images below .*empty; check the folder'):
+  with pytest.raises(UserError, match=r'There are no images below .*empty; check the folder'):
     image_files([str(folder / 'empty')])
 
 

@@ -22,9 +22,9 @@ from vit_jax.training.step import make_train_step
 CONFIG = c.Config(
   total='1 steps',
   batch_size=64,
-  model=c.Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+  model=c.ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
   data=c.DataConfig(image_size=(8, 8), channels=1),
-  loss=c.Loss(label_smoothing=0.1),
+  objective=c.ClassificationObjective(label_smoothing=0.1),
 )
 HEAD = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
 
@@ -38,7 +38,8 @@ def evaluate(*batch_sizes: int, devices: int | None = None) -> list[dict[str, fl
   params['head']['kernel'] = jax.device_put(HEAD, params['head']['kernel'].sharding)
   options = {'sharding': batch_sharding(mesh)}
   pipelines = [
-    EvalPipeline(source, CONFIG.data, c.Evaluator(), batch_size=size, **options) for size in batch_sizes
+    EvalPipeline(source, CONFIG.data, c.ClassificationEvaluatorConfig(), batch_size=size, **options)
+    for size in batch_sizes
   ]
   return [
     classification.evaluate(program.evaluate, {'model': params}, batches)['model'] for batches in pipelines
@@ -101,7 +102,10 @@ def collected(*batch_sizes: int) -> list[dict[str, float]]:
     return {'examples': said | {name: batch[name] for name in ('label', 'mask')}, 'num_classes': 10}
 
   options = {'sharding': batch_sharding(mesh)}
-  pipelines = [EvalPipeline(source, CONFIG.data, c.Evaluator(), batch_size=n, **options) for n in batch_sizes]
+  pipelines = [
+    EvalPipeline(source, CONFIG.data, c.ClassificationEvaluatorConfig(), batch_size=n, **options)
+    for n in batch_sizes
+  ]
   return [classification.evaluate(step, {'model': {}}, batches)['model'] for batches in pipelines]
 
 
@@ -136,7 +140,7 @@ def examples(logits: np.ndarray, labels: np.ndarray, loss: str = 'softmax', **op
     num_classes=logits.shape[1],
     label=labels.astype(np.int32),
     prediction=logits.argmax(-1).astype(np.int32),
-    confidence=np.asarray(losses.confidence(c.Loss(name=loss), logits)),
+    confidence=np.asarray(losses.confidence(c.ClassificationObjective(loss=loss), logits)),
     rank=np.asarray(losses.ranks(logits, labels)) if labels.ndim == 1 else np.full(len(logits), -1),
     loss=np.zeros(len(logits), np.float32),
     **options,

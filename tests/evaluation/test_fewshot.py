@@ -83,12 +83,12 @@ def test_draws_are_of_each_class_and_apart():
 
 RUN = c.Config(
   batch_size=16,
-  model=c.Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=2, heads=2),
+  model=c.ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=2, heads=2),
   data=c.DataConfig(
     source='digits', split='train[:100]', image_size=(8, 8), channels=1, classes=('0', '1', '2')
   ),
 )
-PROBE = c.Evaluator(type='fewshot', source='digits', fewshot=c.FewShot(shots=(1, 5), seeds=2, validation=4))
+PROBE = c.FewShotEvaluatorConfig(source='digits', fewshot=c.FewShot(shots=(1, 5), seeds=2, validation=4))
 
 
 def program(devices: int):

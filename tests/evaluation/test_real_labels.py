@@ -56,7 +56,7 @@ def test_by_hand(path, batch_size):
   batches = EvalPipeline(
     Photos(),
     data,
-    c.Evaluator(),
+    c.ClassificationEvaluatorConfig(),
     batch_size=batch_size,
     sharding=batch_sharding(mesh),
     real_labels=RealLabels(path, WORDNET_IDS, WORDNET_IDS),
@@ -124,9 +124,11 @@ def test_other_classes_than_imagenets(path):
 def test_download(path, monkeypatch):
   """'download' is the public address, which the cache of files from the network serves."""
   asked = []
-  monkeypatch.setattr(real_labels.fetch, 'local_file', lambda address: asked.append(address) or path)
+  monkeypatch.setattr(
+    real_labels.download, 'local_file', lambda address, kind: asked.append((address, kind)) or path
+  )
   assert RealLabels('download', WORDNET_IDS, WORDNET_IDS).longest == 3
-  assert asked == [real_labels.URL]
+  assert asked == [(real_labels.URL, 'json')]
 
 
 def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):
@@ -147,9 +149,9 @@ def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):
   config = c.Config(
     total='1 steps',
     batch_size=8,
-    model=c.Model(variant='custom', patch=8, width=8, mlp_dim=8, depth=1, heads=1),
+    model=c.ViTConfig(variant='custom', patch=8, width=8, mlp_dim=8, depth=1, heads=1),
     data=c.DataConfig(source='tfds:imagenet2012', image_size=(8, 8)),
-    evaluators={'val': c.Evaluator(split='validation', real_labels=path, batch_size=3)},
+    evaluators={'val': c.ClassificationEvaluatorConfig(split='validation', real_labels=path, batch_size=3)},
   )
   mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
   program = make_train_step(config, mesh, num_classes=1000, examples=8)

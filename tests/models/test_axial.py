@@ -43,7 +43,7 @@ def test_weights_equal_numpy():
 
 @pytest.mark.parametrize('changes', [{}, {'axial': False, 'pool': 'token', 'register_tokens': 2}])
 def test_images_of_another_size(changes):
-  graphdef, params = tiny.build(c.Model(**vars(AXIAL) | changes))
+  graphdef, params = tiny.build(c.ViTConfig(**vars(AXIAL) | changes))
   x = tiny.images(image_size=(8, 16))  # 2 x 4 patches, of a model for 3 x 2
   vit = nnx.merge(graphdef, params)
   positions = vit.positions((8, 16))
@@ -55,7 +55,7 @@ def test_images_of_another_size(changes):
 
 def test_lines_drop_on_their_own():
   """A line's weights are dropped by masks of its own, which do not depend on the batch."""
-  graphdef, params = tiny.build(c.Model(**vars(AXIAL) | {'attention_dropout': 0.5}))
+  graphdef, params = tiny.build(c.ViTConfig(**vars(AXIAL) | {'attention_dropout': 0.5}))
   x, keys = tiny.images(), tiny.keys()
   logits = tiny.apply(graphdef, params, x, keys)
   assert abs(logits - tiny.apply(graphdef, params, x)).max() > 1e-3
@@ -76,7 +76,7 @@ def test_a_run_comes_back_and_other_formats_refuse(tmp_path):
   assert shapes['blocks/mlp/depthwise/kernel'].shape == (2, 3, 3, 48)
 
 
-def _compiled(model: c.Model):
+def _compiled(model: c.ViTConfig):
   """The training step of 16 images of 24 x 20 patches on eight devices."""
   config = c.Config(
     total='4 steps',

@@ -17,10 +17,10 @@ from vit_jax.models.variants import ResNetSizes, resolve
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.step import make_train_step
 
-RESNET = config.Model(variant='custom', resnet_blocks=(1, 2), width=32, pool='gap', norm_epsilon=1e-5)
+RESNET = config.ViTConfig(variant='custom', resnet_blocks=(1, 2), width=32, pool='gap', norm_epsilon=1e-5)
 
 
-def options(**changes) -> config.Model:
+def options(**changes) -> config.ViTConfig:
   return dataclasses.replace(RESNET, **changes)
 
 
@@ -74,12 +74,12 @@ COUNTS = {
 
 @pytest.mark.parametrize('variant', COUNTS)
 def test_parameter_count(variant):
-  assert tiny.count(config.Model(variant=variant, pool='gap'), 1000) == COUNTS[variant]
+  assert tiny.count(config.ViTConfig(variant=variant, pool='gap'), 1000) == COUNTS[variant]
 
 
 def test_sizes():
-  assert resolve(config.Model(variant='R50x2')) == ResNetSizes((3, 4, 6, 3), 128)
-  assert resolve(config.Model(variant='R50x1', width=32)) == ResNetSizes((3, 4, 6, 3), 32)
+  assert resolve(config.ViTConfig(variant='R50x2')) == ResNetSizes((3, 4, 6, 3), 128)
+  assert resolve(config.ViTConfig(variant='R50x1', width=32)) == ResNetSizes((3, 4, 6, 3), 32)
   assert resolve(RESNET).depth == 3 and resolve(RESNET).pixels == 8
 
 

@@ -84,8 +84,8 @@ def test_unroll_has_no_loop():
 
 
 def test_bfloat16():
-  graphdef, params = tiny.build(tiny.options(pool='map', representation_size=24))
-  half, half_params = tiny.build(tiny.options(pool='map', representation_size=24, dtype='bfloat16'))
+  graphdef, params = tiny.build(tiny.options(pool='map', pre_logits_size=24))
+  half, half_params = tiny.build(tiny.options(pool='map', pre_logits_size=24, dtype='bfloat16'))
   assert {leaf.dtype for leaf in jax.tree.leaves(half_params)} == {jnp.dtype('float32')}
   x = tiny.images()
   expected, logits = tiny.apply(graphdef, params, x), tiny.apply(half, half_params, x)

@@ -35,7 +35,7 @@ HEAD = 8  # channels of a head of `tiny.options`
 
 @pytest.mark.parametrize('variant, epochs, exaflops, tolerance', PAPER)
 def test_exaflops_of_the_paper(variant, epochs, exaflops, tolerance):
-  model = config.Model(variant=variant, pool='token' if '/' in variant else 'gap')
+  model = config.ViTConfig(variant=variant, pool='token' if '/' in variant else 'gap')
   forward = forward_flops(model, image_size=(224, 224), channels=3, num_classes=18_291)
   total = train_flops(forward) * 303e6 * epochs
   assert total == pytest.approx(exaflops * 1e18, rel=tolerance)
@@ -45,13 +45,13 @@ def test_exaflops_of_the_paper(variant, epochs, exaflops, tolerance):
   'changes',
   [
     {},
-    {'representation_size': 24},
+    {'pre_logits_size': 24},
     {'pool': 'gap'},
     {'pool': 'gap', 'class_token': True},
     {'pool': 'map'},
-    {'pool': 'none', 'class_token': True, 'representation_size': 24},
+    {'pool': 'none', 'class_token': True, 'pre_logits_size': 24},
     {'pool': 'token_gap', 'register_tokens': 3},
-    {'pool': 'token_gap', 'representation_size': 24},
+    {'pool': 'token_gap', 'pre_logits_size': 24},
     {'position': 'relative_query', 'register_tokens': 1},
     {'pool': 'gap', 'axial': True},
     {'pool': 'gap', 'axial': True, 'position': 'relative_query'},

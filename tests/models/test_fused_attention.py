@@ -201,7 +201,7 @@ def test_a_model_asks_for_a_kernel_that_is_not_there():
   ],
 )
 def test_options_that_clash(changes, message):
-  config = c.Config(model=dataclasses.replace(c.Model(), **changes))
+  config = c.Config(model=dataclasses.replace(c.ViTConfig(), **changes))
   with pytest.raises(UserError, match=message):
     c.from_config_dict(c.as_json(config))
 
@@ -230,7 +230,7 @@ def test_splash_on_a_tpu():
   sharding = _sharding(topology.describe('v5e:2x2').devices, data=2, tensor=2)
   copied = NamedSharding(sharding.mesh, P())
   for pixels, splash in ((384, True), (224, False)):
-    model = c.Model(variant='B/16', depth=1, dtype='bfloat16')
+    model = c.ViTConfig(variant='B/16', depth=1, dtype='bfloat16')
     network = nnx.eval_shape(
       lambda model=model, pixels=pixels: models.build(
         model,

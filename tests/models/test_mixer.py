@@ -82,7 +82,7 @@ COUNTS = {'Mixer-B/16': 59_880_472, 'Mixer-B/32': 60_293_428, 'Mixer-L/16': 208_
 
 @pytest.mark.parametrize('variant', COUNTS)
 def test_parameter_count(variant):
-  assert tiny.count(config.Model(variant=variant, pool='gap'), 1000) == COUNTS[variant]
+  assert tiny.count(config.ViTConfig(variant=variant, pool='gap'), 1000) == COUNTS[variant]
 
 
 def test_initial_parameters():

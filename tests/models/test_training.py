@@ -26,7 +26,7 @@ MODELS = {
 MESH = c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1)
 
 
-def _train(model: c.Model, mesh: c.MeshConfig, accumulation=1):
+def _train(model: c.ViTConfig, mesh: c.MeshConfig, accumulation=1):
   """(parameters before, after two steps, losses) on random images."""
   config = c.Config(
     total='4 steps',
@@ -81,7 +81,7 @@ def test_two_steps_on_a_mesh_equal_one_device(kind):
 @pytest.mark.parametrize('kind, remat', [('hybrid', 'dots'), ('mixer', 'block')])
 def test_rematerialised_and_accumulated_on_a_mesh(kind, remat):
   _, expected, expected_losses = _one_device(kind)
-  model = c.Model(**{**vars(MODELS[kind]), 'remat': remat})
+  model = c.ViTConfig(**{**vars(MODELS[kind]), 'remat': remat})
   _, params, losses = _train(model, MESH, accumulation=2)
   np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)

@@ -8,10 +8,10 @@ from vit_jax.models.variants import VARIANTS, ResNetSizes, Sizes, resolve
 
 
 def test_named():
-  assert resolve(config.Model(variant='g/14')) == Sizes(14, 1408, 6144, 40, 16)
-  assert resolve(config.Model(variant='G/14')) == Sizes(14, 1664, 8192, 48, 16)
+  assert resolve(config.ViTConfig(variant='g/14')) == Sizes(14, 1408, 6144, 40, 16)
+  assert resolve(config.ViTConfig(variant='G/14')) == Sizes(14, 1664, 8192, 48, 16)
   for variant in VARIANTS:
-    sizes = resolve(config.Model(variant=variant))
+    sizes = resolve(config.ViTConfig(variant=variant))
     if isinstance(sizes, ResNetSizes):
       assert sizes.pixels == 32
       continue
@@ -21,12 +21,12 @@ def test_named():
 
 
 def test_overrides_replace_the_named_size():
-  model = config.Model(variant='B/16', patch=8, depth=3, heads=4)
+  model = config.ViTConfig(variant='B/16', patch=8, depth=3, heads=4)
   assert resolve(model) == Sizes(patch=8, width=768, mlp_dim=3072, depth=3, heads=4)
 
 
 def test_custom():
-  model = config.Model(variant='custom', patch=2, width=64, mlp_dim=128, depth=4, heads=2)
+  model = config.ViTConfig(variant='custom', patch=2, width=64, mlp_dim=128, depth=4, heads=2)
   assert resolve(model) == Sizes(2, 64, 128, 4, 2)
 
 
@@ -47,16 +47,16 @@ def test_custom():
 )
 def test_unknown_names_the_nearest(variant, nearest):
   with pytest.raises(UserError, match=f'did you mean {nearest!r}'):
-    resolve(config.Model(variant=variant))
+    resolve(config.ViTConfig(variant=variant))
 
 
 def test_custom_names_what_is_missing():
   with pytest.raises(UserError) as error:
-    resolve(config.Model(variant='custom', patch=2, width=64, heads=2))
+    resolve(config.ViTConfig(variant='custom', patch=2, width=64, heads=2))
   assert 'config.model.mlp_dim, config.model.depth.' in str(error.value)
   assert 'width' not in str(error.value)
 
 
 def test_heads_divide_the_width():
   with pytest.raises(UserError, match=r'width 768 .*heads 7'):
-    resolve(config.Model(variant='B/16', heads=7))
+    resolve(config.ViTConfig(variant='B/16', heads=7))

@@ -14,12 +14,12 @@ from vit_jax.errors import UserError
 
 CASES = {
   'token': {},
-  'token_representation': {'representation_size': 24},
+  'token_representation': {'pre_logits_size': 24},
   'gap': {'pool': 'gap'},
   'gap_with_class_token': {'pool': 'gap', 'class_token': True},
-  'map': {'pool': 'map', 'representation_size': 24},
+  'map': {'pool': 'map', 'pre_logits_size': 24},
   'map_with_class_token': {'pool': 'map', 'class_token': True},
-  'none': {'pool': 'none', 'representation_size': 24},
+  'none': {'pool': 'none', 'pre_logits_size': 24},
   'erf': {'gelu': 'erf', 'pool': 'map'},
   'epsilon': {'norm_epsilon': 0.01, 'pool': 'map'},
   'layer_scale': {'layer_scale': 0.1},
@@ -37,7 +37,7 @@ CASES = {
   'axial_relative_query': {'axial': True, 'pool': 'map', 'position': 'relative_query'},
   'axial_rotary': {'axial': True, 'pool': 'gap', 'position': 'rotary'},
   'axial_locality_map': {'axial': True, 'mlp_locality': True, 'pool': 'map'},
-  'registers_token_gap': {'register_tokens': 2, 'pool': 'token_gap', 'representation_size': 24},
+  'registers_token_gap': {'register_tokens': 2, 'pool': 'token_gap', 'pre_logits_size': 24},
 }
 
 
@@ -106,7 +106,7 @@ def test_norm_of_tokens_far_from_zero():
 GOLDEN = {
   'a_vit_token': ({}, 1e-5),
   'b_vit_gap': ({'pool': 'gap'}, 5e-6),
-  'c_vit_token_rep32': ({'representation_size': 32}, 1e-5),
+  'c_vit_token_rep32': ({'pre_logits_size': 32}, 1e-5),
   'a4_vit_token_unpooled': ({'pool': 'none', 'class_token': True}, 1e-5),
 }
 
@@ -138,7 +138,7 @@ def test_original_code(golden, name):
 
 def test_parameter_paths():
   """The names that checkpoints, sharding rules and regexes of the config rely on."""
-  options = {'class_token': True, 'representation_size': 24, 'register_tokens': 3, 'layer_scale': 0.1}
+  options = {'class_token': True, 'pre_logits_size': 24, 'register_tokens': 3, 'layer_scale': 0.1}
   _, params = tiny.build(tiny.options(pool='map', **options))
   attention = {f'{part}/{leaf}' for part in ('query', 'key', 'value', 'out') for leaf in ('kernel', 'bias')}
   mlp = {f'{part}/{leaf}' for part in ('dense_in', 'dense_out') for leaf in ('kernel', 'bias')}
@@ -166,7 +166,7 @@ def test_parameter_paths():
 def test_initial_parameters():
   extra = {'register_tokens': 5, 'layer_scale': 1e-5}
   model = tiny.options(
-    width=64, mlp_dim=256, pool='map', class_token=True, representation_size=96, head_bias=-10.0, **extra
+    width=64, mlp_dim=256, pool='map', class_token=True, pre_logits_size=96, head_bias=-10.0, **extra
   )
 
   def initial():
@@ -226,12 +226,12 @@ COUNTS = {
 
 @pytest.mark.parametrize('variant, pool', COUNTS)
 def test_parameter_count(variant, pool):
-  assert tiny.count(config.Model(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
+  assert tiny.count(config.ViTConfig(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
 
 
 def test_parameter_count_with_representation():
   """imagenet21k/ViT-B_16 as released."""
-  assert tiny.count(config.Model(variant='B/16', representation_size=768), 21_843) == 103_186_515
+  assert tiny.count(config.ViTConfig(variant='B/16', pre_logits_size=768), 21_843) == 103_186_515
 
 
 @pytest.mark.parametrize(

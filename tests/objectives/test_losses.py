@@ -36,7 +36,7 @@ def test_losses_against_numpy(rng, kind, smoothing):
   if kind != 'lists':
     expected['softmax'] = -(smooth * log_softmax).sum(-1)
   for name, values in expected.items():
-    loss = c.Loss(name=name, label_smoothing=smoothing)
+    loss = c.ClassificationObjective(loss=name, label_smoothing=smoothing)
     got = losses.per_example(loss, logits.astype(np.float32), targets.astype(np.float32))
     np.testing.assert_allclose(got, values, rtol=1e-4)
 

@@ -22,10 +22,10 @@ CONFIG = c.Config(
   batch_size=16,
   model=tiny.options(patch=2, pool='none', mask_token=True, class_token=True, register_tokens=1),
   data=c.DataConfig(image_size=(8, 8), channels=1, crop='random', padding=1, flip=False),
-  loss=c.Loss(name='masked_patches', label_smoothing=0.1),
+  objective=c.MaskedPatchesObjective(label_smoothing=0.1),
   optimizer=c.OptimizerConfig(name='sgd'),
   schedule=c.ScheduleConfig(learning_rate=0.1),
-  evaluators={'probe': c.Evaluator(type='fewshot', fewshot=c.FewShot(pool='gap', seeds=1, shots=(2,)))},
+  evaluators={'probe': c.FewShotEvaluatorConfig(fewshot=c.FewShot(pool='gap', seeds=1, shots=(2,)))},
   mesh=c.MeshConfig(),
 )
 
@@ -70,7 +70,9 @@ def test_the_loss_is_of_the_corrupted_patches():
   model = nnx.merge(graphdef, params)
   images, keys = tiny.images(), tiny.keys()
   batch = {'image': images, 'key': keys}
-  values, hits = masked_patches.loss(model, batch, c.DataConfig(), c.Loss(label_smoothing=0.1))
+  values, hits = masked_patches.loss(
+    model, batch, c.DataConfig(), c.ClassificationObjective(label_smoothing=0.1)
+  )
   patches, corrupted = masked_patches.corrupt(
     model.patches(images), model.mask_token[...], jax.vmap(jax.random.split)(keys)[:, 0]
   )
@@ -114,7 +116,7 @@ def test_a_run_and_a_fine_tuning_from_it(tmp_path, capsys):
     CONFIG,
     total='2 steps',
     model=dataclasses.replace(CONFIG.model, pool='token', mask_token=False),
-    loss=c.Loss(),
+    objective=c.ClassificationObjective(),
     evaluators={},
     init=c.InitConfig(checkpoint=str(tmp_path / 'masked')),
   )

@@ -16,7 +16,7 @@ def get_config():
   return to_config_dict(Config(
     total='1000 steps',
     batch_size=64,
-    model=Model(variant='custom', patch=4, width=256, mlp_dim=512, depth=2, heads=2, dtype='bfloat16'),
+    model=ViTConfig(variant='custom', patch=4, width=256, mlp_dim=512, depth=2, heads=2, dtype='bfloat16'),
     data=Data(source='digits', image_size=(8, 8)),
   ))
 """

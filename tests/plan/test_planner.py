@@ -19,9 +19,9 @@ COPIED = 2 * 2 * D + D + D * K + (D + L * (4 * D + M + D) + K) + (4 * L + 2) * D
 CONFIG = c.Config(
   total='3 epochs',
   batch_size=IMAGES,
-  model=c.Model(variant='custom', patch=2, width=D, mlp_dim=M, depth=L, heads=H),
+  model=c.ViTConfig(variant='custom', patch=2, width=D, mlp_dim=M, depth=L, heads=H),
   data=c.DataConfig(image_size=(8, 8), channels=1),
-  average=0.9,
+  ema=0.9,
   optimizer=c.OptimizerConfig(momentum_dtype='bfloat16'),
   mesh=c.MeshConfig(data=1, fsdp=8, min_shard_size=1024),
 )

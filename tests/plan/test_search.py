@@ -10,7 +10,7 @@ from vit_jax.plan import search
 from vit_jax.plan.planner import Memory, Sheet, Size, Speed
 from vit_jax.plan.topology import Topology
 
-CONFIG = c.Config(batch_size=64, model=c.Model(variant='Ti/16'))
+CONFIG = c.Config(batch_size=64, model=c.ViTConfig(variant='Ti/16'))
 SIZE = Size(1000, 10)
 STATE, ACTIVATIONS = 64.0, {'none': 64.0, 'dots': 32.0, 'block': 8.0}
 SECONDS = {'none': 3.0, 'dots': 3.5, 'block': 4.0}

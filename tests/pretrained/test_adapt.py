@@ -98,7 +98,7 @@ def adapted(golden, name='c_vit_token_rep32', *, size=(32, 32), channels=3, clas
 
 
 def test_every_tensor_is_in_the_report(golden):
-  arrays, report, source = adapted(golden, representation_size=None, size=(48, 32), classes=7)
+  arrays, report, source = adapted(golden, pre_logits_size=None, size=(48, 32), classes=7)
   assert report.resized == ('position_embedding (1, 17, 64) → (1, 25, 64) (linear, 4 × 4 → 6 × 4)',)
   assert report.reinitialised == ('head/bias (7,)', 'head/kernel (64, 7)')
   assert 'representation/kernel (64, 32)' in report.ignored and 'head/kernel (32, 10)' in report.ignored
@@ -122,7 +122,7 @@ def test_all_is_kept_where_nothing_changes(golden):
 
 def test_without_the_class_token(golden):
   init = config.InitConfig(ignore=('^representation/', '^class_token$'))
-  arrays, report, source = adapted(golden, pool='gap', representation_size=None, init=init)
+  arrays, report, source = adapted(golden, pool='gap', pre_logits_size=None, init=init)
   assert report.resized == ('position_embedding (1, 17, 64) → (1, 16, 64) (class token dropped)',)
   np.testing.assert_array_equal(arrays['position_embedding'], source['position_embedding'][:, 1:])
 
@@ -168,10 +168,10 @@ def test_colour_from_gray(golden):
       {'classes': 7, 'init': config.InitConfig(reinitialise=())},
       r'head/bias is \(10,\) in the checkpoint',
     ),
-    ({'representation_size': None, 'init': config.InitConfig(ignore=())}, 'no place for representation/bias'),
+    ({'pre_logits_size': None, 'init': config.InitConfig(ignore=())}, 'no place for representation/bias'),
     ({'layer_scale': 0.1}, 'has no blocks/attention_scale, which the model needs'),
     ({'depth': 3}, r'is \(2, .*\) in the checkpoint and \(3, '),
-    ({'pool': 'gap', 'representation_size': None}, 'no place for class_token'),
+    ({'pool': 'gap', 'pre_logits_size': None}, 'no place for class_token'),
     ({'pool': 'map', 'class_token': True}, 'has no map_pool/'),
     ({'patch': 16}, 'patch_embedding/kernel is'),
   ],

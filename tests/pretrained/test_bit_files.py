@@ -67,7 +67,7 @@ def logits(module: nnx.Module, images: np.ndarray) -> np.ndarray:
 
 def test_what_is_read_off_the_names_and_shapes(file):
   portable = released.read(file)
-  assert portable.model == config.Model(
+  assert portable.model == config.ViTConfig(
     variant='custom', resnet_blocks=BLOCKS, width=32, pool='gap', norm_epsilon=1e-5
   )
   assert portable.image_size == (224, 224) and portable.num_classes == 5 and portable.notes == ()

@@ -315,13 +315,15 @@ def test_images_of_another_size_than_the_model_s_are_said(tmp_path):
 
 # Model options -> the kind that is written where none is named.
 OURS = {
-  'vit': config.Model(pool='token', gelu='tanh'),
-  'deit': config.Model(pool='token', register_tokens=1),
-  'dinov2': config.Model(pool='token_gap', layer_scale=0.1, register_tokens=2, gelu='erf'),
+  'vit': config.ViTConfig(pool='token', gelu='tanh'),
+  'deit': config.ViTConfig(pool='token', register_tokens=1),
+  'dinov2': config.ViTConfig(pool='token_gap', layer_scale=0.1, register_tokens=2, gelu='erf'),
 }
 
 
-def make_portable(model: config.Model, *, num_classes: int = 3, image_size=(16, 16), **options) -> Portable:
+def make_portable(
+  model: config.ViTConfig, *, num_classes: int = 3, image_size=(16, 16), **options
+) -> Portable:
   sizes = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
   model = dataclasses.replace(model, variant='custom', **sizes)
   _, shapes = pytrees.shapes(model, image_size, 3, num_classes)
@@ -352,7 +354,7 @@ def test_models_of_ours_are_written_as_the_kind_they_are(kind, tmp_path):
 
 
 def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
-  portable = make_portable(config.Model(representation_size=24))
+  portable = make_portable(config.ViTConfig(pre_logits_size=24))
   with pytest.raises(UserError, match='no layer between pooling and head'):
     huggingface.write(portable, tmp_path)
   params = portable.params | {'head': jax.tree.map(np.zeros_like, portable.params['head'])}
@@ -368,17 +370,22 @@ def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
 @pytest.mark.parametrize(
   ('kind', 'model', 'options', 'words'),
   [
-    ('vit', config.Model(pool='gap'), {}, "has pool 'token' and this model 'gap'"),
-    ('vit', config.Model(register_tokens=2), {}, 'has 0 register tokens and this model 2'),
-    ('vit', config.Model(layer_scale=0.1), {}, 'has no LayerScale'),
-    ('deit', config.Model(), {}, 'has 1 register tokens and this model 0'),
-    ('dinov2', config.Model(pool='token_gap'), {}, 'has LayerScale and this model has none'),
-    ('dinov2', config.Model(layer_scale=0.1), {}, "has pool 'token_gap' and this model 'token'"),
-    ('dinov2', config.Model(pool='token_gap', layer_scale=1.0), {'image_size': (8, 16)}, 'square images'),
-    ('timm', config.Model(pool='token_gap'), {}, "have no pool 'token_gap'"),
-    ('timm', config.Model(representation_size=8), {}, 'no layer between pooling and head'),
-    ('timm', config.Model(pool='gap', class_token=True, register_tokens=1), {}, 'no mean over class token'),
-    ('bert', config.Model(), {}, "no kind 'bert'"),
+    ('vit', config.ViTConfig(pool='gap'), {}, "has pool 'token' and this model 'gap'"),
+    ('vit', config.ViTConfig(register_tokens=2), {}, 'has 0 register tokens and this model 2'),
+    ('vit', config.ViTConfig(layer_scale=0.1), {}, 'has no LayerScale'),
+    ('deit', config.ViTConfig(), {}, 'has 1 register tokens and this model 0'),
+    ('dinov2', config.ViTConfig(pool='token_gap'), {}, 'has LayerScale and this model has none'),
+    ('dinov2', config.ViTConfig(layer_scale=0.1), {}, "has pool 'token_gap' and this model 'token'"),
+    ('dinov2', config.ViTConfig(pool='token_gap', layer_scale=1.0), {'image_size': (8, 16)}, 'square images'),
+    ('timm', config.ViTConfig(pool='token_gap'), {}, "have no pool 'token_gap'"),
+    ('timm', config.ViTConfig(pre_logits_size=8), {}, 'no layer between pooling and head'),
+    (
+      'timm',
+      config.ViTConfig(pool='gap', class_token=True, register_tokens=1),
+      {},
+      'no mean over class token',
+    ),
+    ('bert', config.ViTConfig(), {}, "no kind 'bert'"),
   ],
 )
 def test_what_a_kind_cannot_hold_is_refused(kind, model, options, words, tmp_path):
@@ -390,7 +397,7 @@ def test_what_a_kind_cannot_hold_is_refused(kind, model, options, words, tmp_pat
 def test_a_folder_in_use_is_not_overwritten(tmp_path):
   (tmp_path / 'notes.txt').write_text('mine')
   with pytest.raises(UserError, match='not empty'):
-    huggingface.write(make_portable(config.Model()), tmp_path)
+    huggingface.write(make_portable(config.ViTConfig()), tmp_path)
 
 
 # Bad folders: what is done to a good one, and what must be said.

@@ -58,9 +58,9 @@ def test_everything_else_comes_back_too(golden, tmp_path):
 def test_a_run_that_was_trained(tmp_path):
   """Its config says how images are prepared; sizes come from the variant."""
   config = c.Config(
-    model=c.Model(variant='Ti/16', depth=1, width=12, heads=3, mlp_dim=8),
+    model=c.ViTConfig(variant='Ti/16', depth=1, width=12, heads=3, mlp_dim=8),
     data=c.DataConfig(image_size=(32, 48), value_range=(0.0, 1.0), channels=1),
-    evaluators={'val': c.Evaluator(crop='central', resize=40)},
+    evaluators={'val': c.ClassificationEvaluatorConfig(crop='central', resize=40)},
   )
   _, shapes = pytrees.shapes(config.model, (32, 48), 1, 2)
   rng = np.random.default_rng(0)

@@ -219,7 +219,7 @@ def test_position_resize_is_that_of_timm():
 def test_a_fine_tuned_model_of_ours(tmp_path):
   """DINOv2's backbone under a head that reads the class token, which transformers has not."""
   sizes = {'patch': 8, 'width': 32, 'mlp_dim': 44, 'depth': 2, 'heads': 4}
-  model = config.Model(variant='custom', **sizes, layer_scale=0.1, register_tokens=2, norm_epsilon=1e-5)
+  model = config.ViTConfig(variant='custom', **sizes, layer_scale=0.1, register_tokens=2, norm_epsilon=1e-5)
   _, shapes = pytrees.shapes(model, (16, 16), 3, 3)
   rng = np.random.default_rng(3)
   flat = {path: (0.2 * rng.normal(size=leaf.shape)).astype(np.float32) for path, leaf in shapes.items()}

@@ -29,7 +29,7 @@ def config(checkpoint, **changes) -> c.Config:
   base = c.Config(
     total='3 steps',
     batch_size=16,
-    model=c.Model(variant='custom', patch=8, width=64, mlp_dim=128, depth=2, heads=4),
+    model=c.ViTConfig(variant='custom', patch=8, width=64, mlp_dim=128, depth=2, heads=4),
     init=c.InitConfig(checkpoint=str(checkpoint)),
     data=c.DataConfig(image_size=(48, 48), channels=1),
     mesh=c.MeshConfig(data=1, fsdp=4, tensor=2, min_shard_size=0),
@@ -55,7 +55,7 @@ def loaded(config: c.Config) -> str:
 
 def test_sharded_state_holds_what_load_gives(golden):
   file = path(golden, 'c_vit_token_rep32')
-  program, state, said = started(config(file, average=0.9))
+  program, state, said = started(config(file, ema=0.9))
   model = vit_jax.load(file, image_size=48, num_classes=3)
   expected = pytrees.flatten(nnx.to_pure_dict(nnx.split(model)[1]))
   found = pytrees.flatten(state.params)

@@ -12,9 +12,9 @@ from vit_jax.training import loop
 from vit_jax.training.progressive_resizing import Growth
 
 DATA = c.DataConfig(
-  image_size=(8, 16), grow=(('25%', 4), ('6 steps', 6)), crop='random', resize=12, padding=4
+  image_size=(8, 16), progressive_resizing=(('25%', 4), ('6 steps', 6)), crop='random', resize=12, padding=4
 )
-SMALL = c.Model(variant='custom', patch=2, width=16, mlp_dim=16, depth=1, heads=2)
+SMALL = c.ViTConfig(variant='custom', patch=2, width=16, mlp_dim=16, depth=1, heads=2)
 CONFIG = c.Config(total='12 steps', batch_size=8, data=DATA, model=SMALL)
 SIZES = [(4, 8)] * 3 + [(6, 12)] * 3 + [(8, 16)] * 6
 
@@ -36,7 +36,7 @@ def test_resize_and_padding_keep_their_proportion():
 
 
 def test_without_growth_nothing_changes():
-  data = dataclasses.replace(DATA, grow=())
+  data = dataclasses.replace(DATA, progressive_resizing=())
   growth = Growth(dataclasses.replace(CONFIG, data=data), examples=100)
   assert growth.sizes == ((8, 16),) and growth.data(0) == data
 
@@ -66,7 +66,7 @@ def test_stages_that_make_no_sense_are_said(grow, said):
 
 
 def test_a_mixer_does_not_grow():
-  mixer = c.Model(variant='custom', patch=2, width=16, mlp_dim=16, depth=1, tokens_mlp_dim=8, pool='gap')
+  mixer = c.ViTConfig(variant='custom', patch=2, width=16, mlp_dim=16, depth=1, tokens_mlp_dim=8, pool='gap')
   with pytest.raises(UserError, match='An MLP-Mixer works at one resolution'):
     Growth(dataclasses.replace(CONFIG, model=mixer), examples=100)
 
@@ -75,7 +75,7 @@ def test_a_run_grows_and_goes_on_at_the_right_size(tmp_path, capsys):
   """Resumed behind a change of size, it ends as the run that was left alone."""
   config = dataclasses.replace(
     CONFIG,
-    data=c.DataConfig(source='digits', image_size=(8, 8), grow=(('2 steps', 4),)),
+    data=c.DataConfig(source='digits', image_size=(8, 8), progressive_resizing=(('2 steps', 4),)),
     total='4 steps',
     model=dataclasses.replace(SMALL, dropout=0.1),
     checkpoint=c.CheckpointConfig(every='1 steps', keep=9),

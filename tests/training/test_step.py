@@ -15,7 +15,7 @@ from vit_jax.training.step import make_train_step, model_inputs
 CONFIG = c.Config(
   total='10 steps',
   batch_size=16,
-  model=c.Model(
+  model=c.ViTConfig(
     variant='custom',
     patch=2,
     width=32,
@@ -84,7 +84,7 @@ def test_equals_one_device(one_device, change):
 
 # One block, nothing dropped: what is mixed is the same for any model.
 MIXED = dataclasses.replace(
-  CONFIG, model=c.Model(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2, pool='gap')
+  CONFIG, model=c.ViTConfig(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2, pool='gap')
 )
 
 
@@ -146,7 +146,7 @@ def test_the_average_follows_the_parameters():
     seen.append(jax.tree.map(np.asarray, state.params))
     return state
 
-  params, state, _ = run(dataclasses.replace(CONFIG, average=0.9), batch_of=note)
+  params, state, _ = run(dataclasses.replace(CONFIG, ema=0.9), batch_of=note)
   expected = seen[0]
   for later in [*seen[1:], params]:
     expected = jax.tree.map(lambda mean, new: 0.9 * mean + 0.1 * new, expected, later)

@@ -25,7 +25,7 @@ from vit_jax.transfer import suites, table
 from vit_jax.transfer.configs import Configs, Settings
 from vit_jax.transfer.runner import Accuracies, Compute, Line
 
-MODEL = c.Model(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2)
+MODEL = c.ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2)
 ROOT = pathlib.Path(__file__).parents[1]
 
 

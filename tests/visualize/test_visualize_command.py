@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 @pytest.fixture
 def place(tmp_path) -> pathlib.Path:
   """A folder with a checkpoint of 32 px, and a folder of photographs of which one is damaged."""
-  model = config.Model(variant='custom', patch=16, width=32, mlp_dim=48, depth=2, heads=4)
+  model = config.ViTConfig(variant='custom', patch=16, width=32, mlp_dim=48, depth=2, heads=4)
   _, shapes = pytrees.shapes(model, (32, 32), 3, 4)
   rng = np.random.default_rng(0)
   flat = {path: 0.3 * rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}

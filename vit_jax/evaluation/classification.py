@@ -1,97 +1,181 @@
-"""How well a model classifies: a pass over the data collects what it says of each example, NumPy sums up.
+"""The evaluator of a model's own head: accuracy, loss and their kin on one split."""
 
-What is collected is in the data's order and on every process, so that a metric has the same bits for any
-batch size and number of processes, as far as the model itself says the same. The metrics are, by their names
-in `metrics.jsonl` (behind '<evaluator>/'):
-
-  accuracy              whether the most probable class is the example's, or on its list (precision@1, to
-                        which an example with an empty list counts as a miss)
-  loss                  mean cross-entropy, without label smoothing
-  top_5_accuracy        whether the example's class is among the 5 most probable; where there are more than 5
-  mean_class_accuracy   mean, over the classes that have examples, of the accuracy among a class's examples
-  calibration_error     see `calibration`
-  real_accuracy         see `real_labels.py`; where the evaluator has such labels
-  mean_average_precision   of lists of classes, see `ranking.py`; instead of the three in the middle
-"""
-
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
+from vit_jax.data import on_device
+from vit_jax.data.config import DataConfig
+from vit_jax.errors import UserError
+from vit_jax.evaluation import classification_metrics
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
+from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.evaluation.ranking import MeanAveragePrecision
+from vit_jax.objectives.base import ClassScores
+from vit_jax.objectives.classification import class_targets, ranks
+from vit_jax.parallel import mesh as mesh_lib
 
-TOP = 5
-BINS = 15  # of the calibration error, as in arXiv 1706.04599
-
-EvalStep = Callable[[dict[str, Any], dict[str, jax.Array]], dict[str, Any]]
-
-
-class Examples(NamedTuple):
-  """What a model says of each of N examples, in their order.
-
-  Attributes:
-    num_classes: of the head.
-    label: int32 (N,), or (N, max_labels) padded with -1 where examples have lists of classes.
-    prediction: int32 (N,), the most probable class.
-    confidence: float32 (N,), its probability.
-    rank: int32 (N,), how many classes are more probable than the example's own; of lists -1.
-    loss: float32 (N,).
-    real: int32 (N, M) padded with -1, the classes that ReaL accepts; None: not asked for.
-    mean_average_precision: of lists; None: of single classes.
-  """
-
-  num_classes: int
-  label: np.ndarray
-  prediction: np.ndarray
-  confidence: np.ndarray
-  rank: np.ndarray
-  loss: np.ndarray
-  real: np.ndarray | None = None
-  mean_average_precision: float | None = None
+Batch = dict[str, jax.Array]
+EvalStep = Callable[[Params, Batch], dict[str, Any]]
 
 
-def evaluate(
-  step: EvalStep, models: dict[str, dict[str, Any]], batches: Iterable[dict[str, jax.Array]]
-) -> dict[str, dict[str, float]]:
-  """The metrics of one or more models, in one pass over the data.
+@dataclasses.dataclass(frozen=True)
+class ClassificationEvaluatorConfig(EvaluatorConfig):
+  """Metrics of the model's head (evaluation/classification_metrics.py); --mode=eval also writes pictures."""
+
+  # Of ImageNet's validation images: the path or address of ImageNet ReaL's real.json, or 'download'; the
+  # evaluator then gives real_accuracy too. None: no such labels.
+  real_labels: str | None = None
+
+  metrics: ClassVar[Mapping[str, MetricKind]] = classification_metrics.METRICS
+
+  def open(self, name: str, source: str, context: EvaluationContext) -> 'ClassificationEvaluator':
+    return ClassificationEvaluator(name, self, source, context)
+
+  def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    metrics = ['accuracy', 'loss']
+    if data.max_labels:
+      metrics.append('mean_average_precision')
+    if self.real_labels:
+      metrics.append('real_accuracy')
+    return tuple(f'{name}/{metric}' for metric in metrics)
+
+
+class ClassificationEvaluator(Evaluator):
+  """An opened evaluator of type 'classification'."""
+
+  def __init__(
+    self, name: str, options: ClassificationEvaluatorConfig, source: str, context: EvaluationContext
+  ):
+    """The arguments are those of `EvaluatorConfig.open`."""
+    # Opening TFDS and OpenCV takes seconds that `import vit_jax.config` need not.
+    from vit_jax.data import sources
+    from vit_jax.data.pipeline import EvalPipeline
+    from vit_jax.evaluation.real_labels import RealLabels
+
+    class_scores = context.objective.class_scores()
+    if class_scores is None:
+      raise UserError(
+        f'config.evaluators.{name} is of type classification, and {context.objective.title} names no classes; '
+        f"its type must be 'fewshot'."
+      )
+    data, names = context.data, context.class_names
+    records = sources.open_source(source, options.split, data=data, class_names=names)
+    real_labels = None
+    if options.real_labels:
+      own_names = sources.open_source(source, options.split, data=data).class_names
+      real_labels = RealLabels(options.real_labels, own_names, names)
+    self._name, self._class_names = name, names
+    self._batches = EvalPipeline(
+      records,
+      data,
+      crop=options.crop,
+      resize=options.resize,
+      batch_size=options.batch_size or context.batch_size,
+      sharding=mesh_lib.batch_sharding(context.mesh),
+      real_labels=real_labels,
+    )
+    self._step = make_eval_step(
+      context.graphdef, class_scores, data, context.mesh, num_classes=context.num_classes
+    )
+    self.examples = len(records)
+
+  def run(
+    self,
+    models: Mapping[str, Params],
+    shared: dict[Any, Any],
+    report_folder: pathlib.Path | None = None,
+  ) -> dict[str, float]:
+    del shared
+    scores: dict[str, float] = {}
+    for suffix, examples in collect(self._step, models, self._batches).items():
+      name = f'{self._name}{suffix}'
+      values = classification_metrics.summarise(examples)
+      scores |= {f'{name}/{metric}': value for metric, value in values.items()}
+      if report_folder is not None and jax.process_index() == 0:
+        from vit_jax.evaluation import report
+
+        report.save(report_folder, name, examples, self._class_names)
+    return scores
+
+
+def make_eval_step(
+  graphdef: nnx.GraphDef,
+  class_scores: ClassScores,
+  data: DataConfig,
+  mesh: jax.sharding.Mesh,
+  *,
+  num_classes: int,
+) -> EvalStep:
+  """The compiled function (params, batch with 'mask') -> what `collect` takes.
 
   Args:
-    step: `training.step.Program.evaluate`.
-    models: name -> parameters.
-    batches: each example of the data set once.
+    graphdef: the network.
+    class_scores: of the objective.
+    data: the run's data options.
+    mesh: where results are put: 'examples' on every device, 'scores' split by class.
+    num_classes: K.
 
   Returns:
-    name -> metric -> value; 'count' is the number of examples.
+    Its results are 'examples', a row each, 'num_classes', and where images have lists of classes 'scores', float32
+    (B, K) padded so that classes divide over the devices.
   """
-  return {name: metrics(examples) for name, examples in collect(step, models, batches).items()}
+  outputs: dict[str, Any] = dict.fromkeys(('examples', 'num_classes'), mesh_lib.replicated(mesh))
+  padding = 0
+  if data.max_labels:
+    outputs['scores'] = NamedSharding(mesh, PartitionSpec(None, mesh.axis_names))
+    padding = -num_classes % mesh.size
+
+  def evaluate(params: Params, batch: Batch) -> dict[str, Any]:
+    model: Any = nnx.merge(graphdef, params)
+    logits = model(on_device.prepare(batch['image'], data))
+    labels = batch['label']
+    single = labels.ndim == 1
+    examples = {name: values for name, values in batch.items() if name != 'image'} | {
+      'prediction': logits.argmax(axis=-1).astype(jnp.int32),
+      'confidence': class_scores.confidence(logits),
+      'rank': ranks(logits, labels) if single else jnp.full(len(logits), -1, jnp.int32),
+      'loss': class_scores.cross_entropy(logits, class_targets(labels, num_classes), smooth=False),
+    }
+    result = {'examples': examples, 'num_classes': jnp.int32(num_classes)}
+    if data.max_labels:
+      result['scores'] = jnp.pad(logits, ((0, 0), (0, padding)))
+    return result
+
+  return jax.jit(evaluate, out_shardings=outputs)
 
 
-def collect(
-  step: EvalStep, models: dict[str, dict[str, Any]], batches: Iterable[dict[str, jax.Array]]
-) -> dict[str, Examples]:
-  """What each model says of each example; the arguments are those of `evaluate`."""
-  # One batch is computed while what the one before said is fetched.
+def collect(step: EvalStep, models: Mapping[str, Params], batches: Iterable[Batch]) -> dict[str, Examples]:
+  """What each model says of each example, in the data's order and on every process.
+
+  Args:
+    step: of `make_eval_step`.
+    models: name -> parameters.
+    batches: each example of the data set once.
+  """
   collectors = {name: _Collector() for name in models}
   pending: dict[str, dict[str, Any]] = {}
-  for batch in batches:
+  for batch in batches:  # a batch is computed while the results of the one before are fetched
     outputs = {name: step(params, batch) for name, params in models.items()}
-    _add(collectors, pending)
+    for name, values in pending.items():
+      collectors[name].add(**values)
     pending = outputs
-  _add(collectors, pending)
+  for name, values in pending.items():
+    collectors[name].add(**values)
   return {name: collector.examples() for name, collector in collectors.items()}
 
 
-def _add(collectors: dict[str, '_Collector'], outputs: dict[str, dict[str, Any]]) -> None:
-  for name, values in outputs.items():
-    collectors[name].add(**values)
-
-
 class _Collector:
-  """Of one model: the rows of all batches that are no padding."""
+  """The results of one model: the rows of all batches that are no padding."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._rows: dict[str, list[np.ndarray]] = {}
     self._num_classes = 0
     self._ranking: MeanAveragePrecision | None = None
@@ -112,89 +196,3 @@ class _Collector:
     arrays = {name: np.concatenate(parts) for name, parts in self._rows.items()}
     precision = self._ranking.result() if self._ranking else None
     return Examples(self._num_classes, **arrays, mean_average_precision=precision)
-
-
-def metrics(examples: Examples) -> dict[str, float]:
-  """The figures of the module's text, and 'count'."""
-  count = len(examples.prediction)
-  values = {
-    'accuracy': int(hits(examples).sum()) / count,
-    'loss': float(examples.loss.mean(dtype=np.float64)),
-    'count': count,
-  }
-  if examples.real is not None:
-    values['real_accuracy'] = real_accuracy(examples)
-  if examples.mean_average_precision is not None:
-    return values | {'mean_average_precision': examples.mean_average_precision}
-  if examples.num_classes > TOP:
-    values['top_5_accuracy'] = int((examples.rank < TOP).sum()) / count
-  right, total = per_class(examples)
-  values['mean_class_accuracy'] = float((right[total > 0] / total[total > 0]).mean())
-  values['calibration_error'] = calibration(examples).error
-  return values
-
-
-def hits(examples: Examples) -> np.ndarray:
-  """bool (N,): whether the most probable class is the example's own, or on its list."""
-  if examples.label.ndim == 1:
-    return examples.prediction == examples.label
-  return (examples.prediction[:, None] == examples.label).any(axis=1)
-
-
-def real_accuracy(examples: Examples) -> float:
-  """The share of predictions that ReaL accepts, among the examples for which it accepts any class at all.
-
-  NaN where it does so for none.
-  """
-  counted = (examples.real >= 0).any(axis=1)
-  right = (examples.prediction[:, None] == examples.real).any(axis=1)
-  return int((right & counted).sum()) / int(counted.sum()) if counted.any() else float('nan')
-
-
-def per_class(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-  """int64 (K,) twice: of each class, the examples that are classified right, and all; of single classes."""
-  right = np.bincount(examples.label[hits(examples)], minlength=examples.num_classes)
-  return right, np.bincount(examples.label, minlength=examples.num_classes)
-
-
-def confusion(examples: Examples) -> np.ndarray:
-  """int64 (K, K): how many examples of a class (row) are taken for which (column); of single classes."""
-  classes = examples.num_classes
-  flat = examples.label.astype(np.int64) * classes + examples.prediction
-  return np.bincount(flat, minlength=classes**2).reshape(classes, classes)
-
-
-class Calibration(NamedTuple):
-  """How far the model's probabilities are from how often it is right.
-
-  Attributes:
-    count: int64 (BINS,), examples in each bin of confidence.
-    confidence, accuracy: float64 (BINS,), their means over a bin's examples; NaN in an empty one.
-    error: the expected calibration error.
-  """
-
-  count: np.ndarray
-  confidence: np.ndarray
-  accuracy: np.ndarray
-  error: float
-
-
-def calibration(examples: Examples) -> Calibration:
-  """The expected calibration error of Guo et al. (arXiv 1706.04599).
-
-  Examples are put into 15 bins of equal width by the probability of the most probable class (its softmax, or
-  its sigmoid where that is the loss); bin i has those above i / 15, up to and with (i + 1) / 15. The error is
-  the mean, weighted by the examples of a bin, of |accuracy - mean confidence|.
-  """
-  confidence = examples.confidence.astype(np.float64)
-  if not np.isfinite(confidence).all():
-    nothing = np.full(BINS, np.nan)
-    return Calibration(np.zeros(BINS, np.int64), nothing, nothing, float('nan'))
-  bins = np.clip(np.ceil(confidence * BINS) - 1, 0, BINS - 1).astype(np.int64)
-  count = np.bincount(bins, minlength=BINS)
-  right = np.bincount(bins[hits(examples)], minlength=BINS)
-  summed = np.bincount(bins, weights=confidence, minlength=BINS)
-  with np.errstate(invalid='ignore'):
-    mean, accuracy = summed / count, right / count
-  error = float(np.abs(right - summed).sum() / count.sum())
-  return Calibration(count, mean, accuracy, error)

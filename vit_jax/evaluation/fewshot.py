@@ -1,32 +1,90 @@
 """Few-shot probes of frozen features: N images of each class, several draws, settings chosen on others.
 
-The images learnt from and those that the probe's setting (l2 or k) is chosen on are both drawn from the
-training split and have none in common; the test split is only predicted, once, with what was chosen.
+The images that a probe learns from and those by which its setting (l2 or k) is chosen are both drawn from the
+training split and have none in common; the test split is only predicted, once, with the chosen setting.
 """
 
 import dataclasses
 import hashlib
 import logging
+import pathlib
 import statistics
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import jax
 import numpy as np
 
-from vit_jax import config
-from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
-from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation.features import Features, FeatureStep, Spec
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
+from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
+from vit_jax.models.base import Pooling
+from vit_jax.options import Amount, Count, Positive
 from vit_jax.parallel import mesh as mesh_lib
 
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotEvaluatorConfig(EvaluatorConfig):
+  """A classifier learned from the frozen features of a few images, on data of any classes."""
+
+  # Both the images to learn from and, apart from them, those to choose by are drawn from this split.
+  train_split: str = 'train'
+  # Images of each class to learn from, each number an evaluation of its own; 0: all but those to choose by.
+  shots: tuple[Amount, ...] = (5,)
+  # Images of each class by which the setting (see `grid`) is chosen.
+  validation: Count = 10
+  # Draws of images; the metrics are the mean accuracy and its deviation (n - 1) over them.
+  seeds: Count = 3
+  # 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn' (cosine).
+  probe: Literal['ridge', 'logistic', 'knn'] = 'ridge'
+  # What the setting is chosen from: the penalty l2 of 'ridge' and 'logistic', the k of 'knn'.
+  # (): those of evaluation/probes.py.
+  grid: tuple[Positive, ...] = ()
+  # Features after this block, from 0; -1: after the last norm; None: as the head reads them.
+  layer: int | None = None
+  # Of that layer's tokens: 'token', 'gap', 'token_gap' or 'map', as far as the model has them. None: its own.
+  pool: Literal['token', 'gap', 'token_gap', 'map'] | None = None
+
+  metrics: ClassVar[Mapping[str, MetricKind]] = {
+    'accuracy': MetricKind(higher_is_better=True, percent=True, headline=True),
+    'deviation': MetricKind(higher_is_better=False),
+  }
+
+  def check(self, path: str) -> None:
+    """Raises UserError where there is nothing to learn from."""
+    if not self.shots:
+      raise UserError(f'{path}.shots is (); give at least one number.')
+
+  def open(self, name: str, source: str, context: EvaluationContext) -> 'FewShotEvaluator':
+    return FewShotEvaluator(name, self, source, context)
+
+  def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    return tuple(f'{metric_prefix(name, shots)}/accuracy' for shots in self.shots)
+
+
+def metric_prefix(name: str, shots: int) -> str:
+  """'web' -> 'web_5shot', or 'web_all' for all images: the evaluator's name in its metrics."""
+  return f'{name}_{shots}shot' if shots else f'{name}_all'
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureKey:
+  """Everything that the features of one set of parameters depend on: those of equal keys are the same."""
+
+  source: str
+  split: str
+  records: bytes | None  # a digest of the records taken from the split; None: all
+  data: DataConfig
+  crop: str
+  resize: int | None
+  layer: int | None
+  pool: str | None
 
 
 class Draw(NamedTuple):
@@ -44,7 +102,7 @@ class Score(NamedTuple):
 
 
 def draw(labels: np.ndarray, shots: int, validation: int, seed: int) -> Draw:
-  """The records to learn from, and others to choose by.
+  """Draws the records to learn from, and others to choose by.
 
   Args:
     labels: int (records,).
@@ -66,131 +124,135 @@ def score(
 ) -> Score:
   """Fits a probe, chooses its setting by the accuracy on `validation`, and predicts `test` with that alone.
 
-  Of settings that are equally good the first of `grid` is taken.
+  Of equally good settings the first of `grid` is taken.
   """
   predict = PROBES[probe](shots.values, shots.labels, classes)
-  right = lambda data, setting: int((predict(data.values, setting) == data.labels).sum())
+
+  def right(features: Features, setting: float) -> int:
+    return int((predict(features.values, setting) == features.labels).sum())
+
   chosen = max(grid, key=lambda setting: right(validation, setting))
   return Score(right(test, chosen) / len(test.labels), chosen)
 
 
-class FewShotEvaluator:
-  """An evaluator of type 'fewshot': its data is opened and drawn once, features are computed each time."""
+class FewShotEvaluator(Evaluator):
+  """An opened evaluator of type 'fewshot': its data is drawn once, features are computed each time.
 
-  def __init__(
-    self,
-    name: str,
-    options: config.Evaluator,
-    spec: str,
-    run: Config,
-    mesh: jax.sharding.Mesh,
-  ):
-    """
-    Args:
-      name: of the evaluator, for messages.
-      options: its section of the config.
-      spec: the source, without a split.
-      run: of which model features are, and how an image becomes its input.
-      mesh: over which features are computed.
+  Attributes:
+    images: whose features are computed.
+    too_few: class -> images, of the classes with too few for the most shots and the validation.
+  """
+
+  def __init__(self, name: str, options: FewShotEvaluatorConfig, source: str, context: EvaluationContext):
+    """The arguments are those of `EvaluatorConfig.open`.
 
     Raises:
       UserError: no such data, layer or pooling; images with lists of classes; none left to choose by.
     """
-    self._options, self._probe, data = options, options.fewshot, run.data
-    features_lib.check(run.model, self._probe.layer, self._probe.pool, f'config.evaluators.{name}.fewshot')
-    data = dataclasses.replace(data, max_labels=None, classes=() if options.source else data.classes)
-    self._grid = self._probe.grid or GRIDS[self._probe.probe]
-    train = sources.open_source(spec, self._probe.train_split, data=data)
-    test = sources.open_source(spec, options.split, data=data, class_names=train.class_names)
+    from vit_jax.data.pipeline import (
+      EvalPipeline,
+    )  # OpenCV takes a while, which `import vit_jax.config` need not
+
+    features_lib.check(context.model, options.layer, options.pool, f'config.evaluators.{name}')
+    self._name, self._options = name, options
+    self._step = features_lib.make_step(context.graphdef, context.data, context.mesh)
+    # The probe's classes are its own; those of the training data are chosen only where it is the same data.
+    chosen_classes = () if options.source else context.data.classes
+    data = dataclasses.replace(context.data, max_labels=None, classes=chosen_classes)
+    train = sources.open_source(source, options.train_split, data=data)
+    test = sources.open_source(source, options.split, data=data, class_names=train.class_names)
     labels = train.labels()
     self.class_names = train.class_names
     self.examples = len(test)
     self._draws = {
-      (shots, seed): draw(labels, shots, self._probe.validation, seed)
-      for shots in self._probe.shots
-      for seed in range(self._probe.seeds)
+      (shots, seed): draw(labels, shots, options.validation, seed)
+      for shots in options.shots
+      for seed in range(options.seeds)
     }
-    self.too_few = self._say_too_few(name, spec, labels)
+    self.too_few = self._warn_of_small_classes(source, labels)
     # Every record that is in some draw, once.
     self._numbers = np.unique(np.concatenate([part for pair in self._draws.values() for part in pair]))
-    self.images = len(self._numbers) + self.examples  # whose features are computed
-    chosen = np.zeros(len(train), bool)
-    chosen[self._numbers] = True
+    self.images = len(self._numbers) + self.examples
+    drawn = np.zeros(len(train), bool)
+    drawn[self._numbers] = True
     digest = hashlib.blake2b(self._numbers.tobytes(), digest_size=16).digest()
-    self._specs = (
-      self._spec(spec, self._probe.train_split, digest, data),
-      self._spec(spec, options.split, None, data),
+    self._keys = (
+      self._feature_key(source, options.train_split, digest, data),
+      self._feature_key(source, options.split, None, data),
     )
     self._pipelines = [
       EvalPipeline(
-        source,
+        records,
         data,
-        options,
-        batch_size=options.batch_size or run.batch_size,
-        sharding=mesh_lib.batch_sharding(mesh),
+        crop=options.crop,
+        resize=options.resize,
+        batch_size=options.batch_size or context.batch_size,
+        sharding=mesh_lib.batch_sharding(context.mesh),
       )
-      for source in (subset.Selection(train, chosen), test)
+      for records in (subset.Subset(train, drawn), test)
     ]
 
-  def scores(
-    self, step: FeatureStep, params: dict[str, Any], cache: dict[Spec, Features]
-  ) -> dict[int, list[Score]]:
-    """{shots: the score of each seed's draw}.
-
-    Args:
-      step: of `features.make_step`.
-      params: the model's.
-      cache: features of these parameters that are known, to which those computed are added.
-    """
-    for spec, batches in zip(self._specs, self._pipelines, strict=True):
-      if spec not in cache:
-        cache[spec] = features_lib.extract(step, params, batches, layer=spec.layer, pool=spec.pool)
-    train, test = (cache[spec] for spec in self._specs)
-    part = lambda numbers: Features(*(array[np.searchsorted(self._numbers, numbers)] for array in train))
-    result: dict[int, list[Score]] = {shots: [] for shots in self._probe.shots}
-    for (shots, _), (learnt, held_out) in self._draws.items():
-      one = score(self._probe.probe, self._grid, part(learnt), part(held_out), test, len(self.class_names))
-      result[shots].append(one)
-    return result
-
-  def metrics(
-    self, step: FeatureStep, models: dict[str, dict[str, Any]], caches: dict[str, dict[Spec, Features]]
+  def run(
+    self,
+    models: Mapping[str, Params],
+    shared: dict[Any, Any],
+    report_folder: pathlib.Path | None = None,
   ) -> dict[str, float]:
-    """{'<model>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}.
-
-    Args:
-      step: of `features.make_step`.
-      models: what the metrics' names begin with -> parameters.
-      caches: for each model, as for `scores`.
-    """
-    result = {}
-    for name, params in models.items():
-      for shots, scores in self.scores(step, params, caches[name]).items():
+    """{'<evaluator>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}."""
+    del report_folder
+    result: dict[str, float] = {}
+    for suffix, params in models.items():
+      cache = shared.setdefault(suffix, {})
+      for shots, scores in self.scores(params, cache).items():
         accuracies = [score.accuracy for score in scores]
-        prefix = self._probe.metric_prefix(name, shots)
+        prefix = metric_prefix(f'{self._name}{suffix}', shots)
         result[f'{prefix}/accuracy'] = statistics.fmean(accuracies)
         if len(accuracies) > 1:
           result[f'{prefix}/deviation'] = statistics.stdev(accuracies)
     return result
 
-  def _spec(self, source: str, split: str, records: bytes | None, data: DataConfig) -> Spec:
-    options = self._options
-    # What changes no feature is left out.
-    data = dataclasses.replace(data, source='', split='', threads=1, prefetch=1)
-    return Spec(
-      source, split, records, data, options.crop, options.resize, self._probe.layer, self._probe.pool
-    )
+  def scores(self, params: Params, cache: dict[FeatureKey, Features]) -> dict[int, list[Score]]:
+    """{shots: the score of each seed's draw}.
 
-  def _say_too_few(self, name: str, spec: str, labels: np.ndarray) -> dict[str, int]:
+    Args:
+      params: the model's.
+      cache: known features of these parameters, to which those computed are added.
+    """
+    for key, batches in zip(self._keys, self._pipelines, strict=True):
+      if key not in cache:
+        cache[key] = features_lib.extract(
+          self._step, params, batches, layer=self._options.layer, pool=self._options.pool
+        )
+    train, test = (cache[key] for key in self._keys)
+
+    def part(numbers: np.ndarray) -> Features:
+      rows = np.searchsorted(self._numbers, numbers)
+      return Features(train.values[rows], train.labels[rows])
+
+    probe = self._options.probe
+    grid = self._options.grid or GRIDS[probe]
+    result: dict[int, list[Score]] = {shots: [] for shots in self._options.shots}
+    for (shots, _), numbers in self._draws.items():
+      learnt, held_out = part(numbers.shots), part(numbers.validation)
+      result[shots].append(score(probe, grid, learnt, held_out, test, len(self.class_names)))
+    return result
+
+  def _feature_key(self, source: str, split: str, records: bytes | None, data: DataConfig) -> FeatureKey:
+    options = self._options
+    data = dataclasses.replace(data, source='', split='', threads=1, prefetch=1)  # which change no feature
+    return FeatureKey(source, split, records, data, options.crop, options.resize, options.layer, options.pool)
+
+  def _warn_of_small_classes(self, source: str, labels: np.ndarray) -> dict[str, int]:
     """Class -> images, of those with too few for the most shots and the validation; logs them."""
-    wanted = max(self._probe.shots) + self._probe.validation
+    options = self._options
+    wanted = max(options.shots) + options.validation
     sizes = np.bincount(labels, minlength=len(self.class_names))
     few = {self.class_names[number]: int(sizes[number]) for number in np.flatnonzero(sizes < wanted)}
     for (shots, seed), parts in self._draws.items():
       if not len(parts.validation):
         raise UserError(
-          f'{spec} {self._probe.train_split} has no images left to choose by after {shots} of each class '
-          f'(seed {seed}); lower config.evaluators.{name}.fewshot.shots.'
+          f'{source} {options.train_split} has no images left to choose by after {shots} of each class '
+          f'(seed {seed}); lower config.evaluators.{self._name}.shots.'
         )
     if few:
       shown = ', '.join(f'{title} ({count})' for title, count in list(few.items())[:10])
@@ -198,6 +260,6 @@ class FewShotEvaluator:
       _log.warning(
         'Evaluator %s: %d of the %d classes of %s have fewer than the %d images that shots and validation '
         'take; they give what they have: %s%s.',
-        *(name, len(few), len(self.class_names), spec, wanted, shown, more),
+        *(self._name, len(few), len(self.class_names), source, wanted, shown, more),
       )
     return few

@@ -2,15 +2,21 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models import fused_attention
+from vit_jax.models.base import Grid
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.position import Grid, RelativeBias, RelativeKeys, Rotary
+from vit_jax.models.position import RelativeBias, RelativeKeys, Rotary
+from vit_jax.models.vit_config import AttentionKernel
+
+# A TPU computes on rows of 128 numbers; so few tokens beyond a multiple of it are a group of their own.
+_LANES, _FEW = 128, 8
 
 
 def attend_by_weights(
@@ -20,11 +26,11 @@ def attend_by_weights(
   *,
   bias: jax.Array | None = None,
   rate: float = 0.0,
-  keys: jax.Array | None = None,
+  dropout_keys: jax.Array | None = None,
 ) -> jax.Array:
   """dropout(softmax(q k^T / sqrt(Dh) + bias)) v, the softmax in float32 (equations 6 and 7).
 
-  What `attend_in_groups` and the kernels do not have: its weights are kept for the backward pass.
+  Only this form has a bias and dropout; it keeps the weights for the backward pass.
 
   Args:
     query: (B, Q, H, Dh).
@@ -32,12 +38,13 @@ def attend_by_weights(
     value: (B, N, H, Dh).
     bias: float32 (B or 1, H, Q, N), or None.
     rate: dropout of the attention weights.
-    keys: (B,) typed PRNG keys of that dropout; None: nothing is dropped.
+    dropout_keys: (B,) typed PRNG keys of that dropout; None: nothing is dropped.
 
   Returns:
     (B, Q, H, Dh), of the dtype of `value`.
   """
-  weights = dropout(_weights(query, key, bias).astype(value.dtype), rate, keys, Place.ATTENTION_WEIGHTS)
+  weights = _weights(query, key, bias).astype(value.dtype)
+  weights = dropout(weights, rate, dropout_keys, Place.ATTENTION_WEIGHTS)
   return _heads_last(jnp.einsum('bhqn,bhnd->bhqd', weights, _heads_first(value)))
 
 
@@ -45,7 +52,7 @@ Groups = tuple[jax.Array, ...]  # consecutive tokens of one sequence
 
 
 def attend_in_groups(queries: Groups, keys: Groups, values: Groups) -> Groups:
-  """softmax(q k^T / sqrt(Dh)) v of sequences cut into groups: a query attends to the keys of all of them.
+  """softmax(q k^T / sqrt(Dh)) v of sequences cut into groups: a query attends to the keys of all groups.
 
   Args:
     queries: (B, Qi, H, Dh) each.
@@ -54,37 +61,36 @@ def attend_in_groups(queries: Groups, keys: Groups, values: Groups) -> Groups:
   Returns:
     (B, Qi, H, Dh) each.
   """
-  heads_first = lambda groups: tuple(map(_heads_first, groups))
-  return tuple(
-    map(_heads_last, _attend(heads_first(map(_scaled, queries)), *map(heads_first, (keys, values))))
+  outs = _attend(
+    tuple(_heads_first(_scaled(query)) for query in queries),
+    tuple(_heads_first(key) for key in keys),
+    tuple(_heads_first(value) for value in values),
   )
+  return tuple(_heads_last(out) for out in outs)
 
 
 def grouped(x: jax.Array) -> Groups:
-  """(B, N, ...) in groups: the one token that 257 have more than 256 is a group of its own.
+  """(B, N, ...) in groups: 257 tokens become a group of 256 and one of 1.
 
-  A TPU computes with 128 numbers side by side, and what has tokens along that side is padded: 257 (16 x 16
-  patches and a class token) would take as long as 384. By the compiler's estimate for a TPU v3, H/14's
-  block takes 0.87 of the time so.
+  A TPU pads an array's last side to a multiple of 128, so 257 tokens (16 x 16 patches and a class token) would take
+  as long as 384. In groups a block of H/14 takes 0.87 of the time, by the compiler's estimate for a TPU v3.
   """
   whole = x.shape[1] // _LANES * _LANES
   return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
 
 
-_LANES, _FEW = 128, 8
-
-
 @jax.custom_vjp
 def _attend(queries: Groups, keys: Groups, values: Groups) -> Groups:
-  """softmax(q k^T) v of (B, H, Qi, Dh), (B, H, Ni, Dh) twice, its backward pass our own.
+  """softmax(q k^T) v of queries (B, H, Qi, Dh), keys and values (B, H, Ni, Dh), with a backward pass of our own.
 
-  That computes the B*H*Q*N weights again from q and k, rather than read them from memory (as flash
-  attention does, arXiv 2205.14135): the compiler's estimate for a TPU v3 is a tenth less time a block.
+  Like flash attention (arXiv 2205.14135) the backward pass computes the B*H*Q*N weights again from q and k rather
+  than read them from memory: a tenth less time a block, by the compiler's estimate for a TPU v3.
   """
   return _attend_forward(queries, keys, values)[0]
 
 
-def _attend_forward(queries, keys, values):
+def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Groups, Any]:
+  """The outputs, and what the backward pass needs: inputs, outputs and the logarithm of each softmax's sum."""
   # A column of ones beside the values makes the same product give the weights' sums.
   values_and_ones = [jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1) for v in values]
   outs, log_totals = [], []
@@ -100,9 +106,10 @@ def _attend_forward(queries, keys, values):
   return tuple(outs), (queries, keys, values, tuple(outs), log_totals)
 
 
-def _attend_backward(saved, grads):
+def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]:
+  """Gradients of queries, keys and values, from those of the outputs."""
   queries, keys, values, outs, log_totals = saved
-  means = [  # of the weights' gradient
+  means = [  # of the weights' gradient, over the keys
     (grad.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
     for grad, out in zip(grads, outs, strict=True)
   ]
@@ -123,7 +130,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def _weights(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> jax.Array:
   """(B, Q, H, Dh), (B, N, H, Dh) -> float32 (B, H, Q, N), which sum to one over N."""
-  logits = _logits(*map(_heads_first, (_scaled(query), key)))
+  logits = _logits(_heads_first(_scaled(query)), _heads_first(key))
   return jax.nn.softmax(logits if bias is None else logits + bias)
 
 
@@ -139,17 +146,17 @@ def _scaled(query: jax.Array) -> jax.Array:
 def _heads_first(x: jax.Array) -> jax.Array:
   """(B, N, H, Dh) -> (B, H, N, Dh).
 
-  With heads before tokens the products are plain batched ones: on a CPU 0.8 of the time that einsum needs
-  in the order (B, N, H, Dh), and 0.6 of jax.nn.dot_product_attention.
+  With heads before tokens the products are plain batched ones, which on a CPU take 0.8 of the time of einsum in the
+  order (B, N, H, Dh) and 0.6 of jax.nn.dot_product_attention's.
   """
   return x.transpose(0, 2, 1, 3)
 
 
-_heads_last = _heads_first  # the same exchange
+_heads_last = _heads_first  # the same transposition takes (B, H, N, Dh) back
 
 
 class Attention(nnx.Module):
-  """Queries from one set of tokens, keys and values from another (or the same), and a projection."""
+  """Multi-head attention (paper, appendix A, equations 5 to 8): queries of some tokens, keys and values of others."""
 
   def __init__(
     self,
@@ -157,13 +164,25 @@ class Attention(nnx.Module):
     heads: int,
     *,
     dropout: float = 0.0,
-    dtype: jnp.dtype = jnp.float32,
-    implementation: str = 'xla',
+    dtype: jnp.dtype | type = jnp.float32,
+    implementation: AttentionKernel = 'xla',
     position: RelativeBias | RelativeKeys | Rotary | None = None,
     norm_epsilon: float | None = None,
     sharding: jax.sharding.Sharding | None = None,
     rngs: nnx.Rngs,
   ):
+    """
+    Args:
+      width: D.
+      heads: H, which divides D.
+      dropout: of the attention weights.
+      dtype: of the computation.
+      implementation: config.model.attention; other than 'xla' only where tokens attend to themselves.
+      position: what attention knows of positions; likewise.
+      norm_epsilon: of the query-key normalisation (arXiv 2302.05442, section 2.1); None: there is none.
+      sharding: of the tokens.
+      rngs: of the initial parameters.
+    """
     # LinearGeneral initialises its kernel as the flattened matrix, (D, H*Dh) and (H*Dh, D).
     xavier = {'kernel_init': nnx.initializers.xavier_uniform(), 'dtype': dtype, 'rngs': rngs}
     head = (heads, width // heads)
@@ -171,22 +190,22 @@ class Attention(nnx.Module):
     self.key = nnx.LinearGeneral(width, head, **xavier)
     self.value = nnx.LinearGeneral(width, head, **xavier)
     self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **xavier)
-    # Of each head's queries and keys (arXiv 2302.05442, section 2.1), where there is an epsilon.
-    self.query_norm, self.key_norm = (norm_epsilon and LayerNorm(head[1], norm_epsilon) for _ in range(2))
+    self.query_norm = None if norm_epsilon is None else LayerNorm(head[1], norm_epsilon)
+    self.key_norm = None if norm_epsilon is None else LayerNorm(head[1], norm_epsilon)
     self.dropout = dropout
-    self.implementation = implementation  # of config.model.attention; other than 'xla' only for x = memory
-    self.position = position  # likewise
-    self.sharding = sharding  # of x
+    self.implementation: AttentionKernel = implementation
+    self.position = position
+    self.sharding = sharding
 
   def __call__(
-    self, x: jax.Array, memory: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None
+    self, x: jax.Array, memory: jax.Array, *, dropout_keys: jax.Array | None = None, grid: Grid | None = None
   ) -> jax.Array:
-    """x (B, Q, D) attends to memory (B, N, D): (B, Q, D).
+    """(B, Q, D), (B, N, D) -> (B, Q, D).
 
     Args:
-      x: the tokens that ask.
-      memory: the tokens that are asked.
-      keys: (B,) typed PRNG keys of dropout, or None.
+      x: the tokens that attend, whose queries are taken.
+      memory: the tokens that are attended to, whose keys and values are taken.
+      dropout_keys: (B,) typed PRNG keys of dropout, or None.
       grid: rows and columns of the patches, where attention knows of positions.
     """
     queries = jax.ShapeDtypeStruct((*x.shape[:2], *self.query.out_features), self.query.dtype)
@@ -194,21 +213,24 @@ class Attention(nnx.Module):
     kernel = fused_attention.choose(
       self.implementation, queries, dropout=self.dropout, biased=biased, sharding=self.sharding
     )
-    dropping = self.dropout and keys is not None
+    dropping = self.dropout > 0 and dropout_keys is not None
     if kernel == 'xla' and self.position is None and not dropping:
       return self._in_groups(x, memory)
-    (query, key, bias), value = self._asked(x, memory, grid), self.value(memory)
+    query, key, bias = self._queries_and_keys(x, memory, grid)
+    value = self.value(memory)
     if biased or dropping:
-      out = attend_by_weights(query, key, value, bias=bias, rate=self.dropout, keys=keys)
+      out = attend_by_weights(query, key, value, bias=bias, rate=self.dropout, dropout_keys=dropout_keys)
     elif kernel == 'xla':
-      out = jnp.concatenate(attend_in_groups(*map(grouped, (query, key, value))), axis=1)
+      out = jnp.concatenate(attend_in_groups(grouped(query), grouped(key), grouped(value)), axis=1)
     else:
       out = fused_attention.attend(kernel, query, key, value, self.sharding)
     return self.out(out)
 
   def _in_groups(self, x: jax.Array, memory: jax.Array) -> jax.Array:
-    project = lambda layer, tokens: tuple(map(layer, grouped(tokens)))
-    queries, keys, values = project(self._query, x), project(self._key, memory), project(self.value, memory)
+    """Attention by `attend_in_groups`, with the projections of each group apart."""
+    queries = tuple(self._query(group) for group in grouped(x))
+    keys = tuple(self._key(group) for group in grouped(memory))
+    values = tuple(self.value(group) for group in grouped(memory))
     return jnp.concatenate([self.out(out) for out in attend_in_groups(queries, keys, values)], axis=1)
 
   def _query(self, x: jax.Array) -> jax.Array:
@@ -217,17 +239,18 @@ class Attention(nnx.Module):
   def _key(self, memory: jax.Array) -> jax.Array:
     return self.key(memory) if self.key_norm is None else self.key_norm(self.key(memory))
 
-  def _asked(
+  def _queries_and_keys(
     self, x: jax.Array, memory: jax.Array, grid: Grid | None
   ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Queries (B, Q, H, Dh), keys (B, N, H, Dh) and the bias of their logits, with their positions."""
-    query, key, bias = self._query(x), self._key(memory), None
+    """Queries (B, Q, H, Dh), keys (B, N, H, Dh) and the bias of their logits (or None), positions applied."""
+    query, key = self._query(x), self._key(memory)
+    if self.position is None:
+      return query, key, None
+    assert grid is not None, 'attention that knows of positions is given the grid of its patches'
     if isinstance(self.position, Rotary):
-      query, key = self.position.rotate(query, grid), self.position.rotate(key, grid)
-    elif self.position is not None:
-      bias = self.position.logits(_scaled(query), grid)
-    return query, key, bias
+      return self.position.rotate(query, grid), self.position.rotate(key, grid), None
+    return query, key, self.position.logits(_scaled(query), grid)
 
   def weights(self, x: jax.Array, memory: jax.Array, grid: Grid | None = None) -> jax.Array:
     """How much each token of x (B, Q, D) attends to those of memory (B, N, D): float32 (B, H, Q, N)."""
-    return _weights(*self._asked(x, memory, grid))
+    return _weights(*self._queries_and_keys(x, memory, grid))

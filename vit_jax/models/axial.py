@@ -6,19 +6,23 @@ and there are no registers (the paper does not say what its model pools; ours ta
 pooling).
 """
 
+from typing import Any, Literal
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.models import stack
+from vit_jax.models import scanned_blocks
+from vit_jax.models.base import Grid
 from vit_jax.models.dropout import fold_in
-from vit_jax.models.position import Grid
+
+Axis = Literal['row', 'column']
 
 
 class AxialBlock(nnx.Module):
   """A row block, then a column block, in the place of one block of the encoder."""
 
-  def __init__(self, row: nnx.Module, column: nnx.Module, sharding: jax.sharding.Sharding | None):
+  def __init__(self, row: Any, column: Any, sharding: jax.sharding.Sharding | None):
     """
     Args:
       row: a block whose attention is along rows.
@@ -29,11 +33,14 @@ class AxialBlock(nnx.Module):
     self.column = column
     self.sharding = sharding
 
-  def __call__(self, z: jax.Array, skip_rate: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+  def __call__(
+    self, z: jax.Array, drop_path_rate: jax.Array, keys: jax.Array | None, grid: Grid
+  ) -> jax.Array:
     """(B, N, D) -> (B, N, D); the arguments are those of both blocks."""
-    row_keys, column_keys = (None if keys is None else fold_in(keys, number) for number in range(2))
-    z = stack.constrain(self.row(z, skip_rate, row_keys, grid), self.sharding)
-    return self.column(z, skip_rate, column_keys, grid)
+    row_keys = None if keys is None else fold_in(keys, 0)
+    column_keys = None if keys is None else fold_in(keys, 1)
+    z = scanned_blocks.constrain(self.row(z, drop_path_rate, row_keys, grid), self.sharding)
+    return self.column(z, drop_path_rate, column_keys, grid)
 
   def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (2, B, H, N, N): of the row block and of the column block."""
@@ -41,14 +48,14 @@ class AxialBlock(nnx.Module):
     return jnp.stack([self.row.weights(z, grid), self.column.weights(between, grid)])
 
 
-def line(grid: Grid, axis: str) -> Grid:
-  """The grid of one row or column, which is what the positions in its attention are of."""
+def line(grid: Grid, axis: Axis) -> Grid:
+  """The grid of one row or column, in which its tokens attend to each other."""
   rows, columns = grid
   return (1, columns) if axis == 'row' else (rows, 1)
 
 
-def to_lines(x: jax.Array, grid: Grid, axis: str) -> jax.Array:
-  """(B, N, D) -> (B * lines, length, D): the rows or the columns as examples of their own.
+def to_lines(x: jax.Array, grid: Grid, axis: Axis) -> jax.Array:
+  """(B, N, D) -> (B * lines, length, D): each row or column as an example of its own.
 
   Args:
     x: tokens, row by row.
@@ -61,24 +68,24 @@ def to_lines(x: jax.Array, grid: Grid, axis: str) -> jax.Array:
   return x.reshape(-1, *x.shape[2:])
 
 
-def from_lines(x: jax.Array, grid: Grid, axis: str) -> jax.Array:
-  """(B * lines, length, D) -> (B, N, D): what `to_lines` took apart."""
+def from_lines(x: jax.Array, grid: Grid, axis: Axis) -> jax.Array:
+  """(B * lines, length, D) -> (B, N, D): the inverse of `to_lines`."""
   rows, columns = grid
   if axis == 'column':
     x = x.reshape(-1, columns, rows, x.shape[-1]).swapaxes(1, 2)
   return x.reshape(-1, rows * columns, x.shape[-1])
 
 
-def line_keys(keys: jax.Array | None, grid: Grid, axis: str) -> jax.Array | None:
-  """(B,) typed PRNG keys -> (B * lines,), a line's own being made from its example's; or None."""
+def line_keys(keys: jax.Array | None, grid: Grid, axis: Axis) -> jax.Array | None:
+  """(B,) typed PRNG keys -> (B * lines,): a key for each line, split from its example's; None stays None."""
   if keys is None:
     return None
-  lines = grid[axis == 'column']
+  lines = grid[0] if axis == 'row' else grid[1]
   return jax.vmap(lambda key: jax.random.split(key, lines))(keys).reshape(-1)
 
 
-def over_all_tokens(weights: jax.Array, grid: Grid, axis: str) -> jax.Array:
-  """(B * lines, H, length, length) -> (B, H, N, N): the weights of pairs of tokens, zero across lines."""
+def over_all_tokens(weights: jax.Array, grid: Grid, axis: Axis) -> jax.Array:
+  """(B * lines, H, length, length) -> (B, H, N, N): weights of all pairs of tokens, zero between lines."""
   rows, columns = grid
   heads = weights.shape[1]
   if axis == 'row':

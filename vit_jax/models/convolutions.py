@@ -1,4 +1,4 @@
-"""The layers that all our ResNets are made of: convolutions with standardised weights, and group norms."""
+"""The layers of ResNets: convolutions with standardised weights, group norms, and stages of bottlenecks."""
 
 import functools
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.errors import UserError
-from vit_jax.models import stack
+from vit_jax.models import scanned_blocks
 
 GROUPS = 32
 
 
 class Style(NamedTuple):
-  """What the published code of the hybrids and that of BiT do differently.
+  """Where the published code of the hybrids and that of BiT differ.
 
   Attributes:
-    same: pad as 'SAME', what is odd of the padding at the end; else by half the kernel on every side.
+    same: pad as 'SAME', an odd pixel at the end; else by half the kernel on every side.
     variance_epsilon: added to the variance of the weights.
     deviation_epsilon: added to their deviation.
   """
@@ -66,7 +66,7 @@ class StandardisedConv(nnx.Module):
       'SAME' if self.style.same else ((half, half), (half, half)),
       dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
     )
-    return stack.constrain(y, self.sharding)
+    return scanned_blocks.constrain(y, self.sharding)
 
 
 # (inputs, outputs, size of the kernel, stride=1) -> a StandardisedConv
@@ -95,7 +95,7 @@ class GroupNorm(nnx.Module):
 
 @functools.partial(jax.checkpoint, static_argnums=3)
 def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-  """Of which the backward pass saves the input only, as it does of a LayerNorm."""
+  """The normalised array; only the input is saved for the backward pass."""
   y = x.astype(jnp.float32).reshape(*x.shape[:-1], GROUPS, -1)
   y = y - y.mean(axis=(1, 2, 4), keepdims=True)
   variance = jnp.square(y).mean(axis=(1, 2, 4), keepdims=True)
@@ -118,8 +118,12 @@ class Stage(nnx.Module):
     return (getattr(self, f'unit{u + 1}') for u in range(self.units))
 
 
-def check_sizes(**options: int | tuple[int, ...]) -> None:
-  """Raises UserError for a width without 32 groups, or a stage without units; each by its option's name."""
+def check_stage_sizes(**options: int | tuple[int, ...]) -> None:
+  """Raises UserError for a width that 32 groups do not divide, or a stage without bottlenecks.
+
+  Args:
+    **options: name of the option of config.model -> its value, a width or the bottlenecks of the stages.
+  """
   for name, value in options.items():
     if isinstance(value, tuple):
       if any(units < 1 for units in value):

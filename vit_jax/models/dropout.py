@@ -1,8 +1,8 @@
 """Dropout with a key for every example.
 
 An example's masks depend on its own key only, so they are the same however the batch is divided over
-devices or accumulation steps. The keys must be of an implementation that vmap maps over truly, such
-as 'threefry2x32' ('rbg' does not).
+devices or accumulation steps. The keys' implementation must give each example the same bits under `jax.vmap` as
+alone: 'threefry2x32' does, 'rbg' does not.
 """
 
 import enum
@@ -14,7 +14,7 @@ fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))  # one number into eve
 
 
 class Place(enum.IntEnum):
-  """Where in a block something is dropped: each has masks of its own."""
+  """Where in a block something is dropped: each place has masks of its own."""
 
   ATTENTION_WEIGHTS = 0
   ATTENTION_OUT = 1
@@ -31,7 +31,7 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, place: int) -> ja
     x: (B, ...).
     rate: 0 does nothing, and costs nothing.
     keys: (B,) typed PRNG keys; None does nothing.
-    place: what tells this mask from others that are drawn from the same keys.
+    place: number that tells this mask from the others drawn from the same keys.
   """
   if keys is None or rate == 0:
     return x
@@ -40,9 +40,9 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, place: int) -> ja
 
 
 def _keep(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
-  """bool, each True with probability 1 - rate, to within 2^-16: 16 random bits are enough for that.
+  """bool of `shape`, each True with probability 1 - rate, to within 2^-16.
 
-  Drawing them is what dropout costs on a TPU, so each 32 are used twice.
+  Drawing random bits is most of the cost of dropout on a TPU, so each word of 32 bits serves two elements.
   """
   *rows, columns = shape
   bits = jax.random.bits(key, (*rows, -(-columns // 2)), jnp.uint32)
@@ -57,7 +57,7 @@ def drop_path(x: jax.Array, rate: jax.Array, keys: jax.Array | None, place: int)
     x: (B, ...), a residual branch.
     rate: float32 scalar.
     keys: (B,) typed PRNG keys; None does nothing.
-    place: what tells this mask from others that are drawn from the same keys.
+    place: number that tells this mask from the others drawn from the same keys.
   """
   if keys is None:
     return x

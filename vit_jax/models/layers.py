@@ -1,7 +1,7 @@
-"""The layers of a block beside attention, and the one that makes tokens.
+"""Layers that several models share: norms, MLPs, the patch embedding and the head.
 
-What is cheap to compute is computed again in the backward pass rather than saved (`jax.checkpoint`):
-a norm or a GELU saves its input only, which is faster too where memory is slow.
+Norms and GELUs are computed again in the backward pass from their inputs rather than saved (`jax.checkpoint`):
+that needs less memory, and less time where memory is slow.
 """
 
 import functools
@@ -46,7 +46,7 @@ def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
 
 
 class Depthwise(nnx.Module):
-  """A 3 x 3 convolution of each channel by itself, on the grid of patches; beyond its border are zeros."""
+  """A 3 x 3 convolution of each channel by itself on the grid of patches, padded with zeros."""
 
   def __init__(self, channels: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
     shape = (3, 3, channels)
@@ -59,18 +59,19 @@ class Depthwise(nnx.Module):
     rows, columns = grid
     kernel = self.kernel[...].astype(self.dtype)
     x = jnp.pad(x.reshape(len(x), rows, columns, -1), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    # Written as nine products it takes a third of the time of XLA's convolution by groups on a CPU. The
-    # barrier keeps what x was made of from being computed nine times.
+    # Nine products take a third of the time of XLA's grouped convolution on a CPU. The barrier keeps XLA from
+    # computing x anew for each of them.
     x = jax.lax.optimization_barrier(x)
     out = sum(x[:, i : i + rows, j : j + columns] * kernel[i, j] for i in range(3) for j in range(3))
     return out.reshape(len(x), rows * columns, -1) + self.bias[...].astype(self.dtype)
 
 
 class Mlp(nnx.Module):
-  """Two layers with a GELU between them; with `locality`, of tokens on a grid, GELU, convolution and GELU.
+  """Two dense layers with a GELU between them (paper, section 3.1).
 
-  The latter is the feed-forward network of LocalViT (arXiv 2104.05707, equation 5), with the nonlinearity
-  of ours and without its batch normalisation. Tokens that are no patches pass the convolution by.
+  With `locality`, GELU, a depthwise convolution and GELU: the feed-forward network of LocalViT (arXiv 2104.05707,
+  equation 5) with GELU as its nonlinearity and without batch normalisation. Tokens that are no patches skip the
+  convolution.
   """
 
   def __init__(
@@ -103,12 +104,13 @@ class Mlp(nnx.Module):
     """
     graphdef, params = nnx.split((self.dense_out, self.depthwise))
 
-    # Of all that has M units, the backward pass gets what goes into the GELU only.
+    # Of the arrays with M hidden units, only the GELU's input is saved for the backward pass.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def activate_and_project(params: nnx.State, x: jax.Array, keys: jax.Array | None) -> jax.Array:
       dense_out, depthwise = nnx.merge(graphdef, params)
       x = GELU[self.gelu](x)
       if depthwise is not None:
+        assert grid is not None, 'an MLP with locality is given the grid of its patches'
         others, patches = jnp.split(x, [x.shape[1] - math.prod(grid)], axis=1)
         x = jnp.concatenate([others, GELU[self.gelu](depthwise(patches, grid))], axis=1)
       return dense_out(dropout(x, self.dropout, keys, Place.MLP_HIDDEN))
@@ -135,3 +137,19 @@ class PatchEmbedding(nnx.Module):
     grid = images.astype(self.dtype).reshape(b, height // p, p, width // p, p, c)
     patches = grid.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
     return patches @ kernel.reshape(-1, d) + self.bias[...].astype(self.dtype)
+
+
+def initial_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:
+  """The last layer, (inputs, K) in float32: its kernel begins at zero, its bias at `bias`."""
+  return nnx.Linear(
+    inputs,
+    num_classes,
+    kernel_init=initializers.zeros,
+    bias_init=initializers.constant(bias),
+    rngs=rngs,
+  )
+
+
+def repeat_for_examples(token: nnx.Param, z: jax.Array) -> jax.Array:
+  """(1, R, D) -> (B, R, D): learned tokens, repeated for each example of z (B, N, D), in its dtype."""
+  return jnp.broadcast_to(token[...].astype(z.dtype), (len(z), *token.shape[1:]))

@@ -9,49 +9,175 @@ Its parameters, those of the L blocks stacked; N tokens of D channels:
   norm/{scale,bias}, head/{kernel (D, K), bias}
 """
 
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax import config
-from vit_jax.errors import UserError
-from vit_jax.models import stack
+from vit_jax.models import flops, scanned_blocks, variants
+from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
-from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
-from vit_jax.models.variants import Sizes, check_options, grid, resolve
+from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head
+from vit_jax.options import RESUMABLE, Count, Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """What decides the shapes of the blocks of an MLP-Mixer."""
+
+  patch: int  # pixels along a side of a patch
+  width: int  # D, the size of a token
+  mlp_dim: int  # hidden units of the MLP over channels
+  depth: int  # L, blocks
+  tokens_mlp_dim: int  # hidden units of the MLP over tokens
+
+
+# Table 1 of the MLP-Mixer's paper.
+VARIANTS = {
+  'Mixer-B/16': Sizes(patch=16, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
+  'Mixer-B/32': Sizes(patch=32, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
+  'Mixer-L/16': Sizes(patch=16, width=1024, mlp_dim=4096, depth=24, tokens_mlp_dim=512),
+}
+
+SHARDING_RULES: ShardingRules = (
+  (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
+  (r'blocks/(token|channel)_mlp/dense_in/kernel', ('fsdp', 'tensor')),
+  (r'blocks/(token|channel)_mlp/dense_in/bias', ('tensor',)),
+  (r'blocks/(token|channel)_mlp/dense_out/kernel', ('tensor', 'fsdp')),
+  (r'blocks/(token|channel)_mlp/dense_out/bias|patch_embedding/bias', ()),
+  (r'(blocks/(token|channel)_norm|norm)/(scale|bias)', ()),
+  (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)
+  (r'head/bias', ('tensor',)),  # (K,)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixerConfig(ModelConfig):
+  """An MLP-Mixer. Its head reads the mean of all tokens."""
+
+  # 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the variant's
+  # own; 'custom' needs all of them.
+  variant: str = 'Mixer-B/16'
+  # Pixels along a side of a patch.
+  patch: Count | None = None
+  # D, the size of a token.
+  width: Count | None = None
+  # Hidden units of a block's MLP over channels.
+  mlp_dim: Count | None = None
+  # L, blocks.
+  depth: Count | None = None
+  # Hidden units of a block's MLP over tokens.
+  tokens_mlp_dim: Count | None = None
+  # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
+  gelu: Literal['tanh', 'erf'] = 'tanh'
+  # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion to
+  # their depth.
+  stochastic_depth: Rate = 0.0
+  # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
+  unroll: Annotated[bool, RESUMABLE] = False
+
+  title: ClassVar[str] = 'an MLP-Mixer'
+  variants: ClassVar = VARIANTS
+  sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
+  any_image_size: ClassVar[bool] = False
+  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+
+  @property
+  def sizes(self) -> Sizes:
+    """The sizes of the variant, with the options that replace them; raises UserError as `variants.resolve`."""
+    needed = [field.name for field in dataclasses.fields(Sizes)]
+    return variants.resolve(self, Sizes, needed)
+
+  def build(
+    self,
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.Sharding | None = None,
+  ) -> Model:
+    """The network, for images of this size only. `activation_sharding` is of the tokens (B, N, D)."""
+    return Mixer(
+      self,
+      image_size=image_size,
+      channels=channels,
+      num_classes=num_classes,
+      rngs=rngs,
+      activation_sharding=activation_sharding,
+    )
+
+  def resolved(self) -> Self:
+    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    return variants.patch_grid(image_size, self.sizes.patch, option=option)
+
+  @property
+  def patch_pixels(self) -> int:
+    return self.sizes.patch
+
+  @property
+  def num_layers(self) -> int:
+    return self.sizes.depth
+
+  @property
+  def compute_settings(self) -> dict[str, Any]:
+    return super().compute_settings | {'unroll': self.unroll}
+
+  def describe(self) -> str:
+    return f'MLP-Mixer, {self.sizes.depth} blocks of width {self.sizes.width}'
+
+  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+    sizes = self.sizes
+    rows, columns = self.grid(image_size)
+    tokens = rows * columns
+    embedding = tokens * sizes.patch**2 * channels * sizes.width
+    over_tokens = flops.mlp(sizes.width, tokens, sizes.tokens_mlp_dim)
+    over_channels = flops.mlp(tokens, sizes.width, sizes.mlp_dim)
+    return 2 * (embedding + sizes.depth * (over_tokens + over_channels) + sizes.width * num_classes)
 
 
 class MixerBlock(nnx.Module):
-  """A layer: each channel's MLP over the tokens, then each token's over the channels (equation 1)."""
+  """One block: each channel's MLP over the tokens, then each token's over the channels (equation 1)."""
 
-  def __init__(self, tokens: int, sizes: Sizes, model: config.Model, *, rngs: nnx.Rngs):
-    options = {
-      'gelu': model.gelu,
-      'init': {'kernel_init': initializers.lecun_normal(), 'bias_init': initializers.zeros},
-      'dtype': jnp.dtype(model.dtype),
-      'rngs': rngs,
-    }
-    self.token_norm = LayerNorm(sizes.width, model.norm_epsilon)
-    self.token_mlp = Mlp(tokens, sizes.tokens_mlp_dim, **options)
-    self.channel_norm = LayerNorm(sizes.width, model.norm_epsilon)
-    self.channel_mlp = Mlp(sizes.width, sizes.mlp_dim, **options)
-    self.skips = model.stochastic_depth > 0
+  def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
+    sizes, dtype = config.sizes, jnp.dtype(config.dtype)
 
-  def __call__(self, z: jax.Array, skip_rate: jax.Array, keys: jax.Array | None) -> jax.Array:
-    """(B, N, D) -> (B, N, D); each branch is skipped with probability `skip_rate`."""
-    keys = keys if self.skips else None
+    def make_mlp(width: int, hidden: int) -> Mlp:
+      init = {'kernel_init': initializers.lecun_normal(), 'bias_init': initializers.zeros}
+      return Mlp(width, hidden, gelu=config.gelu, init=init, dtype=dtype, rngs=rngs)
+
+    self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
+    self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
+    self.channel_norm = LayerNorm(sizes.width, config.norm_epsilon)
+    self.channel_mlp = make_mlp(sizes.width, sizes.mlp_dim)
+    self.drops_path = config.stochastic_depth > 0
+
+  def __call__(self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None) -> jax.Array:
+    """(B, N, D) -> (B, N, D).
+
+    Args:
+      z: the tokens.
+      drop_path_rate: probability that an example skips a branch.
+      keys: (B,) typed PRNG keys of drop path; None: nothing is dropped.
+    """
+    keys = keys if self.drops_path else None
     y = self.token_mlp(self.token_norm(z).swapaxes(1, 2)).swapaxes(1, 2)
-    z = z + drop_path(y, skip_rate, keys, Place.ATTENTION_PATH)  # whose place it takes
-    return z + drop_path(self.channel_mlp(self.channel_norm(z)), skip_rate, keys, Place.MLP_PATH)
+    z = z + drop_path(y, drop_path_rate, keys, Place.ATTENTION_PATH)  # the place of a ViT's first branch
+    return z + drop_path(self.channel_mlp(self.channel_norm(z)), drop_path_rate, keys, Place.MLP_PATH)
 
 
-class Mixer(nnx.Module):
-  """Images to logits. `models.build` makes one from a config; what it can do is what `ViT` can."""
+class Mixer(Model):
+  """Images to logits. `MixerConfig.build` makes one."""
 
   def __init__(
     self,
-    model: config.Model,
+    config: MixerConfig,
     *,
     image_size: tuple[int, int],
     channels: int,
@@ -59,81 +185,73 @@ class Mixer(nnx.Module):
     rngs: nnx.Rngs,
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
-    _check(model)
-    sizes = resolve(model)
-    rows, columns = grid(sizes, image_size)
-    dtype = jnp.dtype(model.dtype)
-    make = lambda rngs: MixerBlock(rows * columns, sizes, model, rngs=rngs)
-    self.patch_embedding = PatchEmbedding(sizes.patch, channels, sizes.width, dtype=dtype, rngs=rngs)
-    self.blocks = stack.stack(sizes.depth, make, rngs)
-    self.norm = LayerNorm(sizes.width, model.norm_epsilon)
-    head = {'kernel_init': initializers.zeros, 'bias_init': initializers.constant(model.head_bias)}
-    self.head = nnx.Linear(sizes.width, num_classes, **head, rngs=rngs)
-
-    self.config = model
-    self.depth = sizes.depth
+    sizes = config.sizes
+    rows, columns = config.grid(image_size)
+    self.config: MixerConfig = config
     self.activation_sharding = activation_sharding
+    self.patch_embedding = PatchEmbedding(
+      sizes.patch, channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs
+    )
+
+    def make_block(rngs: nnx.Rngs) -> MixerBlock:
+      return MixerBlock(rows * columns, config, rngs=rngs)
+
+    self.blocks = scanned_blocks.stack(sizes.depth, make_block, rngs)
+    self.norm = LayerNorm(sizes.width, config.norm_epsilon)
+    self.head = initial_head(sizes.width, num_classes, config.head_bias, rngs)
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    """The logits of images.
-
-    Args:
-      images: float (B, H, W, C), of the size the model was built for.
-      keys: (B,) typed PRNG keys of stochastic depth, one per image; None: nothing is skipped.
-
-    Returns:
-      float32 (B, K).
-    """
-    tokens = self.encode(self.embed(images), keys)
-    return self.head(self.pool(tokens).astype(jnp.float32))
+    """The logits, float32 (B, K), of images of the size that the model was built for."""
+    tokens, _ = self._apply_blocks(self.embed(images), keys)
+    return self.head(self.pool(self.norm(tokens)).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the patches."""
-    return stack.constrain(self.patch_embedding(images), self.activation_sharding)
-
-  def encode(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
-    """(B, N, D) -> (B, N, D): the L blocks and the last LayerNorm."""
-    return self.norm(self._blocks(tokens, keys))
+    """(B, H, W, C) -> (B, N, D): the patch embeddings."""
+    return scanned_blocks.constrain(self.patch_embedding(images), self.activation_sharding)
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None, -1: after the last LayerNorm."""
-    tokens, layers = self.embed(images), stack.count(layer, self.depth)
-    return self.encode(tokens) if layers is None else self._blocks(tokens, layers=layers)
+    """(B, H, W, C) -> (B, N, D); see `Model.features`."""
+    layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
+    tokens, _ = self._apply_blocks(self.embed(images), layers=layers)
+    return self.norm(tokens) if layers is None else tokens
 
-  def attention(self, images: jax.Array) -> jax.Array:
-    """Raises UserError: there is none."""
-    raise UserError('An MLP-Mixer has no attention to show; choose a Vision Transformer or a hybrid.')
-
-  def pool(self, tokens: jax.Array, how: str | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D): their mean, the only way of a Mixer."""
-    del how
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D): the mean of the tokens, the only pooling of a Mixer."""
+    if how not in (None, 'gap'):
+      raise ValueError(f"how is {how!r}, and an MLP-Mixer pools by 'gap' only")
     return tokens.mean(axis=1)
 
-  def represent(self, pooled: jax.Array) -> jax.Array:
-    """What the head reads is what was pooled."""
-    return pooled
+  def hidden_states(self, images: jax.Array) -> jax.Array:
+    """(L + 1, B, N, D): the tokens before the first block and after each."""
+    last, inputs = self._apply_blocks(self.embed(images), observe=lambda block, z: z)
+    assert inputs is not None
+    return jnp.concatenate([inputs, last[None]])
 
-  def _blocks(self, tokens: jax.Array, keys: jax.Array | None = None, layers: int | None = None) -> jax.Array:
-    z, _ = stack.apply(
+  def without_positions(self) -> str:
+    return 'An MLP-Mixer has no position embedding: its MLPs over the tokens have weights for each place.'
+
+  def filters(self) -> tuple[str, jax.Array]:
+    return 'patch embedding', self.patch_embedding.kernel[...]
+
+  def _apply_blocks(
+    self,
+    tokens: jax.Array,
+    keys: jax.Array | None = None,
+    *,
+    layers: int | None = None,
+    observe: Callable[[Any, jax.Array], jax.Array] | None = None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """The first `layers` blocks, or all: see `scanned_blocks.apply`."""
+    config = self.config
+    return scanned_blocks.apply(
       self.blocks,
       tokens,
-      keys if self.config.stochastic_depth else None,
-      model=self.config,
-      depth=self.depth,
+      keys if config.stochastic_depth else None,
+      depth=config.num_layers,
+      drop_path=config.stochastic_depth,
+      remat=config.remat,
+      unroll=config.unroll,
       layers=layers,
       sharding=self.activation_sharding,
+      observe=observe,
     )
-    return z
-
-
-_OPTIONS = {
-  *('variant', 'patch', 'width', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'stem_width', 'pool', 'gelu'),
-  *('norm_epsilon', 'stochastic_depth', 'head_bias', 'dtype', 'remat', 'unroll'),
-}
-
-
-def _check(model: config.Model) -> None:
-  """Raises UserError where an option is set that would do nothing."""
-  if model.pool != 'gap':
-    raise UserError(f"config.model.pool is {model.pool!r}; an MLP-Mixer has 'gap', the mean of its tokens.")
-  check_options(model, _OPTIONS, 'an MLP-Mixer')

@@ -1,8 +1,8 @@
-"""Where a patch is: position embeddings, which are added to tokens, and what attention is told instead.
+"""Positions of patches: embeddings added to the tokens, and what attention knows of positions.
 
-A grid is (rows, columns) of patches, which are the last of the tokens; the others (class token, registers)
-are in no place. For images of another size than the model's own: learned tables are interpolated between
-the centres of their cells, rotary angles are those of the larger or smaller grid.
+A grid is (rows, columns) of patches, which are the last of the tokens; the others (class token, registers) have no
+place on it. For images of another size than the model's own, learned tables are interpolated between the centres
+of their cells; rotary angles are those of the larger or smaller grid.
 """
 
 import functools
@@ -14,76 +14,81 @@ import numpy as np
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.models.variants import Sizes, has_class_token
-
-Grid = tuple[int, int]
+from vit_jax.models import position_resize
+from vit_jax.models.base import Grid
+from vit_jax.models.position_resize import PositionResize
 
 _INIT = initializers.normal(0.02)
 
 
-def embedding(model: config.Model, width: int, grid: Grid, rngs: nnx.Rngs) -> 'nnx.Param | Axes | None':
-  """What is learned to be added to the tokens: (1, N, D) of class token and patches, or a table an axis."""
-  class_token = has_class_token(model)
-  match model.position:
-    case 'learned':
-      return nnx.Param(_INIT(rngs.params(), (1, math.prod(grid) + class_token, width), jnp.float32))
-    case 'learned2d':
-      return Axes(width, grid, class_token=class_token, rngs=rngs)
-  return None
-
-
-def added(
-  learned: 'nnx.Param | Axes | None', model: config.Model, width: int, own: Grid, grid: Grid
-) -> jax.Array | None:
-  """What is added to the tokens of a grid.
+def learned_embedding(
+  kind: str, width: int, grid: Grid, *, class_token: bool, method: PositionResize, rngs: nnx.Rngs
+) -> 'nnx.Param | AxisEmbeddings | None':
+  """The learned position embedding that is added to the tokens.
 
   Args:
-    learned: of `embedding`.
-    model: the model's config.
+    kind: config.model.position.
     width: D.
-    own: the grid that the model was built for.
-    grid: that of its images.
+    grid: of the model's own image size.
+    class_token: whether the class token has a position too.
+    method: config.model.position_resize.
+    rngs: of the initial values.
 
   Returns:
-    float32 (1, N, D): of the class token, if there is one, and of the patches. None: nothing is added.
+    'learned': (1, N, D) of class token and patches; 'learned2d': tables of rows and columns; None: none is learned.
   """
-  class_token = has_class_token(model)
-  if isinstance(learned, Axes):
-    return learned(grid)
-  if learned is not None:
-    positions = learned[...]
-  elif model.position == 'sincos2d':
-    positions = jnp.asarray(sincos2d(own, width, class_token=class_token))
-  else:
-    return None
-  if grid == own:
-    return positions
-  token, patches = jnp.split(positions, [int(class_token)], axis=1)
-  return jnp.concatenate([token, resize(patches, own, grid)], axis=1)
-
-
-def in_attention(
-  model: config.Model, sizes: Sizes, grid: Grid, rngs: nnx.Rngs
-) -> 'RelativeBias | RelativeKeys | Rotary | None':
-  """What the attention of a block knows of positions."""
-  others = has_class_token(model) + model.register_tokens
-  head_size = sizes.width // sizes.heads
-  match model.position:
-    case 'relative':
-      return RelativeBias(sizes.heads, grid, others, rngs=rngs)
-    case 'relative_query':
-      return RelativeKeys(head_size, grid, others, rngs=rngs)
-    case 'rotary':
-      return Rotary(head_size)
+  if kind == 'learned':
+    return nnx.Param(_INIT(rngs.params(), (1, math.prod(grid) + class_token, width), jnp.float32))
+  if kind == 'learned2d':
+    return AxisEmbeddings(width, grid, class_token=class_token, method=method, rngs=rngs)
   return None
 
 
-class Axes(nnx.Module):
+def attention_position(
+  kind: str,
+  *,
+  heads: int,
+  head_size: int,
+  grid: Grid,
+  others: int,
+  method: PositionResize,
+  rngs: nnx.Rngs,
+) -> 'RelativeBias | RelativeKeys | Rotary | None':
+  """What the attention of a block knows of positions; None: nothing.
+
+  Args:
+    kind: config.model.position.
+    heads: H.
+    head_size: Dh.
+    grid: of the tokens that attend to each other.
+    others: tokens in front of the patches.
+    method: config.model.position_resize.
+    rngs: of the initial values.
+  """
+  if kind == 'relative':
+    return RelativeBias(heads, grid, others, method=method, rngs=rngs)
+  if kind == 'relative_query':
+    return RelativeKeys(head_size, grid, others, method=method, rngs=rngs)
+  if kind == 'rotary':
+    return Rotary(head_size)
+  return None
+
+
+def resize_embedding(
+  embedding: jax.Array, old: Grid, new: Grid, *, class_token: bool, method: PositionResize
+) -> jax.Array:
+  """(1, N, D) -> (1, N', D): an embedding of patches, and perhaps of a class token first, for another grid."""
+  if old == new:
+    return embedding
+  token, patches = jnp.split(embedding, [int(class_token)], axis=1)
+  return jnp.concatenate([token, resize(patches, old, new, method)], axis=1)
+
+
+class AxisEmbeddings(nnx.Module):
   """Half of a patch's D numbers are its column's, half its row's (paper, appendix D.4, '2-dimensional')."""
 
-  def __init__(self, width: int, grid: Grid, *, class_token: bool, rngs: nnx.Rngs):
+  def __init__(self, width: int, grid: Grid, *, class_token: bool, method: PositionResize, rngs: nnx.Rngs):
     """
     Raises:
       UserError: a width that two does not divide.
@@ -97,11 +102,12 @@ class Axes(nnx.Module):
     self.rows = nnx.Param(_INIT(rngs.params(), (1, rows, width // 2), jnp.float32))
     self.columns = nnx.Param(_INIT(rngs.params(), (1, columns, width // 2), jnp.float32))
     self.class_token = nnx.Param(_INIT(rngs.params(), (1, 1, width), jnp.float32)) if class_token else None
+    self.method: PositionResize = method
 
   def __call__(self, grid: Grid) -> jax.Array:
     """float32 (1, N, D): of the class token, if there is one, and of the patches."""
     rows, columns = (
-      resize(table[...], (table.shape[1], 1), (size, 1))
+      resize(table[...], (table.shape[1], 1), (size, 1), self.method)
       for table, size in zip((self.rows, self.columns), grid, strict=True)
     )
     columns, rows = jnp.broadcast_arrays(columns[:, None], rows[:, :, None])
@@ -118,21 +124,24 @@ class Offsets(nnx.Module):
   such token, as BEiT's class token has (arXiv 2106.08254).
   """
 
-  def __init__(self, size: int, grid: Grid, others: int, *, rngs: nnx.Rngs):
-    make = lambda *shape: nnx.Param(_INIT(rngs.params(), (size, *shape), jnp.float32))
+  def __init__(self, size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
+    def make(*shape: int) -> nnx.Param:
+      return nnx.Param(_INIT(rngs.params(), (size, *shape), jnp.float32))
+
     rows, columns = grid
     self.patches = make(2 * rows - 1, 2 * columns - 1)  # the middle is the offset (0, 0)
     self.from_others = make(others) if others else None
     self.to_others = make(others) if others else None
     self.among_others = make(others, others) if others else None
+    self.method: PositionResize = method
 
   def __call__(self, grid: Grid) -> jax.Array:
     """float32 (size, N, N), of all pairs: query, key."""
     size, *own = self.patches.shape
-    wanted = [2 * side - 1 for side in grid]
+    wanted = (2 * grid[0] - 1, 2 * grid[1] - 1)
     table = self.patches[...]
-    if own != wanted:
-      table = resize(table.reshape(size, -1).T[None], own, wanted)[0].T
+    if tuple(own) != wanted:
+      table = resize(table.reshape(size, -1).T[None], (own[0], own[1]), wanted, self.method)[0].T
     of_patches = table.reshape(size, -1)[:, _offsets(grid)]
     if self.from_others is None:
       return of_patches
@@ -147,18 +156,19 @@ class Offsets(nnx.Module):
 def _offsets(grid: Grid) -> np.ndarray:
   """(P, P): the cell of `Offsets.patches`, row by row, of each query and key."""
   rows, columns = (axis.reshape(-1) for axis in np.indices(grid))
-  apart = lambda places, side: places[:, None] - places + side - 1
-  return apart(rows, grid[0]) * (2 * grid[1] - 1) + apart(columns, grid[1])
+  row_offsets = rows[:, None] - rows + grid[0] - 1
+  column_offsets = columns[:, None] - columns + grid[1] - 1
+  return row_offsets * (2 * grid[1] - 1) + column_offsets
 
 
 class RelativeBias(nnx.Module):
   """Each head's bias of the logits for each offset, as in Swin (arXiv 2103.14030, equation 4) and BEiT."""
 
-  def __init__(self, heads: int, grid: Grid, others: int, *, rngs: nnx.Rngs):
-    self.bias = Offsets(heads, grid, others, rngs=rngs)
+  def __init__(self, heads: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
+    self.bias = Offsets(heads, grid, others, method=method, rngs=rngs)
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
-    """float32 (1, H, N, N), whatever the query asks."""
+    """float32 (1, H, N, N), the same for every query."""
     return self.bias(grid)[None]
 
 
@@ -170,8 +180,8 @@ class RelativeKeys(nnx.Module):
   and columns. All heads share the keys, which are scaled with the query (arXiv 1803.02155, equation 4).
   """
 
-  def __init__(self, head_size: int, grid: Grid, others: int, *, rngs: nnx.Rngs):
-    self.keys = Offsets(head_size, grid, others, rngs=rngs)
+  def __init__(self, head_size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
+    self.keys = Offsets(head_size, grid, others, method=method, rngs=rngs)
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
@@ -236,8 +246,11 @@ def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray
   return np.concatenate([np.zeros((int(class_token), width), np.float32), patches])[None]
 
 
-def resize(embedding: jax.Array, old: Grid, new: Grid) -> jax.Array:
-  """(1, rows * columns, D) of another grid: bilinear between the centres of patches."""
-  width = embedding.shape[-1]
-  cells = jax.image.resize(embedding.reshape(*old, width), (*new, width), 'linear', antialias=False)
-  return cells.reshape(1, -1, width)
+def resize(embedding: jax.Array, old: Grid, new: Grid, method: PositionResize) -> jax.Array:
+  """(1, rows * columns, D) -> (1, new rows * new columns, D): a table of cells for another grid."""
+  rows, columns = (position_resize.weights(method, o, n) for o, n in zip(old, new, strict=True))
+  cells = embedding.reshape(*old, embedding.shape[-1])
+  cells = jnp.einsum(
+    'ih,jw,hwd->ijd', rows.astype(np.float32), columns.astype(np.float32), cells, precision='highest'
+  )
+  return cells.reshape(1, -1, embedding.shape[-1])

@@ -1,28 +1,176 @@
-"""The ResNet in front of a hybrid Vision Transformer (arXiv 2010.11929, section 3.1, 'Hybrid Architecture').
+"""ResNets: those of 'Big Transfer' (BiT, arXiv 1912.11370), and the one in front of a hybrid Vision Transformer.
 
-Its parameters, for stages b = 1, 2 ... and bottlenecks u = 1, 2 ... of a stage:
+BiT's apply norm and ReLU before each convolution (ResNet v2). Its parameters, for stages b = 1, 2 ... and
+bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
+
+  root/kernel (7, 7, C, W)
+  block{b}/unit{u}/norm1/{scale,bias} (input,)       block{b}/unit{u}/conv1/kernel (1, 1, input, w)
+  block{b}/unit{u}/norm2/{scale,bias} (w,)           block{b}/unit{u}/conv2/kernel (3, 3, w, w)
+  block{b}/unit{u}/norm3/{scale,bias} (w,)           block{b}/unit{u}/conv3/kernel (1, 1, w, 4 w)
+  block{b}/unit{u}/projection/kernel (1, 1, input, 4 w), in the first unit of a stage
+  norm/{scale,bias}, head/{kernel (D, K), bias}
+
+where w = W * 2**(b - 1), and D is 4 w of the last stage.
+
+The hybrids' (the paper, section 3.1, 'Hybrid Architecture') applies its activations after the sums (ResNet v1):
 
   stem/root/kernel (7, 7, C, W)            stem/root_norm/{scale,bias} (W,)
-  stem/block{b}/unit{u}/conv1/kernel       (1, 1, input, w), where w = W * 2**(b - 1)
+  stem/block{b}/unit{u}/conv1/kernel       (1, 1, input, w)
   stem/block{b}/unit{u}/conv2/kernel       (3, 3, w, w)
   stem/block{b}/unit{u}/conv3/kernel       (1, 1, w, 4 w)
   stem/block{b}/unit{u}/projection/kernel  (1, 1, input, 4 w), in the first unit of a stage
   stem/block{b}/unit{u}/{norm1,norm2,norm3,projection_norm}/{scale,bias}, as wide as their convolution
 """
 
+import dataclasses
 import functools
+from collections.abc import Iterator
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import config
-from vit_jax.models import stack
-from vit_jax.models.convolutions import HYBRID, Conv, GroupNorm, Stage, StandardisedConv, check_sizes
-from vit_jax.models.variants import Sizes
+from vit_jax.errors import UserError
+from vit_jax.models import flops, scanned_blocks, variants
+from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, Remat, ShardingRules
+from vit_jax.models.convolutions import (
+  BIT,
+  HYBRID,
+  Conv,
+  GroupNorm,
+  Stage,
+  StandardisedConv,
+  check_stage_sizes,
+)
+from vit_jax.models.layers import initial_head
+from vit_jax.options import Count, Positive
 
 
-class Bottleneck(nnx.Module):
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """What decides the shapes of a BiT ResNet, whose first stage has 4 times the root's channels."""
+
+  blocks: tuple[int, ...]  # bottlenecks in each stage
+  width: int  # channels of the root
+
+
+# Of the names R50x3, 50 is the number of layers and 3 the factor of the width.
+VARIANTS = {
+  'R50x1': Sizes((3, 4, 6, 3), width=64),
+  'R50x2': Sizes((3, 4, 6, 3), width=128),
+  'R50x3': Sizes((3, 4, 6, 3), width=192),
+  'R101x1': Sizes((3, 4, 23, 3), width=64),
+  'R101x3': Sizes((3, 4, 23, 3), width=192),
+  'R152x1': Sizes((3, 8, 36, 3), width=64),
+  'R152x2': Sizes((3, 8, 36, 3), width=128),
+  'R152x4': Sizes((3, 8, 36, 3), width=256),
+  'R200x3': Sizes((3, 24, 36, 3), width=192),
+}
+
+SHARDING_RULES: ShardingRules = (
+  (r'(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
+  (r'(block\d+/unit\d+/norm\d|norm)/(scale|bias)', ()),
+  (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)
+  (r'head/bias', ('tensor',)),  # (K,)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig(ModelConfig):
+  """A ResNet of 'Big Transfer'. Its head reads the mean of the last feature map."""
+
+  # 'R50x1' … 'R200x3', or 'custom', which needs blocks and width.
+  variant: str = 'R50x1'
+  # Bottlenecks in each stage.
+  blocks: tuple[Count, ...] | None = None
+  # Channels of the root, a multiple of 32.
+  width: Count | None = None
+  # Of every group norm; 1e-5 in the published models.
+  norm_epsilon: Positive = dataclasses.field(default=1e-5, kw_only=True)
+
+  title: ClassVar[str] = 'a ResNet'
+  variants: ClassVar = VARIANTS
+  sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
+
+  @property
+  def sizes(self) -> Sizes:
+    """The sizes of the variant, with the options that replace them; raises UserError as `variants.resolve`."""
+    sizes = variants.resolve(self, Sizes, needed=('blocks', 'width'))
+    check_stage_sizes(width=sizes.width, blocks=sizes.blocks)
+    if not sizes.blocks:
+      raise UserError('config.model.blocks is (); give at least one stage, as (3, 4, 6, 3).')
+    return sizes
+
+  def build(
+    self,
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.Sharding | None = None,
+  ) -> Model:
+    """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
+    del image_size
+    return ResNet(
+      self, channels=channels, num_classes=num_classes, rngs=rngs, activation_sharding=activation_sharding
+    )
+
+  def resolved(self) -> Self:
+    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    return variants.patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
+
+  @property
+  def patch_pixels(self) -> int:
+    """4 pixels a cell after the root and its pooling, doubled by each later stage."""
+    return 4 * 2 ** (len(self.sizes.blocks) - 1)
+
+  @property
+  def num_layers(self) -> int:
+    """Bottlenecks in all stages."""
+    return sum(self.sizes.blocks)
+
+  @property
+  def first_kernel(self) -> str:
+    return 'root/kernel'
+
+  def describe(self) -> str:
+    units = ' + '.join(map(str, self.sizes.blocks))
+    return f'ResNet of {units} bottlenecks behind a root of {self.sizes.width} channels'
+
+  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+    macs, outputs = flops.resnet(self.sizes.width, self.sizes.blocks, image_size, channels)
+    return 2 * (macs + outputs * num_classes)
+
+
+class PreActivationBottleneck(nnx.Module):
+  """A residual unit with norm and ReLU before each convolution, the stride in the 3 x 3 one."""
+
+  def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
+    outputs = 4 * width
+    self.norm1 = GroupNorm(inputs, epsilon)
+    self.conv1 = conv(inputs, width, 1)
+    self.norm2 = GroupNorm(width, epsilon)
+    self.conv2 = conv(width, width, 3, stride=stride)
+    self.norm3 = GroupNorm(width, epsilon)
+    self.conv3 = conv(width, outputs, 1)
+    projects = stride > 1 or inputs != outputs
+    self.projection = conv(inputs, outputs, 1, stride=stride) if projects else None
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width), both rounded up."""
+    y = jax.nn.relu(self.norm1(x))
+    shortcut = x if self.projection is None else self.projection(y)
+    y = self.conv1(y)
+    y = self.conv2(jax.nn.relu(self.norm2(y)))
+    y = self.conv3(jax.nn.relu(self.norm3(y)))
+    return shortcut + y
+
+
+class PostActivationBottleneck(nnx.Module):
   """A residual unit with its activations behind the sums (ResNet v1), the stride in the 3 x 3 convolution."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
@@ -42,48 +190,126 @@ class Bottleneck(nnx.Module):
     y = jax.nn.relu(self.norm1(self.conv1(x)))
     y = jax.nn.relu(self.norm2(self.conv2(y)))
     y = self.norm3(self.conv3(y))
-    shortcut = x if self.projection is None else self.projection_norm(self.projection(x))
+    shortcut = x
+    if self.projection is not None and self.projection_norm is not None:
+      shortcut = self.projection_norm(self.projection(x))
     return jax.nn.relu(shortcut + y)
 
 
-class Stem(nnx.Module):
-  """Images to the feature map that patches are cut from; no stages: the root alone."""
+class ResNet(Model):
+  """Images to logits. `ResNetConfig.build` makes one; its tokens are the cells of a feature map."""
 
   def __init__(
     self,
-    sizes: Sizes,
-    model: config.Model,
+    config: ResNetConfig,
     *,
     channels: int,
+    num_classes: int,
     rngs: nnx.Rngs,
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
-    width = sizes.stem_width
-    check_sizes(stem_width=width, stem_blocks=sizes.stem_blocks)
-    options = {
-      'style': HYBRID,
-      'dtype': jnp.dtype(model.dtype),
-      'rngs': rngs,
-      'sharding': activation_sharding,
-    }
-    conv = functools.partial(StandardisedConv, **options)
+    sizes = config.sizes
+    conv = functools.partial(
+      StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=activation_sharding
+    )
+    bottleneck = functools.partial(PreActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
+    self.config: ResNetConfig = config
+    self.root = conv(channels, sizes.width, 7, stride=2)
+    outputs = sizes.width
+    for b, units in enumerate(sizes.blocks):
+      stage = Stage(outputs, sizes.width * 2**b, units, bottleneck, stride=2 if b else 1)
+      setattr(self, f'block{b + 1}', stage)  # the published name of the parameters
+      outputs = 4 * sizes.width * 2**b
+    self.norm = GroupNorm(outputs, config.norm_epsilon)
+    self.head = initial_head(outputs, num_classes, config.head_bias, rngs)
+
+  def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
+    """The logits, float32 (B, K), of images of any size; nothing is dropped, so that keys change nothing."""
+    del keys
+    return self.head(self.pool(self.features(images)).astype(jnp.float32))
+
+  def feature_map(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h, w, D).
+
+    Args:
+      images: as for the logits.
+      layer: after which bottleneck, counted over all stages from 0, where it has that stage's size and
+        width; None or -1: after the last norm and its ReLU.
+    """
+    layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
+    x = jnp.pad(self.root(images), ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros, which may be the maximum
+    x = nnx.max_pool(x, (3, 3), (2, 2), 'VALID')
+    for unit in list(self._units())[:layers]:
+      x = scanned_blocks.rematerialised(unit.__call__, self.config.remat)(x)
+    return x if layers else jax.nn.relu(self.norm(x))
+
+  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h * w, D): the cells of `feature_map`, row by row."""
+    x = self.feature_map(images, layer)
+    return x.reshape(len(x), -1, x.shape[-1])
+
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D): the mean of the cells, the only pooling of a ResNet."""
+    if how not in (None, 'gap'):
+      raise ValueError(f"how is {how!r}, and a ResNet pools by 'gap' only")
+    return tokens.mean(axis=1)
+
+  def filters(self) -> tuple[str, jax.Array]:
+    return "ResNet's first convolution", self.root.kernel[...]
+
+  def _units(self) -> Iterator[PreActivationBottleneck]:
+    """The bottlenecks of all stages, in order."""
+    for b in range(len(self.config.sizes.blocks)):
+      yield from getattr(self, f'block{b + 1}')
+
+
+class HybridStem(nnx.Module):
+  """Images to the feature map that a hybrid's patches are cut from; without stages, the root alone."""
+
+  def __init__(
+    self,
+    width: int,
+    blocks: tuple[int, ...],
+    *,
+    channels: int,
+    dtype: jnp.dtype,
+    norm_epsilon: float,
+    remat: Remat,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.Sharding | None = None,
+  ):
+    """
+    Args:
+      width: channels of the root.
+      blocks: bottlenecks in each stage.
+      channels: of the images.
+      dtype: of the computation.
+      norm_epsilon: of the group norms.
+      remat: config.model.remat.
+      rngs: of the initial parameters.
+      activation_sharding: of the feature maps.
+    """
+    check_stage_sizes(stem_width=width, stem_blocks=blocks)
+    conv = functools.partial(
+      StandardisedConv, style=HYBRID, dtype=dtype, rngs=rngs, sharding=activation_sharding
+    )
+    bottleneck = functools.partial(PostActivationBottleneck, conv=conv, epsilon=norm_epsilon)
     self.root = conv(channels, width, 7, stride=2)
-    self.root_norm = GroupNorm(width, model.norm_epsilon)
+    self.root_norm = GroupNorm(width, norm_epsilon)
     outputs = width
-    for b, units in enumerate(sizes.stem_blocks):
-      bottleneck = functools.partial(Bottleneck, conv=conv, epsilon=model.norm_epsilon)
+    for b, units in enumerate(blocks):
       stage = Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1)
-      setattr(self, f'block{b + 1}', stage)
+      setattr(self, f'block{b + 1}', stage)  # the published name of the parameters
       outputs = 4 * width * 2**b
-    self.stages = len(sizes.stem_blocks)
+    self.stages = len(blocks)
     self.outputs = outputs
-    self.config = model
+    self.remat: Remat = remat
 
   def __call__(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `Sizes.stem_stride`."""
+    """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `vit_config.Sizes.stem_stride`."""
     x = jax.nn.relu(self.root_norm(self.root(images)))
     x = nnx.max_pool(x, (3, 3), (2, 2), 'SAME')  # which pads with -inf, at the end first
     for b in range(self.stages):
       for unit in getattr(self, f'block{b + 1}'):
-        x = stack.rematerialised(lambda x, unit=unit: unit(x), self.config)(x)
+        x = scanned_blocks.rematerialised(unit.__call__, self.remat)(x)
     return x

@@ -1,141 +1,152 @@
-"""The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), equations 1 to 4."""
+"""The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), figure 1 and equations 1 to 4.
+
+In the order of figure 1: patch embedding, class token and position embedding (`ViT.embed`, equation 1), L encoder
+blocks of attention and MLP (`Block`, equations 2 and 3), the last norm and pooling (`ViT.pool`, equation 4), the
+head. Options, named sizes, sharding rules and FLOPs are in vit_config.py.
+"""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax import config
-from vit_jax.models import axial, fused_attention, position, stack
+from vit_jax.models import axial, fused_attention, position, scanned_blocks
 from vit_jax.models.attention import Attention
+from vit_jax.models.axial import Axis
+from vit_jax.models.base import Grid, Model, Pooling
 from vit_jax.models.dropout import Place, drop_path, dropout
-from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding
-from vit_jax.models.resnet import Stem
-from vit_jax.models.variants import Sizes, grid, has_class_token, resolve
+from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head, repeat_for_examples
+from vit_jax.models.map_pool import MapPool
+from vit_jax.models.resnet import HybridStem
+from vit_jax.models.vit_config import Sizes, ViTConfig
 
 
 class Block(nnx.Module):
-  """One layer of the encoder (equations 2 and 3); with an axis, a half of an `axial.AxialBlock`."""
+  """One encoder block (equations 2 and 3); with an axis, one half of an `axial.AxialBlock`."""
 
   def __init__(
     self,
-    sizes: Sizes,
-    model: config.Model,
+    config: ViTConfig,
     *,
+    grid: Grid,
     rngs: nnx.Rngs,
-    patches: position.Grid,
     activation_sharding: jax.sharding.Sharding | None = None,
-    axis: str | None = None,
+    axis: Axis | None = None,
   ):
-    dtype = jnp.dtype(model.dtype)
-    self.axis = axis  # 'row' or 'column': attention along it only
-    reach = patches if axis is None else axial.line(patches, axis)
-    self.attention_norm = LayerNorm(sizes.width, model.norm_epsilon)
+    """
+    Args:
+      config: the model's.
+      grid: rows and columns of patches of the model's own image size.
+      rngs: of the initial parameters.
+      activation_sharding: of the tokens.
+      axis: attend along rows or columns only; None: to all tokens.
+    """
+    sizes, dtype = config.sizes, jnp.dtype(config.dtype)
+    self.axis: Axis | None = axis
+    others = int(config.has_class_token) + config.register_tokens
+    self.attention_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.attention = Attention(
       sizes.width,
       sizes.heads,
-      dropout=model.attention_dropout,
+      dropout=config.attention_dropout,
       dtype=dtype,
-      implementation=model.attention,
-      position=position.in_attention(model, sizes, reach, rngs),
-      norm_epsilon=model.norm_epsilon if model.qk_norm else None,
+      implementation=config.attention,
+      position=position.attention_position(
+        config.position,
+        heads=sizes.heads,
+        head_size=sizes.width // sizes.heads,
+        grid=grid if axis is None else axial.line(grid, axis),
+        others=others,
+        method=config.position_resize,
+        rngs=rngs,
+      ),
+      norm_epsilon=config.norm_epsilon if config.qk_norm else None,
       sharding=activation_sharding,
       rngs=rngs,
     )
-    self.attention_scale = _layer_scale(sizes.width, model)
-    self.mlp_norm = LayerNorm(sizes.width, model.norm_epsilon)
+    self.attention_scale = _layer_scale(config)
+    self.mlp_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.mlp = Mlp(
       sizes.width,
       sizes.mlp_dim,
-      gelu=model.gelu,
-      dropout=model.dropout,
-      locality=model.mlp_locality,
+      gelu=config.gelu,
+      dropout=config.dropout,
+      locality=config.mlp_locality,
       dtype=dtype,
       rngs=rngs,
     )
-    self.mlp_scale = _layer_scale(sizes.width, model)
-    self.dropout = model.dropout
-    self.skips = model.stochastic_depth > 0
+    self.mlp_scale = _layer_scale(config)
+    self.dropout = config.dropout
+    self.drops_path = config.stochastic_depth > 0
 
   def __call__(
-    self, z: jax.Array, skip_rate: jax.Array, keys: jax.Array | None, grid: position.Grid
+    self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None, grid: Grid
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D).
 
     Args:
       z: the tokens, the patches last.
-      skip_rate: with which probability each branch is skipped.
-      keys: (B,) of dropout, or None.
+      drop_path_rate: probability that an example skips the attention branch, and the MLP branch.
+      keys: (B,) typed PRNG keys of dropout and drop path; None: nothing is dropped.
       grid: rows and columns of the patches.
     """
-    path_keys = keys if self.skips else None
+    path_keys = keys if self.drops_path else None
+    # Equation 2: z' = MSA(LN(z)) + z.
     y = dropout(self._attend(self.attention_norm(z), keys, grid), self.dropout, keys, Place.ATTENTION_OUT)
     y = _scaled(y, self.attention_scale)
-    z = z + drop_path(y, skip_rate, path_keys, Place.ATTENTION_PATH)  # equation 2
+    z = z + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
+    # Equation 3: z = MLP(LN(z')) + z'.
     y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
-    return z + drop_path(y, skip_rate, path_keys, Place.MLP_PATH)  # equation 3
+    return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
 
-  def _attend(self, y: jax.Array, keys: jax.Array | None, grid: position.Grid) -> jax.Array:
+  def _attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+    """Multi-head self-attention of the tokens (B, N, D), or of those of each row or column."""
     if self.axis is None:
-      return self.attention(y, y, keys=keys, grid=grid)
-    lines, line = axial.to_lines(y, grid, self.axis), axial.line(grid, self.axis)
-    out = self.attention(lines, lines, keys=axial.line_keys(keys, grid, self.axis), grid=line)
+      return self.attention(y, y, dropout_keys=keys, grid=grid)
+    lines = axial.to_lines(y, grid, self.axis)
+    line_keys = axial.line_keys(keys, grid, self.axis)
+    out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
     return axial.from_lines(out, grid, self.axis)
 
-  def weights(self, z: jax.Array, grid: position.Grid) -> jax.Array:
+  def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
     y = self.attention_norm(z)
     if self.axis is None:
       return self.attention.weights(y, y, grid)
-    lines, line = axial.to_lines(y, grid, self.axis), axial.line(grid, self.axis)
-    return axial.over_all_tokens(self.attention.weights(lines, lines, line), grid, self.axis)
+    lines = axial.to_lines(y, grid, self.axis)
+    weights = self.attention.weights(lines, lines, axial.line(grid, self.axis))
+    return axial.over_all_tokens(weights, grid, self.axis)
 
 
-def _layer_scale(width: int, model: config.Model) -> nnx.Param | None:
-  return None if model.layer_scale is None else nnx.Param(jnp.full(width, model.layer_scale, jnp.float32))
+def _layer_scale(config: ViTConfig) -> nnx.Param | None:
+  """A factor for each channel of a branch (LayerScale), (D,)."""
+  if config.layer_scale is None:
+    return None
+  return nnx.Param(jnp.full(config.sizes.width, config.layer_scale, jnp.float32))
 
 
 def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
   return y if scale is None else y * scale[...].astype(y.dtype)
 
 
-def _layer(
-  sizes: Sizes,
-  model: config.Model,
-  patches: position.Grid,
-  sharding: jax.sharding.Sharding | None,
-  rngs: nnx.Rngs,
+def _encoder_layer(
+  config: ViTConfig, grid: Grid, sharding: jax.sharding.Sharding | None, rngs: nnx.Rngs
 ) -> Block | axial.AxialBlock:
-  """One of the L layers."""
-  make = functools.partial(Block, sizes, model, rngs=rngs, patches=patches, activation_sharding=sharding)
-  return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if model.axial else make()
+  """One of the L layers: a block, or with axial attention a row block and a column block."""
+  make = functools.partial(Block, config, rngs=rngs, grid=grid, activation_sharding=sharding)
+  return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if config.axial else make()
 
 
-class MapPool(nnx.Module):
-  """Attention pooling: a learned probe attends to all tokens ('Scaling Vision Transformers', 3.3)."""
-
-  def __init__(self, sizes: Sizes, model: config.Model, *, rngs: nnx.Rngs):
-    width, dtype = sizes.width, jnp.dtype(model.dtype)
-    self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, width), jnp.float32))
-    self.attention = Attention(width, sizes.heads, dtype=dtype, rngs=rngs)
-    self.norm = LayerNorm(width, model.norm_epsilon)
-    self.mlp = Mlp(width, sizes.mlp_dim, gelu=model.gelu, dtype=dtype, rngs=rngs)
-
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, D)."""
-    probe = jnp.broadcast_to(self.probe[...].astype(tokens.dtype), (len(tokens), 1, tokens.shape[-1]))
-    x = self.attention(probe, tokens)
-    return (x + self.mlp(self.norm(x)))[:, 0]
-
-
-class ViT(nnx.Module):
-  """Images to logits. `models.build` makes one from a config."""
+class ViT(Model):
+  """Images to logits. `ViTConfig.build` makes one."""
 
   def __init__(
     self,
-    model: config.Model,
+    config: ViTConfig,
     *,
     image_size: tuple[int, int],
     channels: int,
@@ -143,189 +154,227 @@ class ViT(nnx.Module):
     rngs: nnx.Rngs,
     activation_sharding: jax.sharding.Sharding | None = None,
   ):
-    sizes = resolve(model)
-    fused_attention.check(model.attention, sizes.heads, sizes.width // sizes.heads, activation_sharding)
-    self.grid = grid(sizes, image_size)
-    dtype = jnp.dtype(model.dtype)
-    width = sizes.width
-    class_token = has_class_token(model)
+    sizes: Sizes = config.sizes
+    width, dtype = sizes.width, jnp.dtype(config.dtype)
+    fused_attention.check(config.attention, sizes.heads, width // sizes.heads, activation_sharding)
+    self.config: ViTConfig = config
+    self.grid = config.grid(image_size)
+    self.activation_sharding = activation_sharding
 
+    # NNX: a part that may be missing is assigned once, since None makes an attribute static.
     stem = None
     if sizes.stem_blocks is not None:
-      stem = Stem(sizes, model, channels=channels, rngs=rngs, activation_sharding=activation_sharding)
+      stem = HybridStem(
+        sizes.stem_width,
+        sizes.stem_blocks,
+        channels=channels,
+        dtype=dtype,
+        norm_epsilon=config.norm_epsilon,
+        remat=config.remat,
+        rngs=rngs,
+        activation_sharding=activation_sharding,
+      )
       channels = stem.outputs
     self.stem = stem
     self.patch_embedding = PatchEmbedding(sizes.patch, channels, width, dtype=dtype, rngs=rngs)
-    self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if class_token else None
-    self.position_embedding = position.embedding(model, width, self.grid, rngs)
-    registers = (1, model.register_tokens, width)
-    register = initializers.normal(1e-6)  # not zeros: registers that are equal stay equal
-    self.register_tokens = nnx.Param(register(rngs.params(), registers)) if model.register_tokens else None
-    mask = initializers.normal(0.02)
-    self.mask_token = nnx.Param(mask(rngs.params(), (1, 1, width))) if model.mask_token else None
-    make = functools.partial(_layer, sizes, model, self.grid, activation_sharding)
-    self.blocks = stack.stack(sizes.depth, make, rngs)
-    self.norm = LayerNorm(width, model.norm_epsilon)
-    self.map_pool = MapPool(sizes, model, rngs=rngs) if model.pool == 'map' else None
-    pooled = 2 * width if model.pool == 'token_gap' else width
-    size = model.representation_size
-    self.representation = nnx.Linear(pooled, size, dtype=dtype, rngs=rngs) if size else None
-    head = {'kernel_init': initializers.zeros, 'bias_init': initializers.constant(model.head_bias)}
-    self.head = nnx.Linear(size or pooled, num_classes, **head, rngs=rngs)
-
-    self.config = model
-    self.sizes = sizes
-    self.depth = sizes.depth
-    self.activation_sharding = activation_sharding
+    self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if config.has_class_token else None
+    self.position_embedding = position.learned_embedding(
+      config.position,
+      width,
+      self.grid,
+      class_token=config.has_class_token,
+      method=config.position_resize,
+      rngs=rngs,
+    )
+    registers = None
+    if config.register_tokens:  # not zeros: registers that are equal stay equal
+      registers = nnx.Param(initializers.normal(1e-6)(rngs.params(), (1, config.register_tokens, width)))
+    self.register_tokens = registers
+    mask_token = None
+    if config.mask_token:
+      mask_token = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, width)))
+    self.mask_token = mask_token
+    make_layer = functools.partial(_encoder_layer, config, self.grid, activation_sharding)
+    self.blocks = scanned_blocks.stack(sizes.depth, make_layer, rngs)
+    self.norm = LayerNorm(width, config.norm_epsilon)
+    self.map_pool = MapPool(config, rngs=rngs) if config.pool == 'map' else None
+    pooled = 2 * width if config.pool == 'token_gap' else width
+    pre_logits = None
+    if config.pre_logits_size is not None:
+      pre_logits = nnx.Linear(pooled, config.pre_logits_size, dtype=dtype, rngs=rngs)
+      pooled = config.pre_logits_size
+    self.pre_logits = pre_logits
+    self.head = initial_head(pooled, num_classes, config.head_bias, rngs)
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    """The logits of images.
-
-    Args:
-      images: float (B, H, W, C), in the value range the model was trained with. For another size than the
-        model's own, positions are as config.Model.position says.
-      keys: (B,) typed PRNG keys, one per image, of everything that is dropped; None: nothing is.
+    """The logits of images; for another size than the model's own, positions are resized (config.position).
 
     Returns:
       float32 (B, K); with pool 'none' (B, N, K).
     """
-    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images.shape[1:3]))
-    return self.head(self.represent(self.pool(tokens)).astype(jnp.float32))
+    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images))
+    return self.head(self.head_input(tokens).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class token, registers and patches, with positions (equation 1)."""
-    return self.place(self.patches(images), images.shape[1:3])
+    return self.add_positions(self.patches(images), images.shape[1:3])
 
   def patches(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the patches alone, without positions."""
+    """(B, H, W, C) -> (B, N, D): the patch embeddings alone (x_p E in equation 1)."""
     return self.patch_embedding(images if self.stem is None else self.stem(images))
 
-  def place(self, z: jax.Array, image_size: tuple[int, int]) -> jax.Array:
-    """(B, N, D) -> (B, N', D): the patches of images of that size with their positions, behind the others."""
+  def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
+    """(B, N, D) -> (B, N', D): patches of images of that size behind class token and registers, with positions."""
     if self.class_token is not None:
-      z = jnp.concatenate([_repeat(self.class_token, z), z], axis=1)
-    if (positions := self.positions(image_size)) is not None:
+      z = jnp.concatenate([repeat_for_examples(self.class_token, z), z], axis=1)
+    positions = self.positions((image_size[0], image_size[1]))
+    if positions is not None:
       z = z + positions.astype(z.dtype)
     if self.register_tokens is not None:
       first = int(self.class_token is not None)
-      z = jnp.concatenate([z[:, :first], _repeat(self.register_tokens, z), z[:, first:]], axis=1)
-    return stack.constrain(z, self.activation_sharding)
-
-  def grid_of(self, image_size: tuple[int, int]) -> position.Grid:
-    """Rows and columns of the patches of images of that size."""
-    return grid(self.sizes, image_size)
+      z = jnp.concatenate([z[:, :first], repeat_for_examples(self.register_tokens, z), z[:, first:]], axis=1)
+    return scanned_blocks.constrain(z, self.activation_sharding)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
-    """float32 (1, N, D): of the class token, if there is one, and of the patches of an image of that size.
+    """float32 (1, N, D) of the class token and the patches (E_pos in equation 1).
 
-    None where nothing is added to the tokens: attention knows of positions, or there are none.
+    None where nothing is added to the tokens: attention knows of positions, or the model knows of none.
     """
-    wanted = self.grid_of(image_size)
-    return position.added(self.position_embedding, self.config, self.sizes.width, self.grid, wanted)
+    grid, class_token = self.config.grid(image_size), self.config.has_class_token
+    if isinstance(self.position_embedding, position.AxisEmbeddings):
+      return self.position_embedding(grid)
+    if self.position_embedding is not None:
+      own = self.position_embedding[...]
+    else:
+      fixed = self.config.fixed_positions(self.grid)
+      if fixed is None:
+        return None
+      own = jnp.asarray(fixed)
+    method = self.config.position_resize
+    return position.resize_embedding(own, self.grid, grid, class_token=class_token, method=method)
 
   def encode(
-    self, tokens: jax.Array, keys: jax.Array | None = None, *, grid: position.Grid | None = None
+    self, tokens: jax.Array, keys: jax.Array | None = None, *, grid: Grid | None = None
   ) -> jax.Array:
-    """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 and 3).
+    """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4).
 
     Args:
       tokens: of `embed`.
       keys: (B,) typed PRNG keys, or None.
       grid: rows and columns of the patches, of `grid_of`; None: of images of the model's own size.
     """
-    return self.norm(self._blocks(tokens, grid or self.grid, keys))
+    return self.norm(self._apply_blocks(tokens, grid or self.grid, keys)[0])
+
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
+    how = how or self.config.pool
+    if how == 'map':
+      assert self.map_pool is not None, "only a model with pool 'map' has its parameters"
+      return self.map_pool(tokens)
+    if how == 'token':
+      return tokens[:, 0]
+    if how == 'none':
+      return tokens
+    first, registers = int(self.class_token is not None), self.config.register_tokens
+    if registers:
+      tokens = jnp.delete(tokens, slice(first, first + registers), axis=1)
+    if how == 'gap':
+      return tokens.mean(axis=1)
+    return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
+
+  def head_input(self, tokens: jax.Array) -> jax.Array:
+    """(B, N, D) -> (B, D'): pooled, behind the tanh layer of the paper's pre-training where there is one."""
+    pooled = self.pool(tokens)
+    return pooled if self.pre_logits is None else jnp.tanh(self.pre_logits(pooled))
+
+  def patch_logits(
+    self,
+    images: jax.Array,
+    change: Callable[[jax.Array, jax.Array], jax.Array],
+    *,
+    keys: jax.Array | None = None,
+  ) -> jax.Array:
+    assert self.mask_token is not None, 'config.mask_token gives the model its mask token'
+    patches = change(self.patches(images), self.mask_token[...])
+    tokens = self.add_positions(patches, images.shape[1:3])
+    tokens = self.encode(tokens, keys, grid=self.grid_of(images))[:, -patches.shape[1] :]
+    return self.head(self.head_input(tokens).astype(jnp.float32))
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the tokens, in the order of `embed`, without dropout.
-
-    Args:
-      images: as for the logits.
-      layer: after which block, from 0 to L - 1; None or -1: after the last LayerNorm.
-    """
-    tokens, patches = self.embed(images), self.grid_of(images.shape[1:3])
-    layers = stack.count(layer, self.depth)
-    if layers is None:
-      return self.encode(tokens, grid=patches)
-    return self._blocks(tokens, patches, layers=layers)
+    """(B, H, W, C) -> (B, N, D), the tokens in the order of `embed`; see `Model.features`."""
+    grid = self.grid_of(images)
+    layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
+    tokens, _ = self._apply_blocks(self.embed(images), grid, layers=layers)
+    return self.norm(tokens) if layers is None else tokens
 
   def attention(self, images: jax.Array) -> jax.Array:
-    """How much each token attends to each, in every head of every block (the softmax of equation 7).
+    """The attention weights of every block (the softmax of equation 7); nothing is dropped.
 
-    Nothing is dropped. The weights of pool 'map' are not among them.
-
-    Args:
-      images: as for the logits.
+    The weights of pool 'map' are not among them.
 
     Returns:
-      float32 (L, B, H, N, N): row i is of the token that asks, and sums to one; the tokens are in the order
-      of `embed`. All are in memory at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB). With
-      axial attention 2 L instead of L, the row and the column block of each in turn.
+      float32 (L, B, H, N, N): each row sums to one; the tokens are in the order of `embed`. All are in memory at
+      once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L, the row
+      and the column block of each in turn.
     """
-    patches = self.grid_of(images.shape[1:3])
-    _, observed = stack.apply(
-      self.blocks,
-      self.embed(images),
-      None,
-      model=self.config,
-      depth=self.depth,
-      shared=(patches,),
-      sharding=self.activation_sharding,
-      observe=lambda block, z: block.weights(z, patches),
-    )
-    return observed.reshape(-1, *observed.shape[-4:])
+    grid = self.grid_of(images)
+    _, weights = self._apply_blocks(self.embed(images), grid, observe=lambda block, z: block.weights(z, grid))
+    assert weights is not None
+    return weights.reshape(-1, *weights.shape[-4:])
 
-  def _blocks(
+  def hidden_states(self, images: jax.Array) -> jax.Array:
+    """(L + 1, B, N, D): the tokens before the first block and after each."""
+    last, inputs = self._apply_blocks(self.embed(images), self.grid_of(images), observe=lambda block, z: z)
+    assert inputs is not None
+    return jnp.concatenate([inputs, last[None]])
+
+  def grid_of(self, images: jax.Array) -> Grid:
+    """Rows and columns of the patches of images (B, H, W, C)."""
+    return self.config.grid((images.shape[1], images.shape[2]))
+
+  def without_positions(self) -> str:
+    if self.config.position == 'none':
+      return "The model knows nothing of positions: its config.model.position is 'none'."
+    return f'Nothing is added to the tokens: attention itself knows of positions ({self.config.position!r}).'
+
+  def filters(self) -> tuple[str, jax.Array]:
+    """The patch embedding's; of a hybrid the root's, since its patches are cut from feature maps."""
+    if self.stem is not None:
+      return "ResNet's first convolution", self.stem.root.kernel[...]
+    return 'patch embedding', self.patch_embedding.kernel[...]
+
+  @property
+  def leading_tokens(self) -> int:
+    return int(self.class_token is not None) + self.config.register_tokens
+
+  @property
+  def reads_class_token(self) -> bool:
+    return self.class_token is not None and self.config.pool not in ('gap', 'map')
+
+  def _apply_blocks(
     self,
     tokens: jax.Array,
-    grid: position.Grid,
+    grid: Grid,
     keys: jax.Array | None = None,
+    *,
     layers: int | None = None,
-  ) -> jax.Array:
-    """(B, N, D) -> (B, N, D): dropout and the first `layers` blocks, or all."""
-    model = self.config
-    if not (model.dropout or model.attention_dropout or model.stochastic_depth):
+    observe: Any = None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Dropout and the first `layers` blocks, or all: see `scanned_blocks.apply`."""
+    config, depth = self.config, self.config.num_layers
+    if not (config.dropout or config.attention_dropout or config.stochastic_depth):
       keys = None
-    z = dropout(tokens, model.dropout, keys, self.depth)  # 0 ... depth - 1 are the blocks' numbers
-    z, _ = stack.apply(
+    z = dropout(tokens, config.dropout, keys, depth)  # 0 ... depth - 1 are the blocks' numbers
+    return scanned_blocks.apply(
       self.blocks,
       z,
       keys,
-      model=model,
-      depth=self.depth,
+      depth=depth,
+      drop_path=config.stochastic_depth,
+      remat=config.remat,
+      unroll=config.unroll,
       shared=(grid,),
       layers=layers,
       sharding=self.activation_sharding,
+      observe=observe,
     )
-    return z
-
-  def pool(self, tokens: jax.Array, how: str | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves.
-
-    Args:
-      tokens: of `encode` or `features`.
-      how: a value of config.Model.pool for which the model has the parts; None: its own.
-    """
-    how = how or self.config.pool
-    first = int(self.class_token is not None)
-    if how in ('gap', 'token_gap') and self.config.register_tokens:
-      tokens = jnp.delete(tokens, slice(first, first + self.config.register_tokens), axis=1)
-    match how:
-      case 'token':
-        return tokens[:, 0]
-      case 'gap':
-        return tokens.mean(axis=1)
-      case 'token_gap':
-        return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
-      case 'map':
-        return self.map_pool(tokens)
-      case 'none':
-        return tokens
-
-  def represent(self, pooled: jax.Array) -> jax.Array:
-    """(..., D) -> (..., R): the tanh layer of pre-training, if there is one."""
-    return pooled if self.representation is None else jnp.tanh(self.representation(pooled))
-
-
-def _repeat(token: nnx.Param, z: jax.Array) -> jax.Array:
-  """(1, R, D) -> (B, R, D), for each example of z."""
-  return jnp.broadcast_to(token[...].astype(z.dtype), (len(z), *token.shape[1:]))

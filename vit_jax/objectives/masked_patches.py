@@ -1,63 +1,102 @@
-"""Masked patch prediction: half of the patches are hidden, and their colours are to be guessed.
+"""Masked patch prediction: half of the patches are corrupted, and the model predicts their mean colours.
 
 The paper's self-supervision (section 4.6 and appendix B.1.2), after BERT (arXiv 1810.04805). A fine-tuning
 begins from its checkpoint (config.init).
 """
 
+import dataclasses
+from typing import ClassVar, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import optax
 
-from vit_jax import config
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
-from vit_jax.models.vit import ViT
-from vit_jax.objectives import losses
+from vit_jax.models.base import Model, ModelConfig
+from vit_jax.objectives.base import Batch, Metrics, Objective
+from vit_jax.options import Rate
 
-_LEVELS = config.COLOUR_LEVELS
-# Of the corrupted patches: the mask takes the place of this share, another patch that of the next one; the
+COLOUR_LEVELS = 8  # of each channel of a patch's colour: three bits
+# Of the corrupted patches: the share that the mask token replaces, and the share that another patch replaces; the
 # rest is kept.
 _MASKED, _EXCHANGED = 0.8, 0.1
 
 
-def loss(
-  model: ViT, batch: dict[str, jax.Array], data: DataConfig, loss: config.Loss
-) -> tuple[jax.Array, jax.Array]:
-  """Cross-entropy of the corrupted patches' mean colours.
+@dataclasses.dataclass(frozen=True)
+class MaskedPatchesObjective(Objective):
+  """Cross-entropy of the corrupted patches' mean colours, of 512 (8 levels of each channel); no labels."""
 
-  Args:
-    model: with pool 'none' and a mask token.
-    batch: 'image', float32 (B, H, W, C), and 'key' (B,).
-    data: its value_range is what the images are in.
-    loss: its label smoothing.
+  label_smoothing: Rate = 0.0
 
-  Returns:
-    float32 (B,): of each image, the mean over its corrupted patches; and the share of those whose colour
-    was the most probable one.
+  title: ClassVar[str] = 'masked patch prediction'
+  evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
+
+  def loss_and_metrics(
+    self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
+  ) -> tuple[jax.Array, Metrics]:
+    """The mean over images of the mean over their corrupted patches; 'accuracy' is of the colours."""
+    images, keys = batch['image'], jax.vmap(jax.random.split)(keys)
+    rows, columns = model.config.grid((images.shape[1], images.shape[2]))
+    corruption = draw_corruption(keys[:, 0], rows * columns)
+    logits = model.patch_logits(images, corruption.apply, keys=keys[:, 1])
+    labels = colours(images, (rows, columns), data.value_range)
+    targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), self.label_smoothing)
+    losses = _mean_where(optax.softmax_cross_entropy(logits, targets), corruption.corrupted)
+    accuracy = _mean_where(logits.argmax(axis=-1) == labels, corruption.corrupted)
+    return losses.mean(), {'accuracy': accuracy.mean()}
+
+  def head_size(self, classes: int, data: DataConfig) -> int:
+    return COLOUR_LEVELS**data.channels
+
+  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    return ()
+
+  def check_run(self, model: ModelConfig, data: DataConfig) -> None:
+    name = "config.objective.name is 'masked_patches'"
+    if model.classifies_images or not model.has_mask_token:
+      raise UserError(
+        f'{name}; it needs a Vision Transformer with --config.model.pool=none and '
+        f'--config.model.mask_token=True.'
+      )
+    if data.num_classes is not None:
+      raise UserError(f'{name}, whose classes are colours; leave config.data.num_classes out.')
+
+
+def _mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
+  """(B, N), bool (B, N) -> (B,): the mean of each row's chosen values."""
+  return (values * chosen).sum(axis=1) / chosen.sum(axis=1)
+
+
+class Corruption(NamedTuple):
+  """What happens to each patch of B images of N patches.
+
+  Attributes:
+    corrupted: bool (B, N), half of each image's patches (rounded up): those whose colour is predicted.
+    masked: bool (B, N), 80 % of the corrupted ones: the mask token replaces them.
+    exchanged: bool (B, N), 10 % of the corrupted ones: another patch of the same image replaces them.
+    others: int32 (B, N), the number of that other patch.
   """
-  images, keys = batch['image'], jax.vmap(jax.random.split)(batch['key'])
-  patches, corrupted = corrupt(model.patches(images), model.mask_token[...], keys[:, 0])
-  grid = model.grid_of(images.shape[1:3])
-  tokens = model.encode(model.place(patches, images.shape[1:3]), keys[:, 1], grid=grid)
-  logits = model.head(model.represent(tokens[:, -patches.shape[1] :]).astype(jnp.float32))
-  labels = colours(images, grid, data.value_range)
-  values = losses.softmax(loss, logits, jax.nn.one_hot(labels, logits.shape[-1]))
-  mean = lambda values: (values * corrupted).sum(axis=1) / corrupted.sum(axis=1)
-  return mean(values), mean(logits.argmax(axis=-1) == labels)
+
+  corrupted: jax.Array
+  masked: jax.Array
+  exchanged: jax.Array
+  others: jax.Array
+
+  def apply(self, patches: jax.Array, mask_token: jax.Array) -> jax.Array:
+    """Patch embeddings (B, N, D) and the mask token (1, 1, D) -> (B, N, D)."""
+    exchange = jnp.take_along_axis(patches, self.others[..., None], axis=1)
+    patches = jnp.where(self.exchanged[..., None], exchange, patches)
+    return jnp.where(self.masked[..., None], mask_token.astype(patches.dtype), patches)
 
 
-def corrupt(patches: jax.Array, mask_token: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Corrupts half of each image's patch embeddings (rounded up).
+def draw_corruption(keys: jax.Array, count: int) -> Corruption:
+  """Draws which patches are corrupted, and how.
 
   Args:
-    patches: (B, N, D), at least two patches.
-    mask_token: (1, 1, D).
     keys: (B,) typed PRNG keys.
-
-  Returns:
-    (B, N, D), in which 80 % of the corrupted ones are the mask token, 10 % are another patch of the same
-    image, and 10 % are kept; and bool (B, N): which are corrupted.
+    count: N, at least two patches.
   """
-  count = patches.shape[1]
 
   def draw(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     order, kind, other = jax.random.split(key, 3)
@@ -68,9 +107,7 @@ def corrupt(patches: jax.Array, mask_token: jax.Array, keys: jax.Array) -> tuple
   corrupted, kinds, others = jax.vmap(draw)(keys)
   masked = corrupted & (kinds < _MASKED)
   exchanged = corrupted & ~masked & (kinds < _MASKED + _EXCHANGED)
-  exchange = jnp.take_along_axis(patches, others[..., None], axis=1)
-  patches = jnp.where(exchanged[..., None], exchange, patches)
-  return jnp.where(masked[..., None], mask_token.astype(patches.dtype), patches), corrupted
+  return Corruption(corrupted, masked, exchanged, others)
 
 
 def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[float, float]) -> jax.Array:
@@ -92,9 +129,9 @@ def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[float, 
   if height % rows or width % columns:
     raise UserError(
       f'config.data.image_size {(height, width)} does not divide into {rows} × {columns} patches of equal '
-      f'size, whose colours are to be guessed; choose another size.'
+      f'size, whose colours the model could predict; choose another size.'
     )
   cells = images.reshape(b, rows, height // rows, columns, width // columns, channels)
   means = cells.mean(axis=(2, 4)).reshape(b, -1, channels)
-  levels = jnp.clip((means - low) / (high - low) * _LEVELS, 0, _LEVELS - 1).astype(jnp.int32)
-  return (levels * _LEVELS ** jnp.arange(channels)[::-1]).sum(axis=-1)
+  levels = jnp.clip((means - low) / (high - low) * COLOUR_LEVELS, 0, COLOUR_LEVELS - 1).astype(jnp.int32)
+  return (levels * COLOUR_LEVELS ** jnp.arange(channels)[::-1]).sum(axis=-1)

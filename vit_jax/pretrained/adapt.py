@@ -9,22 +9,16 @@ import numpy as np
 
 from vit_jax import pytrees
 from vit_jax.errors import UserError
-from vit_jax.pretrained import position_resize
-from vit_jax.pretrained.base import Portable
+from vit_jax.models import position_resize
+from vit_jax.models.base import Architecture, PositionTable
+from vit_jax.models.position_resize import PositionResize
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
-
-_POSITIONS, _CLASS_TOKEN = 'position_embedding', 'class_token'
-# Other tables of positions, which say their grid by their shape.
-_AXES = re.compile(r'position_embedding/(rows|columns)')  # (1, rows or columns, D / 2)
-# (L, size, rows, columns)
-_OFFSETS = re.compile(r'blocks/((row|column)/)?attention/position/(bias|keys)/patches')
-# What sees the image, of a hybrid, a ResNet, and the others.
-_FIRST_KERNELS = ('stem/root/kernel', 'root/kernel', 'patch_embedding/kernel')
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What became of every tensor, of the checkpoint and of the model; each by its path."""
+  """Every tensor of the checkpoint and of the model, by its path and what became of it."""
 
   loaded: tuple[str, ...]
   resized: tuple[str, ...]  # with the shapes before and after, and how
@@ -44,29 +38,29 @@ class Report:
 
 
 def adapt(
-  portable: Portable, shapes: dict[str, Any], image_size: tuple[int, int], init: InitConfig
+  pretrained: Pretrained, architecture: Architecture, init: InitConfig
 ) -> tuple[dict[str, np.ndarray], Report]:
-  """The checkpoint's arrays in the model's shapes.
+  """The checkpoint's arrays in the shapes of another architecture.
 
   A kernel for another number of channels: from n to 1, the sum over the channels, which is the same for
-  gray images; from 1 to n, an n-th of it for each.
+  gray images; from 1 to n, an n-th of it for each. Tables of positions are resized.
 
   Args:
-    portable: the checkpoint; its arrays are given on where they fit, not copied.
-    shapes: path -> shape (an array, or its ShapeDtypeStruct) of each of the model's parameters.
-    image_size: height, width of the model.
+    pretrained: the checkpoint; its arrays are given on where they fit, not copied.
+    architecture: the network to fill.
     init: what may begin anew, what may be left out, and how positions are resized.
 
   Returns:
-    path -> array of what is loaded or resized; the other parameters begin anew.
+    path -> array of the parameters that are loaded or resized; the other parameters begin anew.
 
   Raises:
     UserError: a tensor on either side without a counterpart that fits, which `init` does not name.
   """
-  source = pytrees.flatten(portable.params)
-  arrays, resized, reinitialised, ignored = {}, [], [], []
+  source, shapes = pytrees.flatten(pretrained.params), architecture.shapes()
+  arrays: dict[str, np.ndarray] = {}
+  loaded, resized, reinitialised, ignored = [], [], [], []
   for path, leaf in shapes.items():
-    if _named(path, init.reinitialise):
+    if _matches_any(path, init.reinitialise):
       reinitialised.append(_with_shape(path, leaf))
       if path in source:
         ignored.append(_with_shape(path, source[path]))
@@ -76,97 +70,121 @@ def adapt(
         f'The checkpoint has no {path}, which the model needs; change config.model, or name it in '
         f'config.init.reinitialise.'
       )
-    arrays[path], how = _fitted(path, source, shapes, portable, image_size, init)
+    arrays[path], how = _fitted(path, source[path], leaf.shape, pretrained, architecture, init)
     if how:
       resized.append(f'{path} {source[path].shape} → {tuple(leaf.shape)} ({how})')
+    else:
+      loaded.append(path)
   for path in sorted(source.keys() - shapes.keys()):
-    if not _named(path, init.ignore):
+    if not _matches_any(path, init.ignore):
       raise UserError(
         f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; change '
         f'config.model, or name it in config.init.ignore.'
       )
     ignored.append(_with_shape(path, source[path]))
-  changed = {text.split(' ')[0] for text in resized}
-  loaded = tuple(path for path in arrays if path not in changed)
-  return arrays, Report(loaded, tuple(resized), tuple(reinitialised), tuple(ignored))
+  return arrays, Report(tuple(loaded), tuple(resized), tuple(reinitialised), tuple(ignored))
 
 
 def _fitted(
   path: str,
-  source: dict[str, np.ndarray],
-  shapes: dict[str, Any],
-  portable: Portable,
-  image_size: tuple[int, int],
+  array: np.ndarray,
+  shape: tuple[int, ...],
+  pretrained: Pretrained,
+  architecture: Architecture,
   init: InitConfig,
 ) -> tuple[np.ndarray, str]:
-  """The checkpoint's array in the model's shape, and what was done to it ('' if nothing)."""
-  array, shape = source[path], tuple(shapes[path].shape)
-  if path == _POSITIONS and array.shape[-1] == shape[-1]:
-    return _positions(source, shapes, portable, image_size, init)
-  if array.shape == shape:
+  """The checkpoint's array in the model's shape, and how it was changed ('' if it was not)."""
+  theirs, ours = pretrained.architecture, architecture
+  old, new = theirs.model.position_table(path), ours.model.position_table(path)
+  if old is not None and new is not None:
+    method = init.position_resize or old.resize
+    fitted = _fitted_positions(array, shape, old, new, theirs.image_size, ours.image_size, method)
+    if fitted is not None:
+      return fitted
+  if array.shape == tuple(shape):
     return array, ''
-  method = init.position_resize or portable.position_resize
-  if _AXES.fullmatch(path) and array.shape[2] == shape[2]:
-    return _resized(array, (array.shape[1], 1), (shape[1], 1), method)
-  if _OFFSETS.fullmatch(path) and array.shape[:2] == shape[:2]:
-    cells = np.moveaxis(array, (2, 3), (0, 1)).reshape(1, -1, math.prod(shape[:2]))
-    cells, how = _resized(cells, array.shape[2:], shape[2:], method)
-    return np.moveaxis(cells.reshape(*shape[2:], *shape[:2]), (0, 1), (2, 3)), how
-  first = next((name for name in _FIRST_KERNELS if name in source), None)
-  if path == first and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
-    return _channels(array, shape[2])
+  if path == ours.model.first_kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
+    return _with_channels(array, shape[2])
   hint = ''
-  if '/token_mlp/' in path:
-    hint = 'an MLP-Mixer works at one resolution only: '
+  if not ours.model.any_image_size and theirs.image_size != ours.image_size:
+    hint = f'{ours.model.title} works at one resolution only: '
   raise UserError(
-    f'{path} is {array.shape} in the checkpoint and {shape} in the model; {hint}change config.model or '
+    f'{path} is {array.shape} in the checkpoint and {tuple(shape)} in the model; {hint}change config.model or '
     f'config.data, or name it in config.init.reinitialise.'
   )
 
 
-def _positions(
-  source: dict[str, np.ndarray],
-  shapes: dict[str, Any],
-  portable: Portable,
-  image_size: tuple[int, int],
-  init: InitConfig,
-) -> tuple[np.ndarray, str]:
-  array, shape = source[_POSITIONS], shapes[_POSITIONS].shape
-  had, has = _CLASS_TOKEN in source, _CLASS_TOKEN in shapes
-  old = _grid(portable.image_size, array.shape[1] - had)
-  new = _grid(image_size, shape[1] - has)
-  if (old, had) == (new, has):
+def _fitted_positions(
+  array: np.ndarray,
+  shape: tuple[int, ...],
+  old: PositionTable,
+  new: PositionTable,
+  old_size: tuple[int, int],
+  new_size: tuple[int, int],
+  method: PositionResize,
+) -> tuple[np.ndarray, str] | None:
+  """A table of positions for another grid, and how it was changed; None: the shapes differ in more than that.
+
+  Args:
+    array: the checkpoint's table.
+    shape: the model's.
+    old: how the cells lie in the checkpoint's.
+    new: how they lie in the model's.
+    old_size: height, width of the checkpoint's images, in whose proportion rows and columns are.
+    new_size: of the model's.
+    method: how it is resized.
+  """
+  if old.axes != new.axes or len(array.shape) != len(shape):
+    return None
+  others = [axis for axis in range(array.ndim) if axis not in old.axes]
+  if any(array.shape[axis] != shape[axis] for axis in others):
+    return None
+  cells = np.moveaxis(array, old.axes, range(len(old.axes)))
+  rest = cells.shape[len(old.axes) :]
+  if len(old.axes) == 2:
+    old_grid, new_grid = cells.shape[:2], (shape[new.axes[0]], shape[new.axes[1]])
+    extra = np.zeros((0, math.prod(rest)), array.dtype)
+    table = cells.reshape(math.prod(old_grid), -1)
+  else:
+    flat = cells.reshape(len(cells), -1)
+    extra, table = flat[: old.extra], flat[old.extra :]
+    new_cells = shape[new.axes[0]] - new.extra
+    old_grid = (len(table), 1) if old.line else _grid(old_size, len(table))
+    new_grid = (new_cells, 1) if new.line else _grid(new_size, new_cells)
+  if old_grid == new_grid and old.extra == new.extra:
     return array, ''
-  method = init.position_resize or portable.position_resize
-  array = position_resize.resize(array, old, new, old_class_token=had, new_class_token=has, method=method)
-  done = [] if old == new else [f'{method}, {old[0]} × {old[1]} → {new[0]} × {new[1]}']
-  if had != has:
-    done.append('class token added' if has else 'class token dropped')
-  return array, ', '.join(done)
+  table = position_resize.resize(table, old_grid, new_grid, method)
+  changes = []
+  if old_grid != new_grid:
+    changes.append(f'{method}, {old_grid[0]} × {old_grid[1]} → {new_grid[0]} × {new_grid[1]}')
+  if old.extra > new.extra:
+    extra = extra[: new.extra]
+    changes.append('class token dropped')
+  elif old.extra < new.extra:  # its position is zero
+    extra = np.zeros((new.extra, table.shape[1]), array.dtype)
+    changes.append('class token added')
+  if len(new.axes) == 2:
+    cells = table.reshape(*new_grid, *rest)
+  else:
+    cells = np.concatenate([extra, table]).reshape(-1, *rest)
+  return np.moveaxis(cells, range(len(new.axes)), new.axes), ', '.join(changes)
 
 
-def _resized(
-  table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
-) -> tuple[np.ndarray, str]:
-  """(1, rows * columns, D) of another grid, and what was done."""
-  table = position_resize.resize(table, old, new, old_class_token=False, new_class_token=False, method=method)
-  return table, f'{method}, {old[0]} × {old[1]} → {new[0]} × {new[1]}'
-
-
-def _grid(image_size: tuple[int, int], tokens: int) -> tuple[int, int]:
-  """Rows and columns of so many patches, which are squares."""
-  side = math.sqrt(image_size[0] * image_size[1] / tokens)
+def _grid(image_size: tuple[int, int], cells: int) -> tuple[int, int]:
+  """Rows and columns of so many square patches of an image."""
+  side = math.sqrt(image_size[0] * image_size[1] / cells)
   return round(image_size[0] / side), round(image_size[1] / side)
 
 
-def _channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:
-  """(P, P, C, D) -> (P, P, channels, D)."""
+def _with_channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:
+  """(P, P, C, D) -> (P, P, channels, D), and how it was changed."""
   summed = kernel.sum(axis=2, keepdims=True, dtype=np.float64)
   spread = np.repeat(summed / channels, channels, axis=2).astype(kernel.dtype)
-  return spread, f'summed over {kernel.shape[2]} channels' + (f', spread over {channels}' * (channels > 1))
+  how = f'summed over {kernel.shape[2]} channels'
+  return spread, f'{how}, spread over {channels}' if channels > 1 else how
 
 
-def _named(path: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(path: str, patterns: tuple[str, ...]) -> bool:
   return any(re.search(pattern, path) for pattern in patterns)
 
 

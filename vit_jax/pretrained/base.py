@@ -1,136 +1,105 @@
-"""What a checkpoint of any format becomes: a model's config, its parameters and how images are prepared."""
+"""The contract of a checkpoint format, what it reads and writes, and the registry of the formats that there are.
 
+A newcomer writes one file with a class that is a `Format`, and adds one line to `FORMATS`.
+"""
+
+import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-import cv2
-import numpy as np
-from PIL import Image, ImageOps
-
-from vit_jax import config
-
-_MODES = {1: 'L', 3: 'RGB'}
-_PILLOW = {
-  'nearest': Image.Resampling.NEAREST,
-  'bilinear': Image.Resampling.BILINEAR,
-  'bicubic': Image.Resampling.BICUBIC,
-  'lanczos': Image.Resampling.LANCZOS,
-}
-_OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
+from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained.preprocess import Preprocess
+from vit_jax.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
-class Preprocess:
-  """The size and the value range of the images that a checkpoint was trained with."""
+class Pretrained:
+  """A model from a checkpoint of any format, in our terms.
 
-  size: tuple[int, int]  # height, width of the model's input
-  channels: int = 3  # of the model's input: 3 (RGB) or 1 (luma)
-  # (pixel / 255 - mean) / std, with one number for all channels, or one for each.
-  mean: tuple[float, ...] = (0.5,)
-  std: tuple[float, ...] = (0.5,)
-  # None: squash to `size`. Otherwise resize the shorter side to so many pixels, and cut the middle.
-  shorter: int | None = None
-  # In place of `shorter`: squash to this height and width, and cut the middle (DeiT in transformers).
-  whole: tuple[int, int] | None = None
-  method: str = 'bilinear'  # 'nearest', 'bilinear', 'bicubic' or, with antialias, 'lanczos'
-  # Pillow's resize (uint8, its kernel widened when it shrinks), which Hugging Face's checkpoints were
-  # trained with; otherwise float32, half-pixel centres and no antialiasing, as the original's.
-  antialias: bool = False
+  Attributes:
+    architecture: the network, its variant 'custom' and every size given, and the shapes of its input and output.
+    params: nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked.
+    preprocess: how images become its input.
+    class_names: of the logits; None: the checkpoint does not name them.
+    notes: sentences for the person: what was dropped, what is all zeros.
+  """
 
-  @classmethod
-  def from_range(cls, size: tuple[int, int], low: float, high: float, **options: Any) -> 'Preprocess':
-    """0 becomes `low` and 255 `high`."""
-    return cls(size=size, mean=(-low / (high - low),), std=(1 / (high - low),), **options)
-
-  def resized(self, size: tuple[int, int]) -> 'Preprocess':
-    """The same for a model of another input size: what is cut away stays in proportion."""
-    scale = max(size) / max(self.size)
-    return dataclasses.replace(
-      self,
-      size=tuple(size),
-      shorter=self.shorter and round(self.shorter * scale),
-      whole=self.whole and tuple(round(side * scale) for side in self.whole),
-    )
-
-  def __call__(self, images: Sequence[Image.Image | np.ndarray]) -> np.ndarray:
-    """Images of any size as a model's input.
-
-    Args:
-      images: Pillow's, of any mode, or uint8 arrays (H, W) or (H, W, C).
-
-    Returns:
-      float32 (B, *size, channels).
-    """
-    pixels = np.stack([self._resized(_pixels(image, self.channels)) for image in images])
-    # In float64, for the two steps (x / 255 - mean) / std as one product and sum.
-    scale = 1 / (255 * np.asarray(self.std, np.float64))
-    offset = -np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)
-    return (pixels * scale + offset).astype(np.float32)
-
-  def at(self, size: tuple[int, int]) -> 'Preprocess':
-    """The same for another size of the model's input; what is cut off keeps its share of the image."""
-    ratios = tuple(new / old for new, old in zip(size, self.size))
-    shorter = self.shorter and round(self.shorter * max(ratios))
-    whole = self.whole and tuple(round(side * ratio) for side, ratio in zip(self.whole, ratios))
-    return dataclasses.replace(self, size=tuple(size), shorter=shorter, whole=whole)
-
-  def _resized(self, image: np.ndarray) -> np.ndarray:
-    """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
-    height, width = self.size
-    if self.shorter is None:
-      whole = self.whole or self.size
-    else:
-      # Rounded down, as torchvision and transformers do.
-      scale = self.shorter / min(image.shape[:2])
-      whole = tuple(max(int(side * scale), wanted) for side, wanted in zip(image.shape[:2], self.size))
-    image = self._resize(image, whole)
-    top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
-    return image[top : top + height, left : left + width]
-
-  def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    if image.shape[:2] == tuple(size):
-      return image
-    height, width = size
-    if self.antialias:
-      pillow = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-      resized = np.asarray(pillow.resize((width, height), _PILLOW[self.method]))
-    else:
-      resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
-    return resized.reshape(height, width, image.shape[2])
-
-
-@dataclasses.dataclass(frozen=True)
-class Portable:
-  """A model from anywhere, in our terms."""
-
-  model: config.Model  # variant 'custom', every size given
-  image_size: tuple[int, int]  # height, width
-  channels: int
-  num_classes: int
-  # Nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked.
+  architecture: Architecture
   params: dict[str, Any]
   preprocess: Preprocess
   class_names: tuple[str, ...] | None = None
-  # How its own project resizes the position embedding to another grid: 'linear' with aligned corners
-  # (the original), torch's 'bicubic' (half-pixel centres, a = -0.75, edges repeated), or
-  # 'bicubic_antialias' (torch's and Pillow's: a = -0.5, weights cut off at the edges).
-  position_resize: str = 'linear'
-  notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
+  notes: tuple[str, ...] = ()
 
 
-def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
-  """uint8 (H, W, channels)."""
-  if isinstance(image, Image.Image):
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith('I;16'):
-      image = (np.asarray(image) >> 8).astype(np.uint8)
-    else:
-      image = np.asarray(image.convert(_MODES[channels]))
-  if image.ndim == 2:
-    image = image[:, :, None]
-  if image.shape[2] == channels:
-    return image
-  if channels == 3:
-    return np.repeat(image[:, :, :1], 3, axis=2)
-  return cv2.cvtColor(np.ascontiguousarray(image[:, :, :3]), cv2.COLOR_RGB2GRAY)[:, :, None]
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+  """What the caller knows of a checkpoint that its files may not tell.
+
+  Attributes:
+    image_size: height, width that it was trained with, where its tensors do not tell.
+    told: options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
+    assumed: options of its model that are taken where the format stores none.
+  """
+
+  image_size: tuple[int, int] | None = None
+  told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Format(abc.ABC):
+  """A checkpoint format: how its files are recognised, read and, where that is possible, written."""
+
+  # What messages call it: 'a released .npz'.
+  title: ClassVar[str]
+
+  @abc.abstractmethod
+  def recognises(self, path: pathlib.Path) -> bool:
+    """Whether a file or folder that exists is to be read by this format; looks at names and heads of files only."""
+
+  @abc.abstractmethod
+  def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
+    """The model of a checkpoint.
+
+    Raises:
+      UserError: it is damaged, or of a model that we do not have.
+    """
+
+  def architecture(self, path: pathlib.Path) -> Architecture:
+    """The network of a checkpoint, without its numbers where that is possible; raises as `read`."""
+    return self.read(path, ReadOptions()).architecture
+
+  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Writes a checkpoint.
+
+    Args:
+      pretrained: the model.
+      destination: a file or a folder, as the format has it.
+
+    Returns:
+      Sentences on what the format does not hold as it was.
+
+    Raises:
+      UserError: the format cannot hold this model, or the destination cannot be written.
+    """
+    raise UserError(
+      f'{self.title[0].upper()}{self.title[1:]} can be read, but not written; choose another format.'
+    )
+
+
+# The first that recognises a path reads it.
+FORMATS: Registry[Format] = Registry(
+  'checkpoint format',
+  {
+    'run': 'vit_jax.pretrained.runs:RunFormat',
+    'bit': 'vit_jax.pretrained.transformers_bit:BitFormat',
+    'vit': 'vit_jax.pretrained.transformers:ViTFormat',
+    'deit': 'vit_jax.pretrained.transformers:DeiTFormat',
+    'dinov2': 'vit_jax.pretrained.transformers:DinoV2Format',
+    'timm': 'vit_jax.pretrained.timm:TimmFormat',
+    'npz': 'vit_jax.pretrained.released:ReleasedFormat',
+  },
+)

@@ -1,11 +1,9 @@
 """The options of where a run's first parameters come from."""
 
 import dataclasses
-from typing import Literal
 
+from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Regex
-
-PositionResize = Literal['linear', 'bilinear', 'bicubic', 'bicubic_antialias']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +13,8 @@ class InitConfig:
   # A released .npz, a training run or a Hugging Face folder: its path, an https:// or gs:// address of
   # an .npz, or a released file's short name such as 'imagenet21k/ViT-B_16'. None: random parameters.
   checkpoint: str | None = None
-  # How position embeddings are resized to another grid: 'linear' (aligned corners, the original's), 'bilinear'
-  # (half-pixel centres), 'bicubic' or 'bicubic_antialias' (both as torch has them). None: as the checkpoint's
-  # own project does it.
+  # How position embeddings are resized to another grid: a value of model.position_resize. None: as the
+  # checkpoint's own project does it.
   position_resize: PositionResize | None = None
   # Regexes of the model's parameters that begin anew, whatever the checkpoint has.
   reinitialise: tuple[Regex, ...] = ('^head/',)

@@ -1,85 +1,168 @@
-"""What a person sees while a run goes on: one process prints, a bar where there is a terminal."""
+"""The screen of a run: lines on process 0, and below them a progress bar where there is a terminal."""
 
 import math
+import pathlib
+import shutil
 import sys
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import tqdm
 
-from vit_jax.training import optimizer
+from vit_jax import pytrees
+from vit_jax.evaluation.base import Evaluator, format_metric, metric_kind
+from vit_jax.training.metrics import read_metrics
+from vit_jax.training.run import Run
 from vit_jax.training.step import Program
 
 _MIB = 2**20
+_NARROWEST_BAR = 10  # cells of the bar itself, whatever stands behind it
 
 
 class Console:
   """Prints on process 0 only; the progress bar, if there is one, stays below the lines."""
 
-  def __init__(self):
-    self._first = jax.process_index() == 0
+  def __init__(self) -> None:
+    self._prints = jax.process_index() == 0
     self._bar: tqdm.tqdm | None = None
+    self._numbers: list[str] = []  # behind the bar, of the last logged step
+
+  def setup(self, run: Run, evaluators: Mapping[str, Evaluator], folder: pathlib.Path) -> None:
+    """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
+    params = run.program.state.params
+    self.say(devices_text(run.mesh))
+    self.say(parameters_text(params, run.config.model.describe()))
+    if self._prints:
+      (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n')
+    self.say(data_text(run, evaluators))
+    timeline = run.timeline
+    self.say(f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs')
+
+  def memory(self, program: Program, compiled: Any) -> None:
+    """Estimated bytes that a device needs for the training step, by the compiler."""
+    self.say(memory_text(program, compiled))
 
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""
-    if self._first and sys.stderr.isatty():
-      form = '{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt} [{elapsed}{postfix}]'
-      self._bar = tqdm.tqdm(total=total_steps, initial=first_step, bar_format=form, dynamic_ncols=True)
+    if self._prints and sys.stderr.isatty():
+      self._bar = tqdm.tqdm(
+        total=total_steps,
+        initial=first_step,
+        bar_format='{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]',
+        dynamic_ncols=True,
+      )
 
-  def step(self) -> None:
+  def step(self, seconds_left: float | None) -> None:
+    """A step is done; the time to the end, where it is known, counts down with every step."""
     if self._bar is not None:
+      texts = [] if seconds_left is None else [f'{_time_text(seconds_left)} left']
+      self._bar.set_postfix_str(self._fitting([*texts, *self._numbers]), refresh=False)
       self._bar.update()
 
+  def _fitting(self, texts: Sequence[str]) -> str:
+    """As many of the texts as leave the bar some width, the first first."""
+    assert self._bar is not None
+    total = str(self._bar.total)
+    around = len('100% || / [0:00:00]') + 2 * len(total) + _NARROWEST_BAR
+    room = _columns() - around
+    shown = ''
+    for text in texts:
+      if len(shown) + len(text) + 2 > room:
+        break
+      shown += f', {text}'
+    return shown.removeprefix(', ')
+
   def say(self, text: str) -> None:
+    """Prints lines above the bar."""
     if self._bar is not None:
       self._bar.write(text)
-    elif self._first:
+    elif self._prints:
       print(text, flush=True)
 
   def training(self, step: int, total: int, values: dict[str, float]) -> None:
     """The numbers of a logged step: behind the bar, or as a line."""
-    text = ', '.join(_training_texts(values))
-    if self._bar is not None:
-      self._bar.set_postfix_str(text)
-    else:
-      self.say(f'step {step}/{total}: {text}')
+    self._numbers = _training_texts(values)
+    if self._bar is None:
+      left = [f'{_time_text(values["perf/eta_s"])} left'] if 'perf/eta_s' in values else []
+      self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
   def evaluation(self, step: int, values: dict[str, float]) -> None:
-    self.say(f'step {step}: ' + ', '.join(f'{name} {_number(name, v)}' for name, v in sorted(values.items())))
+    """The numbers of an evaluation, on a terminal in lines that fit."""
+    texts = [f'{name} {format_metric(name, value)}' for name, value in sorted(values.items())]
+    line = f'step {step}: {", ".join(texts)}'
+    if self._bar is not None:
+      line = textwrap.fill(line, _columns() - 1, subsequent_indent='  ', break_long_words=False)
+    self.say(line)
+
+  def finished(self, total: int, folder: pathlib.Path, checkpoint: str) -> None:
+    """The last line: the results and where they lie."""
+    lines = read_metrics(folder)
+    final = lines[-1] if lines else {}
+    names = [name for name in final if metric_kind(name).headline and not name.startswith('train/')]
+    results = [f'{name} {format_metric(name, final[name])}' for name in names]
+    result = ', '.join(results) or f'train/loss {final.get("train/loss")}'
+    self.say(f'Done after {total:,} steps: {result}; checkpoint: {checkpoint}')
 
   def close(self) -> None:
+    """Ends the bar."""
     if self._bar is not None:
       self._bar.close()
 
 
-def _training_texts(values: dict[str, float]):
-  yield f'loss {values["train/loss"]:.4f}'
-  yield f'accuracy {values["train/accuracy"]:.1%}'
+def _training_texts(values: dict[str, float]) -> list[str]:
+  """The numbers of a logged step, the most important first."""
+  texts = [f'loss {values["train/loss"]:.4f}']
+  if 'train/accuracy' in values:
+    texts.append(f'accuracy {values["train/accuracy"]:.1%}')
   if 'perf/images_per_second' in values:
-    yield f'{values["perf/images_per_second"]:,.0f} images/s'
+    texts.append(f'{values["perf/images_per_second"]:,.0f} images/s')
     if 'perf/mfu' in values:
-      yield f'MFU {values["perf/mfu"]:.1%}'
-    yield f'data wait {values["perf/data_wait"]:.1%}'
-    yield f'{_time(values["perf/eta_s"])} left'
+      texts.append(f'MFU {values["perf/mfu"]:.1%}')
+    texts.append(f'data wait {values["perf/data_wait"]:.1%}')
+  return texts
 
 
-def _number(name: str, value: float) -> str:
-  if name.endswith(('accuracy', 'precision')):
-    return f'{value:.2%}'
-  return f'{value:.4f}' if value % 1 else f'{value:.0f}'
+def _columns() -> int:
+  """Characters in a line of the terminal."""
+  return shutil.get_terminal_size().columns
 
 
-def _time(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
+  """'1:02:03' or '2:03'."""
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'
 
 
 def devices_text(mesh: jax.sharding.Mesh) -> str:
+  """'Devices: 8 × TPU v3; mesh: data 4, fsdp 2'."""
   devices = mesh.devices.flatten()
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one device'
   processes = f', {jax.process_count()} processes' if jax.process_count() > 1 else ''
   return f'Devices: {devices.size} × {devices[0].device_kind}{processes}; mesh: {axes}'
+
+
+def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
+  """The training data and the evaluators' with their sizes."""
+  config, names = run.config, run.dataset.class_names
+  shown = ', '.join(names[:10]) + (', …' if len(names) > 10 else '')
+  lines = [
+    f'Training data: {config.data.title}, {run.dataset.examples:,} images, {len(names)} classes: {shown}'
+  ]
+  for name, evaluator in evaluators.items():
+    options = config.evaluators[name]
+    where = f'{options.source or config.data.source} {options.split}'
+    lines.append(f'Evaluator {name}: {where}, {evaluator.examples:,} images')
+  return '\n'.join(lines)
+
+
+def parameters_text(params: dict[str, Any], model: str) -> str:
+  """'Model: Vision Transformer, …; 202,058 parameters, 0.8 MiB (report/parameters.txt)'."""
+  leaves = jax.tree.leaves(params)
+  count, size = sum(math.prod(leaf.shape) for leaf in leaves), sum(map(_mib, leaves))
+  return f'Model: {model}; {count:,} parameters, {size:,.1f} MiB (report/parameters.txt has the table)'
 
 
 def parameter_table(params: dict[str, Any]) -> str:
@@ -88,13 +171,12 @@ def parameter_table(params: dict[str, Any]) -> str:
   Args:
     params: arrays, or ShapeDtypeStructs with shardings.
   """
-  leaves = jax.tree.leaves(params)
+  leaves = pytrees.flatten(params)
   rows = [('parameter', 'shape', 'MiB', 'split over')]
-  for path, leaf in zip(optimizer.paths(params), leaves, strict=True):
+  for path, leaf in leaves.items():
     rows.append((path, ' × '.join(map(str, leaf.shape)), f'{_mib(leaf):.2f}', _spec_text(leaf.sharding.spec)))
-  rows.append(
-    ('total', f'{sum(math.prod(leaf.shape) for leaf in leaves):,}', f'{sum(map(_mib, leaves)):.2f}', '')
-  )
+  count = sum(math.prod(leaf.shape) for leaf in leaves.values())
+  rows.append(('total', f'{count:,}', f'{sum(map(_mib, leaves.values())):.2f}', ''))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = [
     f'{path:<{widths[0]}}  {shape:<{widths[1]}}  {size:>{widths[2]}}  {spec}'.rstrip()
@@ -113,13 +195,17 @@ def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
 
 
 def memory_text(program: Program, compiled: Any) -> str:
-  """Estimated bytes a device needs for the training step, by the compiler."""
-  local = lambda tree: sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
-  )
-  params, state = local(program.state.params), local(program.state)
+  """Estimated bytes that a device needs for the training step, by the compiler."""
+  params, state = _device_bytes(program.state.params), _device_bytes(program.state)
   temporary = compiled.memory_analysis().temp_size_in_bytes
   return (
     f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
     f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
+  )
+
+
+def _device_bytes(tree: Any) -> int:
+  """Bytes on one device, of ShapeDtypeStructs with shardings."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
   )

@@ -1,14 +1,40 @@
-"""Pictures of a run in `report/`: what the model is shown, and how it learns."""
+"""Pictures of a run in `report/`: its first batch and its curves."""
 
 import pathlib
 
+import jax
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from vit_jax.data.config import DataConfig
 from vit_jax.training import metrics
+from vit_jax.training.run import Run
+from vit_jax.training.step import Batch, model_inputs
 
 
+_PLAIN_TEXT = {'text.parse_math': False}  # names of classes may have dollar signs
+
+
+def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
+  """Writes report/first_batch.png, on process 0, of the rows that its first device holds.
+
+  Args:
+    run: the run.
+    batch: of step 0, as the pipeline gives it; in a run of several processes all of them call this.
+    workdir: the run's.
+  """
+  inputs = jax.jit(lambda batch: model_inputs(run.config, batch, 0))(batch)
+  if jax.process_index() != 0:
+    return
+  arrays = {name: np.asarray(leaf.addressable_data(0)) for name, leaf in inputs.items() if name != 'key'}
+  images = arrays['image']
+  labels = [arrays[name].reshape(len(images), -1) for name in ('label', 'label_b') if name in arrays]
+  path = workdir / 'report' / 'first_batch.png'
+  save_first_batch(path, images, np.concatenate(labels, axis=1), run.dataset.class_names, run.config.data)
+
+
+@matplotlib.rc_context(_PLAIN_TEXT)
 def save_first_batch(
   path: pathlib.Path,
   images: np.ndarray,
@@ -16,7 +42,7 @@ def save_first_batch(
   class_names: tuple[str, ...],
   data: DataConfig,
 ) -> None:
-  """Draws images as the model will see them (cropped, flipped, normalised), with their labels.
+  """Draws images as the model is given them (cropped, flipped, normalised), with their labels.
 
   Args:
     path: the PNG.
@@ -44,6 +70,7 @@ def save_first_batch(
   figure.savefig(path, dpi=100)
 
 
+@matplotlib.rc_context(_PLAIN_TEXT)
 def save_curves(workdir: pathlib.Path) -> None:
   """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
   lines = metrics.read_metrics(workdir)

@@ -1,4 +1,4 @@
-"""What watches a run's loss."""
+"""Stops a run whose loss or gradient is not finite."""
 
 import json
 import pathlib
@@ -10,6 +10,8 @@ from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.errors import UserError
 
+Metrics = dict[str, jax.Array]
+
 
 class FiniteGuard:
   """Stops the run at a step whose loss or gradient is not finite (config.nonfinite 'stop').
@@ -20,28 +22,34 @@ class FiniteGuard:
   def __init__(self, config: Config, pipeline: TrainPipeline, manager: Manager, workdir: pathlib.Path):
     self._stop = config.nonfinite == 'stop'
     self._pipeline, self._manager, self._workdir = pipeline, manager, workdir
-    self._pending: tuple[int, dict[str, jax.Array]] | None = None
+    self._pending: tuple[int, Metrics] | None = None
 
-  def check(self, step: int, step_metrics: dict[str, jax.Array]) -> None:
-    """Takes the metrics of `step`, and looks at those of the step before."""
+  def check(self, step: int, step_metrics: Metrics) -> None:
+    """Takes the metrics of `step`, and looks at those of the step before.
+
+    Raises:
+      UserError: the step before was not finite.
+    """
     self.flush()
     self._pending = (step, step_metrics)
 
   def flush(self) -> None:
-    """Looks at what has not been looked at yet; nothing is logged or saved before."""
+    """Looks at metrics that have not been looked at yet; nothing is logged or saved before."""
     pending, self._pending = self._pending, None
-    # Asked in every mode: it is what keeps the loop from running more than a step ahead of the device.
-    if pending is not None and not pending[1]['finite'] and self._stop:
-      raise UserError(self._text(*pending))
+    if pending is None:
+      return
+    # Read in every mode: this keeps the loop from running more than a step ahead of the device.
+    finite = bool(pending[1]['finite'])
+    if not finite and self._stop:
+      raise UserError(self._sentence(*pending))
 
-  def _text(self, step: int, step_metrics: dict[str, jax.Array]) -> str:
+  def _sentence(self, step: int, step_metrics: Metrics) -> str:
     values = {name: float(step_metrics[name]) for name in ('train/loss', 'train/grad_norm', 'learning_rate')}
     path = self._workdir / 'report' / f'nonfinite_step_{step}.json'
     if jax.process_index() == 0:
       records = self._pipeline.indices(step - 1).tolist()
-      path.write_text(
-        json.dumps({'step': step, **{k: repr(v) for k, v in values.items()}, 'records': records})
-      )
+      texts = {name: repr(value) for name, value in values.items()}
+      path.write_text(json.dumps({'step': step, **texts, 'records': records}))
     self._manager.wait()
     newest = self._manager.latest_step()
     good = 'there is no checkpoint yet'

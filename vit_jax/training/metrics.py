@@ -1,14 +1,18 @@
-"""Where a run's numbers go: `metrics.jsonl` and TensorBoard, and how fast it is."""
+"""A run's metrics: `metrics.jsonl` and TensorBoard, and how fast the run is."""
 
 import json
 import pathlib
 import time
-from collections.abc import Callable
 
 import jax
 import tensorboardX
 
+from vit_jax import files
 from vit_jax.parallel import hardware
+from vit_jax.training.run import Run
+
+
+_SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time that is left
 
 
 class MetricsLog:
@@ -24,13 +28,12 @@ class MetricsLog:
       return
     path = workdir / 'metrics.jsonl'
     kept = [line for line in read_metrics(workdir) if line['step'] <= resume_step]
-    partial = path.with_suffix('.jsonl.partial')
-    partial.write_text(''.join(json.dumps(line) + '\n' for line in kept))
-    partial.replace(path)
+    files.write_text(path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = path.open('a', buffering=1)
     self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=resume_step + 1)
 
   def write(self, step: int, values: dict[str, float]) -> None:
+    """Adds the values of a step."""
     if not self._writes:
       return
     self._file.write(json.dumps({'step': step, **values}) + '\n')
@@ -39,6 +42,7 @@ class MetricsLog:
     self._board.flush()
 
   def close(self) -> None:
+    """Ends both logs."""
     if not self._writes:
       return
     self._file.close()
@@ -55,31 +59,17 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
 class Speedometer:
   """Images per second, model FLOPs utilisation, time spent waiting for data, and time to the end.
 
-  Time for evaluation, saving and printing is not training time: call `pause` around it.
+  Evaluation, saving and printing are not training time: call `restart` after them.
   """
 
-  def __init__(
-    self,
-    *,
-    batch_size: int,
-    flops_before: Callable[[int], float],
-    total_steps: int,
-    device_kind: str,
-    devices: int,
-  ):
-    """
-    Args:
-      batch_size: images a step.
-      flops_before: step -> FLOPs of the model, forward and backward, of all steps before it.
-      total_steps: of the run.
-      device_kind: what JAX calls the device.
-      devices: how many.
-    """
-    self._batch_size = batch_size
-    self._flops_before = flops_before
-    self._total_steps = total_steps
-    known = hardware.of(device_kind)
-    self._peak = known.peak_flops * devices if known else None
+  def __init__(self, run: Run):
+    self._batch_size = run.config.batch_size
+    self._total_steps = run.timeline.total
+    # step -> model FLOPs, forward and backward, of all steps before it.
+    self._flops_before = run.resizing.sum_before(run.step_flops)
+    known = hardware.of(jax.devices()[0].device_kind)
+    self._peak = known.peak_flops * run.mesh.size if known else None
+    self._seconds_per_flop: float | None = None  # smoothed over the intervals so far
     self.restart()
 
   def restart(self) -> None:
@@ -89,10 +79,11 @@ class Speedometer:
     self._steps = 0
 
   def waited(self, seconds: float) -> None:
-    """Counts time that the loop stood still for a batch."""
+    """Counts time in which the loop waited for a batch."""
     self._waited += seconds
 
   def stepped(self) -> None:
+    """Counts a step."""
     self._steps += 1
 
   def read(self, step: int) -> dict[str, float]:
@@ -101,14 +92,38 @@ class Speedometer:
     if not self._steps:
       return {}
     done = self._flops_before(step) - self._flops_before(step - self._steps)
-    to_do = self._flops_before(self._total_steps) - self._flops_before(step)
+    rate = seconds / done
+    before = self._seconds_per_flop
+    self._seconds_per_flop = rate if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * rate
     values = {
       'perf/images_per_second': self._steps * self._batch_size / seconds,
       'perf/step_ms': 1000 * seconds / self._steps,
       'perf/data_wait': self._waited / seconds,
-      # As if the model's FLOPs took the time: steps at another image size differ by theirs.
-      'perf/eta_s': seconds * to_do / done,
+      'perf/eta_s': self._seconds_left(step, self._seconds_per_flop),
     }
     if self._peak:
       values['perf/mfu'] = done / seconds / self._peak
     return values
+
+  def seconds_left(self, step: int) -> float | None:
+    """Estimated time from `step` to the end, without evaluations and saving; None: nothing is measured yet."""
+    if self._seconds_per_flop is not None:
+      return self._seconds_left(step, self._seconds_per_flop)
+    if not self._steps:
+      return None
+    done = self._flops_before(step) - self._flops_before(step - self._steps)
+    return self._seconds_left(step, (time.perf_counter() - self._begin) / done)
+
+  def _seconds_left(self, step: int, seconds_per_flop: float) -> float:
+    """Time in proportion to the model's FLOPs: steps at another image size differ by theirs."""
+    return (self._flops_before(self._total_steps) - self._flops_before(step)) * seconds_per_flop
+
+
+def training_seconds(lines: list[dict[str, float]]) -> float:
+  """Seconds of all training steps that the lines of `metrics.jsonl` cover."""
+  seconds, before = 0.0, 0.0
+  for line in lines:
+    if 'perf/step_ms' in line:
+      seconds += (line['step'] - before) * line['perf/step_ms'] / 1000
+      before = line['step']
+  return seconds

@@ -1,54 +1,60 @@
-"""Learning-rate schedules and optimizers, put together from optax by the config."""
+"""Optimizers, put together from optax by the config: the direction of a step, without the learning rate."""
 
+import dataclasses
+import difflib
+import inspect
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax import pytrees
 from vit_jax.errors import UserError
-from vit_jax.training.schedule import ScheduleConfig
+from vit_jax.options import Between, NotNegative, Positive, Regex
+from vit_jax.registry import Registry
 
 Params = dict[str, Any]
+_Decay = Annotated[float, Between(0, 1 - 1e-9)]
 
 
-def make_schedule(schedule: ScheduleConfig, total: int, to_steps: Callable[[str], int]) -> optax.Schedule:
-  """Linear warmup, then a decay: step (counted from 0) -> learning rate.
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
-  Args:
-    schedule: the options.
-    total: steps of the run.
-    to_steps: makes steps of a duration.
+  # 'adam', 'sgd' (with momentum), or any optimizer that optax has as `optax.scale_by_NAME`: 'lion', 'lamb' …
+  name: str = 'adam'
+  # Decay of the first moment, where the optimizer has that argument. None: optax's default.
+  b1: _Decay | None = None
+  # Decay of the second moment, likewise.
+  b2: _Decay | None = None
+  # 'sgd': decay of the momentum. None: 0.9.
+  momentum: _Decay | None = None
+  # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
+  arguments: tuple[tuple[str, float], ...] = ()
+  # 'bfloat16' halves the memory of the first moment.
+  momentum_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  # Times the learning rate, on kernels only.
+  weight_decay: NotNegative = 0.0
+  # Largest global norm of the gradient. None: it is not clipped.
+  clip_norm: Positive | None = None
+  # ((regex, factor), ...): a learning rate of its own for the parameters whose path matches.
+  lr_multipliers: tuple[tuple[Regex, float], ...] = ()
+  # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
+  freeze: tuple[Regex, ...] = ()
 
-  Raises:
-    UserError: warmup and cooldown do not fit into the run.
-  """
-  peak, end = schedule.learning_rate, schedule.end_value
-  warmup, cooldown = to_steps(schedule.warmup), to_steps(schedule.cooldown)
-  if warmup + cooldown >= total and total > 0:
-    raise UserError(
-      f'config.schedule: a warmup of {warmup} and a cooldown of {cooldown} steps do not fit into '
-      f'the {total} steps of the run (config.total); shorten them.'
-    )
-  decay_steps = max(total - warmup, 1)
-  if schedule.decay == 'linear':
-    decay = optax.linear_schedule(peak, end, decay_steps)
-  elif schedule.decay == 'cosine':
-    cosine = optax.cosine_decay_schedule(peak - end, decay_steps)
-    decay = lambda step: end + cosine(step)
-  elif schedule.decay == 'rsqrt':
-    timescale = to_steps(schedule.timescale)
-    decay = lambda step: peak / jnp.sqrt(1 + step / timescale)
-  else:
-    decay = optax.constant_schedule(peak)
-  rate = (
-    optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup]) if warmup else decay
-  )
-  if not cooldown:
-    return rate
-  return lambda step: rate(step) * jnp.clip((total - step) / cooldown, 0, 1)
+  def check(self, path: str) -> None:
+    """Raises UserError for an optimizer that there is not, or an argument that it does not take."""
+    try:
+      scaling(self)
+    except UserError as error:
+      raise UserError(f'{path}: {error}') from None
+
+
+# Optimizers that optax does not have as `scale_by_NAME`: name -> function of an `OptimizerConfig`.
+OPTIMIZERS: Registry[Any] = Registry('optimizer', {'sgd': 'vit_jax.training.optimizer:momentum_scaling'})
 
 
 def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.GradientTransformation:
@@ -62,19 +68,19 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
     UserError: a regex that matches no parameter, or nothing left to train.
   """
   trainable = trainable_mask(optimizer, params)
-  factors = _multipliers(optimizer, params)
-  dtype = jnp.dtype(optimizer.momentum_dtype)
-  parts = []
+  factors = _lr_factors(optimizer, params)
+  parts: list[optax.GradientTransformation] = []
   if optimizer.clip_norm is not None:
     parts.append(optax.clip_by_global_norm(optimizer.clip_norm))
-  if optimizer.name == 'adam':
-    parts.append(optax.scale_by_adam(optimizer.b1, optimizer.b2, mu_dtype=dtype))
-  else:
-    parts.append(optax.trace(optimizer.momentum, accumulator_dtype=dtype))
+  parts.append(scaling(optimizer))
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
   if optimizer.lr_multipliers:
-    scale = lambda updates, _: _map_paths(lambda path, update: update * factors[path], updates)
+
+    def scale(updates: Params, params: Params | None) -> Params:
+      del params
+      return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
+
     parts.append(optax.stateless(scale))
   result = optax.chain(*parts)
   if not optimizer.freeze:
@@ -84,44 +90,83 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   return optax.partition({'trained': result, 'frozen': optax.set_to_zero()}, labels)
 
 
+def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """The optimizer's own part: gradients -> directions.
+
+  Raises:
+    UserError: no such optimizer, or an argument that it does not take.
+  """
+  if optimizer.name in OPTIMIZERS.names():
+    function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
+    return function(optimizer)
+  make = getattr(optax, f'scale_by_{optimizer.name}', None)
+  if make is None:
+    known = [name.removeprefix('scale_by_') for name in dir(optax) if name.startswith('scale_by_')]
+    near = difflib.get_close_matches(optimizer.name, [*known, *OPTIMIZERS.names()], n=1)
+    if optimizer.name == 'adamw':
+      hint = "'adam' with optimizer.weight_decay is AdamW"
+    else:
+      hint = f'did you mean {near[0]!r}?' if near else "optax's own are called scale_by_NAME, such as 'lion'"
+    raise UserError(f'there is no optimizer {optimizer.name!r}; {hint}')
+  arguments: dict[str, Any] = dict(optimizer.arguments)
+  for name in ('b1', 'b2', 'momentum'):
+    value = getattr(optimizer, name)
+    if value is not None:
+      arguments[name] = value
+  if optimizer.momentum_dtype != 'float32':
+    arguments['mu_dtype'] = jnp.dtype(optimizer.momentum_dtype)
+  taken = inspect.signature(make).parameters
+  for name in arguments:
+    if name not in taken:
+      option = 'momentum_dtype' if name == 'mu_dtype' else name
+      raise UserError(f'the optimizer {optimizer.name!r} does not take {option}; it takes {", ".join(taken)}')
+  return make(**arguments)
+
+
+def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """SGD with momentum, as the paper fine-tunes."""
+  for name in ('b1', 'b2'):
+    if getattr(optimizer, name) is not None:
+      raise UserError(f"the optimizer 'sgd' does not take {name}; it takes momentum")
+  if optimizer.arguments:
+    raise UserError(f"the optimizer 'sgd' does not take {optimizer.arguments[0][0]}; it takes momentum")
+  momentum = 0.9 if optimizer.momentum is None else optimizer.momentum
+  return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
+
+
 def trainable_mask(optimizer: OptimizerConfig, params: Params) -> Params:
   """True for each parameter that no `freeze` pattern matches."""
-  frozen = set().union(*(_matches('freeze', pattern, params) for pattern in optimizer.freeze), set())
-  mask = _map_paths(lambda path, _: path not in frozen, params)
+  frozen: set[str] = set()
+  for pattern in optimizer.freeze:
+    frozen |= _matching('freeze', pattern, params)
+  mask = pytrees.map_with_path(lambda path, _: path not in frozen, params)
   if not any(jax.tree.leaves(mask)):
     raise UserError('config.optimizer.freeze matches every parameter; leave something to train.')
   return mask
 
 
-def _multipliers(optimizer: OptimizerConfig, params: Params) -> dict[str, float]:
+def _lr_factors(optimizer: OptimizerConfig, params: Params) -> dict[str, float]:
   """{path: factor of the learning rate}; where several patterns match, the last one counts."""
-  factors = dict.fromkeys(paths(params), 1.0)
+  factors = dict.fromkeys(pytrees.flatten(params), 1.0)
   for pattern, factor in optimizer.lr_multipliers:
-    factors.update(dict.fromkeys(_matches('lr_multipliers', pattern, params), factor))
+    factors.update(dict.fromkeys(_matching('lr_multipliers', pattern, params), factor))
   return factors
 
 
-def paths(params: Params) -> list[str]:
-  """The parameters' paths, such as 'blocks/attention/query/kernel'."""
-  return [_path(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(params)]
+def _matching(option: str, pattern: str, params: Params) -> set[str]:
+  """The paths that a pattern matches.
 
-
-def _matches(option: str, pattern: str, params: Params) -> set[str]:
-  found = {path for path in paths(params) if re.search(pattern, path)}
+  Raises:
+    UserError: it matches none.
+  """
+  paths = pytrees.flatten(params)
+  found = {path for path in paths if re.search(pattern, path)}
   if not found:
-    tops = ', '.join(sorted({path.split('/')[0] for path in paths(params)}))
+    tops = ', '.join(sorted({path.split('/')[0] for path in paths}))
     raise UserError(f'config.optimizer.{option}: {pattern!r} matches no parameter; paths begin with {tops}.')
   return found
 
 
 def _kernels(params: Params) -> Params:
   """True for the weights of dense layers and convolutions, which alone decay."""
-  return _map_paths(lambda path, _: path.endswith('kernel'), params)
-
-
-def _map_paths(function: Callable[[str, Any], Any], tree: Params) -> Params:
-  return jax.tree_util.tree_map_with_path(lambda keys, leaf: function(_path(keys), leaf), tree)
-
-
-def _path(keys: tuple[Any, ...]) -> str:
-  return jax.tree_util.keystr(keys, simple=True, separator='/')
+  return pytrees.map_with_path(lambda path, _: path.endswith('kernel'), params)

@@ -1,6 +1,6 @@
 """What a training step carries to the next one."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -12,7 +12,7 @@ class TrainState(NamedTuple):
   skipped: jax.Array  # int32: steps whose loss or gradient was not finite
   params: dict[str, Any]
   opt_state: Any
-  average: dict[str, Any]  # running average of params; {} where config.average is 0
+  ema: dict[str, Any]  # exponential moving average of params; {} where config.ema is 0
 
   def items(self) -> dict[str, Any]:
     """The checkpoint's items: parameters can be restored without the rest."""
@@ -21,13 +21,14 @@ class TrainState(NamedTuple):
       'opt_state': self.opt_state,
       'counters': {'step': self.step, 'skipped': self.skipped},
     }
-    return items | ({'average': self.average} if self.average else {})
+    return items | ({'ema': self.ema} if self.ema else {})
 
   @classmethod
-  def from_items(cls, items: dict[str, Any]) -> 'TrainState':
+  def from_items(cls, items: dict[str, Any]) -> Self:
+    """The state of `items`."""
     return cls(
       params=items['params'],
       opt_state=items['opt_state'],
-      average=items.get('average', {}),
+      ema=items.get('ema', {}),
       **items['counters'],
     )

@@ -47,9 +47,7 @@ def test_wrong_spec_lists_the_forms_of_all_sources(spec):
 
 
 class NpySource(NamedSource):
-  """A pair of .npy files, <place>_images.npy and <place>_labels.npy: what docs/data.md adds as an example."""
-
-  forms = ('npy:/path',)
+  """A pair of .npy files, <place>_images.npy and <place>_labels.npy."""
 
   def __init__(self, place, split, class_names):
     images, labels = (np.load(f'{place}_{name}.npy') for name in ('images', 'labels'))
@@ -97,7 +95,7 @@ def test_source_registered_from_outside_is_opened_selected_mixed_and_trained_on(
   mixture = open_training(data, 0)
   batch = TrainPipeline(mixture, data, batch_size=8, seed=0, sharding=split_over(2)).batch(0)
   assert batch['image'].shape == (8, 4, 4, 1)
-  with pytest.raises(UserError, match=r"'npy' is not a source; write .*'vtab:TASK' or 'npy:/path'"):
+  with pytest.raises(UserError, match=r"'npy' is not a source; write .*'vtab:TASK' or 'npy:PLACE'"):
     parse('npy', 'train')
 
 

@@ -100,8 +100,11 @@ def parse(spec: str, split: str) -> tuple[str, str, str]:
 
 
 def _no_source(spec: str) -> UserError:
-  *forms, last = [repr(form) for kind in SOURCES.names() for form in SOURCES[kind].forms]
-  return UserError(f'{spec!r} is not a source; write {", ".join(forms)} or {last}.')
+  forms: list[str] = []
+  for kind in SOURCES.names():
+    forms += SOURCES[kind].forms or (f'{kind}:PLACE',)
+  *others, last = map(repr, forms)
+  return UserError(f'{spec!r} is not a source; write {", ".join(others)} or {last}.')
 
 
 def _unknown_class(name: str, known: Collection[str], where: str) -> UserError:

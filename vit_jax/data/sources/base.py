@@ -71,11 +71,11 @@ class NamedSource(Source):
   """A source that `config.data.source` can name: 'KIND:PLACE:SPLIT', or 'KIND:SPLIT' without a place.
 
   Attributes:
-    forms: how it is written, for the error about a spec that names no source: ('folder:/path',).
+    forms: how specs are written, for the error about one that names no source; (): 'KIND:PLACE'.
     has_place: whether a place follows the kind.
   """
 
-  forms: ClassVar[tuple[str, ...]]
+  forms: ClassVar[tuple[str, ...]] = ()
   has_place: ClassVar[bool] = True
 
   @classmethod

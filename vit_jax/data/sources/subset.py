@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.data.sources.base import Record, Source
 
 
-class Selection(Source):
+class Subset(Source):
   """The chosen records of a source, in its order; labels and class names stay the same."""
 
   def __init__(self, source: Source, chosen: np.ndarray):
@@ -29,15 +29,15 @@ class Selection(Source):
     return self._source.labels()[self._numbers]
 
 
-def of_classes(source: Source, names: Sequence[str]) -> Selection:
+def of_classes(source: Source, names: Sequence[str]) -> Subset:
   """The records with at least one of the classes; names that the source does not have are ignored."""
   wanted = [number for number, name in enumerate(source.class_names) if name in set(names)]
   labels = source.labels()
   matches = np.isin(labels, wanted).reshape(len(labels), -1)
-  return Selection(source, np.any(matches, axis=1))
+  return Subset(source, np.any(matches, axis=1))
 
 
-def at_most(source: Source, count: int, seed: int) -> Selection:
+def at_most(source: Source, count: int, seed: int) -> Subset:
   """The records that are among the first `count` of each of their classes, in an order drawn with the seed.
 
   No class keeps more than `count` records. Where records have lists of classes, a class may keep fewer than
@@ -48,7 +48,7 @@ def at_most(source: Source, count: int, seed: int) -> Selection:
   labels = np.sort(labels.reshape(len(labels), -1), axis=1)
   labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # count a class once per record
   kept = (ranks(labels, seed) < count) | (labels < 0)
-  return Selection(source, np.all(kept, axis=1))
+  return Subset(source, np.all(kept, axis=1))
 
 
 def ranks(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -1,43 +1,47 @@
-"""Resizing a position embedding to another grid of patches."""
+"""Resizing a table of positions to another grid of patches, by each of the methods in use.
 
+Every method is linear and works along rows and columns apart, so it is two small matrices: the same for a
+checkpoint's arrays on the host and for a model that is called with images of another size.
+"""
+
+import functools
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
+# 'linear': aligned corners, as the original code. 'bilinear': half-pixel centres. 'bicubic': torch's (half-pixel
+# centres, a = -0.75, edges repeated). 'bicubic_antialias': torch's and Pillow's (a = -0.5, widened where it shrinks,
+# cut off at the edges). All but the last without antialiasing.
+PositionResize = Literal['linear', 'bilinear', 'bicubic', 'bicubic_antialias']
+
+
+@functools.cache
+def weights(method: PositionResize, old: int, new: int) -> np.ndarray:
+  """float64 (new, old): each new cell along one axis as a weighted sum of the old ones."""
+  return _WEIGHTS[method](old, new)
+
 
 def resize(
-  embedding: np.ndarray,
-  old: tuple[int, int],
-  new: tuple[int, int],
-  *,
-  old_class_token: bool,
-  new_class_token: bool,
-  method: str,
+  table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: PositionResize
 ) -> np.ndarray:
-  """The position embedding of another grid.
+  """A table of cells for another grid.
 
   Args:
-    embedding: (1, N, D); the first position is the class token's, if there is one.
+    table: (old rows * old columns, D), row by row.
     old: rows and columns of its grid.
     new: of the grid wanted.
-    old_class_token: whether `embedding` has a position of the class token.
-    new_class_token: whether the result has one: copied, or zero where there was none.
-    method: 'linear' (aligned corners, as the original), 'bilinear' (half-pixel centres), 'bicubic'
-      (torch's) or 'bicubic_antialias' (torch's and Pillow's); all but the last without antialiasing.
+    method: how.
 
   Returns:
-    (1, N', D), of the same dtype.
+    (new rows * new columns, D), of the same dtype, computed in float64.
   """
-  width = embedding.shape[-1]
-  first, patches = embedding[0, :old_class_token], embedding[0, old_class_token:]
-  if old != new:
-    rows, columns = (_WEIGHTS[method](o, n) for o, n in zip(old, new, strict=True))
-    grid = patches.reshape(*old, width).astype(np.float64)
-    grid = np.einsum('ih,jw,hwd->ijd', rows, columns, grid, optimize=True)
-    patches = grid.reshape(-1, width).astype(embedding.dtype)
-  if new_class_token and not old_class_token:
-    first = np.zeros((1, width), embedding.dtype)
-  return np.concatenate([first[:new_class_token], patches])[None]
+  if old == new:
+    return table
+  rows, columns = (weights(method, o, n) for o, n in zip(old, new, strict=True))
+  cells = table.reshape(*old, -1).astype(np.float64)
+  cells = np.einsum('ih,jw,hwd->ijd', rows, columns, cells, optimize=True)
+  return cells.reshape(-1, table.shape[-1]).astype(table.dtype)
 
 
 def _aligned(old: int, new: int) -> np.ndarray:

@@ -1,0 +1,157 @@
+"""The contract of an evaluator, and the registry of the evaluators that there are.
+
+A newcomer writes one file with two classes, a frozen dataclass of options (`EvaluatorConfig`) and the evaluator that it
+opens (`Evaluator`), and adds one line to `EVALUATORS`.
+"""
+
+import abc
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+from flax import nnx
+
+from vit_jax.data.config import DataConfig
+from vit_jax.durations import Duration
+from vit_jax.models.base import ModelConfig
+from vit_jax.objectives.base import Objective
+from vit_jax.options import Count
+from vit_jax.registry import Registry
+
+Params = dict[str, Any]  # nested dicts of a model's parameters
+
+EMA_SUFFIX = '_ema'  # of an evaluator's name, in the metrics of the parameters' EMA
+
+
+class MetricKind(NamedTuple):
+  """How the metrics of one name are read.
+
+  Attributes:
+    higher_is_better: whether the best value is the highest, else the lowest.
+    percent: whether it is printed in percent.
+    headline: whether it is in the last line of a run.
+  """
+
+  higher_is_better: bool
+  percent: bool = False
+  headline: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationContext:
+  """What an evaluator knows of the run.
+
+  Attributes:
+    data: the run's data options: how an image becomes the model's input.
+    objective: what is learned; says what logits mean.
+    model: the network's options.
+    graphdef: the network; with parameters, `nnx.merge` makes it.
+    num_classes: size of the head.
+    class_names: of the training data; label -> name.
+    batch_size: of training, over all devices.
+    mesh: where parameters and batches lie.
+  """
+
+  data: DataConfig
+  objective: Objective
+  model: ModelConfig
+  graphdef: nnx.GraphDef
+  num_classes: int
+  class_names: tuple[str, ...]
+  batch_size: int
+  mesh: jax.sharding.Mesh
+
+
+class Evaluator(abc.ABC):
+  """Turns parameters into metrics; its data stays open between evaluations.
+
+  Attributes:
+    examples: images of the evaluated split.
+  """
+
+  examples: int
+
+  @abc.abstractmethod
+  def run(
+    self,
+    models: Mapping[str, Params],
+    shared: dict[Any, Any],
+    report_folder: pathlib.Path | None = None,
+  ) -> dict[str, float]:
+    """The metrics of one or more sets of parameters, in one pass over the data.
+
+    In a run of several processes all of them call this, and each gets the same bits.
+
+    Args:
+      models: suffix -> parameters: '' and, where the run has one, EMA_SUFFIX for the EMA.
+      shared: results that evaluators of the same parameters share, such as features; empty at first.
+      report_folder: where process 0 writes tables and pictures; None: nothing is written.
+
+    Returns:
+      '<evaluator><suffix>/<metric>' -> value.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatorConfig(abc.ABC):
+  """What is evaluated during training, at its end, and with --mode=eval."""
+
+  # As data.source. None: data.source.
+  source: str | None = None
+  split: str = 'test'
+  # 'resize' (squash, as the paper's evaluation) or 'central' (resize the shorter side, cut the middle).
+  crop: Literal['resize', 'central'] = 'resize'
+  # 'central': pixels of the shorter side before the cut.
+  resize: Count | None = None
+  # None: the training batch size.
+  batch_size: Count | None = None
+  # How often; it also runs at the end.
+  every: Duration = '1 epochs'
+
+  # Every metric that it may give: the name behind the '/' -> how it is read.
+  metrics: ClassVar[Mapping[str, MetricKind]]
+
+  @abc.abstractmethod
+  def open(self, name: str, source: str, context: EvaluationContext) -> Evaluator:
+    """Opens the data.
+
+    Args:
+      name: of the evaluator.
+      source: what to read: `source`, or the training data's without its split.
+      context: the run.
+
+    Raises:
+      UserError: data that is not there or does not fit the model.
+    """
+
+  def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    """The metrics that checkpoint.best may name; `name` is the evaluator's, perhaps with a suffix."""
+    return tuple(f'{name}/{metric}' for metric in self.metrics)
+
+
+EVALUATORS: Registry[EvaluatorConfig] = Registry(
+  'evaluator',
+  {
+    'classification': 'vit_jax.evaluation.classification:ClassificationEvaluatorConfig',
+    'fewshot': 'vit_jax.evaluation.fewshot:FewShotEvaluatorConfig',
+  },
+  tag='type',
+)
+
+
+def metric_kind(name: str) -> MetricKind:
+  """How a metric of metrics.jsonl is read, by the name behind its last '/'; unknown ones are plain numbers."""
+  last = name.rpartition('/')[2]
+  for evaluator in EVALUATORS.names():
+    if last in EVALUATORS[evaluator].metrics:
+      return EVALUATORS[evaluator].metrics[last]
+  return MetricKind(higher_is_better=not last.endswith('loss'))
+
+
+def format_metric(name: str, value: float) -> str:
+  """'98.61%' or '0.1462', as the metric's kind has it."""
+  if metric_kind(name).percent:
+    return f'{value:.2%}'
+  return f'{value:.4f}' if value % 1 else f'{value:.0f}'

@@ -1,0 +1,128 @@
+"""Local files that are written whole and durably, or not at all.
+
+A power failure may lose whatever was not synced, in any order. So a file's content is synced before the file
+gets its name, and the directory, which holds the name, is synced afterwards.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import IO, Any, BinaryIO, Literal, TextIO, overload
+
+import numpy as np
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR})
+
+# Some network and FUSE file systems have no sync of a directory; their renames are durable in their own way.
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+
+Path = str | os.PathLike[str]
+
+
+@overload
+def atomic_write(path: Path, mode: Literal['w'] = 'w') -> AbstractContextManager[TextIO]: ...
+@overload
+def atomic_write(path: Path, mode: Literal['wb']) -> AbstractContextManager[BinaryIO]: ...
+@contextlib.contextmanager
+def atomic_write(path: Path, mode: Literal['w', 'wb'] = 'w') -> Iterator[IO[Any]]:
+  """Opens `<path>.partial` for writing, and renames it to `path` when the block ends without an error.
+
+  A reader sees the old content or all of the new one. When the block has ended, the new content survives a
+  power failure. After an error, `path` is as it was and the partial file is gone. Only one process may write
+  to `path` at a time.
+
+  Args:
+    path: the file. Its directory must exist.
+    mode: 'w' for text, in UTF-8, or 'wb' for bytes.
+
+  Raises:
+    OSError: the file cannot be written; a full disk is reported with `filename` set to `path`.
+  """
+  partial = pathlib.Path(f'{os.fspath(path)}.partial')
+  try:
+    with open(partial, mode, encoding=None if 'b' in mode else 'utf-8') as file:
+      yield file
+    move_into_place(partial, path)
+  except BaseException as error:
+    with contextlib.suppress(OSError):  # the first error matters
+      partial.unlink()
+    if isinstance(error, OSError) and error.filename is None and error.errno in DISK_FULL:
+      error.filename = os.fspath(path)  # write() and fsync() do not know the name
+    raise
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a text file in UTF-8, as `atomic_write` does."""
+  with atomic_write(path) as file:
+    file.write(text)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+  """Writes a binary file, as `atomic_write` does."""
+  with atomic_write(path, 'wb') as file:
+    file.write(data)
+
+
+def write_json(path: Path, content: Any) -> None:
+  """Writes a JSON file, as `atomic_write` does, with two spaces of indentation and a newline at the end.
+
+  NumPy scalars are written as numbers. NaN and infinity, which JSON does not have, are written as null.
+
+  Raises:
+    TypeError: `content` holds something that JSON cannot express.
+  """
+  write_text(path, json.dumps(_as_json(content), indent=2, allow_nan=False) + '\n')
+
+
+def move_into_place(partial: Path, path: Path) -> None:
+  """Renames a complete file to `path`, on the same file system, so that it survives a power failure.
+
+  For libraries that write to a path of their own; otherwise use `atomic_write`.
+  """
+  with open(partial, 'rb') as file:
+    os.fsync(file.fileno())
+  os.replace(partial, path)
+  fsync_directory(os.path.dirname(os.path.abspath(path)))
+
+
+def make_directories(path: Path) -> None:
+  """Makes a directory and the missing ones above it, so that they survive a power failure."""
+  missing = []
+  directory = os.path.abspath(path)
+  while not os.path.isdir(directory):
+    missing.append(directory)
+    directory = os.path.dirname(directory)
+  os.makedirs(path, exist_ok=True)
+  for made in missing:
+    fsync_directory(os.path.dirname(made))
+
+
+def fsync_directory(path: Path) -> None:
+  """Makes the names in a directory durable: files that were created, renamed or removed in it."""
+  descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+  try:
+    os.fsync(descriptor)
+  except OSError as error:
+    if error.errno not in _NO_DIRECTORY_SYNC:
+      raise
+  finally:
+    os.close(descriptor)
+
+
+def _as_json(value: Any) -> Any:
+  """`value` without NumPy scalars, NaN and infinity."""
+  if isinstance(value, np.generic):
+    value = value.item()
+  if isinstance(value, Mapping):
+    return {key: _as_json(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [_as_json(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value

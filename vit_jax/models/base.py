@@ -1,0 +1,344 @@
+"""The contract of a model, and the registry of the models that there are.
+
+A newcomer writes one file with two classes: a frozen dataclass of options, a `ModelConfig` with the model's named
+sizes, sharding rules and FLOPs, and the network, a `Model`; and adds one line to `MODELS`. The trainer, plans,
+evaluators, pictures and checkpoint formats know models by this contract only.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax import pytrees
+from vit_jax.models.position_resize import PositionResize
+from vit_jax.options import Positive
+from vit_jax.registry import Registry
+
+Grid = tuple[int, int]  # rows and columns of patches, or of a feature map's cells
+DType = Literal['float32', 'bfloat16']
+Remat = Literal['none', 'block', 'dots']
+Pooling = Literal['token', 'gap', 'token_gap', 'map', 'none']
+
+# (regex of a parameter's whole path, mesh axes of its LAST dimensions); the first match wins. Dimensions before
+# those, such as the depth in which blocks are stacked, are never split.
+ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
+
+
+class PositionTable(NamedTuple):
+  """How the cells of a learned table of positions lie in its array, so that it can be resized.
+
+  Attributes:
+    axes: the array's dimensions that are rows and columns of cells; or the one that is both, row by row.
+    resize: how the model itself resizes it.
+    extra: cells before the first patch in that one dimension: the class token's.
+    line: whether the one dimension is rows or columns alone.
+  """
+
+  axes: tuple[int, ...]
+  resize: PositionResize
+  extra: int = 0
+  line: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(abc.ABC):
+  """The options of a model: a frozen dataclass, of which each architecture has its own.
+
+  An option that is None takes the value of the variant; `resolved` fills all of them in.
+  """
+
+  # A named size, such as 'B/16', or 'custom', which needs every size.
+  variant: str
+  # What the network computes in. Parameters, norms and softmax are float32.
+  dtype: DType = dataclasses.field(default='float32', kw_only=True)
+  # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but its
+  # matrix products ('dots').
+  remat: Remat = dataclasses.field(default='none', kw_only=True)
+  # Of every norm.
+  norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
+  # Initial bias of the head (the paper's sigmoid pre-training starts at -10).
+  head_bias: float = dataclasses.field(default=0.0, kw_only=True)
+
+  # What messages call it, with its article: 'a Vision Transformer'.
+  title: ClassVar[str]
+  # The named sizes: variant -> a frozen dataclass whose fields are options too.
+  variants: ClassVar[Mapping[str, Any]]
+  # Where its parameters lie on the mesh.
+  sharding_rules: ClassVar[ShardingRules]
+  # Whether a model that was built for one image size takes images of another.
+  any_image_size: ClassVar[bool] = True
+  # Options that change what is computed from the same parameters: a checkpoint's must be the run's.
+  function_options: ClassVar[tuple[str, ...]] = ('norm_epsilon',)
+
+  @abc.abstractmethod
+  def build(
+    self,
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.Sharding | None = None,
+  ) -> 'Model':
+    """The network with initial parameters.
+
+    Args:
+      image_size: height and width in pixels.
+      channels: of the images.
+      num_classes: K.
+      rngs: where the initial parameters come from; `nnx.eval_shape` of a build allocates nothing.
+      activation_sharding: of the activations, examples first; kept up after every block.
+
+    Raises:
+      UserError: sizes that are unknown, missing, or do not go together.
+    """
+
+  @abc.abstractmethod
+  def resolved(self) -> Self:
+    """The same model with variant 'custom' and every size given.
+
+    Raises:
+      UserError: an unknown variant, or 'custom' without all sizes.
+    """
+
+  @abc.abstractmethod
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    """Patches (or cells of the last feature map) down and across.
+
+    Args:
+      image_size: height, width in pixels.
+      option: where that is from, for the error.
+
+    Raises:
+      UserError: they do not fit into the image.
+    """
+
+  @abc.abstractmethod
+  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+    """FLOPs of the logits of one image, counted from the sizes (models/flops.py says what counts)."""
+
+  @property
+  @abc.abstractmethod
+  def patch_pixels(self) -> int:
+    """Pixels along a side of a patch, or of a cell of the last feature map."""
+
+  @property
+  @abc.abstractmethod
+  def num_layers(self) -> int:
+    """Blocks whose output `Model.features` gives."""
+
+  @property
+  def first_kernel(self) -> str:
+    """Path of the parameter that meets the image's channels, (height, width, channels, outputs)."""
+    return 'patch_embedding/kernel'
+
+  @property
+  def poolings(self) -> tuple[Pooling, ...]:
+    """What `Model.pool` can do with this model's tokens, its own way apart."""
+    return ('gap',)
+
+  @property
+  def classifies_images(self) -> bool:
+    """Whether an image has one vector of logits (else every token has)."""
+    return True
+
+  @property
+  def has_mask_token(self) -> bool:
+    """Whether `Model.patch_logits` works: the model has a learned embedding for hidden patches."""
+    return False
+
+  @property
+  def compute_settings(self) -> dict[str, Any]:
+    """Options that decide speed and memory, not results; as a plan lists them."""
+    return {'dtype': self.dtype, 'remat': self.remat}
+
+  def without_pre_logits(self) -> Self:
+    """The model without a layer between pooling and head, for a new head."""
+    return self
+
+  def for_classification(self) -> Self:
+    """The model to fine-tune from a checkpoint of this one: without what only its pre-training has."""
+    return self
+
+  def on_any_device(self) -> Self:
+    """The model without options that only some devices have."""
+    return self
+
+  def differing_function(self, other: 'ModelConfig') -> str | None:
+    """An option by which `other` computes something else from the same parameters; None: there is none."""
+    for name in self.function_options:
+      if getattr(self, name) != getattr(other, name, None):
+        return name
+    return None
+
+  def fixed_positions(self, grid: Grid) -> np.ndarray | None:
+    """float32 (1, N, D): positions that are added to the tokens and are no parameter; None: there are none."""
+    return None
+
+  def with_learned_positions(self) -> Self:
+    """The model in which `fixed_positions` are a parameter, 'position_embedding'."""
+    return self
+
+  def with_position_resize(self, method: PositionResize) -> Self:
+    """The model that resizes its learned positions by another method, if it has any."""
+    return self
+
+  def position_table(self, path: str) -> PositionTable | None:
+    """How a parameter's cells lie, if it is a table of positions that another image size resizes."""
+    return None
+
+  @abc.abstractmethod
+  def describe(self) -> str:
+    """One line for people: 'Vision Transformer, 12 blocks of width 768, 12 heads'."""
+
+  def check(self, path: str) -> None:
+    """Raises UserError where options contradict each other; `path` is what errors call the section."""
+
+
+class Model(nnx.Module):
+  """Images to logits. `ModelConfig.build` makes one.
+
+  Attributes:
+    config: its options.
+    head: the last layer, float32 (D, K).
+  """
+
+  config: ModelConfig
+  head: nnx.Linear
+
+  def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
+    """The logits of images.
+
+    Args:
+      images: float (B, H, W, C), in the value range that the model was trained with.
+      keys: (B,) typed PRNG keys, one an image, of everything that is dropped; None: nothing is.
+
+    Returns:
+      float32 (B, K); (B, N, K) where `config.classifies_images` is False.
+    """
+    raise NotImplementedError
+
+  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, N, D): the tokens (the cells of a feature map), without dropout.
+
+    Args:
+      images: as for the logits.
+      layer: after which block, from 0; None or -1: after the last norm.
+
+    Raises:
+      ValueError: there is no such block.
+    """
+    raise NotImplementedError
+
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D'): the tokens of `features` pooled.
+
+    Args:
+      tokens: of `features`.
+      how: one of `config.poolings`; None: the model's own way.
+    """
+    raise NotImplementedError
+
+  def head_input(self, tokens: jax.Array) -> jax.Array:
+    """(B, N, D) -> (B, D'): what the head reads: the pooled tokens behind the pre-logits layer, if there is one."""
+    return self.pool(tokens)
+
+  def patch_logits(
+    self,
+    images: jax.Array,
+    change: Callable[[jax.Array, jax.Array], jax.Array],
+    *,
+    keys: jax.Array | None = None,
+  ) -> jax.Array:
+    """float32 (B, N, K): the logits of each patch, whose embeddings were changed first.
+
+    Args:
+      images: as for the logits.
+      change: (patch embeddings (B, N, D), mask token (1, 1, D)) -> patch embeddings.
+      keys: as for the logits.
+    """
+    raise NotImplementedError
+
+  def attention(self, images: jax.Array) -> jax.Array | None:
+    """float32 (L, B, H, N, N): how much each token (row) attends to each; None: the model has no attention."""
+    return None
+
+  def hidden_states(self, images: jax.Array) -> jax.Array | None:
+    """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
+    return None
+
+  def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
+    """float32 (1, N, D) that are added to the tokens of images of that size; None: nothing is."""
+    return None
+
+  def without_positions(self) -> str:
+    """A sentence for people: why `positions` is None."""
+    return f'{self.config.title[0].upper()}{self.config.title[1:]} has no position embedding.'
+
+  def filters(self) -> tuple[str, jax.Array]:
+    """What the filters that meet the pixels are called, and their kernel (height, width, C, D)."""
+    raise NotImplementedError
+
+  @property
+  def leading_tokens(self) -> int:
+    """Tokens before those of the patches: the class token and registers."""
+    return 0
+
+  @property
+  def reads_class_token(self) -> bool:
+    """Whether the head reads a class token, whose attention is then what one looks at."""
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+  """Everything that decides the shapes of a model's parameters."""
+
+  model: ModelConfig
+  image_size: tuple[int, int]  # height, width
+  channels: int
+  num_classes: int  # 0: no head
+
+  def build(self, rngs: nnx.Rngs, activation_sharding: jax.sharding.Sharding | None = None) -> Model:
+    """The network, as `ModelConfig.build`."""
+    return self.model.build(
+      image_size=self.image_size,
+      channels=self.channels,
+      num_classes=self.num_classes,
+      rngs=rngs,
+      activation_sharding=activation_sharding,
+    )
+
+  def forward_flops(self, image_size: tuple[int, int] | None = None) -> int:
+    """FLOPs of the logits of one image, of the architecture's size or another."""
+    return self.model.forward_flops(
+      image_size=image_size or self.image_size, channels=self.channels, num_classes=self.num_classes
+    )
+
+  def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    """The module's graph and the shape of each parameter by its path; nothing is allocated.
+
+    Raises:
+      UserError: sizes that do not go together.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: self.build(nnx.Rngs(0))))
+    return graphdef, pytrees.flatten(nnx.to_pure_dict(state))
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape of each parameter by its path."""
+    return self.graph_and_shapes()[1]
+
+
+MODELS: Registry[ModelConfig] = Registry(
+  'model',
+  {
+    'vit': 'vit_jax.models.vit_config:ViTConfig',
+    'mixer': 'vit_jax.models.mixer:MixerConfig',
+    'resnet': 'vit_jax.models.resnet:ResNetConfig',
+  },
+)

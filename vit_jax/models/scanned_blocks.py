@@ -1,0 +1,111 @@
+"""Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.models.base import Remat
+from vit_jax.models.dropout import fold_in
+
+F = TypeVar('F', bound=Callable[..., Any])
+
+
+def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
+  """`depth` modules as one, whose parameters have a leading axis of that size."""
+  return nnx.split_rngs(splits=depth)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
+
+
+def apply(
+  blocks: nnx.Module,
+  z: jax.Array,
+  keys: jax.Array | None,
+  *,
+  depth: int,
+  drop_path: float,
+  remat: Remat,
+  unroll: bool,
+  shared: tuple[Any, ...] = (),
+  layers: int | None = None,
+  sharding: jax.sharding.Sharding | None = None,
+  observe: Callable[[Any, jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+  """The output of the last of the stacked blocks, and what was observed in each.
+
+  Args:
+    blocks: of `stack`; each is called with z, its drop path rate, its keys and `shared`.
+    z: (B, N, D).
+    keys: (B,) typed PRNG keys; block i gets them with i folded in. None: nothing is dropped.
+    depth: of the stack.
+    drop_path: rate of the last block; that of the others is in proportion to their depth, of the first 0.
+    remat: config.model.remat.
+    unroll: compile the blocks one after the other instead of as a loop.
+    shared: further arguments of every block.
+    layers: how many of the blocks to apply; None: all.
+    sharding: of z, kept up after every block.
+    observe: called with each block and its input.
+
+  Returns:
+    (B, N, D), and the results of `observe`, stacked; None without it.
+  """
+  graphdef, params = nnx.split(blocks)
+
+  def body(z: jax.Array, inputs: Any) -> tuple[jax.Array, jax.Array | None]:
+    block, layer, rate = inputs
+    layer_keys = None if keys is None else fold_in(keys, layer)
+    block: Any = nnx.merge(graphdef, block)
+    observed = None if observe is None else observe(block, z)
+    return constrain(block(z, rate, layer_keys, *shared), sharding), observed
+
+  rates = np.linspace(drop_path, 0, depth, dtype=np.float32)[::-1]
+  inputs = params, np.arange(depth), rates
+  if layers is not None:
+    inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
+  body = rematerialised(body, remat, loop=not unroll)
+  return jax.lax.scan(body, z, inputs, unroll=depth if unroll else 1)
+
+
+def constrain(z: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
+  """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
+  return z if sharding is None else jax.lax.with_sharding_constraint(z, sharding)
+
+
+def blocks_before(layer: int | None, depth: int) -> int | None:
+  """How many blocks lie before the output that `Model.features` calls `layer`; None: all, and the last norm.
+
+  Raises:
+    ValueError: there is no such block.
+  """
+  if layer is None or layer == -1:
+    return None
+  if not 0 <= layer < depth:
+    raise ValueError(f'layer is {layer}; choose a block from 0 to {depth - 1}, or None for the final tokens.')
+  return layer + 1
+
+
+def rematerialised(function: F, remat: Remat, *, loop: bool = False) -> F:
+  """The function, of which the backward pass computes again what `remat` says.
+
+  Args:
+    function: a block.
+    remat: config.model.remat.
+    loop: whether the function is the body of a loop. Only a loop keeps XLA from merging what is
+      computed again with what was computed first; elsewhere it has to be told.
+  """
+  if remat == 'none':
+    return function
+  policy = _is_product_with_kernel if remat == 'dots' else None
+  return jax.checkpoint(function, prevent_cse=not loop, policy=policy)
+
+
+def _is_product_with_kernel(primitive: Any, *args: Any, **params: Any) -> bool:
+  """Whether an operation is a convolution or a product with a kernel, whose result is saved.
+
+  Products of queries and keys have batch dimensions (example, head) and are none of these: computing them again is
+  cheap, and their B*H*N*N numbers are the largest of a block.
+  """
+  if primitive is jax.lax.conv_general_dilated_p:
+    return True
+  return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)

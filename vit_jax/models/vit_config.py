@@ -1,0 +1,372 @@
+"""The options of the Vision Transformer and its hybrids: named sizes, sharding rules and FLOPs.
+
+The network itself is in vit.py.
+"""
+
+import dataclasses
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models import flops, position, variants
+from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, PositionTable, ShardingRules
+from vit_jax.models.position_resize import PositionResize
+from vit_jax.options import RESUMABLE, Amount, Count, NotNegative, Rate
+
+Position = Literal['none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'rotary']
+AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """What decides the shapes of the blocks of a Vision Transformer or a hybrid."""
+
+  patch: int  # pixels along a side of a patch; in a hybrid, cells of the ResNet's output
+  width: int  # D, the size of a token
+  mlp_dim: int  # hidden units of a block's MLP
+  depth: int  # L, encoder blocks
+  heads: int
+  stem_blocks: tuple[int, ...] | None = None  # bottlenecks in each stage of a hybrid's ResNet
+  stem_width: int = 64  # channels of its root
+
+  @property
+  def stem_stride(self) -> int:
+    """Pixels along a side of a cell of the stem's output: 4 after the root, doubled by the later stages."""
+    if self.stem_blocks is None:
+      return 1
+    return 4 * 2 ** max(len(self.stem_blocks) - 1, 0)
+
+
+# Table 1 of the paper (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling Vision
+# Transformers' (g, G). Hybrids: the paper, and 'How to train your ViT?' (arXiv 2106.10270), whose authors call
+# R+Ti/16 so although its tokens are of 32 pixels.
+VARIANTS = {
+  'Ti/16': Sizes(patch=16, width=192, mlp_dim=768, depth=12, heads=3),
+  'S/16': Sizes(patch=16, width=384, mlp_dim=1536, depth=12, heads=6),
+  'S/32': Sizes(patch=32, width=384, mlp_dim=1536, depth=12, heads=6),
+  'B/8': Sizes(patch=8, width=768, mlp_dim=3072, depth=12, heads=12),
+  'B/16': Sizes(patch=16, width=768, mlp_dim=3072, depth=12, heads=12),
+  'B/32': Sizes(patch=32, width=768, mlp_dim=3072, depth=12, heads=12),
+  'L/16': Sizes(patch=16, width=1024, mlp_dim=4096, depth=24, heads=16),
+  'L/32': Sizes(patch=32, width=1024, mlp_dim=4096, depth=24, heads=16),
+  'H/14': Sizes(patch=14, width=1280, mlp_dim=5120, depth=32, heads=16),
+  'g/14': Sizes(patch=14, width=1408, mlp_dim=6144, depth=40, heads=16),
+  'G/14': Sizes(patch=14, width=1664, mlp_dim=8192, depth=48, heads=16),
+  'R+Ti/16': Sizes(patch=8, width=192, mlp_dim=768, depth=12, heads=3, stem_blocks=()),
+  'R26+S/32': Sizes(patch=1, width=384, mlp_dim=1536, depth=12, heads=6, stem_blocks=(2, 2, 2, 2)),
+  'R26+B/32': Sizes(patch=1, width=768, mlp_dim=3072, depth=12, heads=12, stem_blocks=(2, 2, 2, 2)),
+  'R50+B/16': Sizes(patch=1, width=768, mlp_dim=3072, depth=12, heads=12, stem_blocks=(3, 4, 9)),
+  'R50+L/32': Sizes(patch=1, width=1024, mlp_dim=4096, depth=24, heads=16, stem_blocks=(3, 4, 6, 3)),
+}
+
+_BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
+_ATTENTION = rf'({_BLOCKS}|map_pool)/attention'
+_MLP = rf'({_BLOCKS}|map_pool)/mlp'
+
+# `fsdp` splits one large dimension. `tensor` splits attention by heads, the MLP by its hidden units and the head
+# by its classes, so that each block needs one sum over the devices after attention and one after the MLP.
+SHARDING_RULES: ShardingRules = (
+  (r'stem/(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
+  (r'stem/(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
+  (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
+  (r'(class|mask)_token|register_tokens|position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
+  # The blocks, with a leading depth, and attention pooling, without.
+  (rf'{_ATTENTION}/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
+  (rf'{_ATTENTION}/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
+  (rf'{_ATTENTION}/out/kernel', ('tensor', None, 'fsdp')),  # (H, Dh, D)
+  (rf'{_ATTENTION}/position/bias/(patches|among_others)', ('tensor', None, None)),  # (H, rows, columns)
+  (rf'{_ATTENTION}/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
+  (rf'{_ATTENTION}/(query|key)_norm/(scale|bias)', ()),  # (Dh,)
+  (rf'{_ATTENTION}/position/keys/\w+', ()),  # (Dh, ...), which all heads share
+  (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
+  (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
+  (rf'{_MLP}/depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)
+  (rf'{_MLP}/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)
+  (rf'({_ATTENTION}/out|{_MLP}/dense_out)/bias', ()),
+  (rf'({_BLOCKS}/(attention|mlp)_norm|map_pool/norm|norm)/(scale|bias)', ()),
+  (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)
+  (r'pre_logits/kernel', ('fsdp', None)),  # (D, D')
+  (r'(patch_embedding|pre_logits)/bias', ()),
+  (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)
+  (r'head/bias', ('tensor',)),  # (K,)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(ModelConfig):
+  """The Vision Transformer (paper, section 3.1), or a hybrid with a ResNet in front of it."""
+
+  # A named size, such as 'Ti/16', 'H/14' or 'R50+B/16', or 'custom'. Each size below that is not None replaces
+  # the variant's own; 'custom' needs patch, width, mlp_dim, depth and heads.
+  variant: str = 'B/16'
+  # Pixels along a side of a patch (of a hybrid, cells of the ResNet's output).
+  patch: Count | None = None
+  # D, the size of a token.
+  width: Count | None = None
+  # Hidden units of a block's MLP.
+  mlp_dim: Count | None = None
+  # L, encoder blocks.
+  depth: Count | None = None
+  heads: Count | None = None
+  # Bottlenecks in each stage of a ResNet that the patches are cut from; (): its root alone. None: no ResNet.
+  stem_blocks: tuple[Count, ...] | None = None
+  # Channels of that ResNet's root, a multiple of 32.
+  stem_width: Count = 64
+  # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
+  # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
+  # or 'none' (every token gets logits; only objective 'masked_patches' trains such a model).
+  pool: Pooling = 'token'
+  # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
+  class_token: bool | None = None
+  # How patches know where they are (models/position.py). Added to the tokens: a 'learned' embedding of each,
+  # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
+  # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
+  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset (the paper's
+  # 'relative', which counts offsets in one dimension), or 'rotary': queries and keys turned by row and column
+  # (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
+  # For images of another size what is learned is resized ('relative' and 'relative_query': between offsets), and
+  # so is sincos2d. Rotary goes on counting, a patch being one from the next.
+  position: Position = 'learned'
+  # How learned positions are resized for images of another size (models/position_resize.py): 'linear' (aligned
+  # corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias' (as torch).
+  position_resize: PositionResize = 'bilinear'
+  # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
+  register_tokens: Amount = 0
+  # A learned embedding for hidden patches, which objective 'masked_patches' needs.
+  mask_token: bool = False
+  # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
+  pre_logits_size: Count | None = None
+  # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
+  gelu: Literal['tanh', 'erf'] = 'tanh'
+  # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
+  # arXiv 2103.17239). None: no factors.
+  layer_scale: NotNegative | None = None
+  # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
+  # one that attends along columns, each with its MLP. For models without class token and registers.
+  axial: bool = False
+  # Query-key normalisation: a LayerNorm of each head's queries and keys before their product, which keeps the
+  # logits of attention from growing (arXiv 2302.05442, section 2.1; biases as timm's).
+  qk_norm: bool = False
+  # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
+  # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
+  mlp_locality: bool = False
+  dropout: Rate = 0.0
+  attention_dropout: Rate = 0.0
+  # What computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
+  # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
+  # 'auto': the faster one, by devices, number of tokens and dtype (models/fused_attention.py).
+  attention: Annotated[AttentionKernel, RESUMABLE] = 'auto'
+  # Probability that an example skips a branch (attention or MLP) of the last block (drop path); of earlier
+  # blocks in proportion to their depth.
+  stochastic_depth: Rate = 0.0
+  # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
+  unroll: Annotated[bool, RESUMABLE] = False
+
+  title: ClassVar[str] = 'a Vision Transformer'
+  variants: ClassVar = VARIANTS
+  sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
+  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+
+  @property
+  def sizes(self) -> Sizes:
+    """The sizes of the variant, with the options that replace them.
+
+    Raises:
+      UserError: an unknown variant, 'custom' without all sizes, or a width that the heads do not divide.
+    """
+    sizes = variants.resolve(self, Sizes, needed=('patch', 'width', 'mlp_dim', 'depth', 'heads'))
+    if sizes.width % sizes.heads:
+      raise UserError(
+        f'config.model.width {sizes.width} does not divide into config.model.heads {sizes.heads} equal '
+        'parts; change one of them.'
+      )
+    return sizes
+
+  @property
+  def has_class_token(self) -> bool:
+    """Whether there is a class token."""
+    return self.pool in ('token', 'token_gap') if self.class_token is None else self.class_token
+
+  @property
+  def first_kernel(self) -> str:
+    return 'patch_embedding/kernel' if self.sizes.stem_blocks is None else 'stem/root/kernel'
+
+  def build(
+    self,
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.Sharding | None = None,
+  ) -> Model:
+    """The network; image_size must be multiples of the patch. `activation_sharding` is of the tokens (B, N, D)."""
+    from vit_jax.models.vit import ViT  # vit.py needs this module
+
+    return ViT(
+      self,
+      image_size=image_size,
+      channels=channels,
+      num_classes=num_classes,
+      rngs=rngs,
+      activation_sharding=activation_sharding,
+    )
+
+  def resolved(self) -> Self:
+    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    sizes = self.sizes
+    return variants.patch_grid(image_size, sizes.patch, stride=sizes.stem_stride, option=option)
+
+  @property
+  def patch_pixels(self) -> int:
+    return self.sizes.patch * self.sizes.stem_stride
+
+  @property
+  def num_layers(self) -> int:
+    return self.sizes.depth
+
+  @property
+  def poolings(self) -> tuple[Pooling, ...]:
+    result: list[Pooling] = ['gap']
+    if self.has_class_token:
+      result += ['token', 'token_gap']
+    if self.pool == 'map':
+      result.append('map')
+    return tuple(result)
+
+  @property
+  def classifies_images(self) -> bool:
+    return self.pool != 'none'
+
+  @property
+  def has_mask_token(self) -> bool:
+    return self.mask_token
+
+  @property
+  def compute_settings(self) -> dict[str, Any]:
+    return super().compute_settings | {'unroll': self.unroll}
+
+  def without_pre_logits(self) -> Self:
+    return dataclasses.replace(self, pre_logits_size=None)
+
+  def for_classification(self) -> Self:
+    if self.classifies_images:
+      return self.without_pre_logits()
+    pool = 'token' if self.has_class_token else 'gap'
+    return dataclasses.replace(self, pool=pool, mask_token=False, pre_logits_size=None)
+
+  def on_any_device(self) -> Self:
+    return dataclasses.replace(self, attention='auto')
+
+  def differing_function(self, other: ModelConfig) -> str | None:
+    name = super().differing_function(other)
+    positions = (self.position, getattr(other, 'position', None))
+    # No parameter tells rotary positions.
+    if name is None and 'rotary' in positions and positions[0] != positions[1]:
+      return 'position'
+    return name
+
+  def fixed_positions(self, grid: Grid) -> np.ndarray | None:
+    if self.position != 'sincos2d':
+      return None
+    return position.sincos2d(grid, self.sizes.width, class_token=self.has_class_token)
+
+  def with_learned_positions(self) -> Self:
+    return dataclasses.replace(self, position='learned')
+
+  def with_position_resize(self, method: PositionResize) -> Self:
+    return dataclasses.replace(self, position_resize=method)
+
+  def position_table(self, path: str) -> PositionTable | None:
+    if path == 'position_embedding':  # (1, N, D)
+      return PositionTable((1,), self.position_resize, extra=int(self.has_class_token))
+    if path in ('position_embedding/rows', 'position_embedding/columns'):  # (1, rows or columns, D / 2)
+      return PositionTable((1,), self.position_resize, line=True)
+    if re.fullmatch(rf'{_BLOCKS}/attention/position/(bias|keys)/patches', path):  # (L, size, rows, columns)
+      return PositionTable((2, 3), self.position_resize)
+    return None
+
+  def describe(self) -> str:
+    sizes = self.sizes
+    kind = 'Vision Transformer'
+    if sizes.stem_blocks is not None:
+      kind = 'Hybrid: a ResNet, and a Vision Transformer'
+    return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
+
+  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+    sizes = self.sizes
+    width = sizes.width
+    rows, columns = self.grid(image_size)
+    patches = rows * columns
+    macs = 0
+    if sizes.stem_blocks is not None:
+      macs, channels = flops.resnet(sizes.stem_width, sizes.stem_blocks, image_size, channels)
+    macs += patches * sizes.patch**2 * channels * width
+    tokens = patches + self.has_class_token + self.register_tokens
+    mlp = flops.mlp(tokens, width, sizes.mlp_dim)
+    if self.mlp_locality:
+      mlp += patches * 3**2 * sizes.mlp_dim
+    relative_keys = self.position == 'relative_query'
+    if self.axial:
+      along_rows = rows * flops.attention(columns, columns, width, relative_keys=relative_keys)
+      along_columns = columns * flops.attention(rows, rows, width, relative_keys=relative_keys)
+      macs += sizes.depth * (along_rows + along_columns + 2 * mlp)
+    else:
+      macs += sizes.depth * (flops.attention(tokens, tokens, width, relative_keys=relative_keys) + mlp)
+    if self.pool == 'map':
+      macs += flops.attention(1, tokens, width) + flops.mlp(1, width, sizes.mlp_dim)
+    pooled = 2 * width if self.pool == 'token_gap' else width
+    head = pooled * num_classes
+    if self.pre_logits_size is not None:
+      head = (pooled + num_classes) * self.pre_logits_size
+    outputs = 1 if self.classifies_images else tokens
+    return 2 * (macs + outputs * head)
+
+  def check(self, path: str) -> None:
+    if self.pool in ('token', 'token_gap') and self.class_token is False:
+      raise UserError(f"{path}.pool is {self.pool!r} but class_token is False; choose pool 'gap' or 'map'.")
+    self._check_attention(path)
+    if self.axial:
+      self._check_axial(path)
+
+  def _check_attention(self, path: str) -> None:
+    """Raises UserError where an attention kernel is asked for what it does not have."""
+    if self.attention in ('auto', 'xla'):
+      return
+    name = f'{path}.attention is {self.attention!r}'
+    if self.attention_dropout:
+      raise UserError(
+        f'{name}, which has no dropout of attention weights, and {path}.attention_dropout is '
+        f"{self.attention_dropout}; choose 'auto' or 'xla', or no such dropout."
+      )
+    if self.position in ('relative', 'relative_query'):
+      raise UserError(
+        f'{name}, which cannot add to the logits of attention what {path}.position '
+        f"{self.position!r} does; choose 'auto' or 'xla'."
+      )
+    if self.attention == 'cudnn' and self.dtype != 'bfloat16':
+      raise UserError(
+        f"{name}, which computes in bfloat16, and {path}.dtype is {self.dtype!r}; choose 'bfloat16', or "
+        f"attention 'auto' or 'xla'."
+      )
+
+  def _check_axial(self, path: str) -> None:
+    """Raises UserError for tokens that are in no row and no column."""
+    if self.pool in ('token', 'token_gap'):
+      wrong, remedy = f'pool {self.pool!r}', "choose pool 'gap' or 'map'"
+    elif self.class_token:
+      wrong, remedy = 'class_token', 'leave it out'
+    elif self.register_tokens:
+      wrong, remedy = 'register_tokens', 'leave them out'
+    else:
+      return
+    raise UserError(
+      f'{path}.axial attends along rows and columns of patches, and {path}.{wrong} brings a token '
+      f'that is in none; {remedy}.'
+    )

@@ -1,0 +1,119 @@
+"""The contract of an objective (what a model learns), and the registry of the objectives that there are.
+
+A newcomer writes one file with a frozen dataclass of options that is an `Objective`, and adds one line to
+`OBJECTIVES`.
+"""
+
+import abc
+import dataclasses
+from typing import ClassVar, Protocol
+
+import jax
+
+from vit_jax.data.config import DataConfig
+from vit_jax.errors import UserError
+from vit_jax.models.base import Model, ModelConfig
+from vit_jax.registry import Registry
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+class ClassScores(Protocol):
+  """What logits say of classes, for evaluation and prediction; `ClassificationObjective` has it."""
+
+  def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
+    """float32 (B,): the loss of logits (B, K) and targets (B, K), with label smoothing if `smooth`."""
+    ...
+
+  def confidence(self, logits: jax.Array) -> jax.Array:
+    """float32 (B,): the probability of the most probable class."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(abc.ABC):
+  """What a model learns: its loss, the head that it needs, and the evaluators that make sense of it."""
+
+  # What messages call it: 'classification'.
+  title: ClassVar[str]
+  # Evaluators (names of evaluation/base.py's registry) that go with it; (): all.
+  evaluators: ClassVar[tuple[str, ...]] = ()
+
+  @abc.abstractmethod
+  def loss_and_metrics(
+    self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
+  ) -> tuple[jax.Array, Metrics]:
+    """The loss of a batch, and what is logged beside it.
+
+    Args:
+      model: with the parameters that are trained.
+      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label'; where images are
+        mixed also 'label_b' and 'lam'.
+      keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An example's
+        randomness must depend on its own key only.
+      data: the run's data options.
+
+    Returns:
+      float32 scalar, the mean over the examples, and name -> scalar mean; 'accuracy' is shown while training.
+    """
+
+  @abc.abstractmethod
+  def head_size(self, classes: int, data: DataConfig) -> int:
+    """Outputs of the head.
+
+    Args:
+      classes: of the training data.
+      data: the run's data options; its num_classes may ask for more than there are.
+
+    Raises:
+      UserError: data.num_classes is less than the classes.
+    """
+
+  def class_scores(self) -> ClassScores | None:
+    """What the head's outputs say of the data's classes; None: they are not of classes."""
+    return None
+
+  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the head's outputs, given those of the data's classes; (): they have none."""
+    return names
+
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:
+    """Raises UserError for training data whose classes leave nothing to learn.
+
+    Args:
+      names: of the classes.
+      title: what messages call the data.
+    """
+
+  def check_run(self, model: ModelConfig, data: DataConfig) -> None:
+    """Raises UserError for a model or data that the objective cannot train."""
+    if not model.classifies_images:
+      raise UserError(
+        "config.model.pool is 'none', which gives an image no logits; choose token, gap or map."
+      )
+
+
+def requested_classes(classes: int, data: DataConfig) -> int:
+  """data.num_classes, or else the classes of the data.
+
+  Raises:
+    UserError: data.num_classes is less than those.
+  """
+  if data.num_classes is None:
+    return classes
+  if data.num_classes < classes:
+    raise UserError(
+      f'config.data.num_classes is {data.num_classes}, but {data.title} has {classes} classes; '
+      f'leave it out or raise it.'
+    )
+  return data.num_classes
+
+
+OBJECTIVES: Registry[Objective] = Registry(
+  'objective',
+  {
+    'classification': 'vit_jax.objectives.classification:ClassificationObjective',
+    'masked_patches': 'vit_jax.objectives.masked_patches:MaskedPatchesObjective',
+  },
+)

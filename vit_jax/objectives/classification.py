@@ -1,0 +1,137 @@
+"""Classification: one class an image by softmax, or a yes or no for each class by sigmoid."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.data.config import DataConfig
+from vit_jax.errors import UserError
+from vit_jax.models.base import Model, ModelConfig
+from vit_jax.objectives.base import Batch, ClassScores, Metrics, Objective, requested_classes
+from vit_jax.options import Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationObjective(Objective):
+  """Cross-entropy of the classes of images."""
+
+  # 'softmax': one class an image. 'sigmoid': the sum of the classes' binary cross-entropies, as the paper
+  # pre-trains on ImageNet-21k and JFT; needed where images have lists of classes.
+  loss: Literal['softmax', 'sigmoid'] = 'softmax'
+  label_smoothing: Rate = 0.0
+
+  title: ClassVar[str] = 'classification'
+
+  def loss_and_metrics(
+    self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
+  ) -> tuple[jax.Array, Metrics]:
+    """Mean cross-entropy; 'accuracy' is of the image with the larger share where images are mixed."""
+    logits = model(batch['image'], keys=keys)
+    targets = mixed_targets(batch, logits.shape[-1])
+    loss = self.cross_entropy(logits, targets).mean()
+    return loss, {'accuracy': hits(logits, batch['label']).mean()}
+
+  def head_size(self, classes: int, data: DataConfig) -> int:
+    return requested_classes(classes, data)
+
+  def class_scores(self) -> ClassScores:
+    return self
+
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:
+    if len(names) == 1 and self.loss == 'softmax':
+      raise UserError(
+        f'{title} has one class, {names[0]!r}, of which softmax makes every image a hit; check the path (a '
+        f"folder has a sub-folder for each class), or set config.objective.loss='sigmoid'."
+      )
+
+  def check_run(self, model: ModelConfig, data: DataConfig) -> None:
+    super().check_run(model, data)
+    if data.max_labels and self.loss == 'softmax':
+      raise UserError(
+        f'config.data.max_labels is {data.max_labels}, so images have lists of classes, and '
+        f"config.objective.loss is {self.loss!r}; choose 'sigmoid'."
+      )
+
+  def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
+    """Cross-entropy of each example.
+
+    Args:
+      logits: float32 (B, K).
+      targets: float32 (B, K), in 0..1; for 'softmax' each row sums to 1.
+      smooth: with label smoothing.
+
+    Returns:
+      float32 (B,).
+    """
+    smoothed = optax.smooth_labels(targets, self.label_smoothing if smooth else 0.0)
+    if self.loss == 'sigmoid':
+      return optax.sigmoid_binary_cross_entropy(logits, smoothed).sum(axis=-1)
+    return optax.softmax_cross_entropy(logits, smoothed)
+
+  def confidence(self, logits: jax.Array) -> jax.Array:
+    """float32 (B,): the probability of the most probable class of logits (B, K)."""
+    top = logits.max(axis=-1)
+    if self.loss == 'sigmoid':
+      return jax.nn.sigmoid(top)
+    return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1))
+
+
+def class_targets(labels: jax.Array, num_classes: int) -> jax.Array:
+  """The target of each class: 1 for an example's own, 0 for the others.
+
+  Args:
+    labels: int32 (B,), or (B, max_labels) where each example has a list of classes, padded with -1.
+    num_classes: K.
+
+  Returns:
+    float32 (B, K): one-hot or, of lists, multi-hot (all zero for an empty one).
+  """
+  if labels.ndim == 1:
+    return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
+  return (labels[:, :, None] == jnp.arange(num_classes)).any(axis=1).astype(jnp.float32)
+
+
+def mixed_targets(batch: Batch, num_classes: int) -> jax.Array:
+  """float32 (B, K): the targets of 'label' or, where images are mixed, of both labels by their shares.
+
+  Args:
+    batch: of `data.on_device.prepare_training`.
+    num_classes: K.
+  """
+  targets = class_targets(batch['label'], num_classes)
+  if 'label_b' not in batch:
+    return targets
+  lam = batch['lam'][:, None]
+  return lam * targets + (1 - lam) * class_targets(batch['label_b'], num_classes)
+
+
+def hits(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  """Whether the most probable class is (one of) the example's own: its mean is accuracy, or precision@1.
+
+  Args:
+    logits: float32 (B, K).
+    labels: int32 (B,) or (B, max_labels), as for `class_targets`.
+
+  Returns:
+    bool (B,); False for an empty list.
+  """
+  top = logits.argmax(axis=-1)
+  return top == labels if labels.ndim == 1 else (top[:, None] == labels).any(axis=1)
+
+
+def ranks(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  """The number of classes that are more probable than an example's own; of equal ones, those with a lower number.
+
+  Args:
+    logits: float32 (B, K).
+    labels: int32 (B,).
+
+  Returns:
+    int32 (B,); a logit that is NaN counts as more probable.
+  """
+  own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+  earlier = (logits == own) & (jnp.arange(logits.shape[-1]) < labels[:, None])
+  return (~(logits <= own) | earlier).sum(axis=-1, dtype=jnp.int32)

@@ -1,0 +1,105 @@
+"""Configs that earlier versions wrote (config.json, checkpoints), in terms of this version.
+
+The first edition had one flat section for four architectures, one for all objectives and one for all evaluators.
+Each function here changes a copy of the JSON; a config of this version passes through unchanged.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+_RENAMED = {'average': 'ema'}
+_RENAMED_MODEL = {'representation_size': 'pre_logits_size'}
+_RENAMED_DATA = {'grow': 'progressive_resizing'}
+# Options of the flat model section that an architecture does not have.
+_NOT_OF_MIXER = (
+  *(
+    'heads',
+    'stem_blocks',
+    'stem_width',
+    'resnet_blocks',
+    'pool',
+    'class_token',
+    'position',
+    'register_tokens',
+  ),
+  *('mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp_locality', 'dropout'),
+  *('attention_dropout', 'attention'),
+)
+_NOT_OF_RESNET = (
+  *(name for name in _NOT_OF_MIXER if name != 'resnet_blocks'),
+  *('patch', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'gelu', 'stochastic_depth', 'unroll'),
+)
+
+
+def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The values of a config, with the sections and names of this version."""
+  result = copy.deepcopy(dict(values))
+  _rename(result, _RENAMED)
+  for section, names in (('model', _RENAMED_MODEL), ('data', _RENAMED_DATA)):
+    if isinstance(result.get(section), dict):
+      _rename(result[section], names)
+  if isinstance(result.get('model'), dict) and 'name' not in result['model']:
+    result['model'] = _model(result['model'])
+  if isinstance(result.get('init'), dict) and 'ignore' in result['init']:
+    ignore = result['init']['ignore']
+    result['init']['ignore'] = [str(p).replace('^representation/', '^pre_logits/') for p in ignore]
+  if 'loss' in result and 'objective' not in result:
+    result['objective'] = _objective(result.pop('loss'))
+  if isinstance(result.get('evaluators'), dict):
+    result['evaluators'] = {name: _evaluator(item) for name, item in result['evaluators'].items()}
+  if isinstance(result.get('optimizer'), dict):
+    _drop_unused_moments(result['optimizer'])
+  best = result.get('checkpoint', {}).get('best') if isinstance(result.get('checkpoint'), dict) else None
+  if isinstance(best, str):
+    result['checkpoint']['best'] = best.replace('_average/', '_ema/').replace('_average_', '_ema_')
+  return result
+
+
+def _rename(section: dict[str, Any], names: Mapping[str, str]) -> None:
+  for old, new in names.items():
+    if old in section and new not in section:
+      section[new] = section.pop(old)
+
+
+def _model(model: dict[str, Any]) -> dict[str, Any]:
+  """The flat section of four architectures as that of the one it describes."""
+  variant = str(model.get('variant', ''))
+  if model.get('resnet_blocks') is not None or (variant[:1] == 'R' and 'x' in variant):
+    model = {name: value for name, value in model.items() if name not in _NOT_OF_RESNET}
+    blocks = model.pop('resnet_blocks', None)
+    return {'name': 'resnet', **model, 'blocks': blocks}
+  model.pop('resnet_blocks', None)
+  if model.get('tokens_mlp_dim') is not None or variant.startswith('Mixer'):
+    return {'name': 'mixer', **{n: value for n, value in model.items() if n not in _NOT_OF_MIXER}}
+  model.pop('tokens_mlp_dim', None)
+  return {'name': 'vit', **model}
+
+
+def _objective(loss: dict[str, Any]) -> dict[str, Any]:
+  """The first edition's section `loss`."""
+  kind, smoothing = loss.get('name', 'softmax'), loss.get('label_smoothing', 0.0)
+  if kind == 'masked_patches':
+    return {'name': 'masked_patches', 'label_smoothing': smoothing}
+  return {'name': 'classification', 'loss': kind, 'label_smoothing': smoothing}
+
+
+def _evaluator(evaluator: Any) -> Any:
+  """An evaluator that had the options of all types, those of few-shot probes in a section of their own."""
+  if not isinstance(evaluator, dict) or 'fewshot' not in evaluator:
+    return evaluator
+  evaluator = dict(evaluator)
+  probe = evaluator.pop('fewshot')
+  if evaluator.get('type', 'classification') == 'fewshot':
+    evaluator.pop('real_labels', None)
+    evaluator |= probe
+  return {'type': 'classification', **evaluator}
+
+
+def _drop_unused_moments(optimizer: dict[str, Any]) -> None:
+  """The first edition wrote the moments of all optimizers."""
+  if optimizer.get('name', 'adam') == 'adam':
+    optimizer.pop('momentum', None)
+  elif optimizer.get('name') == 'sgd':
+    optimizer.pop('b1', None)
+    optimizer.pop('b2', None)

@@ -1,0 +1,95 @@
+"""Where parameters and optimizer state lie on the mesh, by the sharding rules of a model.
+
+A model's rules (`ModelConfig.sharding_rules`) say which axis of the mesh splits which dimension of which parameter,
+by its path. `fsdp` splits one large dimension, so that each device holds its part of the parameters and of the
+optimizer's state; `tensor` splits every layer.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import pytrees
+
+# (regex of a parameter's whole path, mesh axes of its LAST dimensions); the first match wins.
+Rules = Sequence[tuple[str, tuple[str | None, ...]]]
+
+
+def param_shardings(shapes: Any, rules: Rules, mesh: Mesh, min_shard_size: int) -> Any:
+  """The sharding of every parameter.
+
+  A dimension is split only where its rule says so and the axis divides it; a parameter with fewer than
+  `min_shard_size` elements is copied to every device, because fetching it costs more than it saves.
+
+  Args:
+    shapes: tree of arrays or ShapeDtypeStructs, whose paths the rules match.
+    rules: of the model.
+    mesh: from `make_mesh`.
+    min_shard_size: elements.
+
+  Returns:
+    The same tree of NamedShardings.
+
+  Raises:
+    ValueError: no rule matches a path, or a rule has more dimensions than the parameter.
+  """
+
+  def sharding(path: str, leaf: Any) -> NamedSharding:
+    return NamedSharding(mesh, _spec(path, leaf.shape, rules, mesh, min_shard_size))
+
+  return pytrees.map_with_path(sharding, shapes)
+
+
+def optimizer_shardings(state: Any, params: Any, rules: Rules, mesh: Mesh, min_shard_size: int) -> Any:
+  """The sharding of every leaf of a training state: moments and EMA lie where their parameter lies.
+
+  A leaf belongs to a parameter if its path ends in the parameter's path and the shapes are equal.
+  That holds for every optax transformation whose state is shaped like the parameters, however it is
+  chained, masked or partitioned, and needs no list of them. All other leaves (counters, factored
+  moments) are copied.
+
+  Args:
+    state: tree of arrays or ShapeDtypeStructs.
+    params: the tree of the parameters' shapes.
+    rules: of the model.
+    mesh: from `make_mesh`.
+    min_shard_size: elements.
+
+  Returns:
+    The same tree as `state`, of NamedShardings.
+  """
+  shardings = pytrees.flatten(param_shardings(params, rules, mesh, min_shard_size))
+  by_path = {path: (leaf.shape, shardings[path]) for path, leaf in pytrees.flatten(params).items()}
+  copied = NamedSharding(mesh, P())
+
+  def sharding(path: str, leaf: Any) -> NamedSharding:
+    keys = path.split('/')
+    # Longest ending first: 'blocks/norm/scale' must not be taken for 'norm/scale'.
+    for start in range(len(keys)):
+      shape, found = by_path.get('/'.join(keys[start:]), (None, copied))
+      if shape == leaf.shape:
+        return found
+    return copied
+
+  return pytrees.map_with_path(sharding, state)
+
+
+def _spec(path: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh, min_shard_size: int) -> P:
+  axes = next((axes for pattern, axes in rules if re.fullmatch(pattern, path)), None)
+  if axes is None:
+    raise ValueError(f'no sharding rule matches the parameter {path!r}: add one to the rules of its model')
+  if len(axes) > len(shape):
+    raise ValueError(f'the sharding rule {axes} of {path!r} has more dimensions than {shape}')
+  if math.prod(shape) < min_shard_size:
+    return P()
+  axes = (None,) * (len(shape) - len(axes)) + axes
+  return P(*(_if_divides(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
+
+
+def _if_divides(axis: str | None, size: int, mesh: Mesh) -> str | None:
+  return axis if axis is not None and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None

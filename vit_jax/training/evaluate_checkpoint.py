@@ -1,0 +1,39 @@
+"""--mode=eval: the evaluators of a config on the newest checkpoint of its workdir."""
+
+import pathlib
+from typing import Any
+
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.config import Config
+from vit_jax.errors import UserError
+from vit_jax.training.console import Console
+from vit_jax.training.run import Dataset, Run, evaluate
+
+
+def evaluate_newest(config: Config, workdir: pathlib.Path) -> dict[str, float]:
+  """Evaluates the newest sound checkpoint of `workdir`; writes to report/ there, and changes nothing else.
+
+  Raises:
+    UserError: there is no checkpoint, or nothing to evaluate.
+  """
+  if not config.evaluators:
+    raise UserError('config.evaluators is empty; name at least one split to evaluate.')
+  runs: list[Run] = []
+
+  def wanted(meta: dict[str, Any]) -> dict[str, Any]:
+    """The items to restore of a checkpoint: parameters and EMA in the shapes that its own data give."""
+    run = Run(config, Dataset(meta['examples'], tuple(meta['class_names'])))
+    runs.append(run)
+    items = run.program.state.items()
+    return {name: item for name, item in items.items() if name in ('params', 'ema')}
+
+  manager = Manager(workdir / 'checkpoints', config.checkpoint, read_only=True)
+  newest = manager.restore_newest(wanted)
+  if newest is None:
+    raise UserError(f'There is no checkpoint in {workdir / "checkpoints"}; train first, or check --workdir.')
+  step, items, _ = newest
+  run = runs[-1]
+  state = run.program.state._replace(params=items['params'], ema=items.get('ema', {}))
+  scores = evaluate(state, run.open_evaluators(), workdir / 'report')
+  Console().evaluation(step, scores)
+  return scores

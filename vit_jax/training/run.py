@@ -1,0 +1,147 @@
+"""The run object: what training, evaluation, plans and probes all set up from a config, made once."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from vit_jax.config import Config
+from vit_jax.data import sources
+from vit_jax.data.sources import Source
+from vit_jax.errors import UserError
+from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Params
+from vit_jax.models import flops
+from vit_jax.models.base import Architecture
+from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
+from vit_jax.training.state import TrainState
+from vit_jax.training.step import Program, make_program
+from vit_jax.training.timeline import Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+  """What a run knows of its training data when the data itself need not be here.
+
+  Attributes:
+    examples: images an epoch.
+    class_names: label -> name.
+    num_classes: how many there are, where they have no names here.
+  """
+
+  examples: int
+  class_names: tuple[str, ...] = ()
+  num_classes: int | None = None
+
+  @property
+  def classes(self) -> int:
+    """How many classes there are."""
+    return len(self.class_names) if self.num_classes is None else self.num_classes
+
+
+class Run:
+  """A config on devices: the mesh, the timeline in steps, the network and its compiled functions.
+
+  Attributes:
+    config: the run's.
+    dataset: its training data.
+    mesh: its devices.
+    timeline: its durations in steps.
+    resizing: the image size of each step.
+    architecture: the network with the shapes of its input and output.
+  """
+
+  def __init__(self, config: Config, dataset: Dataset, devices: Sequence[Any] | None = None):
+    """
+    Args:
+      config: the run's.
+      dataset: its training data.
+      devices: by default all of all processes; a plan passes those of a machine that is not here.
+
+    Raises:
+      UserError: a config that does not fit the data or the devices.
+    """
+    self.config, self.dataset = config, dataset
+    self.mesh = mesh_lib.make_mesh(config.mesh, devices)
+    self.timeline = Timeline.of(config.total, batch_size=config.batch_size, examples=dataset.examples)
+    self.resizing = ProgressiveResizing(config, self.timeline)
+    self.architecture = Architecture(
+      config.model,
+      config.data.image_size,
+      config.data.channels,
+      config.objective.head_size(dataset.classes, config.data),
+    )
+
+  @functools.cached_property
+  def program(self) -> Program:
+    """The training step and the shapes it works on."""
+    return make_program(self.config, self.mesh, self.architecture, self.timeline)
+
+  def open_evaluators(self) -> dict[str, Evaluator]:
+    """The evaluators by name, their data opened.
+
+    Raises:
+      UserError: data that is not there or does not fit the model.
+    """
+    config = self.config
+    kind, place, _ = sources.parse(config.data.source, config.data.split)
+    training_source = f'{kind}:{place}'  # without the split that it may name
+    context = EvaluationContext(
+      data=config.data,
+      objective=config.objective,
+      model=config.model,
+      graphdef=self.program.graphdef,
+      num_classes=self.architecture.num_classes,
+      class_names=self.dataset.class_names,
+      batch_size=config.batch_size,
+      mesh=self.mesh,
+    )
+    return {
+      name: options.open(name, options.source or training_source, context)
+      for name, options in config.evaluators.items()
+    }
+
+  def step_flops(self, image_size: Size) -> float:
+    """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded."""
+    forward = self.architecture.forward_flops(image_size)
+    return float(self.config.batch_size * flops.train_flops(forward))
+
+  def training_flops(self) -> float:
+    """Model FLOPs of all training steps."""
+    return self.resizing.sum_before(self.step_flops)(self.timeline.total)
+
+
+def open_training(config: Config) -> tuple[Run, Source]:
+  """A run on the devices that are here, and its training data.
+
+  Raises:
+    UserError: a config that does not fit the data or the devices, or data that is not there.
+  """
+  source = sources.open_training(config.data, config.seed)
+  dataset = Dataset(len(source), tuple(source.class_names))
+  if not dataset.examples:
+    raise UserError(f'The training data {config.data.title} has no records; choose another source or split.')
+  config.objective.check_classes(dataset.class_names, config.data.title)
+  return Run(config, dataset), source
+
+
+def evaluate(
+  state: TrainState, evaluators: Mapping[str, Evaluator], report_folder: Any = None
+) -> dict[str, float]:
+  """The metrics of all evaluators for a state's parameters, and for their EMA where there is one.
+
+  Args:
+    state: of training.
+    evaluators: name -> evaluator.
+    report_folder: where evaluators write tables and pictures; None: nowhere.
+  """
+  models: dict[str, Params] = {'': state.params}
+  if state.ema:
+    models[EMA_SUFFIX] = state.ema
+  shared: dict[Any, Any] = {}
+  scores: dict[str, float] = {}
+  for evaluator in evaluators.values():
+    scores |= evaluator.run(models, shared, report_folder)
+  return scores

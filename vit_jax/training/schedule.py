@@ -1,0 +1,77 @@
+"""The learning rate: linear warmup, then a decay to the end of the run."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax import durations
+from vit_jax.durations import Duration, DurationOrZero
+from vit_jax.errors import UserError
+from vit_jax.options import NotNegative
+from vit_jax.training.timeline import Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+  """Learning rate: linear warmup from 0, then a decay to the end of the run."""
+
+  # At the end of the warmup.
+  learning_rate: NotNegative = 1e-3
+  warmup: DurationOrZero = '0 steps'
+  decay: Literal['linear', 'cosine', 'constant', 'rsqrt'] = 'cosine'
+  # 'linear' and 'cosine': the rate at the end.
+  end_value: NotNegative = 0.0
+  # 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale).
+  timescale: Duration = '10000 steps'
+  # 'constant' and 'rsqrt': linear to 0 over the last part of the run.
+  cooldown: DurationOrZero = '0 steps'
+
+  def check(self, path: str) -> None:
+    """Raises UserError for a cooldown of a decay that ends by itself."""
+    if self.decay in ('linear', 'cosine') and durations.parse(self.cooldown)[0]:
+      raise UserError(
+        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends at end_value '
+        f'by itself.'
+      )
+
+
+def make_schedule(schedule: ScheduleConfig, timeline: Timeline) -> optax.Schedule:
+  """Step (counted from 0) -> learning rate.
+
+  Raises:
+    UserError: warmup and cooldown do not fit into the run.
+  """
+  total, peak = timeline.total, schedule.learning_rate
+  warmup, cooldown = timeline.steps(schedule.warmup), timeline.steps(schedule.cooldown)
+  if warmup + cooldown >= total and total > 0:
+    raise UserError(
+      f'config.schedule: a warmup of {warmup} and a cooldown of {cooldown} steps do not fit into '
+      f'the {total} steps of the run (config.total); shorten them.'
+    )
+  rate = _decay(schedule, timeline, decay_steps=max(total - warmup, 1))
+  if warmup:
+    rate = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), rate], [warmup])
+  if not cooldown:
+    return rate
+  return lambda step: rate(step) * jnp.clip((total - step) / cooldown, 0, 1)
+
+
+def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> optax.Schedule:
+  """Step since the warmup -> learning rate."""
+  peak, end = schedule.learning_rate, schedule.end_value
+  if schedule.decay == 'linear':
+    return optax.linear_schedule(peak, end, decay_steps)
+  if schedule.decay == 'cosine':
+    cosine = optax.cosine_decay_schedule(peak - end, decay_steps)
+    return lambda step: end + cosine(step)
+  if schedule.decay == 'rsqrt':
+    timescale = timeline.steps(schedule.timescale)
+
+    def inverse_square_root(step: jax.typing.ArrayLike) -> jax.Array:
+      return peak / jnp.sqrt(1 + step / timescale)
+
+    return inverse_square_root
+  return optax.constant_schedule(peak)
