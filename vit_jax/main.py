@@ -22,10 +22,10 @@ def main() -> None:
   from vit_jax.parallel import distributed, peers
   from vit_jax.training import evaluate_checkpoint, loop
 
-  config = cli.config_of(_CONFIG)
-  if '://' in _WORKDIR.value:
-    raise UserError(f'--workdir={_WORKDIR.value} is a bucket; mount it (gcsfuse) and give the path there.')
-  workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
+  config, place = cli.config_of(_CONFIG), cli.required(_WORKDIR)
+  if '://' in place:
+    raise UserError(f'--workdir={place} is a bucket; mount it (gcsfuse) and give the path there.')
+  workdir = pathlib.Path(place).expanduser().absolute()
   distributed.initialize()
   compilation_cache.enable()
   try:
@@ -40,5 +40,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config', 'workdir'])
   cli.run(main)

@@ -85,7 +85,9 @@ class Format(abc.ABC):
     Raises:
       UserError: the format cannot hold this model, or the destination cannot be written.
     """
-    raise UserError(f'{self.title[0].upper()}{self.title[1:]} can be read, but not written; choose another format.')
+    raise UserError(
+      f'{self.title[0].upper()}{self.title[1:]} can be read, but not written; choose another format.'
+    )
 
 
 # The first that recognises a path reads it.

@@ -56,7 +56,9 @@ def format_of(path: pathlib.Path) -> Format:
       f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
       f'config.json); check the path.'
     )
-  raise UserError(f'{path} is not a checkpoint of a known format; vit_jax reads {", ".join(FORMATS.names())}.')
+  raise UserError(
+    f'{path} is not a checkpoint of a known format; vit_jax reads {", ".join(FORMATS.names())}.'
+  )
 
 
 def located(source: str | os.PathLike[str]) -> pathlib.Path:
