@@ -121,5 +121,4 @@ def _json_path() -> pathlib.Path | None:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config'])
   cli.run(main)

@@ -17,7 +17,7 @@ from vit_jax.training.step import Program
 
 GIB = 2**30
 _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30}
-# libtpu's error for a program that needs more memory than there is. Its sum of temporaries includes the arguments.
+# libtpu's error for a program that needs more memory than there is. Its temporaries include the arguments.
 _TOO_LARGE = re.compile(
   r'temporaries \((?P<needed>[\d.]+)(?P<needed_unit>[KMG])\) '
   r'exceeds available HBM \((?P<available>[\d.]+)(?P<available_unit>[KMG])\)'
@@ -33,8 +33,8 @@ class Memory:
     opt_state: the optimizer's state.
     ema: the parameters' exponential moving average.
     batch: the input of a step.
-    temporaries: activations kept for the backward pass, gradients and buffers of single operations. None if the
-      program does not fit: the compiler then reports nothing but the total.
+    temporaries: activations kept for the backward pass, gradients and buffers of single operations. None if
+      the program does not fit: the compiler then reports nothing but the total.
     total: at the peak of a step.
     available: to a program; None if not known.
   """

@@ -125,7 +125,7 @@ def with_remat(config: Config, remat: Remat) -> Config:
 
 
 def is_possible(config: Config, topology: Topology) -> bool:
-  """Whether the devices make up the mesh, and the batch divides over its parts and those of the accumulation."""
+  """Whether the mesh is one of these devices, and the batch divides over it and the accumulation."""
   try:
     mesh = mesh_lib.make_mesh(config.mesh, topology.devices)
   except UserError:  # such as fsdp across slices

@@ -65,7 +65,7 @@ class Topology:
   """
 
   name: str
-  devices: tuple[jax.Device, ...]
+  devices: tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
 
   @property
   def kind(self) -> str:
@@ -78,7 +78,7 @@ def describe(name: str | None) -> Topology:
 
   Args:
     name: 'v3:16x16', chips along each side; 'v3-512', as Google Cloud counts; '*2' behind either for two
-      slices; 'cpu:8' for so many CPU devices; 'local' for the devices of this host; None for its accelerators.
+      slices; 'cpu:8' for so many CPU devices; 'local' for the devices of this host. None: its accelerators.
 
   Raises:
     UserError: there is no topology of that name, libtpu is missing, or this host has no accelerators.
@@ -95,7 +95,7 @@ def describe(name: str | None) -> Topology:
   if not found or label not in _GENERATIONS:
     raise UserError(f'--topology={name} is not a topology; write {_EXAMPLES}.')
   shape = found['shape'] or _shape(name, label, int(found['size']))
-  return Topology(name, _tpus(name, label, shape, slices=int(found['slices'] or 1)))
+  return _tpus(name, label, shape, slices=int(found['slices'] or 1))
 
 
 def _local(*, accelerators_only: bool) -> Topology:
@@ -135,8 +135,8 @@ def _quiet_stderr() -> Iterator[None]:
     os.close(kept)
 
 
-def _tpus(name: str, label: str, shape: str, *, slices: int) -> tuple[jax.Device, ...]:
-  """The devices of TPU slices that are not here, as libtpu describes them."""
+def _tpus(name: str, label: str, shape: str, *, slices: int) -> Topology:
+  """TPU slices that are not here, as libtpu describes them."""
   # No metadata server is here to ask, and other plans may be made at the same time.
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
@@ -148,7 +148,7 @@ def _tpus(name: str, label: str, shape: str, *, slices: int) -> tuple[jax.Device
   try:
     with _quiet_stderr():
       described = topologies.get_topology_desc(platform='tpu', topology_name=f'{label}:{shape}', **options)
-      return tuple(described.devices)
+      return Topology(name, tuple(described.devices))
   except Exception as error:  # libtpu's errors have no type of their own
     reason = ' '.join(str(error).split())
     if 'not installed' in reason:
