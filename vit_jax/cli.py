@@ -83,14 +83,28 @@ def config_of(holder: flags.FlagHolder) -> Any:
   """
   from vit_jax import config
 
-  if not holder.present:
-    raise _missing(holder.name)
-  name = config_flags.get_config_filename(flags.FLAGS[holder.name])
+  name = config_name(holder)
   try:
     values = holder.value.to_dict()
   except OSError as error:  # ml_collections keeps the reason for the first look at the config
     raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
   return config.from_config_dict(values)
+
+
+def config_name(holder: flags.FlagHolder) -> str:
+  """The file of a flag of `define_config`, with the argument behind its ':'.
+
+  Raises:
+    UserError: the flag is missing.
+  """
+  if not holder.present:
+    raise _missing(holder.name)
+  return config_flags.get_config_filename(flags.FLAGS[holder.name])
+
+
+def has_overrides() -> bool:
+  """Whether the command line sets options of the config."""
+  return bool(_overrides(sys.argv))
 
 
 def required(holder: flags.FlagHolder) -> Any:

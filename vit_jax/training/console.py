@@ -25,10 +25,13 @@ class Console:
     self._prints = jax.process_index() == 0
     self._bar: tqdm.tqdm | None = None
 
-  def setup(self, run: Run, evaluators: Mapping[str, Evaluator]) -> None:
-    """What the run is: its devices, parameters, data and length."""
+  def setup(self, run: Run, evaluators: Mapping[str, Evaluator], folder: pathlib.Path) -> None:
+    """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
+    params = run.program.state.params
     self.say(devices_text(run.mesh))
-    self.say(parameter_table(run.program.state.params))
+    self.say(parameters_text(params, run.config.model.describe()))
+    if self._prints:
+      (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n')
     self.say(data_text(run, evaluators))
     timeline = run.timeline
     self.say(f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs')
@@ -122,6 +125,13 @@ def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
     where = f'{options.source or config.data.source} {options.split}'
     lines.append(f'Evaluator {name}: {where}, {evaluator.examples:,} images')
   return '\n'.join(lines)
+
+
+def parameters_text(params: dict[str, Any], model: str) -> str:
+  """'Model: Vision Transformer, …; 202,058 parameters, 0.8 MiB (report/parameters.txt)'."""
+  leaves = jax.tree.leaves(params)
+  count, size = sum(math.prod(leaf.shape) for leaf in leaves), sum(map(_mib, leaves))
+  return f'Model: {model}; {count:,} parameters, {size:,.1f} MiB (report/parameters.txt has the table)'
 
 
 def parameter_table(params: dict[str, Any]) -> str:
