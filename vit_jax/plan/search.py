@@ -64,11 +64,16 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
     found.sort(key=_key)
     return found[0].config
 
+  def accumulation_plans(config: Config) -> int:
+    """The most plans of the stages of accumulation, and of rematerialisation behind it."""
+    parts = sum(is_possible(variant, topology) for variant in accumulations(config))
+    return parts + len(_FASTER_REMATS) if parts else 0
+
   # First with the least memory, so that as many meshes as possible fit and can be compared.
-  remats, parts = len(_FASTER_REMATS), len(_ACCUMULATIONS)
-  best = best_after(meshes(with_remat(config, 'block'), topology), later=remats + parts + remats)
-  best = best_after(faster_remats(best), later=parts + remats)
-  best = best_after(accumulations(best), later=remats)
+  variants = list(meshes(with_remat(config, 'block'), topology))
+  best = best_after(variants, later=len(_FASTER_REMATS) + max(map(accumulation_plans, variants)))
+  best = best_after(faster_remats(best), later=accumulation_plans(best))
+  best = best_after(accumulations(best), later=len(_FASTER_REMATS))
   best_after(faster_remats(best), later=0)
   return found
 
