@@ -84,10 +84,10 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   speed = Speedometer(run)
   guard = FiniteGuard(config, pipeline, manager, folder)
   with (
+    StopSignal(saved=first_step > 0) as stop,  # first, so that a signal cannot end the last save
     manager,
     contextlib.closing(log),
     contextlib.closing(screen),
-    StopSignal() as stop,
     pipeline.stream(first_step, timeline.total) as batches,
     Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt') as watchdog,
   ):
@@ -100,7 +100,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
       guard.check(step, step_metrics)
       speed.stepped()
-      screen.step()
+      screen.step(speed.seconds_left(step))
 
       # In this order: a checkpoint is saved when the numbers up to its step are in the log.
       values: dict[str, float] = {}
@@ -123,10 +123,12 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
         best = scores if config.checkpoint.best in scores else None
         with watchdog.paused():
           manager.save(step, state.items(), meta, metrics=best)
+        stop.saved = True
       if stopping:
         raise Preempted(f'Stopped at step {step} of {timeline.total} after saving {manager.path(step)}.')
       if values or scores or saving:
         speed.restart()
+    stop.leave()
   if jax.process_index() == 0:
     figures.save_curves(folder)
     screen.finished(timeline.total, folder, manager.path(timeline.total))
