@@ -2,7 +2,7 @@
 
   pip install -e '.[peers]'
   python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow     # for this benchmark alone
-  python benchmarks/input_pipeline.py --tensorflow_python=/tmp/tf/bin/python
+  python benchmarks/input_pipeline.py --tensorflow_python=/tmp/tf/bin/python --images=photographs/
 
 All read the same JPEG files in a random order, cut a box of the same distribution (5 to 100 % of the area,
 3:4 to 4:3) out of each, resize it and make batches of it:
@@ -261,7 +261,9 @@ def race(args: argparse.Namespace, threads: int, listing: str) -> None:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--images', type=pathlib.Path, default='../shared/data/jpegs_150.tar')
+  parser.add_argument(
+    '--images', type=pathlib.Path, help='a folder or tar file of JPEG photographs at their own size'
+  )
   parser.add_argument('--tensorflow_python', help='the Python of an environment with TensorFlow')
   parser.add_argument('--threads', type=int, nargs='+', default=[1, 2], help='and cores')
   parser.add_argument('--image_size', type=int, default=224)
@@ -274,6 +276,8 @@ def main() -> None:
   if args.contender:
     args.threads = args.threads[0]
     return work(args.contender, args, json.loads(pathlib.Path(args.listing).read_text()))
+  if args.images is None:
+    parser.error('name photographs to read, such as --images=photographs/')
   with files_of(args.images) as files, tempfile.NamedTemporaryFile('w', suffix='.json') as listing:
     json.dump(files, listing)
     listing.flush()

@@ -4,8 +4,8 @@ python -m vit_jax.main --config=configs/cifar10_scratch.py --workdir=runs/cifar1
 python -m vit_jax.main --config=configs/cifar10_scratch.py:augment,grow --workdir=runs/cifar10_better
 python -m vit_jax.main --config=configs/cifar10_scratch.py --workdir=runs/short --config.total='3 epochs'
 
-'augment': RandAugment and mixup beside the random crop and the mirroring; for long runs. 'grow': images of 16
-pixels for 40 % of the run, of 24 until 70 %; 0.56 of the FLOPs.
+'augment': RandAugment and mixup beside the random crop and the mirroring; for long runs. 'grow' (progressive
+resizing): images of 16 pixels for 40 % of the run, of 24 until 70 %; 0.56 of the FLOPs.
 
 Needs CIFAR-10 prepared as array_record for TFDS (README, "Your data").
 
@@ -20,7 +20,7 @@ from vit_jax.errors import UserError
 
 _OPTIONS = {
   'augment': {'augment': 'light2'},
-  'grow': {'grow': (('40%', 16), ('70%', 24))},
+  'grow': {'progressive_resizing': (('40%', 16), ('70%', 24))},
 }
 
 

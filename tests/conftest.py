@@ -16,16 +16,13 @@ os.environ.setdefault('NPROC', '64')
 os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
 os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
 
+import golden as golden_files
 import pytest
 
-GOLDEN = pathlib.Path(
-  os.environ.get('VIT_JAX_GOLDEN', pathlib.Path(__file__).parents[1] / '../shared/golden')
-)
 
-
-@pytest.fixture
-def golden() -> pathlib.Path:
-  """The folder of fixtures made with the original code."""
-  if not GOLDEN.is_dir():
-    pytest.skip(f'no golden fixtures at {GOLDEN}: set VIT_JAX_GOLDEN')
-  return GOLDEN
+@pytest.fixture(scope='session')
+def golden(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A folder with the golden fixtures: inputs, parameters and outputs of the original code."""
+  folder = tmp_path_factory.mktemp('golden')
+  golden_files.unpack(folder)
+  return folder

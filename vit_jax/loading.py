@@ -1,108 +1,203 @@
 """`vit_jax.load`: a model from any checkpoint, in one line."""
 
 import dataclasses
+import functools
 import logging
 import os
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from PIL import Image
 
 from vit_jax import pytrees
+from vit_jax.models.base import DType, Model, ModelConfig, Pooling
+from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import Portable
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
+from vit_jax.pretrained.preprocess import Preprocess
 
 _log = logging.getLogger(__name__)
 
 
+class LoadedModel:
+  """A network with its parameters, ready to be called: what `vit_jax.load` gives.
+
+  Its methods are compiled at their first call for a shape of images, and again for another shape.
+
+  Attributes:
+    module: the NNX module, for those who transform or train it: `nnx.split(model.module)`.
+    preprocess: makes the float32 (B, H, W, C) input of Pillow's images or uint8 arrays, prepared as for the
+      checkpoint's training.
+    class_names: of the logits; None: the checkpoint does not name them.
+  """
+
+  def __init__(self, module: Model, preprocess: Preprocess, class_names: tuple[str, ...] | None):
+    self.module = module
+    self.preprocess = preprocess
+    self.class_names = class_names
+    self._graphdef, self._params = nnx.split(module)
+
+  @property
+  def config(self) -> ModelConfig:
+    """The network's options."""
+    return self.module.config
+
+  @property
+  def num_classes(self) -> int:
+    """K; 0 where the checkpoint has no head."""
+    return self.module.head.kernel.shape[-1]
+
+  def __call__(self, images: jax.typing.ArrayLike) -> jax.Array:
+    """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`."""
+    return self._logits(self._params, jnp.asarray(images))
+
+  def features(self, images: jax.typing.ArrayLike, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm."""
+    return self._features(self._params, jnp.asarray(images), layer)
+
+  def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
+    """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
+    return self._embeddings(self._params, jnp.asarray(images))
+
+  def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
+    """float32 (L, B, H, N, N): how much each token (row) attends to each; None: the model has no attention."""
+    return self._attention(self._params, jnp.asarray(images))
+
+  def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
+    """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
+    return self._hidden_states(self._params, jnp.asarray(images))
+
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`."""
+    return self.module.pool(tokens, how)
+
+  def classify(self, images: Sequence[Image.Image | np.ndarray]) -> list[str]:
+    """The most probable class of each of Pillow's images or uint8 arrays, by name (or number)."""
+    best = np.asarray(self(self.preprocess(images)).argmax(axis=-1))
+    return [self.class_names[number] if self.class_names else str(number) for number in best]
+
+  def _merged(self, params: Any) -> Model:
+    return nnx.merge(self._graphdef, params)
+
+  @functools.cached_property
+  def _logits(self) -> Any:
+    return jax.jit(lambda params, images: self._merged(params)(images))
+
+  @functools.cached_property
+  def _features(self) -> Any:
+    def features(params: Any, images: jax.Array, layer: int | None) -> jax.Array:
+      return self._merged(params).features(images, layer)
+
+    return jax.jit(features, static_argnums=2)
+
+  @functools.cached_property
+  def _embeddings(self) -> Any:
+    def embeddings(params: Any, images: jax.Array) -> jax.Array:
+      model = self._merged(params)
+      return model.head_input(model.features(images)).astype(jnp.float32)
+
+    return jax.jit(embeddings)
+
+  @functools.cached_property
+  def _attention(self) -> Any:
+    return jax.jit(lambda params, images: self._merged(params).attention(images))
+
+  @functools.cached_property
+  def _hidden_states(self) -> Any:
+    return jax.jit(lambda params, images: self._merged(params).hidden_states(images))
+
+
 def load(
-  source: str | os.PathLike,
+  source: str | os.PathLike[str],
   *,
   image_size: int | tuple[int, int] | None = None,
   num_classes: int | None = None,
-  dtype: str | jnp.dtype | None = None,
-  keep_representation: bool = False,
-  position_resize: str | None = None,
-  gelu: str | None = None,
+  dtype: DType | None = None,
+  keep_pre_logits: bool = False,
+  position_resize: PositionResize | None = None,
+  gelu: Literal['tanh', 'erf'] | None = None,
   norm_epsilon: float | None = None,
-  pool: str | None = None,
-) -> nnx.Module:
+  pool: Pooling | None = None,
+  heads: int | None = None,
+) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
-
-  `model(images)` gives logits, `model.features(images, layer=None)` tokens, `model.preprocess(images)` the
-  float32 (B, H, W, C) input of Pillow's images or uint8 arrays, prepared as for the checkpoint's training;
-  `model.class_names` names the logits, where the checkpoint does (else None).
 
   Args:
     source: a released .npz, a training run's workdir or one of its checkpoints/<step>, or a Hugging Face
-      folder; a path, an https:// or gs:// address of an .npz, or a short name such as
+      folder; a path, an https:// or gs:// address of a file, or a short name such as
       'imagenet21k/ViT-B_16'.
     image_size: pixels, or height and width, to adapt the position embedding to. None: as trained.
-    num_classes: a head of so many classes. Where the checkpoint has another number, it begins at zero and
-      the representation layer goes with the old one.
-    dtype: to compute in, 'float32' or 'bfloat16'; parameters stay float32. None: as the checkpoint says.
-    keep_representation: keep the representation layer below a new head.
-    position_resize: 'linear', 'bilinear', 'bicubic' or 'bicubic_antialias' (config.Init). None: as the
+    num_classes: a head of so many classes. Where the checkpoint has another number, the head begins at zero
+      and the pre-logits layer goes with the old one.
+    dtype: to compute in; parameters stay float32. None: as the checkpoint says.
+    keep_pre_logits: keep the pre-logits layer below a new head.
+    position_resize: how positions are resized to another image size (models/position_resize.py). None: as the
       checkpoint's own project does it.
-    gelu: 'tanh' or 'erf', where the checkpoint cannot tell. None: as it says; of an .npz 'tanh', which all
-      released ones have.
-    norm_epsilon: likewise; of an .npz 1e-6.
-    pool: of an .npz: 'token', 'gap', or 'none' for logits of every token. None: the class token if there is
-      one, else 'gap'.
+    gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an .npz
+      gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said here.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
   """
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
+  options = {'gelu': gelu, 'norm_epsilon': norm_epsilon, 'pool': pool, 'heads': heads}
+  told = {name: value for name, value in options.items() if value is not None}
   return build(
-    formats.read(source, image_size=size, gelu=gelu, norm_epsilon=norm_epsilon, pool=pool),
+    formats.read(source, image_size=size, told=told),
     image_size=size,
     num_classes=num_classes,
     dtype=dtype,
-    keep_representation=keep_representation,
+    keep_pre_logits=keep_pre_logits,
     position_resize=position_resize,
   )
 
 
 def build(
-  portable: Portable,
+  pretrained: Pretrained,
   *,
   image_size: tuple[int, int] | None = None,
   num_classes: int | None = None,
-  dtype: str | jnp.dtype | None = None,
-  keep_representation: bool = False,
-  position_resize: str | None = None,
-) -> nnx.Module:
-  """The module of a checkpoint that has been read; the arguments are those of `load`."""
-  for note in portable.notes:
+  dtype: DType | None = None,
+  keep_pre_logits: bool = False,
+  position_resize: PositionResize | None = None,
+) -> LoadedModel:
+  """The model of a checkpoint that has been read; the arguments are those of `load`."""
+  for note in pretrained.notes:
     _log.warning(note)
-  image_size = tuple(image_size or portable.image_size)
-  new_head = num_classes is not None and num_classes != portable.num_classes
-  num_classes = num_classes if new_head else portable.num_classes
-  model = portable.model
+  own = pretrained.architecture
+  size = own.image_size if image_size is None else image_size
+  new_head = num_classes is not None and num_classes != own.num_classes
+  model = own.model
   if dtype is not None:
-    model = dataclasses.replace(model, dtype=jnp.dtype(dtype).name)
-  if new_head and not keep_representation:
-    model = dataclasses.replace(model, representation_size=None)
+    model = dataclasses.replace(model, dtype=dtype)
+  if position_resize is not None:  # for images of other sizes too
+    model = model.with_position_resize(position_resize)
+  if new_head and not keep_pre_logits:
+    model = model.without_pre_logits()
+  classes = num_classes if new_head and num_classes is not None else own.num_classes
+  architecture = dataclasses.replace(own, model=model, image_size=size, num_classes=classes)
   init = InitConfig(
     position_resize=position_resize,
     reinitialise=('^head/',) if new_head else (),
-    ignore=('^representation/',) if new_head else (),
+    ignore=('^pre_logits/',) if new_head else (),
   )
-  graphdef, shapes = pytrees.shapes(model, image_size, portable.channels, num_classes)
-  arrays, report = adapt(portable, shapes, image_size, init)
+  arrays, report = adapt(pretrained, architecture, init)
   if report.changes():
     _log.warning('%s', report)
-  preprocess, class_names = portable.preprocess, None if new_head else portable.class_names
-  del portable  # the caller keeps no reference either: each array goes when it is on the device
+  preprocess = pretrained.preprocess.at(size)
+  class_names = None if new_head else pretrained.class_names
+  del pretrained  # the caller keeps no reference either: each array goes when it is on the device
+  graphdef, shapes = architecture.graph_and_shapes()
   leaves = {}
   for path, leaf in shapes.items():
-    # What begins anew is the head, at zero. On a CPU device_put takes the memory over; jnp.asarray copies it.
+    # A new head begins at zero. On a CPU device_put takes the memory over; jnp.asarray copies it.
     array = jax.device_put(arrays.pop(path)) if path in arrays else jnp.zeros(leaf.shape, leaf.dtype)
     leaves[path] = jax.block_until_ready(array)  # so that no more than one is there twice
-  module = nnx.merge(graphdef, pytrees.unflatten(leaves))
-  module.preprocess = preprocess.resized(image_size)
-  module.class_names = class_names
-  return jax.block_until_ready(module)
+  module: Model = nnx.merge(graphdef, pytrees.unflatten(leaves))
+  return LoadedModel(jax.block_until_ready(module), preprocess, class_names)

@@ -13,7 +13,16 @@ _RENAMED_MODEL = {'representation_size': 'pre_logits_size'}
 _RENAMED_DATA = {'grow': 'progressive_resizing'}
 # Options of the flat model section that an architecture does not have.
 _NOT_OF_MIXER = (
-  *('heads', 'stem_blocks', 'stem_width', 'resnet_blocks', 'pool', 'class_token', 'position', 'register_tokens'),
+  *(
+    'heads',
+    'stem_blocks',
+    'stem_width',
+    'resnet_blocks',
+    'pool',
+    'class_token',
+    'position',
+    'register_tokens',
+  ),
   *('mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp_locality', 'dropout'),
   *('attention_dropout', 'attention'),
 )

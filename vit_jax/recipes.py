@@ -1,187 +1,49 @@
-"""The paper's training recipes (arXiv 2010.11929, tables 3 and 4) as configs.
+"""Recipes that configs and `vit_jax.transfer` share: the paper's fine-tuning (table 4), a small CIFAR-10 model.
 
-The files in `configs/` name one each; a number that is not the paper's says where it is from.
+The paper's pre-training (table 3) stands, number by number, in configs/vit_*.py.
 """
 
 import dataclasses
 import difflib
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
 
 from vit_jax.config import (
   CheckpointConfig,
+  ClassificationEvaluatorConfig,
+  ClassificationObjective,
   Config,
   DataConfig,
-  Evaluator,
-  FewShot,
   InitConfig,
-  Loss,
-  Model,
   OptimizerConfig,
   ScheduleConfig,
+  ViTConfig,
+  from_config_dict,
   to_config_dict,
 )
-from vit_jax.data.sources import vtab as vtab_tasks
 from vit_jax.errors import UserError
-
-_IMAGENET = DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000)
-# The 21,843-class release; its authors held the first 102,400 examples out.
-_IMAGENET21K = DataConfig(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843)
-_IMAGENET21K_EVALUATORS = {'val': Evaluator(split='full[:102400]', every='10000 steps')}
-# 375 million labels on 300 million images (arXiv 1707.02968); a list of more than these is an error.
-_JFT = DataConfig(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32)
-
-# (source, split) -> images, as published, so that a run can be planned where the data is not.
-EXAMPLES = {
-  (_IMAGENET.source, _IMAGENET.split): 1_281_167,
-  (_IMAGENET21K.source, _IMAGENET21K.split): 14_197_122 - 102_400,
-  (_JFT.source, _JFT.split): 303_000_000,
-}
-
-# Table 3, JFT-300M: variant -> (epochs, rate).
-_JFT_ROWS = {
-  'B/16': (7, 8e-4),
-  'B/32': (7, 8e-4),
-  'L/32': (7, 6e-4),
-  'L/16': (14, 4e-4),
-  'H/14': (14, 3e-4),
-  'R50x1': (7, 1e-3),
-  'R50x2': (7, 1e-3),
-  'R101x1': (7, 8e-4),
-  'R152x1': (7, 6e-4),
-  'R152x2': (7, 6e-4),
-  'R50+B/16': (7, 8e-4),
-  'R50+L/32': (7, 2e-4),
-}
-# Table 3, ImageNet-21k: variant -> epochs.
-_IMAGENET21K_ROWS = {'B/16': 90, 'B/32': 90, 'L/16': 90, 'L/32': 90}
-# 'How to train your ViT?' (AugReg, arXiv 2106.10270), ImageNet-21k: variant -> augmentation, of the files
-# that its authors recommend.
-_AUGREG_ROWS = {
-  'Ti/16': 'none',
-  'S/32': 'none',
-  'S/16': 'light1',
-  'B/32': 'light1',
-  'B/16': 'medium1',
-  'L/16': 'strong1',
-}
+from vit_jax.models.base import MODELS, ModelConfig
 
 
-def pretraining(variant: str, source: str) -> Config:
-  """Table 3: Adam, batch 4096, 224 px, 10,000 steps of warmup, gradient clipped at norm 1.
+def choose(
+  file: str, argument: str, recipes: Mapping[str, Callable[[], Config]]
+) -> ml_collections.ConfigDict:
+  """The recipe that the argument of a config file names, for its `get_config`.
 
   Args:
-    variant: 'Ti/16' … 'H/14'.
-    source: 'imagenet21k', 'jft' or 'imagenet2012'; or 'augreg', which is ImageNet-21k by AugReg's recipe (the
-      only one of Ti and S on it).
+    file: name of the config file, for errors.
+    argument: what stands behind the ':' on the command line.
+    recipes: argument -> recipe.
 
   Raises:
-    UserError: no such source, or no published recipe of this variant on it.
+    UserError: no recipe of that name.
   """
-  builders = {
-    'imagenet21k': _imagenet21k,
-    'augreg': _augreg,
-    'jft': _jft,
-    'imagenet2012': _imagenet2012,
-  }
-  if source not in builders:
-    raise UserError(f'There is no pre-training on {source!r}; choose one of {", ".join(builders)}.')
-  return builders[source](variant)
-
-
-def _pretraining(
-  variant: str, data: DataConfig, epochs: int, rate: float, decay: str, weight_decay: float, end: float = 0.0
-) -> Config:
-  return Config(
-    total=f'{epochs} epochs',
-    batch_size=4096,
-    model=Model(variant=variant, dtype='bfloat16', remat='block'),
-    data=dataclasses.replace(data, threads=16, prefetch=4),
-    optimizer=OptimizerConfig(weight_decay=weight_decay, clip_norm=1.0),
-    schedule=ScheduleConfig(learning_rate=rate, warmup='10000 steps', decay=decay, end_value=end),
-    checkpoint=CheckpointConfig(every='1000 steps'),
-  )
-
-
-def _imagenet2012(variant: str) -> Config:
-  config = _pretraining(variant, _IMAGENET, 300, 3e-3, 'cosine', 0.3)
-  return dataclasses.replace(
-    config,
-    model=dataclasses.replace(config.model, dropout=0.1),
-    evaluators={'val': Evaluator(split='validation', every='5 epochs')},
-  )
-
-
-def _imagenet21k(variant: str) -> Config:
-  if variant in _AUGREG_ROWS and variant not in _IMAGENET21K_ROWS:
-    return _augreg(variant)
-  _require(variant, _IMAGENET21K_ROWS, 'The paper', 'ImageNet-21k')
-  # Sigmoid loss, head bias, representation layer and end value as its authors describe them.
-  config = _pretraining(variant, _IMAGENET21K, _IMAGENET21K_ROWS[variant], 1e-3, 'linear', 0.03, end=1e-5)
-  width = {'B': 768, 'L': 1024}[variant[0]]
-  model = dataclasses.replace(config.model, dropout=0.1, representation_size=width)
-  return _with_sigmoid(dataclasses.replace(config, model=model, evaluators=_IMAGENET21K_EVALUATORS))
-
-
-def _augreg(variant: str) -> Config:
-  _require(variant, _AUGREG_ROWS, 'AugReg', 'ImageNet-21k')
-  data = dataclasses.replace(_IMAGENET21K, augment=_AUGREG_ROWS[variant])
-  config = _pretraining(variant, data, 300, 1e-3, 'cosine', 0.1)
-  return _with_sigmoid(dataclasses.replace(config, evaluators=_IMAGENET21K_EVALUATORS))
-
-
-def _with_sigmoid(config: Config) -> Config:
-  return dataclasses.replace(
-    config, model=dataclasses.replace(config.model, head_bias=-10.0), loss=Loss(name='sigmoid')
-  )
-
-
-def _jft(variant: str) -> Config:
-  _require(variant, _JFT_ROWS, 'The paper', 'JFT-300M')
-  epochs, rate = _JFT_ROWS[variant]
-  config = _pretraining(variant, _JFT, epochs, rate, 'linear', 0.1)
-  if '/' not in variant:  # a ResNet, as 'Big Transfer' has it
-    model = dataclasses.replace(config.model, pool='gap', norm_epsilon=1e-5)
-    config = dataclasses.replace(config, model=model)
-  return _with_sigmoid(config)
-
-
-def _require(variant: str, rows: Iterable[str], authors: str, data: str) -> None:
-  if variant not in rows:
-    raise UserError(
-      f'{authors} did not train {variant} on {data}, but {", ".join(rows)}; choose another source.'
-    )
-
-
-def masked_patches(source: str) -> Config:
-  """Appendix B.1.2: B/16, a million steps, batch 4096, Adam at 2e-4, cosine; or a small model on CIFAR-10.
-
-  Args:
-    source: 'jft', 'imagenet21k', 'imagenet2012' or 'cifar10'.
-
-  Raises:
-    UserError: no such source.
-  """
-  sources = {'jft': _JFT, 'imagenet21k': _IMAGENET21K, 'imagenet2012': _IMAGENET}
-  if source == 'cifar10':
-    config = dataclasses.replace(cifar10(), checkpoint=CheckpointConfig())
-    probe = FewShot(pool='gap', seeds=2)
-    evaluators = {'probe': Evaluator(type='fewshot', split='test', every='10%', fewshot=probe)}
-  elif source in sources:
-    data = dataclasses.replace(sources[source], num_classes=None)
-    # The paper gives no weight decay. The class token is of use when the model is fine-tuned.
-    config = _pretraining('B/16', data, 1, 2e-4, 'cosine', 0.0)
-    config = dataclasses.replace(config, total='1000000 steps')
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, class_token=True))
-    evaluators = {}
-  else:
-    raise UserError(f'There is no {source!r} here; choose one of {", ".join(sources)} or cifar10.')
-  model = dataclasses.replace(config.model, pool='none', mask_token=True)
-  return dataclasses.replace(config, model=model, loss=Loss(name='masked_patches'), evaluators=evaluators)
+  if argument not in recipes:
+    raise UserError(f'configs/{file}.py has no recipe {argument!r}; choose one of {", ".join(recipes)}.')
+  return to_config_dict(recipes[argument]())
 
 
 # Table 4: data set -> (splits to train on and to test, steps, one of the rates swept).
@@ -220,6 +82,9 @@ def finetuning(model: str, data: str) -> Config:
       address, a short name), whose architecture is then read from it.
     data: a row of the table, such as 'cifar10', or any source: 'folder:/path', 'tfds:NAME'. Those
       get VTAB's 2,500 steps.
+
+  Raises:
+    UserError: no such model or data set.
   """
   split, test_split, steps, rate = _FINETUNING_ROWS.get(data, ('train', 'val', 2_500, 0.01))
   if data not in _FINETUNING_ROWS and ':' not in data:
@@ -229,7 +94,7 @@ def finetuning(model: str, data: str) -> Config:
       f'did you mean {near[0]}?'
     )
   source = data if ':' in data else f'tfds:{data}'
-  evaluator = Evaluator(split=test_split, every='500 steps')
+  evaluator = ClassificationEvaluatorConfig(split=test_split, every='500 steps')
   return _finetuning(model, DataConfig(source=source, split=split, crop='inception'), evaluator, steps, rate)
 
 
@@ -238,13 +103,15 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
 
   Args:
     model: as for `finetuning`.
-    task: one of `data.vtab.TASKS`, such as 'clevr_count'.
+    task: one of `data.sources.vtab.TASKS`, such as 'clevr_count'.
     choosing: train on 800 images and evaluate on the other 200, instead of on the test split.
 
   Raises:
     UserError: no such model or task.
   """
-  definition = vtab_tasks.task_of(task)
+  from vit_jax.data.sources.vtab import task_of
+
+  definition = task_of(task)
   split, test_split = ('train800', 'val200') if choosing else ('train800val200', 'test')
   data = DataConfig(
     source=definition.source,
@@ -253,18 +120,21 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
     flip=definition.flip,
   )
   # The test splits have up to 74,000 images: once, at the end.
-  return _finetuning(model, data, Evaluator(split=test_split, every='2500 steps'), 2_500, 0.01)
+  evaluator = ClassificationEvaluatorConfig(split=test_split, every='2500 steps')
+  return _finetuning(model, data, evaluator, 2_500, 0.01)
 
 
-def _finetuning(model: str, data: DataConfig, evaluator: Evaluator, steps: int, rate: float) -> Config:
+def _finetuning(
+  model: str, data: DataConfig, evaluator: ClassificationEvaluatorConfig, steps: int, rate: float
+) -> Config:
   """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels."""
-  model, init, pixels = _pretrained(model)
-  side = 384 // pixels * pixels  # 378 for patches of 14
+  network, init = _pretrained(model)
+  side = 384 // network.patch_pixels * network.patch_pixels  # 378 for patches of 14
   resize = side * 448 // 384 if data.crop == 'random' else None
   return Config(
     total=f'{steps} steps',
     batch_size=512,
-    model=model,
+    model=network,
     init=init,
     data=dataclasses.replace(data, image_size=(side, side), resize=resize),
     evaluators={'test': evaluator},
@@ -275,35 +145,31 @@ def _finetuning(model: str, data: DataConfig, evaluator: Evaluator, steps: int, 
   )
 
 
-def _pretrained(model: str) -> tuple[Model, InitConfig, int]:
-  """The model, where its parameters are from, and the pixels along a side of what becomes a token."""
+def _pretrained(model: str) -> tuple[ModelConfig, InitConfig]:
+  """The network, and where its parameters are from."""
   variant = variant_of(model)
   if variant in _PRETRAINED:
-    return Model(variant=variant), InitConfig(checkpoint=_PRETRAINED[variant]), int(variant.split('/')[1])
+    return ViTConfig(variant=variant), InitConfig(checkpoint=_PRETRAINED[variant])
   if '/' not in model and '.' not in model and not os.path.exists(model):
     raise UserError(
       f'No released checkpoint of {model!r} is known; choose one of {", ".join(_PRETRAINED)}, or name a '
       f'checkpoint.'
     )
-  from vit_jax.models.variants import has_class_token, resolve
-  from vit_jax.pretrained import formats  # starts JAX
+  from vit_jax.pretrained import formats
 
-  found = formats.model_config(model)
-  if found.pool == 'none':  # of masked patches: an image gets logits from here on
-    found = dataclasses.replace(found, pool='token' if has_class_token(found) else 'gap', mask_token=False)
-  return found, InitConfig(checkpoint=model), resolve(found).pixels
+  return formats.architecture(model).model.for_classification(), InitConfig(checkpoint=model)
 
 
 def variant_of(name: str) -> str:
-  """'b16' -> 'B/16', 'r50+l32' -> 'R50+L/32', 'r50x1' -> 'R50x1': a variant as a file's name has it."""
-  if re.fullmatch(r'r\d+x\d', name, re.IGNORECASE):
-    return name.capitalize()
-  match = re.fullmatch(r'(r\d*\+|mixer-)?(ti|[sblhg])(\d+)', name, re.IGNORECASE)
-  if not match:
-    return name
-  stem, letters, patch = match.groups('')
-  size = letters if letters == 'g' else letters.capitalize()
-  return f'{stem.capitalize()}{size}/{patch}'
+  """'b16' -> 'B/16', 'r50+l32' -> 'R50+L/32', 'r50x1' -> 'R50x1': the variant that a file's name writes."""
+  plain: dict[str, str] = {}
+  for kind in MODELS.names():
+    for variant in MODELS[kind].variants:
+      plain[variant.replace('/', '')] = variant
+  if name in plain:
+    return plain[name]
+  caseless = {short.lower(): variant for short, variant in reversed(plain.items())}
+  return caseless.get(name.lower(), name)
 
 
 def cifar10() -> Config:
@@ -311,35 +177,26 @@ def cifar10() -> Config:
   return Config(
     total='40 epochs',
     batch_size=128,
-    model=Model(variant='custom', patch=4, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
+    model=ViTConfig(variant='custom', patch=4, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
     data=DataConfig(source='tfds:cifar10', image_size=(32, 32), crop='random', padding=4),
-    evaluators={'test': Evaluator(split='test')},
-    loss=Loss(label_smoothing=0.1),
+    evaluators={'test': ClassificationEvaluatorConfig(split='test')},
+    objective=ClassificationObjective(label_smoothing=0.1),
     optimizer=OptimizerConfig(weight_decay=0.05, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=1.5e-3, warmup='10%', decay='cosine'),
     checkpoint=CheckpointConfig(best='test/accuracy'),
   )
 
 
-# `cifar10` for one core and a minute or two: a sixth of the FLOPs, and one epoch.
-_SMALL = {
-  'total': '1 epochs',
-  'model.width': 64,
-  'model.mlp_dim': 192,
-  'model.depth': 4,
-}
-
-
 def ablation(
-  name: str, arguments: str, options: Mapping[str, Mapping[str, Any]]
+  name: str, arguments: str, changes: Mapping[str, Mapping[str, Any]]
 ) -> ml_collections.ConfigDict:
-  """`cifar10` with what a file of configs/ablations/ compares.
+  """`cifar10` with the changes that a file of configs/ablations/ compares.
 
   Args:
     name: of the file, for errors.
     arguments: of the command line, such as 'rotary,gap,small'; 'small' is for every comparison: a smaller
       model and one epoch.
-    options: argument -> what it changes, by the options' dotted names.
+    changes: argument -> the options that it changes, by their dotted names; 'model' replaces the whole model.
 
   Returns:
     The config, for a `get_config`.
@@ -347,11 +204,22 @@ def ablation(
   Raises:
     UserError: an argument that the comparison does not have.
   """
-  config = to_config_dict(cifar10())
-  options = {'small': _SMALL, **options}
-  # 'small' first, so that a comparison's own sizes win, in whatever order they are given.
-  for argument in sorted(filter(None, arguments.split(',')), key='small'.__ne__):
-    if argument not in options:
-      raise UserError(f'configs/ablations/{name}.py has no {argument!r}; choose from {", ".join(options)}.')
-    config.update_from_flattened_dict(options[argument])
-  return config
+  words = [word for word in arguments.split(',') if word]
+  for word in words:
+    if word not in ('small', *changes):
+      known = ', '.join(['small', *changes])
+      raise UserError(f'configs/ablations/{name}.py has no {word!r}; choose from {known}.')
+  config = cifar10()
+  if 'small' in words:
+    # A sixth of the FLOPs: for one core and a minute or two.
+    model = dataclasses.replace(config.model, width=64, mlp_dim=192, depth=4)
+    config = dataclasses.replace(config, total='1 epochs', model=model)
+  # After 'small', so that a comparison's own sizes win, in whatever order they are given.
+  for word in words:
+    options = dict(changes.get(word, {}))
+    if 'model' in options:
+      config = dataclasses.replace(config, model=options.pop('model'))
+    values = to_config_dict(config)
+    values.update_from_flattened_dict(options)
+    config = from_config_dict(values)
+  return to_config_dict(config)

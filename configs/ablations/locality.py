@@ -19,7 +19,7 @@ from vit_jax import recipes
 _OPTIONS = {
   'plain': {},
   'locality': {'model.mlp_locality': True},
-  'grow': {'data.grow': (('40%', 16), ('70%', 24))},
+  'grow': {'data.progressive_resizing': (('40%', 16), ('70%', 24))},
 }
 
 

@@ -21,12 +21,13 @@ Target: cpu:1
 """
 
 from vit_jax import recipes
+from vit_jax.config import ResNetConfig
 
-_NONE = dict.fromkeys(('model.patch', 'model.mlp_dim', 'model.depth', 'model.heads'))
-_RESNET = _NONE | {'model.resnet_blocks': (3, 4, 3, 3), 'model.width': 64, 'model.norm_epsilon': 1e-5}
-_SMALL_RESNET = _RESNET | {'model.resnet_blocks': (2, 2, 2, 2), 'model.width': 32}
+_RESNET = ResNetConfig(variant='custom', blocks=(3, 4, 3, 3), width=64)
+_SMALL_RESNET = ResNetConfig(variant='custom', blocks=(2, 2, 2, 2), width=32)
 
 
 def get_config(arguments: str = 'resnet'):
   small = 'small' in arguments.split(',')
-  return recipes.ablation('resnet', arguments, {'vit': {}, 'resnet': _SMALL_RESNET if small else _RESNET})
+  resnet = _SMALL_RESNET if small else _RESNET
+  return recipes.ablation('resnet', arguments, {'vit': {}, 'resnet': {'model': resnet}})

@@ -65,8 +65,9 @@ def test_original_code(golden, name):
     found = jax.jit(stages)(params, expected['images'])
   assert set(found) | {'images'} == set(expected)
   for stage, value in found.items():
-    value = value.reshape(expected[stage].shape)
-    np.testing.assert_allclose(value, expected[stage], atol=5e-6, err_msg=stage)
+    reference = expected[stage]
+    value = value[: len(reference)]  # the fixtures hold the first image only of the largest maps
+    np.testing.assert_allclose(value.reshape(reference.shape), reference, atol=5e-6, err_msg=stage)
 
 
 COUNTS = {

@@ -124,6 +124,11 @@ class ModelConfig(abc.ABC):
 
   @property
   @abc.abstractmethod
+  def patch_pixels(self) -> int:
+    """Pixels along a side of a patch, or of a cell of the last feature map."""
+
+  @property
+  @abc.abstractmethod
   def num_layers(self) -> int:
     """Blocks whose output `Model.features` gives."""
 
@@ -177,6 +182,10 @@ class ModelConfig(abc.ABC):
 
   def with_learned_positions(self) -> Self:
     """The model in which `fixed_positions` are a parameter, 'position_embedding'."""
+    return self
+
+  def with_position_resize(self, method: PositionResize) -> Self:
+    """The model that resizes its learned positions by another method, if it has any."""
     return self
 
   def position_table(self, path: str) -> PositionTable | None:

@@ -118,6 +118,10 @@ class MixerConfig(ModelConfig):
     return variants.patch_grid(image_size, self.sizes.patch, option=option)
 
   @property
+  def patch_pixels(self) -> int:
+    return self.sizes.patch
+
+  @property
   def num_layers(self) -> int:
     return self.sizes.depth
 

@@ -121,9 +121,12 @@ class ResNetConfig(ModelConfig):
     return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    # 4 pixels a cell after the root and its pooling, doubled by each later stage.
-    stride = 4 * 2 ** (len(self.sizes.blocks) - 1)
-    return variants.patch_grid(image_size, 1, stride=stride, option=option)
+    return variants.patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
+
+  @property
+  def patch_pixels(self) -> int:
+    """4 pixels a cell after the root and its pooling, doubled by each later stage."""
+    return 4 * 2 ** (len(self.sizes.blocks) - 1)
 
   @property
   def num_layers(self) -> int:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, Grid, ModelConfig
@@ -58,16 +58,6 @@ def _nearest(model: ModelConfig) -> str:
     return caseless, difflib.SequenceMatcher(None, model.variant, name).ratio()
 
   return max([*model.variants, CUSTOM], key=likeness)
-
-
-def variant_from_file_name(name: str, variants: Mapping[str, Any]) -> str | None:
-  """'b16' -> 'B/16', 'r50+l32' -> 'R50+L/32': the variant that a config file's argument writes; None: no such."""
-  plain = {
-    variant.lower().replace('/', ''): variant for variant in variants if variant not in ('g/14', 'G/14')
-  }
-  if name in ('g14', 'G14'):
-    return f'{name[0]}/14'
-  return plain.get(name.lower())
 
 
 def patch_grid(

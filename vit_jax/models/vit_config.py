@@ -224,6 +224,10 @@ class ViTConfig(ModelConfig):
     return variants.patch_grid(image_size, sizes.patch, stride=sizes.stem_stride, option=option)
 
   @property
+  def patch_pixels(self) -> int:
+    return self.sizes.patch * self.sizes.stem_stride
+
+  @property
   def num_layers(self) -> int:
     return self.sizes.depth
 
@@ -275,6 +279,9 @@ class ViTConfig(ModelConfig):
 
   def with_learned_positions(self) -> Self:
     return dataclasses.replace(self, position='learned')
+
+  def with_position_resize(self, method: PositionResize) -> Self:
+    return dataclasses.replace(self, position_resize=method)
 
   def position_table(self, path: str) -> PositionTable | None:
     if path == 'position_embedding':  # (1, N, D)
