@@ -234,7 +234,12 @@ def test_newest_best_and_periodic_steps_are_kept(tmp_path):
     # Every second step with a new Manager, as after a restart.
     for step in losses:
       if step % 2:
-        manager = Manager(directory, CheckpointConfig(keep=2, best=best), keep_every_steps=3)
+        manager = Manager(
+          directory,
+          CheckpointConfig(keep=2, best=best),
+          keep_every_steps=3,
+          lower_is_better=best == 'val/loss',
+        )
       value = losses[step]
       metrics = None if value is None else {'val/loss': value, 'val/accuracy': value}
       manager.save(step, small, {}, metrics)

@@ -39,6 +39,7 @@ class Manager:
     checkpoint: CheckpointConfig,
     *,
     keep_every_steps: int | None = None,
+    lower_is_better: bool = False,
     read_only: bool = False,
   ):
     """Makes the directory and removes what a killed process left half saved.
@@ -47,6 +48,7 @@ class Manager:
       directory: where the steps lie; it is made absolute.
       checkpoint: `keep` and `best` are read here.
       keep_every_steps: steps divisible by this are kept for good.
+      lower_is_better: of the metric `checkpoint.best`.
       read_only: to evaluate; nothing in the directory is changed.
 
     Raises:
@@ -54,7 +56,11 @@ class Manager:
     """
     failures.hush()
     self._directory = _absolute(directory)
-    self._writer = None if read_only else Writer(self._directory, checkpoint, keep_every_steps)
+    self._writer = None
+    if not read_only:
+      self._writer = Writer(
+        self._directory, checkpoint, keep_every_steps=keep_every_steps, lower_is_better=lower_is_better
+      )
 
   def path(self, step: int) -> str:
     """The directory of a step, for messages."""

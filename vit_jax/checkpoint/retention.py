@@ -10,14 +10,14 @@ from vit_jax.errors import UserError
 
 
 class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the step with the best value of a metric: the lowest of a loss, else the highest.
+  """Keeps the step with the best value of a metric.
 
   Orbax's own policy reads a file of each step at its start, and a damaged one ends the program.
   """
 
-  def __init__(self, metric: str | None):
+  def __init__(self, metric: str | None, *, lower_is_better: bool = False):
     """With None, no step is the best."""
-    self._metric = metric
+    self._metric, self._lower_is_better = metric, lower_is_better
     self._scores: dict[int, float] = {}  # higher is better
 
   def add(self, step: int, metrics: Mapping[str, float] | None) -> None:
@@ -39,7 +39,7 @@ class Best(checkpoint_managers.PreservationPolicy):
       return
     value = metrics.get(self._metric, math.nan)
     if not math.isnan(value):
-      self._scores[step] = -value if self._metric.endswith('loss') else value
+      self._scores[step] = -value if self._lower_is_better else value
 
   def forget(self, steps: Collection[int]) -> None:
     """Leaves out steps that are no longer there, so that another one is the best."""

@@ -41,17 +41,25 @@ class Writer:
   be written.
   """
 
-  def __init__(self, directory: epath.Path, checkpoint: CheckpointConfig, keep_every_steps: int | None):
+  def __init__(
+    self,
+    directory: epath.Path,
+    checkpoint: CheckpointConfig,
+    *,
+    keep_every_steps: int | None,
+    lower_is_better: bool,
+  ):
     """Makes the directory, and removes what a killed process left half saved.
 
     Args:
       directory: absolute, or an address.
       checkpoint: `keep` and `best` are read here.
       keep_every_steps: steps divisible by this are kept for good.
+      lower_is_better: of the metric `checkpoint.best`.
     """
     failures.hush()
     self._directory = directory
-    self._best = Best(checkpoint.best)
+    self._best = Best(checkpoint.best, lower_is_better=lower_is_better)
     policies = [checkpoint_managers.LatestN(checkpoint.keep), self._best]
     if keep_every_steps:
       policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
