@@ -5,6 +5,7 @@ import logging
 import pathlib
 import threading
 
+from vit_jax import files
 from vit_jax.errors import BadImage
 
 _log = logging.getLogger(__name__)
@@ -53,10 +54,9 @@ class BadImages:
       found = sorted((step, name, error) for name, (step, error) in self._found.items() if step < steps)
     if self._path and len(found) > self._written:
       self._path.parent.mkdir(parents=True, exist_ok=True)
-      partial = self._path.with_suffix('.partial')
-      lines = (json.dumps({'step': step, 'name': name, 'error': error}) + '\n' for step, name, error in found)
-      partial.write_text(''.join(lines))
-      partial.replace(self._path)
+      with files.atomic_write(self._path) as file:
+        for step, name, error in found:
+          file.write(json.dumps({'step': step, 'name': name, 'error': error}) + '\n')
       _log.warning('%d images that cannot be decoded were replaced by others: see %s', len(found), self._path)
       self._written = len(found)
     return {'data/bad_images': len(found)} if found else {}
