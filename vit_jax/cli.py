@@ -196,7 +196,7 @@ def _overrides(argv: Sequence[str]) -> list[str]:
 
 
 def _written_config(argv: Sequence[str]) -> Any:
-  """The config of the command line's file without the overrides; the default one where that cannot be read."""
+  """The config of the command line's file without the overrides; the default one if that cannot be read."""
   from vit_jax import config
 
   names = (re.match(r'--?config=(.+)', argument) for argument in argv[1:])
@@ -272,10 +272,8 @@ def _commands_text() -> str:
   """The list of commands."""
   width = max(map(len, COMMANDS))
   lines = [f'  {name:<{width}}  {text}' for name, (_, text) in COMMANDS.items()]
-  return '\n'.join(
-    ['Vision Transformers in JAX. Commands, as `vit_jax NAME …` or `python -m MODULE …`:', '', *lines, '']
-    + ['`vit_jax NAME --help` says more.']
-  )
+  title = 'Vision Transformers in JAX. Commands, as `vit_jax NAME …` or `python -m MODULE …`:'
+  return '\n'.join([title, '', *lines, '', '`vit_jax NAME --help` says more.'])
 
 
 def _fail(text: str, code: int) -> int:
