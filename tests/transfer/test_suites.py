@@ -62,7 +62,7 @@ def test_source_from_outside_is_tested_on_the_first_split_that_opens(monkeypatch
 def test_source_without_a_test_split_is_an_error(monkeypatch):
   monkeypatch.setattr(sources, 'parse', lambda name, split: ('mine', 'here', split))
   monkeypatch.setattr(sources, 'open_source', _source_with({'train'}))
-  with pytest.raises(UserError, match='mine:here has no split to test on .* but train'):
+  with pytest.raises(UserError, match=r'mine:here has no split to test on .* but train'):
     suites.row('mine:here')
 
 

@@ -20,7 +20,7 @@ def accuracies(*each: float) -> Accuracies:
 
 @pytest.fixture
 def lines() -> list[Line]:
-  """All tasks of VTAB, with accuracies of 0, 0.01, … in the first run and 0.1 more in the second; CIFAR-10."""
+  """VTAB, with accuracies of 0, 0.01, … in the first run and 0.1 more in the second, and CIFAR-10."""
   vtab = [
     Line(f'vtab:{name}', accuracies(0.01 * number, 0.01 * number + 0.1), rate=(0.01, None))
     for number, name in enumerate(TASKS)
