@@ -13,7 +13,7 @@ from absl import flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from vit_jax import files
+from vit_jax import files, signals
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 # Command -> (module, what it does).
@@ -42,9 +42,11 @@ def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positio
     positional: whether there may be arguments that are no flags.
 
   Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save,
-  start again. 1: an error of ours, with its traceback (--debug shows that of the others too).
+  start again. 130: interrupted by Ctrl-C. 1: an error of ours, with its traceback (--debug shows that of the
+  others too).
   """
-  code = _exit_code(main, sys.argv if argv is None else argv, positional)
+  with signals.end_at_interrupt():
+    code = _exit_code(main, sys.argv if argv is None else argv, positional)
   sys.stdout.flush()
   sys.stderr.flush()
   if code in (1, EXIT_USER_ERROR):
@@ -83,14 +85,28 @@ def config_of(holder: flags.FlagHolder) -> Any:
   """
   from vit_jax import config
 
-  if not holder.present:
-    raise _missing(holder.name)
-  name = config_flags.get_config_filename(flags.FLAGS[holder.name])
+  name = config_name(holder)
   try:
     values = holder.value.to_dict()
   except OSError as error:  # ml_collections keeps the reason for the first look at the config
     raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
   return config.from_config_dict(values)
+
+
+def config_name(holder: flags.FlagHolder) -> str:
+  """The file of a flag of `define_config`, with the argument behind its ':'.
+
+  Raises:
+    UserError: the flag is missing.
+  """
+  if not holder.present:
+    raise _missing(holder.name)
+  return config_flags.get_config_filename(flags.FLAGS[holder.name])
+
+
+def has_overrides() -> bool:
+  """Whether the command line sets options of the config."""
+  return bool(_overrides(sys.argv))
 
 
 def required(holder: flags.FlagHolder) -> Any:

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import matplotlib
 from absl import flags
 
 from vit_jax import cli, markdown
@@ -25,6 +26,9 @@ _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and com
 
 # Metrics of the table of results, by the end of their names and in this order.
 _RESULTS = ('accuracy', '/mean_average_precision', '/loss')
+
+
+_PLAIN_TEXT = {'text.parse_math': False}  # names of runs may have dollar signs
 
 
 class Run(NamedTuple):
@@ -152,6 +156,7 @@ def _differing(runs: Sequence[Run]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
+@matplotlib.rc_context(_PLAIN_TEXT)
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
   """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
   from matplotlib.figure import Figure

@@ -1,10 +1,8 @@
 """Data sets for the tests of the data path."""
 
-import io
-
 import numpy as np
 import tensorflow_datasets as tfds
-from PIL import Image
+from image_bytes import png
 
 from vit_jax.data.sources.base import Record
 
@@ -57,18 +55,6 @@ class Lists(tfds.core.GeneratorBasedBuilder):
       bits = np.array([number >> k & 1 for k in range(4)])
       image = png(np.repeat(255 * bits.reshape(2, 2, 1), 3, axis=2))
       yield number, {'image': image, 'labels': np.flatnonzero(bits)}
-
-
-def png(pixels: np.ndarray) -> bytes:
-  file = io.BytesIO()
-  Image.fromarray(pixels.astype(np.uint8)).save(file, 'png')
-  return file.getvalue()
-
-
-def jpeg(pixels: np.ndarray, **options) -> bytes:
-  file = io.BytesIO()
-  Image.fromarray(pixels.astype(np.uint8)).save(file, 'jpeg', **options)
-  return file.getvalue()
 
 
 class FakeSource:

@@ -48,10 +48,10 @@ class Objective(abc.ABC):
 
     Args:
       model: with the parameters that are trained.
-      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label'; where images are
-        mixed also 'label_b' and 'lam'.
-      keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An example's
-        randomness must depend on its own key only.
+      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label'; where images
+        are mixed also 'label_b' and 'lam'.
+      keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
+        example's randomness must depend on its own key only.
       data: the run's data options.
 
     Returns:
@@ -77,6 +77,14 @@ class Objective(abc.ABC):
   def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the head's outputs, given those of the data's classes; (): they have none."""
     return names
+
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:
+    """Raises UserError for training data whose classes leave nothing to learn.
+
+    Args:
+      names: of the classes.
+      title: what messages call the data.
+    """
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     """Raises UserError for a model or data that the objective cannot train."""

@@ -3,6 +3,7 @@
 import pathlib
 
 import jax
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -10,6 +11,9 @@ from vit_jax.data.config import DataConfig
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, model_inputs
+
+
+_PLAIN_TEXT = {'text.parse_math': False}  # names of classes may have dollar signs
 
 
 def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
@@ -30,6 +34,7 @@ def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
   save_first_batch(path, images, np.concatenate(labels, axis=1), run.dataset.class_names, run.config.data)
 
 
+@matplotlib.rc_context(_PLAIN_TEXT)
 def save_first_batch(
   path: pathlib.Path,
   images: np.ndarray,
@@ -65,6 +70,7 @@ def save_first_batch(
   figure.savefig(path, dpi=100)
 
 
+@matplotlib.rc_context(_PLAIN_TEXT)
 def save_curves(workdir: pathlib.Path) -> None:
   """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
   lines = metrics.read_metrics(workdir)
