@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from released_files import read, write, write_run
+
 import vit_jax
-from vit_jax import config, pytrees
+from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.pretrained import catalogue, formats, huggingface, released, runs
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained import catalogue, formats
 from vit_jax.pretrained.adapt import adapt
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
@@ -66,21 +69,19 @@ def logits(module: nnx.Module, images: np.ndarray) -> np.ndarray:
 
 
 def test_what_is_read_off_the_names_and_shapes(file):
-  portable = released.read(file)
-  assert portable.model == config.ViTConfig(
-    variant='custom', resnet_blocks=BLOCKS, width=32, pool='gap', norm_epsilon=1e-5
-  )
-  assert portable.image_size == (224, 224) and portable.num_classes == 5 and portable.notes == ()
-  assert portable.preprocess.mean == portable.preprocess.std == (0.5,)  # [-1, 1], as released
-  assert formats.model_config(file) == portable.model
-  assert released.read(file, image_size=(64, 96)).image_size == (64, 96)
-  assert '1e-06' in released.read(file, norm_epsilon=1e-6).notes[0]
+  pretrained = read(file)
+  assert pretrained.architecture == Architecture(config.ResNetConfig('custom', BLOCKS, 32), (224, 224), 3, 5)
+  assert pretrained.notes == ()
+  assert pretrained.preprocess.mean == pretrained.preprocess.std == (0.5,)  # [-1, 1], as released
+  assert formats.architecture(file) == pretrained.architecture
+  assert read(file, image_size=(64, 96)).architecture.image_size == (64, 96)
+  assert '1e-06' in read(file, norm_epsilon=1e-6).notes[0]
 
 
 def test_npz_and_run_and_back_bit_for_bit(file, tensors, tmp_path):
-  runs.write(released.read(file), tmp_path / 'run')
-  portable = formats.read(tmp_path / 'run')
-  assert released.write(portable, tmp_path / 'copy.npz') == ()
+  write_run(read(file), tmp_path / 'run')
+  pretrained = read(tmp_path / 'run')
+  assert write(pretrained, tmp_path / 'copy.npz') == ()
   with np.load(tmp_path / 'copy.npz') as copy:
     assert set(copy) == set(tensors)
     for name in copy:
@@ -93,10 +94,10 @@ def test_another_head_resolution_and_number_of_channels(file, caplog):
   assert 'reinitialised: head/bias (3,), head/kernel (256, 3)' in caplog.text
   assert model.preprocess([np.zeros((9, 9, 3), np.uint8)]).shape == (1, 33, 47, 3)
   np.testing.assert_array_equal(logits(model, np.ones((1, 33, 47, 3), np.float32)), 0)
-  portable = released.read(file)
-  _, shapes = pytrees.shapes(portable.model, (32, 32), 1, 5)
-  arrays, report = adapt(portable, shapes, (32, 32), config.InitConfig(reinitialise=()))
-  kernel = portable.params['root']['kernel']
+  pretrained = read(file)
+  gray = Architecture(pretrained.architecture.model, (32, 32), 1, 5)
+  arrays, report = adapt(pretrained, gray, config.InitConfig(reinitialise=()))
+  kernel = pretrained.params['root']['kernel']
   np.testing.assert_allclose(arrays['root/kernel'], kernel.sum(axis=2, keepdims=True), rtol=1e-5)
   assert 'root/kernel (7, 7, 3, 32) → (7, 7, 1, 32)' in report.resized[0]
 
@@ -121,7 +122,7 @@ def test_files_that_fit_nothing(tensors, tmp_path, change, message):
   change(changed)
   np.savez(tmp_path / 'x.npz', **changed)
   with pytest.raises(UserError, match=message):
-    released.read(tmp_path / 'x.npz')
+    read(tmp_path / 'x.npz')
 
 
 def test_short_names():
@@ -239,9 +240,9 @@ def test_folders_that_we_cannot_compute(folder, tmp_path, changes, message):
   values = json.loads((tmp_path / 'config.json').read_text()) | changes
   (tmp_path / 'config.json').write_text(json.dumps(values))
   with pytest.raises(UserError, match=message):
-    huggingface.read(tmp_path)
+    read(tmp_path)
 
 
 def test_it_is_not_written_as_a_folder(folder, tmp_path):
   with pytest.raises(UserError, match='but not written to one'):
-    huggingface.write(huggingface.read(folder), tmp_path / 'out')
+    huggingface.write(read(folder), tmp_path / 'out')
