@@ -44,6 +44,12 @@ def write_run(pretrained: Pretrained, workdir: pathlib.Path) -> None:
   RunFormat().write(pretrained, workdir)
 
 
+def write_folder(pretrained: Pretrained, folder: pathlib.Path, kind: str = 'hf') -> tuple[str, ...]:
+  """Writes a Hugging Face folder of a kind, or of the first that fits; the notes."""
+  writer, _ = formats.written_by(kind, pretrained)
+  return writer.write(pretrained, folder)
+
+
 def tensors(file: pathlib.Path) -> dict[str, np.ndarray]:
   with np.load(file, allow_pickle=False) as archive:
     return dict(archive)

@@ -113,10 +113,8 @@ def written_by(
 
 
 def written_names(name: str) -> list[str]:
-  """The formats that a name stands for: itself, or those of a group."""
-  if name in FORMATS.names():
-    return [name]
-  return [candidate for candidate in FORMATS.names() if FORMATS[candidate].group == name]
+  """The formats that a name stands for: those of a group, or itself."""
+  return [candidate for candidate in FORMATS.names() if FORMATS[candidate].group == name] or [name]
 
 
 def names_to_write() -> list[str]:
