@@ -13,6 +13,7 @@ RECIPES = (
   'Add a model',
   'Add an objective',
   'Add a source',
+  'Use another optimizer',
   'Add a checkpoint format',
   'Add an evaluator',
 )

@@ -7,27 +7,28 @@ Runs that differ in their seed alone also share a row, with the mean over the se
 images instead of steps.
 """
 
-import functools
-import json
 import pathlib
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import matplotlib
 from absl import flags
 
-from vit_jax import cli, markdown
-from vit_jax import config as config_lib
+from vit_jax import cli, config, markdown
 from vit_jax.errors import UserError
+from vit_jax.evaluation.base import metric_kind
+from vit_jax.training import workdir
+from vit_jax.training.metrics import read_metrics, training_seconds
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
 
-# What is compared in the table of results: what metrics' names end with, and whether more is better.
-_RESULTS = {'accuracy': True, '/mean_average_precision': True, '/loss': False}
+# Metrics of the table of results, by the end of their names and in this order.
+_RESULTS = ('accuracy', '/mean_average_precision', '/loss')
 
 
 class Run(NamedTuple):
-  """What a workdir says of its run."""
+  """A run, as its workdir describes it."""
 
   name: str
   options: dict[str, Any]  # of its config, by dotted name
@@ -39,8 +40,9 @@ class Run(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> None:
+  """Writes and prints the comparison."""
   runs = read_runs([pathlib.Path(argument) for argument in arguments])
-  out = pathlib.Path(_OUT.value).expanduser()
+  out = pathlib.Path(cli.required(_OUT)).expanduser()
   out.mkdir(parents=True, exist_ok=True)
   text = report(runs)
   (out / 'compare.md').write_text(text)
@@ -55,8 +57,6 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
   Raises:
     UserError: none or the same one twice; a folder that is no workdir, or of a run without numbers yet.
   """
-  from vit_jax.training import metrics
-
   paths = [path.expanduser().resolve() for path in workdirs]
   if not paths or len(set(paths)) < len(paths):
     raise UserError('Name the workdirs of the runs to compare, each once.')
@@ -65,11 +65,11 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     parts += 1
   result = []
   for path in paths:
-    lines = metrics.read_metrics(path)
+    lines = read_metrics(path)
     if not (path / 'config.json').is_file() or not lines:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
-    config = config_lib.from_config_dict(json.loads((path / 'config.json').read_text()))
-    result.append(Run('/'.join(path.parts[-parts:]), config_lib.flatten(config), lines))
+    options = config.flatten(workdir.read_config(path))
+    result.append(Run('/'.join(path.parts[-parts:]), options, lines))
   return result
 
 
@@ -89,7 +89,7 @@ def report(runs: Sequence[Run]) -> str:
 
 
 def _by_config(runs: Sequence[Run]) -> list[list[Run]]:
-  """The runs that differ in their seed alone together, by seed."""
+  """Groups of runs that differ in their seed alone, by seed."""
   groups: dict[str, list[Run]] = {}
   for run in sorted(runs, key=lambda run: run.options['seed']):
     groups.setdefault(str(sorted((run.options | {'seed': 0}).items())), []).append(run)
@@ -97,7 +97,7 @@ def _by_config(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _means(groups: Sequence[Sequence[Run]]) -> str:
-  """A table: the options that tell the groups apart, and each result's mean and what it was for each seed."""
+  """A table: the options in which the groups differ, and each result's mean and value for each seed."""
   firsts = [group[0] for group in groups]
   options = [name for name, *_ in _differing(firsts) if name != 'seed']
   metrics = [metric for metric in _metrics(firsts) if not metric.startswith('train/')]
@@ -116,7 +116,7 @@ def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
   rows = [
     ['steps', *(f'{run.lines[-1]["step"]:,}' for run in runs)],
     ['images', *(f'{run.lines[-1]["step"] * run.options["batch_size"]:,}' for run in runs)],
-    ['hours of training steps', *(f'{_hours(run):.3g}' for run in runs)],
+    ['hours of training steps', *(f'{training_seconds(run.lines) / 3600:.3g}' for run in runs)],
   ]
   for metric in _metrics(runs):
     rows.append([metric, *(_result(run, metric) for run in runs)])
@@ -129,30 +129,21 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
   return [name for ending in _RESULTS for name in known if name.endswith(ending)]
 
 
-def _hours(run: Run) -> float:
-  """Of all steps so far: each interval's time a step is logged at its end."""
-  seconds, before = 0.0, 0
-  for step, milliseconds in run.values('perf/step_ms'):
-    seconds += (step - before) * milliseconds / 1000
-    before = step
-  return seconds / 3600
-
-
 def _result(run: Run, metric: str) -> str:
   """'91.20 % (91.50 % at 300)'; '' where it was not measured."""
   values = run.values(metric)
   if not values:
     return ''
-  form = functools.partial(_form, metric)
-  more_is_better = next(better for ending, better in _RESULTS.items() if metric.endswith(ending))
-  step, best = (max if more_is_better else min)(values, key=lambda pair: pair[1])
+  choose = max if metric_kind(metric).higher_is_better else min
+  step, best = choose(values, key=lambda pair: pair[1])
   last = values[-1][1]
-  of_a_batch = metric.startswith('train/')  # too noisy to name the best one
-  return form(last) if best == last or of_a_batch else f'{form(last)} ({form(best)} at {step:,})'
+  if best == last or metric.startswith('train/'):  # one batch is too noisy to name the best
+    return _form(metric, last)
+  return f'{_form(metric, last)} ({_form(metric, best)} at {step:,})'
 
 
 def _form(metric: str, value: float) -> str:
-  return f'{value:.4f}' if metric.endswith('/loss') else f'{value:.2%}'
+  return f'{value:.2%}' if metric_kind(metric).percent else f'{value:.4f}'
 
 
 def _differing(runs: Sequence[Run]) -> list[list[str]]:
@@ -161,8 +152,9 @@ def _differing(runs: Sequence[Run]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
-  """Writes the curves as a PNG: a panel a metric, a colour a run."""
+  """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
   from matplotlib.figure import Figure
 
   metrics = [*_metrics(runs), 'learning_rate']

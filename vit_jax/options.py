@@ -126,6 +126,11 @@ def resumable(cls: type, prefix: str = '') -> Iterator[str]:
       yield from resumable(inner, f'{prefix}{name}.')
 
 
+def registry_of(cls: type, name: str) -> Registry | None:
+  """The registry of an option that is a tagged union, or a dict of them; None: it is another one."""
+  return _registry(_unpacked(_hints(cls)[name])[1])
+
+
 def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   """A locked ConfigDict, in which each option keeps its type, also where it is None.
 
@@ -200,8 +205,11 @@ def _read(hint: Any, value: Any, path: str) -> Any:
     return None if value is None else _read(_without_none(inner), value, path)
   if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
     return from_dict(typing.cast(type, inner), value, path)
-  if any(isinstance(item, _Square) for item in metadata) and isinstance(value, int):
-    value = (value, value)
+  if any(isinstance(item, _Square) for item in metadata):
+    if isinstance(value, int):
+      value = (value, value)
+    elif isinstance(value, (tuple, list)) and len(value) == 1:  # what a flag makes of one number
+      value = (value[0], value[0])
   value = _typed(inner, origin, args, value, path)
   for rule in metadata:
     if callable(rule):

@@ -15,9 +15,10 @@ import csv
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import tqdm
 from absl import flags
 
@@ -25,8 +26,15 @@ from vit_jax import cli
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
+if TYPE_CHECKING:
+  from vit_jax.loading import LoadedModel
+  from vit_jax.pretrained.preprocess import Preprocess
+
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
+)
+_WEIGHTS = flags.DEFINE_enum(
+  'weights', None, ['raw', 'ema'], 'Of a run that has an EMA of its parameters: which to take (default: raw).'
 )
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
@@ -35,30 +43,45 @@ _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
 )
 
-# image, then a (class, name or None, probability) for each of the best
-Result = tuple[str, list[tuple[int, str | None, float]]]
+
+class Prediction(NamedTuple):
+  """One of the most probable classes of an image."""
+
+  number: int
+  name: str | None
+  probability: float
+
+
+Result = tuple[str, list[Prediction]]  # an image's file, and its best classes
+Prepared = tuple[str, np.ndarray | Exception]  # an image's file, and the model's input (1, H, W, C)
 
 
 def main(arguments: Sequence[str]) -> None:
+  """Prints the classes of the images."""
+  checkpoint = cli.required(_CHECKPOINT)
   if not arguments:
     raise UserError('Name the images to classify, or folders of them, behind the flags.')
   paths = image_files(arguments)
-  from vit_jax.loading import load  # starts JAX
+  from vit_jax.loading import load
   from vit_jax.parallel import distributed
   from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
-  model = load(_CHECKPOINT.value)
-  num_classes = model.head.kernel.shape[-1]
-  if not num_classes:
-    raise UserError(f'{_CHECKPOINT.value} has no head and cannot classify; fine-tune it first.')
+  weights: Any = _WEIGHTS.value  # one of those that the flag allows
+  model = load(checkpoint, weights=weights)
+  if not model.num_classes:
+    raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
   given = _CLASS_NAMES.value
-  names = model.class_names if given is None else class_names.read(given, num_classes)
-  unreadable: list[pathlib.Path] = []
-  batches = _batches(paths, model.preprocess, unreadable)
-  results = _classified(model, batches, names, min(_TOP.value, num_classes))
+  names = model.class_names if given is None else class_names.read(given, model.num_classes)
+  batch_size, top = _BATCH_SIZE.value or 32, min(_TOP.value or 5, model.num_classes)
+  unreadable: list[str] = []
+  batches = _batches(paths, model.preprocess, batch_size, unreadable)
+  results = _classified(model, batches, names, batch_size, top)
   bar = tqdm.tqdm(results, total=len(paths), unit='image', disable=not sys.stderr.isatty())
-  (_write_csv if _FORMAT.value == 'csv' else _write_json)(bar)
+  if _FORMAT.value == 'csv':
+    _write_csv(bar)
+  else:
+    _write_json(bar)
   if unreadable:
     raise UserError(
       f'{len(unreadable)} of {len(paths)} images could not be read and are left out; restore or remove them.'
@@ -66,75 +89,87 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _batches(
-  paths: Sequence[pathlib.Path], preprocess: Any, unreadable: list[pathlib.Path]
-) -> Iterator[tuple[list[str], Any]]:
-  """(names, float32 images) of a batch, made ahead while the one before is computed; adds to `unreadable`."""
-  from vit_jax.data.decode import Picture
+  paths: Sequence[pathlib.Path], preprocess: 'Preprocess', size: int, unreadable: list[str]
+) -> Iterator[tuple[list[str], list[np.ndarray]]]:
+  """(files, images (1, H, W, C)) of a batch, prepared while the one before is computed.
 
-  def prepared(path: pathlib.Path):
+  Args:
+    paths: of all images.
+    preprocess: the model's.
+    size: images of a batch.
+    unreadable: gets the files that cannot be read, each named on stderr.
+  """
+
+  def prepared(path: pathlib.Path) -> Prepared:
+    from vit_jax.data.decode import Picture
+
     try:
-      return str(path), preprocess([Picture(path.read_bytes(), preprocess.channels, str(path)).pixels()])
+      picture = Picture(path.read_bytes(), preprocess.channels, str(path))
+      return str(path), preprocess([picture.pixels()])
     except (UserError, OSError) as error:
       return str(path), error
 
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    submit: Callable = lambda group: [pool.submit(prepared, path) for path in group]
-    size = _BATCH_SIZE.value
-    groups = (submit(paths[start : start + size]) for start in range(0, len(paths), size))
-    ahead = next(groups)
-    while ahead:
-      current, ahead = ahead, next(groups, None)
-      done = [future.result() for future in current]
-      for name, image in done:
+    groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+    ahead = [pool.submit(prepared, path) for path in groups[0]]
+    for following in [*groups[1:], []]:
+      current, ahead = ahead, [pool.submit(prepared, path) for path in following]
+      files, images = [], []
+      for file, image in (future.result() for future in current):
         if isinstance(image, Exception):
-          unreadable.append(pathlib.Path(name))
+          unreadable.append(file)
           print(image, file=sys.stderr)
-      done = [(name, image) for name, image in done if not isinstance(image, Exception)]
-      if done:
-        yield [name for name, _ in done], [image for _, image in done]
+        else:
+          files.append(file)
+          images.append(image)
+      if files:
+        yield files, images
 
 
 def _classified(
-  model: Any, batches: Iterable[tuple[list[str], Any]], names: tuple[str, ...] | None, top: int
+  model: 'LoadedModel',
+  batches: Iterable[tuple[list[str], list[np.ndarray]]],
+  names: tuple[str, ...] | None,
+  batch_size: int,
+  top: int,
 ) -> Iterator[Result]:
+  """The most probable classes of each image."""
   import jax
-  import numpy as np
-  from flax import nnx
-
-  graphdef, params = nnx.split(model)
-
-  @jax.jit
-  def best(params, images):
-    return jax.lax.top_k(jax.nn.softmax(nnx.merge(graphdef, params)(images)), top)
 
   for files, images in batches:
-    images = np.concatenate(images)
-    # Filled up, for one shape is compiled.
-    full = np.zeros((_BATCH_SIZE.value, *images.shape[1:]), np.float32)
-    full[: len(images)] = images
-    for file, *values in zip(files, *map(np.asarray, best(params, full))):
-      pairs = zip(*(value.tolist() for value in values), strict=True)
-      yield file, [(number, names[number] if names else None, share) for share, number in pairs]
+    # Filled up with black images, so that one shape is compiled.
+    full = np.zeros((batch_size, *images[0].shape[1:]), np.float32)
+    full[: len(images)] = np.concatenate(images)
+    shares, numbers = jax.lax.top_k(jax.nn.softmax(model(full)), top)
+    for file, row, best in zip(
+      files, np.asarray(shares).tolist(), np.asarray(numbers).tolist(), strict=False
+    ):
+      predictions = [
+        Prediction(number, names[number] if names else None, share)
+        for share, number in zip(row, best, strict=True)
+      ]
+      yield file, predictions
 
 
 def _write_csv(results: Iterable[Result]) -> None:
   writer = csv.writer(sys.stdout)
   writer.writerow(['image', 'rank', 'class', 'name', 'probability'])
   for file, best in results:
-    for rank, (number, name, probability) in enumerate(best, start=1):
-      writer.writerow([file, rank, number, name, f'{probability:.6g}'])
+    for rank, prediction in enumerate(best, start=1):
+      writer.writerow([file, rank, prediction.number, prediction.name, f'{prediction.probability:.6g}'])
 
 
 def _write_json(results: Iterable[Result]) -> None:
   """A list, an image a line, each line as soon as it is known."""
   separator = '['
   for file, best in results:
-    predictions = [dict(zip(('class', 'name', 'probability'), item, strict=True)) for item in best]
+    predictions = [
+      {'class': item.number, 'name': item.name, 'probability': item.probability} for item in best
+    ]
     print(separator, json.dumps({'image': file, 'predictions': predictions}), sep='\n', end='', flush=True)
     separator = ','
   print('[]' if separator == '[' else '\n]')
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('checkpoint')
   cli.run(main, positional=True)

@@ -124,9 +124,11 @@ def test_other_classes_than_imagenets(path):
 def test_download(path, monkeypatch):
   """'download' is the public address, which the cache of files from the network serves."""
   asked = []
-  monkeypatch.setattr(real_labels.fetch, 'local_file', lambda address: asked.append(address) or path)
+  monkeypatch.setattr(
+    real_labels.download, 'local_file', lambda address, kind: asked.append((address, kind)) or path
+  )
   assert RealLabels('download', WORDNET_IDS, WORDNET_IDS).longest == 3
-  assert asked == [real_labels.URL]
+  assert asked == [(real_labels.URL, 'json')]
 
 
 def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):

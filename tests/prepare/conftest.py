@@ -7,9 +7,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from fake_data import jpeg
+from image_bytes import jpeg
 
 from vit_jax.prepare import processes, shards
+from vit_jax.prepare.listing import Listing
 
 
 @pytest.fixture(scope='session')
@@ -63,3 +64,17 @@ def in_this_process(monkeypatch) -> list[shards.Job]:
 
   monkeypatch.setattr(processes, 'run', run)
   return written
+
+
+@pytest.fixture
+def listed(tmp_path):
+  """listed(source, **options): {name: (split, *labels)} of a source's images, whose names must differ."""
+
+  def run(source, **options):
+    scratch = tmp_path / 'scratch'
+    scratch.mkdir(exist_ok=True)
+    images = list(Listing(str(source), scratch, str(tmp_path / 'work'), **options))
+    assert len({image.name for image in images}) == len(images)
+    return {image.name: (image.split, *image.labels) for image in images}
+
+  return run

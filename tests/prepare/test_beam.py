@@ -1,18 +1,17 @@
+"""Shards written by Apache Beam."""
+
 import json
 import sys
 
 import pytest
+from prepared_sets import files
 
 from vit_jax.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 
 
-def files(folder):
-  return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
-
-
-def test_the_same_data_set_by_beam(pets_tar, tmp_path, in_this_process):
+def test_beam_writes_the_same_bytes(pets_tar, tmp_path, in_this_process):
   pytest.importorskip('apache_beam')
   shrinking = Shrinking(shortest_side=120)
   run.prepare(str(pets_tar), str(tmp_path / 'local/set'), run.Options(shrinking, shard_mib=1))
@@ -44,13 +43,13 @@ def test_beam_goes_on_where_another_stopped(pets_tar, tmp_path, monkeypatch, in_
   assert json.loads((tmp_path / 'set/dataset_info.json').read_text())['name'] == 'set'
 
 
-def test_wrong_runners(pets_tar, tmp_path):
+def test_unknown_runners_are_refused(pets_tar, tmp_path):
   pytest.importorskip('apache_beam')
   with pytest.raises(UserError, match=r'Apache Beam refuses --runner=nosuch \(Unexpected pipeline runner'):
     run.prepare(str(pets_tar), str(tmp_path / 'set'), run.Options(Shrinking(), runner='nosuch'))
 
 
-def test_beam_is_an_extra(pets_tar, tmp_path, monkeypatch):
+def test_missing_beam_is_said_with_the_remedy(pets_tar, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'apache_beam', None)
   with pytest.raises(UserError, match=r"--runner=direct needs Apache Beam .*pip install -e '\.\[beam\]'"):
     run.prepare(str(pets_tar), str(tmp_path / 'set'), run.Options(Shrinking(), runner='direct'))

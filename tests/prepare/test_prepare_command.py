@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from fake_data import jpeg
+from image_bytes import jpeg
+from prepared_sets import files
 from processes import run as run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,10 +39,6 @@ def run(*arguments) -> tuple[int, str, str]:
   process = start(*arguments)
   output, errors = process.communicate(timeout=120)
   return process.returncode, output, errors
-
-
-def files(folder):
-  return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
 
 
 def reports(folder):
@@ -85,7 +82,7 @@ def photos(tmp_path_factory):
   return root
 
 
-def test_killed_in_the_middle(photos, tmp_path):
+def test_killed_commands_go_on_to_the_same_bytes(photos, tmp_path):
   flags = ('--shard_mib=1', '--longest_side=800')
   code, output, errors = run(photos, tmp_path / 'undisturbed/set', *flags, '--workers=2')
   assert code == 0 and 'train 40 images, 2 classes; 40 files' in output, errors
@@ -125,32 +122,56 @@ def test_killed_in_the_middle(photos, tmp_path):
   assert run(photos, folder, *flags)[:2] == (0, f'{folder} is complete; nothing is left to do.\n')
 
 
-def test_bad_images(photos, tmp_path):
+def test_bad_images_end_the_command_or_are_skipped(photos, tmp_path):
   (tmp_path / 'x/a').mkdir(parents=True)
   (tmp_path / 'x/a/1.jpg').write_bytes((photos / 'a/0.jpg').read_bytes())
   (tmp_path / 'x/a/2.jpg').write_bytes(b'')
   code, output, errors = run(tmp_path / 'x', tmp_path / 'set')
-  assert (code, output) == (2, '') and errors.startswith('1 of 2 images are bad, see ')
+  assert (code, output) == (2, '') and errors.startswith(
+    '1 of 2 images are bad, such as a/2.jpg, which is empty (0 bytes) (all: '
+  )
   code, output, _ = run(tmp_path / 'x', tmp_path / 'set', '--bad_images=skip')
   assert code == 0 and f'1 bad images are left out, see {tmp_path}/set/bad_images.csv.' in output
+
+
+def test_named_pipe_among_the_images_is_refused_by_name(photos, tmp_path):
+  (tmp_path / 'x/a').mkdir(parents=True)
+  (tmp_path / 'x/a/1.jpg').write_bytes((photos / 'a/0.jpg').read_bytes())
+  os.mkfifo(tmp_path / 'x/a/2.jpg')
+  code, _, errors = run(tmp_path / 'x', tmp_path / 'set')
+  assert code == 2 and 'such as a/2.jpg, which cannot be read (it is a named pipe, not a regular' in errors
+  code, output, _ = run(tmp_path / 'x', tmp_path / 'set', '--bad_images=skip')
+  assert code == 0 and 'train 1 images' in output
+
+
+def test_mistyped_source_does_not_lock_the_destination(photos, tmp_path):
+  (tmp_path / 'empty').mkdir()
+  for wrong in (tmp_path / 'none', tmp_path / 'empty'):
+    assert run(wrong, tmp_path / 'set')[0] == 2
+  code, output, errors = run(photos, tmp_path / 'set')
+  assert code == 0 and output.startswith(f'Wrote {tmp_path}/set: train 40 images'), errors
+  assert errors == (
+    f'{tmp_path}/set was begun with source {tmp_path}/empty, and no file of that is complete; '
+    f'it starts anew with {photos}.\n'
+  )
 
 
 @pytest.mark.parametrize(
   'arguments,message',
   [
-    (['src'], 'Usage: python -m vit_jax.prepare SRC DST'),
+    (['src'], 'SRC or DST is missing; give both: python -m vit_jax.prepare /path/to/images'),
     (['src', 'dst', 'more'], "'more' is neither SRC nor DST"),
     (['/no/source', 'dst'], 'There is no /no/source; give a folder, a tar or zip archive, or a .csv file.'),
     (['src', 'dst', '--shortest_side=0'], 'shortest_side'),
   ],
 )
-def test_wrong_arguments(tmp_path, monkeypatch, arguments, message):
+def test_unusable_arguments_are_refused_in_one_line(tmp_path, monkeypatch, arguments, message):
   monkeypatch.chdir(tmp_path)
   code, output, errors = run(*arguments)
   assert (code, output) == (2, '') and message in errors and len(errors.splitlines()) == 1
 
 
-def test_nothing_heavy_is_imported(photos, tmp_path):
+def test_tensorflow_torch_beam_and_jax_are_not_imported(photos, tmp_path):
   script = """
     import sys
     from vit_jax.prepare import processes, run, shards

@@ -1,33 +1,25 @@
+"""Whole preparations."""
+
 import csv
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+import tarfile
 
 import fsspec
 import pytest
 import tensorflow_datasets as tfds
+from prepared_sets import WHOLE, files, prepared
 
-from vit_jax import config
+from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
-from vit_jax.prepare import metadata, run, sharding, storage
+from vit_jax.prepare import metadata, run, shard_plan
 from vit_jax.prepare.images import Shrinking
+from vit_jax.prepare.tables import Columns
 
 pytestmark = pytest.mark.usefixtures('in_this_process')
-
-
-WHOLE = Shrinking()
-
-
-def prepared(source, destination, *, shrinking=WHOLE, **options):
-  options = run.Options(shrinking=shrinking, shard_mib=1, **options)
-  return run.prepare(str(source), str(destination), options)
-
-
-def files(folder):
-  return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
 
 
 def records(folder, split):
@@ -65,8 +57,7 @@ def test_the_same_records_in_the_same_order_as_of_the_folder(pets, tmp_path):
   prepared(pets, tmp_path / 'set')
   for split in ('train', 'val', 'train[10:40]'):
     folder, ours = (
-      open_source(source, split, data=config.DataConfig())
-      for source in (f'folder:{pets}', f'tfds:{tmp_path}/set')
+      open_source(source, split, data=DataConfig()) for source in (f'folder:{pets}', f'tfds:{tmp_path}/set')
     )
     assert len(folder) == len(ours) and folder.class_names == ours.class_names
     for number in range(len(folder)):
@@ -83,7 +74,7 @@ def test_archives_give_the_same_as_the_folder(pets, pets_tar, pets_zip, tmp_path
   assert made[0] == made[1] == made[2]
 
 
-def test_checksums(pets, tmp_path):
+def test_checksums_are_those_of_all_files(pets, tmp_path):
   prepared(pets, tmp_path / 'set')
   lines = dict(line.split('  ')[::-1] for line in (tmp_path / 'set/SHA256SUMS').read_text().splitlines())
   content = files(tmp_path / 'set')
@@ -91,7 +82,7 @@ def test_checksums(pets, tmp_path):
   assert lines == {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
 
 
-def test_several_labels(pets, tmp_path):
+def test_several_labels_become_lists(pets, tmp_path):
   (pets.parent / 'several.csv').write_text(
     'image,label,split\npets/train/cat/0.jpg,10|9,train\npets/train/dog/0.jpg,,train\n'
     'pets/train/ant/0.jpg,2,train\npets/val/ant/0.jpg,9,val\n'
@@ -103,7 +94,7 @@ def test_several_labels(pets, tmp_path):
     record['file_name'].decode(): list(record['labels']) for record in records(tmp_path / 'set', 'train')
   }
   assert found == {'pets/train/cat/0.jpg': [1, 2], 'pets/train/dog/0.jpg': [], 'pets/train/ant/0.jpg': [0]}
-  ours = open_source(f'tfds:{tmp_path}/set', 'train', data=config.DataConfig(max_labels=2))
+  ours = open_source(f'tfds:{tmp_path}/set', 'train', data=DataConfig(max_labels=2))
   assert [ours[number].label.tolist() for number in range(3)] == list(found.values())
 
 
@@ -113,16 +104,19 @@ def test_several_labels(pets, tmp_path):
     ('image,label\na.jpg,x\nb.jpg,\n', 'gives b.jpg no label; fill it in'),
     ('image,label\na.jpg,\n', 'lists no labelled images'),
     ('image,label\n', 'lists no labelled images'),
-    ('image,label\na.jpg,"x\ny"\n', r"has a class called 'x.*y'; rename it"),
+    (
+      'image,label\na.jpg,"x\ny"\n',
+      r"has a class called 'x.*y', which cannot be printed .*; rename it",
+    ),
   ],
 )
-def test_unusable_labels(tmp_path, text, message):
+def test_unusable_labels_are_refused(tmp_path, text, message):
   (tmp_path / 'x.csv').write_text(text)
   with pytest.raises(UserError, match=message):
     prepared(tmp_path / 'x.csv', tmp_path / 'set')
 
 
-def test_shrinking(pets, tmp_path):
+def test_larger_images_are_shrunk(pets, tmp_path):
   prepared(pets, tmp_path / 'set', shrinking=Shrinking(longest_side=170, quality=80))
   copied = 0
   for record, decoded in zip(
@@ -151,7 +145,8 @@ def bad_images(folder):
 def test_bad_images_stop_it_until_they_are_repaired(pets, copy_of_pets, tmp_path, in_this_process):
   damage(copy_of_pets)
   with pytest.raises(
-    UserError, match=r'^3 of 66 images are bad, see .*set/.unfinished/bad_images.csv; repair them and'
+    UserError,
+    match=r'^3 of 66 images are bad, such as .*, which .* \(all: .*set/.unfinished/bad_images.csv\); repair',
   ):
     prepared(copy_of_pets, tmp_path / 'set')
   found = bad_images(tmp_path / 'set/.unfinished')
@@ -160,7 +155,7 @@ def test_bad_images_stop_it_until_they_are_repaired(pets, copy_of_pets, tmp_path
   assert found.keys() == {'train/cat/3.jpg', 'train/dog/4.jpg', 'val/ant/1.jpg'}
   assert found['train/cat/3.jpg'][1].startswith('cannot be decoded (')
   with pytest.raises(UserError, match='is no directory prepared by TFDS'):
-    open_source(f'tfds:{tmp_path}/set', 'train', data=config.DataConfig())
+    open_source(f'tfds:{tmp_path}/set', 'train', data=DataConfig())
 
   first = len(in_this_process)
   shutil.copytree(pets, copy_of_pets, dirs_exist_ok=True)
@@ -170,7 +165,7 @@ def test_bad_images_stop_it_until_they_are_repaired(pets, copy_of_pets, tmp_path
   assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
 
 
-def test_bad_images_are_left_out(copy_of_pets, tmp_path, in_this_process):
+def test_bad_images_are_left_out_on_demand(copy_of_pets, tmp_path, in_this_process):
   damage(copy_of_pets)
   with pytest.raises(UserError):
     prepared(copy_of_pets, tmp_path / 'set')
@@ -190,7 +185,7 @@ def test_bad_images_are_left_out(copy_of_pets, tmp_path, in_this_process):
 def test_a_file_that_vanishes_is_a_bad_image(copy_of_pets, tmp_path):
   with pytest.raises(UserError, match='1 of 66 images are bad'):
     work = str(tmp_path / 'set/.unfinished')
-    sharding.make(str(copy_of_pets), work, 2**20)
+    shard_plan.make(str(copy_of_pets), work, 2**20)
     os.remove(copy_of_pets / 'val/cat/2.jpg')
     prepared(copy_of_pets, tmp_path / 'set')
   assert (
@@ -207,17 +202,33 @@ def test_progress_counts_every_image_once(pets, tmp_path):
 
 def test_other_settings_are_refused(pets, copy_of_pets, tmp_path):
   options = run.Options(WHOLE)
-  assert not run.complete(str(pets), str(tmp_path / 'set'), options)
+  assert not run.is_complete(str(pets), str(tmp_path / 'set'), options)
   run.prepare(str(pets), str(tmp_path / 'set'), options)
-  assert run.complete(str(pets), str(tmp_path / 'set'), options)
+  assert run.is_complete(str(pets), str(tmp_path / 'set'), options)
   with pytest.raises(UserError, match=r'set was prepared with source .*pets, not .*pets; choose another'):
-    run.complete(str(copy_of_pets), str(tmp_path / 'set'), options)
+    run.is_complete(str(copy_of_pets), str(tmp_path / 'set'), options)
   with pytest.raises(UserError, match='set was prepared with longest_side None, not 100'):
-    run.complete(str(pets), str(tmp_path / 'set'), run.Options(Shrinking(longest_side=100)))
-  sharding.make(str(pets), str(tmp_path / 'begun/.unfinished'), None)
-  (tmp_path / 'begun/.unfinished/settings.json').write_text(json.dumps(options.content(str(pets))))
-  with pytest.raises(UserError, match='begun was prepared with quality 95, not 90'):
-    run.prepare(str(pets), str(tmp_path / 'begun'), run.Options(Shrinking(quality=90)))
+    run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(Shrinking(longest_side=100)))
+  with pytest.raises(UserError, match='set was prepared with image_column None, not id'):
+    run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(WHOLE, columns=Columns(image='id')))
+
+
+def test_cut_tar_is_an_error_unless_bad_images_are_skipped(pets_tar, tmp_path):
+  with tarfile.open(pets_tar) as tar:
+    end = tar.getmembers()[-10].offset
+  (tmp_path / 'cut.tar').write_bytes(pets_tar.read_bytes()[:end])
+  with pytest.raises(UserError, match=r'cut.tar cannot be read as an archive \(cut short at byte \d+'):
+    prepared(tmp_path / 'cut.tar', tmp_path / 'set')
+  result = prepared(tmp_path / 'cut.tar', tmp_path / 'set', skip_bad=True)
+  assert sum(result.records.values()) == 56
+
+
+def test_columns_of_a_table_may_be_chosen(pets, tmp_path):
+  (tmp_path / 'x.csv').write_text(f'key;breed\n{pets}/train/cat/0;cat\n{pets}/train/dog/0;dog\n')
+  prepared(tmp_path / 'x.csv', tmp_path / 'set', columns=Columns('key', 'breed'))
+  builder = tfds.builder_from_directory(tmp_path / 'set')
+  assert builder.info.features['label'].names == ['cat', 'dog']
+  assert builder.info.metadata['image_column'] == 'key' and builder.info.metadata['label_column'] == 'breed'
 
 
 def test_a_folder_of_something_else_is_left_alone(pets, tmp_path):
@@ -227,30 +238,7 @@ def test_a_folder_of_something_else_is_left_alone(pets, tmp_path):
   assert list(tmp_path.iterdir()) == [tmp_path / 'mine.txt']
 
 
-def test_two_at_once(pets, tmp_path):
-  (tmp_path / 'set/.unfinished').mkdir(parents=True)
-  with open(tmp_path / 'set/.unfinished/lock', 'w') as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match=r'Another command is preparing .*set; wait'):
-      prepared(pets, tmp_path / 'set')
-  prepared(pets, tmp_path / 'set')
-
-
-def test_a_full_disk(pets, tmp_path, monkeypatch):
-  monkeypatch.setattr(storage, '_scratch', lambda work: str(tmp_path / 'scratch'))
-  (tmp_path / 'scratch').mkdir()
-  shard = metadata.shard_name(
-    str(tmp_path / 'set'), 'train', 0, sharding.make(str(pets), str(tmp_path), 2**20).splits['train'].shards
-  )
-  (tmp_path / 'scratch' / f'{shard}.{os.getpid()}').symlink_to('/dev/full')
-  monkeypatch.setattr(storage, 'clear_unfinished', lambda work: None)
-  with pytest.raises(OSError, match='No space left on device') as caught:
-    prepared(pets, tmp_path / 'set')
-  assert caught.value.filename == str(tmp_path / 'set' / shard)
-  assert not (tmp_path / 'set' / shard).exists()
-
-
-def test_addresses(pets, pets_tar, tmp_path):
+def test_addresses_give_the_same_as_local_files(pets, pets_tar, tmp_path):
   memory = fsspec.filesystem('memory')
   try:
     for file in pets.rglob('*.jpg'):
@@ -262,7 +250,7 @@ def test_addresses(pets, pets_tar, tmp_path):
     for source in ('memory://bucket/pets', 'memory://bucket/pets.tar'):
       destination = f'memory://bucket/made/{source[-3:]}/set'
       prepared(source, destination)
-      assert run.complete(source, destination, run.Options(WHOLE, 1))
+      assert run.is_complete(source, destination, run.Options(WHOLE, 1))
       top = destination.removeprefix('memory:/') + '/'
       made = {path.removeprefix(top): memory.cat_file(path) for path in memory.find(destination)}
       assert made.keys() == expected.keys()
@@ -271,9 +259,9 @@ def test_addresses(pets, pets_tar, tmp_path):
     memory.store.clear()
 
 
-def test_no_such_address(tmp_path):
+def test_unknown_kind_of_address_is_refused(tmp_path):
   with pytest.raises(UserError, match=r'nosuch://x/dataset_info.json cannot be reached'):
-    run.complete('nosuch://y', 'nosuch://x', run.Options(WHOLE))
+    run.is_complete('nosuch://y', 'nosuch://x', run.Options(WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -286,5 +274,5 @@ def test_no_such_address(tmp_path):
     ('gs://bucket/flowers/1.0.1', ('flowers', '1.0.1')),
   ],
 )
-def test_name_and_version(path, expected):
+def test_name_and_version_come_from_the_path(path, expected):
   assert metadata.name_and_version(path) == expected

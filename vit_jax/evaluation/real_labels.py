@@ -69,10 +69,13 @@ class RealLabels:
 
 def _read(place: str) -> list[np.ndarray]:
   address = URL if place == 'download' else place
-  path = pathlib.Path(download.local_file(address) if download.is_address(address) else address).expanduser()
+  if download.is_address(address):
+    path = download.local_file(address, 'json')
+  else:
+    path = pathlib.Path(address).expanduser()
   try:
     lists = json.loads(path.read_text())
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise UserError(f'The labels of ImageNet ReaL cannot be read from {path} ({error}).') from error
   sound = isinstance(lists, list) and all(
     isinstance(labels, list) and all(type(label) is int and 0 <= label < _CLASSES for label in labels)

@@ -78,6 +78,14 @@ class Objective(abc.ABC):
     """The names of the head's outputs, given those of the data's classes; (): they have none."""
     return names
 
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:  # noqa: B027 (all data suits most)
+    """Raises UserError for training data whose classes leave nothing to learn.
+
+    Args:
+      names: of the classes.
+      title: what messages call the data.
+    """
+
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     """Raises UserError for a model or data that the objective cannot train."""
     if not model.classifies_images:

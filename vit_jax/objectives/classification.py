@@ -43,6 +43,13 @@ class ClassificationObjective(Objective):
   def class_scores(self) -> ClassScores:
     return self
 
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:
+    if len(names) == 1 and self.loss == 'softmax':
+      raise UserError(
+        f'{title} has one class, {names[0]!r}, of which softmax makes every image a hit; check the path (a '
+        f"folder has a sub-folder for each class), or set config.objective.loss='sigmoid'."
+      )
+
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     super().check_run(model, data)
     if data.max_labels and self.loss == 'softmax':

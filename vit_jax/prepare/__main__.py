@@ -1,16 +1,16 @@
-"""Prepares images for fast reading in any order: TFDS directories of array_record files, of common sources.
+"""Prepares images for training: any common source becomes a TFDS directory that is read fast in any order.
 
-python -m vit_jax.prepare /path/to/images ~/data/flowers/1.0.0
-python -m vit_jax.prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
-python -m vit_jax.prepare labels.csv ~/data/photos
-python -m vit_jax.prepare gs://bucket/photos.tar gs://bucket/data/photos --runner=dataflow -- --project=…
+Usage: python -m vit_jax.prepare SRC DST [-- Apache Beam's options]
 
-SRC is a folder with a folder for each class (below train/, val/ and test/, or without these), a tar or zip
-of such folders, a .csv file with the columns image, label and perhaps split, or a Hugging Face image folder.
-DST is then what tfds.data_source and config.data.source='tfds:DST' read. Images are copied, or shrunk.
+SRC is a folder with a folder of images for each class (below train/, val/ and test/, or without these), a tar
+or zip of such folders, a .csv file with the columns image, label and perhaps split, or a Hugging Face image
+folder. DST is then read by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for
+byte, or shrunk. After an interruption, the same command goes on, and the result is the same, byte for byte.
 
-After an interruption, the same command goes on, and DST is in the end the same, byte for byte. What stands
-behind -- are Apache Beam's own options.
+Examples:
+  python -m vit_jax.prepare /path/to/images ~/data/flowers/1.0.0
+  python -m vit_jax.prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
+  python -m vit_jax.prepare train.csv ~/data/photos --image_column=id --label_column=breed
 """
 
 import os
@@ -24,47 +24,78 @@ from vit_jax import cli
 from vit_jax.errors import Preempted, UserError
 from vit_jax.prepare import run, storage
 from vit_jax.prepare.images import Shrinking
+from vit_jax.prepare.tables import Columns
 
 _LONGEST_SIDE = flags.DEFINE_integer(
-  'longest_side', None, 'Shrink images to at most so many pixels.', lower_bound=1
+  'longest_side', None, 'Shrink images whose longest side has more pixels than this.', lower_bound=1
 )
 _SHORTEST_SIDE = flags.DEFINE_integer(
-  'shortest_side', None, 'Shrink images whose shortest side has more pixels.', lower_bound=1
+  'shortest_side', None, 'Shrink images whose shortest side has more pixels than this.', lower_bound=1
 )
 _QUALITY = flags.DEFINE_integer(
-  'quality', 95, 'Of the JPEG that a shrunk image becomes.', lower_bound=1, upper_bound=100
+  'quality', 95, 'The quality of the JPEGs that shrunk images become.', lower_bound=1, upper_bound=100
 )
 _BAD_IMAGES = flags.DEFINE_enum(
   'bad_images',
   'stop',
   ['stop', 'skip'],
-  'Whether images that cannot be decoded are an error, when all are known, or left out; both lists them.',
+  'What to do with images that cannot be decoded: stop lists them all and fails; skip leaves them out, and '
+  'what a tar lost that was cut short.',
 )
 _SHARD_MIB = flags.DEFINE_integer(
-  'shard_mib', None, 'About the size of a file; by default 4 to 512, for 128 files a split.', lower_bound=1
+  'shard_mib',
+  None,
+  'About the size of a file in MiB. By default a split has 128 files of 4 to 512 MiB.',
+  lower_bound=1,
 )
-_WORKERS = flags.DEFINE_integer('workers', None, 'Processes; by default one a processor.', lower_bound=1)
+_WORKERS = flags.DEFINE_integer(
+  'workers', None, 'The number of processes. By default one for each processor.', lower_bound=1
+)
 _RUNNER = flags.DEFINE_string(
-  'runner', 'local', "local: processes on this machine; or an Apache Beam runner's name: direct, dataflow, …"
+  'runner',
+  'local',
+  'Where it runs: local, in processes of this machine; or a runner of Apache Beam, such as dataflow.',
+)
+_IMAGE_COLUMN = flags.DEFINE_string(
+  'image_column',
+  None,
+  "The column of a table with the images' paths. By default image, file_name, filename, file, path or id.",
+)
+_LABEL_COLUMN = flags.DEFINE_string(
+  'label_column', None, 'The column of a table with the labels. By default label or labels.'
 )
 
 
 def main(arguments: Sequence[str]) -> None:
+  """Prepares what the command line says.
+
+  Args:
+    arguments: SRC, DST and the options of Beam.
+
+  Raises:
+    UserError: something about the arguments, the source or the destination is wrong.
+    Preempted: interrupted; the same command goes on.
+  """
   if len(arguments) < 2:
-    raise UserError('Usage: python -m vit_jax.prepare SRC DST [--shortest_side=…] [--bad_images=skip].')
-  source, destination, *runner_options = arguments
+    raise UserError(
+      'SRC or DST is missing; give both: python -m vit_jax.prepare /path/to/images ~/data/flowers/1.0.0'
+    )
+  source, destination = map(_absolute, arguments[:2])
+  runner_options = tuple(arguments[2:])
   if runner_options and _RUNNER.value == 'local':
-    raise UserError(f'{runner_options[0]!r} is neither SRC nor DST; options of Beam need --runner.')
-  source, destination = map(_full, (source, destination))
+    raise UserError(
+      f'{runner_options[0]!r} is neither SRC nor DST; leave it out, or choose a --runner of Apache Beam.'
+    )
   options = run.Options(
     shrinking=Shrinking(_LONGEST_SIDE.value, _SHORTEST_SIDE.value, _QUALITY.value),
     shard_mib=_SHARD_MIB.value,
     skip_bad=_BAD_IMAGES.value == 'skip',
     workers=_WORKERS.value or len(os.sched_getaffinity(0)),
     runner=_RUNNER.value,
-    runner_options=tuple(runner_options),
+    runner_options=runner_options,
+    columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value),
   )
-  if run.complete(source, destination, options):
+  if run.is_complete(source, destination, options):
     print(f'{destination} is complete; nothing is left to do.')
     return
   with tqdm.tqdm(desc='listing', unit='image', disable=not sys.stderr.isatty()) as bar:
@@ -80,15 +111,16 @@ def main(arguments: Sequence[str]) -> None:
   _print(result, destination)
 
 
-def _full(path: str) -> str:
+def _absolute(path: str) -> str:
+  """The absolute path of a local path; an address as it is."""
   return path if storage.is_address(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def _print(result: run.Result, destination: str) -> None:
   splits = ', '.join(f'{split} {records:,}' for split, records in result.records.items())
-  several = ', several labels an image' if result.multi_label else ''
+  labels = ', several labels an image' if result.multi_label else ''
   print(
-    f'Wrote {destination}: {splits} images, {result.classes:,} classes{several}; {result.shards} files, '
+    f'Wrote {destination}: {splits} images, {result.classes:,} classes{labels}; {result.shards} files, '
     f'{result.record_bytes / 2**20:,.1f} MiB.'
   )
   if result.bad:

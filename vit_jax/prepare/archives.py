@@ -1,4 +1,4 @@
-"""Images in tar and zip archives: listed, and read where they lie; nothing is ever extracted."""
+"""Images in tar and zip archives, listed and read in place; nothing is extracted."""
 
 import bz2
 import functools
@@ -11,83 +11,140 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from vit_jax.errors import UserError
 from vit_jax.prepare import storage
 
-_COMPRESSED = {b'\x1f\x8b': gzip, b'BZh': bz2, b'\xfd7zXZ': lzma}  # first bytes -> how
-_CHUNK = 2**20
+_log = logging.getLogger(__name__)
+
+_DECOMPRESSORS = {b'\x1f\x8b': gzip.open, b'BZh': bz2.open, b'\xfd7zXZ': lzma.open}  # by a file's first bytes
+_COPY_BYTES = 2**20
+_READABLE = ('.tar', '.zip')
+_COMPRESSED = ('.tar.gz', '.tgz', '.tar.bz2', '.tbz2', '.tar.xz', '.txz', '.tar.zst', '.7z', '.rar')
 
 
 class Member(NamedTuple):
-  """A file in an archive."""
+  """A file in an archive.
 
-  name: str  # with '/', below the archive
-  within: int | str  # a tar's byte at which it begins, or the member's name in a zip
+  Attributes:
+    name: its path in the archive, with '/'.
+    location: the byte at which its content begins in a tar, or its name in a zip.
+    size: in bytes.
+    folder: for a file of a tar within a tar, the folder that the inner tar stands for, such as
+      'images/n01440764'; else ''.
+  """
+
+  name: str
+  location: int | str
   size: int
+  folder: str = ''
 
 
-def members(path: str) -> Iterator[Member]:
-  """The regular files of a tar or zip; of a tar within a tar, its files, below a folder of its name.
+class _CutShort(tarfile.ReadError):
+  """A tar ends after a member, without the blocks that mark its end."""
+
+
+def members(path: str, *, allow_cut: bool = False) -> Iterator[Member]:
+  """Lists the regular files of a tar or zip.
+
+  A tar within a tar stands for a folder of its name: 'n01440764.tar' for 'n01440764/'.
+
+  Args:
+    path: the path or address of the archive.
+    allow_cut: whether a tar that was cut off after a member is only warned of.
 
   Raises:
-    UserError: no such archive, or a damaged one.
+    UserError: it is not an archive, is damaged, or was cut off.
   """
   try:
     with storage.open_file(path) as file:
       if tarfile.is_tarfile(file):
-        yield from _tar_members(file, 0)
+        yield from _tar_members(file, path, 0, math.inf, allow_cut)
       elif zipfile.is_zipfile(file):
         yield from _zip_members(file)
       else:
         raise UserError(f'{path} is neither a tar nor a zip; give one of these, a folder or a .csv file.')
   except UserError:
     raise
-  except Exception as error:  # both modules raise what they like for a damaged one
-    raise UserError(f'{path} cannot be read as an archive ({error}); restore it.') from error
+  except _CutShort as error:
+    raise UserError(
+      f'{path} cannot be read as an archive ({error}); restore it, or prepare the files that are left with '
+      f'--bad_images=skip.'
+    ) from error
+  except Exception as error:  # tarfile and zipfile raise many types for a damaged archive
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'{path} cannot be read as an archive ({reason}); restore it.') from error
 
 
 def decompressed(path: str, folder: str) -> str:
-  """A tar that gzip, bzip2 or xz compressed, decompressed into a folder, for there is no other way to read
-  it in any order; the path itself, if it is not compressed."""
-  with storage.open_file(path) as file:
+  """Decompresses a tar that gzip, bzip2 or xz compressed, since such a tar has no random access.
+
+  Args:
+    path: the path or address of any file.
+    folder: the folder or address for the decompressed tar.
+
+  Returns:
+    The path of the decompressed tar; `path` itself if it is not compressed.
+
+  Raises:
+    UserError: the file cannot be read or decompressed.
+    OSError: the decompressed tar cannot be written.
+  """
+  try:
+    file = storage.open_file(path)
+  except OSError as error:
+    raise UserError(f'{path} cannot be read ({error.strerror}); give a file that can.') from error
+  with file:
     start = file.read(6)
-    opened = next((module.open for magic, module in _COMPRESSED.items() if start.startswith(magic)), None)
-    if opened is None:
+    opener = next((opener for magic, opener in _DECOMPRESSORS.items() if start.startswith(magic)), None)
+    if opener is None:
       return path
     file.seek(0)
     tar = storage.join(folder, 'source.tar')
     try:
-      with opened(file) as content, storage.writing(tar, folder) as local, open(local, 'wb') as copy:
-        shutil.copyfileobj(content, copy, _CHUNK)
+      with opener(file) as content, storage.atomic_path(tar, folder) as local, open(local, 'wb') as copy:
+        shutil.copyfileobj(cast(BinaryIO, content), copy, _COPY_BYTES)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-      if getattr(error, 'errno', None):  # of the system, and not bzip2's or gzip's own
+      if getattr(error, 'errno', None):  # of the system; bzip2's and gzip's own OSErrors have no number
         raise
       raise UserError(f'{path} cannot be decompressed ({error}); restore it.') from error
   return tar
 
 
 def is_archive(name: str) -> bool:
-  return name.lower().endswith(('.tar', '.zip'))
+  """Whether a file's name is that of an archive, readable in place or not."""
+  return name.lower().endswith(_READABLE + _COMPRESSED)
+
+
+def is_compressed(name: str) -> bool:
+  """Whether a file's name is that of an archive that cannot be read in place."""
+  return name.lower().endswith(_COMPRESSED)
 
 
 def stem(name: str) -> str:
-  """'images/n01440764.tar' -> 'images/n01440764'."""
-  return name[:-4]
+  """The name of an archive without its ending: 'images/n01440764.tar' -> 'images/n01440764'."""
+  ending = next(ending for ending in _COMPRESSED + _READABLE if name.lower().endswith(ending))
+  return name[: -len(ending)]
 
 
-def read(path: str, within: int | str, size: int) -> bytes:
-  """A member's content.
+def read(path: str, location: int | str, size: int | None) -> bytes:
+  """The content of a member.
+
+  Args:
+    path: the path or address of the archive.
+    location: the member's location.
+    size: its size in bytes; needed for a tar.
 
   Raises:
-    OSError, zipfile.BadZipFile, EOFError, RuntimeError: it cannot be read, by a damage or a password.
+    OSError, zipfile.BadZipFile, EOFError, RuntimeError: it is damaged, or protected by a password.
   """
-  if isinstance(within, str):
-    with _opened_zip(path).open(within) as file:
+  if isinstance(location, str):
+    with _opened_zip(path).open(location) as file:
       return file.read()
+  assert size is not None, 'a tar states the size of each member'
   with storage.open_file(path) as file:
-    file.seek(within)
+    file.seek(location)
     content = file.read(size)
   if len(content) < size:
     raise EOFError('the archive ends within it')
@@ -101,31 +158,55 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
         yield Member(info.filename, info.filename, info.file_size)
 
 
-def _tar_members(file: BinaryIO, start: int, end: float = math.inf) -> Iterator[Member]:
-  """The members of the tar that lies from byte `start` to `end` of a file."""
+def _tar_members(file: BinaryIO, name: str, start: int, end: float, allow_cut: bool) -> Iterator[Member]:
+  """Lists the members of the tar that lies from byte `start` to byte `end` of a file.
+
+  Args:
+    file: the outermost tar.
+    name: what errors call this tar.
+    start: its first byte.
+    end: the byte after its last one; infinity: the end of the file.
+    allow_cut: as for `members`.
+  """
   file.seek(start)
   with tarfile.open(fileobj=file, mode='r:') as archive:
     while (info := archive.next()) is not None and info.offset < end:
-      archive.members.clear()  # tarfile keeps them all
+      # tarfile would keep all of them; its stubs lack the list.
+      archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
       if not info.isreg() or info.sparse is not None:
         continue
       if not info.name.lower().endswith('.tar'):
         yield Member(info.name, info.offset_data, info.size)
         continue
-      for inner in _tar_members(file, info.offset_data, info.offset_data + info.size):
-        yield inner._replace(name=f'{stem(info.name)}/{inner.name}')
-    if archive.offset < end:
-      file.seek(archive.offset)
-      block = file.read(tarfile.BLOCKSIZE)
-      if any(block):
-        raise tarfile.ReadError(f'damaged at byte {archive.offset}')  # where tarfile would just stop
-      if not block:
-        logging.warning(
-          '%s has no mark of its end; perhaps it was cut short.', getattr(file, 'name', 'The tar')
+      folder = stem(info.name)
+      inner_end = info.offset_data + info.size
+      for inner in _tar_members(file, f'{name}/{info.name}', info.offset_data, inner_end, allow_cut):
+        yield inner._replace(
+          name=f'{folder}/{inner.name}', folder=f'{folder}/{inner.folder}' if inner.folder else folder
         )
+    _check_end(file, name, archive.offset, end, allow_cut)
+
+
+def _check_end(file: BinaryIO, name: str, offset: int, end: float, allow_cut: bool) -> None:
+  """Checks that the block at which tarfile stopped is one of zeros, which marks the end of a tar.
+
+  Raises:
+    tarfile.ReadError: the block is a damaged header, or there is none.
+  """
+  block = b''
+  if offset < end:
+    file.seek(offset)
+    block = file.read(tarfile.BLOCKSIZE)
+  if any(block):
+    raise tarfile.ReadError(f'damaged at byte {offset}')
+  if block:
+    return
+  if not allow_cut:
+    raise _CutShort(f'cut short at byte {offset}: the mark of its end is missing')
+  _log.warning('%s was cut short; files that were behind byte %d are left out.', name, offset)
 
 
 @functools.lru_cache(maxsize=8)
 def _opened_zip(path: str) -> zipfile.ZipFile:
-  """Kept open: its directory takes long to read."""
+  """An open zip, kept open because reading its directory takes long."""
   return zipfile.ZipFile(storage.open_file(path))

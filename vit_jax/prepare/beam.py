@@ -1,4 +1,4 @@
-"""Shards written by an Apache Beam pipeline, on whatever its runner runs on.
+"""Writes shards in an Apache Beam pipeline, on the machines of its runner.
 
 Source and destination must be where all workers see them: addresses (gs://…), or a shared disk.
 """
@@ -16,17 +16,18 @@ def run(
 
   Args:
     jobs: the shards.
-    runner: as Beam calls it: direct, dataflow, flink, spark, …
-    options: Beam's own.
-    done: called for each shard, when all are complete.
+    runner: its name in Beam: direct, dataflow, flink, spark, …
+    options: Beam's own command-line options.
+    done: called for each shard, once all are complete.
 
   Raises:
     UserError: Beam is not installed, has no such runner, or refuses the options.
   """
   try:
-    import apache_beam as beam
-    from apache_beam.options.pipeline_options import PipelineOptions
-    from apache_beam.runners import create_runner
+    # An extra, which pyright may not find.
+    import apache_beam as beam  # pyright: ignore[reportMissingImports]
+    from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
+    from apache_beam.runners.runner import create_runner  # pyright: ignore[reportMissingImports]
   except ImportError as error:
     raise UserError(
       f"--runner={runner} needs Apache Beam ({error}); pip install -e '.[beam]', or use --runner=local."
@@ -37,7 +38,7 @@ def run(
   except (ImportError, ValueError) as error:
     raise UserError(f'Apache Beam refuses --runner={runner} ({error}); correct it.') from error
   with beam.Pipeline(runner=chosen, options=parsed) as pipeline:
-    # Reshuffle: a runner would otherwise write all shards where it made the list of them.
+    # Reshuffle: without it, a runner may write all shards on the worker that lists the jobs.
     _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(shards.write)
   for job in jobs:
-    done(shards.report(job))
+    done(shards.read_report(job))

@@ -1,7 +1,8 @@
-"""What makes written shards a TFDS data set, and says where they come from.
+"""The files that make complete shards a TFDS data set.
 
-TFDS's dataset_info.json, features.json and class names; metadata.json (how the set was prepared, as
-`builder.info.metadata`); bad_images.csv (what was left out and why); SHA256SUMS (for `sha256sum --check`).
+TFDS's dataset_info.json, features.json and class names; metadata.json, how the set was prepared, which TFDS
+reads as `builder.info.metadata`; bad_images.csv, which images were left out and why; SHA256SUMS, for
+`sha256sum --check`.
 """
 
 import csv
@@ -14,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import dataset_info
+from tensorflow_datasets.core.splits import SplitDict
 
 from vit_jax.prepare import shards, storage
-from vit_jax.prepare.sharding import Plan
+from vit_jax.prepare.shard_plan import Plan
 
 INFO = 'dataset_info.json'
 METADATA = 'metadata.json'
@@ -25,15 +28,22 @@ _CHECKSUMS = 'SHA256SUMS'
 
 
 def name_and_version(destination: str) -> tuple[str, str]:
-  """'/data/flowers/2.0.0' -> ('flowers', '2.0.0'); '/data/my-flowers' -> ('my_flowers', '1.0.0')."""
-  folder, _, last = destination.rstrip('/').rpartition('/')
-  name, version = (folder.rpartition('/')[2], last) if tfds.core.Version.is_valid(last) else (last, '1.0.0')
+  """The name and version that TFDS has for a data set in a folder.
+
+  '/data/flowers/2.0.0' -> ('flowers', '2.0.0'); '/data/my-flowers' -> ('my_flowers', '1.0.0').
+  """
+  folder, _, name = destination.rstrip('/').rpartition('/')
+  version = '1.0.0'
+  if tfds.core.Version.is_valid(name):
+    name, version = folder.rpartition('/')[2], name
   name = re.sub(r'\W+', '_', name, flags=re.ASCII).strip('_')
-  return name if re.match('[A-Za-z]', name) else f'images_{name}'.rstrip('_'), version
+  if not re.match('[A-Za-z]', name):
+    name = f'images_{name}'.rstrip('_')
+  return name, version
 
 
 def shard_name(destination: str, split: str, shard: int, count: int) -> str:
-  """As TFDS calls it."""
+  """The file name that TFDS expects of shard number `shard` of the `count` shards of a split."""
   return f'{name_and_version(destination)[0]}-{split}.array_record-{shard:05}-of-{count:05}'
 
 
@@ -44,37 +54,37 @@ def write(
   reports: Mapping[str, Sequence[shards.Report]],
   settings: Mapping[str, Any],
 ) -> None:
-  """Completes a data set whose shards are written.
+  """Completes a data set whose shards are written; dataset_info.json, without which it is none, comes last.
 
   Args:
-    destination: its folder or address.
+    destination: the folder or address of the data set.
     work: the folder for unfinished files.
     plan: its splits and classes.
-    reports: of each split's shards, in order.
+    reports: split -> the reports of its shards, in order.
     settings: how it was prepared.
   """
-  sums = {
+  digests = {
     shard_name(destination, split, number, len(parts)): report.sha256
     for split, parts in reports.items()
     for number, report in enumerate(parts)
   }
   with tempfile.TemporaryDirectory() as scratch:
     folder = pathlib.Path(scratch)
-    _info(name_and_version(destination), folder, plan, reports, settings).write_to_directory(folder)
+    _dataset_info(destination, folder, plan, reports, settings).write_to_directory(folder)
     if any(report.bad for parts in reports.values() for report in parts):
       write_bad_images(folder / BAD_IMAGES, reports)
     for path in folder.iterdir():
-      sums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    text = ''.join(f'{digest}  {name}\n' for name, digest in sorted(sums.items()))
-    (folder / _CHECKSUMS).write_text(text)
-    # With the last one, the data set can be read.
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name == INFO, path.name)):
-      with storage.writing(storage.join(destination, path.name), work) as local:
-        shutil.copyfile(path, local)
+      digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = [f'{digest}  {name}\n' for name, digest in sorted(digests.items())]
+    (folder / _CHECKSUMS).write_text(''.join(lines))
+    others = sorted(path.name for path in folder.iterdir() if path.name != INFO)
+    for name in [*others, INFO]:
+      with storage.atomic_path(storage.join(destination, name), work) as local:
+        shutil.copyfile(folder / name, local)
 
 
 def write_bad_images(path: str | pathlib.Path, reports: Mapping[str, Sequence[shards.Report]]) -> None:
-  """Writes a table of the images left out, and why."""
+  """Writes a local table of the images that were left out: name, split and reason."""
   rows = sorted(
     (name, split, reason) for split, parts in reports.items() for part in parts for name, reason in part.bad
   )
@@ -82,18 +92,26 @@ def write_bad_images(path: str | pathlib.Path, reports: Mapping[str, Sequence[sh
     csv.writer(file, lineterminator='\n').writerows([('image', 'split', 'reason'), *rows])
 
 
-def _info(
-  name_and_version: tuple[str, str],
+def _dataset_info(
+  destination: str,
   folder: pathlib.Path,
   plan: Plan,
   reports: Mapping[str, Sequence[shards.Report]],
   settings: Mapping[str, Any],
 ) -> tfds.core.DatasetInfo:
-  name, version = name_and_version
-  identity = tfds.core.dataset_info.DatasetIdentity(
+  """TFDS's description of the data set, ready to be written to a local folder."""
+  name, version = name_and_version(destination)
+  identity = dataset_info.DatasetIdentity(
     name=name, version=tfds.core.Version(version), data_dir=str(folder), module_name=''
   )
-  features = shards.features(plan.classes, plan.multi_label)
+  info = tfds.core.DatasetInfo(
+    builder=identity,
+    description=f'Images of {len(plan.classes)} classes, prepared by vit_jax.prepare.',
+    features=shards.features(plan.classes, plan.multi_label),
+    supervised_keys=('image', 'labels' if plan.multi_label else 'label'),
+    metadata=tfds.core.MetadataDict(settings),
+  )
+  info.set_file_format('array_record')
   splits = [
     tfds.core.SplitInfo(
       name=split,
@@ -102,13 +120,5 @@ def _info(
     )
     for split, parts in reports.items()
   ]
-  info = tfds.core.DatasetInfo(
-    builder=identity,
-    description=f'Images of {len(plan.classes)} classes, prepared by vit_jax.prepare.',
-    features=features,
-    supervised_keys=('image', 'labels' if plan.multi_label else 'label'),
-    metadata=tfds.core.MetadataDict(settings),
-  )
-  info.set_file_format('array_record')
-  info.set_splits(tfds.core.splits.SplitDict(splits))
+  info.set_splits(SplitDict(splits))
   return info

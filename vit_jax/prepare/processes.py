@@ -1,4 +1,4 @@
-"""Shards written by several processes of this machine."""
+"""Writes shards in several processes of this machine."""
 
 import concurrent.futures
 import multiprocessing
@@ -19,14 +19,14 @@ def run(jobs: Sequence[shards.Job], workers: int, done: Callable[[shards.Report]
   """Writes shards.
 
   Args:
-    jobs: the shards.
-    workers: processes.
-    done: called for each shard, when it is complete.
+    jobs: the shards; at least one.
+    workers: the number of processes.
+    done: called for each shard when it is complete, in any order.
 
   Raises:
     Preempted: a process was killed.
   """
-  # A fresh interpreter each: a copy of this one would have its locks without its threads.
+  # A forked process would have the locks of this one but not the threads that release them.
   context = multiprocessing.get_context('spawn')
   with concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), context, _start) as pool:
     futures = [pool.submit(shards.write, job) for job in jobs]
@@ -37,17 +37,19 @@ def run(jobs: Sequence[shards.Job], workers: int, done: Callable[[shards.Report]
       raise Preempted('A process was killed, perhaps for want of memory (see --workers).') from error
     except BaseException:
       for process in multiprocessing.active_children():
-        process.terminate()  # what it was writing is not needed
+        process.terminate()  # what it is writing is not needed
       raise
 
 
 def _start() -> None:
-  """In each process: it ends when the first one does, even if that is killed, and not by Ctrl-C itself."""
+  """Prepares a worker: it leaves Ctrl-C to the parent, and ends with the parent even if that is killed."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   cv2.setNumThreads(0)
-  threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
+  threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+def _end_with_parent() -> None:
+  parent = multiprocessing.parent_process()
+  assert parent is not None, 'runs in a worker only'
   multiprocessing.connection.wait([parent.sentinel])
   os._exit(1)

@@ -1,41 +1,68 @@
-"""A whole preparation: plan, shards, metadata. Whatever is done is not done again after a restart."""
+"""A whole preparation: plan, shards, metadata. What is done is not done again after a restart."""
 
 import contextlib
 import dataclasses
-import fcntl
-import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vit_jax.errors import UserError
-from vit_jax.prepare import beam, metadata, processes, sharding, shards, storage
-from vit_jax.prepare.images import Shrinking
+import filelock
 
-_UNFINISHED = '.unfinished'  # the folder, within the destination, for what is not part of the data set
+from vit_jax import files
+from vit_jax.errors import UserError
+from vit_jax.prepare import beam, listing, metadata, processes, shard_plan, shards, storage
+from vit_jax.prepare.images import Shrinking
+from vit_jax.prepare.tables import USUAL_COLUMNS, Columns
+
+_log = logging.getLogger(__name__)
+
+_WORK = '.unfinished'  # the folder within the destination for what is not part of the data set
+_LOCK, _SETTINGS = 'lock', 'settings.json'  # in it
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How to prepare."""
+  """How to prepare.
+
+  Attributes:
+    shrinking: the size that images are shrunk to.
+    shard_mib: about the size of a shard in MiB; None: it follows from the size of the split.
+    skip_bad: whether bad images, and what a tar lost that was cut short, are left out; else they are errors.
+    workers: the number of local processes.
+    runner: 'local', or the name of a runner of Apache Beam.
+    runner_options: Beam's own command-line options.
+    columns: which columns of a table to read.
+  """
 
   shrinking: Shrinking
-  shard_mib: int | None = None  # about the size of a shard; None: by the size of the split
-  skip_bad: bool = False  # whether bad images are left out; else they are an error, once all are known
+  shard_mib: int | None = None
+  skip_bad: bool = False
   workers: int = 1
-  runner: str = 'local'  # or one of Beam's
+  runner: str = 'local'
   runner_options: tuple[str, ...] = ()
+  columns: Columns = USUAL_COLUMNS
 
-  def content(self, source: str) -> dict[str, Any]:
-    """What the result depends on, beside the images."""
-    return {'source': source, 'shard_mib': self.shard_mib, **dataclasses.asdict(self.shrinking)}
+  def settings(self, source: str) -> dict[str, Any]:
+    """What the result depends on, apart from the images."""
+    columns = {f'{what}_column': name for what, name in dataclasses.asdict(self.columns).items() if name}
+    return {'source': source, 'shard_mib': self.shard_mib, **dataclasses.asdict(self.shrinking), **columns}
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What was prepared."""
+  """What was prepared.
 
-  records: Mapping[str, int]  # of each split
+  Attributes:
+    records: split -> number of records.
+    shards: the number of files.
+    classes: the number of classes.
+    multi_label: whether images may have several labels, or none.
+    record_bytes: the size of all records.
+    bad: the number of images that were left out.
+  """
+
+  records: Mapping[str, int]
   shards: int
   classes: int
   multi_label: bool
@@ -44,51 +71,70 @@ class Result:
 
 
 def prepare(
-  source: str, destination: str, options: Options, progress: Callable[[int, int], None] = lambda *_: None
+  source: str,
+  destination: str,
+  options: Options,
+  progress: Callable[[int, int], None] | None = None,
 ) -> Result:
-  """Makes a TFDS directory of a source, or goes on where that was interrupted.
+  """Prepares a source as a TFDS directory, or goes on where a preparation was interrupted.
+
+  When it returns, the data set survives a power failure.
 
   Args:
-    source: see `inputs`; an absolute path or an address.
-    destination: a folder or address, new or of an unfinished preparation.
-    options: how.
-    progress: called with the number of images that are newly done, and of all.
+    source: an absolute path or an address; see `listing`.
+    destination: a folder or address that is new, empty or of an unfinished preparation.
+    options: how to prepare.
+    progress: called with the number of images that were done since the last call, and of all images.
 
   Raises:
-    UserError: the source cannot be used; bad images that are not to be skipped; the destination is of another
-      preparation.
-    Preempted: interrupted; start again.
+    UserError: the source cannot be used; there are bad images that are not to be skipped; or the destination
+      holds something else.
+    Preempted: a process was killed; start again.
+    OSError: the destination cannot be written.
   """
-  work, settings = storage.join(destination, _UNFINISHED), options.content(source)
+  work = storage.join(destination, _WORK)
   _check_destination(destination, work)
-  with _alone(work):
+  if not storage.exists(shard_plan.plan_path(work)):
+    listing.check_exists(source)  # before anything is written
+  with _locked(work):
     storage.clear_unfinished(work)
-    _check_settings(work, destination, settings)
-    decided = sharding.load(work) or sharding.make(
-      source, work, options.shard_mib and options.shard_mib * sharding.MIB
+    settings = options.settings(source)
+    _claim(destination, work, settings)
+    plan = shard_plan.load(work) or shard_plan.make(
+      source,
+      work,
+      options.shard_mib and options.shard_mib * shard_plan.MIB,
+      columns=options.columns,
+      allow_cut=options.skip_bad,
     )
-    jobs = _jobs(destination, work, decided, options.shrinking)
-    _write_shards(jobs, options, decided, progress)
+    jobs = _jobs(destination, work, plan, options.shrinking)
+    _write_shards(jobs, options, plan, progress or _no_progress)
     reports: dict[str, list[shards.Report]] = {}
     for job in jobs:
-      reports.setdefault(job.split, []).append(shards.report(job))
+      reports.setdefault(job.split, []).append(shards.read_report(job))
     _check_reports(work, reports, options)
-    metadata.write(destination, work, decided, reports, settings)
-  storage.remove_folder(work)
-  return _result(decided, reports)
+    metadata.write(destination, work, plan, reports, settings)
+  storage.remove(work)
+  return _result(plan, reports)
 
 
-def complete(source: str, destination: str, options: Options) -> bool:
-  """Whether the destination is prepared already, of this source and in this way.
+def is_complete(source: str, destination: str, options: Options) -> bool:
+  """Whether the destination already holds this source, prepared in this way.
 
   Raises:
-    UserError: it is prepared in another one.
+    UserError: it holds another source, or was prepared in another way.
   """
   if not storage.exists(storage.join(destination, metadata.INFO)):
     return False
-  _same(destination, _content(storage.join(destination, metadata.METADATA)), options.content(source))
-  storage.remove_folder(storage.join(destination, _UNFINISHED))
+  before = _json_or_empty(storage.join(destination, metadata.METADATA))
+  if (difference := _difference(before, options.settings(source))) is not None:
+    raise _prepared_differently(destination, difference)
+  storage.remove(storage.join(destination, _WORK))
   return True
+
+
+def _no_progress(done: int, total: int) -> None:
+  del done, total
 
 
 def _check_destination(destination: str, work: str) -> None:
@@ -96,112 +142,155 @@ def _check_destination(destination: str, work: str) -> None:
     raise UserError(f'{destination} is neither empty nor an unfinished preparation; choose another folder.')
 
 
-def _check_settings(work: str, destination: str, settings: dict[str, Any]) -> None:
-  path = storage.join(work, 'settings.json')
-  if storage.exists(path):
-    _same(destination, _content(path), settings)
+def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:
+  """Writes down the settings, or checks that they are those that the preparation began with.
+
+  As long as no record is complete, nothing is lost if other settings take the destination over.
+  """
+  path = storage.join(work, _SETTINGS)
+  before = _json_or_empty(path)
+  if before == settings:
     return
-  with storage.writing(path, work) as local, open(local, 'w') as file:
-    json.dump(settings, file)
+  if before and (difference := _difference(before, settings)) is not None:
+    if _has_records(destination, work):
+      raise _prepared_differently(destination, difference)
+    name, old, new = difference
+    _log.warning(
+      '%s was begun with %s %s, and no file of that is complete; it starts anew with %s.',
+      destination,
+      name,
+      old,
+      new,
+    )
+    _discard(destination, work)
+  storage.write_json(path, settings, work)
 
 
-def _same(destination: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-  """Raises UserError where a preparation was begun with other settings."""
-  for key, value in now.items():
-    if before.get(key) != value:
-      raise UserError(
-        f'{destination} was prepared with {key} {before.get(key)}, not {value}; choose another folder, '
-        f'or remove that one.'
-      )
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+  """The first setting that differs: its name, its old and its new value; None if all are the same."""
+  for name in [*now, *(name for name in before if name not in now)]:
+    if before.get(name) != now.get(name):
+      return name, before.get(name), now.get(name)
+  return None
 
 
-def _content(path: str) -> dict[str, Any]:
-  if not storage.exists(path):
-    return {}
-  with storage.open_file(path) as file:
-    return json.load(file)
+def _prepared_differently(destination: str, difference: tuple[str, Any, Any]) -> UserError:
+  name, old, new = difference
+  return UserError(
+    f'{destination} was prepared with {name} {old}, not {new}; choose another folder, or remove that one.'
+  )
+
+
+def _has_records(destination: str, work: str) -> bool:
+  """Whether a shard is complete that has records."""
+  plan = shard_plan.load(work)
+  if plan is None:
+    return False
+  written = storage.names(shards.reports_folder(work))
+  jobs = _jobs(destination, work, plan, Shrinking())
+  return any(shards.read_report(job).records for job in jobs if os.path.basename(job.report_path) in written)
+
+
+def _discard(destination: str, work: str) -> None:
+  """Removes the files of a preparation.
+
+  The plan, which names the shards, goes after them; and before the rest, so that no plan lacks its lists.
+  """
+  plan = shard_plan.load(work)
+  if plan is not None:
+    for job in _jobs(destination, work, plan, Shrinking()):
+      storage.remove(job.path)
+    storage.remove(shard_plan.plan_path(work))
+  for name in storage.names(work) - {_LOCK, _SETTINGS}:
+    storage.remove(storage.join(work, name))
+
+
+def _json_or_empty(path: str) -> dict[str, Any]:
+  return storage.read_json(path) if storage.exists(path) else {}
 
 
 @contextlib.contextmanager
-def _alone(work: str) -> Iterator[None]:
-  """Keeps a second command on this machine from the same folder."""
+def _locked(work: str) -> Iterator[None]:
+  """Keeps a second command on this machine from preparing the same folder; addresses have no such lock."""
   if storage.is_address(work):
     yield
     return
-  os.makedirs(work, exist_ok=True)
-  with open(os.path.join(work, 'lock'), 'w') as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise UserError(
-        f'Another command is preparing {os.path.dirname(work)}; wait until it is done.'
-      ) from None
-    yield
+  files.make_directories(work)
+  try:
+    with filelock.FileLock(os.path.join(work, _LOCK), timeout=0):
+      yield
+  except filelock.Timeout:
+    raise UserError(f'Another command is preparing {os.path.dirname(work)}; wait until it is done.') from None
 
 
-def _jobs(destination: str, work: str, decided: sharding.Plan, shrinking: Shrinking) -> list[shards.Job]:
+def _jobs(destination: str, work: str, plan: shard_plan.Plan, shrinking: Shrinking) -> list[shards.Job]:
+  """All shards of a plan, split by split."""
   return [
     shards.Job(
-      storage.join(destination, metadata.shard_name(destination, name, shard, split.shards)),
-      work,
-      name,
-      shard,
-      len(decided.classes),
-      decided.multi_label,
-      shrinking,
+      path=storage.join(destination, metadata.shard_name(destination, name, shard, split.shards)),
+      work=work,
+      split=name,
+      shard=shard,
+      num_classes=len(plan.classes),
+      multi_label=plan.multi_label,
+      shrinking=shrinking,
     )
-    for name, split in decided.splits.items()
+    for name, split in plan.splits.items()
     for shard in range(split.shards)
   ]
 
 
 def _write_shards(
-  jobs: Sequence[shards.Job], options: Options, decided: sharding.Plan, progress: Callable[[int, int], None]
+  jobs: Sequence[shards.Job], options: Options, plan: shard_plan.Plan, progress: Callable[[int, int], None]
 ) -> None:
-  """Writes those that are not written, and those with bad images, which may have been repaired."""
-  images = sum(split.images for split in decided.splits.values())
-  written = storage.names(os.path.dirname(jobs[0].report_path))
-  todo = []
+  """Writes the shards that are not written, and those with bad images, which may have been repaired."""
+  images = sum(split.images for split in plan.splits.values())
+
+  def done(report: shards.Report) -> None:
+    progress(report.records + len(report.bad), images)
+
+  written = storage.names(shards.reports_folder(jobs[0].work))
+  remaining = []
   for job in jobs:
-    if os.path.basename(job.report_path) in written:
-      report = shards.report(job)
-      if options.skip_bad or not report.bad:
-        progress(report.records + len(report.bad), images)
-        continue
-    todo.append(job)
-  if not todo:
+    report = shards.read_report(job) if os.path.basename(job.report_path) in written else None
+    if report is not None and (options.skip_bad or not report.bad):
+      done(report)
+    else:
+      remaining.append(job)
+  if not remaining:
     return
-  done = lambda report: progress(report.records + len(report.bad), images)
   if options.runner == 'local':
-    processes.run(todo, options.workers, done)
+    processes.run(remaining, options.workers, done)
   else:
-    beam.run(todo, options.runner, options.runner_options, done)
+    beam.run(remaining, options.runner, options.runner_options, done)
 
 
 def _check_reports(work: str, reports: Mapping[str, Sequence[shards.Report]], options: Options) -> None:
-  """Raises UserError for bad images, unless they are to be skipped, and for a split without others."""
-  every = [report for parts in reports.values() for report in parts]
-  bad, good = sum(len(report.bad) for report in every), sum(report.records for report in every)
+  """Raises UserError for bad images, unless they are skipped, and for a split that has no others."""
+  bad = [entry for parts in reports.values() for report in parts for entry in report.bad]
+  good = sum(report.records for parts in reports.values() for report in parts)
   if bad and not options.skip_bad:
     table = storage.join(work, metadata.BAD_IMAGES)
-    with storage.writing(table, work) as local:
+    with storage.atomic_path(table, work) as local:
       metadata.write_bad_images(local, reports)
+    name, reason = bad[0]
     raise UserError(
-      f'{bad} of {bad + good} images are bad, see {table}; repair them and start the same command again, '
-      f'or leave them out with --bad_images=skip.'
+      f'{len(bad)} of {len(bad) + good} images are bad, such as {name}, which {reason} (all: {table}); '
+      f'repair them and start the same command again, or leave them out with --bad_images=skip.'
     )
   for split, parts in reports.items():
     if not any(report.records for report in parts):
-      raise UserError(f'All images of {split} are bad, such as {parts[0].bad[0][0]}; check the source.')
+      name = next(name for report in parts for name, _ in report.bad)
+      raise UserError(f'All images of {split} are bad, such as {name}; check the source.')
 
 
-def _result(decided: sharding.Plan, reports: Mapping[str, Sequence[shards.Report]]) -> Result:
+def _result(plan: shard_plan.Plan, reports: Mapping[str, Sequence[shards.Report]]) -> Result:
   every = [report for parts in reports.values() for report in parts]
   return Result(
     records={split: sum(report.records for report in parts) for split, parts in reports.items()},
     shards=len(every),
-    classes=len(decided.classes),
-    multi_label=decided.multi_label,
+    classes=len(plan.classes),
+    multi_label=plan.multi_label,
     record_bytes=sum(report.record_bytes for report in every),
     bad=sum(len(report.bad) for report in every),
   )

@@ -1,29 +1,40 @@
-"""One shard: its images, checked, as an array_record file of TFDS's examples, and a report of it."""
+"""One shard: an array_record file of TFDS examples, written from checked images, and a report of it."""
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow_datasets as tfds
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]  # C++
+from tensorflow_datasets.core import example_serializer
 
+from vit_jax import files
 from vit_jax.errors import BadImage
-from vit_jax.prepare import images, sharding, storage
+from vit_jax.prepare import images, shard_plan, storage
 
-# Random access to each record. Encoded images cannot be compressed further: zstd takes off less than 1 %.
+# Groups of one record give random access. Encoded images hardly compress: zstd takes off less than 1 %.
 _OPTIONS = 'group_size:1,uncompressed'
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A shard to write."""
+  """A shard to write.
+
+  Attributes:
+    path: the path or address of its file.
+    work: the folder with the plan, for reports and for unfinished files.
+    split: the name of the split.
+    shard: its number in the split.
+    num_classes: the number of classes.
+    multi_label: whether an image may have several labels, or none.
+    shrinking: the size that images are shrunk to.
+  """
 
   path: str
-  work: str  # the folder with the plan, and for reports and unfinished files
+  work: str
   split: str
   shard: int
   num_classes: int
@@ -32,61 +43,74 @@ class Job:
 
   @property
   def report_path(self) -> str:
-    return storage.join(self.work, 'reports', f'{self.split}-{self.shard}.json')
+    """The path or address of the report, which is there once the shard is complete."""
+    return storage.join(reports_folder(self.work), f'{self.split}-{self.shard}.json')
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What became of a shard; there is one as soon as the shard is complete."""
+  """What became of a shard's images.
+
+  Attributes:
+    records: the number of records.
+    record_bytes: their size.
+    sha256: the digest of the file, in hexadecimal.
+    bad: the names of images that were left out, each with the reason.
+  """
 
   records: int
   record_bytes: int
-  sha256: str  # of the file
-  bad: list[tuple[str, str]]  # names of images left out, and why
+  sha256: str
+  bad: list[tuple[str, str]]
 
 
 def write(job: Job) -> Report:
-  """Writes a shard, then its report; nothing else is shared with other processes.
+  """Writes a shard and then its report, both durably. Processes share nothing else.
 
   Raises:
-    OSError: it cannot be written.
-    UserError: the place of an image cannot be reached.
+    OSError: the shard cannot be written.
+    UserError: the place that an image is in cannot be reached.
   """
-  serialized = serializer(features(job.num_classes, job.multi_label))
+  serialize = serializer(features(job.num_classes, job.multi_label))
   records = record_bytes = 0
   bad = []
-  with storage.writing(job.path, job.work) as path, _system_errors(job.path):
+  with storage.atomic_path(job.path, job.work) as path, _disk_full_as_oserror(job.path):
     writer = array_record_module.ArrayRecordWriter(path, _OPTIONS)
-    for item in sharding.items(job.work, job.split, job.shard):
+    for item in shard_plan.items(job.work, job.split, job.shard):
       try:
         image = images.load(item, job.shrinking)
       except BadImage as error:
         bad.append((item.name, _reason(error)))
         continue
-      record = serialized(image, item.labels, item.name)
+      record = serialize(image, item.labels, item.name)
       writer.write(record)
-      records, record_bytes = records + 1, record_bytes + len(record)
+      records += 1
+      record_bytes += len(record)
     writer.close()
     _verify(path, records)
     with open(path, 'rb') as file:
-      report = Report(records, record_bytes, hashlib.file_digest(file, 'sha256').hexdigest(), bad)
-  with storage.writing(job.report_path, job.work) as path, open(path, 'w') as file:
-    json.dump(dataclasses.asdict(report), file)
+      digest = hashlib.file_digest(file, 'sha256').hexdigest()
+  report = Report(records, record_bytes, digest, bad)
+  storage.write_json(job.report_path, dataclasses.asdict(report), job.work)
   return report
 
 
-def report(job: Job) -> Report:
-  """That of a written shard."""
-  with storage.open_file(job.report_path) as file:
-    return Report(**json.load(file))
+def read_report(job: Job) -> Report:
+  """The report of a complete shard."""
+  return Report(**storage.read_json(job.report_path))
+
+
+def reports_folder(work: str) -> str:
+  """The folder of the reports in a work folder."""
+  return storage.join(work, 'reports')
 
 
 def features(classes: int | list[str], multi_label: bool) -> tfds.features.FeaturesDict:
-  """What a record is made of: 'image', 'label' or, where an image has several, 'labels', and 'file_name'.
+  """The features of a record: 'image', 'label' (or 'labels', if an image may have several) and 'file_name'.
 
   Args:
-    classes: the names, or only how many.
-    multi_label: whether an image may have several, or none.
+    classes: the names of the classes, or only their number.
+    multi_label: whether an image may have several labels, or none.
   """
   if isinstance(classes, int):
     label = tfds.features.ClassLabel(num_classes=classes)
@@ -98,32 +122,36 @@ def features(classes: int | list[str], multi_label: bool) -> tfds.features.Featu
 
 
 def serializer(features: tfds.features.FeaturesDict) -> Callable[[bytes, list[int], str], bytes]:
-  """(image, labels, name) -> a serialized tf.train.Example, the same bytes in every process."""
-  examples = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
+  """Makes a function (encoded image, labels, file name) -> serialized tf.train.Example.
 
-  def serialized(image: bytes, labels: list[int], name: str) -> bytes:
+  The bytes are the same in every process.
+  """
+  specs: Any = features.get_serialized_info()
+  examples = example_serializer.ExampleSerializer(specs)
+
+  def serialize(image: bytes, labels: list[int], name: str) -> bytes:
     values = {'labels': labels} if 'labels' in features else {'label': labels[0]}
     example = {'image': image, **values, 'file_name': name.encode(errors='surrogateescape')}
-    # The order of a protocol buffer's map is otherwise that of a hash seeded by the process.
+    # Without `deterministic`, the order of a protocol buffer's map is that of a hash seeded by the process.
     return examples.get_tf_example(features.encode_example(example)).SerializeToString(deterministic=True)
 
-  return serialized
+  return serialize
 
 
 @contextlib.contextmanager
-def _system_errors(path: str) -> Iterator[None]:
-  """Raises OSError for a full disk, of which array_record tells in words only."""
+def _disk_full_as_oserror(path: str) -> Iterator[None]:
+  """Turns array_record's RuntimeError for a full disk into the OSError that the system had."""
   try:
     yield
   except RuntimeError as error:
-    for code in (errno.ENOSPC, errno.EDQUOT):
+    for code in files.DISK_FULL:
       if os.strerror(code) in str(error):
         raise OSError(code, os.strerror(code), path) from error
     raise
 
 
 def _verify(path: str, records: int) -> None:
-  """Raises RuntimeError where the file has not all records."""
+  """Raises RuntimeError if the file does not have all records."""
   reader = array_record_module.ArrayRecordReader(path)
   found = reader.num_records()
   reader.close()
@@ -132,5 +160,5 @@ def _verify(path: str, records: int) -> None:
 
 
 def _reason(error: BadImage) -> str:
-  """What is wrong with the image, without its name and the remedy."""
+  """The reason in an error's text, without the name before it and the remedy after it."""
   return str(error).removeprefix(f'{error.name} ').rpartition(';')[0]

@@ -1,37 +1,47 @@
-"""Files by path, or by address (gs://bucket/data) through fsspec; written whole or not at all."""
+"""Files by local path, or by address (gs://bucket/data) through fsspec, written whole or not at all."""
 
 import contextlib
+import errno
+import json
 import os
 import pathlib
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import fsspec
 
+from vit_jax import files
 from vit_jax.data.sources.folder_listing import files_below
 from vit_jax.errors import UserError
 
 
 def is_address(path: str) -> bool:
+  """Whether a path is an address, such as gs://bucket/data, and not local."""
   return '://' in path
 
 
 def join(folder: str, *names: str) -> str:
-  return '/'.join((folder.rstrip('/'), *names)) if is_address(folder) else os.path.join(folder, *names)
+  """The path or address of what is called `names` below a folder."""
+  if is_address(folder):
+    return '/'.join((folder.rstrip('/'), *names))
+  return os.path.join(folder, *names)
 
 
 def is_folder(path: str) -> bool:
+  """Whether there is a folder at a path or address."""
   return _remote(path).isdir(path) if is_address(path) else os.path.isdir(path)
 
 
 def exists(path: str) -> bool:
+  """Whether there is a file or folder at a path or address."""
   return _remote(path).exists(path) if is_address(path) else os.path.exists(path)
 
 
 def size(path: str) -> int | None:
-  """Bytes of a file; None: it is not there, or remote, where asking would take a request."""
+  """The size of a local file in bytes. None if it is missing, or remote: asking would cost a request each."""
   try:
     return None if is_address(path) else os.path.getsize(path)
   except OSError:
@@ -39,16 +49,43 @@ def size(path: str) -> int | None:
 
 
 def open_file(path: str) -> BinaryIO:
-  """Opens a file for reading; it can seek."""
-  return _remote(path).open(path, 'rb') if is_address(path) else open(path, 'rb')
+  """Opens a file for reading in binary mode; it can seek.
+
+  Raises:
+    OSError: it cannot be opened, or it is a named pipe, a device or a socket, which could block forever.
+    UserError: no installed file system reads this kind of address.
+  """
+  if is_address(path):
+    return cast(BinaryIO, _remote(path).open(path, 'rb'))
+  mode = os.stat(path).st_mode
+  if not stat.S_ISREG(mode):
+    raise OSError(errno.EINVAL, f'it is {_kind(mode)}, not a regular file', path)
+  return open(path, 'rb')
 
 
-def files(folder: str) -> Iterator[tuple[str, int]]:
-  """All files below a folder but hidden ones, in order: path relative to it, with '/'; bytes."""
+def read_json(path: str) -> Any:
+  """The content of a JSON file."""
+  with open_file(path) as file:
+    return json.load(file)
+
+
+def write_json(path: str, content: Any, work: str) -> None:
+  """Writes a JSON file as `atomic_path` does."""
+  with atomic_path(path, work) as local, open(local, 'w') as file:
+    json.dump(content, file)
+
+
+def list_files(folder: str) -> Iterator[tuple[str, int]]:
+  """All files below a folder except hidden ones, in a fixed order.
+
+  Yields:
+    The path relative to the folder, with '/', and the size in bytes.
+  """
   if is_address(folder):
     system = _remote(folder)
-    top = system._strip_protocol(folder).rstrip('/') + '/'
-    for path, information in system.find(folder, detail=True).items():
+    top = str(system._strip_protocol(folder)).rstrip('/') + '/'
+    found = cast(dict[str, dict[str, Any]], system.find(folder, detail=True))
+    for path, information in found.items():
       name = path.removeprefix(top)
       if not any(part.startswith('.') for part in name.split('/')):
         yield name, information['size']
@@ -59,52 +96,69 @@ def files(folder: str) -> Iterator[tuple[str, int]]:
 
 
 def names(folder: str) -> set[str]:
-  """The names in a folder; none where it is not there."""
-  if is_address(folder):
-    system = _remote(folder)
-    return {path.rsplit('/', 1)[-1] for path in system.ls(folder, detail=False)} if exists(folder) else set()
-  return set(os.listdir(folder)) if os.path.isdir(folder) else set()
+  """The names of the files and folders directly in a folder; empty if there is no such folder."""
+  if not is_address(folder):
+    return set(os.listdir(folder)) if os.path.isdir(folder) else set()
+  if not exists(folder):
+    return set()
+  return {path.rsplit('/', 1)[-1] for path in _remote(folder).ls(folder, detail=False)}
 
 
 @contextlib.contextmanager
-def writing(path: str, work: str) -> Iterator[str]:
-  """Gives a local path to write to, of what becomes the file `path` unless there is an error.
+def atomic_path(path: str, work: str) -> Iterator[str]:
+  """Gives a local path to write to; when the block ends without an error, the file appears at `path`.
+
+  For writers that need a path; the file is then durable, as with `files.atomic_write`.
 
   Args:
-    path: the file; its folder is made if it is not there.
-    work: a folder on the same disk as `path`, where that is local; unfinished files are below it.
+    path: the local path or the address of the file. A missing folder is made.
+    work: a folder on the same file system as `path`, if that is local; unfinished files are kept below it.
   """
   if is_address(path):
     with tempfile.TemporaryDirectory() as folder:
       local = os.path.join(folder, 'file')
       yield local
-      _remote(path).put_file(local, path)  # an object appears when all of it is there
+      _remote(path).put_file(local, path)  # object stores show an object once it is complete
     return
   scratch = _scratch(work)
-  for folder in (scratch, os.path.dirname(path)):
-    os.makedirs(folder, exist_ok=True)
-  local = os.path.join(scratch, f'{os.path.basename(path)}.{os.getpid()}')
-  yield local
-  with open(local, 'rb') as file:
-    os.fsync(file.fileno())
-  os.replace(local, path)
+  files.make_directories(scratch)
+  files.make_directories(os.path.dirname(path))
+  # The process id: a worker of a killed command may live a moment longer and still write its own file.
+  partial = os.path.join(scratch, f'{os.path.basename(path)}.{os.getpid()}')
+  yield partial
+  files.move_into_place(partial, path)
 
 
 def clear_unfinished(work: str) -> None:
-  """Removes what killed processes were writing."""
+  """Removes the files that killed processes left unfinished."""
   if not is_address(work):
-    remove_folder(_scratch(work))
+    remove(_scratch(work))
 
 
-def remove_folder(folder: str) -> None:
-  if not is_address(folder):
-    shutil.rmtree(folder, ignore_errors=True)
-  elif exists(folder):
-    _remote(folder).rm(folder, recursive=True)
+def remove(path: str) -> None:
+  """Removes a file, or a folder with all it holds; nothing happens if there is none."""
+  if is_address(path):
+    if exists(path):
+      _remote(path).rm(path, recursive=True)
+  elif os.path.isdir(path):
+    shutil.rmtree(path, ignore_errors=True)
+  else:
+    pathlib.Path(path).unlink(missing_ok=True)
 
 
 def _scratch(work: str) -> str:
   return os.path.join(work, 'scratch')
+
+
+def _kind(mode: int) -> str:
+  """What errors call a file that is not a regular one."""
+  if stat.S_ISFIFO(mode):
+    return 'a named pipe'
+  if stat.S_ISDIR(mode):
+    return 'a folder'
+  if stat.S_ISSOCK(mode):
+    return 'a socket'
+  return 'a device'
 
 
 def _remote(path: str) -> fsspec.AbstractFileSystem:

@@ -1,12 +1,13 @@
-"""The published files of the original project, by their short names such as 'imagenet21k/ViT-B_16'."""
+"""The published checkpoints of the original project, by short names such as 'imagenet21k/ViT-B_16'."""
 
 import difflib
 import re
+import urllib.parse
 
-# The public form of gs://BUCKET/FILE.
+# gs://BUCKET/FILE is public at this address + BUCKET/FILE.
 BUCKETS_URL = 'https://storage.googleapis.com/'
 
-# Folder -> files that its authors' pages name. Others of these folders are asked for too.
+# Maps each folder to the files that its authors list. A folder may have more: those are requested as well.
 _FILES = {
   'imagenet21k': (
     'ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32 ViT-H_14 R50+ViT-B_16 R26+ViT-B_32 R50+ViT-L_32 '
@@ -19,8 +20,8 @@ _FILES = {
   'sam': 'ViT-S_16 ViT-B_16 ViT-B_32 Mixer-B_16 Mixer-B_32',
   'gsam': '',
   'lit': 'LiT-B16B LiT-L16L LiT-L16S LiT-L16Ti',
-  # 'Big Transfer' (arXiv 1912.11370): S trained on ImageNet, M on ImageNet-21k, then fine-tuned on ImageNet;
-  # and its teachers and students of arXiv 2106.05237.
+  # Big Transfer (arXiv 1912.11370): S is trained on ImageNet, M on ImageNet-21k, and M-…-ILSVRC2012 then
+  # fine-tuned on ImageNet. distill/ has the teachers and students of arXiv 2106.05237.
   'bit': (
     'BiT-S-R50x1 BiT-S-R50x3 BiT-S-R101x1 BiT-S-R101x3 BiT-S-R152x2 BiT-S-R152x4 '
     'BiT-M-R50x1 BiT-M-R50x3 BiT-M-R101x1 BiT-M-R101x3 BiT-M-R152x2 BiT-M-R152x4 '
@@ -30,7 +31,7 @@ _FILES = {
   ),
 }
 
-# 'How to train your ViT?' (arXiv 2106.10270): for each model the one its authors recommend.
+# The checkpoint that 'How to train your ViT?' (arXiv 2106.10270) recommends for each model.
 _AUGREG_BEST = {
   'Ti_16': 'aug_none-wd_0.03-do_0.0-sd_0.0',
   'S_32': 'aug_none-wd_0.1-do_0.0-sd_0.0',
@@ -42,7 +43,7 @@ _AUGREG_BEST = {
   'R26_S_32': 'aug_light1-wd_0.1-do_0.0-sd_0.0',
   'R50_L_32': 'aug_medium1-wd_0.1-do_0.1-sd_0.1',
 }
-# The grammar of AugReg's names: what each part may be. The first four are always there.
+# The grammar of AugReg's names: the values that each part, in this order, can have.
 _AUGREG_PARTS = (
   ('Ti_16', 'S_32', 'S_16', 'B_32', 'B_16', 'B_8', 'L_16', 'R_Ti_16', 'R26_S_32', 'R50_L_32'),
   ('i21k', 'i1k', 'i21k_30'),
@@ -57,32 +58,41 @@ _TRANSFER = re.compile(r'--[a-z0-9_-]+-steps_\d+(\.\d+)?k?-lr_[\d.]+-res_\d+')
 
 
 def is_name(source: str) -> bool:
-  """Whether this looks like the name of a published file: a folder of the project and a file."""
+  """Whether this has the form of a published name: a folder of the project, a slash and a file."""
   folder, _, file = source.partition('/')
   return bool(file) and folder in (*_FILES, 'augreg')
 
 
 def url(name: str) -> str:
-  """Where the file of a name lies; 'augreg/B_16' is the one of that size its authors recommend."""
+  """The https address of a published name; 'augreg/B_16' is the checkpoint recommended for that size."""
   folder, _, file = name.removesuffix('.npz').partition('/')
   if folder == 'augreg' and file in _AUGREG_BEST:
     file = _best(file)
-  if folder == 'bit':  # a bucket without folders
-    return f'{BUCKETS_URL}bit_models/{file}.npz'
-  bucket = 'mixer_models' if file.startswith('Mixer') else 'vit_models'
-  return f'{BUCKETS_URL}{bucket}/{folder}/{file}.npz'.replace('+', '%2B')
+  if folder == 'bit':  # its bucket has no folders
+    place = f'bit_models/{file}.npz'
+  elif file.startswith('Mixer'):
+    place = f'mixer_models/{folder}/{file}.npz'
+  else:
+    place = f'vit_models/{folder}/{file}.npz'
+  return BUCKETS_URL + urllib.parse.quote(place)
 
 
 def in_grammar(name: str) -> bool:
-  """Whether a name of AugReg is one that its grammar allows; True for the other folders."""
+  """Whether a name in augreg/ follows that folder's grammar; True for names in other folders."""
   folder, _, file = name.removesuffix('.npz').partition('/')
   if folder != 'augreg':
     return True
   return file in _AUGREG_BEST or _corrected(file) == file
 
 
+def is_published(name: str) -> bool:
+  """Whether a name is exactly one that its authors list, or that AugReg's grammar allows."""
+  folder, _, file = name.removesuffix('.npz').partition('/')
+  return in_grammar(name) if folder == 'augreg' else file in _FILES.get(folder, '').split()
+
+
 def nearest(name: str) -> list[str]:
-  """Up to three published names most like this one."""
+  """Up to three published names similar to this one, and never the name itself."""
   name = name.removesuffix('.npz')
   folder, _, file = name.partition('/')
   found = [f'augreg/{_corrected(file)}'] if folder == 'augreg' else []
@@ -95,11 +105,12 @@ def nearest(name: str) -> list[str]:
 
 
 def _best(size: str) -> str:
+  """The whole name, without the folder, of the checkpoint recommended for a size."""
   return f'{size}-i21k-300ep-lr_0.001-{_AUGREG_BEST[size]}'
 
 
 def _corrected(file: str) -> str:
-  """A name of AugReg with each part replaced by the most similar one that the grammar allows."""
+  """The AugReg name with each part replaced by the most similar value that the grammar allows."""
   upstream, _, transfer = file.partition('--')
   parts = upstream.split('-')
   size = _closest(parts[0], _AUGREG_PARTS[0])

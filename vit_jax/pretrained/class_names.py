@@ -1,4 +1,4 @@
-"""Names of classes from a file, for checkpoints that have none."""
+"""Reads class names from a file, for checkpoints that have none."""
 
 import pathlib
 
@@ -7,16 +7,16 @@ from vit_jax.pretrained import download
 
 
 def read(place: str, num_classes: int) -> tuple[str, ...]:
-  """The lines of --class_names.
+  """The lines of the file that --class_names gives.
 
   Args:
     place: a path or an address.
-    num_classes: of the checkpoint.
+    num_classes: how many classes the checkpoint has.
 
   Raises:
-    UserError: it cannot be read, or has another number of lines.
+    UserError: the file cannot be read, or has another number of lines.
   """
-  path = download.local_file(place) if download.is_address(place) else pathlib.Path(place)
+  path = download.local_file(place, 'text') if download.is_address(place) else pathlib.Path(place)
   try:
     names = tuple(path.read_text().splitlines())
   except (OSError, UnicodeDecodeError) as error:

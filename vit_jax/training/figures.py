@@ -3,6 +3,7 @@
 import pathlib
 
 import jax
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -30,6 +31,7 @@ def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
   save_first_batch(path, images, np.concatenate(labels, axis=1), run.dataset.class_names, run.config.data)
 
 
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_first_batch(
   path: pathlib.Path,
   images: np.ndarray,
@@ -65,6 +67,7 @@ def save_first_batch(
   figure.savefig(path, dpi=100)
 
 
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_curves(workdir: pathlib.Path) -> None:
   """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
   lines = metrics.read_metrics(workdir)

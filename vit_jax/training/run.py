@@ -5,8 +5,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.sources import Source
@@ -53,12 +51,7 @@ class Run:
     architecture: the network with the shapes of its input and output.
   """
 
-  def __init__(
-    self,
-    config: Config,
-    dataset: Dataset,
-    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
-  ):
+  def __init__(self, config: Config, dataset: Dataset, devices: Sequence[Any] | None = None):
     """
     Args:
       config: the run's.
@@ -128,6 +121,7 @@ def open_training(config: Config) -> tuple[Run, Source]:
   dataset = Dataset(len(source), tuple(source.class_names))
   if not dataset.examples:
     raise UserError(f'The training data {config.data.title} has no records; choose another source or split.')
+  config.objective.check_classes(dataset.class_names, config.data.title)
   return Run(config, dataset), source
 
 

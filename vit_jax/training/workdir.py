@@ -14,25 +14,53 @@ from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
 
-def claim(config: Config, workdir: pathlib.Path) -> None:
+def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
   """Writes `config.json`, or checks that the run there has the same config.
 
+  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over.
+
+  Args:
+    config: the run.
+    workdir: its folder.
+    begun: whether there is a checkpoint.
+    takeover: go on with a run of another config.
+
+  Returns:
+    A sentence for the person where another config is taken over, else ''.
+
   Raises:
-    UserError: another config, or a damaged file.
+    UserError: a run of another config has begun there, or config.json is damaged.
   """
-  path = workdir / 'config.json'
+  path, note = workdir / 'config.json', ''
   if path.exists():
-    differing = config_lib.differing_options(read_config(workdir), config)
-    if differing:
-      there, here = config_lib.flatten(read_config(workdir)), config_lib.flatten(config)
-      texts = [f'{name} ({there.get(name)!r} there, {here.get(name)!r} here)' for name in differing]
-      raise UserError(
-        f'{workdir} holds a run with another config: {"; ".join(texts)}; choose another --workdir or '
-        'give the config it was started with.'
-      )
+    note = _takeover_note(config, workdir, begun=begun, takeover=takeover)
   if jax.process_index() == 0:
     (workdir / 'report').mkdir(parents=True, exist_ok=True)
     files.write_json(path, config_lib.as_json(config))
+  return note
+
+
+def _takeover_note(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
+  """As `claim`, of a workdir that has a config.json."""
+  try:
+    there = read_config(workdir)
+  except UserError:
+    if begun:
+      raise
+    return f'{workdir / "config.json"} is damaged, and the run there has no checkpoint yet: it begins anew.'
+  differing = config_lib.differing_options(there, config)
+  if not differing:
+    return ''
+  old, new = config_lib.flatten(there), config_lib.flatten(config)
+  texts = '; '.join(f'{name} ({old.get(name)!r} there, {new.get(name)!r} here)' for name in differing)
+  if not begun:
+    return f'{workdir} held a run without a checkpoint and with another config, which is replaced: {texts}.'
+  if takeover:
+    return f'Taking over the run in {workdir}, whose config was another one: {texts}.'
+  raise UserError(
+    f'{workdir} holds a run with another config: {texts}; choose another --workdir, give the config it was '
+    f'started with, or go on with this one by --takeover.'
+  )
 
 
 def read_config(workdir: pathlib.Path) -> Config:

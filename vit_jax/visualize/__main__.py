@@ -38,25 +38,27 @@ _CLASS_NAMES = flags.DEFINE_string(
 
 
 def main(arguments: Sequence[str]) -> None:
+  """Writes the pictures and the page."""
+  checkpoint, out = cli.required(_CHECKPOINT), pathlib.Path(cli.required(_OUT)).expanduser()
   if not arguments:
     raise UserError('Name the images to look at, or folders of them, behind the flags.')
-  image_size = _image_size()
+  image_size = _image_size(_IMAGE_SIZE.value)
   paths = image_files(arguments)
-  out = pathlib.Path(_OUT.value).expanduser()
   out.mkdir(parents=True, exist_ok=True)
   from vit_jax.data.decode import Picture
-  from vit_jax.loading import load  # starts JAX
+  from vit_jax.loading import load
   from vit_jax.parallel import distributed
   from vit_jax.pretrained import class_names
   from vit_jax.visualize import gallery
   from vit_jax.visualize.model_parts import grouped
 
   distributed.skip_absent_tpu()
-  model = load(_CHECKPOINT.value, image_size=image_size)
+  model = load(checkpoint, image_size=image_size)
   given = _CLASS_NAMES.value
-  names = None if given is None else class_names.read(given, model.head.kernel.shape[-1])
-  averaged = gallery.spread(paths, max(_AVERAGE_OVER.value, _COUNT.value))
-  shown = gallery.spread(averaged, _COUNT.value)
+  names = None if given is None else class_names.read(given, model.num_classes)
+  count, average_over = cli.required(_COUNT), cli.required(_AVERAGE_OVER)
+  averaged = gallery.spread(paths, max(average_over, count))
+  shown = gallery.spread(averaged, count)
   unreadable: list[pathlib.Path] = []
 
   def read(path: pathlib.Path) -> np.ndarray | None:
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
       print(error, file=sys.stderr)
       return None
 
-  absent = gallery.make(model, averaged, shown, read, out, title=_CHECKPOINT.value, class_names=names)
+  absent = gallery.make(model, averaged, shown, read, out, title=checkpoint, class_names=names)
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')
   print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
@@ -76,17 +78,17 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError(f'{text}; restore or remove them.')
 
 
-def _image_size() -> tuple[int, int] | None:
-  """Of --image_size."""
-  if _IMAGE_SIZE.value is None:
+def _image_size(texts: Sequence[str] | None) -> tuple[int, int] | None:
+  """Height and width of --image_size."""
+  if texts is None:
     return None
-  text = ','.join(_IMAGE_SIZE.value)
-  numbers = [int(part) if part.isdecimal() else 0 for part in _IMAGE_SIZE.value]
+  numbers = [int(text) if text.isdecimal() else 0 for text in texts]
   if len(numbers) not in (1, 2) or min(numbers) < 1:
-    raise UserError(f'--image_size={text} is no size; write pixels, or height,width, such as 384 or 224,320.')
+    raise UserError(
+      f'--image_size={",".join(texts)} is no size; write pixels, or height,width, such as 384 or 224,320.'
+    )
   return numbers[0], numbers[-1]
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['checkpoint', 'out'])
   cli.run(main, positional=True)

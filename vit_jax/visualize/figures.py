@@ -1,27 +1,32 @@
-"""The pictures, as matplotlib figures: for the page, or for a notebook's `display`.
+"""The pictures as matplotlib figures, for the page or for a notebook's `display`.
 
 'The paper' is arXiv 2010.11929.
 """
 
+from typing import Any
+
 import cv2
 import numpy as np
-from flax import nnx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from vit_jax.loading import LoadedModel
 from vit_jax.visualize import measures, model_parts
-from vit_jax.visualize.observations import Seen
+from vit_jax.visualize.observations import Observation
 
 _WIDTH = 10.0  # inches of the widest pictures
 _TILES = 16  # maps of position similarity along a side, at most
 _ATTENTION = 'inferno'  # black: none
-_TINY = np.finfo(np.float32).tiny  # in place of a zero that is divided by
+_TINY = np.finfo(np.float32).tiny  # the smallest divisor
 _SMALL = 9  # of a font
 
 
-def filters(model: nnx.Module, count: int = 28) -> Figure:
-  """The first principal components of the filters that meet the pixels (figure 7, left), each from its
-  darkest to its brightest number."""
+def filters(model: LoadedModel, count: int = 28) -> Figure:
+  """The first principal components of the filters that meet the pixels (figure 7, left).
+
+  Each goes from its smallest number, black, to its largest, white.
+  """
   name, kernel = model_parts.filters(model)
   components, shares = measures.principal_filters(kernel, count)
   columns = min(7, len(components))
@@ -42,9 +47,11 @@ def filters(model: nnx.Module, count: int = 28) -> Figure:
   return figure
 
 
-def positions(model: nnx.Module) -> Figure:
-  """How similar position embeddings are (figure 7, centre): a map for each patch, in which the patch's own
-  place is 1. Where patches are many, for some in equal steps."""
+def positions(model: LoadedModel) -> Figure:
+  """How similar position embeddings are (figure 7, centre): a map for each patch, whose own place is 1.
+
+  Of many patches, some in equal steps are shown.
+  """
   similarity = model_parts.position_similarity(model)
   rows, columns = similarity.shape[:2]
   shown = [np.unique(np.linspace(0, n - 1, min(n, _TILES)).round().astype(int)) for n in (rows, columns)]
@@ -72,15 +79,16 @@ def positions(model: nnx.Module) -> Figure:
   return figure
 
 
-def distances(values: np.ndarray, model: nnx.Module) -> Figure:
+def distances(values: np.ndarray, model: LoadedModel) -> Figure:
   """Mean attention distance of every head by depth (figures 7, right, and 11).
 
   Args:
     values: (images, L, H) in pixels.
-    model: whose they are.
+    model: whose heads they are; it has tokens.
   """
   images, depth, heads = values.shape
-  size = model.preprocess.size
+  size, grid = model.preprocess.size, model_parts.patch_grid(model)
+  assert grid is not None
   figure = Figure(figsize=(8, 5), layout='constrained')
   axis = figure.subplots()
   blocks = np.arange(1, depth + 1)
@@ -97,7 +105,7 @@ def distances(values: np.ndarray, model: nnx.Module) -> Figure:
     zorder=3,
   )
   axis.plot(blocks, mean.mean(axis=1), color='0.35', linewidth=1.2, label='mean of the heads', zorder=2)
-  alike = measures.patch_distances(model_parts.patch_grid(model), size).mean()
+  alike = measures.patch_distances(grid, size).mean()
   axis.axhline(alike, color='C3', linestyle='--', linewidth=1, label='attention to all alike', zorder=1)
   axis.set(
     title=f'Mean attention distance, {images} {"image" if images == 1 else "images"} '
@@ -114,8 +122,9 @@ def distances(values: np.ndarray, model: nnx.Module) -> Figure:
   return figure
 
 
-def patches(seen: Seen) -> Figure:
-  """The image cut as the model cuts it, row by row from the upper left."""
+def patches(seen: Observation) -> Figure:
+  """The image cut into patches, row by row from the upper left."""
+  assert seen.grid is not None
   rows, columns = seen.grid
   # Pixels of the picture along a patch; small images are enlarged.
   side = max(12, *(round(n / cells) for n, cells in zip(seen.photograph.shape, seen.grid)))
@@ -132,8 +141,9 @@ def patches(seen: Seen) -> Figure:
   return figure
 
 
-def layers(seen: Seen) -> Figure:
+def layers(seen: Observation) -> Figure:
   """The tokens of each depth, their first three principal components as red, green and blue."""
+  assert seen.layers is not None
   titles = ['photograph', 'before block 1']
   titles += [f'block {number}' for number in range(1, len(seen.layers))]
   rows = -(-len(titles) // 7)
@@ -145,17 +155,19 @@ def layers(seen: Seen) -> Figure:
   return figure
 
 
-def heads(seen: Seen) -> Figure:
+def heads(seen: Observation) -> Figure:
   """Attention to each patch in every head of every block, each map from 0 to its own largest weight."""
+  assert seen.heads is not None
   depth, number = seen.heads.shape[:2]
   side = min(_WIDTH / (number + 1), 1.2)
   aspect = seen.photograph.shape[0] / seen.photograph.shape[1]
   size = (max(side * number + 0.8, 5), side * aspect * depth + 1.2)
-  figure = Figure(figsize=size, layout='compressed')
-  figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-  title = f'Attention maps: what {seen.by} attends to'
+  engine = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0, compress=True)
+  figure = Figure(figsize=size, layout=engine)
+  title = f'Attention maps: what {seen.attending} attends to'
   figure.suptitle(title, fontsize=10, y=1 + 0.06 / size[1], va='bottom')  # clear of the heads' numbers
   axes = figure.subplots(depth, number, squeeze=False)
+  colours: Any = None
   for block in range(depth):
     for head in range(number):
       axis, weights = axes[block, head], seen.heads[block, head]
@@ -173,12 +185,13 @@ def heads(seen: Seen) -> Figure:
   return figure
 
 
-def rollout(seen: Seen) -> Figure:
-  """The photograph, attention rollout, and the one lit by the other (figures 6 and 14)."""
+def rollout(seen: Observation) -> Figure:
+  """The photograph, attention rollout, and the photograph lit by the rollout (figures 6 and 14)."""
+  assert seen.rollout is not None
   height, width = seen.photograph.shape[:2]
   share = seen.rollout / max(seen.rollout.max(), _TINY)
   figure, axes = _tiles(3, 3, seen.photograph.shape, inches=3.1)
-  figure.suptitle(f'Attention rollout to {seen.by}', fontsize=10)
+  figure.suptitle(f'Attention rollout to {seen.attending}', fontsize=10)
   _show(axes[0], seen.photograph)
   axes[0].set_title('photograph', fontsize=_SMALL)
   colours = axes[1].imshow(share, cmap=_ATTENTION, vmin=0, vmax=1, extent=(0, width, height, 0))
@@ -190,7 +203,7 @@ def rollout(seen: Seen) -> Figure:
   return figure
 
 
-def _attention_bar(figure: Figure, colours, axes, label: str) -> None:
+def _attention_bar(figure: Figure, colours: Any, axes: Any, label: str) -> None:
   bar = figure.colorbar(colours, ax=axes, location='bottom', shrink=0.8, aspect=30, pad=0.03)
   bar.ax.tick_params(labelsize=_SMALL)
   bar.set_label(label, fontsize=_SMALL)
@@ -210,7 +223,9 @@ def _single(shape: tuple[int, ...], inches: float = 5.0) -> tuple[Figure, Axes]:
   return figure, figure.subplots()
 
 
-def _tiles(count: int, columns: int, shape: tuple[int, ...], inches: float | None = None):
+def _tiles(
+  count: int, columns: int, shape: tuple[int, ...], inches: float | None = None
+) -> tuple[Figure, Any]:
   """A figure, and `count` axes of it, for pictures whose sides are as those of `shape`."""
   rows, aspect = -(-count // columns), shape[0] / shape[1]
   width = inches or min(_WIDTH / columns, 2.0)

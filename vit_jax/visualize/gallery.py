@@ -1,4 +1,4 @@
-"""All pictures of a model and some images, into a folder with a page that shows them."""
+"""All pictures of a model and some images, written to a folder with a page that shows them."""
 
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.errors import UserError
+from vit_jax.loading import LoadedModel
 from vit_jax.visualize import figures, model_parts, page
-from vit_jax.visualize.observations import Observer, Seen
+from vit_jax.visualize.observations import Observation, Observer
 
 _DPI = 110
 _PHOTOGRAPH = 224  # pixels along the longer side, at least
 
-# A file, or what of it cannot be read.
+# Path -> uint8 pixels; None where the file cannot be read.
 Read = Callable[[pathlib.Path], np.ndarray | None]
 T = TypeVar('T')
 
@@ -29,7 +30,7 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 
 
 def make(
-  model: nnx.Module,
+  model: LoadedModel,
   paths: Iterable[pathlib.Path],
   shown: Sequence[pathlib.Path],
   read: Read,
@@ -42,8 +43,8 @@ def make(
 
   Args:
     model: of `vit_jax.load`.
-    paths: of the images that the attention distance is averaged over; `shown` are among them.
-    shown: those with pictures of their own.
+    paths: images that the attention distance is averaged over; `shown` are among them.
+    shown: images with pictures of their own.
     read: a path's uint8 pixels, or None: to be left out.
     out: a folder that is there.
     title: of the page, the checkpoint's name.
@@ -75,9 +76,9 @@ def make(
 
 
 def _draw_model(
-  model: nnx.Module, distances: Sequence[np.ndarray], absent: Mapping[str, str], out: pathlib.Path
+  model: LoadedModel, distances: Sequence[np.ndarray], absent: Mapping[str, str], out: pathlib.Path
 ) -> dict[str, str]:
-  draw = {
+  draw: dict[str, Callable[[], Figure]] = {
     'filters': lambda: figures.filters(model),
     'positions': lambda: figures.positions(model),
     'distances': lambda: figures.distances(np.stack(distances), model),
@@ -85,12 +86,19 @@ def _draw_model(
   return _save({picture: draw[picture] for picture in model_parts.OF_MODEL if picture not in absent}, '', out)
 
 
-def _draw_image(seen: Seen, prefix: str, absent: Mapping[str, str], out: pathlib.Path) -> dict[str, str]:
+def _draw_image(
+  seen: Observation, prefix: str, absent: Mapping[str, str], out: pathlib.Path
+) -> dict[str, str]:
   photograph = f'{prefix}.png'
   _as_image(seen.photograph).save(out / photograph)
-  draw = {picture: getattr(figures, picture) for picture in model_parts.OF_IMAGE if picture not in absent}
-  functions = {picture: lambda function=function: function(seen) for picture, function in draw.items()}
-  return {'photograph': photograph, **_save(functions, f'{prefix}_', out)}
+  draw: dict[str, Callable[[], Figure]] = {
+    'patches': lambda: figures.patches(seen),
+    'layers': lambda: figures.layers(seen),
+    'heads': lambda: figures.heads(seen),
+    'rollout': lambda: figures.rollout(seen),
+  }
+  chosen = {picture: draw[picture] for picture in model_parts.OF_IMAGE if picture not in absent}
+  return {'photograph': photograph, **_save(chosen, f'{prefix}_', out)}
 
 
 def _save(draw: Mapping[str, Callable[[], Figure]], prefix: str, out: pathlib.Path) -> dict[str, str]:
@@ -109,18 +117,18 @@ def _as_image(photograph: np.ndarray) -> Image.Image:
   return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _facts(model: nnx.Module, title: str, averaged: int, absent: Mapping[str, str]) -> page.Facts:
+def _facts(model: LoadedModel, title: str, averaged: int, absent: Mapping[str, str]) -> page.Facts:
   height, width = model.preprocess.size
-  parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model.module, nnx.Param)))
   return page.Facts(
     title=title,
     rows={
-      'model': model_parts.describe(model),
+      'model': model.config.describe(),
       'parameters': f'{parameters:,}',
       'input': f'{height} × {width} pixels, {"colour" if model.preprocess.channels == 3 else "gray"}',
     },
     absent=absent,
     averaged=f'{averaged} images' if averaged > 1 else 'one image',
-    hybrid=getattr(model, 'stem', None) is not None,
-    other_tokens=model_parts.has_other_tokens(model),
+    hybrid=model.config.first_kernel.startswith('stem/'),
+    leading_tokens=model.module.leading_tokens > 0,
   )

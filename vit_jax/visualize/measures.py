@@ -1,20 +1,23 @@
 """The numbers behind the pictures: principal components, similarities, distances, rollout.
 
-'The paper' is arXiv 2010.11929. N tokens are S without a place in the image (class token, registers) and,
-behind them, the P = rows * columns patches, row by row.
+'The paper' is arXiv 2010.11929. The N tokens are those without a place in the image (class token, registers),
+then the P = rows * columns patches, row by row.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
-Grid = tuple[int, int]  # patches down and across
-_TINY = np.finfo(np.float64).tiny  # in place of a zero that is divided by
+from vit_jax.models.base import Grid
+
+_TINY = np.finfo(np.float64).tiny  # the smallest divisor
 
 
 def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
-  """The filters that say most about a set of filters (the paper's figure 7, left).
+  """The principal components of a set of filters (the paper's figure 7, left).
 
   Args:
     kernel: (height, width, C, D), D filters.
@@ -57,8 +60,8 @@ def patch_distances(grid: Grid, image_size: tuple[int, int]) -> np.ndarray:
 def attention_distances(weights: jax.Array, grid: Grid, image_size: tuple[int, int]) -> jax.Array:
   """How far heads look, in pixels (the paper's figures 7, right, and 11; appendix D.7).
 
-  The mean, over all patches that ask, of the distance to all patches, weighted by attention. Tokens without a
-  place take no part: what a patch gives to other patches is scaled to sum to one.
+  The mean over all patches, as queries, of the distance to all patches, weighted by attention. Tokens without
+  a place take no part: a patch's attention to patches is scaled to sum to one.
 
   Args:
     weights: (L, H, N, N) of one image.
@@ -75,11 +78,11 @@ def attention_distances(weights: jax.Array, grid: Grid, image_size: tuple[int, i
 
 
 def rollout(weights: jax.Array) -> jax.Array:
-  """How much of each token at the first block gets into each behind the last (Attention Rollout).
+  """How much each token after the last block draws on each token before the first (Attention Rollout).
 
   Abnar & Zuidema, arXiv 2005.00928, section 3: in each block the mean of the heads plus the identity, for the
-  residual connection, scaled so that rows sum to one; the product of all blocks. The paper's figures 6 and 14
-  are made so (appendix D.8).
+  residual connection, scaled so that rows sum to one; the product of all blocks. So are the paper's figures 6
+  and 14 (appendix D.8).
 
   Args:
     weights: (L, H, N, N) of one image.
@@ -97,13 +100,13 @@ def rollout(weights: jax.Array) -> jax.Array:
   return jax.lax.scan(through, identity, weights)[0]
 
 
-def asked(weights: jax.Array, grid: Grid, *, class_token: bool) -> jax.Array:
-  """What the class token, the first one, gives to each patch; or the mean of what all patches give.
+def attention_from(weights: jax.Array | np.ndarray, grid: Grid, *, class_token: bool) -> Any:
+  """The attention to each patch of the class token, which comes first, or the mean over all patches.
 
   Args:
     weights: (..., N, N).
     grid: rows, columns.
-    class_token: which of the two.
+    class_token: of the class token, else of the patches.
 
   Returns:
     (..., rows, columns).
@@ -118,8 +121,8 @@ def token_colours(tokens: np.ndarray, before: np.ndarray | None = None) -> tuple
 
   Args:
     tokens: (rows, columns, D).
-    before: components of the same places in the block before, to which the signs are fitted, since those
-      of a principal component mean nothing.
+    before: components of the same places in the block before. The sign of a principal component means
+      nothing, and is chosen to agree with these.
 
   Returns:
     (rows, columns, 3) in 0 … 1; each component's 2nd to 98th percentile fills the range.

@@ -1,14 +1,13 @@
-"""What a model is and has to show, whichever it is; and why it has no picture of something."""
+"""What a loaded model has to show, and why it has no picture of something."""
 
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from vit_jax.errors import UserError
-from vit_jax.models.variants import grid, resolve
+from vit_jax.loading import LoadedModel
+from vit_jax.models.base import Grid
 from vit_jax.visualize import measures
 
 # The pictures, in the order in which they are shown.
@@ -26,104 +25,67 @@ TITLES = {
 }
 
 
-def absent(model: nnx.Module) -> dict[str, str]:
-  """picture -> why the model has none of it, a sentence; 'predictions' too."""
-  reasons = {}
-  size, channels = model.preprocess.size, model.preprocess.channels
-  try:
-    jax.eval_shape(model.attention, jax.ShapeDtypeStruct((1, *size, channels), jnp.float32))
-  except UserError as error:
-    reasons |= dict.fromkeys(('distances', 'heads', 'rollout'), str(error))
+def absent(model: LoadedModel) -> dict[str, str]:
+  """Picture -> why the model has none of it, a sentence; 'predictions' too."""
+  reasons: dict[str, str] = {}
+  title = model.config.title[0].upper() + model.config.title[1:]
+  module = model.module
+  if jax.eval_shape(module.attention, _one_image(model)) is None:
+    reason = f'{title} has no attention to show; choose a Vision Transformer or a hybrid.'
+    reasons |= dict.fromkeys(('distances', 'heads', 'rollout'), reason)
   if _positions(model) is None:
-    reasons['positions'] = _no_positions(model)
-  if not hasattr(model, 'patch_embedding'):
-    reason = 'A ResNet does not cut its images into patches and has no tokens.'
+    reasons['positions'] = module.without_positions()
+  if patch_grid(model) is None:
+    reason = f'{title} does not cut its images into patches and has no tokens.'
     reasons |= dict.fromkeys(('patches', 'layers'), reason)
-  if not model.head.kernel.shape[-1]:
+  if not model.num_classes:
     reasons['predictions'] = 'The checkpoint has no head and cannot classify.'
-  elif model.config.pool == 'none':
+  elif not model.config.classifies_images:
     reasons['predictions'] = 'The checkpoint gives logits of every token, not of the image.'
   return reasons
 
 
+def _one_image(model: LoadedModel) -> jax.ShapeDtypeStruct:
+  """The shape of the model's input."""
+  return jax.ShapeDtypeStruct((1, *model.preprocess.size, model.preprocess.channels), jnp.float32)
+
+
 def grouped(absent: Mapping[str, str]) -> list[tuple[str, str]]:
-  """(titles of pictures, why the model has none of them), what has the same reason together."""
+  """(titles of pictures, why the model has none of them): pictures with the same reason together."""
   groups: dict[str, list[str]] = {}
   for picture, reason in absent.items():
     groups.setdefault(reason, []).append(TITLES[picture])
   return [(', '.join(titles), reason) for reason, titles in groups.items()]
 
 
-def _no_positions(model: nnx.Module) -> str:
-  match getattr(model.config, 'position', None):
-    case _ if model.config.tokens_mlp_dim is not None:
-      return 'An MLP-Mixer has no position embedding: its MLPs over the tokens have weights for each place.'
-    case _ if not hasattr(model, 'patch_embedding'):
-      return 'A ResNet has no position embedding.'
-    case 'none':
-      return "The model knows nothing of positions: its config.model.position is 'none'."
-    case other:
-      return f'Nothing is added to the tokens: attention itself knows of positions ({other!r}).'
-
-
-def _positions(model: nnx.Module) -> np.ndarray | None:
+def _positions(model: LoadedModel) -> np.ndarray | None:
   """(N, D) of the model's own grid."""
-  positions = getattr(model, 'positions', lambda size: None)(model.preprocess.size)
+  positions = model.module.positions(model.preprocess.size)
   return None if positions is None else np.asarray(positions, np.float32)[0]
 
 
-def position_similarity(model: nnx.Module) -> np.ndarray:
+def position_similarity(model: LoadedModel) -> np.ndarray:
   """(rows, columns, rows, columns): measures.position_similarity of a model that has an embedding."""
-  return measures.position_similarity(_positions(model), patch_grid(model))
+  positions, grid = _positions(model), patch_grid(model)
+  if positions is None or grid is None:
+    raise ValueError('the model has no position embedding')
+  return measures.position_similarity(positions, grid)
 
 
-def filters(model: nnx.Module) -> tuple[str, np.ndarray]:
-  """What the filters are called, and (height, width, C, D): those that meet the image's pixels.
-
-  Of a hybrid and of a ResNet these are the root's: a patch of theirs is one of feature maps.
-  """
-  root = getattr(model, 'stem', None)
-  if root is None and hasattr(model, 'patch_embedding'):
-    kernel = model.patch_embedding.kernel[...]
-    return 'patch embedding', np.asarray(kernel, np.float32)
-  return "ResNet's first convolution", np.asarray((root or model).root.kernel[...], np.float32)
+def filters(model: LoadedModel) -> tuple[str, np.ndarray]:
+  """The filters' name, and their kernel (height, width, C, D): those that meet the image's pixels."""
+  name, kernel = model.module.filters()
+  return name, np.asarray(kernel, np.float32)
 
 
-def patch_grid(model: nnx.Module) -> measures.Grid | None:
-  """Rows and columns of patches; None: the model has none."""
-  if not hasattr(model, 'patch_embedding'):
+def patch_grid(model: LoadedModel) -> Grid | None:
+  """Rows and columns of patches; None: the model has no tokens."""
+  if jax.eval_shape(model.module.hidden_states, _one_image(model)) is None:
     return None
-  return grid(resolve(model.config), model.preprocess.size)
+  return model.config.grid(model.preprocess.size)
 
 
-def reads_class_token(model: nnx.Module) -> bool:
-  """Whether the head reads a class token (perhaps beside others): then its attention is what one looks at."""
-  return getattr(model, 'class_token', None) is not None and model.config.pool not in ('gap', 'map')
-
-
-def has_other_tokens(model: nnx.Module) -> bool:
-  """Whether there are tokens that are no patches: a class token, registers."""
-  return any(getattr(model, name, None) is not None for name in ('class_token', 'register_tokens'))
-
-
-def photograph(model: nnx.Module, prepared: np.ndarray) -> np.ndarray:
+def photograph(model: LoadedModel, prepared: np.ndarray) -> np.ndarray:
   """(H, W, C) as the model is given it -> (H, W, C) in 0 … 1."""
   preprocess = model.preprocess
   return np.clip(prepared * np.asarray(preprocess.std) + np.asarray(preprocess.mean), 0, 1)
-
-
-def describe(model: nnx.Module) -> str:
-  """'Vision Transformer, 12 blocks of width 768, 12 heads, pool 'token''."""
-  sizes = resolve(model.config)
-  if not hasattr(model, 'patch_embedding'):
-    units = ' + '.join(map(str, sizes.resnet_blocks))
-    return f'ResNet of {units} bottlenecks behind a root of {sizes.width} channels'
-  kind = 'Vision Transformer'
-  if sizes.tokens_mlp_dim is not None:
-    kind = 'MLP-Mixer'
-  elif sizes.stem_blocks is not None:
-    kind = 'Hybrid: a ResNet, and a Vision Transformer'
-  parts = [kind, f'{sizes.depth} blocks of width {sizes.width}']
-  if sizes.heads is not None:
-    parts.append(f'{sizes.heads} heads')
-  return ', '.join([*parts, f'pool {model.config.pool!r}'])

@@ -1,11 +1,11 @@
-"""`index.html`: the pictures of a model, with what one sees in them. No scripts, nothing from elsewhere."""
+"""`index.html`: the pictures of a model with captions. It has no scripts and loads nothing from elsewhere."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from vit_jax.visualize.model_parts import TITLES, grouped
-from vit_jax.visualize.observations import Seen
+from vit_jax.visualize.observations import Observation
 
 _PAPER = 'https://arxiv.org/abs/2010.11929'
 _ROLLOUT = 'https://arxiv.org/abs/2005.00928'
@@ -26,12 +26,12 @@ _CAPTIONS = {
   'patches': 'How the image is cut: each square becomes a token, row by row from the upper left.{hybrid}',
   'layers': 'Each small square is a token, before the first block and behind each. Tokens alike have colours '
   'alike; every depth has its own colours, so that a colour means nothing across depths.',
-  'heads': 'A row for each block, a column for each head: what {by} attends to. Each map goes from 0 to its '
-  'own largest weight.{others}',
+  'heads': 'A row for each block, a column for each head: what {attending} attends to. Each map goes from 0 '
+  'to its own largest weight.{others}',
   'rollout': 'Attention followed through all blocks: in each the mean of the heads plus the identity, for '
   'the residual connection; then their product (<a href="{rollout}">Abnar and Zuidema</a>; figures 6 and '
-  '14, appendix D.8, of <a href="{paper}">the paper</a>). Bright is what {by} behind the last block draws '
-  'on; for which class, it does not say.',
+  '14, appendix D.8, of <a href="{paper}">the paper</a>). Bright is what {attending} behind the last block '
+  'draws on; for which class, it does not say.',
 }
 _HYBRID = ' A ResNet goes before: what it makes of this square, and of pixels around it, becomes the token.'
 _OTHERS = ' What goes to the class token and registers is not shown.'
@@ -60,17 +60,17 @@ class Facts:
   """What the page says beside its pictures."""
 
   title: str  # the checkpoint, as it was given
-  rows: Mapping[str, str]  # what -> value, at the top
+  rows: Mapping[str, str]  # name -> value of the table at the top
   absent: Mapping[str, str]  # picture -> why there is none
-  averaged: str  # over what the attention distance is: '128 images'
+  averaged: str  # what the attention distance is the mean over: '128 images'
   hybrid: bool
-  other_tokens: bool  # than patches: the class token, registers
+  leading_tokens: bool  # whether there are tokens that are no patches: the class token, registers
 
 
 def write(
   facts: Facts,
   of_model: Mapping[str, str],
-  of_images: Sequence[tuple[Seen, Mapping[str, str]]],
+  of_images: Sequence[tuple[Observation, Mapping[str, str]]],
 ) -> str:
   """The page.
 
@@ -107,7 +107,7 @@ def _absent(reasons: Mapping[str, str]) -> str:
   return f'<h2>What this model has no picture of</h2>\n<ul>\n{items}</ul>\n'
 
 
-def _image(number: int, seen: Seen, files: Mapping[str, str], facts: Facts) -> str:
+def _image(number: int, seen: Observation, files: Mapping[str, str], facts: Facts) -> str:
   best = ''.join(
     f'<tr><td>{escape(name)}</td><td class="number">{share:.1%}</td></tr>\n'
     for name, share in seen.predictions
@@ -130,12 +130,12 @@ def _figure(picture: str, file: str, caption: str) -> str:
   )
 
 
-def _caption(picture: str, facts: Facts, seen: Seen | None = None) -> str:
+def _caption(picture: str, facts: Facts, seen: Observation | None = None) -> str:
   return _CAPTIONS[picture].format(
     paper=_PAPER,
     rollout=_ROLLOUT,
     averaged=facts.averaged,
     hybrid=_HYBRID if facts.hybrid else '',
-    others=_OTHERS if facts.other_tokens else '',
-    by=seen.by if seen else '',
+    others=_OTHERS if facts.leading_tokens else '',
+    attending=seen.attending if seen else '',
   )

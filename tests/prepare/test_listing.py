@@ -1,0 +1,243 @@
+"""Sources of folders and archives: which images they have, in which split and class."""
+
+import io
+import os
+import tarfile
+
+import pytest
+from made_sources import PICTURE, add, folder_of, make, tar_around, tar_of, zip_of
+
+from vit_jax.errors import UserError
+from vit_jax.prepare.listing import Listing
+from vit_jax.prepare.tables import Columns
+
+kinds = pytest.mark.parametrize('kind', ['folder', 'tar', 'zip'])
+
+
+@kinds
+def test_folders_are_classes(listed, tmp_path, kind):
+  source = make(
+    kind, tmp_path / 'x', 'b/1.jpg', 'a/2.PNG', 'a/deep/er/3.webp', 'a/notes.txt', '.hidden/4.jpg'
+  )
+  assert listed(source) == {
+    'b/1.jpg': ('train', 'b'),
+    'a/2.PNG': ('train', 'a'),
+    'a/deep/er/3.webp': ('train', 'a'),
+  }
+
+
+@kinds
+def test_folders_around_classes_are_splits(listed, tmp_path, kind, caplog):
+  source = make(
+    kind,
+    tmp_path / 'x',
+    'train/a/1.jpg',
+    'validation/a/2.jpg',
+    'test/b/3.jpg',
+    'extra/c/4.jpg',
+    'train/5.jpg',
+  )
+  assert listed(source) == {
+    'train/a/1.jpg': ('train', 'a'),
+    'validation/a/2.jpg': ('val', 'a'),
+    'test/b/3.jpg': ('test', 'b'),
+  }
+  assert 'ignored 2 images in no class folder' in caplog.text
+  both = make(kind, tmp_path / 'both', 'val/a/1.jpg', 'validation/a/2.jpg')
+  with pytest.raises(UserError, match='has both val/ and validation/'):
+    listed(both)
+
+
+@pytest.mark.parametrize('kind', ['tar', 'zip'])
+@pytest.mark.parametrize(
+  'names,expected',
+  [
+    (['top/a/1.jpg', 'top/b/1.jpg'], {'a/1.jpg': 'a', 'b/1.jpg': 'b'}),
+    (['./top/a/1.jpg', 'top/b//1.jpg', 'cover.jpg'], {'a/1.jpg': 'a', 'b/1.jpg': 'b'}),
+    (['x/y/train/a/1.jpg', 'x/y/train/b/1.jpg'], {'train/a/1.jpg': 'a', 'train/b/1.jpg': 'b'}),
+    (['one/1.jpg', 'one/2.jpg'], {'one/1.jpg': 'one', 'one/2.jpg': 'one'}),
+    (['top/one/1.jpg', '__MACOSX/top/one/._1.jpg'], {'one/1.jpg': 'one'}),
+    (['../up/a/1.jpg', '/up/b/1.jpg'], {'b/1.jpg': 'b'}),
+  ],
+)
+def test_single_folders_in_an_archive_are_passed_over(listed, tmp_path, kind, names, expected):
+  found = listed(make(kind, tmp_path / 'archive', *names))
+  assert found == {name: ('train', label) for name, label in expected.items()}
+
+
+def test_folder_is_read_as_folder_sources_read_it(listed, tmp_path, caplog):
+  # Single folders are not passed over, and an archive beside images is just another file.
+  source = folder_of(tmp_path / 'x', 'top/a/1.jpg', 'top/b/1.jpg')
+  tar_of(source / 'backup.tar', 'a/1.jpg', 'b/1.jpg')
+  assert listed(source) == {'top/a/1.jpg': ('train', 'top'), 'top/b/1.jpg': ('train', 'top')}
+  assert 'ignored 1 files that are not images, such as backup.tar' in caplog.text
+
+
+@pytest.mark.parametrize('kind', ['tar', 'zip'])
+def test_archives_in_a_folder_are_classes(listed, tmp_path, kind, caplog):
+  """As ImageNet comes: a folder with a tar for each class."""
+  for name in ('n01', 'n02'):
+    make(kind, tmp_path / f'x/train/{name}.{kind}', f'{name}_1.JPEG', f'{name}_2.JPEG')
+  expected = {f'train/{n}/{n}_{i}.JPEG': ('train', n) for n in ('n01', 'n02') for i in (1, 2)}
+  assert listed(tmp_path / 'x') == expected
+  assert not caplog.text
+
+
+def test_tars_in_a_tar_are_classes(listed, tmp_path):
+  """As ImageNet comes: a tar with a tar for each class."""
+  inner = [tar_of(tmp_path / f'{name}.tar', f'{name}_1.JPEG', f'{name}_2.JPEG') for name in ('n01', 'n02')]
+  found = listed(tar_around(tmp_path / 'all.tar', *inner))
+  assert found == {f'{n}/{n}_{i}.JPEG': ('train', n) for n in ('n01', 'n02') for i in (1, 2)}
+
+
+def test_archives_in_a_folder_may_be_splits(listed, tmp_path):
+  zip_of(tmp_path / 'x/train.zip', 'a/1.jpg', 'b/1.jpg')
+  tar_of(tmp_path / 'x/val.tar', 'a/2.jpg', 'b/2.jpg')
+  assert listed(tmp_path / 'x') == {
+    'train/a/1.jpg': ('train', 'a'),
+    'train/b/1.jpg': ('train', 'b'),
+    'val/a/2.jpg': ('val', 'a'),
+    'val/b/2.jpg': ('val', 'b'),
+  }
+
+
+def webdataset_shard(path, part='cls', images_first=True):
+  """A tar of three samples, each an image and a file of its label."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tarfile.open(path, 'w') as tar:
+    for number in range(3):
+      files = [(f'{number:06}.jpg', PICTURE), (f'{number:06}.{part}', b'7')]
+      for name, content in files if images_first else reversed(files):
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+  return path
+
+
+@pytest.mark.parametrize('part', ['cls', 'json', 'txt'])
+@pytest.mark.parametrize('images_first', [False, True])
+@pytest.mark.parametrize('name', ['shard-000000', 'flowers', 'data/000001', 'train/shard'])
+def test_webdataset_shards_in_a_folder_are_refused(listed, tmp_path, part, images_first, name):
+  webdataset_shard(tmp_path / f'x/{name}.tar', part, images_first)
+  with pytest.raises(UserError, match=r'x holds .*which prepare does not read; .*class.*\.csv'):
+    listed(tmp_path / 'x')
+
+
+def test_webdataset_shards_in_a_tar_are_refused(listed, tmp_path):
+  outer = tar_around(tmp_path / 'all.tar', webdataset_shard(tmp_path / 'flowers.tar', 'json'))
+  with pytest.raises(UserError, match=r'samples \(such as flowers/000000.jpg with 000000.json'):
+    listed(outer)
+
+
+def test_single_webdataset_shard_is_refused(listed, tmp_path):
+  with pytest.raises(UserError, match=r'shard.tar holds 000000.cls, which prepare does not read'):
+    listed(webdataset_shard(tmp_path / 'shard.tar'))
+
+
+@pytest.mark.parametrize('name', ['images-000000', '000000', 'train/images_1', 'x-00000-of-00002'])
+@pytest.mark.parametrize('kind', ['tar', 'zip'])
+def test_numbered_archives_in_a_folder_are_refused(listed, tmp_path, name, kind):
+  """Parts of a download, whose labels are elsewhere, are not one class each."""
+  make(kind, tmp_path / f'x/{name}.{kind}', '1.jpg', '2.jpg')
+  with pytest.raises(UserError, match=f'x holds the archive {name}, whose name is that of a part'):
+    listed(tmp_path / 'x')
+
+
+def test_numbered_archives_within_class_folders_are_read(listed, tmp_path):
+  for name in ('cat', 'dog'):
+    zip_of(tmp_path / f'x/{name}/batch-001.zip', '1.jpg')
+  assert listed(tmp_path / 'x') == {
+    'cat/batch-001/1.jpg': ('train', 'cat'),
+    'dog/batch-001/1.jpg': ('train', 'dog'),
+  }
+
+
+@pytest.mark.parametrize('ending', ['tar', 'tar.gz', 'tgz', 'zip'])
+def test_numbered_archives_beside_images_are_refused(listed, tmp_path, ending):
+  """As in a clone of a repository: a picture for its page, and the data in shards."""
+  source = folder_of(tmp_path / 'x', 'assets/teaser.png', f'data/00000.{ending}', f'data/00001.{ending}')
+  with pytest.raises(UserError, match='x holds the archive data/00000, whose name is that of a part'):
+    listed(source)
+
+
+@pytest.mark.parametrize('names', [('cat/1.jpg', 'dog/1.jpg'), ('top/cat/1.jpg', 'top/dog/1.jpg')])
+def test_archive_of_class_folders_in_a_folder_is_refused(listed, tmp_path, names):
+  zip_of(tmp_path / 'x/photos.zip', *names)
+  with pytest.raises(UserError, match=r'x holds the archive photos, which is no class, .*\(cat, dog\)'):
+    listed(tmp_path / 'x')
+
+
+def test_archive_of_a_class_may_have_a_folder(listed, tmp_path):
+  zip_of(tmp_path / 'x/n01.zip', 'n01/1.jpg', 'n01/2.jpg', 'n01/more/3.jpg')
+  assert set(listed(tmp_path / 'x').values()) == {('train', 'n01')}
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['data/train-00000-of-00002.parquet', 'a.arrow', 'train.tfrecord-00000-of-00010', 'x.array_record-1-of-2'],
+)
+@pytest.mark.parametrize('beside_images', [False, True])
+def test_files_of_records_are_refused(listed, tmp_path, name, beside_images):
+  source = folder_of(tmp_path / 'x', name)
+  if beside_images:
+    folder_of(source, 'assets/teaser.png')
+  with pytest.raises(UserError, match=f'x holds {name}, which prepare does not read; put the images into'):
+    listed(source)
+
+
+@pytest.mark.parametrize('name', ['cat.tar.gz', 'cat.tgz', 'cat.7z'])
+def test_compressed_archives_in_a_folder_are_refused(listed, tmp_path, name):
+  folder_of(tmp_path / 'x', name)
+  tar_of(tmp_path / 'x/dog.tar', '1.jpg')
+  with pytest.raises(UserError, match=f'x holds {name}, which has no random access'):
+    listed(tmp_path / 'x')
+
+
+def test_label_files_beside_images_in_class_folders_are_ignored(listed, tmp_path, caplog):
+  """Photos with their descriptions, as annotation tools leave them."""
+  source = folder_of(tmp_path / 'x', 'a/1.jpg', 'a/1.json', 'b/1.jpg', 'b/1.txt')
+  assert set(listed(source)) == {'a/1.jpg', 'b/1.jpg'}
+  assert 'ignored 2 files that are not images' in caplog.text
+
+
+def test_numbers_as_folder_names_are_sorted_as_text(tmp_path):
+  listing = Listing(str(tar_of(tmp_path / 'x.tar', '10/1.jpg', '9/1.jpg')), tmp_path, str(tmp_path))
+  assert listing.sorted_classes({'9', '10'}) == ['10', '9']
+
+
+def test_sources_of_no_known_kind_are_refused(listed, tmp_path):
+  with pytest.raises(
+    UserError, match=r'There is no .*none; give a folder, a tar or zip archive, or a .csv file'
+  ):
+    listed(tmp_path / 'none')
+  (tmp_path / 'file.txt').write_text('hello')
+  with pytest.raises(UserError, match=r'file.txt is neither a tar nor a zip'):
+    listed(tmp_path / 'file.txt')
+  with pytest.raises(UserError, match='has no images in class folders'):
+    listed(tar_of(tmp_path / 'flat.tar', '1.jpg', '2.jpg'))
+  (tmp_path / 'empty').mkdir()
+  with pytest.raises(UserError, match='has no images in class folders'):
+    listed(tmp_path / 'empty')
+
+
+def test_named_pipe_as_the_source_is_refused(listed, tmp_path):
+  for name in ('pipe', 'pipe.csv'):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=rf'{name} cannot be read \(it is a named pipe, not a regular file\)'):
+      listed(tmp_path / name)
+
+
+def test_cut_tars_are_listed_only_where_that_is_allowed(tmp_path):
+  path = tmp_path / 'x.tar'
+  with tarfile.open(path, 'w') as tar:
+    add(tar, 'a/1.jpg', 'a/2.jpg')
+    end = tar.offset
+  path.write_bytes(path.read_bytes()[:end])
+  with pytest.raises(UserError, match=r'x.tar cannot be read as an archive .cut short'):
+    Listing(str(path), tmp_path, str(tmp_path))
+  assert len(list(Listing(str(path), tmp_path, str(tmp_path), allow_cut=True))) == 2
+
+
+def test_column_flags_are_for_tables(listed, tmp_path):
+  with pytest.raises(UserError, match=r'x.zip is not a table; leave out --image_column'):
+    listed(zip_of(tmp_path / 'x.zip', 'a/1.jpg'), columns=Columns(image='id'))

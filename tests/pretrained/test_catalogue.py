@@ -1,0 +1,63 @@
+"""Names of published checkpoints: their addresses, and corrections of wrong ones."""
+
+import re
+
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.pretrained import catalogue, download, formats, http_download
+
+
+@pytest.mark.parametrize('name', ['imagenet21k+imagenet2012/R50+ViT-B_16', 'augreg/B_16', 'bit/BiT-M-R50x1'])
+def test_a_published_name_needs_no_quotes_but_for_the_plus(name):
+  assert re.fullmatch(r'[A-Za-z0-9:/._%-]+', catalogue.url(name))
+  assert '%' not in catalogue.url(name).replace('%2B', '')
+
+
+AUGREG = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
+
+
+def test_names_outside_the_grammar_of_augreg_are_corrected():
+  transfer = AUGREG + '--imagenet2012-steps_20k-lr_0.03-res_384'
+  for name in (
+    AUGREG,
+    transfer,
+    AUGREG + '.npz',
+    'augreg/B_16',
+    AUGREG + '--oxford_iiit_pet-steps_0k-lr_0.01-res_224',
+  ):
+    assert catalogue.in_grammar(name), name
+  assert catalogue.url('augreg/B_16') == catalogue.url(AUGREG) == catalogue.url(AUGREG + '.npz')
+  wrong = {
+    AUGREG.replace('medium1', 'mediun1'): AUGREG,
+    AUGREG.replace('B_16', 'b16'): AUGREG,
+    AUGREG.replace('-wd_0.1', ''): AUGREG,
+    'augreg/R50_L_32-i21k': 'augreg/R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1',
+    transfer.replace('res_384', 'res384'): transfer,
+  }
+  for name, meant in wrong.items():
+    with pytest.raises(UserError, match='did you mean ' + re.escape(meant)):
+      download.local_file(name)
+
+
+@pytest.mark.parametrize(
+  ('source', 'said'),
+  [
+    ('ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
+    ('imagenet21/ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
+    ('runs/nothing', 'There is no checkpoint runs/nothing'),
+  ],
+)
+def test_a_source_that_is_nowhere_offers_the_nearest(monkeypatch, tmp_path, source, said):
+  monkeypatch.chdir(tmp_path)
+  requests = []
+  monkeypatch.setattr(http_download, 'download', lambda *request: requests.append(request))
+  with pytest.raises(UserError, match=said):
+    formats.read(source)
+  assert not requests
+
+
+def test_a_missing_path_offers_the_file_beside_it(tmp_path):
+  (tmp_path / 'model.npz').touch()
+  with pytest.raises(UserError, match=r'did you mean .*model\.npz'):
+    formats.read(tmp_path / 'modell.npz')

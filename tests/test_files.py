@@ -1,0 +1,152 @@
+"""Files that are written whole and durably, or not at all."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+from vit_jax import files
+
+
+@pytest.fixture
+def system_calls(monkeypatch):
+  """Every fsync and rename from here on, as ('fsync', path) and ('rename', from, to)."""
+  calls = []
+  fsync, replace = os.fsync, os.replace
+
+  def recorded_fsync(descriptor):
+    calls.append(('fsync', os.readlink(f'/proc/self/fd/{descriptor}')))
+    fsync(descriptor)
+
+  def recorded_replace(source, target):
+    calls.append(('rename', os.fspath(source), os.fspath(target)))
+    replace(source, target)
+
+  monkeypatch.setattr(os, 'fsync', recorded_fsync)
+  monkeypatch.setattr(os, 'replace', recorded_replace)
+  return calls
+
+
+def test_content_is_synced_before_the_rename_and_the_directory_after_it(tmp_path, system_calls):
+  files.write_text(tmp_path / 'a.txt', 'content')
+  partial, target = str(tmp_path / 'a.txt.partial'), str(tmp_path / 'a.txt')
+  assert system_calls == [('fsync', partial), ('rename', partial, target), ('fsync', str(tmp_path))]
+
+
+def test_all_content_has_left_the_process_when_it_is_synced(tmp_path, monkeypatch):
+  sizes = []
+  monkeypatch.setattr(os, 'fsync', lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+  with files.atomic_write(tmp_path / 'a.txt') as file:
+    file.write('x' * 100)
+  assert sizes[0] == 100
+
+
+def test_relative_paths_sync_their_own_directory(tmp_path, monkeypatch, system_calls):
+  monkeypatch.chdir(tmp_path)
+  files.write_bytes('a.bin', b'\0\xff')
+  assert (tmp_path / 'a.bin').read_bytes() == b'\0\xff'
+  assert system_calls[-1] == ('fsync', str(tmp_path))
+
+
+def test_readers_see_the_old_content_until_the_new_one_is_complete(tmp_path):
+  path = tmp_path / 'a.txt'
+  files.write_text(path, 'old')
+  with files.atomic_write(path) as file:
+    file.write('new')
+    file.flush()
+    assert path.read_text() == 'old'
+  assert path.read_text() == 'new'
+  assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize('error', [ValueError('wrong'), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_content_and_no_partial_file(tmp_path, error):
+  path = tmp_path / 'a.txt'
+  path.write_text('old')
+  with pytest.raises(type(error)), files.atomic_write(path) as file:
+    file.write('half')
+    raise error
+  assert path.read_text() == 'old'
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_target_and_keeps_it(tmp_path):
+  path = tmp_path / 'a.txt'
+  path.write_text('old')
+  (tmp_path / 'a.txt.partial').symlink_to('/dev/full')
+  with pytest.raises(OSError) as caught:
+    files.write_text(path, 'new')
+  assert caught.value.errno in files.DISK_FULL and caught.value.filename == str(path)
+  assert path.read_text() == 'old'
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_has_one_of_the_known_errors(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(OSError) as caught:
+    files.write_text(tmp_path / 'file/a.txt', 'new')
+  assert caught.value.errno in files.UNWRITABLE
+
+
+def test_text_is_utf8_in_any_locale(tmp_path):
+  files.write_text(tmp_path / 'a.txt', 'Blüte ✿')
+  assert (tmp_path / 'a.txt').read_bytes() == 'Blüte ✿'.encode()
+
+
+def test_json_has_numpy_scalars_as_numbers_and_null_for_what_json_lacks(tmp_path):
+  content = {
+    'accuracy': np.float32(0.5),
+    'steps': np.int64(7),
+    'done': np.bool_(True),
+    'loss': np.float64('nan'),
+    'rates': [1.5, float('inf'), (-float('inf'), {'inner': float('nan')})],
+    'name': 'Blüte',
+    'none': None,
+  }
+  files.write_json(tmp_path / 'a.json', content)
+  text = (tmp_path / 'a.json').read_text()
+
+  def refuse(constant):
+    raise AssertionError(f'{constant} is not JSON')
+
+  assert json.loads(text, parse_constant=refuse) == {
+    'accuracy': 0.5,
+    'steps': 7,
+    'done': True,
+    'loss': None,
+    'rates': [1.5, None, [None, {'inner': None}]],
+    'name': 'Blüte',
+    'none': None,
+  }
+  assert text.startswith('{\n  "accuracy": 0.5,\n') and text.endswith('}\n')
+
+
+def test_json_refuses_what_it_cannot_express(tmp_path):
+  with pytest.raises(TypeError):
+    files.write_json(tmp_path / 'a.json', {'array': object()})
+  assert not list(tmp_path.iterdir())
+
+
+def test_new_directories_are_synced_in_those_above_them(tmp_path, system_calls):
+  files.make_directories(tmp_path / 'a/b')
+  assert (tmp_path / 'a/b').is_dir()
+  assert {path for _, path in system_calls} == {str(tmp_path), str(tmp_path / 'a')}
+  system_calls.clear()
+  files.make_directories(tmp_path / 'a/b')
+  assert not system_calls
+
+
+def test_a_file_system_that_cannot_sync_directories_is_no_error(tmp_path, monkeypatch):
+  codes = iter([errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EIO])
+
+  def fail(descriptor):
+    raise OSError(next(codes), 'as the system says')
+
+  monkeypatch.setattr(os, 'fsync', fail)
+  for _ in range(3):
+    files.fsync_directory(tmp_path)
+  with pytest.raises(OSError) as caught:
+    files.fsync_directory(tmp_path)
+  assert caught.value.errno == errno.EIO

@@ -1,0 +1,182 @@
+"""The images of a source, in one list, whatever the source is.
+
+- A folder or archive with a folder for each class, below train/, val/ (or validation/) and test/ or without
+  these. In an archive, single folders around all others are passed over. A tar within a tar stands for a
+  folder of its name, and so does each archive in a folder that has archives and no images.
+- A .csv or .tsv file with a column for the image, a column for the label and, if there are splits, a column
+  split. Paths are absolute, addresses, or relative to the file.
+- A folder with metadata.csv or metadata.jsonl (a Hugging Face image folder), in it or in its splits' folders.
+
+In tables, a label is the name of a class, or several names with ';' or '|' between them (in .jsonl also a
+list).
+"""
+
+import json
+import logging
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+
+from vit_jax.data.sources.folder_listing import EXTENSIONS
+from vit_jax.errors import UserError
+from vit_jax.prepare import archives, class_archives, storage, tables
+from vit_jax.prepare.class_archives import ClassArchives
+from vit_jax.prepare.layout import Layout
+from vit_jax.prepare.source_image import SourceImage
+
+_log = logging.getLogger(__name__)
+
+
+class Listing:
+  """The images of a source, listed once into a local file; can be iterated over several times."""
+
+  def __init__(
+    self,
+    source: str,
+    scratch: pathlib.Path,
+    work: str,
+    *,
+    columns: tables.Columns = tables.USUAL_COLUMNS,
+    allow_cut: bool = False,
+  ):
+    """Lists a source.
+
+    Args:
+      source: its path or address.
+      scratch: a local folder for the list.
+      work: a folder or address for a decompressed archive.
+      columns: which columns of a table to read.
+      allow_cut: whether a tar that was cut short is only warned of.
+
+    Raises:
+      UserError: there is no such source, it is of an unknown kind, has no images, or its layout is wrong.
+    """
+    self._source, self._list = source, scratch / 'listing.jsonl'
+    self._allow_cut = allow_cut
+    self._ignored, self._num_ignored = '', 0  # the first file that is no image; the number of them
+    self._layout, self._archives = Layout(), ClassArchives(source)
+    check_exists(source)
+    self._is_table = tables.is_table(source)
+    if self._is_table:
+      images = tables.list_images(source, columns)
+    elif columns == tables.USUAL_COLUMNS:
+      images = self._found(work)
+    else:
+      raise UserError(f'{source} is not a table; leave out --image_column and --label_column.')
+    with open(self._list, 'w') as file:
+      for image in images:
+        file.write(json.dumps(image) + '\n')
+    if not self._is_table:
+      self._layout.settle(source)
+      self._archives.check(self._layout.is_class)
+    self._warn()
+
+  def __iter__(self) -> Iterator[SourceImage]:
+    """The images, with split and labels, in the order of the source."""
+    with open(self._list) as file:
+      for line in file:
+        image = SourceImage(*json.loads(line))
+        placed = image if self._is_table else self._layout.placed(image)
+        if placed is not None:
+          yield placed
+
+  def sorted_classes(self, names: Iterable[str]) -> list[str]:
+    """Sorts classes by name, or by number if the classes of a table are all numbers."""
+    names = list(names)
+    if self._is_table and all(re.fullmatch('[0-9]+', name) for name in names):
+      return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+  def _warn(self) -> None:
+    if self._num_ignored:
+      _log.warning(
+        '%s: ignored %d files that are not images, such as %s.',
+        self._source,
+        self._num_ignored,
+        self._ignored,
+      )
+    if self._layout.num_misplaced:
+      _log.warning('%s: ignored %d images in no class folder.', self._source, self._layout.num_misplaced)
+
+  def _found(self, work: str) -> Iterator[SourceImage]:
+    """The images of a folder or archive, not yet with split and labels."""
+    if storage.is_folder(self._source):
+      self._layout.may_be_wrapped = False
+      yield from self._in_folder()
+    else:
+      yield from self._in_archive(archives.decompressed(self._source, work), '')
+
+  def _in_folder(self) -> Iterator[SourceImage]:
+    """The images in a folder; if it has none, those in its archives."""
+    packed, has_images = [], False
+    for name, size in storage.list_files(self._source):
+      if archives.is_archive(name):
+        packed.append(name)
+      elif image := self._image(SourceImage(name, storage.join(self._source, name), None, size)):
+        has_images = True
+        yield image
+    if has_images:
+      self._ignore_archives(packed)
+      return
+    for name in packed:
+      if archives.is_compressed(name):
+        raise UserError(
+          f'{self._source} holds {name}, which has no random access; give that archive itself, or unpack it.'
+        )
+      yield from self._in_archive(storage.join(self._source, name), archives.stem(name))
+
+  def _ignore_archives(self, names: list[str]) -> None:
+    """Counts archives beside images as files that are not images, unless they are a series of parts."""
+    numbered = [name for name in names if class_archives.is_numbered(archives.stem(name))]
+    if len(numbered) > 1:
+      class_archives.refuse_numbered(self._source, archives.stem(numbered[0]))
+    for name in names:
+      self._ignore(name)
+
+  def _in_archive(self, path: str, folder: str) -> Iterator[SourceImage]:
+    """The images in an archive.
+
+    Args:
+      path: the archive's path or address.
+      folder: the folder that the archive stands for; '' for the source itself.
+    """
+    for member in archives.members(path, allow_cut=self._allow_cut):
+      file = SourceImage(f'{folder}/{member.name}', path, member.location, member.size)
+      if image := self._image(file, f'{folder}/{member.folder}'):
+        yield image
+
+  def _image(self, file: SourceImage, archive: str = '') -> SourceImage | None:
+    """A file with a tidy name, if it is an image; else it is counted.
+
+    Args:
+      file: the file.
+      archive: the folders that the archive around it stands for; '' if there is none.
+    """
+    parts = _parts(file.name)
+    if not parts or any(part.startswith('.') for part in parts):
+      return None  # hidden, such as the ._files of a Mac
+    name = '/'.join(parts)
+    class_archives.refuse_records(self._source, name)
+    is_image = name.lower().endswith(EXTENSIONS)
+    if folders := _parts(archive):
+      self._archives.add(folders, name, is_image=is_image)
+    if not is_image:
+      self._ignore(name)
+      return None
+    self._layout.folders[parts[:-1]] += 1
+    return file._replace(name=name)
+
+  def _ignore(self, name: str) -> None:
+    self._ignored = self._ignored or name
+    self._num_ignored += 1
+
+
+def check_exists(source: str) -> None:
+  """Raises UserError if there is no such source."""
+  if not storage.exists(source):
+    raise UserError(f'There is no {source}; give a folder, a tar or zip archive, or a .csv file.')
+
+
+def _parts(path: str) -> tuple[str, ...]:
+  """The folders and the file of a path, without those that mean nothing ('a/./b//c')."""
+  return tuple(part for part in path.split('/') if part not in ('', '.'))

@@ -1,0 +1,219 @@
+"""The plan of a preparation: which image goes into which shard, decided once and kept in the work folder.
+
+The records of a split are ordered by a hash of their names, as those of `folder:` are, so that a slice has
+images of all classes. Each shard holds an equal share of them. So the content of a shard depends on the
+source alone, and any process can write any shard.
+"""
+
+import array
+import bisect
+import collections
+import dataclasses
+import json
+import logging
+import math
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vit_jax.data.sources.folder_listing import path_hash
+from vit_jax.errors import UserError
+from vit_jax.prepare import storage
+from vit_jax.prepare.listing import Listing
+from vit_jax.prepare.source_image import SourceImage
+from vit_jax.prepare.tables import USUAL_COLUMNS, Columns
+
+_log = logging.getLogger(__name__)
+
+MIB = 2**20
+# A split has about 128 shards, as long as their sizes are within these bounds (bytes).
+_USUAL_SHARDS, _SMALLEST_SHARD, _LARGEST_SHARD = 128, 4 * MIB, 512 * MIB
+_UNKNOWN_SIZE = 110_000  # bytes; the mean of ImageNet's files
+_BUFFERED_LINES = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """The size of a split."""
+
+  images: int
+  shards: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a preparation writes.
+
+  Attributes:
+    splits: name -> size.
+    classes: label -> name.
+    multi_label: whether an image may have several labels, or none.
+  """
+
+  splits: dict[str, Split]
+  classes: list[str]
+  multi_label: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """An image of a shard: a `SourceImage` with labels as numbers."""
+
+  name: str
+  path: str
+  location: int | str | None
+  size: int | None
+  labels: list[int]
+
+
+def load(work: str) -> Plan | None:
+  """The plan in a work folder; None if there is none yet."""
+  if not storage.exists(plan_path(work)):
+    return None
+  content = storage.read_json(plan_path(work))
+  splits = {name: Split(**split) for name, split in content.pop('splits').items()}
+  return Plan(splits=splits, **content)
+
+
+def make(
+  source: str,
+  work: str,
+  shard_bytes: int | None,
+  *,
+  columns: Columns = USUAL_COLUMNS,
+  allow_cut: bool = False,
+) -> Plan:
+  """Lists a source, and writes the plan and the list of each shard's images.
+
+  Args:
+    source: its path or address; see `listing`.
+    work: the folder or address for the plan.
+    shard_bytes: about the size of a shard; None: it follows from the size of the split.
+    columns: which columns of a table to read.
+    allow_cut: whether a tar that was cut short is only warned of.
+
+  Raises:
+    UserError: the source cannot be listed, or its labels cannot be used.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    scratch = pathlib.Path(folder)
+    listing = Listing(source, scratch, work, columns=columns, allow_cut=allow_cut)
+    census = _Census(listing, source)
+    plan = census.plan(shard_bytes)
+    _write_lists(listing, plan, census.boundaries(plan), scratch / 'lists', work)
+  storage.write_json(plan_path(work), dataclasses.asdict(plan), work)  # last: with it the plan is complete
+  return plan
+
+
+def items(work: str, split: str, shard: int) -> list[Item]:
+  """The images of a shard, in the order of its records."""
+  with storage.open_file(_list_path(work, split, shard)) as file:
+    found = [Item(*json.loads(line)) for line in file]
+  return sorted(found, key=lambda item: (path_hash(item.name), item.name))
+
+
+def plan_path(work: str) -> str:
+  """The file of the plan in a work folder."""
+  return storage.join(work, 'plan.json')
+
+
+class _Census:
+  """What must be known of all images before the first is assigned to a shard. Takes eight bytes an image."""
+
+  def __init__(self, listing: Listing, source: str):
+    """Raises UserError where the labels of the images cannot be used."""
+    self._source = source
+    self._hashes: dict[str, array.array] = {}  # split -> uint64
+    self._bytes: collections.Counter[str] = collections.Counter()
+    self._most_labels = 0
+    self._unlabelled: str | None = None  # the first image without a label
+    classes: dict[str, set[str]] = {}
+    for image in listing:
+      self._hashes.setdefault(image.split, array.array('Q')).append(path_hash(image.name))
+      self._bytes[image.split] += _UNKNOWN_SIZE if image.size is None else image.size
+      self._most_labels = max(self._most_labels, len(image.labels))
+      if not image.labels and self._unlabelled is None:
+        self._unlabelled = image.name
+      classes.setdefault(image.split, set()).update(image.labels)
+    self._classes = listing.sorted_classes(set().union(*classes.values()))
+    self._check(classes)
+
+  def plan(self, shard_bytes: int | None) -> Plan:
+    """The plan for shards of about `shard_bytes`; None: the usual number of shards."""
+    splits = {}
+    for name in sorted(self._hashes):
+      images, total = len(self._hashes[name]), self._bytes[name]
+      target = shard_bytes or min(max(total / _USUAL_SHARDS, _SMALLEST_SHARD), _LARGEST_SHARD)
+      shards = max(math.ceil(total / target), 1)
+      splits[name] = Split(images, min(shards, images))
+    return Plan(splits, self._classes, self._most_labels > 1)
+
+  def boundaries(self, plan: Plan) -> dict[str, list[int]]:
+    """For each split, the hashes at which its shards begin, without the first shard."""
+    result = {}
+    for name, split in plan.splits.items():
+      ordered = np.sort(np.frombuffer(self._hashes[name], np.uint64))
+      firsts = [shard * split.images // split.shards for shard in range(1, split.shards)]
+      result[name] = ordered[firsts].tolist()
+    return result
+
+  def _check(self, classes: Mapping[str, set[str]]) -> None:
+    if not self._classes:
+      raise UserError(f'{self._source} lists no labelled images; check it.')
+    if self._unlabelled is not None and self._most_labels == 1:
+      raise UserError(f'{self._source} gives {self._unlabelled} no label; fill it in, or remove the line.')
+    for name in self._classes:
+      if name != name.strip() or not name.isprintable():
+        raise UserError(
+          f'{self._source} has a class called {name!r}, which cannot be printed in one line; rename it.'
+        )
+    for split, known in classes.items():
+      unknown = sorted(known - classes.get('train', known))
+      if unknown:
+        _log.warning(
+          '%s has %d classes in %s that train lacks, such as %s.',
+          self._source,
+          len(unknown),
+          split,
+          unknown[0],
+        )
+
+
+def _write_lists(
+  listing: Listing, plan: Plan, boundaries: Mapping[str, list[int]], scratch: pathlib.Path, work: str
+) -> None:
+  """Writes each shard's list, by way of local files, since object stores cannot append."""
+  numbers = {name: number for number, name in enumerate(plan.classes)}
+  scratch.mkdir()
+  lines: dict[pathlib.Path, list[str]] = collections.defaultdict(list)
+  for count, image in enumerate(listing, start=1):
+    shard = bisect.bisect_right(boundaries[image.split], path_hash(image.name))
+    lines[scratch / f'{image.split}-{shard}'].append(_line(image, numbers))
+    if count % _BUFFERED_LINES == 0:
+      _append(lines)
+      lines.clear()
+  _append(lines)
+  for name, split in plan.splits.items():
+    for shard in range(split.shards):
+      part = scratch / f'{name}-{shard}'
+      part.touch()  # a shard is empty if hashes are equal
+      with storage.atomic_path(_list_path(work, name, shard), work) as local:
+        shutil.move(part, local)
+
+
+def _line(image: SourceImage, numbers: Mapping[str, int]) -> str:
+  labels = sorted(numbers[label] for label in image.labels)
+  return json.dumps([image.name, image.path, image.location, image.size, labels]) + '\n'
+
+
+def _append(lines: Mapping[pathlib.Path, Sequence[str]]) -> None:
+  for path, part in lines.items():
+    with open(path, 'a') as file:
+      file.writelines(part)
+
+
+def _list_path(work: str, split: str, shard: int) -> str:
+  return storage.join(work, 'lists', f'{split}-{shard}.jsonl')

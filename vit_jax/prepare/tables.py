@@ -1,0 +1,191 @@
+"""Tables of images and labels: .csv and .tsv files, and Hugging Face's metadata.csv and metadata.jsonl."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vit_jax.data.sources.folder import SPLITS
+from vit_jax.data.sources.folder_listing import EXTENSIONS
+from vit_jax.errors import UserError
+from vit_jax.prepare import storage
+from vit_jax.prepare.source_image import SourceImage
+
+_METADATA = ('metadata.csv', 'metadata.jsonl')
+_TABLES = ('.csv', '.tsv')
+_IMAGE_COLUMNS = ('image', 'file_name', 'filename', 'file', 'path', 'id')  # the first that is there
+_LABEL_COLUMNS = ('label', 'labels')
+_DELIMITERS = (',', ';', '\t')
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """Which columns of a table have the path and the label of an image; None: one of the usual names."""
+
+  image: str | None = None
+  label: str | None = None
+
+
+USUAL_COLUMNS = Columns()
+
+
+def is_table(source: str) -> bool:
+  """Whether a source is a table, or a folder with Hugging Face's metadata."""
+  return source.lower().endswith(_TABLES) or (storage.is_folder(source) and bool(_metadata_files(source)))
+
+
+def list_images(source: str, columns: Columns) -> Iterator[SourceImage]:
+  """Lists the images of a table, or of the metadata files of a folder.
+
+  Args:
+    source: the path or address of a table, or of a folder with metadata files.
+    columns: which columns have the path and the label.
+
+  Raises:
+    UserError: a table cannot be read, lacks a column, or has a value that cannot be used.
+  """
+  if not storage.is_folder(source):
+    folder = source.rpartition('/')[0] if storage.is_address(source) else os.path.dirname(source)
+    yield from _table_images(source, folder, '', columns)
+    return
+  for table in _metadata_files(source):
+    yield from _table_images(storage.join(source, table), source, posixpath.dirname(table), columns)
+
+
+def _metadata_files(folder: str) -> list[str]:
+  """The metadata files in a folder, else those in its splits' folders, relative to it."""
+  found = _existing(folder, _METADATA)
+  return found or _existing(folder, [f'{split}/{name}' for split in SPLITS for name in _METADATA])
+
+
+def _existing(folder: str, names: list[str] | tuple[str, ...]) -> list[str]:
+  return [name for name in names if storage.exists(storage.join(folder, name))]
+
+
+def _table_images(table: str, root: str, split_folder: str, columns: Columns) -> Iterator[SourceImage]:
+  """Lists the images of one table.
+
+  Args:
+    table: its path or address.
+    root: the folder that the images' names are relative to.
+    split_folder: the folder of a split, below the root, that the table is in; ''.
+    columns: as for `list_images`.
+  """
+  is_metadata = posixpath.basename(table) in _METADATA
+  for line, row in _rows(table, columns):
+    where = f'{table} line {line}'
+    path = _cell(row, columns.image, _IMAGE_COLUMNS, 'image', where)
+    if not isinstance(path, str) or not path:
+      raise UserError(f'{where} has no path of an image; fill it in, or remove the line.')
+    if is_metadata:
+      _check_inside(path, where)
+    name = path if storage.is_address(path) else posixpath.join(split_folder, posixpath.normpath(path))
+    name, place = _located(name, root)
+    labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', where), where))
+    yield SourceImage(name, place, None, storage.size(place), _split(row, name, where), labels)
+
+
+def _check_inside(path: str, where: str) -> None:
+  """Checks that metadata, which comes with a download, names no other file of this machine."""
+  if storage.is_address(path) or os.path.isabs(path) or '..' in path.split('/'):
+    raise UserError(f'{where} names {path}, which is not below its folder; remove the line.')
+
+
+def _located(name: str, root: str) -> tuple[str, str]:
+  """An image's name and its path or address, with the ending that Kaggle's `id` columns leave out."""
+  absolute = storage.is_address(name) or os.path.isabs(name)
+  place = name if absolute else storage.join(root, name)
+  if name.lower().endswith(EXTENSIONS) or storage.is_address(place) or os.path.exists(place):
+    return name, place
+  for extension in EXTENSIONS:
+    if os.path.exists(place + extension):
+      return name + extension, place + extension
+  return name, place
+
+
+def _split(row: dict[str, Any], name: str, where: str) -> str:
+  """The split that the column 'split' names, else that of the outermost folder, else 'train'."""
+  split = row.get('split') or SPLITS.get(name.split('/')[0], 'train')
+  if not isinstance(split, str) or not re.fullmatch(r'[A-Za-z]\w*', split) or split == 'all':
+    raise UserError(f'{where} has the split {split!r}; write train, val, test or another single word.')
+  return SPLITS.get(split, split)
+
+
+def _labels(value: Any, where: str) -> list[str]:
+  """The class names in a cell, each once, in order."""
+  match value:
+    case None:
+      values = []
+    case str():
+      values = re.split('[;|]', value)
+    case list():
+      values = value
+    case _:
+      values = [value]
+  if not all(isinstance(value, str | int) for value in values):
+    raise UserError(f'{where} has the label {value!r}; write a name, a number, or a list of these.')
+  stripped = [str(value).strip() for value in values]
+  return list(dict.fromkeys(name for name in stripped if name))
+
+
+def _cell(row: dict[str, Any], chosen: str | None, usual: tuple[str, ...], what: str, where: str) -> Any:
+  """The value of a column.
+
+  Args:
+    row: column -> value.
+    chosen: the column that the person named; None: the first of the usual ones.
+    usual: the usual names of the column.
+    what: 'image' or 'label', for errors.
+    where: the table and line, for errors.
+  """
+  for name in usual if chosen is None else (chosen,):
+    if name in row:
+      return row[name]
+  there = ', '.join(map(str, row)) or 'none'
+  if chosen is not None:
+    raise UserError(f'{where} has no column {chosen!r}, but {there}; correct --{what}_column.')
+  raise UserError(
+    f'{where} has no column {" or ".join(map(repr, usual))}, but {there}; name the right one with '
+    f'--{what}_column.'
+  )
+
+
+def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Line numbers and rows of a .csv, .tsv or .jsonl file."""
+  line = 1
+  try:
+    with io.TextIOWrapper(storage.open_file(table), 'utf-8-sig', newline='') as file:
+      if table.endswith('.jsonl'):
+        for line, text in enumerate(file, start=1):
+          row = json.loads(text)
+          if not isinstance(row, dict):
+            raise ValueError('it is not an object')
+          yield line, row
+        return
+      header = file.readline()
+      delimiter = _delimiter(header, columns)
+      reader = csv.DictReader(itertools.chain([header], file), delimiter=delimiter)
+      for row in reader:
+        line = reader.line_num
+        yield line, row
+  except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also JSON's and UTF-8's
+    raise UserError(f'{table} cannot be read near line {line} ({error}); correct it.') from error
+  except OSError as error:
+    reason = error.strerror or error
+    raise UserError(f'{table} cannot be read ({reason}); give a table that can.') from error
+
+
+def _delimiter(header: str, columns: Columns) -> str:
+  """The delimiter with which the first line of a table has a column of images; a comma if none has."""
+  wanted = _IMAGE_COLUMNS if columns.image is None else (columns.image,)
+  for delimiter in _DELIMITERS:
+    found = next(csv.reader([header], delimiter=delimiter), [])
+    if any(name in found for name in wanted):
+      return delimiter
+  return ','

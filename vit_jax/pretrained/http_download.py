@@ -1,0 +1,235 @@
+"""One file over HTTP: resumed where it broke off, and never put together from parts of different files.
+
+No library we know does this: pooch and fsspec do not resume, and huggingface_hub's `http_get` appends any 206
+without comparing its Content-Range and ETag. So urllib3 moves and counts the bytes, and this module decides
+whether they belong together.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import time
+
+import tqdm
+
+from vit_jax.pretrained.http_stream import ConnectionFailedError, Stream, UnusableError
+
+_TRANSIENT = (408, 425, 429)  # and every 5xx: the same request may succeed later
+# RFC 9110: only a strong ETag says that two answers are parts of the same bytes. A date does not.
+_STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
+_NUMBER = re.compile(r'[0-9]{1,18}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+  """How long a server may take.
+
+  Attributes:
+    timeout: seconds without a byte, or with less than 1 kB/s, until an attempt has failed.
+    attempts: how often the file is asked for.
+    pause: seconds before the second attempt; they double with each further one.
+  """
+
+  timeout: float = 60
+  attempts: int = 5
+  pause: float = 0.5
+
+
+class RefusedError(Exception):
+  """The server does not give the file, and asking again would not help."""
+
+  def __init__(self, status: int):
+    super().__init__(f'status {status}')
+    self.status = status
+
+
+class InterruptedDownloadError(Exception):
+  """Every attempt failed. The text says why the last one did; `kept` bytes need no second transfer."""
+
+  def __init__(self, reason: str, kept: int):
+    super().__init__(reason)
+    self.kept = kept
+
+
+class _Partial:
+  """The first bytes of a file, with the size and ETag of the whole, in a folder that outlives the process."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.path = folder / '.partial'
+    self._record = folder / '.record.json'
+    self.size, self.etag = _read_record(self._record)
+
+  @property
+  def length(self) -> int:
+    """Bytes that are there."""
+    return self.path.stat().st_size if self.path.exists() else 0
+
+  def is_complete(self) -> bool:
+    return self.path.exists() and self.length == self.size
+
+  def start(self, size: int | None, etag: str | None) -> None:
+    """Forgets all bytes and describes the file that follows; `size` is None until it is known."""
+    self.path.unlink(missing_ok=True)  # first: a crash after it must not leave old bytes under a new ETag
+    self.describe(size, etag)
+
+  def describe(self, size: int | None, etag: str | None) -> None:
+    self.size, self.etag = size, etag
+    self._record.write_text(json.dumps({'size': size, 'etag': etag}))
+
+  def keep_only_what_can_be_resumed(self) -> int:
+    """Removes bytes that cannot be told from another version's; returns how many are kept."""
+    if self.etag is None or (self.size is not None and self.length > self.size):
+      self.path.unlink(missing_ok=True)
+    return self.length
+
+
+def is_complete(path: pathlib.Path) -> bool:
+  """Whether a downloaded file has the size that was recorded beside it."""
+  size, _ = _read_record(path.with_name('.record.json'))
+  return path.is_file() and path.stat().st_size == size
+
+
+def download(url: str, folder: pathlib.Path, title: str, patience: Patience) -> pathlib.Path:
+  """Downloads a file from the first byte that the folder lacks.
+
+  Args:
+    url: an http or https address.
+    folder: an existing folder for this address alone, which the caller has locked.
+    title: what the progress bar shows.
+    patience: how long the server may take.
+
+  Returns:
+    The path of the whole file, which the caller renames.
+
+  Raises:
+    RefusedError: the server answers that it does not give the file.
+    UnusableError: the server's answer or the address makes no sense.
+    InterruptedDownloadError: every attempt failed.
+    OSError: the folder cannot be written.
+  """
+  partial = _Partial(folder)
+  reason = ''
+  for attempt in range(patience.attempts):
+    if attempt:
+      time.sleep(patience.pause * 2 ** (attempt - 1))
+    try:
+      if not partial.is_complete():  # it is after a kill between its last byte and its renaming
+        _attempt(url, partial, title, patience)
+      return partial.path
+    except ConnectionFailedError as error:
+      reason = str(error)
+  raise InterruptedDownloadError(reason, partial.keep_only_what_can_be_resumed())
+
+
+def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> None:
+  """Asks for the bytes that are missing and appends them."""
+  headers = {'Accept-Encoding': 'identity'}
+  first = partial.keep_only_what_can_be_resumed()
+  if first and partial.etag:
+    headers |= {'Range': f'bytes={first}-', 'If-Range': partial.etag}
+  with Stream(url, headers, patience.timeout) as answer:
+    if answer.status == 200:  # also to a Range: the file changed, or the server knows no ranges
+      first = 0
+      partial.start(_size(answer), _etag(answer))
+    elif answer.status == 206 and first:
+      _check_continuation(answer, partial)
+    elif answer.status == 206:
+      raise UnusableError('the server sends a part of it (status 206) although asked for the whole')
+    elif answer.status == 416 and first:
+      partial.start(None, None)
+      raise ConnectionFailedError('the server does not have the missing part')
+    elif answer.status in _TRANSIENT or answer.status >= 500:
+      raise ConnectionFailedError(f'the server answers {answer.status}')
+    else:
+      raise RefusedError(answer.status)
+    encoding = answer.headers.get('Content-Encoding', 'identity')
+    if encoding.lower() not in ('', 'identity'):
+      raise UnusableError(f'the server compresses it ({encoding}) although asked not to')
+    _check_space(partial)
+    _receive(answer, partial, title)
+  if partial.size is None:  # chunked: complete, since urllib3 raises where the last chunk is missing
+    partial.describe(partial.length, partial.etag)
+  if partial.length != partial.size:
+    raise ConnectionFailedError('the connection broke off')
+
+
+def _receive(answer: Stream, partial: _Partial, title: str) -> None:
+  """Appends the answer's body, and syncs it to the disk."""
+  length = partial.length
+  bar = tqdm.tqdm(
+    desc=title,
+    initial=length,
+    total=partial.size,
+    unit='B',
+    unit_scale=True,
+    disable=not sys.stderr.isatty(),
+  )
+  with bar, open(partial.path, 'ab') as file:
+    for chunk in answer.chunks():
+      length += len(chunk)
+      if partial.size is not None and length > partial.size:
+        file.truncate(0)
+        raise ConnectionFailedError('the server sends more bytes than it announced')
+      file.write(chunk)
+      bar.update(len(chunk))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _size(answer: Stream) -> int | None:
+  """Bytes of the whole file, of an answer with status 200; None where chunks end it.
+
+  Raises:
+    UnusableError: neither a length nor chunks show where the file ends.
+  """
+  if answer.headers.get('Transfer-Encoding', '').lower() == 'chunked':
+    return None
+  length = answer.headers.get('Content-Length', '')
+  if 'Transfer-Encoding' in answer.headers or not _NUMBER.fullmatch(length):
+    raise UnusableError(
+      f'the server does not tell its length (Content-Length: {length or "none"}), so that a part of it could '
+      'pass for the whole'
+    )
+  return int(length)
+
+
+def _etag(answer: Stream) -> str | None:
+  etag = answer.headers.get('ETag', '')
+  return etag if _is_strong(etag) else None
+
+
+def _check_continuation(answer: Stream, partial: _Partial) -> None:
+  """Starts again unless an answer with status 206 has exactly the missing bytes of the same file."""
+  span = answer.headers.get('Content-Range', '')
+  size = span.rpartition('/')[2] if partial.size is None else str(partial.size)
+  same = _etag(answer) == partial.etag and _NUMBER.fullmatch(size) is not None
+  if not same or span != f'bytes {partial.length}-{int(size) - 1}/{size}':
+    partial.start(None, None)
+    raise ConnectionFailedError('the server sends a part that does not belong to the one before')
+  partial.describe(int(size), partial.etag)
+
+
+def _check_space(partial: _Partial) -> None:
+  missing = (partial.size or 0) - partial.length
+  free = shutil.disk_usage(partial.path.parent).free
+  if missing > free:
+    raise OSError(f'{missing:,} bytes are missing and {free:,} are free')
+
+
+def _read_record(path: pathlib.Path) -> tuple[int | None, str | None]:
+  """The size and the ETag that the server told; None for what it did not, or where nothing is recorded."""
+  try:
+    record = json.loads(path.read_text())
+    size, etag = record['size'], record['etag']
+  except (OSError, ValueError, TypeError, KeyError):
+    return None, None
+  sound = isinstance(size, int | None) and (etag is None or _is_strong(etag))
+  return (size, etag) if sound else (None, None)
+
+
+def _is_strong(etag: object) -> bool:
+  return isinstance(etag, str) and _STRONG_ETAG.fullmatch(etag) is not None
