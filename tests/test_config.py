@@ -1,4 +1,4 @@
-"""The schema: round trips, overrides, and the messages of wrong options."""
+"""The config of a run: round trips, overrides, and one sentence for every wrong option."""
 
 import dataclasses
 import json
@@ -6,22 +6,37 @@ import json
 import pytest
 
 from vit_jax import config as c
-from vit_jax import durations, validation
+from vit_jax import durations, options
 from vit_jax.errors import UserError
+from vit_jax.evaluation.base import EVALUATORS
+from vit_jax.models.base import MODELS
+from vit_jax.objectives.base import OBJECTIVES
 
 FULL = c.Config(
-  evaluators={'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8)},
+  evaluators={
+    'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8),
+    'web': c.FewShotEvaluatorConfig(shots=(1, 5), grid=(1.0, 0.1)),
+  },
   optimizer=c.OptimizerConfig(lr_multipliers=(('^head', 10.0),), freeze=('^blocks',), clip_norm=1.0),
+)
+MIXER = c.MixerConfig('custom', 4, 32, 48, 2, 24, unroll=True)
+RESNET = dataclasses.replace(FULL, model=c.ResNetConfig('R50x1', blocks=(1, 2)))
+MASKED = c.Config(
+  model=c.ViTConfig(pool='none', mask_token=True), objective=c.MaskedPatchesObjective(label_smoothing=0.1)
 )
 
 
-@pytest.mark.parametrize('config', [c.Config(), FULL])
-def test_round_trips(config):
+@pytest.mark.parametrize(
+  'config',
+  [c.Config(), FULL, dataclasses.replace(FULL, model=MIXER), RESNET, MASKED],
+  ids=['default', 'full', 'mixer', 'resnet', 'masked_patches'],
+)
+def test_a_config_survives_ml_collections_and_json(config):
   assert c.from_config_dict(c.to_config_dict(config)) == config
   assert c.from_config_dict(json.loads(json.dumps(c.as_json(config)))) == config
 
 
-def test_none_can_be_overridden():
+def test_an_option_that_is_none_can_be_overridden():
   values = c.to_config_dict(c.Config())
   values.model.patch = 8
   values.model.stem_blocks = (3, 4, 9)
@@ -33,20 +48,42 @@ def test_none_can_be_overridden():
 
 
 def test_flatten_names_options_as_on_the_command_line():
-  assert c.flatten(FULL)['evaluators.val.batch_size'] == 8
+  flat = c.flatten(FULL)
+  assert flat['evaluators.val.batch_size'] == 8 and flat['evaluators.web.shots'] == (1, 5)
+  assert flat['model.name'] == 'vit' and flat['evaluators.web.type'] == 'fewshot'
+
+
+def test_a_section_has_the_options_of_its_own_kind_only():
+  assert 'model.blocks' in c.flatten(RESNET) and 'model.heads' not in c.flatten(RESNET)
+  assert 'evaluators.val.shots' not in c.flatten(FULL) and 'evaluators.web.real_labels' not in c.flatten(FULL)
 
 
 @pytest.mark.parametrize(
   ('change', 'said'),
   [
-    ({'modle': {}}, 'did you mean model'),
-    ({'model': {'ptach': 3}}, 'did you mean model.patch'),
-    ({'batch_size': 'many'}, 'not of type int'),
+    ({'modle': {}}, 'config.modle is not an option; did you mean config.model?'),
+    ({'model': {'ptach': 3}}, 'config.model.ptach is not an option; did you mean config.model.patch?'),
+    ({'model': {'name': 'resnet', 'blokcs': (1,)}}, 'did you mean config.model.blocks?'),
+    ({'model': {'name': 'rasnet'}}, "config.model.name is 'rasnet'; did you mean 'resnet'?"),
+    ({'model': {'name': 'Swin'}}, "config.model.name is 'Swin'; choose one of ['vit', 'mixer', 'resnet']"),
+    (
+      {'model': {'name': 'vit', 'blocks': [1, 2]}},
+      "config.model.blocks is an option of the model 'resnet', and config.model.name is 'vit'; leave it out, "
+      "or choose 'resnet'.",
+    ),
+    (
+      {'model': {'name': 'mixer', 'heads': 4}},
+      "config.model.heads is an option of the model 'vit', and config.model.name is 'mixer'",
+    ),
+    ({'batch_size': 'many'}, "config.batch_size is 'many', which is not of type int"),
     ({'batch_size': True}, 'not of type int'),
     ({'batch_size': 0}, 'config.batch_size is 0; it must be at least 1'),
     ({'batch_size': 10, 'accumulation': 3}, 'does not divide'),
-    ({'total': '3 weeks'}, 'is not a duration'),
-    ({'total': '0 steps'}, 'more than nothing'),
+    ({'seed': -1}, 'config.seed is -1; it must be between'),
+    ({'ema': 1.0}, 'config.ema is 1.0; it must be between'),
+    ({'nonfinite': 'go on'}, "config.nonfinite is 'go on'; choose one of ['stop', 'skip']"),
+    ({'total': '3 weeks'}, "config.total is '3 weeks'; it must be a duration such as '90 epochs'"),
+    ({'total': '0 steps'}, "config.total is '0 steps'; it must be more than nothing"),
     ({'model': {'pool': 'max'}}, "choose one of ['token', 'gap', 'token_gap', 'map', 'none']"),
     ({'model': {'pool': 'none'}}, 'gives an image no logits'),
     ({'model': {'pool': 'token', 'class_token': False}}, 'class_token is False'),
@@ -58,48 +95,81 @@ def test_flatten_names_options_as_on_the_command_line():
     ({'model': {'axial': True, 'pool': 'gap', 'register_tokens': 1}}, 'config.model.register_tokens brings'),
     ({'model': {'pool': 'token_gap', 'class_token': False}}, "pool is 'token_gap' but class_token is False"),
     ({'model': {'gelu': 'exact'}}, "choose one of ['tanh', 'erf']"),
-    ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be between'),
+    ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be at least'),
     ({'model': {'layer_scale': -1.0}}, 'config.model.layer_scale is -1.0; it must be at least 0'),
     ({'model': {'register_tokens': -1}}, 'config.model.register_tokens is -1; it must be at least 0'),
-    ({'model': {'tokens_mlp_dim': 0}}, 'config.model.tokens_mlp_dim is 0; it must be at least 1'),
+    (
+      {'model': {'name': 'mixer', 'tokens_mlp_dim': 0}},
+      'config.model.tokens_mlp_dim is 0; it must be at least 1',
+    ),
     ({'model': {'stem_blocks': [3, 4.5]}}, 'config.model.stem_blocks is 4.5, which is not of type int'),
     ({'model': {'dropout': 1.5}}, 'config.model.dropout is 1.5; it must be between'),
     ({'schedule': {'learning_rate': -1.0}}, 'config.schedule.learning_rate is -1.0'),
     ({'schedule': {'decay': 'linear', 'cooldown': '5%'}}, 'ends at end_value by itself'),
-    ({'data': {'image_size': [0, 8]}}, 'at least 1 pixel'),
+    ({'data': {'image_size': [0, 8]}}, 'config.data.image_size is 0; it must be at least 1'),
     ({'data': {'area': [0.5, 0.1]}}, 'config.data.area'),
     ({'data': {'value_range': [1, -1]}}, 'config.data.value_range'),
     ({'data': {'crop': 'random', 'resize': 100}}, 'smaller than image_size'),
     ({'data': {'image_size': [8, 8, 3]}}, 'not of type tuple[int, int]'),
     ({'data': {'max_per_class': 0}}, 'config.data.max_per_class is 0; it must be at least 1'),
     ({'data': {'repeats': 3}}, 'config.batch_size 512 does not divide by config.data.repeats 3'),
-    ({'data': {'max_labels': 4}}, "config.loss.name is 'softmax'; choose 'sigmoid'"),
+    ({'data': {'max_labels': 4}}, "config.objective.loss is 'softmax'; choose 'sigmoid'"),
     ({'data': {'mixture': [['digits', 0.0]]}}, "'digits' has the weight 0.0; it must be more than 0"),
+    ({'data': {'channels': 4}}, 'config.data.channels is 4; choose one of [1, 3]'),
     (
-      {'data': {'mixture': [['digits', 1]]}, 'evaluators': {'test': {}}},
+      {'data': {'mixture': [['digits', 1]]}, 'evaluators': {'test': {'type': 'classification'}}},
       'config.evaluators.test.source is not given',
     ),
     ({'mesh': {'data': -1, 'fsdp': -1}}, 'at most one may be -1'),
-    ({'optimizer': {'freeze': ['(']}}, 'not a regular expression'),
-    ({'evaluators': {'val': {'crop': 'inception'}}}, "choose 'resize' or 'central'"),
-    ({'evaluators': {'val': {'splt': 'test'}}}, 'did you mean evaluators.val.split'),
-    ({'evaluators': {'val': {'batch_size': 0}}}, 'config.evaluators.val.batch_size is 0'),
+    (
+      {'objective': {'name': 'classify'}},
+      "config.objective.name is 'classify'; did you mean 'classification'?",
+    ),
+    (
+      {'objective': {'name': 'masked_patches', 'loss': 'sigmoid'}},
+      "an option of the objective 'classification'",
+    ),
+    ({'optimizer': {'freeze': ['(']}}, "config.optimizer.freeze is '('; it must be a regular expression"),
+    ({'evaluators': {'val': {'split': 'test'}}}, "it must be a section with the option 'type'"),
+    (
+      {'evaluators': {'val': {'type': 'classification', 'crop': 'inception'}}},
+      "choose one of ['resize', 'central']",
+    ),
+    (
+      {'evaluators': {'val': {'type': 'classification', 'splt': 'test'}}},
+      'did you mean config.evaluators.val.split?',
+    ),
+    (
+      {'evaluators': {'val': {'type': 'classification', 'batch_size': 0}}},
+      'config.evaluators.val.batch_size is 0',
+    ),
     ({'evaluators': {'val': {'type': 'knn'}}}, "choose one of ['classification', 'fewshot']"),
     (
       {'evaluators': {'val': {'type': 'fewshot', 'real_labels': 'download'}}},
-      "config.evaluators.val.real_labels is for type 'classification'",
+      "config.evaluators.val.real_labels is an option of the evaluator 'classification', and "
+      "config.evaluators.val.type is 'fewshot'",
     ),
-    ({'evaluators': {'val': {'fewshot': {'probe': 'svm'}}}}, "choose one of ['ridge', 'logistic', 'knn']"),
-    ({'evaluators': {'val': {'fewshot': {'pool': 'max'}}}}, 'config.evaluators.val.fewshot.pool'),
-    ({'evaluators': {'val': {'fewshot': {'shots': []}}}}, 'give at least one number'),
-    ({'evaluators': {'val': {'fewshot': {'grid': [0.0]}}}}, 'all of it must be above 0'),
+    (
+      {'evaluators': {'val': {'type': 'fewshot', 'probe': 'svm'}}},
+      "choose one of ['ridge', 'logistic', 'knn']",
+    ),
+    ({'evaluators': {'val': {'type': 'fewshot', 'pool': 'max'}}}, 'config.evaluators.val.pool'),
+    ({'evaluators': {'val': {'type': 'fewshot', 'shots': []}}}, 'give at least one number'),
+    (
+      {'evaluators': {'val': {'type': 'fewshot', 'grid': [0.0]}}},
+      'config.evaluators.val.grid is 0.0; it must be at least',
+    ),
     (
       {'evaluators': {'web': {'type': 'fewshot'}}, 'checkpoint': {'best': 'web/accuracy'}},
       'choose one of web_5shot/accuracy',
     ),
+    (
+      {'evaluators': {'val': {'type': 'classification'}}, 'checkpoint': {'best': 'val_ema/accuracy'}},
+      'choose one of val/accuracy, val/loss',
+    ),
   ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(change, said):
+def test_a_wrong_option_is_refused_in_one_sentence(change, said):
   with pytest.raises(UserError) as raised:
     c.from_config_dict(change)
   text = str(raised.value)
@@ -107,11 +177,46 @@ def test_what_is_wrong_is_said_in_one_sentence(change, said):
   assert '\n' not in text
 
 
-def test_every_choice_and_range_names_an_option():
-  flat = c.flatten(FULL)
-  assert set(validation._CHOICES) <= set(flat)
-  assert {path for path, _, _ in validation._ranges(FULL)} <= set(flat)
-  assert any(c.MAY_CHANGE.match(path) for path in flat)
+@pytest.mark.parametrize('values', [[], 'model', None])
+def test_json_that_is_no_object_is_refused(values):
+  with pytest.raises(UserError, match='A config is a JSON object'):
+    c.from_config_dict(values)
+
+
+@pytest.mark.parametrize(
+  'best', ['val_ema/loss', 'val/accuracy', 'web_ema_5shot/accuracy', 'web_1shot/accuracy']
+)
+def test_best_may_name_what_evaluators_give_of_the_parameters_or_their_ema(best):
+  config = dataclasses.replace(FULL, ema=0.9, checkpoint=c.CheckpointConfig(best=best))
+  assert c.from_config_dict(c.to_config_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+  ('change', 'differing'),
+  [
+    ({'mesh.fsdp': 4, 'checkpoint.keep': 9, 'log_every': '1 steps', 'step_limit': 5.0}, []),
+    ({'model.unroll': True, 'model.attention': 'xla', 'data.threads': 9, 'data.prefetch': 1}, []),
+    ({'model.depth': 2, 'seed': 1}, ['model.depth', 'seed']),
+    ({'optimizer.b1': 0.9, 'optimizer.b2': 0.999}, []),  # the optimizer's own
+    ({'optimizer.b1': 0.8}, ['optimizer.b1']),
+    (
+      {'optimizer.name': 'sgd', 'optimizer.momentum': 0.9},
+      ['optimizer.b1', 'optimizer.b2', 'optimizer.momentum', 'optimizer.name'],
+    ),
+    ({'evaluators.val.every': '2 epochs'}, ['evaluators.val.every']),
+    ({'ema': 0.9}, ['ema']),
+  ],
+)
+def test_a_run_may_be_resumed_with_other_options_that_change_no_result(change, differing):
+  values = c.to_config_dict(FULL)
+  values.update_from_flattened_dict(change)
+  assert c.differing_options(FULL, c.from_config_dict(values)) == differing
+
+
+def test_resumable_options_are_options():
+  flat = [name for config in (FULL, dataclasses.replace(FULL, model=MIXER)) for name in c.flatten(config)]
+  for name in options.resumable(c.Config):
+    assert any(each == name or (name.endswith('.') and each.startswith(name)) for each in flat), name
 
 
 @pytest.mark.parametrize(
@@ -126,27 +231,28 @@ def test_every_choice_and_range_names_an_option():
     ('0.26 epochs', 3),
   ],
 )
-def test_durations(text, steps):
+def test_durations_in_steps_are_rounded_to_the_nearest(text, steps):
   assert durations.steps(text, batch_size=100, examples=1000, total=1000) == steps
 
 
-def test_a_share_of_the_whole_is_no_total():
+def test_a_total_in_percent_is_refused():
   with pytest.raises(UserError, match=r'config\.total'):
     durations.steps('5%', batch_size=1, examples=1)
 
 
-def test_options_have_one_type():
-  # An option of a type that the schema cannot check would pass unchecked.
-  for section in (
-    c.ViTConfig,
+@pytest.mark.parametrize(
+  'section',
+  [
+    *(registry[name] for registry in (MODELS, OBJECTIVES, EVALUATORS) for name in registry.names()),
+    c.Config,
     c.DataConfig,
-    c.ClassificationEvaluatorConfig,
-    c.FewShot,
-    c.Loss,
+    c.InitConfig,
     c.OptimizerConfig,
     c.ScheduleConfig,
     c.MeshConfig,
     c.CheckpointConfig,
-  ):
-    defaults = dataclasses.asdict(section())
-    assert c._section(section, defaults, '') == section()
+  ],
+)
+def test_every_section_has_defaults_that_its_own_types_accept(section):
+  """An option of a type that the schema cannot check would pass unchecked."""
+  assert options.from_dict(section, options.as_dict(section())) == section()

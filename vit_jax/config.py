@@ -148,7 +148,9 @@ def as_json(config: Config) -> dict[str, Any]:
 
 def differing_options(old: Config, new: Config) -> list[str]:
   """The options, by dotted name, that keep `new` from going on with a run of `old`."""
-  before, after = flatten(old), flatten(new)
+  before, after = (
+    flatten(dataclasses.replace(config, optimizer=config.optimizer.with_defaults())) for config in (old, new)
+  )
   may_change = re.compile('|'.join(re.escape(name) for name in options.resumable(Config)))
   names = sorted(before.keys() | after.keys())
   return [n for n in names if before.get(n) != after.get(n) and not may_change.match(n)]

@@ -40,7 +40,7 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
   if isinstance(result.get('evaluators'), dict):
     result['evaluators'] = {name: _evaluator(item) for name, item in result['evaluators'].items()}
   if isinstance(result.get('optimizer'), dict):
-    _drop_unused_moments(result['optimizer'])
+    _drop_unused_decays(result['optimizer'])
   best = result.get('checkpoint', {}).get('best') if isinstance(result.get('checkpoint'), dict) else None
   if isinstance(best, str):
     result['checkpoint']['best'] = best.replace('_average/', '_ema/').replace('_average_', '_ema_')
@@ -87,8 +87,10 @@ def _evaluator(evaluator: Any) -> Any:
   return {'type': 'classification', **evaluator}
 
 
-def _drop_unused_moments(optimizer: dict[str, Any]) -> None:
-  """The first edition wrote the moments of all optimizers."""
+def _drop_unused_decays(optimizer: dict[str, Any]) -> None:
+  """The first edition, which had no `arguments`, wrote the decays of all optimizers."""
+  if 'arguments' in optimizer:
+    return
   if optimizer.get('name', 'adam') == 'adam':
     optimizer.pop('momentum', None)
   elif optimizer.get('name') == 'sgd':

@@ -135,7 +135,8 @@ def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   """A locked ConfigDict, in which each option keeps its type, also where it is None.
 
   A union has its tag, its own options, and placeholders for those of the other kinds, so that a command line
-  may choose another kind and set its options.
+  may choose another kind and set its options. So is an option at its default that another kind has with
+  another default: the kind chosen in the end decides.
   """
   result = ml_collections.ConfigDict(_with_placeholders(section))
   result.lock()
@@ -170,9 +171,16 @@ def _union_with_placeholders(section: Any, registry: Registry) -> dict[str, Any]
   result = {registry.tag: registry.name_of(type(section))} | _with_placeholders(section)
   for kind in registry.names():
     for name, hint in _hints(registry[kind]).items():
-      if name not in result:
+      if name not in _hints(type(section)) or _depends_on_the_kind(section, name, registry[kind]):
         result[name] = _placeholder(_unpacked(hint)[0])
   return result
+
+
+def _depends_on_the_kind(section: Any, name: str, other: type) -> bool:
+  """Whether an option that two kinds have is at its default, and the other kind has another default."""
+  default = _default(type(section), name)
+  optional = _optional(_hints(type(section))[name])  # None is a value of those, and no placeholder
+  return not optional and getattr(section, name) == default != _default(other, name)
 
 
 def _placeholder(hint: Any) -> Any:

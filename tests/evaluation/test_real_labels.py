@@ -124,7 +124,7 @@ def test_other_classes_than_imagenets_are_refused(path):
 def test_download_fetches_the_public_address(path, monkeypatch):
   asked = []
   monkeypatch.setattr(
-    real_labels.download, 'local_file', lambda address, kind: asked.append((address, kind)) or path
+    real_labels.download, 'local_file', lambda *asked_for: asked.append(asked_for) or pathlib.Path(path)
   )
   assert RealLabels('download', WORDNET_IDS, WORDNET_IDS).longest == 3
   assert asked == [(real_labels.URL, 'json')]

@@ -195,7 +195,7 @@ VIT = ViTConfig('custom', 4, 32, 48, 2, 4)
     ),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
     dataclasses.replace(VIT, patch=1, stem_width=32, stem_blocks=(1, 1), position='learned2d'),
-    dataclasses.replace(VIT, position='relative', register_tokens=1),
+    dataclasses.replace(VIT, position='relative', register_tokens=1, mlp_locality=True),
   ],
   ids=['resnet', 'mixer', 'map', 'pre_logits', 'axial', 'hybrid', 'relative'],
 )
@@ -285,9 +285,14 @@ def test_moments_lie_where_their_parameter_lies(name):
   assert split >= len([path for path in EXPECTED if 'norm' not in path and 'bias' not in path])
 
 
-def test_factored_moments_have_shardings_that_fit():
+def test_factored_moments_are_copied():
   state = jax.eval_shape(optax.scale_by_factored_rms(min_dim_size_to_factor=4).init, PARAMS)
   shardings = sharding_lib.optimizer_shardings(state, PARAMS, RULES, _mixed(), 0)
+  for name in ('v_row', 'v_col'):
+    assert any(leaf.size > 1 for leaf in jax.tree.leaves(getattr(state, name)))
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(getattr(shardings, name)))
+  # The moments of parameters that are not factored lie where those lie.
+  assert not shardings.v['head']['bias'].is_fully_replicated
   for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
     sharding.shard_shape(leaf.shape)  # raises where the sharding does not fit the shape
 

@@ -128,6 +128,7 @@ def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
     ({'momentum': 0.9}, "the optimizer 'adam' does not take momentum; it takes b1, b2"),
     ({'name': 'rms', 'momentum_dtype': 'bfloat16'}, "the optimizer 'rms' does not take momentum_dtype"),
     ({'arguments': (('esp', 1e-6),)}, "the optimizer 'adam' does not take esp; it takes"),
+    ({'name': 'schedule'}, "the optimizer 'schedule' needs step_size_fn; add it to optimizer.arguments"),
   ],
 )
 def test_optimizers_and_arguments_that_optax_does_not_have_are_refused(options, said):

@@ -5,7 +5,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from vit_jax.registry import Registry
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
+_DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
+_MOMENTUM = 0.9  # of 'sgd'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,15 @@ class OptimizerConfig:
       scaling(self)
     except UserError as error:
       raise UserError(f'{path}: {error}') from None
+
+  def with_defaults(self) -> Self:
+    """The same optimizer, with every decay that is None and that it takes given as its default."""
+    defaults = {'momentum': _MOMENTUM}
+    if self.name not in OPTIMIZERS.names():
+      parameters = inspect.signature(_optax_function(self.name)).parameters
+      defaults = {name: parameter.default for name, parameter in parameters.items()}
+    unset = [name for name in _DECAYS if name in defaults and getattr(self, name) is None]
+    return dataclasses.replace(self, **{name: defaults[name] for name in unset})
 
 
 # Optimizers that optax does not have as `scale_by_NAME`: name -> function of an `OptimizerConfig`.
@@ -99,17 +110,9 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
     return function(optimizer)
-  make = getattr(optax, f'scale_by_{optimizer.name}', None)
-  if make is None:
-    known = [name.removeprefix('scale_by_') for name in dir(optax) if name.startswith('scale_by_')]
-    near = difflib.get_close_matches(optimizer.name, [*known, *OPTIMIZERS.names()], n=1)
-    if optimizer.name == 'adamw':
-      hint = "'adam' with optimizer.weight_decay is AdamW"
-    else:
-      hint = f'did you mean {near[0]!r}?' if near else "optax's own are called scale_by_NAME, such as 'lion'"
-    raise UserError(f'there is no optimizer {optimizer.name!r}; {hint}')
+  make = _optax_function(optimizer.name)
   arguments: dict[str, Any] = dict(optimizer.arguments)
-  for name in ('b1', 'b2', 'momentum'):
+  for name in _DECAYS:
     value = getattr(optimizer, name)
     if value is not None:
       arguments[name] = value
@@ -120,7 +123,28 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     if name not in taken:
       option = 'momentum_dtype' if name == 'mu_dtype' else name
       raise UserError(f'the optimizer {optimizer.name!r} does not take {option}; it takes {", ".join(taken)}')
+  for name, parameter in taken.items():
+    if parameter.default is parameter.empty and name not in arguments:
+      raise UserError(f'the optimizer {optimizer.name!r} needs {name}; add it to optimizer.arguments')
   return make(**arguments)
+
+
+def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
+  """`optax.scale_by_NAME`.
+
+  Raises:
+    UserError: optax has none of that name.
+  """
+  found = getattr(optax, f'scale_by_{name}', None)
+  if found is not None:
+    return found
+  known = [each.removeprefix('scale_by_') for each in dir(optax) if each.startswith('scale_by_')]
+  near = difflib.get_close_matches(name, [*known, *OPTIMIZERS.names()], n=1)
+  if name == 'adamw':
+    hint = "'adam' with optimizer.weight_decay is AdamW"
+  else:
+    hint = f'did you mean {near[0]!r}?' if near else "optax's own are called scale_by_NAME, such as 'lion'"
+  raise UserError(f'there is no optimizer {name!r}; {hint}')
 
 
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
@@ -130,7 +154,7 @@ def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation
       raise UserError(f"the optimizer 'sgd' does not take {name}; it takes momentum")
   if optimizer.arguments:
     raise UserError(f"the optimizer 'sgd' does not take {optimizer.arguments[0][0]}; it takes momentum")
-  momentum = 0.9 if optimizer.momentum is None else optimizer.momentum
+  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 
