@@ -1,11 +1,12 @@
 """From one checkpoint to the paper's table: fine-tuning, VTAB and few-shot probes of what data is here.
 
 python -m vit_jax.transfer --checkpoint=imagenet21k/ViT-L_16 --suite=paper --workdir=runs/l16_table
+python -m vit_jax.transfer --checkpoint=runs/mine --suite=vtab --workdir=runs/vtab_table
 python -m vit_jax.transfer --checkpoint=runs/mine --suite=digits,fewshot:digits,folder:/images \\
   --workdir=runs/table --image_size=32 --batch_size=64 --steps=100 --rates=0.01,0.03 --scratch
 
-For each data set the paper's learning rates are swept on a part of the training split; with the one that is
-best on the rest of it, the final runs are made, with several seeds. Stopped, the same command goes on.
+For each data set the paper's learning rates are swept on one part of the training split. The rate that is best on
+the other part is then used for the final runs, with several seeds. If it is stopped, the same command goes on.
 WORKDIR gets table.md, table.csv, table.json and table.png, and says what data is missing (docs/transfer.md).
 """
 
@@ -41,7 +42,7 @@ _OPTION = flags.DEFINE_multi_string(
 
 
 def main() -> None:
-  given = _settings_given()
+  given, workdir = _settings_given(), _workdir()
   # Imported here: a wrong flag is told before JAX has started.
   from vit_jax import compilation_cache
   from vit_jax.parallel import distributed
@@ -51,7 +52,6 @@ def main() -> None:
 
   names = suites.names(_SUITE.value)
   settings = Settings(**given)
-  workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
   distributed.initialize()
   compilation_cache.enable()
   import jax
@@ -73,9 +73,13 @@ def main() -> None:
 def _write(lines: list, button, settings) -> None:
   from vit_jax.transfer import table
 
-  workdir = pathlib.Path(_WORKDIR.value).expanduser().absolute()
+  workdir = _workdir()
   workdir.mkdir(parents=True, exist_ok=True)
   table.write(lines, button.compute(), dataclasses.asdict(settings), workdir)
+
+
+def _workdir() -> pathlib.Path:
+  return pathlib.Path(cli.required(_WORKDIR)).expanduser().absolute()
 
 
 def _settings_given() -> dict:
@@ -89,7 +93,7 @@ def _settings_given() -> dict:
     if not name or not value:
       raise UserError(f'--option={name} is no option with a value; write it like --option=model.dropout=0.1.')
   return {
-    'checkpoint': _CHECKPOINT.value,
+    'checkpoint': cli.required(_CHECKPOINT),
     'seeds': _SEEDS.value,
     'shots': _numbers('shots', _SHOTS.value, int, 0),
     'steps': _STEPS.value,
@@ -114,5 +118,4 @@ def _numbers(flag: str, texts: list[str], kind: type, lowest: float) -> tuple:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['checkpoint', 'workdir'])
   cli.run(main)
