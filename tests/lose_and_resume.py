@@ -33,12 +33,12 @@ def get_config():
       variant='custom', patch=2, width={width}, mlp_dim={width}, depth={depth}, heads=4,
       dropout=0.1, stochastic_depth=0.2,
     ),
-    data=Data(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True, mixup=0.2),
-    optimizer=Optimizer(weight_decay=0.1, clip_norm=1.0),
-    schedule=Schedule(learning_rate=1e-3, warmup='10%'),
+    data=DataConfig(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True, mixup=0.2),
+    optimizer=OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
+    schedule=ScheduleConfig(learning_rate=1e-3, warmup='10%'),
     ema=0.99,
-    mesh=Mesh(min_shard_size=64),
-    checkpoint=Checkpoint(every='10 steps'),
+    mesh=MeshConfig(min_shard_size=64),
+    checkpoint=CheckpointConfig(every='10 steps'),
     log_every='1 steps',
   ))
 """
@@ -46,7 +46,7 @@ def get_config():
 RECORDED = """
 import contextlib, hashlib, json, os, sys
 import numpy as np
-from vit_jax import command, main
+from vit_jax import cli, main
 from vit_jax.data.pipeline import TrainPipeline
 
 stream, path = TrainPipeline.stream, sys.argv.pop(1)
@@ -65,7 +65,7 @@ def recorded(self, first_step, total):
     yield records(batches)
 
 TrainPipeline.stream = recorded
-command.run(main.main)
+cli.run(main.main)
 """
 
 

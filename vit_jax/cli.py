@@ -16,7 +16,7 @@ from absl import flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from vit_jax import config_files, files
+from vit_jax import config_files, files, signals
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 # Command -> (module, what it does).
@@ -45,9 +45,11 @@ def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positio
     positional: whether there may be arguments that are no flags.
 
   Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save,
-  start again. 1: an error of ours, with its traceback (--debug shows that of the others too).
+  start again. 130: interrupted by Ctrl-C. 1: an error of ours, with its traceback (--debug shows that of the
+  others too).
   """
-  code = _exit_code(main, sys.argv if argv is None else argv, positional)
+  with signals.end_at_interrupt():
+    code = _exit_code(main, sys.argv if argv is None else argv, positional)
   with contextlib.suppress(OSError):  # of a disk that is full, which has been said
     sys.stdout.flush()
   sys.stderr.flush()

@@ -8,12 +8,16 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from vit_jax.errors import UserError
-from vit_jax.models.base import Architecture
+from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.registry import Registry
+
+M = TypeVar('M', bound=ModelConfig)
+
+Weights = Literal['raw', 'ema']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +47,30 @@ class ReadOptions:
     image_size: height, width that it was trained with, where its tensors do not tell.
     told: options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
     assumed: options of its model that are taken where the format stores none.
+    weights: of a run that has both: the parameters as they were trained ('raw', also None) or their EMA ('ema').
   """
 
   image_size: tuple[int, int] | None = None
   told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  weights: Weights | None = None
 
 
 class Format(abc.ABC):
   """A checkpoint format: how its files are recognised, read and, where that is possible, written."""
 
-  # What messages call it: 'a released .npz'.
+  # What messages call a checkpoint of it, with its article: 'a released .npz'.
   title: ClassVar[str]
+  # Options of the model that `ReadOptions.told` may set, since the files do not tell them or may be wrong.
+  tellable: ClassVar[frozenset[str]] = frozenset()
+  # What `ReadOptions.weights` may ask for.
+  weights: ClassVar[tuple[Weights, ...]] = ('raw',)
+  # A name that stands for several formats when one is to be written: the first of them that fits.
+  group: ClassVar[str | None] = None
+  # How a destination of this format ends, so that it need not be named: '.npz'.
+  suffix: ClassVar[str | None] = None
+  # The conventions by which it can name tensors, the usual one first; (): there is but one.
+  namings: ClassVar[tuple[str, ...]] = ()
 
   @abc.abstractmethod
   def recognises(self, path: pathlib.Path) -> bool:
@@ -64,6 +80,10 @@ class Format(abc.ABC):
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
     """The model of a checkpoint.
 
+    Args:
+      path: what `recognises` has recognised.
+      options: which `check_options` has checked.
+
     Raises:
       UserError: it is damaged, or of a model that we do not have.
     """
@@ -72,12 +92,31 @@ class Format(abc.ABC):
     """The network of a checkpoint, without its numbers where that is possible; raises as `read`."""
     return self.read(path, ReadOptions()).architecture
 
-  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
+  def check_options(self, path: pathlib.Path, options: ReadOptions) -> None:
+    """Raises UserError where the caller tells what the checkpoint itself knows, or asks for what it has not."""
+    for name in options.told:
+      if name not in self.tellable:
+        raise UserError(f'{path} is {self.title}, which knows its {name}; leave {name} out.')
+    if options.weights is not None and options.weights not in self.weights:
+      raise UserError(
+        f'{path} is {self.title}, which has one set of parameters; only a training run may have '
+        f'weights {options.weights!r} too.'
+      )
+
+  def unfit(self, pretrained: Pretrained) -> str | None:
+    """Why the format cannot hold a model, as a clause: 'it has no place for register_tokens'; None: it can."""
+    del pretrained
+    return 'it can be read, but not written'
+
+  def write(
+    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
+  ) -> tuple[str, ...]:
     """Writes a checkpoint.
 
     Args:
       pretrained: the model.
       destination: a file or a folder, as the format has it.
+      naming: one of `namings`; None: the first.
 
     Returns:
       Sentences on what the format does not hold as it was.
@@ -85,20 +124,37 @@ class Format(abc.ABC):
     Raises:
       UserError: the format cannot hold this model, or the destination cannot be written.
     """
-    raise UserError(
-      f'{self.title[0].upper()}{self.title[1:]} can be read, but not written; choose another format.'
-    )
+    del destination, naming
+    raise self.refusal(self.unfit(pretrained) or 'it can be read, but not written')
+
+  def refusal(self, why: str) -> UserError:
+    """The error of a model that the format cannot hold."""
+    title = self.title[0].upper() + self.title[1:]
+    return UserError(f'{title} cannot hold this model: {why}; choose another format, such as a run.')
 
 
-# The first that recognises a path reads it.
+def with_told(path: pathlib.Path, model: M, told: Mapping[str, Any]) -> M:
+  """The model of a checkpoint with the options that the caller tells.
+
+  Raises:
+    UserError: the model has no such option.
+  """
+  options = {field.name for field in dataclasses.fields(model)}
+  for name in told:
+    if name not in options:
+      raise UserError(f'{path} holds {model.title}, which has no {name}; leave {name} out.')
+  return dataclasses.replace(model, **told)
+
+
+# The first that recognises a path reads it; of a group, the first that fits a model writes it.
 FORMATS: Registry[Format] = Registry(
   'checkpoint format',
   {
     'run': 'vit_jax.pretrained.runs:RunFormat',
     'bit': 'vit_jax.pretrained.transformers_bit:BitFormat',
-    'vit': 'vit_jax.pretrained.transformers:ViTFormat',
-    'deit': 'vit_jax.pretrained.transformers:DeiTFormat',
-    'dinov2': 'vit_jax.pretrained.transformers:DinoV2Format',
+    'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
+    'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',
+    'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },

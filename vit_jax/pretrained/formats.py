@@ -9,7 +9,18 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import catalogue, download
-from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions
+from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions, Weights
+from vit_jax.pretrained.json_values import JsonObject
+
+# Files of other projects by how their names end, to say so instead of what is wrong with them as an .npz.
+_FOREIGN = {
+  '.onnx': 'ONNX',
+  '.pt': 'PyTorch (a pickle, which could run code)',
+  '.pth': 'PyTorch (a pickle, which could run code)',
+  '.h5': 'Keras',
+  '.keras': 'Keras',
+  '.tflite': 'LiteRT',
+}
 
 
 def read(
@@ -18,6 +29,7 @@ def read(
   image_size: tuple[int, int] | None = None,
   told: Mapping[str, Any] | None = None,
   assumed: Mapping[str, Any] | None = None,
+  weights: Weights | None = None,
 ) -> Pretrained:
   """The model of a checkpoint.
 
@@ -27,12 +39,15 @@ def read(
     image_size: height, width it was trained with, where its tensors do not tell.
     told: options of its model that its files do not tell; see `ReadOptions`.
     assumed: likewise, taken only where the format stores none.
+    weights: of a training run: 'raw' (also None) or 'ema'.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or of a model that we do not have.
   """
   path = located(source)
-  return format_of(path).read(path, ReadOptions(image_size, told or {}, assumed or {}))
+  found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights)
+  found.check_options(path, options)
+  return found.read(path, options)
 
 
 def architecture(source: str | os.PathLike[str]) -> Architecture:
@@ -47,17 +62,115 @@ def format_of(path: pathlib.Path) -> Format:
   Raises:
     UserError: none does.
   """
+  if not path.is_dir():
+    _check_file(path)
   for name in FORMATS.names():
     candidate = FORMATS[name]()
     if candidate.recognises(path):
       return candidate
-  if path.is_dir():
-    raise UserError(
-      f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
-      f'config.json); check the path.'
-    )
+  raise _unknown(path)
+
+
+def written_by(
+  name: str, pretrained: Pretrained, naming: str | None = None
+) -> tuple[str, Format, tuple[str, ...]]:
+  """The format that is to write a model.
+
+  Args:
+    name: of a format, or of a group of them.
+    pretrained: the model.
+    naming: how its tensors are to be called; None: the usual way.
+
+  Returns:
+    Its name, the format, and of a group a sentence on which was chosen and why.
+
+  Raises:
+    UserError: it cannot hold the model.
+  """
+  reasons = []
+  for candidate in written_names(name):
+    chosen = FORMATS[candidate]()
+    if naming is not None and naming not in chosen.namings:
+      raise UserError(
+        f'{chosen.title[0].upper()}{chosen.title[1:]} has one naming; leave naming {naming!r} out.'
+      )
+    why = chosen.unfit(pretrained)
+    if why is None:
+      notes = ()
+      if candidate != name:
+        notes = (
+          f'Of {name}, the kind {candidate!r} is written'
+          + ''.join(f'; {reason}' for reason in reasons)
+          + '.',
+        )
+      return candidate, chosen, notes
+    if candidate == name:
+      raise chosen.refusal(why)
+    reasons.append(f'not {candidate!r}, since {why}')
   raise UserError(
-    f'{path} is not a checkpoint of a known format; vit_jax reads {", ".join(FORMATS.names())}.'
+    f'No kind of {name} can hold this model: {"; ".join(reasons)}; choose another format, such as a run.'
+  )
+
+
+def written_names(name: str) -> list[str]:
+  """The formats that a name stands for: itself, or those of a group."""
+  if name in FORMATS.names():
+    return [name]
+  return [candidate for candidate in FORMATS.names() if FORMATS[candidate].group == name]
+
+
+def names_to_write() -> list[str]:
+  """What `written_by` knows: the formats, and the groups of them."""
+  groups = {FORMATS[name].group: None for name in FORMATS.names()}
+  return [*FORMATS.names(), *(group for group in groups if group is not None)]
+
+
+def of_suffix(destination: str) -> str | None:
+  """The format of which a destination's name ends as its files do; None: it can be any."""
+  for name in FORMATS.names():
+    suffix = FORMATS[name].suffix
+    if suffix is not None and destination.endswith(suffix):
+      return name
+  return None
+
+
+def refuse_foreign(path: str | os.PathLike[str]) -> None:
+  """Raises UserError for the files of a format that is well known, and that we do not have."""
+  suffix = pathlib.Path(path).suffix.lower()
+  if suffix in _FOREIGN:
+    raise UserError(
+      f'{os.fspath(path)} is of {_FOREIGN[suffix]}, which vit_jax neither reads nor writes; it has '
+      f'{", ".join(names_to_write())}.'
+    )
+
+
+def _check_file(path: pathlib.Path) -> None:
+  """Raises UserError for a device or pipe, which may have no end, and for files of other projects."""
+  if not path.is_file():
+    raise UserError(f'{path} is not a regular file; check the path.')
+  refuse_foreign(path)
+
+
+def _unknown(path: pathlib.Path) -> UserError:
+  """The error of a path that no format recognises."""
+  if not path.is_dir():
+    return UserError(
+      f'{path} is not a checkpoint of a known format; vit_jax reads {", ".join(FORMATS.names())}.'
+    )
+  if (path / 'config.json').exists():
+    model_type = JsonObject.read(path / 'config.json').text('model_type')
+    return UserError(
+      f'{path} holds a model of type {model_type!r}, which vit_jax does not have; of folders it reads '
+      f'{", ".join(FORMATS.names())}.'
+    )
+  if any(path.glob('*.safetensors')):
+    return UserError(
+      f'{path} has no config.json; get it from where the tensors are from, or name the .safetensors file '
+      "itself if its tensors have timm's names."
+    )
+  return UserError(
+    f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
+    f'config.json); check the path.'
   )
 
 

@@ -1,179 +1,174 @@
-"""Folders of Hugging Face: ViT, DeiT, DINOv2 and BiT as transformers saves them, and timm's `vit_*`.
+"""What the formats of Hugging Face share: safetensors files, and a config.json that says what they are of.
 
 PyTorch is not needed; safetensors is (the extra 'huggingface').
 """
 
-import dataclasses
+import abc
 import json
 import os
 import pathlib
-import types
-from typing import Any
 
 import numpy as np
 
 from vit_jax import pytrees
 from vit_jax.errors import UserError
-from vit_jax.models.variants import resolve
-from vit_jax.pretrained import timm, transformers, transformers_bit
-from vit_jax.pretrained.base import Portable
-from vit_jax.pretrained.safetensors_files import TensorFiles, read_json
-from vit_jax.pretrained.safetensors_files import write as write_files
-from vit_jax.pretrained.torch_names import Export, Layout, check, expected, gather, scatter
+from vit_jax.models.base import Architecture
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained import safetensors_files
+from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.torch_names import Export, Layout, check, check_depth, expected, gather, scatter
 
-KINDS = (*transformers.KINDS, 'timm')
-_CONFIG = 'config.json'
+CONFIG = 'config.json'
 
 
-def read(
-  source: str | os.PathLike,
-  *,
-  heads: int | None = None,
-  gelu: str | None = None,
-  norm_epsilon: float | None = None,
-  fold_layer_scale: bool = False,
-) -> Portable:
-  """A folder of transformers' or timm's, or a bare .safetensors file with timm's names.
+class Unfit(Exception):
+  """A kind of folder cannot hold a model; the text is a clause that says why."""
 
-  Args:
-    source: the folder, or the file; a file beside a config.json is read as that folder.
-    heads: None: as config.json says; timm's says it only of what it saved itself, and otherwise the
-      model's name and width tell.
-    gelu: 'tanh' or 'erf'; None: as config.json says, or timm's usual 'erf'.
-    norm_epsilon: of every LayerNorm; None: as config.json says, or timm's usual 1e-6.
-    fold_layer_scale: multiply LayerScale's factors into the kernels before them, which gives a model
-      without LayerScale and the same logits.
+
+def config_of(path: pathlib.Path) -> JsonObject | None:
+  """The config.json of a folder, or beside a .safetensors file; None: there is none, or `path` is neither.
 
   Raises:
-    UserError: damaged files, a kind of model that we do not have, or tensors that are not its.
+    UserError: it is damaged.
   """
-  source = pathlib.Path(source)
-  with TensorFiles(source) as files:
-    path = (source if source.is_dir() else source.parent) / _CONFIG
-    values = read_json(path) if path.exists() else None
-    if values is None and source.is_dir():
+  if not path.is_dir() and path.suffix != '.safetensors':
+    return None
+  file = (path if path.is_dir() else path.parent) / CONFIG
+  return JsonObject.read(file) if file.exists() else None
+
+
+class FolderFormat(Format):
+  """A folder with a config.json and safetensors files; naming one of those is naming the folder."""
+
+  group = 'hf'
+
+  @abc.abstractmethod
+  def layout(
+    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
+  ) -> Layout:
+    """What a folder holds, and where.
+
+    Args:
+      files: its tensors.
+      folder: where its files are.
+      values: of its config.json; None: it has none.
+      options: of `Format.read`.
+
+    Raises:
+      UserError: config.json describes a model that we do not have, or is damaged.
+    """
+
+  def export(self, pretrained: Pretrained) -> Export:
+    """What a folder of this kind is to hold.
+
+    Raises:
+      Unfit: the model is not of this kind.
+    """
+    del pretrained
+    raise Unfit('it can be read, but not written')
+
+  def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
+    with TensorFiles(path) as files:
+      files.check_sums()
+      return _read(files, self._layout_of(files, path, options))
+
+  def architecture(self, path: pathlib.Path) -> Architecture:
+    with TensorFiles(path) as files:
+      return self._layout_of(files, path, ReadOptions()).architecture
+
+  def unfit(self, pretrained: Pretrained) -> str | None:
+    try:
+      self._plan(pretrained)
+    except Unfit as error:
+      return str(error)
+    return None
+
+  def write(
+    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
+  ) -> tuple[str, ...]:
+    """Writes a new folder, or an empty one, that `from_pretrained` of transformers, or timm, loads."""
+    del naming
+    names, num_classes = pretrained.class_names, pretrained.architecture.num_classes
+    if names is not None and len(names) != num_classes:
       raise UserError(
-        f'{source} has no {_CONFIG}; get it from where the tensors are from, or name the .safetensors file '
-        "itself if its tensors have timm's names."
+        f'{len(names)} class names do not fit a head of {num_classes} classes; give one for each.'
       )
-    told = {'heads': heads, 'gelu': gelu, 'norm_epsilon': norm_epsilon}
-    told = {name: value for name, value in told.items() if value is not None}
-    layout = _reader(values).layout(files, path.parent, values, told)
-    portable = _portable(files, layout)
-  return fold(portable) if fold_layer_scale else portable
+    try:
+      export = self._plan(pretrained)
+    except Unfit as error:
+      raise self.refusal(str(error)) from None
+    flat = pytrees.flatten(pretrained.params) | export.params
+    tensors = scatter(export.rules, flat) | export.tokens.scatter(flat) | export.constants
+    texts = {CONFIG: json.dumps(export.config, indent=2, sort_keys=True) + '\n'} | export.texts
+    safetensors_files.write(pathlib.Path(destination), tensors, texts)
+    return export.notes
+
+  def _layout_of(self, files: TensorFiles, path: pathlib.Path, options: ReadOptions) -> Layout:
+    folder = path if path.is_dir() else path.parent
+    layout = self.layout(files, folder, config_of(path), options)
+    try:
+      check_depth(files, layout.architecture)
+    except UserError as error:
+      raise UserError(f'{path} fits no model that vit_jax has: {error}') from error
+    return layout
+
+  def _plan(self, pretrained: Pretrained) -> Export:
+    """The export, in which every parameter has a place.
+
+    Raises:
+      Unfit: one has none.
+    """
+    export = self.export(pretrained)
+    placed = {rule.path for rule in export.rules} | export.tokens.paths()
+    homeless = sorted(pytrees.flatten(pretrained.params).keys() - placed - export.dropped)
+    if homeless:
+      raise Unfit(f'it has no place for {homeless[0]}')
+    return export
 
 
-def write(portable: Portable, folder: str | os.PathLike, kind: str | None = None) -> tuple[str, ...]:
-  """Writes a folder that `from_pretrained` of transformers, or timm, loads.
-
-  Args:
-    portable: the model.
-    folder: new or empty.
-    kind: 'vit', 'deit', 'dinov2' (with registers where the model has them) or 'timm'; None: the first
-      of them that the model is one of.
-
-  Returns:
-    Sentences about what the folder does not hold as it was.
+def vit_of(pretrained: Pretrained) -> ViTConfig:
+  """The config of a Vision Transformer as Hugging Face's are.
 
   Raises:
-    UserError: the model is not of that kind, or the folder is not empty.
+    Unfit: it is another model, or knows of positions in another way.
   """
-  if resolve(portable.model).kind == 'resnet':
-    raise UserError(
-      'A ResNet can be read from a folder of Hugging Face, but not written to one; choose the .npz format or '
-      'a run.'
-    )
-  kind = _kind(portable) if kind is None else kind
-  if kind not in KINDS:
-    raise UserError(f'There is no kind {kind!r} of Hugging Face folder; choose one of {", ".join(KINDS)}.')
-  if portable.model.position != 'learned':
-    raise UserError(
-      f"Hugging Face's Vision Transformers have learned positions, this model {portable.model.position!r}; "
-      'save it as a run.'
-    )
-  if portable.class_names is not None and len(portable.class_names) != portable.num_classes:
-    raise UserError(
-      f'{len(portable.class_names)} class names do not fit a head of {portable.num_classes} classes; '
-      'give one for each.'
-    )
-  export = timm.export(portable) if kind == 'timm' else transformers.export(portable, kind)
-  texts = {_CONFIG: json.dumps(export.config, indent=2, sort_keys=True) + '\n'} | export.texts
-  write_files(pathlib.Path(folder), _tensors(portable, export, kind), texts)
-  return export.notes
+  model = pretrained.architecture.model
+  if type(model) is not ViTConfig:
+    raise Unfit(f'it is for Vision Transformers, and this is {model.title}')
+  if model.position != 'learned':
+    raise Unfit(f'it has learned positions, and this model {model.position!r}')
+  return model
 
 
-def fold(portable: Portable) -> Portable:
-  """The same function without LayerScale: its factors are multiplied into the kernels before them."""
-  if portable.model.layer_scale is None:
-    return portable
-  flat = pytrees.flatten(portable.params)
-  for scale, layer in (('attention_scale', 'attention/out'), ('mlp_scale', 'mlp/dense_out')):
-    factor = flat.pop(f'blocks/{scale}')
-    for name in (f'blocks/{layer}/kernel', f'blocks/{layer}/bias'):
-      axes = tuple(range(1, flat[name].ndim - 1))
-      flat[name] = flat[name] * np.expand_dims(factor, axes)
-  model = dataclasses.replace(portable.model, layer_scale=None)
-  notes = (*portable.notes, "LayerScale's factors are multiplied into the kernels before them.")
-  return dataclasses.replace(portable, model=model, params=pytrees.unflatten(flat), notes=notes)
-
-
-def _reader(values: dict[str, Any] | None) -> types.ModuleType:
-  """The module that knows the kind of folder that a config.json describes."""
-  if values is None or 'model_type' not in values:
-    return timm
-  return transformers_bit if values['model_type'] == transformers_bit.MODEL_TYPE else transformers
-
-
-def _portable(files: TensorFiles, layout: Layout) -> Portable:
-  _, shapes = pytrees.shapes(layout.model, layout.image_size, layout.channels, layout.num_classes)
-  depth = resolve(layout.model).depth
+def _read(files: TensorFiles, layout: Layout) -> Pretrained:
+  """The parameters of a folder, every tensor of which is accounted for."""
+  architecture = layout.architecture
+  try:
+    shapes = architecture.shapes()
+  except UserError as error:
+    raise UserError(f'{files.source} fits no model that vit_jax has: {error}') from error
   rules = [rule for rule in layout.rules if rule.path not in layout.zeros]
-  wanted, tokens = expected(rules, shapes, depth), layout.tokens
-  check(files, wanted | tokens.expected(shapes) if tokens else wanted, layout.ignored)
-  params = gather(rules, shapes, depth, files.read) | (tokens.gather(files.read) if tokens else {})
-  absent = layout.zeros if layout.num_classes else layout.zeros | {'head/kernel', 'head/bias'}
+  wanted = expected(rules, shapes)
+  if layout.tokens is not None:
+    wanted |= layout.tokens.expected(shapes)
+  check(files, wanted, layout.ignored)
+  params = gather(rules, shapes, files.read)
+  if layout.tokens is not None:
+    params |= layout.tokens.gather(files.read)
+  absent = set(layout.zeros)
+  if not architecture.num_classes:
+    absent |= {'head/kernel', 'head/bias'}
   params |= {path: np.zeros(shapes[path].shape, np.float32) for path in absent}
   unfilled = shapes.keys() - params.keys()
   if unfilled:
     raise AssertionError(f'no rule fills {sorted(unfilled)}')
   notes = layout.notes
-  if not layout.num_classes:
+  if not architecture.num_classes:
     notes += (f'{files.source} has no head: it is for features, or for fine-tuning (num_classes=…).',)
   elif not params['head/kernel'].any() and not params['head/bias'].any():
     notes += (f'The head of {files.source} is all zeros: every class gets the same logit.',)
   if files.dtypes != {'F32'}:
     notes += (f'{files.source} is stored in {", ".join(sorted(files.dtypes))}, and read into float32.',)
-  return Portable(
-    model=layout.model,
-    image_size=layout.image_size,
-    channels=layout.channels,
-    num_classes=layout.num_classes,
-    params=pytrees.unflatten(params),
-    preprocess=layout.preprocess,
-    class_names=layout.class_names,
-    position_resize=layout.position_resize,
-    notes=notes,
-  )
-
-
-def _tensors(portable: Portable, export: Export, kind: str) -> dict[str, np.ndarray]:
-  """Their tensors by name, every parameter of ours in one of them."""
-  flat = pytrees.flatten(portable.params)
-  placed = {rule.path for rule in export.rules} | export.tokens.paths()
-  homeless = sorted(flat.keys() - placed - export.dropped)
-  if homeless:
-    raise UserError(
-      f'Kind {kind!r} of Hugging Face folder has no place for {homeless[0]}; choose another kind '
-      f'({", ".join(KINDS)}) or save it as a run.'
-    )
-  depth = resolve(portable.model).depth
-  return scatter(export.rules, flat, depth) | export.tokens.scatter(flat) | export.constants
-
-
-def _kind(portable: Portable) -> str:
-  model = portable.model
-  if model.pool == 'token_gap' or (model.layer_scale is not None and not portable.num_classes):
-    return 'dinov2'
-  if model.pool == 'token' and model.layer_scale is None and model.register_tokens <= 1:
-    return 'deit' if model.register_tokens else 'vit'
-  return 'timm'
+  return Pretrained(architecture, pytrees.unflatten(params), layout.preprocess, layout.class_names, notes)

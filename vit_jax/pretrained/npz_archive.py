@@ -4,23 +4,48 @@ import math
 import os
 import pathlib
 import zipfile
-import zlib
 from collections.abc import Callable
+from typing import IO, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 
+from vit_jax import files
 from vit_jax.errors import UserError
+from vit_jax.pretrained import tensor_names
+
+T = TypeVar('T')
 
 _CHUNK = 2**20
+_LARGEST_HEADER = 1000  # bytes; Python's parser, which NumPy asks, fails in many ways on long ones
+# Unpacked bytes of an .npz: a deflated file of nothing but zeros has 1,000 times its size, parameters not twice.
+_ALWAYS_ALLOWED = 2**28
+_LARGEST_RATIO = 8
 # Arrays of bfloat16 lie in an .npz as two bytes of an unknown type.
 _DTYPES = {np.dtype('V2'): np.dtype(ml_dtypes.bfloat16)}
+_HEADER_READERS = {
+  (1, 0): np.lib.format.read_array_header_1_0,
+  (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+class Header(NamedTuple):
+  """What an array of an .npz says of itself."""
+
+  shape: tuple[int, ...]
+  fortran: bool
+  dtype: np.dtype
+
+  @property
+  def read_dtype(self) -> np.dtype:
+    """What its bytes are."""
+    return _DTYPES.get(self.dtype, self.dtype)
 
 
 class Archive:
   """An .npz whose arrays stay in the file until they are asked for."""
 
-  def __init__(self, path: str | os.PathLike):
+  def __init__(self, path: str | os.PathLike[str]):
     """Reads names and shapes.
 
     Attributes:
@@ -32,23 +57,62 @@ class Archive:
       UserError: there is no such file, or it is not a sound .npz of floating point numbers.
     """
     self.path = pathlib.Path(path)
+    if self.path.is_dir():
+      raise UserError(f'{self.path} is a directory and not an .npz file.')
+    if self.path.exists() and not self.path.is_file():
+      raise UserError(f'{self.path} is not a regular file; check the path.')
     try:
       self._zip = zipfile.ZipFile(self.path)
     except FileNotFoundError:
       raise UserError(f'There is no file {self.path}; check the path.') from None
-    except IsADirectoryError:
-      raise UserError(f'{self.path} is a directory and not an .npz file.') from None
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
       raise UserError(_not_an_archive(self.path, error)) from error
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: set[str] = set()
-    for info in self._zip.infolist():
-      name = info.filename.removesuffix('.npy')
-      if name == info.filename:
-        raise UserError(f'{self.path} holds {name!r}, which is not an array; it is no .npz of parameters.')
-      shape, dtype, _ = self._guarded(name, lambda file, info=info: self._header(file, info))
-      self.shapes[name] = shape
-      self.dtypes.add(_DTYPES.get(dtype, dtype).name)
+    try:
+      self._check_entries()
+      for info in self._zip.infolist():
+        self._add(info)
+    except UserError:
+      self._zip.close()
+      raise
+
+  def _check_entries(self) -> None:
+    """Raises UserError for entries that cannot be what NumPy has written, before any of them is opened."""
+    entries, size = self._zip.infolist(), self.path.stat().st_size
+    names = set()
+    for info in entries:
+      tensor_names.check(self.path, info.filename)
+      if info.filename in names:
+        raise UserError(f'{self.path} holds {info.filename} twice; get the file again.')
+      names.add(info.filename)
+      if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UserError(
+          f'{self.path} holds {info.filename} in a compression that NumPy does not write; save it with numpy.savez.'
+        )
+      if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        raise UserError(
+          f'{self.path} is damaged at {info.filename} (its two sizes differ); get the file again.'
+        )
+    if sum(info.compress_size for info in entries) > size:
+      raise UserError(f'{self.path} is damaged (its entries are larger than the file); get the file again.')
+    unpacked = sum(info.file_size for info in entries)
+    if unpacked > _ALWAYS_ALLOWED + _LARGEST_RATIO * size:
+      raise UserError(
+        f'{self.path} unpacks from {size:,} to {unpacked:,} bytes, which no parameters do; check what the file holds.'
+      )
+
+  def _add(self, info: zipfile.ZipInfo) -> None:
+    name = info.filename.removesuffix('.npy')
+    if name == info.filename:
+      raise UserError(f'{self.path} holds {name!r}, which is not an array; it is no .npz of parameters.')
+
+    def header(file: IO[bytes]) -> Header:
+      return self._header(file, info)
+
+    found = self._guarded(name, header)
+    self.shapes[name] = found.shape
+    self.dtypes.add(found.read_dtype.name)
 
   def __enter__(self) -> 'Archive':
     return self
@@ -62,20 +126,22 @@ class Archive:
     Raises:
       UserError: the array is damaged, or not all of it is finite.
     """
-    self._guarded(name, lambda file: self._fill(file, name, out))
+
+    def fill(file: IO[bytes]) -> None:
+      self._fill(file, name, out)
+
+    self._guarded(name, fill)
     if not np.isfinite(out).all():
       raise UserError(
         f'{self.path} has NaN or infinite values in {name}; its training diverged or the file is damaged, '
         f'use another.'
       )
 
-  def _fill(self, file: zipfile.ZipExtFile, name: str, out: np.ndarray) -> None:
-    shape, dtype, fortran = self._header(file, self._zip.getinfo(name + '.npy'))
-    if dtype == out.dtype and not fortran:
-      target = out.reshape(-1).view(np.uint8)
-    else:
-      stored = np.empty(math.prod(shape), dtype)
-      target = stored.view(np.uint8)
+  def _fill(self, file: IO[bytes], name: str, out: np.ndarray) -> None:
+    header = self._header(file, self._zip.getinfo(name + '.npy'))
+    in_place = header.dtype == out.dtype and not header.fortran
+    stored = out.reshape(-1) if in_place else np.empty(math.prod(header.shape), header.dtype)
+    target = stored.view(np.uint8)
     position = 0
     while chunk := file.read(_CHUNK):  # to the end, where the checksum is verified
       part = np.frombuffer(chunk, np.uint8)
@@ -83,63 +149,63 @@ class Archive:
       position += len(part)
     if position != target.size:
       raise ValueError(f'{position} bytes where {target.size} belong')
-    if target.base is not out and not np.shares_memory(target, out):
-      values = stored.view(_DTYPES.get(dtype, dtype)).reshape(shape, order='F' if fortran else 'C')
+    if not in_place:
+      values = stored.view(header.read_dtype).reshape(header.shape, order='F' if header.fortran else 'C')
       out[...] = values.reshape(out.shape)
 
-  def _header(
-    self, file: zipfile.ZipExtFile, info: zipfile.ZipInfo
-  ) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Shape, dtype and whether the order is Fortran's."""
-    reader: Callable = {
-      (1, 0): np.lib.format.read_array_header_1_0,
-      (2, 0): np.lib.format.read_array_header_2_0,
-    }[np.lib.format.read_magic(file)]
-    shape, fortran, dtype = reader(file)
+  def _header(self, file: IO[bytes], info: zipfile.ZipInfo) -> Header:
+    """What an array says of itself, checked before anything is allocated for it."""
+    read = _HEADER_READERS[np.lib.format.read_magic(file)]
+    header = Header(*read(file, max_header_size=_LARGEST_HEADER))
     name = info.filename.removesuffix('.npy')
-    if dtype.hasobject:
+    if header.dtype.hasobject:
       raise UserError(
         f'{self.path} holds Python objects in {name} (a pickle, which could run code) and is refused; '
         f'save the parameters as plain arrays.'
       )
-    if dtype.kind != 'f' and dtype not in _DTYPES:
-      raise UserError(f'{self.path} holds {dtype} in {name}, and parameters are floating point numbers.')
-    if math.prod(shape) * dtype.itemsize > info.file_size:
-      raise ValueError(f'shape {shape} needs more bytes than there are')
-    return shape, dtype, fortran
+    if header.read_dtype.kind != 'f' and header.dtype not in _DTYPES:
+      raise UserError(
+        f'{self.path} holds {header.dtype} in {name}, and parameters are floating point numbers.'
+      )
+    if any(side < 0 for side in header.shape):
+      raise ValueError(f'shape {header.shape} is negative')
+    if math.prod(header.shape) * header.dtype.itemsize > info.file_size:
+      raise ValueError(f'shape {header.shape} needs more bytes than there are')
+    return header
 
-  def _guarded(self, name: str, function: Callable):
-    """`function` of an opened array, whatever it raises in one sentence."""
+  def _guarded(self, name: str, function: Callable[[IO[bytes]], T]) -> T:
+    """`function` of an opened array; whatever it raises becomes one sentence."""
     try:
       with self._zip.open(name + '.npy') as file:
         return function(file)
-    except UserError:
+    except (UserError, MemoryError):
       raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, RuntimeError) as error:
-      reason = (str(error).strip().rstrip('.') or type(error).__name__).splitlines()[0]
+    except Exception as error:  # zipfile and NumPy raise a dozen types on damaged data
+      reason = (str(error).strip().rstrip('.') or type(error).__name__).splitlines()[0][:200]
       raise UserError(f'{self.path} is damaged at {name} ({reason}); get the file again.') from error
 
 
 class Writer:
-  """Writes an .npz, one array at a time; it is at its place only when it is complete."""
+  """Writes an .npz, one array at a time; it is at its place, durably, only when it is complete."""
 
-  def __init__(self, path: str | os.PathLike):
+  def __init__(self, path: str | os.PathLike[str]):
     self._path = pathlib.Path(path)
-    self._path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_directories(self._path.parent)
     self._partial = self._path.with_name(self._path.name + '.partial')
     self._zip = zipfile.ZipFile(self._partial, 'w', zipfile.ZIP_STORED)
 
   def write(self, name: str, array: np.ndarray) -> None:
+    """Adds an array."""
     with self._zip.open(name + '.npy', 'w', force_zip64=True) as file:
       np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
   def __enter__(self) -> 'Writer':
     return self
 
-  def __exit__(self, kind: type | None, *_) -> None:
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     self._zip.close()
     if kind is None:
-      self._partial.replace(self._path)
+      files.move_into_place(self._partial, self._path)
     else:
       self._partial.unlink()
 

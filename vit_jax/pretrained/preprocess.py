@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
 from PIL import Image, ImageOps
+
+from vit_jax.errors import UserError
+
+Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 
 _MODES = {1: 'L', 3: 'RGB'}
 _PILLOW = {
@@ -31,7 +35,7 @@ class Preprocess:
   shorter: int | None = None
   # In place of `shorter`: squash to this height and width, and cut the middle (DeiT in transformers).
   whole: tuple[int, int] | None = None
-  method: str = 'bilinear'  # 'nearest', 'bilinear', 'bicubic' or, with antialias, 'lanczos'
+  method: Method = 'bilinear'  # 'lanczos' only with antialias
   # Pillow's resize (uint8, its kernel widened when it shrinks), which Hugging Face's checkpoints were
   # trained with; otherwise float32, half-pixel centres and no antialiasing, as the original's.
   antialias: bool = False
@@ -45,11 +49,19 @@ class Preprocess:
     """Images of any size as a model's input.
 
     Args:
-      images: Pillow's, of any mode, or uint8 arrays (H, W) or (H, W, C).
+      images: Pillow's, or uint8 arrays (H, W) or (H, W, C) of 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGBA)
+        channels. Alpha is dropped; of Pillow's with 16 bits a pixel the upper 8 are taken.
 
     Returns:
       float32 (B, *size, channels).
+
+    Raises:
+      UserError: an image whose values or channels can be meant in several ways.
     """
+    if isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
+      raise UserError(
+        'preprocess takes a list of images, and this is a single one; write preprocess([image]).'
+      )
     pixels = np.stack([self._resized(_pixels(image, self.channels)) for image in images])
     # (x / 255 - mean) / std as one product and sum, in float64.
     scale = 1 / (255 * np.asarray(self.std, np.float64))
@@ -68,12 +80,11 @@ class Preprocess:
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
     height, width = self.size
-    if self.shorter is None:
-      whole = self.whole or self.size
-    else:
+    whole = self.whole or self.size
+    if self.shorter is not None:
       # Rounded down, as torchvision and transformers do.
       scale = self.shorter / min(image.shape[:2])
-      whole = tuple(max(int(side * scale), wanted) for side, wanted in zip(image.shape[:2], self.size))
+      whole = (max(int(image.shape[0] * scale), height), max(int(image.shape[1] * scale), width))
     image = self._resize(image, whole)
     top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
     return image[top : top + height, left : left + width]
@@ -92,16 +103,35 @@ class Preprocess:
 
 def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
   """uint8 (H, W, channels)."""
-  if isinstance(image, Image.Image):
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith('I;16'):
-      image = (np.asarray(image) >> 8).astype(np.uint8)
-    else:
-      image = np.asarray(image.convert(_MODES[channels]))
-  if image.ndim == 2:
-    image = image[:, :, None]
-  if image.shape[2] == channels:
-    return image
-  if channels == 3:
-    return np.repeat(image[:, :, :1], 3, axis=2)
-  return cv2.cvtColor(np.ascontiguousarray(image[:, :, :3]), cv2.COLOR_RGB2GRAY)[:, :, None]
+  picture = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else _picture(np.asarray(image))
+  if picture.mode in ('I', 'F'):
+    raise UserError('An image has 32 bits a pixel, and 8 or 16 are supported; convert it first.')
+  if picture.mode.startswith('I;16'):
+    gray = (np.asarray(picture) >> 8).astype(np.uint8)
+    return np.repeat(gray[:, :, None], channels, axis=2)
+  pixels = np.asarray(picture.convert(_MODES[channels]))
+  return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _picture(pixels: np.ndarray) -> Image.Image:
+  """An array as an image of Pillow's.
+
+  Raises:
+    UserError: it is no uint8 (H, W) or (H, W, 1 to 4), and guessing would give other pixels without a word.
+  """
+  if pixels.dtype != np.uint8:
+    raise UserError(
+      f'An image is an array of {pixels.dtype}, whose range is not known; give uint8 from 0 to 255, such as '
+      f'(255 * image).round().astype(np.uint8) for values from 0 to 1, or (image >> 8).astype(np.uint8) for 16 bits.'
+    )
+  if pixels.ndim == 3 and pixels.shape[2] == 1:
+    pixels = pixels[:, :, 0]
+  gray, colour = pixels.ndim == 2, pixels.ndim == 3 and pixels.shape[2] in (2, 3, 4)
+  if not (gray or colour) or not pixels.size:
+    channels_first = pixels.ndim == 3 and pixels.shape[0] in (1, 2, 3, 4)
+    hint = '; its channels come first: give image.transpose(1, 2, 0)' if channels_first else ''
+    raise UserError(
+      f'An image is an array of shape {pixels.shape}, and (height, width) or (height, width, 1 to 4 channels) is '
+      f'supported{hint}.'
+    )
+  return Image.fromarray(pixels)

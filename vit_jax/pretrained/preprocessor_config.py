@@ -3,15 +3,18 @@
 import json
 import math
 import pathlib
+import reprlib
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.base import Preprocess
-from vit_jax.pretrained.safetensors_files import read_json
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.preprocess import Method, Preprocess
 
 FILE = 'preprocessor_config.json'
-_RESAMPLE = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
+_RESAMPLE: dict[int, Method] = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 _SIZE = (224, 224)
+_LARGEST_SIDE = 2**14  # pixels
+_HALF = (0.5,)
 
 
 def read(
@@ -38,23 +41,17 @@ def read(
       f'{folder} has no {FILE}: images are prepared as is usual for its kind of model, '
       f'mean {default["mean"]} and standard deviation {default["std"]}.',
     )
-  values = read_json(path)
-  method = _RESAMPLE.get(values.get('resample', 2))
-  if method is None:
-    raise UserError(f'{path} asks for resample {values["resample"]}; choose one of {sorted(_RESAMPLE)}.')
-  kind = str(values.get('image_processor_type') or values.get('feature_extractor_type') or '')
-  # A plain number is both sides, but for the processors that are CLIP's or follow it.
-  shorter, whole = _size(path, values.get('size', image_size), square=not kind.startswith(('Bit', 'CLIP')))
-  if not values.get('do_resize', True):
+  values = JsonObject.read(path)
+  resample = values.raw('resample', 2)
+  if type(resample) is not int or resample not in _RESAMPLE:
+    raise UserError(f'{path} asks for resample {reprlib.repr(resample)}; choose one of {sorted(_RESAMPLE)}.')
+  if not values.flag('do_resize', True):
     raise UserError(f'{path} says do_resize false, and photographs have many sizes; set it to true.')
-  size = whole or (shorter, shorter)
-  if values.get('do_center_crop', False):
-    _, size = _size(path, values.get('crop_size', image_size), square=True)
-  elif shorter is not None:
-    raise UserError(f'{path} resizes the shorter side to {shorter} without do_center_crop; set it to true.')
-  mean, std = _normalisation(path, values, channels)
-  options = {'mean': mean, 'std': std, 'method': method, 'antialias': True}
-  result = Preprocess(size, channels, shorter=shorter, whole=None if whole == size else whole, **options)
+  size, shorter, whole = _sizes(values, image_size)
+  mean, std = _normalisation(values, channels)
+  result = Preprocess(
+    size, channels, mean, std, shorter=shorter, whole=whole, method=_RESAMPLE[resample], antialias=True
+  )
   if any_size or size == tuple(image_size):
     return result, ()
   return result.at(image_size), (
@@ -96,30 +93,56 @@ def write(preprocess: Preprocess) -> tuple[str, tuple[str, ...]]:
   return json.dumps(values, indent=2, sort_keys=True) + '\n', notes
 
 
-def _size(path: pathlib.Path, size: Any, square: bool) -> tuple[int | None, tuple[int, int] | None]:
-  """(shorter side, None) or (None, (height, width))."""
-  match size:
-    case int():
-      return (None, (size, size)) if square else (size, None)
-    case {'shortest_edge': int(shorter)}:
-      return shorter, None
-    case {'height': int(height), 'width': int(width)} | [int(height), int(width)] | (height, width):
-      return None, (height, width)
-  raise UserError(f'{path} has the size {size!r}; give height and width, or shortest_edge.')
+def _sizes(
+  values: JsonObject, image_size: tuple[int, int]
+) -> tuple[tuple[int, int], int | None, tuple[int, int] | None]:
+  """`size`, `shorter` and `whole` of a `Preprocess`."""
+  kind = values.text('image_processor_type') or values.text('feature_extractor_type')
+  # A plain number is both sides, but for the processors that are CLIP's or follow it.
+  resized = _size(values, 'size', image_size, square=not kind.startswith(('Bit', 'CLIP')))
+  if values.flag('do_center_crop', False):
+    cut = _size(values, 'crop_size', image_size, square=True)
+    if isinstance(cut, int):
+      raise UserError(f'{values.path} has a crop_size of one edge; give height and width.')
+    if isinstance(resized, int):
+      return cut, resized, None
+    return cut, None, resized if resized != cut else None
+  if isinstance(resized, int):
+    raise UserError(
+      f'{values.path} resizes the shorter side to {resized} without do_center_crop; set it to true.'
+    )
+  return resized, None, None
 
 
-def _normalisation(
-  path: pathlib.Path, values: dict[str, Any], channels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _size(values: JsonObject, name: str, default: tuple[int, int], *, square: bool) -> int | tuple[int, int]:
+  """The shorter side, or height and width."""
+  value = values.raw(name, default)
+  match value:
+    case {'shortest_edge': edge}:
+      sides = (edge,)
+    case {'height': height, 'width': width}:
+      sides = (height, width)
+    case [height, width]:
+      sides = (height, width)
+    case _:
+      sides = (value, value) if square else (value,)
+  if not all(type(side) is int and 0 < side <= _LARGEST_SIDE for side in sides):
+    raise UserError(
+      f'{values.path} has the {name} {reprlib.repr(value)}; give height and width, or shortest_edge, of 1 to '
+      f'{_LARGEST_SIDE} pixels.'
+    )
+  return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _normalisation(values: JsonObject, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Mean and standard deviation of pixels in 0 … 1."""
-  factor = values.get('rescale_factor', 1 / 255) if values.get('do_rescale', True) else 1.0
-  mean, std = [0.0], [1.0]
-  if values.get('do_normalize', True):
-    mean, std = values.get('image_mean', [0.5]), values.get('image_std', [0.5])
-  mean, std = ([v] if isinstance(v, (int, float)) else v for v in (mean, std))
-  for numbers in (mean, std):
-    if not isinstance(numbers, list) or len(numbers) not in (1, channels):
-      raise UserError(f'{path} has a mean or deviation {numbers!r}; it must be {channels} numbers.')
+  factor = (
+    values.number('rescale_factor', 1 / 255, low=1e-9, high=1e6) if values.flag('do_rescale', True) else 1.0
+  )
+  mean, std = (0.0,), (1.0,)
+  if values.flag('do_normalize', True):
+    mean = values.numbers('image_mean', _HALF, channels, low=-1e6)
+    std = values.numbers('image_std', _HALF, channels, low=1e-6)
   scale = 255 * factor  # (pixel * factor - mean) / std, in terms of pixel / 255
   if math.isclose(scale, 1.0, rel_tol=1e-6):
     scale = 1.0

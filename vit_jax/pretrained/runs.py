@@ -3,136 +3,205 @@
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import pytrees
+from vit_jax import old_configs, pytrees
+from vit_jax import options as options_lib
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
-from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
-from vit_jax.models import position, variants
-from vit_jax.pretrained.base import Portable, Preprocess
+from vit_jax.evaluation.base import EMA_SUFFIX
+from vit_jax.models.base import MODELS, Architecture
+from vit_jax.pretrained.base import Format, Pretrained, ReadOptions, Weights
+from vit_jax.pretrained.preprocess import Preprocess
+
+_ITEMS: dict[Weights, str] = {'raw': 'params', 'ema': 'ema'}
 
 
-def is_run(path: pathlib.Path) -> bool:
-  """Whether a directory is a workdir, its `checkpoints` or one step of them."""
-  return (path / 'checkpoints').is_dir() or path.name == 'checkpoints' or (path / 'params').is_dir()
+class RunFormat(Format):
+  """A run's workdir (its newest sound step), its `checkpoints`, or one step of them."""
+
+  title = 'a training run'
+  weights = ('raw', 'ema')
+
+  def recognises(self, path: pathlib.Path) -> bool:
+    return (path / 'checkpoints').is_dir() or path.name == 'checkpoints' or (path / 'params').is_dir()
+
+  def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
+    item = _ITEMS[options.weights or 'raw']
+
+    def wanted(meta: dict[str, Any]) -> dict[str, Any]:
+      run = _Stored(meta)
+      if item == 'ema' and not run.config.ema:
+        raise UserError(
+          f"{path} has no EMA of its parameters (its config.ema is 0), which weights 'ema' asks for; leave it out."
+        )
+      # The head of a model that has none is an empty array, which is not stored.
+      shapes = {name: leaf for name, leaf in run.architecture.shapes().items() if leaf.size}
+      return {item: pytrees.unflatten(shapes)}
+
+    items, meta = _restored(path, wanted)
+    run = _Stored(meta)
+    params = pytrees.flatten(jax.tree.map(np.asarray, items[item]))
+    for name, leaf in run.architecture.shapes().items():
+      if not leaf.size:
+        params[name] = np.zeros(leaf.shape, leaf.dtype)
+    architecture = run.architecture
+    model = architecture.model
+    fixed = model.fixed_positions(model.grid(architecture.image_size))
+    if fixed is not None:  # as a learned embedding, which every format has, and which can be resized
+      params['position_embedding'] = fixed
+      architecture = dataclasses.replace(architecture, model=model.with_learned_positions())
+    notes = _about_ema(run.config) if options.weights is None else ()
+    return Pretrained(
+      architecture,
+      pytrees.unflatten(params),
+      _preprocess(run.config, meta),
+      class_names=run.class_names or None,
+      notes=notes,
+    )
+
+  def architecture(self, path: pathlib.Path) -> Architecture:
+    return _Stored(_restored(path, _nothing)[1]).architecture
+
+  def unfit(self, pretrained: Pretrained) -> str | None:
+    """None, although a config that no run can have is refused by `write`, in the config's own words."""
+    del pretrained
+    return None
+
+  def write(
+    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
+  ) -> tuple[str, ...]:
+    """Writes a model as step 0 of a run: to be loaded, and to begin a training from.
+
+    Raises:
+      UserError: the directory is in use, or the model is of a kind that cannot be trained here.
+    """
+    del naming
+    workdir = pathlib.Path(destination).absolute()
+    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+      raise UserError(f'{workdir} is not empty; choose another directory.')
+    config = _config(pretrained)
+    meta = {
+      'config': config_lib.as_json(config),
+      'class_names': list(pretrained.class_names or ()),
+      'examples': 0,
+      'preprocess': dataclasses.asdict(pretrained.preprocess),
+    }
+    # The head of a model that has none is an empty array, which Orbax refuses.
+    params = {name: array for name, array in pytrees.flatten(pretrained.params).items() if array.size}
+    with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
+      manager.save(0, {'params': pytrees.unflatten(params)}, meta)
+    return ()
 
 
-def read(path: str | os.PathLike) -> Portable:
-  """The model of a run: of the newest sound step of a workdir, or of the step given.
+class _Stored:
+  """What the meta of a step tells.
+
+  Attributes:
+    config: the run's.
+    class_names: of the logits; (): they have no names.
+    architecture: the network, its variant 'custom' and every size given.
+  """
+
+  def __init__(self, meta: Mapping[str, Any]):
+    self.config = config_lib.from_config_dict(_with_older_meta(meta))
+    data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
+    self.class_names = objective.class_names(names)
+    self.architecture = Architecture(
+      self.config.model.resolved().on_any_device(),
+      data.image_size,
+      data.channels,
+      objective.head_size(len(names), data),
+    )
+
+
+def _with_older_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The config of a step; earlier versions kept how positions are resized beside that of a converted checkpoint."""
+  if 'position_resize' not in meta:
+    return meta['config']
+  config = old_configs.migrated(meta['config'])
+  if config['model']['name'] == 'vit':
+    config['model'].setdefault('position_resize', meta['position_resize'])
+  return config
+
+
+def _nothing(meta: dict[str, Any]) -> dict[str, Any]:
+  """Asks for no arrays."""
+  del meta
+  return {}
+
+
+def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Items and meta of one step: of the one that is named, or of the newest that is sound in all that is wanted.
 
   Args:
-    path: the workdir, or its `checkpoints/<step>`.
+    path: what `RunFormat` reads.
+    wanted: meta -> the trees of shapes to restore.
 
   Raises:
     UserError: there is no sound checkpoint.
   """
-  path = pathlib.Path(path).absolute()
+  path = path.absolute()
   directory, step = path, None
   if (path / 'checkpoints').is_dir():
     directory = path / 'checkpoints'
   elif path.name.isdigit():
     directory, step = path.parent, int(path.name)
   manager = Manager(directory, CheckpointConfig(), read_only=True)
-  meta = _restore(manager, directory, step, {})[1]  # says what shapes to ask for
-  config = config_lib.from_config_dict(meta['config'])
-  # Colours, which masked patches are guessed to have, are no classes.
-  class_names = () if config.loss.name == 'masked_patches' else tuple(meta['class_names'])
-  num_classes = config.head_size(len(class_names))
-  # The kernel of the devices it was trained on is nothing of the model's.
-  model = dataclasses.replace(explicit(config.model), attention='auto')
-  architecture = (model, config.data.image_size, config.data.channels, num_classes)
-  _, shapes = pytrees.shapes(*architecture)
-  empty = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items() if not leaf.size}
-  stored = {name: leaf for name, leaf in shapes.items() if name not in empty}
-  items, meta = _restore(manager, directory, step, {'params': pytrees.unflatten(stored)})
-  params = pytrees.unflatten(pytrees.flatten(jax.tree.map(np.asarray, items['params'])) | empty)
-  if model.position == 'sincos2d':
-    # As a learned embedding, which every format has, and which can be resized.
-    grid = variants.grid(variants.resolve(model), config.data.image_size)
-    class_token = variants.has_class_token(model)
-    params['position_embedding'] = position.sincos2d(grid, model.width, class_token=class_token)
-    architecture = (dataclasses.replace(model, position='learned'), *architecture[1:])
-  notes = ()
-  if config.average:
-    notes = ('The run also has an average of its parameters, which is not what is loaded.',)
-  return Portable(
-    *architecture,
-    params,
-    preprocess=_preprocess(config, meta),
-    class_names=class_names or None,
-    position_resize=meta.get('position_resize', 'linear'),
-    notes=notes,
-  )
-
-
-def _restore(manager: Manager, directory: pathlib.Path, step: int | None, items: dict) -> tuple[dict, dict]:
-  """(items, meta) of a step; None: of the newest that is sound in all that is asked for."""
   if step is not None:
-    return manager.restore(step, items)
-  newest = manager.restore_newest(items)
+    return manager.restore(step, wanted)
+  newest = manager.restore_newest(wanted)
   if newest is None:
     raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
-  return newest[1:]
+  return newest[1], newest[2]
 
 
-def write(portable: Portable, workdir: str | os.PathLike) -> None:
-  """Writes a model as step 0 of a run: to be loaded, and to begin a training from.
-
-  Raises:
-    UserError: the directory is in use, or the model is of a kind that cannot be trained here.
-  """
-  workdir = pathlib.Path(workdir).absolute()
-  if workdir.exists() and any(workdir.iterdir()):
-    raise UserError(f'{workdir} is not empty; choose another directory.')
-  # As it will be read again: what is no valid config must not be written.
-  config = config_lib.from_config_dict(config_lib.as_json(_config(portable)))
-  preprocess = dataclasses.asdict(portable.preprocess)
-  meta = {
-    'config': config_lib.as_json(config),
-    'class_names': list(portable.class_names or ()),
-    'examples': 0,
-    'preprocess': preprocess,
-    'position_resize': portable.position_resize,
-  }
-  # The head of a model that has none is an empty array, which Orbax refuses.
-  params = {name: array for name, array in pytrees.flatten(portable.params).items() if array.size}
-  with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
-    manager.save(0, {'params': pytrees.unflatten(params)}, meta)
-
-
-def explicit(model: config_lib.Model) -> config_lib.Model:
-  """The model with variant 'custom' and all sizes given."""
-  return dataclasses.replace(model, variant='custom', **dataclasses.asdict(variants.resolve(model)))
-
-
-def _config(portable: Portable) -> Config:
-  preprocess = portable.preprocess
-  low = float(-preprocess.mean[0] / preprocess.std[0])
-  high = float((1 - preprocess.mean[0]) / preprocess.std[0])
-  return Config(
-    model=portable.model,
-    data=DataConfig(
-      image_size=portable.image_size,
-      channels=portable.channels,
-      num_classes=portable.num_classes or None,
-      value_range=(low, high),
-    ),
+def _about_ema(config: Config) -> tuple[str, ...]:
+  if not config.ema:
+    return ()
+  best = config.checkpoint.best
+  of_ema = best is not None and EMA_SUFFIX in best
+  also = f', of which its checkpoint.best ({best}) is a metric' if of_ema else ''
+  return (
+    f"The run also has an EMA of its parameters{also}, and what is loaded is not that; weights='ema' (--weights=ema) "
+    'loads it.',
   )
 
 
-def _preprocess(config: Config, meta: dict) -> Preprocess:
+def _config(pretrained: Pretrained) -> Config:
+  """A config that trains the model further.
+
+  Raises:
+    UserError: no valid config describes it.
+  """
+  preprocess, architecture = pretrained.preprocess, pretrained.architecture
+  model = architecture.model
+  low = float(-preprocess.mean[0] / preprocess.std[0])
+  high = float((1 - preprocess.mean[0]) / preprocess.std[0])
+  return config_lib.from_config_dict(
+    {
+      'model': {MODELS.tag: MODELS.name_of(type(model)), **options_lib.as_dict(model)},
+      'data': {
+        'image_size': architecture.image_size,
+        'channels': architecture.channels,
+        'num_classes': architecture.num_classes or None,
+        'value_range': (low, high),
+      },
+    }
+  )
+
+
+def _preprocess(config: Config, meta: Mapping[str, Any]) -> Preprocess:
   """As `write` stored it, or as the run's evaluation prepares its images."""
   if 'preprocess' in meta:
-    values = {
-      name: tuple(value) if isinstance(value, list) else value for name, value in meta['preprocess'].items()
-    }
-    return Preprocess(**values)
+    return options_lib.from_dict(Preprocess, meta['preprocess'], 'preprocess')
   size, shorter = config.data.image_size, None
   evaluators = list(config.evaluators.values())
   if evaluators and evaluators[0].crop == 'central':

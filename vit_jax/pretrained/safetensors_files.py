@@ -1,25 +1,34 @@
 """Folders of safetensors files: arrays read one at a time, each failure said in one sentence."""
 
 import contextlib
-import json
+import hashlib
+import importlib
 import os
 import pathlib
+import re
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax import files
 from vit_jax.errors import UserError
+from vit_jax.pretrained import tensor_names
+from vit_jax.pretrained.json_values import JsonObject
 
 FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _DTYPES = ('F64', 'F32', 'F16', 'BF16')
+_CHECKSUM = '.sha256'  # behind the name of the file; beside what `write` has written
+# Of the files that an index names: nothing that leads out of the folder.
+_NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
 
 
 class TensorFiles:
   """The tensors of a .safetensors file, or of a folder that holds one or several of them."""
 
-  def __init__(self, source: str | os.PathLike):
+  def __init__(self, source: str | os.PathLike[str]):
     """Reads names and shapes.
 
     Attributes:
@@ -28,33 +37,53 @@ class TensorFiles:
       dtypes: 'F32', 'BF16', …: of what the tensors are stored in.
 
     Raises:
-      UserError: no such files, damaged ones, or tensors that are not floating point numbers.
+      UserError: no such files, damaged ones, tensors that are twice there or are not floating point numbers.
     """
     self.source = pathlib.Path(source)
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
+    self._paths = _paths(self.source)
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: set[str] = set()
     with contextlib.ExitStack() as undo:
       undo.enter_context(self._stack)
-      for path in _paths(self.source):
+      for path in self._paths:
         self._open(path)
       undo.pop_all()
 
   def _open(self, path: pathlib.Path) -> None:
-    library = _library()
+    library = _library('safetensors')
     try:
       file = self._stack.enter_context(library.safe_open(path, framework='np'))
-      for name in file.keys():  # noqa: SIM118 (it is no dict)
+      for name in list(file.keys()):
+        tensor_names.check(path, name)
         view = file.get_slice(name)
+        shape = tuple(view.get_shape())
         if view.get_dtype() not in _DTYPES:
           raise UserError(f'{path} holds {name} as {view.get_dtype()}, and parameters are floating point.')
+        if name in self._file_of:
+          raise UserError(
+            f'{path} holds {name}, which another file beside it holds too; get the folder again.'
+          )
+        if 0 in shape:
+          raise UserError(f'{path} holds {name} of shape {shape}, which has no elements; get the file again.')
         self._file_of[name] = file
-        self.shapes[name] = tuple(view.get_shape())
+        self.shapes[name] = shape
         self.dtypes.add(view.get_dtype())
     except (library.SafetensorError, OSError) as error:
       reason = str(error).strip().rstrip('.') or type(error).__name__
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
+
+  def check_sums(self) -> None:
+    """Compares the files with their SHA-256, where that lies beside them.
+
+    Raises:
+      UserError: a file is not what was written.
+    """
+    for path in self._paths:
+      beside = path.with_name(path.name + _CHECKSUM)
+      if beside.is_file() and _stored_sum(beside) != _sha256(path):
+        raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32.
@@ -73,44 +102,42 @@ class TensorFiles:
   def __enter__(self) -> 'TensorFiles':
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self._stack.close()
 
 
 def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-  """Writes `model.safetensors`, and beside it the files whose content is given by name.
+  """Writes the texts, by the names of their files, and then `model.safetensors` with its SHA-256 beside it.
 
   Raises:
     UserError: the folder holds something already.
   """
-  from_numpy = _library('numpy')
+  from_numpy = _library('safetensors.numpy')
   if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
     raise UserError(f'{folder} is there already and not empty; choose another folder.')
-  folder.mkdir(parents=True, exist_ok=True)
+  files.make_directories(folder)
+  for name, text in texts.items():
+    files.write_text(folder / name, text)
   partial = folder / (FILE + '.partial')
   contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
   try:
     from_numpy.save_file(contiguous, partial, metadata={'format': 'pt'})  # as transformers and timm write
-    partial.replace(folder / FILE)
+    # As the command sha256sum writes and checks it.
+    files.write_text(folder / (FILE + _CHECKSUM), f'{_sha256(partial)}  {FILE}\n')
+    files.move_into_place(partial, folder / FILE)
   finally:
     partial.unlink(missing_ok=True)
-  for name, text in texts.items():
-    (folder / name).write_text(text, encoding='utf-8')
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """The object in a JSON file.
+def _sha256(path: pathlib.Path) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
-  Raises:
-    UserError: it is none.
-  """
-  try:
-    values = json.loads(path.read_text(encoding='utf-8'))
-  except (ValueError, OSError) as error:
-    raise UserError(f'{path} cannot be read as JSON ({error}); get the file again.') from error
-  if not isinstance(values, dict):
-    raise UserError(f'{path} holds a {type(values).__name__} and not a JSON object; get the file again.')
-  return values
+
+def _stored_sum(path: pathlib.Path) -> str:
+  """The hexadecimal digits that a file of sha256sum begins with."""
+  with open(path, 'rb') as file:
+    return file.read(64).decode('ascii', errors='replace').lower()
 
 
 def _paths(source: pathlib.Path) -> list[pathlib.Path]:
@@ -120,14 +147,7 @@ def _paths(source: pathlib.Path) -> list[pathlib.Path]:
     raise UserError(f'There is no folder or file {source}; check the path.')
   index = source / _INDEX
   if index.exists():
-    shards = read_json(index).get('weight_map')
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-      raise UserError(f'{index} has no weight_map from tensors to files; get the folder again.')
-    paths = [source / name for name in sorted(set(shards.values()))]
-    for path in paths:
-      if not path.is_file():
-        raise UserError(f'{source} lacks {path.name}, which {_INDEX} names; get the folder again.')
-    return paths
+    return _shards(source, index)
   if (source / FILE).is_file():
     return [source / FILE]
   if any(source.glob('pytorch_model*.bin')):
@@ -139,13 +159,28 @@ def _paths(source: pathlib.Path) -> list[pathlib.Path]:
   raise UserError(f'{source} has no {FILE}; check the path.')
 
 
-def _library(module: str | None = None) -> Any:
-  """safetensors, which only those need who read or write such files."""
+def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
+  """The files that an index names."""
+  names = JsonObject.read(index).raw('weight_map')
+  if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+    raise UserError(f'{index} has no weight_map from tensors to files; get the folder again.')
+  paths = []
+  for name in sorted(set(names.values())):
+    if not _NAME.fullmatch(name):
+      raise UserError(
+        f'{index} names {name[:100]!r}, which is no .safetensors file of its folder; get it again.'
+      )
+    if not (source / name).is_file():
+      raise UserError(f'{source} lacks {name}, which {_INDEX} names; get the folder again.')
+    paths.append(source / name)
+  return paths
+
+
+def _library(module: str) -> types.ModuleType:
+  """A module of safetensors, which only those need who read or write such files."""
   try:
-    import safetensors
-    import safetensors.numpy
+    return importlib.import_module(module)
   except ImportError:
     raise UserError(
       "Hugging Face's files need the package safetensors: pip install 'vit_jax[huggingface]'."
     ) from None
-  return safetensors if module is None else getattr(safetensors, module)

@@ -3,14 +3,17 @@
 import math
 import pathlib
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.models.variants import has_class_token, resolve
-from vit_jax.pretrained.base import Portable, Preprocess
+from vit_jax.models.base import Architecture
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.preprocess import Method, Preprocess
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 
@@ -51,155 +54,196 @@ _MAP_POOL = (
   *layer('map_pool/mlp/dense_in', 'attn_pool.mlp.fc1'),
   *layer('map_pool/mlp/dense_out', 'attn_pool.mlp.fc2'),
 )
-_POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+_POOLS: dict[str, Literal['token', 'gap', 'map']] = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+_INTERPOLATIONS: dict[str, Method] = {
+  'nearest': 'nearest',
+  'bilinear': 'bilinear',
+  'bicubic': 'bicubic',
+  'lanczos': 'lanczos',
+}
+# (width, mlp_dim, depth, heads) -> what timm calls that size, and the patches that it has of it, plain and DINOv2's.
+_SIZES = {
+  (192, 768, 12, 3): ('tiny', (16,), ()),
+  (384, 1536, 12, 6): ('small', (8, 16, 32), (14,)),
+  (768, 3072, 12, 12): ('base', (8, 16, 32), (14,)),
+  (1024, 4096, 24, 16): ('large', (14, 16, 32), (14,)),
+  (1280, 5120, 32, 16): ('huge', (14,), ()),
+  (1408, 6144, 40, 16): ('giant', (14,), ()),
+  (1664, 8192, 48, 16): ('gigantic', (14,), ()),
+}
+_ANY_SIZE = 'vit_base_patch16_224'  # the name of what timm has no name for
 
 
-def layout(
-  files: TensorFiles, folder: pathlib.Path, values: dict[str, Any] | None, told: dict[str, Any]
-) -> Layout:
-  """What a folder, or a file without config.json (`values` None), holds.
+class TimmFormat(FolderFormat):
+  """A folder of a `vit_*` of timm's, or a .safetensors file with timm's names alone."""
 
-  Args:
-    files: its tensors.
-    folder: where its files are.
-    values: of its config.json.
-    told: fields of `config.Model` that are to be other than timm's.
+  title = "a folder of timm's"
+  tellable = frozenset({'gelu', 'norm_epsilon', 'heads'})
 
-  Raises:
-    UserError: a model that we do not have.
-  """
-  values = values or {}
-  name = str(values.get('architecture', 'vit_'))
-  if values and 'architecture' not in values:
-    raise UserError(f'{folder}/config.json has neither model_type nor architecture; get the file again.')
-  if _OTHER.fullmatch(name):
-    raise UserError(f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_*.")
-  saved = {'model_args': {}, 'pretrained_cfg': values} | values
-  arguments, published = saved['model_args'] or {}, saved['pretrained_cfg'] or {}
-  shapes = files.shapes
-  for needed in ('patch_embed.proj.weight', 'pos_embed', 'blocks.0.mlp.fc1.weight'):
-    if needed not in shapes:
+  def recognises(self, path: pathlib.Path) -> bool:
+    values = config_of(path)
+    if values is None:
+      return path.suffix == '.safetensors' and not path.is_dir()
+    return 'model_type' not in values
+
+  def layout(
+    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
+  ) -> Layout:
+    alone = values is None
+    values = JsonObject(files.source, {}) if values is None else values
+    name = values.text('architecture', 'vit_')
+    if not alone and 'architecture' not in values:
+      raise UserError(f'{values.path} has neither model_type nor architecture; get the file again.')
+    if _OTHER.fullmatch(name):
+      raise UserError(f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_*.")
+    arguments = values.section('model_args')
+    published = values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
+    shapes = files.shapes
+    if 'fc_norm.weight' in shapes:
       raise UserError(
-        f"{files.source} has no tensor {needed}, which every vit_* of timm's has; check what the file holds."
+        f'{files.source} has its last norm behind the pooling (fc_norm), and vit_jax before it.'
       )
-  if 'fc_norm.weight' in shapes:
-    raise UserError(f'{files.source} has its last norm behind the pooling (fc_norm), and vit_jax before it.')
-  width, channels, patch, _ = (*shapes['patch_embed.proj.weight'], 0, 0, 0)[:4]
-  class_token, registers = 'cls_token' in shapes, shapes.get('reg_token', (1, 0))[1]
-  before = class_token + registers
-  pool = arguments.get('global_pool') or values.get('global_pool') or _usual_pool(shapes)
-  if pool not in _POOLS:
-    raise UserError(f'{folder} has global_pool {pool!r}, and vit_jax has {", ".join(_POOLS)}.')
-  include = bool(arguments.get('pool_include_prefix'))
-  if before and include not in _includes(_POOLS[pool], class_token, registers):
-    raise UserError(
-      f'{folder} pools with {"all" if include else "none"} of the tokens before the patches '
-      f'(global_pool {pool!r}), which vit_jax does not do.'
+    channels, patch = _shape(files, 'patch_embed.proj.weight', 4)[1:3]
+    positions = _shape(files, 'pos_embed', 3)[1]
+    class_token, registers = 'cls_token' in shapes, 0
+    if 'reg_token' in shapes:
+      registers = _shape(files, 'reg_token', 3)[1]
+    before = class_token + registers
+    pool = arguments.text('global_pool') or values.text('global_pool') or _usual_pool(shapes)
+    _check_pool(folder, pool, arguments.flag('pool_include_prefix', False), class_token, registers)
+    model = _model(files, name, arguments, pool, registers)
+    model = with_told(folder, model, options.told)
+    image_size, notes = _image_size(files, arguments, published, positions - before, patch)
+    if 'num_heads' not in arguments and 'heads' not in options.told:
+      notes += (
+        f'timm does not save the number of heads: {model.heads}, as its models of that width (heads=…).',
+      )
+    patches = (image_size[0] // patch) * (image_size[1] // patch)
+    num_classes = _shape(files, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
+    return Layout(
+      architecture=Architecture(model, image_size, channels, num_classes),
+      rules=_rules(model, num_classes > 0),
+      tokens=_tokens(class_token, registers, 0 if positions == patches else before),
+      preprocess=_preprocess(published, image_size, channels),
+      class_names=_class_names(published, num_classes),
+      zeros=_without_bias(shapes, pool),
+      notes=notes,
     )
-  image_size, notes = _image_size(arguments, published, shapes['pos_embed'][1], before, patch)
-  patches = (image_size[0] // patch) * (image_size[1] // patch)
-  model = config.Model(
-    **{
-      'variant': 'custom',
-      'patch': patch,
-      'width': width,
-      'mlp_dim': shapes['blocks.0.mlp.fc1.weight'][0],
-      'depth': len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))}),
-      'heads': arguments.get('num_heads') or _HEADS_OF.get(name) or _HEADS.get(width) or max(width // 64, 1),
-      'pool': _POOLS[pool],
+
+  def export(self, pretrained: Pretrained) -> Export:
+    model, architecture = vit_of(pretrained), pretrained.architecture
+    sizes, class_token = model.sizes, model.has_class_token
+    pools = {ours: theirs for theirs, ours in _POOLS.items()}
+    if model.pool not in pools:
+      raise Unfit(f'it has no pool {model.pool!r}')
+    if model.pre_logits_size is not None:
+      raise Unfit(f'it has no layer between pooling and head (pre_logits_size {model.pre_logits_size})')
+    include = _includes(model.pool, class_token, model.register_tokens)
+    if not include:
+      raise Unfit('it has no mean over class token and patches without the registers')
+    name, notes = _architecture_name(model)
+    if model.norm_epsilon != 1e-6:
+      notes += (
+        f"timm's norms have an epsilon of 1e-6, which its config.json cannot change, and this model "
+        f'{model.norm_epsilon}: logits differ a little.',
+      )
+    arguments = {
+      'act_layer': {'tanh': 'gelu_tanh', 'erf': 'gelu'}[model.gelu],
       'class_token': class_token,
-      'register_tokens': registers,
-      'gelu': _gelu(folder, name, arguments),
-      'layer_scale': float(arguments.get('init_values') or 1e-5) if 'blocks.0.ls1.gamma' in shapes else None,
-      'qk_norm': 'blocks.0.attn.q_norm.weight' in shapes,
+      'depth': sizes.depth,
+      'embed_dim': sizes.width,
+      'fc_norm': False,
+      'global_pool': pools[model.pool],
+      'img_size': list(architecture.image_size),
+      'in_chans': architecture.channels,
+      'init_values': model.layer_scale,
+      'mlp_ratio': _ratio(sizes.mlp_dim, sizes.width),
+      'no_embed_class': bool(model.register_tokens),
+      'num_classes': architecture.num_classes,
+      'num_heads': sizes.heads,
+      'patch_size': sizes.patch,
+      'pool_include_prefix': include[-1],
+      'qk_norm': model.qk_norm,
+      'reg_tokens': model.register_tokens,
     }
-    | told
-  )
-  if 'num_heads' not in arguments and 'heads' not in told:
-    notes += (
-      f'timm does not save the number of heads: {model.heads}, as its models of that width (heads=…).',
+    published, about_images = _published(pretrained)
+    values = {
+      'architecture': name,
+      'global_pool': pools[model.pool],
+      'model_args': arguments,
+      'num_classes': architecture.num_classes,
+      'num_features': sizes.width,
+      'pretrained_cfg': published,
+    }
+    # As timm's models with registers, the prefix has no positions: the class token takes up its own.
+    positioned = 0 if model.register_tokens else int(class_token)
+    return Export(
+      rules=_rules(model, architecture.num_classes > 0),
+      tokens=_tokens(class_token, model.register_tokens, positioned),
+      config=values,
+      dropped=frozenset() if architecture.num_classes else frozenset({'head/kernel', 'head/bias'}),
+      notes=notes + about_images,
     )
-  head = 'head' if 'head.weight' in shapes else None
-  zeros = _without_bias(shapes, pool)
-  return Layout(
-    model=model,
-    image_size=image_size,
-    channels=channels,
-    num_classes=shapes['head.weight'][0] if head else 0,
-    rules=_rules(model, head is not None),
-    tokens=_tokens(class_token, registers, 0 if shapes['pos_embed'][1] == patches else before),
-    preprocess=_preprocess(published, image_size, channels),
-    position_resize='bicubic_antialias',
-    class_names=_class_names(published, shapes['head.weight'][0] if head else 0),
-    zeros=zeros,
-    notes=notes,
-  )
 
 
-def export(portable: Portable) -> Export:
-  """What a folder is to hold.
+def _shape(files: TensorFiles, name: str, rank: int) -> tuple[int, ...]:
+  """The shape of a tensor that must be there.
 
   Raises:
-    UserError: the model is none of timm's.
+    UserError: it is not, or has another number of dimensions.
   """
-  model, sizes = portable.model, resolve(portable.model)
-  class_token = has_class_token(model)
-  pools = {ours: theirs for theirs, ours in _POOLS.items()}
-  wrong = None
-  if model.pool not in pools:
-    wrong = f'pool {model.pool!r}'
-  elif model.representation_size is not None:
-    wrong = f'layer between pooling and head (representation_size {model.representation_size})'
-  elif not (include := _includes(model.pool, class_token, model.register_tokens)):
-    wrong = 'mean over class token and patches without the registers'
-  if wrong:
-    raise UserError(f"timm's Vision Transformers have no {wrong}; choose another kind, or the .npz format.")
-  notes = ()
-  if model.norm_epsilon != 1e-6:
-    notes = (
-      f"timm's norms have an epsilon of 1e-6, which its config.json cannot change, and this model "
-      f'{model.norm_epsilon}: logits differ a little.',
+  shape = files.shapes.get(name)
+  if shape is None:
+    raise UserError(
+      f"{files.source} has no tensor {name}, which every vit_* of timm's has; check what the file holds."
     )
-  arguments = {
-    'act_layer': {'tanh': 'gelu_tanh', 'erf': 'gelu'}[model.gelu],
-    'class_token': class_token,
-    'depth': sizes.depth,
-    'embed_dim': sizes.width,
-    'fc_norm': False,
-    'global_pool': pools[model.pool],
-    'img_size': list(portable.image_size),
-    'in_chans': portable.channels,
-    'init_values': model.layer_scale,
-    'mlp_ratio': _ratio(sizes.mlp_dim, sizes.width),
-    'no_embed_class': bool(model.register_tokens),
-    'num_classes': portable.num_classes,
-    'num_heads': sizes.heads,
-    'patch_size': sizes.patch,
-    'pool_include_prefix': include[-1],
-    'qk_norm': model.qk_norm,
-    'reg_tokens': model.register_tokens,
-  }
-  published, more = _published(portable)
-  values = {
-    'architecture': 'vit_base_patch16_224',  # of which model_args changes everything
-    'global_pool': pools[model.pool],
-    'model_args': arguments,
-    'num_classes': portable.num_classes,
-    'num_features': sizes.width,
-    'pretrained_cfg': published,
-  }
-  # As timm's models with registers, the prefix has no positions: the class token takes up its own.
-  positioned = 0 if model.register_tokens else int(class_token)
-  return Export(
-    rules=_rules(model, portable.num_classes > 0),
-    tokens=_tokens(class_token, model.register_tokens, positioned),
-    config=values,
-    dropped=frozenset() if portable.num_classes else frozenset({'head/kernel', 'head/bias'}),
-    notes=notes + more,
+  if len(shape) != rank:
+    raise UserError(
+      f"{files.source} has {name} of shape {shape}, and that of a vit_* of timm's has {rank} dimensions; check "
+      f'what the file holds.'
+    )
+  return shape
+
+
+def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str, registers: int) -> ViTConfig:
+  """The config of our model."""
+  shapes = files.shapes
+  width, _, patch, _ = _shape(files, 'patch_embed.proj.weight', 4)
+  usual_heads = _HEADS_OF.get(name) or _HEADS.get(width) or max(width // 64, 1)
+  return ViTConfig(
+    variant='custom',
+    patch=patch,
+    width=width,
+    mlp_dim=_shape(files, 'blocks.0.mlp.fc1.weight', 2)[0],
+    depth=len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))}),
+    heads=arguments.integer('num_heads', usual_heads),
+    pool=_POOLS[pool],
+    class_token='cls_token' in shapes,
+    position_resize='bicubic_antialias',
+    register_tokens=registers,
+    gelu=_gelu(name, arguments),
+    layer_scale=arguments.number('init_values', 1e-5, low=0) if 'blocks.0.ls1.gamma' in shapes else None,
+    qk_norm='blocks.0.attn.q_norm.weight' in shapes,
   )
 
 
-def _rules(model: config.Model, head: bool) -> tuple[Rule, ...]:
+def _architecture_name(model: ViTConfig) -> tuple[str, tuple[str, ...]]:
+  """timm's name of a model of these sizes, and a sentence where it has none."""
+  sizes = model.sizes
+  key = (sizes.width, sizes.mlp_dim, sizes.depth, sizes.heads)
+  word, plain, dinov2 = _SIZES.get(key, ('', (), ()))
+  if model.layer_scale is not None and sizes.patch in dinov2 and model.register_tokens in (0, 4):
+    registers = '_reg4' if model.register_tokens else ''
+    return f'vit_{word}_patch{sizes.patch}{registers}_dinov2', ()
+  if sizes.patch in plain:
+    return f'vit_{word}_patch{sizes.patch}_224', ()
+  return _ANY_SIZE, (
+    f'timm has no name for a model of these sizes: its config.json calls it {_ANY_SIZE}, and model_args there '
+    f'change every size.',
+  )
+
+
+def _rules(model: ViTConfig, head: bool) -> tuple[Rule, ...]:
   return (
     *layer('patch_embedding', 'patch_embed.proj', 'conv'),
     *_BLOCK,
@@ -229,6 +273,17 @@ def _includes(pool: str, class_token: bool, registers: int) -> tuple[bool, ...]:
   return (not registers,) if not (class_token and registers) else ()
 
 
+def _check_pool(folder: pathlib.Path, pool: str, include: bool, class_token: bool, registers: int) -> None:
+  """Raises UserError for a pooling that we do not have."""
+  if pool not in _POOLS:
+    raise UserError(f'{folder} has global_pool {pool!r}, and vit_jax has {", ".join(_POOLS)}.')
+  if class_token + registers and include not in _includes(_POOLS[pool], class_token, registers):
+    raise UserError(
+      f'{folder} pools with {"all" if include else "none"} of the tokens before the patches '
+      f'(global_pool {pool!r}), which vit_jax does not do.'
+    )
+
+
 def _usual_pool(shapes: dict[str, tuple[int, ...]]) -> str:
   if 'attn_pool.latent' in shapes:
     return 'map'
@@ -236,24 +291,27 @@ def _usual_pool(shapes: dict[str, tuple[int, ...]]) -> str:
 
 
 def _image_size(
-  arguments: dict[str, Any], published: dict[str, Any], positions: int, before: int, patch: int
+  files: TensorFiles, arguments: JsonObject, published: JsonObject, patches: int, patch: int
 ) -> tuple[tuple[int, int], tuple[str, ...]]:
   """Height and width, and a sentence where they are guessed."""
-  size = arguments.get('img_size') or published.get('input_size')
-  if size:
-    height, width = (size, size) if isinstance(size, int) else size[-2:]
-    return (height, width), ()
-  side = math.isqrt(positions - before)
-  if side * side != positions - before:
-    side = math.isqrt(positions)
-  size = (side * patch, side * patch)
-  return size, (f'The file does not tell its image size: {size[0]} x {size[1]}, a square.',)
+  if 'img_size' in arguments:
+    return arguments.sides('img_size'), ()
+  size = published.raw('input_size')
+  if size is not None:
+    if not isinstance(size, list) or len(size) != 3:
+      raise published.error('input_size', size, 'channels, height and width')
+    return JsonObject(published.path, {'input_size': size[1:]}).sides('input_size'), ()
+  side = math.isqrt(max(patches, 0))
+  if side * side != patches:
+    side = math.isqrt(files.shapes['pos_embed'][1])
+  guess = (side * patch, side * patch)
+  return guess, (f'The file does not tell its image size: {guess[0]} x {guess[1]}, a square.',)
 
 
-def _gelu(folder: pathlib.Path, name: str, arguments: dict[str, Any]) -> str:
-  activation = arguments.get('act_layer') or ('gelu_tanh' if _TANH.fullmatch(name) else 'gelu')
+def _gelu(name: str, arguments: JsonObject) -> Literal['tanh', 'erf']:
+  activation = arguments.text('act_layer') or ('gelu_tanh' if _TANH.fullmatch(name) else 'gelu')
   if activation not in ('gelu', 'gelu_tanh'):
-    raise UserError(f'{folder} has act_layer {activation!r}, and vit_jax computes GELU only.')
+    raise UserError(f'{arguments.path.parent} has act_layer {activation!r}, and vit_jax computes GELU only.')
   return 'tanh' if activation == 'gelu_tanh' else 'erf'
 
 
@@ -263,32 +321,35 @@ def _without_bias(shapes: dict[str, tuple[int, ...]], pool: str) -> frozenset[st
   return frozenset(rule.path for rule in rules if rule.form == 'flat' and rule.name.format(0) not in shapes)
 
 
-def _class_names(published: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
-  names = published.get('label_names')
+def _class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | None:
+  names = published.raw('label_names')
+  if names is None:
+    return None
+  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    raise published.error('label_names', names, 'a list of texts')
   return tuple(names) if names and len(names) == num_classes else None
 
 
-def _preprocess(published: dict[str, Any], image_size: tuple[int, int], channels: int) -> Preprocess:
+def _preprocess(published: JsonObject, image_size: tuple[int, int], channels: int) -> Preprocess:
   """timm's evaluation: resize, cut the middle `crop_pct`, normalise."""
-  mean, std = (tuple(published.get(name) or (0.5,) * channels) for name in ('mean', 'std'))
-  scaled = tuple(math.floor(side / (published.get('crop_pct') or 0.9)) for side in image_size)
-  squash = published.get('crop_mode') == 'squash' or scaled[0] != scaled[1]
-  whole = scaled if squash and scaled != tuple(image_size) else None
+  share = published.number('crop_pct', 0.9, low=0.01, high=10)
+  height, width = (max(math.floor(side / share), 1) for side in image_size)
+  squash = published.text('crop_mode') == 'squash' or height != width
   return Preprocess(
     image_size,
     channels,
-    mean=mean,
-    std=std,
-    shorter=None if squash else scaled[0],
-    whole=whole,
-    method=published.get('interpolation') or 'bicubic',
+    mean=published.numbers('mean', (0.5,) * channels, channels, low=-1e6),
+    std=published.numbers('std', (0.5,) * channels, channels, low=1e-6),
+    shorter=None if squash else height,
+    whole=(height, width) if squash and (height, width) != tuple(image_size) else None,
+    method=published.choice('interpolation', _INTERPOLATIONS, 'bicubic'),
     antialias=True,
   )
 
 
-def _published(portable: Portable) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _published(pretrained: Pretrained) -> tuple[dict[str, Any], tuple[str, ...]]:
   """`pretrained_cfg`, and sentences about what it cannot say."""
-  preprocess, notes = portable.preprocess, ()
+  preprocess, architecture, notes = pretrained.preprocess, pretrained.architecture, ()
   if not preprocess.antialias:
     notes = (
       f"timm's resize antialiases, and the {preprocess.method} resize of this checkpoint does not: of images "
@@ -302,14 +363,14 @@ def _published(portable: Portable) -> tuple[dict[str, Any], tuple[str, ...]]:
     'crop_pct': _share(height, whole),
     'first_conv': 'patch_embed.proj',
     'fixed_input_size': True,
-    'input_size': [portable.channels, *portable.image_size],
+    'input_size': [architecture.channels, *architecture.image_size],
     'interpolation': preprocess.method,
-    'mean': np.broadcast_to(preprocess.mean, portable.channels).tolist(),
-    'num_classes': portable.num_classes,
-    'std': np.broadcast_to(preprocess.std, portable.channels).tolist(),
+    'mean': np.broadcast_to(preprocess.mean, architecture.channels).tolist(),
+    'num_classes': architecture.num_classes,
+    'std': np.broadcast_to(preprocess.std, architecture.channels).tolist(),
   }
-  if portable.class_names is not None:
-    values['label_names'] = list(portable.class_names)
+  if pretrained.class_names is not None:
+    values['label_names'] = list(pretrained.class_names)
   return values, notes
 
 

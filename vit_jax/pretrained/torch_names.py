@@ -3,14 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.pretrained.base import Preprocess
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.tensor_names import some
+
+Form = Literal['same', 'flat', 'into', 'out', 'conv']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +22,14 @@ class Rule:
 
   path: str  # ours; those under 'blocks/' are stacked
   name: str  # theirs, {} being the number of the block
-  # How a tensor of theirs is laid out, where ours is: as ours ('same'); 'flat'; a Linear layer's weight
-  # (outputs, inputs), of ours the first axis being the inputs ('into') or the last the outputs ('out');
-  # or a convolution's (outputs, inputs, height, width) ('conv').
-  form: str = 'same'
+  # How their tensor is laid out: as ours ('same'); 'flat'; the weight of a Linear layer (outputs, inputs), with
+  # the inputs in our first axis ('into') or the outputs in our last ('out'); or a convolution's (outputs, inputs,
+  # height, width) ('conv').
+  form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
 
 
-def layer(path: str, name: str, form: str = 'into') -> tuple[Rule, Rule]:
+def layer(path: str, name: str, form: Form = 'into') -> tuple[Rule, Rule]:
   """Kernel and bias of a layer."""
   return Rule(f'{path}/kernel', f'{name}.weight', form), Rule(f'{path}/bias', f'{name}.bias')
 
@@ -105,33 +108,65 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """What a folder holds, in our terms, and where."""
+  """What a folder holds, in our terms, and where.
 
-  model: config.Model
-  image_size: tuple[int, int]
-  channels: int
-  num_classes: int  # 0: it has no head
+  Attributes:
+    architecture: the network.
+    rules: which tensor each parameter is in.
+    tokens: likewise of class token, registers and positions; None: of a ResNet, which has none.
+    preprocess: how its images are prepared.
+    class_names: of the logits; None: it does not name them.
+    zeros: paths of ours that it lacks, and that are zero there.
+    ignored: tensors that logits do not depend on.
+    notes: sentences for the person.
+  """
+
+  architecture: Architecture
   rules: tuple[Rule, ...]
-  tokens: Tokens | None  # None: of a ResNet, which has none
+  tokens: Tokens | None
   preprocess: Preprocess
-  position_resize: str
   class_names: tuple[str, ...] | None
-  zeros: frozenset[str] = frozenset()  # paths of ours that it lacks, and that are zero there
-  ignored: frozenset[str] = frozenset()  # tensors that logits do not depend on
+  zeros: frozenset[str] = frozenset()
+  ignored: frozenset[str] = frozenset()
   notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-  """What a folder is to hold."""
+  """What a folder is to hold.
+
+  Attributes:
+    rules: which tensor each parameter becomes.
+    tokens: likewise of class token, registers and positions.
+    config: of config.json.
+    texts: of the files beside it, by name.
+    params: of ours by path, where they are others than the model's.
+    constants: tensors that we do not have.
+    dropped: paths of ours that are left out.
+    notes: sentences on what is not held as it was.
+  """
 
   rules: tuple[Rule, ...]
   tokens: Tokens
   config: dict[str, Any]
-  texts: dict[str, str] = dataclasses.field(default_factory=dict)  # of the files beside config.json
-  constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # tensors we have not
-  dropped: frozenset[str] = frozenset()  # paths of ours that are left out
+  texts: dict[str, str] = dataclasses.field(default_factory=dict)
+  params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  dropped: frozenset[str] = frozenset()
   notes: tuple[str, ...] = ()
+
+  def with_notes(self, *notes: str) -> 'Export':
+    """The same with more sentences."""
+    return dataclasses.replace(self, notes=notes + self.notes)
+
+
+def check_depth(files: TensorFiles, architecture: Architecture) -> None:
+  """Raises UserError for more blocks than there are tensors, before anything is made for each of them."""
+  if architecture.model.num_layers > len(files.shapes):
+    raise UserError(
+      f'{files.source} has {len(files.shapes)} tensors, and its config calls for a model of '
+      f'{architecture.model.num_layers} blocks; its config.json belongs to another checkpoint.'
+    )
 
 
 def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
@@ -143,7 +178,7 @@ def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: 
   missing = [name for name in expected if name not in files.shapes]
   if missing:
     raise UserError(
-      f'{files.source} has no tensor {_some(missing)}, which its config calls for; get the checkpoint again.'
+      f'{files.source} has no tensor {some(missing)}, which its config calls for; get the checkpoint again.'
     )
   for name, shape in expected.items():
     if files.shapes[name] != tuple(shape):
@@ -155,22 +190,22 @@ def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: 
   extra = sorted(files.shapes.keys() - expected.keys() - set(ignored))
   if extra:
     raise UserError(
-      f'{files.source} has a tensor {_some(extra)} that no model of its kind has in vit_jax; it would be '
+      f'{files.source} has a tensor {some(extra)} that no model of its kind has in vit_jax; it would be '
       'computed without it, so it is refused.'
     )
 
 
-def expected(rules: Sequence[Rule], shapes: Mapping[str, Any], depth: int) -> dict[str, tuple[int, ...]]:
+def expected(rules: Sequence[Rule], shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   """Name -> shape of the tensors that the rules read, `shapes` being those of our parameters by path."""
   return {
     name: _torch_shape(rule, shape)
     for rule in rules
-    for name, shape in _places(rule, tuple(shapes[rule.path].shape), depth)
+    for name, shape in _places(rule, tuple(shapes[rule.path].shape))
   }
 
 
 def gather(
-  rules: Sequence[Rule], shapes: Mapping[str, Any], depth: int, read: Callable[[str], np.ndarray]
+  rules: Sequence[Rule], shapes: Mapping[str, Any], read: Callable[[str], np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Our parameters by path, each allocated once, and filled block by block."""
   params = {}
@@ -178,27 +213,27 @@ def gather(
     shape = tuple(shapes[rule.path].shape)
     params[rule.path] = out = np.empty(shape, np.float32)
     stacked = '{}' in rule.name
-    for i, (name, one) in enumerate(_places(rule, shape, depth)):
+    for i, (name, one) in enumerate(_places(rule, shape)):
       (out[i] if stacked else out)[...] = _to_ours(rule, read(name), one)
   return params
 
 
-def scatter(rules: Sequence[Rule], params: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
+def scatter(rules: Sequence[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Their tensors by name."""
   parts: dict[str, list[np.ndarray]] = {}
   for rule in sorted(rules, key=lambda rule: rule.part):
     array = np.asarray(params[rule.path], np.float32)
     stacked = '{}' in rule.name
-    for i, (name, _) in enumerate(_places(rule, array.shape, depth)):
+    for i, (name, _) in enumerate(_places(rule, array.shape)):
       parts.setdefault(name, []).append(_to_torch(rule, array[i] if stacked else array))
   return {name: np.concatenate(items) if len(items) > 1 else items[0] for name, items in parts.items()}
 
 
-def _places(rule: Rule, shape: tuple[int, ...], depth: int) -> list[tuple[str, tuple[int, ...]]]:
+def _places(rule: Rule, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
   """Name and our shape, without the leading axis of a stack, of each tensor of a rule."""
   if '{}' not in rule.name:
     return [(rule.name, shape)]
-  return [(rule.name.format(i), shape[1:]) for i in range(depth)]
+  return [(rule.name.format(i), shape[1:]) for i in range(shape[0])]
 
 
 def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -214,7 +249,6 @@ def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
       return shape[-1], math.prod(shape[:-1])
     case 'conv':
       return shape[3], shape[2], shape[0], shape[1]
-  raise ValueError(rule.form)
 
 
 def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -236,7 +270,3 @@ def _to_torch(rule: Rule, array: np.ndarray) -> np.ndarray:
     return array.transpose(3, 2, 0, 1)
   shape = _form_shape(rule, array.shape)
   return array.reshape(shape[::-1]).T if rule.form in ('into', 'out') else array.reshape(shape)
-
-
-def _some(names: Sequence[str]) -> str:
-  return names[0] if len(names) == 1 else f'{names[0]} (and {len(names) - 1} more)'

@@ -1,322 +1,295 @@
-"""`config.json` and tensor names of ViT, DeiT and DINOv2 (with and without registers) in transformers."""
+"""What the Vision Transformers of transformers share: `config.json`, tensor names, how images are prepared.
 
+Each kind has a file of its own: transformers_vit.py (ViT, DeiT) and transformers_dinov2.py.
+"""
+
+import abc
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.models.variants import resolve
-from vit_jax.pretrained import config_json, preprocessor_config
-from vit_jax.pretrained.base import Portable
+from vit_jax.models.base import Architecture
+from vit_jax.models.position_resize import PositionResize
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained import preprocessor_config
+from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
+from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 
-KINDS = ('vit', 'deit', 'dinov2')
-
-_IMAGENET = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
-_HALF = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)}
-
-# transformers' names of the exact GELU and of its tanh approximation; the first is the one we write.
-_ACTIVATIONS = {
-  'erf': ('gelu', 'gelu_python'),
-  'tanh': ('gelu_pytorch_tanh', 'gelu_new', 'gelu_fast', 'gelu_python_tanh'),
+# How images are prepared where no file says it.
+HALF = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
+IMAGENET = {
+  'mean': (0.485, 0.456, 0.406),
+  'std': (0.229, 0.224, 0.225),
+  'method': 'bicubic',
+  'antialias': True,
 }
 
-_ATTENTION = (
+# transformers' names of the exact GELU and of its tanh approximation.
+_ACTIVATIONS: dict[str, Literal['erf', 'tanh']] = {
+  'gelu': 'erf',
+  'gelu_python': 'erf',
+  'gelu_pytorch_tanh': 'tanh',
+  'gelu_new': 'tanh',
+  'gelu_fast': 'tanh',
+  'gelu_python_tanh': 'tanh',
+}
+_WRITTEN_ACTIVATIONS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}
+
+ATTENTION = (
   *attention('blocks/attention/query', 'encoder.layer.{}.attention.attention.query'),
   *attention('blocks/attention/key', 'encoder.layer.{}.attention.attention.key'),
   *attention('blocks/attention/value', 'encoder.layer.{}.attention.attention.value'),
   *layer('blocks/attention/out', 'encoder.layer.{}.attention.output.dense', 'out'),
 )
-_VIT_BLOCK = (
-  *norm('blocks/attention_norm', 'encoder.layer.{}.layernorm_before'),
-  *_ATTENTION,
-  *norm('blocks/mlp_norm', 'encoder.layer.{}.layernorm_after'),
-  *layer('blocks/mlp/dense_in', 'encoder.layer.{}.intermediate.dense'),
-  *layer('blocks/mlp/dense_out', 'encoder.layer.{}.output.dense'),
-)
-_DINOV2_BLOCK = (
-  *norm('blocks/attention_norm', 'encoder.layer.{}.norm1'),
-  *_ATTENTION,
-  Rule('blocks/attention_scale', 'encoder.layer.{}.layer_scale1.lambda1'),
-  *norm('blocks/mlp_norm', 'encoder.layer.{}.norm2'),
-  *layer('blocks/mlp/dense_in', 'encoder.layer.{}.mlp.fc1'),
-  *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.fc2'),
-  Rule('blocks/mlp_scale', 'encoder.layer.{}.layer_scale2.lambda1'),
-)
 _AROUND = (
   *layer('patch_embedding', 'embeddings.patch_embeddings.projection', 'conv'),
   *norm('norm', 'layernorm'),
 )
+_HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
 
 
 @dataclasses.dataclass(frozen=True)
-class _Family:
-  """A `model_type` of transformers."""
+class Family:
+  """A `model_type` of transformers.
 
-  stem: str  # of the names of its classes
-  block: tuple[Rule, ...]
-  registers: str | None
-  positioned: int
-  position_resize: str
-  defaults: dict[str, Any]  # of config.json, where it says nothing
-  preprocess: dict[str, Any]
-
-
-_COMMON = {
-  'hidden_size': 768,
-  'num_hidden_layers': 12,
-  'num_attention_heads': 12,
-  'hidden_act': 'gelu',
-  'image_size': 224,
-  'num_channels': 3,
-  'qkv_bias': True,
-}
-_VIT = _COMMON | {'intermediate_size': 3072, 'layer_norm_eps': 1e-12, 'patch_size': 16, 'pooler_act': 'tanh'}
-_DINOV2 = _COMMON | {'mlp_ratio': 4, 'layer_norm_eps': 1e-6, 'patch_size': 14, 'layerscale_value': 1.0}
-
-# The resize of the position embedding is that of transformers' `interpolate_pos_encoding`.
-_FAMILIES = {
-  'vit': _Family('ViT', _VIT_BLOCK, None, 1, 'bicubic', _VIT, _HALF),
-  'deit': _Family(
-    'DeiT', _VIT_BLOCK, 'embeddings.distillation_token', 2, 'bicubic', _VIT, _IMAGENET | {'method': 'bicubic'}
-  ),
-  'dinov2': _Family('Dinov2', _DINOV2_BLOCK, None, 1, 'bicubic', _DINOV2, _IMAGENET | {'method': 'bicubic'}),
-  'dinov2_with_registers': _Family(
-    'Dinov2WithRegisters',
-    _DINOV2_BLOCK,
-    'embeddings.register_tokens',
-    1,
-    'bicubic_antialias',
-    _DINOV2 | {'patch_size': 16, 'num_register_tokens': 4},
-    _IMAGENET | {'method': 'bicubic'},
-  ),
-}
-
-
-def layout(files: TensorFiles, folder: pathlib.Path, values: dict[str, Any], told: dict[str, Any]) -> Layout:
-  """What a folder holds.
-
-  Args:
-    files: its tensors.
-    folder: where its files are.
-    values: of its config.json.
-    told: fields of `config.Model` that are to be other than config.json says.
-
-  Raises:
-    UserError: config.json describes a model that we do not have, or is damaged.
+  Attributes:
+    stem: of the names of its classes.
+    block: which tensors the parameters of a block are.
+    patch: pixels along a side of a patch, where config.json does not say it.
+    norm_epsilon: likewise of every LayerNorm.
+    position_resize: as its `interpolate_pos_encoding` does it.
+    preprocess: arguments of `Preprocess`, where no file says it.
+    shorter: of those, pixels of the shorter side for each pixel of the model's input; None: no cut.
+    registers: the tensor that is our register tokens; None: it has none.
+    positioned: tokens before the patches that have a position.
   """
-  model_type = values['model_type']
-  family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
-  if family is None:
-    raise UserError(
-      f'{folder} holds a model of type {model_type!r}, which vit_jax does not have; it reads '
-      f'{", ".join(_FAMILIES)}, bit.'
+
+  stem: str
+  block: tuple[Rule, ...]
+  patch: int
+  norm_epsilon: float
+  position_resize: PositionResize
+  preprocess: Mapping[str, Any]
+  shorter: float | None = None
+  registers: str | None = None
+  positioned: int = 1
+
+
+class TransformersFormat(FolderFormat):
+  """A kind of folder that transformers' `save_pretrained` writes."""
+
+  tellable = frozenset({'gelu', 'norm_epsilon'})
+  # By `model_type`.
+  families: ClassVar[Mapping[str, Family]]
+  # What the head of such a folder reads.
+  head_pool: ClassVar[Literal['token', 'token_gap']] = 'token'
+  # Sentences about every such folder.
+  notes: ClassVar[tuple[str, ...]] = ()
+
+  @abc.abstractmethod
+  def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
+    """The config of our model.
+
+    Args:
+      values: of config.json.
+      common: options of `ViTConfig` that are read alike of all kinds.
+
+    Raises:
+      UserError: we do not have such a model.
+    """
+
+  def recognises(self, path: pathlib.Path) -> bool:
+    values = config_of(path)
+    return values is not None and values.raw('model_type') in list(self.families)
+
+  def layout(
+    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
+  ) -> Layout:
+    assert values is not None, 'which `recognises` has read'
+    model_type = values.text('model_type')
+    family = self.families[model_type]
+    prefix = model_type + '.' if any(name.startswith(model_type + '.') for name in files.shapes) else ''
+    head, num_classes = _head(files)
+    model = with_told(folder, self.model(values, _common(values, family)), options.told)
+    if head is not None:
+      model = dataclasses.replace(model, pool=self.head_pool)
+    model, ignored, notes = _without_what_logits_ignore(files, values, model, prefix, head)
+    zeros = frozenset(
+      rule.path for rule in ATTENTION if rule.form == 'flat' and not values.flag('qkv_bias', True)
     )
-  values = family.defaults | values
-  model = dataclasses.replace(_model(folder, model_type, values), **told)
-  image_size = config_json.sides(folder, values, 'image_size')
-  channels = config_json.integer(folder, values, 'num_channels')
-  prefix = model_type + '.' if any(name.startswith(model_type + '.') for name in files.shapes) else ''
-  head, num_classes = _head(files)
-  notes: tuple[str, ...] = ()
-  ignored = {prefix + 'embeddings.mask_token'} & files.shapes.keys()
-  if ignored:
-    notes += ('The mask token, which only pre-training uses, is left out.',)
+    if zeros:
+      notes += ('Queries, keys and values have no bias: ours are zeros, which training would change.',)
+    image_size, channels = values.sides('image_size', 224), values.integer('num_channels', 3)
+    default = dict(family.preprocess)
+    if family.shorter is not None:
+      default['shorter'] = round(max(image_size) * family.shorter)
+    preprocess, about_images = preprocessor_config.read(
+      folder, image_size=image_size, channels=channels, default=default
+    )
+    return Layout(
+      architecture=Architecture(model, image_size, channels, num_classes),
+      rules=_rules(family, prefix, head, model.pre_logits_size is not None),
+      tokens=_tokens(family, prefix),
+      preprocess=preprocess,
+      class_names=values.class_names(num_classes),
+      zeros=zeros,
+      ignored=ignored,
+      notes=self.notes + notes + about_images,
+    )
+
+  def export_as(
+    self,
+    pretrained: Pretrained,
+    model: ViTConfig,
+    model_type: str,
+    values: Mapping[str, Any],
+    constants: Mapping[str, np.ndarray] | None = None,
+  ) -> Export:
+    """What a folder of a family is to hold.
+
+    Args:
+      pretrained: the model.
+      model: its config.
+      model_type: of the family.
+      values: of config.json, beside those that all kinds have.
+      constants: tensors that we do not have, without the prefix of the names.
+
+    Raises:
+      Unfit: transformers has no such model.
+    """
+    family, architecture = self.families[model_type], pretrained.architecture
+    head, notes = _written_head(pretrained, model)
+    prefix = '' if head is None else model_type + '.'
+    pooler = model.pre_logits_size is not None
+    config = _written_config(pretrained, model) | {
+      'architectures': [family.stem + ('Model' if head is None else 'ForImageClassification')],
+      'model_type': model_type,
+      **values,
+    }
+    if pooler:
+      config |= {'pooler_act': 'tanh', 'pooler_output_size': model.pre_logits_size}
+    if head is not None:
+      names = pretrained.class_names or tuple(f'LABEL_{i}' for i in range(architecture.num_classes))
+      config['id2label'] = {str(i): name for i, name in enumerate(names)}
+      config['label2id'] = {name: i for i, name in enumerate(names)}
+    text, about_images = preprocessor_config.write(pretrained.preprocess)
+    return Export(
+      rules=_rules(family, prefix, head, pooler),
+      tokens=_tokens(family, prefix),
+      config=config,
+      texts={preprocessor_config.FILE: text},
+      constants={prefix + name: array for name, array in (constants or {}).items()},
+      dropped=_HEAD_PATHS if head is None else frozenset(),
+      notes=notes + about_images,
+    )
+
+
+def _common(values: JsonObject, family: Family) -> dict[str, Any]:
+  """Options of `ViTConfig` that are read alike of all kinds."""
+  patch = values.sides('patch_size', family.patch)
+  if patch[0] != patch[1]:
+    raise UserError(
+      f'{values.path.parent} has patches of {patch[0]} x {patch[1]}, and those of vit_jax are square.'
+    )
+  return {
+    'variant': 'custom',
+    'patch': patch[0],
+    'width': values.integer('hidden_size', 768),
+    'depth': values.integer('num_hidden_layers', 12),
+    'heads': values.integer('num_attention_heads', 12),
+    'pool': 'token',
+    'position_resize': family.position_resize,
+    'gelu': values.choice('hidden_act', _ACTIVATIONS, 'gelu'),
+    'norm_epsilon': values.number('layer_norm_eps', family.norm_epsilon),
+  }
+
+
+def _without_what_logits_ignore(
+  files: TensorFiles, values: JsonObject, model: ViTConfig, prefix: str, head: str | None
+) -> tuple[ViTConfig, frozenset[str], tuple[str, ...]]:
+  """The model, with the pooler of a folder without head, the tensors that are left out, and sentences on them."""
+  ignored, notes = set(), []
+  mask_token = prefix + 'embeddings.mask_token'
+  if mask_token in files.shapes:
+    ignored.add(mask_token)
+    notes.append('The mask token, which only pre-training uses, is left out.')
   pooler = {prefix + 'pooler.dense.weight', prefix + 'pooler.dense.bias'} & files.shapes.keys()
-  if head is None and pooler:
-    if values['pooler_act'] != 'tanh':
-      raise UserError(f'{folder} has a pooler with {values["pooler_act"]!r}, and vit_jax has tanh only.')
-    size = files.shapes.get(prefix + 'pooler.dense.bias', (model.width,))[0]
-    model = dataclasses.replace(model, representation_size=size)
-  elif pooler:
+  if pooler and head is not None:
     ignored |= pooler
-    notes += ('The pooler, which the logits do not depend on, is left out.',)
-  if head is not None and model_type.startswith('dinov2'):
-    model = dataclasses.replace(model, pool='token_gap')
-  if model_type == 'deit':
-    notes += ('The distillation token is read as a register token: patches and class token attend to it.',)
+    notes.append('The pooler, which the logits do not depend on, is left out.')
+  elif pooler:
+    activation = values.text('pooler_act', 'tanh')
+    if activation != 'tanh':
+      raise UserError(f'{values.path.parent} has a pooler with {activation!r}, and vit_jax has tanh only.')
+    size = files.shapes.get(prefix + 'pooler.dense.bias', (model.sizes.width,))[0]
+    model = dataclasses.replace(model, pre_logits_size=size)
   teacher = {name for name in files.shapes if name.startswith('distillation_classifier.')}
   if teacher:
     ignored |= teacher
-    notes += (
+    notes.append(
       'The head of the distillation token is left out: the logits are those of the head of the class token, '
-      'where transformers gives the mean of both.',
+      'where transformers gives the mean of both.'
     )
-  zeros = () if values['qkv_bias'] else [rule.path for rule in _ATTENTION if rule.form == 'flat']
-  if zeros:
-    notes += ('Queries, keys and values have no bias: ours are zeros, which training would change.',)
-  preprocess, more = preprocessor_config.read(
-    folder, image_size=image_size, channels=channels, default=_default(family, image_size)
-  )
-  return Layout(
-    model=model,
-    image_size=image_size,
-    channels=channels,
-    num_classes=num_classes,
-    rules=_rules(family, prefix, head, model.representation_size is not None),
-    tokens=_tokens(family, prefix),
-    preprocess=preprocess,
-    position_resize=family.position_resize,
-    class_names=config_json.class_names(folder, values, num_classes),
-    zeros=frozenset(zeros),
-    ignored=frozenset(ignored),
-    notes=notes + more,
-  )
+  return model, frozenset(ignored), tuple(notes)
 
 
-def export(portable: Portable, kind: str) -> Export:
-  """What a folder of a kind is to hold.
+def _written_head(pretrained: Pretrained, model: ViTConfig) -> tuple[str | None, tuple[str, ...]]:
+  """The name of the head that is written, and a sentence where none is although there are classes."""
+  num_classes = pretrained.architecture.num_classes
+  if model.pre_logits_size is None:
+    return ('classifier' if num_classes else None), ()
+  if not num_classes:
+    return None, ()
+  if any(np.asarray(leaf).any() for leaf in pretrained.params['head'].values()):
+    raise Unfit(
+      f'it has no layer between pooling and head, and this model has one (pre_logits_size '
+      f'{model.pre_logits_size})'
+    )
+  return None, (f'The head of {num_classes} classes, all zeros, is left out.',)
 
-  Raises:
-    UserError: the model is not of that kind.
-  """
-  model, sizes = portable.model, resolve(portable.model)
-  model_type = 'dinov2_with_registers' if kind == 'dinov2' and model.register_tokens else kind
-  family = _FAMILIES[model_type]
-  _check_kind(portable, kind)
-  head, pooler, dropped, notes = 'classifier', False, frozenset(), ()
-  zero = not any(np.asarray(leaf).any() for leaf in portable.params['head'].values())
-  if model.representation_size is not None:
-    if portable.num_classes and not zero:
-      raise UserError(
-        f'{family.stem} of transformers has no layer between pooling and head, and this model has one '
-        f'(representation_size {model.representation_size}); leave it out, or write an .npz.'
-      )
-    if portable.num_classes:
-      notes += (f'The head of {portable.num_classes} classes, all zeros, is left out.',)
-    head, pooler, dropped = None, True, frozenset({'head/kernel', 'head/bias'})
-  elif not portable.num_classes:
-    head, dropped = None, frozenset({'head/kernel', 'head/bias'})
-    if kind != 'dinov2':
-      notes += (
-        f'There is no pooler: load it with {family.stem}Model.from_pretrained(folder, '
-        'add_pooling_layer=False).',
-      )
-  prefix = '' if head is None else model_type + '.'
-  values = {
-    'architectures': [family.stem + ('Model' if head is None else 'ForImageClassification')],
+
+def _written_config(pretrained: Pretrained, model: ViTConfig) -> dict[str, Any]:
+  """What config.json says of all kinds."""
+  sizes, (height, width) = model.sizes, pretrained.architecture.image_size
+  return {
     'attention_probs_dropout_prob': model.attention_dropout,
     'dtype': 'float32',
-    'hidden_act': _ACTIVATIONS[model.gelu][0],
+    'hidden_act': _WRITTEN_ACTIVATIONS[model.gelu],
     'hidden_dropout_prob': model.dropout,
     'hidden_size': sizes.width,
-    'image_size': _one_or_both(portable.image_size),
+    'image_size': height if height == width else [height, width],
     'initializer_range': 0.02,
     'layer_norm_eps': model.norm_epsilon,
-    'model_type': model_type,
     'num_attention_heads': sizes.heads,
-    'num_channels': portable.channels,
+    'num_channels': pretrained.architecture.channels,
     'num_hidden_layers': sizes.depth,
     'patch_size': sizes.patch,
     'qkv_bias': True,
   }
-  constants = {}
-  if kind == 'dinov2':
-    values |= {
-      'drop_path_rate': model.stochastic_depth,
-      'layerscale_value': model.layer_scale,
-      'mlp_ratio': sizes.mlp_dim // sizes.width,
-      'use_swiglu_ffn': False,
-    }
-    # transformers warns where it is missing, and only pre-training uses it.
-    constants[prefix + 'embeddings.mask_token'] = np.zeros((1, sizes.width), np.float32)
-    if model.register_tokens:
-      values['num_register_tokens'] = model.register_tokens
-  else:
-    values |= {'intermediate_size': sizes.mlp_dim, 'encoder_stride': sizes.patch}
-    if pooler:
-      values |= {'pooler_act': 'tanh', 'pooler_output_size': model.representation_size}
-  if head is not None:
-    names = portable.class_names or tuple(f'LABEL_{i}' for i in range(portable.num_classes))
-    values['id2label'] = {str(i): name for i, name in enumerate(names)}
-    values['label2id'] = {name: i for i, name in enumerate(names)}
-  text, more = preprocessor_config.write(portable.preprocess)
-  return Export(
-    rules=_rules(family, prefix, head, pooler),
-    tokens=_tokens(family, prefix),
-    config=values,
-    texts={preprocessor_config.FILE: text},
-    constants=constants,
-    dropped=dropped,
-    notes=notes + more,
-  )
 
 
-def _check_kind(portable: Portable, kind: str) -> None:
-  """Raises UserError where transformers' model of a kind cannot be this one."""
-  model, sizes = portable.model, resolve(portable.model)
-  dinov2 = kind == 'dinov2'
-  pool = 'token_gap' if dinov2 and portable.num_classes else 'token'
-  registers = {'vit': (0,), 'deit': (1,)}.get(kind)
-  wrong = None
-  if model.pool != pool:
-    wrong = f'pool {pool!r} and this model {model.pool!r}'
-  elif registers is not None and model.register_tokens not in registers:
-    wrong = f'{registers[0]} register tokens and this model {model.register_tokens}'
-  elif dinov2 != (model.layer_scale is not None):
-    wrong = 'LayerScale and this model has none' if dinov2 else 'no LayerScale and this model has it'
-  elif dinov2 and sizes.mlp_dim % sizes.width:
-    wrong = f'an mlp_dim that is a multiple of the width and this model {sizes.mlp_dim} and {sizes.width}'
-  elif dinov2 and portable.image_size[0] != portable.image_size[1]:
-    wrong = f'square images and this model {portable.image_size[0]} x {portable.image_size[1]}'
-  if wrong:
-    raise UserError(f"Kind {kind!r} of Hugging Face folder has {wrong}; choose another kind, such as 'timm'.")
-
-
-def _model(folder: pathlib.Path, model_type: str, values: dict[str, Any]) -> config.Model:
-  """The config of our model, but for pool and representation layer."""
-  gelu = [name for name, theirs in _ACTIVATIONS.items() if values['hidden_act'] in theirs]
-  if not gelu:
-    raise UserError(f'{folder} has hidden_act {values["hidden_act"]!r}, and vit_jax computes GELU only.')
-  if values.get('use_swiglu_ffn'):
-    raise UserError(f'{folder} has SwiGLU instead of an MLP (use_swiglu_ffn), which vit_jax does not have.')
-  patch = config_json.sides(folder, values, 'patch_size')
-  if patch[0] != patch[1]:
-    raise UserError(f'{folder} has patches of {patch[0]} x {patch[1]}, and those of vit_jax are square.')
-  width = config_json.integer(folder, values, 'hidden_size')
-  if model_type.startswith('dinov2'):
-    mlp_dim = int(width * config_json.number(folder, values, 'mlp_ratio'))
-    registers = (
-      config_json.integer(folder, values, 'num_register_tokens') if 'num_register_tokens' in values else 0
-    )
-    layer_scale = config_json.number(folder, values, 'layerscale_value')
-  else:
-    mlp_dim = config_json.integer(folder, values, 'intermediate_size')
-    registers, layer_scale = int(model_type == 'deit'), None
-  return config.Model(
-    variant='custom',
-    patch=patch[0],
-    width=width,
-    mlp_dim=mlp_dim,
-    depth=config_json.integer(folder, values, 'num_hidden_layers'),
-    heads=config_json.integer(folder, values, 'num_attention_heads'),
-    pool='token',
-    register_tokens=registers,
-    gelu=gelu[0],
-    norm_epsilon=config_json.number(folder, values, 'layer_norm_eps'),
-    layer_scale=layer_scale,
-  )
-
-
-def _rules(family: _Family, prefix: str, head: str | None, pooler: bool) -> tuple[Rule, ...]:
+def _rules(family: Family, prefix: str, head: str | None, pooler: bool) -> tuple[Rule, ...]:
   rules = [*_AROUND, *family.block]
   if pooler:
-    rules += layer('representation', 'pooler.dense')
+    rules += layer('pre_logits', 'pooler.dense')
   rules = [dataclasses.replace(rule, name=prefix + rule.name) for rule in rules]
   if head is not None:
     rules += layer('head', head)
   return tuple(rules)
 
 
-def _tokens(family: _Family, prefix: str) -> Tokens:
+def _tokens(family: Family, prefix: str) -> Tokens:
   return Tokens(
     position=prefix + 'embeddings.position_embeddings',
     class_token=prefix + 'embeddings.cls_token',
-    registers=family.registers and prefix + family.registers,
+    registers=None if family.registers is None else prefix + family.registers,
     positioned=family.positioned,
   )
 
@@ -328,14 +301,3 @@ def _head(files: TensorFiles) -> tuple[str | None, int]:
     if shape:
       return head, shape[0]
   return None, 0
-
-
-def _default(family: _Family, image_size: tuple[int, int]) -> dict[str, Any]:
-  result = {'antialias': True} | family.preprocess
-  if family.stem != 'ViT':  # both keep the middle 224 of 256 pixels
-    result['shorter'] = round(max(image_size) * 256 / 224)
-  return result
-
-
-def _one_or_both(size: tuple[int, int]) -> int | list[int]:
-  return size[0] if size[0] == size[1] else list(size)

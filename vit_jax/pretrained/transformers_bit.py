@@ -1,24 +1,20 @@
 """`config.json` and tensor names of `BitModel` and `BitForImageClassification` in transformers."""
 
-import dataclasses
 import pathlib
-from typing import Any
+import re
+import reprlib
 
-from vit_jax import config, pytrees
 from vit_jax.errors import UserError
-from vit_jax.pretrained import bit_names, config_json, preprocessor_config
-from vit_jax.pretrained.released_architecture import BIT_NORM_EPSILON
+from vit_jax.models.base import Architecture
+from vit_jax.models.resnet import ResNetConfig
+from vit_jax.pretrained import preprocessor_config
+from vit_jax.pretrained.base import ReadOptions, with_told
+from vit_jax.pretrained.huggingface import FolderFormat, config_of
+from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Layout, Rule, layer
+from vit_jax.pretrained.torch_names import Layout, Rule, check_depth, layer
 
-MODEL_TYPE = 'bit'
-# Of config.json, where it says nothing.
-_DEFAULTS = {
-  'num_channels': 3,
-  'embedding_size': 64,
-  'hidden_sizes': [256, 512, 1024, 2048],
-  'depths': [3, 4, 6, 3],
-}
+_MODEL_TYPE = 'bit'
 # How images are prepared where no file says it: as of the published checkpoints there.
 _PREPROCESS = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
 # What it must say, since we have but one way.
@@ -31,64 +27,94 @@ _ONLY = {
   'output_stride': 32,
   'width_factor': 1,  # the widths are those of hidden_sizes; transformers itself cannot run another factor
 }
+_UNIT = re.compile(r'block(\d+)/unit(\d+)/(\w+)/(\w+)')
+_AROUND = {
+  'root/kernel': 'embedder.convolution.weight',
+  'norm/scale': 'norm.weight',
+  'norm/bias': 'norm.bias',
+}
 
 
-def layout(files: TensorFiles, folder: pathlib.Path, values: dict[str, Any], told: dict[str, Any]) -> Layout:
-  """What a folder holds; arguments as of `transformers_folder.layout`.
+class BitFormat(FolderFormat):
+  """A folder of `BitModel` or `BitForImageClassification`; it can be read only.
 
   transformers adds 1e-8 to the variance of the weights, where the published code and ours add 1e-10: a
   difference for kernels of a deviation below 0.001 only.
+  """
+
+  title = "a folder of transformers' BiT"
+  tellable = frozenset({'norm_epsilon'})
+
+  def recognises(self, path: pathlib.Path) -> bool:
+    values = config_of(path)
+    return values is not None and values.raw('model_type') == _MODEL_TYPE
+
+  def layout(
+    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
+  ) -> Layout:
+    assert values is not None, 'which `recognises` has read'
+    model = with_told(folder, _model(values), options.told)
+    channels = values.integer('num_channels', 3)
+    num_classes = files.shapes.get('classifier.1.bias', (0,))[0]
+    preprocess, notes = preprocessor_config.read(
+      folder, image_size=None, channels=channels, default=_PREPROCESS
+    )
+    architecture = Architecture(model, preprocess.size, channels, num_classes)
+    check_depth(files, architecture)
+    prefix = 'bit.' if any(name.startswith('bit.') for name in files.shapes) else ''
+    return Layout(
+      architecture=architecture,
+      rules=_rules(architecture, prefix),
+      tokens=None,
+      preprocess=preprocess,
+      class_names=values.class_names(num_classes),
+      notes=notes,
+    )
+
+
+def _model(values: JsonObject) -> ResNetConfig:
+  """The ResNet that a config.json describes.
 
   Raises:
-    UserError: config.json describes a ResNet that we do not have, or is damaged.
+    UserError: we do not have it.
   """
   for name, only in _ONLY.items():
-    if values.get(name, only) != only:
+    value = values.raw(name, only)
+    if value != only or isinstance(value, bool) != isinstance(only, bool):
       raise UserError(
-        f'{folder}/config.json has {name} {values[name]!r}, and vit_jax has ResNets with {only!r} only; '
+        f'{values.path} has {name} {reprlib.repr(value)}, and vit_jax has ResNets with {only!r} only; '
         'choose another checkpoint.'
       )
-  values = _DEFAULTS | values
-  width, blocks = config_json.integer(folder, values, 'embedding_size'), values['depths']
-  if not isinstance(blocks, list) or not all(type(units) is int and units > 0 for units in blocks):
-    raise UserError(f'{folder}/config.json has depths {blocks!r}, which must be positive integers.')
+  width, blocks = values.integer('embedding_size', 64), values.raw('depths', [3, 4, 6, 3])
+  if not isinstance(blocks, list) or not all(type(units) is int and 0 < units <= 1000 for units in blocks):
+    raise values.error('depths', blocks, 'positive integers')
   if not 1 <= len(blocks) <= 4:  # with a fifth, transformers dilates convolutions
-    raise UserError(f'{folder}/config.json has {len(blocks)} stages; choose a checkpoint of 1 to 4.')
+    raise UserError(f'{values.path} has {len(blocks)} stages; choose a checkpoint of 1 to 4.')
   wanted = [4 * width * 2**stage for stage in range(len(blocks))]
-  if values['hidden_sizes'] != wanted:
+  sizes = values.raw('hidden_sizes', [256, 512, 1024, 2048])
+  if sizes != wanted:
     raise UserError(
-      f'{folder}/config.json has hidden_sizes {values["hidden_sizes"]!r}, and vit_jax has {wanted} above a '
-      f'root of {width} channels; choose another checkpoint.'
+      f'{values.path} has hidden_sizes {reprlib.repr(sizes)}, and vit_jax has {wanted} above a root of {width} '
+      'channels; choose another checkpoint.'
     )
-  model = config.Model(
-    variant='custom', width=width, resnet_blocks=tuple(blocks), pool='gap', norm_epsilon=BIT_NORM_EPSILON
-  )
-  model = dataclasses.replace(model, **told)
-  channels = config_json.integer(folder, values, 'num_channels')
-  num_classes = files.shapes.get('classifier.1.bias', (0,))[0]
-  preprocess, notes = preprocessor_config.read(
-    folder, image_size=None, channels=channels, default=_PREPROCESS
-  )
-  prefix = 'bit.' if any(name.startswith('bit.') for name in files.shapes) else ''
-  return Layout(
-    model=model,
-    image_size=preprocess.size,
-    channels=channels,
-    num_classes=num_classes,
-    rules=_rules(model, prefix, channels, num_classes),
-    tokens=None,
-    preprocess=preprocess,
-    position_resize='linear',
-    class_names=config_json.class_names(folder, values, num_classes),
-    notes=notes,
-  )
+  return ResNetConfig('custom', tuple(blocks), width)
 
 
-def _rules(model: config.Model, prefix: str, channels: int, num_classes: int) -> tuple[Rule, ...]:
-  _, shapes = pytrees.shapes(model, (32, 32), channels, num_classes)
+def _rules(architecture: Architecture, prefix: str) -> tuple[Rule, ...]:
   rules = tuple(
-    Rule(path, prefix + bit_names.transformers(path), 'conv' if path.endswith('/kernel') else 'same')
-    for path in shapes
+    Rule(path, prefix + _name(path), 'conv' if path.endswith('/kernel') else 'same')
+    for path in architecture.shapes()
     if not path.startswith('head/')
   )
-  return rules + (layer('head', 'classifier.1') if num_classes else ())
+  return rules + (layer('head', 'classifier.1') if architecture.num_classes else ())
+
+
+def _name(path: str) -> str:
+  """'block1/unit1/conv1/kernel' -> 'encoder.stages.0.layers.0.conv1.weight', without the prefix 'bit.'."""
+  match = _UNIT.fullmatch(path)
+  if match is None:
+    return _AROUND[path]
+  block, unit, layer, name = match.groups()
+  layer = 'downsample.conv' if layer == 'projection' else layer
+  name = 'bias' if name == 'bias' else 'weight'
+  return f'encoder.stages.{int(block) - 1}.layers.{int(unit) - 1}.{layer}.{name}'

@@ -2,8 +2,10 @@
 
 import math
 import pathlib
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from vit_jax.training.run import Run
 from vit_jax.training.step import Program
 
 _MIB = 2**20
+_NARROWEST_BAR = 10  # cells of the bar itself, whatever stands behind it
 
 
 class Console:
@@ -24,6 +27,7 @@ class Console:
   def __init__(self) -> None:
     self._prints = jax.process_index() == 0
     self._bar: tqdm.tqdm | None = None
+    self._numbers: list[str] = []  # behind the bar, of the last logged step
 
   def setup(self, run: Run, evaluators: Mapping[str, Evaluator], folder: pathlib.Path) -> None:
     """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
@@ -43,13 +47,32 @@ class Console:
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""
     if self._prints and sys.stderr.isatty():
-      form = '{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt} [{elapsed}{postfix}]'
-      self._bar = tqdm.tqdm(total=total_steps, initial=first_step, bar_format=form, dynamic_ncols=True)
+      self._bar = tqdm.tqdm(
+        total=total_steps,
+        initial=first_step,
+        bar_format='{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]',
+        dynamic_ncols=True,
+      )
 
-  def step(self) -> None:
-    """A step is done."""
+  def step(self, seconds_left: float | None) -> None:
+    """A step is done; the time to the end, where it is known, counts down with every step."""
     if self._bar is not None:
+      texts = [] if seconds_left is None else [f'{_time_text(seconds_left)} left']
+      self._bar.set_postfix_str(self._fitting([*texts, *self._numbers]), refresh=False)
       self._bar.update()
+
+  def _fitting(self, texts: Sequence[str]) -> str:
+    """As many of the texts as leave the bar some width, the first first."""
+    assert self._bar is not None
+    total = str(self._bar.total)
+    around = len('100% || / [0:00:00]') + 2 * len(total) + _NARROWEST_BAR
+    room = _columns() - around
+    shown = ''
+    for text in texts:
+      if len(shown) + len(text) + 2 > room:
+        break
+      shown += f', {text}'
+    return shown.removeprefix(', ')
 
   def say(self, text: str) -> None:
     """Prints lines above the bar."""
@@ -60,16 +83,18 @@ class Console:
 
   def training(self, step: int, total: int, values: dict[str, float]) -> None:
     """The numbers of a logged step: behind the bar, or as a line."""
-    text = ', '.join(_training_texts(values))
-    if self._bar is not None:
-      self._bar.set_postfix_str(text)
-    else:
-      self.say(f'step {step}/{total}: {text}')
+    self._numbers = _training_texts(values)
+    if self._bar is None:
+      left = [f'{_time_text(values["perf/eta_s"])} left'] if 'perf/eta_s' in values else []
+      self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
   def evaluation(self, step: int, values: dict[str, float]) -> None:
-    """The numbers of an evaluation."""
+    """The numbers of an evaluation, on a terminal in lines that fit."""
     texts = [f'{name} {format_metric(name, value)}' for name, value in sorted(values.items())]
-    self.say(f'step {step}: {", ".join(texts)}')
+    line = f'step {step}: {", ".join(texts)}'
+    if self._bar is not None:
+      line = textwrap.fill(line, _columns() - 1, subsequent_indent='  ', break_long_words=False)
+    self.say(line)
 
   def finished(self, total: int, folder: pathlib.Path, checkpoint: str) -> None:
     """The last line: the results and where they lie."""
@@ -86,16 +111,22 @@ class Console:
       self._bar.close()
 
 
-def _training_texts(values: dict[str, float]) -> Iterator[str]:
-  yield f'loss {values["train/loss"]:.4f}'
+def _training_texts(values: dict[str, float]) -> list[str]:
+  """The numbers of a logged step, the most important first."""
+  texts = [f'loss {values["train/loss"]:.4f}']
   if 'train/accuracy' in values:
-    yield f'accuracy {values["train/accuracy"]:.1%}'
+    texts.append(f'accuracy {values["train/accuracy"]:.1%}')
   if 'perf/images_per_second' in values:
-    yield f'{values["perf/images_per_second"]:,.0f} images/s'
+    texts.append(f'{values["perf/images_per_second"]:,.0f} images/s')
     if 'perf/mfu' in values:
-      yield f'MFU {values["perf/mfu"]:.1%}'
-    yield f'data wait {values["perf/data_wait"]:.1%}'
-    yield f'{_time_text(values["perf/eta_s"])} left'
+      texts.append(f'MFU {values["perf/mfu"]:.1%}')
+    texts.append(f'data wait {values["perf/data_wait"]:.1%}')
+  return texts
+
+
+def _columns() -> int:
+  """Characters in a line of the terminal."""
+  return shutil.get_terminal_size().columns
 
 
 def _time_text(seconds: float) -> str:

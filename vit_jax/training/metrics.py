@@ -12,6 +12,9 @@ from vit_jax.parallel import hardware
 from vit_jax.training.run import Run
 
 
+_SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time that is left
+
+
 class MetricsLog:
   """Appends a line a logged step to `metrics.jsonl`, and the same numbers to TensorBoard, on process 0.
 
@@ -66,6 +69,7 @@ class Speedometer:
     self._flops_before = run.resizing.sum_before(run.step_flops)
     known = hardware.of(jax.devices()[0].device_kind)
     self._peak = known.peak_flops * run.mesh.size if known else None
+    self._seconds_per_flop: float | None = None  # smoothed over the intervals so far
     self.restart()
 
   def restart(self) -> None:
@@ -88,17 +92,31 @@ class Speedometer:
     if not self._steps:
       return {}
     done = self._flops_before(step) - self._flops_before(step - self._steps)
-    to_do = self._flops_before(self._total_steps) - self._flops_before(step)
+    rate = seconds / done
+    before = self._seconds_per_flop
+    self._seconds_per_flop = rate if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * rate
     values = {
       'perf/images_per_second': self._steps * self._batch_size / seconds,
       'perf/step_ms': 1000 * seconds / self._steps,
       'perf/data_wait': self._waited / seconds,
-      # Time in proportion to the model's FLOPs: steps at another image size differ by theirs.
-      'perf/eta_s': seconds * to_do / done,
+      'perf/eta_s': self._seconds_left(step, self._seconds_per_flop),
     }
     if self._peak:
       values['perf/mfu'] = done / seconds / self._peak
     return values
+
+  def seconds_left(self, step: int) -> float | None:
+    """Estimated time from `step` to the end, without evaluations and saving; None: nothing is measured yet."""
+    if self._seconds_per_flop is not None:
+      return self._seconds_left(step, self._seconds_per_flop)
+    if not self._steps:
+      return None
+    done = self._flops_before(step) - self._flops_before(step - self._steps)
+    return self._seconds_left(step, (time.perf_counter() - self._begin) / done)
+
+  def _seconds_left(self, step: int, seconds_per_flop: float) -> float:
+    """Time in proportion to the model's FLOPs: steps at another image size differ by theirs."""
+    return (self._flops_before(self._total_steps) - self._flops_before(step)) * seconds_per_flop
 
 
 def training_seconds(lines: list[dict[str, float]]) -> float:

@@ -1,0 +1,145 @@
+"""The values of a JSON file from elsewhere, each of them checked where it is read."""
+
+import json
+import pathlib
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from vit_jax.errors import UserError
+
+T = TypeVar('T')
+
+_LARGEST_FILE = 2**26  # bytes; an index of a hundred thousand tensors has a sixth of that
+_LARGEST_SIZE = 10**6
+_LONGEST_TEXT = 200
+
+
+class JsonObject:
+  """An object of a JSON file. A value that is null counts as one that is not there."""
+
+  def __init__(self, path: pathlib.Path, values: Mapping[str, Any]):
+    """
+    Args:
+      path: of the file, for errors.
+      values: what the object holds.
+    """
+    self.path = path
+    self._values = values
+
+  @classmethod
+  def read(cls, path: pathlib.Path) -> 'JsonObject':
+    """The object that a file holds.
+
+    Raises:
+      UserError: it holds none, or is no regular file.
+    """
+    try:
+      if not path.is_file():
+        raise UserError(f'{path} is not a regular file; check the path.')
+      if path.stat().st_size > _LARGEST_FILE:
+        raise UserError(
+          f'{path} has more than {_LARGEST_FILE // 2**20} MiB, too many for such a file; check it.'
+        )
+      values = json.loads(path.read_text(encoding='utf-8'))
+    except (ValueError, OSError, RecursionError) as error:
+      reason = 'too deeply nested' if isinstance(error, RecursionError) else error
+      raise UserError(f'{path} cannot be read as JSON ({reason}); get the file again.') from error
+    if not isinstance(values, dict):
+      raise UserError(f'{path} holds a {type(values).__name__} and not a JSON object; get the file again.')
+    return cls(path, values)
+
+  def __contains__(self, name: str) -> bool:
+    return self._values.get(name) is not None
+
+  def raw(self, name: str, default: Any = None) -> Any:
+    """A value as it is in the file, not checked."""
+    value = self._values.get(name)
+    return default if value is None else value
+
+  def integer(self, name: str, default: int | None = None, *, low: int = 1) -> int:
+    """An integer from `low`, which is 0 or 1, to a million; where there is none and no default: an error."""
+    value = self.raw(name, default)
+    if type(value) is not int or not low <= value <= _LARGEST_SIZE:
+      kind = 'a positive integer' if low else 'zero or a positive integer'
+      raise self.error(name, value, f'{kind} of at most {_LARGEST_SIZE:,}')
+    return value
+
+  def number(
+    self, name: str, default: float | None = None, *, low: float = 1e-30, high: float = 1e30
+  ) -> float:
+    """A finite number from `low` to `high`."""
+    value = self.raw(name, default)
+    if type(value) not in (int, float) or not low <= value <= high:
+      raise self.error(name, value, f'a number from {low:g} to {high:g}')
+    return float(value)
+
+  def flag(self, name: str, default: bool) -> bool:
+    """True or false."""
+    value = self.raw(name, default)
+    if not isinstance(value, bool):
+      raise self.error(name, value, 'true or false')
+    return value
+
+  def text(self, name: str, default: str = '') -> str:
+    """A string."""
+    value = self.raw(name, default)
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+      raise self.error(name, value, 'a short text')
+    return value
+
+  def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
+    """What a string stands for among `choices`."""
+    value = self.text(name, default)
+    if value not in choices:
+      raise self.error(name, value, f'one of {", ".join(choices)}')
+    return choices[value]
+
+  def sides(self, name: str, default: int | tuple[int, int] | None = None) -> tuple[int, int]:
+    """Height and width, which are given as one number or two."""
+    value = self.raw(name, default)
+    pair = value if isinstance(value, list | tuple) else [value, value]
+    if len(pair) != 2 or not all(type(side) is int and 0 < side <= _LARGEST_SIZE for side in pair):
+      raise self.error(name, value, f'one or two positive integers of at most {_LARGEST_SIZE:,}')
+    return pair[0], pair[1]
+
+  def numbers(self, name: str, default: tuple[float, ...], count: int, *, low: float) -> tuple[float, ...]:
+    """`count` finite numbers from `low` on, or one that stands for all of them."""
+    value = self.raw(name, default)
+    values = value if isinstance(value, list | tuple) else [value]
+    if len(values) not in (1, count) or not all(type(v) in (int, float) and low <= v <= 1e6 for v in values):
+      raise self.error(name, value, f'{count} numbers from {low:g} to 1e+06')
+    return tuple(float(number) for number in values)
+
+  def section(self, name: str) -> 'JsonObject':
+    """An object within this one; an empty one where there is none."""
+    value = self.raw(name, {})
+    if not isinstance(value, dict):
+      raise self.error(name, value, 'an object')
+    return JsonObject(self.path, value)
+
+  def error(self, name: str, value: Any, must_be: str) -> UserError:
+    """That a value is not what it must be; what is long or deep is shortened."""
+    found = 'nothing' if value is None else reprlib.repr(value)
+    return UserError(f'{self.path} has {name} {found}, which must be {must_be}; get the file again.')
+
+  def class_names(self, num_classes: int) -> tuple[str, ...] | None:
+    """The names in transformers' `id2label`, in the order of the classes; None: nobody named them.
+
+    Raises:
+      UserError: they are not those of so many classes.
+    """
+    names = self.raw('id2label')
+    if not num_classes or names is None:
+      return None
+    if not isinstance(names, dict) or set(names) != {str(i) for i in range(num_classes)}:
+      raise UserError(
+        f'{self.path.parent} has a head of {num_classes} classes, and id2label in its {self.path.name} does not '
+        f'name 0 to {num_classes - 1}; get the config that belongs to the tensors.'
+      )
+    ordered = [names[str(i)] for i in range(num_classes)]
+    if not all(isinstance(name, str | int | float) for name in ordered):
+      raise self.error('id2label', names, 'an object of texts')
+    texts = tuple(str(name) for name in ordered)
+    # What transformers calls classes that nobody named.
+    return None if texts == tuple(f'LABEL_{i}' for i in range(num_classes)) else texts
