@@ -1,6 +1,6 @@
 """What a run saved is there after the power failed, on a file system that loses all that was not synced.
 
-A few cuts here; hundreds with `VIT_JAX_NIGHTLY=1` or by hand: `python tests/pull_the_plug.py --snapshots=240`.
+A few cuts here, hundreds with `VIT_JAX_NIGHTLY=1` or by `python tests/pull_the_plug.py --snapshots=240`.
 """
 
 import os
