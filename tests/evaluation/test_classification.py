@@ -1,5 +1,6 @@
-"""Every example counts once, whatever the batch size and the number of devices and processes."""
+"""The metrics of classification: each example counts once, on any number of devices and processes."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -7,17 +8,19 @@ import sys
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from processes import finish, start
 from sklearn import metrics as sklearn_metrics
 
 from vit_jax import config as c
 from vit_jax.data import on_device, sources
 from vit_jax.data.pipeline import EvalPipeline
-from vit_jax.evaluation import classification
-from vit_jax.evaluation.classification import Examples
-from vit_jax.objectives import losses
+from vit_jax.evaluation import base, classification, classification_metrics
+from vit_jax.evaluation.classification_metrics import Examples
+from vit_jax.models.base import Architecture
+from vit_jax.objectives.classification import ranks
 from vit_jax.parallel.mesh import batch_sharding, make_mesh, replicated
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run
 
 CONFIG = c.Config(
   total='1 steps',
@@ -30,35 +33,29 @@ HEAD = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
 
 
 def evaluate(*batch_sizes: int, devices: int | None = None) -> list[dict[str, float]]:
-  """The metrics of the digits' test split, of a model with random blocks and head."""
-  mesh = make_mesh(CONFIG.mesh, jax.devices()[:devices])
-  source = sources.open_source('digits', 'test', data=CONFIG.data)
-  program = make_train_step(CONFIG, mesh, num_classes=10, examples=100)
-  params = program.init(np.uint32(0)).params
+  """The metrics of the digits' test split, of a model with random blocks and head; and how many there are."""
+  evaluators = {
+    f'test{size}': c.ClassificationEvaluatorConfig(source='digits', batch_size=size) for size in batch_sizes
+  }
+  names = tuple(map(str, range(10)))
+  run = Run(dataclasses.replace(CONFIG, evaluators=evaluators), Dataset(100, names), jax.devices()[:devices])
+  params = run.program.init(np.uint32(0)).params
   params['head']['kernel'] = jax.device_put(HEAD, params['head']['kernel'].sharding)
-  options = {'sharding': batch_sharding(mesh)}
-  pipelines = [
-    EvalPipeline(source, CONFIG.data, c.ClassificationEvaluatorConfig(), batch_size=size, **options)
-    for size in batch_sizes
-  ]
-  return [
-    classification.evaluate(program.evaluate, {'model': params}, batches)['model'] for batches in pipelines
-  ]
+  result = []
+  for evaluator in run.open_evaluators().values():
+    values = evaluator.run({'': params}, {})
+    metrics = {name.split('/')[1]: value for name, value in values.items()}
+    result.append(metrics | {'count': evaluator.examples})
+  return result
 
 
 @pytest.fixture(scope='module')
 def expected() -> dict[str, float]:
   """The metrics by NumPy and scikit-learn, from the logits of one batch that holds everything."""
-  from flax import nnx
-
-  from vit_jax import models
-
   source = sources.open_source('digits', 'test', data=CONFIG.data)
   images = np.stack([source[i].image for i in range(len(source))])[..., None]
   labels = np.array([source[i].label for i in range(len(source))])
-  model = models.build(
-    CONFIG.model, image_size=(8, 8), channels=1, num_classes=10, rngs=nnx.Rngs(params=jax.random.key(0))
-  )
+  model = Architecture(CONFIG.model, (8, 8), 1, 10).build(nnx.Rngs(params=jax.random.key(0)))
   model.head.kernel[...] = HEAD
   logits = np.asarray(model(on_device.prepare(images, CONFIG.data)), np.float64)
   probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -79,7 +76,7 @@ def expected() -> dict[str, float]:
 
 
 @pytest.mark.parametrize(('batch_size', 'devices'), [(360, 1), (7, 1), (64, 8), (1, 2)])
-def test_against_numpy(batch_size, devices, expected):
+def test_metrics_equal_numpy_and_scikit_learn(batch_size, devices, expected):
   (scores,) = evaluate(batch_size, devices=devices)
   assert scores == pytest.approx(expected, rel=1e-5)  # the loss without label smoothing
   for name in ('accuracy', 'count', 'top_5_accuracy'):
@@ -87,11 +84,11 @@ def test_against_numpy(batch_size, devices, expected):
   assert 0.01 < scores['accuracy'] < scores['top_5_accuracy'] < 0.9
 
 
-SHARED = ('accuracy', 'count', 'top_5_accuracy', 'mean_class_accuracy')  # made of counts alone
+SHARED = ('accuracy', 'top_5_accuracy', 'mean_class_accuracy')  # made of counts alone
 
 
 def collected(*batch_sizes: int) -> list[dict[str, float]]:
-  """As `evaluate`, of a "model" that computes in whole numbers, which no batch's shape rounds otherwise."""
+  """As `evaluate`, for a "model" of whole numbers, which round the same for any shape of a batch."""
   mesh = make_mesh(CONFIG.mesh)
   source = sources.open_source('digits', 'test', data=CONFIG.data)
 
@@ -101,12 +98,15 @@ def collected(*batch_sizes: int) -> list[dict[str, float]]:
     said = {'prediction': sums % 10, 'confidence': (sums % 97) / 128, 'rank': sums % 7, 'loss': sums / 64}
     return {'examples': said | {name: batch[name] for name in ('label', 'mask')}, 'num_classes': 10}
 
-  options = {'sharding': batch_sharding(mesh)}
-  pipelines = [
-    EvalPipeline(source, CONFIG.data, c.ClassificationEvaluatorConfig(), batch_size=n, **options)
-    for n in batch_sizes
-  ]
-  return [classification.evaluate(step, {'model': {}}, batches)['model'] for batches in pipelines]
+  result = []
+  for size in batch_sizes:
+    batches = EvalPipeline(
+      source, CONFIG.data, crop='resize', resize=None, batch_size=size, sharding=batch_sharding(mesh)
+    )
+    examples = classification.collect(step, {'model': {}}, batches)['model']
+    assert len(examples.prediction) == len(source)
+    result.append(classification_metrics.summarise(examples))
+  return result
 
 
 def test_processes_and_batch_sizes_change_no_bit(monkeypatch):
@@ -129,7 +129,7 @@ def test_processes_and_batch_sizes_change_no_bit(monkeypatch):
   ]
   assert len(figures) == 7 and all(others == figures[0] for others in figures)
   models, exact = figures[0]
-  assert exact == [exact[0]] * 3 and set(exact[0]) == set(models[0])
+  assert exact == [exact[0]] * 3 and {*exact[0], 'count'} == set(models[0])
   assert {name: models[0][name] for name in SHARED} == {name: models[1][name] for name in SHARED}
   assert models[0] == pytest.approx(models[1], rel=1e-6)
 
@@ -140,8 +140,8 @@ def examples(logits: np.ndarray, labels: np.ndarray, loss: str = 'softmax', **op
     num_classes=logits.shape[1],
     label=labels.astype(np.int32),
     prediction=logits.argmax(-1).astype(np.int32),
-    confidence=np.asarray(losses.confidence(c.ClassificationObjective(loss=loss), logits)),
-    rank=np.asarray(losses.ranks(logits, labels)) if labels.ndim == 1 else np.full(len(logits), -1),
+    confidence=np.asarray(c.ClassificationObjective(loss=loss).confidence(logits)),
+    rank=np.asarray(ranks(logits, labels)) if labels.ndim == 1 else np.full(len(logits), -1),
     loss=np.zeros(len(logits), np.float32),
     **options,
   )
@@ -159,31 +159,31 @@ def test_ranks_are_those_of_top_k():
   rng = np.random.default_rng(2)
   logits, labels = rng.integers(-2, 3, (300, 9)).astype(np.float32), rng.integers(0, 9, 300)
   order = np.asarray(jax.lax.top_k(logits, 9)[1])
-  np.testing.assert_array_equal(losses.ranks(logits, labels), (order == labels[:, None]).argmax(1))
+  np.testing.assert_array_equal(ranks(logits, labels), (order == labels[:, None]).argmax(1))
 
 
-def test_a_logit_that_is_no_number_is_no_hit():
+def test_a_logit_that_is_nan_is_no_hit():
   logits = np.float32([[1, np.nan, 3, 0, 0, 0], [np.nan] * 6])
-  assert (np.asarray(losses.ranks(logits, np.array([2, 0]))) == [1, 6]).all()
-  values = classification.metrics(examples(logits, np.array([2, 0])))
+  assert (np.asarray(ranks(logits, np.array([2, 0]))) == [1, 6]).all()
+  values = classification_metrics.summarise(examples(logits, np.array([2, 0])))
   assert np.isnan(values['calibration_error'])
 
 
-def test_confusion_matrix_and_classes(ties):
-  matrix = classification.confusion(ties)
+def test_confusion_matrix_equals_scikit_learns(ties):
+  matrix = classification_metrics.confusion(ties)
   expected = sklearn_metrics.confusion_matrix(ties.label, ties.prediction, labels=range(12))
   np.testing.assert_array_equal(matrix, expected)
-  right, total = classification.per_class(ties)
+  right, total = classification_metrics.per_class(ties)
   np.testing.assert_array_equal(right, matrix.diagonal())
   np.testing.assert_array_equal(total, matrix.sum(1))
   # The class without examples is left out of the mean.
-  mean = classification.metrics(ties)['mean_class_accuracy']
+  mean = classification_metrics.summarise(ties)['mean_class_accuracy']
   assert mean == pytest.approx((right[:11] / total[:11]).mean(), rel=1e-12)
 
 
-def test_calibration_by_hand():
+def test_calibration_equals_the_sum_by_hand():
   """Confidences 0.5, 0.6 and 0.6, of which one is right: bins (7/15, 8/15] and (8/15, 9/15]."""
-  found = classification.calibration(
+  found = classification_metrics.calibration(
     Examples(
       num_classes=3,
       label=np.array([0, 1, 2]),
@@ -200,11 +200,11 @@ def test_calibration_by_hand():
 
 def test_a_confidence_on_the_edge_of_a_bin_is_in_the_lower_one():
   base = examples(np.zeros((3, 2), np.float32), np.zeros(3, int))
-  found = classification.calibration(base._replace(confidence=np.float64([0, 1 / 15, 1])))
+  found = classification_metrics.calibration(base._replace(confidence=np.float64([0, 1 / 15, 1])))
   assert found.count[0] == 2 and found.count[-1] == 1
 
 
-def test_confidence_is_of_the_loss():
+def test_confidence_is_a_softmax_or_sigmoid_as_the_loss():
   logits = np.float32([[1, 2, 0.5]])
   softmax, sigmoid = (
     examples(logits, np.array([1]), loss=loss).confidence for loss in ('softmax', 'sigmoid')
@@ -214,9 +214,35 @@ def test_confidence_is_of_the_loss():
 
 
 def test_metrics_that_mean_nothing_are_left_out():
-  few = classification.metrics(examples(np.float32([[1, 0]]), np.array([0])))
-  assert set(few) == {'accuracy', 'loss', 'count', 'mean_class_accuracy', 'calibration_error'}
+  few = classification_metrics.summarise(examples(np.float32([[1, 0]]), np.array([0])))
+  assert set(few) == {'accuracy', 'loss', 'mean_class_accuracy', 'calibration_error'}
   lists = examples(np.eye(6, dtype=np.float32), np.array([[0, 1], [-1, -1]] * 3))
-  values = classification.metrics(lists._replace(mean_average_precision=0.5))
-  assert set(values) == {'accuracy', 'loss', 'count', 'mean_average_precision'}
+  values = classification_metrics.summarise(lists._replace(mean_average_precision=0.5))
+  assert set(values) == {'accuracy', 'loss', 'mean_average_precision'}
   assert values['accuracy'] == 1 / 6  # of the lists of examples 0, 2 and 4, an empty one is a miss
+
+
+def test_every_metric_says_how_it_is_read():
+  softmax = examples(np.eye(6, dtype=np.float32), np.arange(6), real=np.zeros((6, 1), int))
+  lists = examples(np.eye(6, dtype=np.float32), np.zeros((6, 2), int))._replace(mean_average_precision=0.5)
+  given = {*classification_metrics.summarise(softmax), *classification_metrics.summarise(lists)}
+  assert given == set(c.ClassificationEvaluatorConfig.metrics)
+
+
+@pytest.mark.parametrize(
+  ('name', 'value', 'text'),
+  [
+    ('test/accuracy', 0.98611, '98.61%'),
+    ('test_ema/mean_average_precision', 0.5, '50.00%'),
+    ('web_5shot/deviation', 0.0125, '0.0125'),
+    ('test/loss', 0.14624, '0.1462'),
+    ('data/bad_images', 3.0, '3'),
+  ],
+)
+def test_metrics_are_printed_as_their_kind_says(name, value, text):
+  assert base.format_metric(name, value) == text
+
+
+def test_the_best_loss_is_the_lowest_and_the_best_accuracy_the_highest():
+  assert base.metric_kind('val_ema/accuracy').higher_is_better
+  assert not base.metric_kind('val/loss').higher_is_better

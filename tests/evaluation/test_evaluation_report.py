@@ -1,4 +1,4 @@
-"""The files of an evaluation: their numbers, and that pictures are drawn for any number of classes."""
+"""The files of an evaluation: their numbers, and pictures for any number of classes."""
 
 import json
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.evaluation import classification, report
-from vit_jax.evaluation.classification import Examples
+from vit_jax.evaluation import classification_metrics, report
+from vit_jax.evaluation.classification_metrics import Examples
 
 
 def examples(classes: int, count: int = 200) -> Examples:
-  """Of which two thirds are right; the last class has none."""
+  """Two thirds are classified right; the last class has no example."""
   rng = np.random.default_rng(classes)
   label = rng.integers(0, classes - 1, count)
   return Examples(
@@ -24,22 +24,22 @@ def examples(classes: int, count: int = 200) -> Examples:
   )
 
 
-def test_numbers(tmp_path):
+def test_the_json_has_the_metrics_the_confusions_and_the_calibration(tmp_path):
   found = examples(3)
   report.save(tmp_path / 'report', 'test', found, ('cat', 'dog'))
   contents = json.loads((tmp_path / 'report/test.json').read_text())
-  assert contents['metrics'] == classification.metrics(found)
+  assert contents['metrics'] == classification_metrics.summarise(found)
   names = [entry['name'] for entry in contents['classes']]
   assert names == ['cat', 'dog', '2'] and contents['classes'][2]['accuracy'] is None
   matrix = np.zeros((3, 3), int)
   for entry in contents['confusion']:
     matrix[names.index(entry['class']), names.index(entry['taken_for'])] = entry['examples']
-  np.testing.assert_array_equal(matrix, classification.confusion(found))
+  np.testing.assert_array_equal(matrix, classification_metrics.confusion(found))
   assert sum(entry['examples'] for entry in contents['calibration']) == 200
 
 
 @pytest.mark.parametrize('classes', [2, 25, 300])
-def test_pictures(tmp_path, classes):
+def test_pictures_of_any_number_of_classes_are_whole(tmp_path, classes):
   names = [f'a rather long name of a class, {number}' for number in range(classes)]
   report.save(tmp_path, 'test', examples(classes), names)
   for picture in ('confusion', 'classes'):
@@ -50,7 +50,7 @@ def test_pictures(tmp_path, classes):
     assert (margin == 255).all(), picture
 
 
-def test_lists_have_metrics_only(tmp_path):
+def test_examples_with_lists_of_classes_have_metrics_only(tmp_path):
   lists = Examples(5, np.array([[0, -1]]), np.zeros(1, int), np.ones(1), np.full(1, -1), np.ones(1))
   report.save(tmp_path, 'val', lists._replace(mean_average_precision=float('nan')), 'abcde')
   assert [path.name for path in tmp_path.iterdir()] == ['val.json']

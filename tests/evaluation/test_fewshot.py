@@ -1,8 +1,7 @@
-"""Few-shot probes: the arithmetic against scikit-learn, who sees which labels, and the evaluator in a run."""
+"""Few-shot probes: the arithmetic against scikit-learn, what a probe may see, and the evaluator in a run."""
 
 import dataclasses
 import logging
-import types
 
 import jax
 import numpy as np
@@ -11,19 +10,17 @@ from sklearn import linear_model
 
 from vit_jax import config as c
 from vit_jax.errors import UserError
-from vit_jax.evaluation import fewshot
+from vit_jax.evaluation import features, fewshot
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES, Standard
 from vit_jax.evaluation.ridge import Ridge
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training import evaluators
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run, evaluate
 
 
-@pytest.mark.parametrize(('examples', 'features'), [(200, 30), (30, 200), (40, 40)])
-def test_ridge_is_scikit_learns(examples, features):
+@pytest.mark.parametrize(('examples', 'width'), [(200, 30), (30, 200), (40, 40)])
+def test_ridge_is_scikit_learns(examples, width):
   rng = np.random.default_rng(0)
-  x, y = rng.normal(size=(examples, features)), rng.normal(size=(examples, 7))
+  x, y = rng.normal(size=(examples, width)), rng.normal(size=(examples, 7))
   solution = Ridge(x, y)
   for l2 in (0.01, 1.0, 300.0):
     expected = linear_model.Ridge(alpha=l2, fit_intercept=False).fit(x, y).coef_.T
@@ -50,24 +47,24 @@ def test_the_ridge_probe_is_scikit_learns_on_standardised_features():
 
 
 @pytest.mark.parametrize('probe', PROBES)
-def test_probes_learn_and_what_they_choose_never_sees_the_test_labels(probe):
+def test_probes_learn_and_choose_without_the_test_labels(probe):
   train, validation, test = clusters(60, 0), clusters(60, 1), clusters(400, 2)
   fair = fewshot.score(probe, GRIDS[probe], train, validation, test, 4)
   assert 0.6 < fair.accuracy <= 1
-  # As poisoned: the labels of the test set are wrong, those of its last class have never been seen.
+  # With wrong test labels, one of them of a class that was never seen, the same setting is chosen.
   poisoned = test._replace(labels=(test.labels + 1) % 5)
   unfair = fewshot.score(probe, GRIDS[probe], train, validation, poisoned, 4)
   assert unfair.setting == fair.setting
   predicted = PROBES[probe](*train, 4)(test.values, fair.setting)
   assert unfair.accuracy == (predicted == poisoned.labels).mean()
-  # And it does look at the validation labels: where those are wrong it chooses the worst.
+  # The validation labels decide: where those are wrong, it chooses a bad setting.
   best = max(fewshot.score(probe, [setting], train, validation, test, 4) for setting in GRIDS[probe])
   swapped = validation._replace(labels=(validation.labels + 1) % 4)
   worst = fewshot.score(probe, GRIDS[probe], train, swapped, test, 4)
   assert worst.accuracy < best.accuracy
 
 
-def test_draws_are_of_each_class_and_apart():
+def test_draws_are_of_each_class_and_have_no_image_in_common():
   labels = np.repeat([0, 1, 2], [30, 12, 3])
   small, large = (fewshot.draw(labels, shots, 8, seed=1) for shots in (2, 5))
   assert np.bincount(labels[small.shots]).tolist() == [2, 2, 2]
@@ -88,26 +85,22 @@ RUN = c.Config(
     source='digits', split='train[:100]', image_size=(8, 8), channels=1, classes=('0', '1', '2')
   ),
 )
-PROBE = c.FewShotEvaluatorConfig(source='digits', fewshot=c.FewShot(shots=(1, 5), seeds=2, validation=4))
+PROBE = c.FewShotEvaluatorConfig(source='digits', shots=(1, 5), seeds=2, validation=4)
 
 
-def program(devices: int):
-  mesh = make_mesh(c.MeshConfig(), jax.devices()[:devices])
-  return mesh, make_train_step(RUN, mesh, num_classes=3, examples=100)
+def run_of(evaluators: dict[str, c.FewShotEvaluatorConfig], devices: int = 1) -> Run:
+  config = dataclasses.replace(RUN, evaluators=evaluators)
+  return Run(config, Dataset(100, ('0', '1', '2')), jax.devices()[:devices])
 
 
 def test_the_evaluator_is_the_same_for_any_batch_size_and_mesh(monkeypatch):
   """On data with other classes than the run's; features of a layer and pooling of its own."""
-  own = dataclasses.replace(PROBE.fewshot, layer=0, pool='token_gap', probe='knn')
-  options = {'web': PROBE, 'deep': dataclasses.replace(PROBE, fewshot=own)}
+  options = {'web': PROBE, 'deep': dataclasses.replace(PROBE, layer=0, pool='token_gap', probe='knn')}
   results = []
   for devices, batch_size in ((1, 100), (8, 16)):
-    mesh, steps = program(devices)
-    config = dataclasses.replace(
-      RUN, evaluators={n: dataclasses.replace(o, batch_size=batch_size) for n, o in options.items()}
-    )
-    opened = evaluators.open_evaluators(config, ('0', '1', '2'), mesh)
-    results.append(evaluators.evaluate(steps, steps.init(np.uint32(0)), opened))
+    sized = {name: dataclasses.replace(each, batch_size=batch_size) for name, each in options.items()}
+    run = run_of(sized, devices)
+    results.append(evaluate(run.program.init(np.uint32(0)), run.open_evaluators()))
   metrics = ('accuracy', 'deviation')
   names = [f'{name}_{n}shot/{metric}' for name in options for n in (1, 5) for metric in metrics]
   assert list(results[0]) == names
@@ -115,51 +108,66 @@ def test_the_evaluator_is_the_same_for_any_batch_size_and_mesh(monkeypatch):
   assert results[0]['web_5shot/accuracy'] > 0.4  # random features do that; chance is 0.1
 
 
-def test_features_are_computed_once_for_equal_specs_only():
-  mesh, steps = program(1)
-  narrow = dataclasses.replace(PROBE, fewshot=dataclasses.replace(PROBE.fewshot, shots=(1,)))
-  ridge, knn, other = (
-    fewshot.FewShotEvaluator('web', options, 'digits', RUN, mesh)
-    for options in (
-      narrow,
-      dataclasses.replace(narrow, fewshot=dataclasses.replace(narrow.fewshot, probe='knn')),
-      dataclasses.replace(narrow, split='test[:50%]'),
-    )
-  )
-  params, cache, calls = steps.init(np.uint32(0)).params, {}, []
+@pytest.fixture
+def extractions(monkeypatch) -> list[tuple]:
+  """A list that grows by one whenever features are computed."""
+  calls, extract = [], features.extract
 
-  def counting(*arguments):
+  def counting(*arguments, **options):
     calls.append(arguments)
-    return steps.features(*arguments)
+    return extract(*arguments, **options)
 
-  ridge.scores(counting, params, cache)
-  first = len(calls)
-  knn.scores(counting, params, cache)
-  assert len(calls) == first and len(cache) == 2
-  other.scores(counting, params, cache)
-  assert len(cache) == 3 and len(calls) > first
+  monkeypatch.setattr(features, 'extract', counting)
+  return calls
 
 
-def test_classes_with_too_few_images_are_said(caplog):
-  mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
-  options = dataclasses.replace(PROBE, fewshot=c.FewShot(train_split='train[:60]', shots=(4,), validation=2))
+def test_features_are_computed_once_where_all_that_they_depend_on_is_equal(extractions):
+  narrow = dataclasses.replace(PROBE, shots=(1,))
+  evaluators = {
+    'ridge': narrow,
+    'knn': dataclasses.replace(narrow, probe='knn'),
+    'other': dataclasses.replace(narrow, split='test[:50%]'),
+  }
+  run = run_of(evaluators)
+  ridge, knn, other = run.open_evaluators().values()
+  params, cache = run.program.init(np.uint32(0)).params, {}
+  ridge.scores(params, cache)
+  assert len(extractions) == len(cache) == 2
+  knn.scores(params, cache)
+  assert len(extractions) == len(cache) == 2
+  other.scores(params, cache)
+  assert len(extractions) == len(cache) == 3
+
+
+def test_evaluators_of_a_run_share_features_but_not_between_models(extractions):
+  run = run_of({'ridge': PROBE, 'knn': dataclasses.replace(PROBE, probe='knn')})
+  state = run.program.init(np.uint32(0))
+  scores = evaluate(state._replace(ema=state.params), run.open_evaluators())
+  assert len(extractions) == 4  # two splits, for the parameters and for their EMA
+  assert scores['ridge_ema_5shot/accuracy'] == scores['ridge_5shot/accuracy']
+
+
+def test_classes_with_too_few_images_are_warned_of(caplog):
+  options = dataclasses.replace(PROBE, train_split='train[:60]', shots=(4,), validation=2)
   with caplog.at_level(logging.WARNING):
-    opened = fewshot.FewShotEvaluator('web', options, 'digits', RUN, mesh)
+    opened = run_of({'web': options}).open_evaluators()['web']
   assert opened.too_few and all(count < 6 for count in opened.too_few.values())
   assert 'have fewer than the 6 images' in caplog.text and f'{next(iter(opened.too_few))} (' in caplog.text
-  none_left = dataclasses.replace(options, fewshot=c.FewShot(train_split='train[:60]', shots=(50,)))
+  none_left = dataclasses.replace(options, shots=(50,))
   with pytest.raises(UserError, match=r'no images left to choose by after 50 .*\.web\.'):
-    fewshot.FewShotEvaluator('web', none_left, 'digits', RUN, mesh)
+    run_of({'web': none_left}).open_evaluators()
 
 
 @pytest.mark.parametrize(
   ('change', 'said'),
   [
-    ({'layer': 2}, r'config\.evaluators\.web\.fewshot\.layer is 2; choose a block from 0 to 1'),
-    ({'pool': 'map'}, r"fewshot\.pool is 'map', which this model cannot; choose gap or token or token_gap"),
+    ({'layer': 2}, r'config\.evaluators\.web\.layer is 2; choose a block from 0 to 1'),
+    (
+      {'pool': 'map'},
+      r"web\.pool is 'map', which this model does not have; choose gap or token or tok",
+    ),
   ],
 )
-def test_what_the_model_has_not_is_said_at_the_start(change, said):
-  options = dataclasses.replace(PROBE, fewshot=dataclasses.replace(PROBE.fewshot, **change))
+def test_layers_and_poolings_that_the_model_does_not_have_are_refused_at_the_start(change, said):
   with pytest.raises(UserError, match=said):
-    fewshot.FewShotEvaluator('web', options, 'digits', RUN, types.SimpleNamespace())
+    run_of({'web': dataclasses.replace(PROBE, **change)}).open_evaluators()

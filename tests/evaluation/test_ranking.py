@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score
 
 from vit_jax import config as c
 from vit_jax.evaluation.ranking import MeanAveragePrecision, average_precision
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import make_mesh, replicated
 
 N, K, M = 50, 13, 5
 
@@ -30,12 +30,12 @@ def test_average_precision_is_scikit_learns(seed, size, levels):
   positives = rng.permutation(size)[: rng.integers(1, size + 1)]
   truth = np.isin(np.arange(size), positives)
   with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # it has an opinion on all examples being positive
+    warnings.simplefilter('ignore')  # it warns where all examples are positive
     expected = average_precision_score(truth, scores)
   assert average_precision(scores, positives) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_score_that_is_no_number_shows():
+def test_a_score_that_is_nan_makes_the_precision_nan():
   assert np.isnan(average_precision(np.float32([0, np.nan, 1]), np.array([0])))
 
 
@@ -65,20 +65,22 @@ def collected(mesh: jax.sharding.Mesh, batch_size: int) -> float:
     part[mask, :K] = scores[rows]
     lists = np.zeros((batch_size, M), np.int32)
     lists[mask] = labels[rows]
-    globally = lambda array, spec: jax.make_array_from_callback(
-      array.shape, NamedSharding(mesh, spec), lambda index, array=array: array[index]
-    )
     ranking.add(
-      globally(part, PartitionSpec(None, mesh.axis_names)),
-      globally(lists, PartitionSpec()),
-      globally(mask, PartitionSpec()),
+      on_mesh(part, NamedSharding(mesh, PartitionSpec(None, mesh.axis_names))),
+      on_mesh(lists, replicated(mesh)),
+      on_mesh(mask, replicated(mesh)),
     )
   return ranking.result()
 
 
+def on_mesh(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  """A global array, of which every process has all of the numbers."""
+  return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+
 @pytest.mark.parametrize('batch_size', [1, 7, 50, 64])
 @pytest.mark.parametrize('mesh', [c.MeshConfig(), c.MeshConfig(fsdp=2, tensor=2), c.MeshConfig(data=1)])
-def test_the_mean_over_classes_that_have_examples(mesh, batch_size):
+def test_the_mean_is_over_the_classes_that_have_examples(mesh, batch_size):
   mesh = make_mesh(mesh, jax.devices()[:1] if mesh.data == 1 else None)
   assert collected(mesh, batch_size) == pytest.approx(expected(), abs=1e-12)
 
@@ -91,7 +93,7 @@ def test_two_processes_get_the_same_bits(monkeypatch):
     from vit_jax.parallel import distributed
     from vit_jax.parallel.mesh import make_mesh
     distributed.initialize()
-    print('result:', collected(make_mesh(config.Mesh()), 7))
+    print('result:', collected(make_mesh(config.MeshConfig()), 7))
     """
   alone = collected(make_mesh(c.MeshConfig()), 50)
   assert all(f'result: {alone}\n' in output for output in run(script, 2))

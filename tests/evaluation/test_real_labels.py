@@ -1,4 +1,4 @@
-"""ImageNet ReaL by hand, on a data set that is constructed; its labels' file; whose classes are whose."""
+"""ImageNet ReaL: the metric by hand, the file of its labels, and the numbering of classes."""
 
 import io
 import json
@@ -15,14 +15,13 @@ from vit_jax import config as c
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
-from vit_jax.evaluation import classification, real_labels
+from vit_jax.evaluation import classification, classification_metrics, real_labels
 from vit_jax.evaluation.real_labels import RealLabels
 from vit_jax.parallel.mesh import batch_sharding, make_mesh
-from vit_jax.training import evaluators
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run, evaluate
 
 WORDNET_IDS = [f'n{number:08}' for number in range(1000)]
-# In real.json's order: of images 1 to 8; the third and the sixth show nothing that has a name.
+# In real.json's order, of images 1 to 8; raters found no class in the third and the sixth.
 LISTS = [[1], [2, 3], [], [4], [5, 6, 7], [], [999], [0]]
 
 
@@ -33,7 +32,7 @@ def path(tmp_path):
 
 
 class Photos:
-  """Validation images in an order of their own, whose label is none of ReaL's."""
+  """Validation images in another order; their own label, 500, is in none of ReaL's lists."""
 
   NUMBERS = (5, 3, 1, 2, 8, 6, 4)
   class_names = WORDNET_IDS
@@ -48,15 +47,16 @@ class Photos:
 
 
 @pytest.mark.parametrize('batch_size', [1, 3, 7, 16])
-def test_by_hand(path, batch_size):
-  """Images 5, 3, 1, 2, 8, 6, 4 are taken for 7, 7, 1, 1, 0, 6, 4: 3 and 6 do not count, 2 alone is wrong."""
+def test_real_accuracy_leaves_out_images_without_labels(path, batch_size):
+  """Images 5, 3, 1, 2, 8, 6, 4 are taken for 7, 7, 1, 1, 0, 6, 4: 3 and 6 do not count, only 2 is wrong."""
   said = np.array([7, 7, 1, 1, 0, 6, 4])
   data = c.DataConfig(image_size=(6, 7))
   mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
   batches = EvalPipeline(
     Photos(),
     data,
-    c.ClassificationEvaluatorConfig(),
+    crop='resize',
+    resize=None,
     batch_size=batch_size,
     sharding=batch_sharding(mesh),
     real_labels=RealLabels(path, WORDNET_IDS, WORDNET_IDS),
@@ -69,12 +69,13 @@ def test_by_hand(path, batch_size):
     examples = {name: values for name, values in batch.items() if name != 'image'} | more
     return {'examples': examples, 'num_classes': 1000}
 
-  metrics = classification.evaluate(step, {'model': {}}, batches)['model']
+  examples = classification.collect(step, {'model': {}}, batches)['model']
+  metrics = classification_metrics.summarise(examples)
   assert metrics['real_accuracy'] == 4 / 5
-  assert metrics['accuracy'] == 0 and metrics['count'] == 7
+  assert metrics['accuracy'] == 0 and len(examples.prediction) == 7
 
 
-def test_the_models_own_numbers(path):
+def test_labels_are_numbered_as_the_model_numbers_its_classes(path):
   """A model that numbers the classes backwards, and one that knows only some of them."""
   backwards = RealLabels(path, WORDNET_IDS, WORDNET_IDS[::-1])
   assert backwards.of('ILSVRC2012_val_00000002.JPEG').tolist() == [997, 996, -1]
@@ -85,10 +86,9 @@ def test_the_models_own_numbers(path):
   assert few.of('ILSVRC2012_val_00000003.JPEG').tolist() == [-1, -1, -1]
 
 
-def test_no_image_with_labels():
-  nothing = np.zeros(2, np.int32)
-  examples = classification.Examples(3, nothing, nothing, nothing, nothing, nothing, real=np.full((2, 4), -1))
-  assert np.isnan(classification.real_accuracy(examples))
+def test_real_accuracy_of_images_without_labels_is_nan():
+  predictions, no_labels = np.zeros(2, np.int32), np.full((2, 4), -1)
+  assert np.isnan(classification_metrics.real_accuracy(predictions, no_labels))
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,19 @@ def test_images_without_a_number_are_named(path, name):
     ('[[], []]', "is not ImageNet ReaL's real.json"),
   ],
 )
-def test_files_that_are_no_labels(tmp_path, text, said):
+def test_a_file_that_is_not_real_json_is_refused(tmp_path, text, said):
   if text is not None:
     (tmp_path / 'labels.json').write_text(text)
   with pytest.raises(UserError, match=said):
     RealLabels(str(tmp_path / 'labels.json'), WORDNET_IDS, WORDNET_IDS)
 
 
-def test_other_classes_than_imagenets(path):
+def test_other_classes_than_imagenets_are_refused(path):
   with pytest.raises(UserError, match='need the 1,000 classes of ImageNet'):
     RealLabels(path, ('cat', 'dog'), WORDNET_IDS)
 
 
-def test_download(path, monkeypatch):
-  """'download' is the public address, which the cache of files from the network serves."""
+def test_download_fetches_the_public_address(path, monkeypatch):
   asked = []
   monkeypatch.setattr(
     real_labels.download, 'local_file', lambda address, kind: asked.append((address, kind)) or path
@@ -131,8 +130,8 @@ def test_download(path, monkeypatch):
   assert asked == [(real_labels.URL, 'json')]
 
 
-def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):
-  """From TFDS's imagenet2012 to the metric: a model that says 4 of each image; of the eight, six count."""
+def test_an_evaluator_of_imagenet_gives_real_accuracy(path, tmp_path, monkeypatch):
+  """On TFDS's imagenet2012, with a model that says 4 of each image; six of the eight count."""
   builder = tfds.builder('imagenet2012', data_dir=tmp_path)
   info = tfds.core.DatasetInfo(builder=builder, features=builder.info.features)
   pathlib.Path(info.data_dir).mkdir(parents=True)
@@ -153,9 +152,8 @@ def test_an_evaluator_of_imagenet(path, tmp_path, monkeypatch):
     data=c.DataConfig(source='tfds:imagenet2012', image_size=(8, 8)),
     evaluators={'val': c.ClassificationEvaluatorConfig(split='validation', real_labels=path, batch_size=3)},
   )
-  mesh = make_mesh(c.MeshConfig(), jax.devices()[:1])
-  program = make_train_step(config, mesh, num_classes=1000, examples=8)
-  state = program.init(np.uint32(0))
+  run = Run(config, Dataset(8, class_names), jax.devices()[:1])
+  state = run.program.init(np.uint32(0))
   state.params['head']['bias'] = jnp.zeros(1000).at[4].set(1.0)
-  scores = evaluators.evaluate(program, state, evaluators.open_evaluators(config, class_names, mesh))
+  scores = evaluate(state, run.open_evaluators())
   assert scores['val/real_accuracy'] == 1 / 6 and scores['val/accuracy'] == 1

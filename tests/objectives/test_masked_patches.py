@@ -134,17 +134,14 @@ def test_a_run_can_be_fine_tuned_to_classify(tmp_path, capsys):
   assert 'reinitialised: head/bias (10,), head/kernel (32, 10)' in output
 
 
+NEEDED = 'it needs a Vision Transformer with --config.model.pool=none and --config.model.mask_token=True'
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'model.pool': 'gap'},
-      'it needs a Vision Transformer with --config.model.pool=none and --config.model.mask_token=True',
-    ),
-    (
-      {'model.mask_token': False},
-      'it needs a Vision Transformer with --config.model.pool=none and --config.model.mask_token=True',
-    ),
+    ({'model.pool': 'gap'}, NEEDED),
+    ({'model.mask_token': False}, NEEDED),
     ({'data.num_classes': 5}, 'whose classes are colours; leave config.data.num_classes out'),
     ({'objective.name': 'classification', 'evaluators': {}}, 'which gives an image no logits'),
   ],

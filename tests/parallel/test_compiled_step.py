@@ -9,13 +9,12 @@ import math
 import re
 from typing import NamedTuple
 
+import config_files
 import jax
 import pytest
 
 from vit_jax import config as c
-from vit_jax import recipes
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run
 
 D, M, L, H, N, K = 1024, 4096, 24, 16, 197, 1000  # width, hidden units, blocks, heads, tokens, classes
 KERNELS = {(D, H, D // H): 3, (H, D // H, D): 1, (D, M): 1, (M, D): 1}  # of a block: shape -> how many
@@ -34,10 +33,10 @@ class Collective(NamedTuple):
 
 def _compile(mesh: c.MeshConfig, batch_size: int, dtype: str, devices=None):
   """(the program, its compiled step) of L/16 on ImageNet, 224 px, as the paper trains it."""
-  paper = recipes.pretraining('L/16', 'imagenet2012')
+  paper = config_files.load('vit_l16', 'imagenet2012')
   model = dataclasses.replace(paper.model, dtype=dtype)
   config = dataclasses.replace(paper, batch_size=batch_size, mesh=mesh, model=model)
-  program = make_train_step(config, make_mesh(mesh, devices), num_classes=K, examples=1_281_167)
+  program = Run(config, Dataset(1_281_167, num_classes=K), devices).program
   return program, program.step.lower(program.state, program.batch).compile()
 
 
@@ -69,7 +68,7 @@ def on_tpu():
   return _compile(c.MeshConfig(data=-1, fsdp=4), 64, 'bfloat16', devices)
 
 
-def test_bytes_of_a_device(on_cpu):
+def test_a_device_holds_its_share_of_the_state(on_cpu):
   program, compiled = on_cpu
   assert SPLIT + COPIED == 304_326_632
   # Parameters and two moments, an eighth of what is split; the counters of step, skipped steps and Adam.
@@ -117,7 +116,7 @@ def test_parameters_are_gathered_one_layer_at_a_time(on_cpu):
 
 
 @pytest.mark.slow
-def test_the_same_on_a_tpu(on_tpu):
+def test_split_batch_and_gathers_by_layer_on_a_tpu(on_tpu):
   _, compiled = on_tpu
   hlo = compiled.as_text()
   _check_residual_stream(hlo, 'bf16', 2, 64)

@@ -1,3 +1,8 @@
+"""Where parameters and optimizer state lie, by the rules of each model."""
+
+import dataclasses
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,8 +10,10 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config
-from vit_jax.parallel import rules
+from vit_jax import config, pytrees
+from vit_jax.config import MixerConfig, ResNetConfig, ViTConfig
+from vit_jax.models.base import Architecture
+from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.mesh import batch_sharding, make_mesh
 
 L, D, H, DH, M, K, PATCH, N = 3, 16, 4, 4, 32, 8, 2, 5
@@ -33,7 +40,7 @@ def _norm(*lead):
   return {'scale': (*lead, D), 'bias': (*lead, D)}
 
 
-# The parameters of a hybrid ViT and of an MLP-Mixer, every kind of them; path -> shape.
+# The parameters of a hybrid Vision Transformer, every kind of them: path -> shape.
 SHAPES = {
   'stem': {
     'root': {'kernel': (7, 7, 3, 4)},
@@ -58,14 +65,10 @@ SHAPES = {
     'mlp_norm': _norm(L),
     'mlp': _mlp(L),
     'mlp_scale': (L, D),
-    'token_norm': _norm(L),
-    'token_mlp': _mlp(L, width=6, hidden=4),
-    'channel_norm': _norm(L),
-    'channel_mlp': _mlp(L, hidden=8),
   },
   'norm': _norm(),
   'map_pool': {'probe': (1, 1, D), 'attention': _attention(), 'norm': _norm(), 'mlp': _mlp()},
-  'representation': {'kernel': (D, D), 'bias': (D,)},
+  'pre_logits': {'kernel': (D, D), 'bias': (D,)},
   'head': {'kernel': (D, K), 'bias': (K,)},
 }
 _OFFSETS = {'patches': (5, 7), 'from_others': (2,), 'to_others': (2,), 'among_others': (2, 2)}
@@ -80,9 +83,29 @@ POSITIONS = {
     }
   },
 }
-PARAMS = jax.tree.map(
-  lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple)
-)
+# The same of an MLP-Mixer's blocks.
+MIXER_SHAPES = {
+  'patch_embedding': SHAPES['patch_embedding'],
+  'blocks': {
+    'token_norm': _norm(L),
+    'token_mlp': _mlp(L, width=6, hidden=4),
+    'channel_norm': _norm(L),
+    'channel_mlp': _mlp(L, hidden=8),
+  },
+  'norm': _norm(),
+  'head': SHAPES['head'],
+}
+
+
+def _abstract(shapes):
+  """The tree with a ShapeDtypeStruct of float32 in the place of each shape."""
+  if isinstance(shapes, dict):
+    return {name: _abstract(inner) for name, inner in shapes.items()}
+  return jax.ShapeDtypeStruct(shapes, jnp.float32)
+
+
+PARAMS = _abstract(SHAPES)
+RULES = ViTConfig.sharding_rules
 
 # On fsdp 2 x tensor 2. 'f' and 't' stand for the axis, '.' for not split; all others are copied.
 EXPECTED = {
@@ -105,12 +128,6 @@ EXPECTED = {
   'blocks/mlp/dense_in/kernel': '.ft',
   'blocks/mlp/dense_in/bias': '.t',
   'blocks/mlp/dense_out/kernel': '.tf',
-  'blocks/token_mlp/dense_in/kernel': '.ft',
-  'blocks/token_mlp/dense_in/bias': '.t',
-  'blocks/token_mlp/dense_out/kernel': '.tf',
-  'blocks/channel_mlp/dense_in/kernel': '.ft',
-  'blocks/channel_mlp/dense_in/bias': '.t',
-  'blocks/channel_mlp/dense_out/kernel': '.tf',
   'map_pool/probe': '..f',
   'map_pool/attention/query/kernel': 'ft.',
   'map_pool/attention/key/kernel': 'ft.',
@@ -122,17 +139,21 @@ EXPECTED = {
   'map_pool/mlp/dense_in/kernel': 'ft',
   'map_pool/mlp/dense_in/bias': 't',
   'map_pool/mlp/dense_out/kernel': 'tf',
-  'representation/kernel': 'f.',
+  'pre_logits/kernel': 'f.',
   'head/kernel': 'ft',
   'head/bias': 't',
 }
-
-
-def _flat(tree):
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-    for path, leaf in jax.tree.leaves_with_path(tree)
-  }
+MIXER_EXPECTED = {
+  'patch_embedding/kernel': '...f',
+  'blocks/token_mlp/dense_in/kernel': '.ft',
+  'blocks/token_mlp/dense_in/bias': '.t',
+  'blocks/token_mlp/dense_out/kernel': '.tf',
+  'blocks/channel_mlp/dense_in/kernel': '.ft',
+  'blocks/channel_mlp/dense_in/bias': '.t',
+  'blocks/channel_mlp/dense_out/kernel': '.tf',
+  'head/kernel': 'ft',
+  'head/bias': 't',
+}
 
 
 def _drawn(spec, rank):
@@ -144,22 +165,56 @@ def _mixed():
   return make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
 
 
-def test_every_path():
-  shardings = _flat(rules.param_shardings(PARAMS, _mixed(), 0))
-  shapes = _flat(PARAMS)
-  assert shardings.keys() == shapes.keys() and shapes.keys() > EXPECTED.keys()
+@pytest.mark.parametrize(
+  ('params', 'model', 'expected'),
+  [(SHAPES, ViTConfig, EXPECTED), (MIXER_SHAPES, MixerConfig, MIXER_EXPECTED)],
+  ids=['vit', 'mixer'],
+)
+def test_every_parameter_is_split_as_drawn(params, model, expected):
+  shapes = pytrees.flatten(_abstract(params))
+  tree = sharding_lib.param_shardings(_abstract(params), model.sharding_rules, _mixed(), 0)
+  shardings = pytrees.flatten(tree)
+  assert shardings.keys() == shapes.keys() and shapes.keys() > expected.keys()
   for path, sharding in shardings.items():
     rank = shapes[path].ndim
-    assert _drawn(sharding.spec, rank) == EXPECTED.get(path, '.' * rank), path
+    assert _drawn(sharding.spec, rank) == expected.get(path, '.' * rank), path
+
+
+RESNET = ResNetConfig('custom', (1, 2), 32)
+VIT = ViTConfig('custom', 4, 32, 48, 2, 4)
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    RESNET,
+    MixerConfig('custom', 4, 32, 48, 2, 24),
+    dataclasses.replace(VIT, pool='map', class_token=True, register_tokens=2, layer_scale=0.1),
+    dataclasses.replace(
+      VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp_locality=True
+    ),
+    dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
+    dataclasses.replace(VIT, patch=1, stem_width=32, stem_blocks=(1, 1), position='learned2d'),
+    dataclasses.replace(VIT, position='relative', register_tokens=1),
+  ],
+  ids=['resnet', 'mixer', 'map', 'pre_logits', 'axial', 'hybrid', 'relative'],
+)
+def test_every_parameter_of_a_model_has_a_rule_and_every_large_kernel_is_split(model):
+  shapes = Architecture(model, (16, 16), 3, 8).shapes()
+  shardings = sharding_lib.param_shardings(shapes, model.sharding_rules, _mixed(), 0)
+  for path, sharding in shardings.items():
+    if path.endswith('kernel') and 'depthwise' not in path:
+      assert 'fsdp' in sharding.spec, path
 
 
 def test_data_parallel_copies_everything():
   mesh = make_mesh(config.MeshConfig())
-  assert all(s.is_fully_replicated for s in jax.tree.leaves(rules.param_shardings(PARAMS, mesh, 0)))
+  shardings = sharding_lib.param_shardings(PARAMS, RULES, mesh, 0)
+  assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
 
 
 def test_small_parameters_are_copied():
-  shardings = _flat(rules.param_shardings(PARAMS, _mixed(), L * D * M))
+  shardings = pytrees.flatten(sharding_lib.param_shardings(PARAMS, RULES, _mixed(), L * D * M))
   split = {path for path, sharding in shardings.items() if not sharding.is_fully_replicated}
   assert split == {'blocks/mlp/dense_in/kernel', 'blocks/mlp/dense_out/kernel'}
 
@@ -171,22 +226,23 @@ def test_an_axis_that_does_not_divide_copies_along_that_axis_only():
       'bias': jax.ShapeDtypeStruct((7,), np.float32),
     }
   }
-  shardings = rules.param_shardings(shapes, _mixed(), 0)
+  shardings = sharding_lib.param_shardings(shapes, RULES, _mixed(), 0)
   assert shardings['head']['kernel'].spec == P('fsdp', None)
   assert shardings['head']['bias'].is_fully_replicated
 
 
 def test_a_parameter_without_a_rule_is_an_error_that_says_where_to_add_one():
-  shapes = {'blocks': {'gate': {'kernel': jax.ShapeDtypeStruct((L, D, D), np.float32)}}}
-  with pytest.raises(ValueError, match=r"'blocks/gate/kernel'.*vit_jax\.parallel\.rules"):
-    rules.param_shardings(shapes, _mixed(), 0)
+  shapes = _abstract({'blocks': {'gate': {'kernel': (L, D, D)}}})
+  with pytest.raises(ValueError, match=r"'blocks/gate/kernel': add one to the rules of its model"):
+    sharding_lib.param_shardings(shapes, RULES, _mixed(), 0)
+  shapes = _abstract({'other': {'norm': {'scale': (D,)}}})
   with pytest.raises(ValueError, match="'other/norm/scale'"):  # the whole path must match
-    rules.param_shardings({'other': {'norm': {'scale': jax.ShapeDtypeStruct((D,), np.float32)}}}, _mixed(), 0)
+    sharding_lib.param_shardings(shapes, RULES, _mixed(), 0)
 
 
-def test_a_parameter_with_fewer_dimensions_than_its_rule():
+def test_a_rule_with_more_dimensions_than_the_parameter_is_an_error():
   with pytest.raises(ValueError, match='more dimensions'):
-    rules.param_shardings({'head': {'kernel': jax.ShapeDtypeStruct((D,), np.float32)}}, _mixed(), 0)
+    sharding_lib.param_shardings(_abstract({'head': {'kernel': (D,)}}), RULES, _mixed(), 0)
 
 
 def _is_kernel(params):
@@ -213,12 +269,12 @@ def test_moments_lie_where_their_parameter_lies(name):
   """Against optax's own notion of which leaves of the state belong to which parameter."""
   mesh, optimizer = _mixed(), OPTIMIZERS[name]
   state = jax.eval_shape(optimizer.init, PARAMS)
-  shardings = rules.optimizer_shardings(state, PARAMS, mesh, 0)
+  shardings = sharding_lib.optimizer_shardings(state, PARAMS, RULES, mesh, 0)
   expected = optax.tree.map_params(
     optimizer,
     lambda leaf, sharding: leaf if isinstance(leaf, optax.MaskedNode) else sharding,
     state,
-    rules.param_shardings(PARAMS, mesh, 0),
+    sharding_lib.param_shardings(PARAMS, RULES, mesh, 0),
     is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     transform_non_params=lambda _: jax.sharding.NamedSharding(mesh, P()),
   )
@@ -229,12 +285,10 @@ def test_moments_lie_where_their_parameter_lies(name):
   assert split >= len([path for path in EXPECTED if 'norm' not in path and 'bias' not in path])
 
 
-def test_factored_moments_are_copied():
+def test_factored_moments_have_shardings_that_fit():
   state = jax.eval_shape(optax.scale_by_factored_rms(min_dim_size_to_factor=4).init, PARAMS)
-  shapes = jax.tree.leaves(state)
-  for leaf, sharding in zip(
-    shapes, jax.tree.leaves(rules.optimizer_shardings(state, PARAMS, _mixed(), 0)), strict=True
-  ):
+  shardings = sharding_lib.optimizer_shardings(state, PARAMS, RULES, _mixed(), 0)
+  for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
     sharding.shard_shape(leaf.shape)  # raises where the sharding does not fit the shape
 
 
@@ -263,9 +317,9 @@ def _compiled_toy_step(mesh):
   keys = iter(jax.random.split(jax.random.key(0), 10))
   shapes = {'blocks': {'mlp': PARAMS['blocks']['mlp']}, 'head': PARAMS['head']}
   params = jax.tree.map(lambda leaf: 0.1 * jax.random.normal(next(keys), leaf.shape), shapes)
-  shardings = rules.param_shardings(shapes, mesh, 0)
+  shardings = sharding_lib.param_shardings(shapes, RULES, mesh, 0)
   state_shapes = jax.eval_shape(optimizer.init, shapes)
-  state_shardings = rules.optimizer_shardings(state_shapes, shapes, mesh, 0)
+  state_shardings = sharding_lib.optimizer_shardings(state_shapes, shapes, RULES, mesh, 0)
   x = np.linspace(-1, 1, 8 * D, dtype=np.float32).reshape(8, D)
   inputs = jax.device_put(
     (params, optimizer.init(params), x), (shardings, state_shardings, batch_sharding(mesh))
@@ -278,26 +332,23 @@ def test_a_compiled_program_has_the_shardings_and_computes_the_same():
   compiled, inputs = _compiled_toy_step(_mixed())
   (params_in, state_in, _), _ = compiled.input_shardings
   moments = state_in[0].trace
-  for path, sharding in _flat(params_in).items():
-    shape = _flat(PARAMS)[path].shape
+  for path, sharding in pytrees.flatten(params_in).items():
+    shape = pytrees.flatten(PARAMS)[path].shape
     letters = EXPECTED.get(path, '.' * len(shape))
     part = tuple(n if letter == '.' else n // 2 for n, letter in zip(shape, letters, strict=True))
     assert sharding.shard_shape(shape) == part, path
-    assert _flat(moments)[path].shard_shape(shape) == part, path
-    assert _flat(compiled.output_shardings[0])[path].shard_shape(shape) == part, path
-    assert _flat(compiled.output_shardings[1][0].trace)[path].shard_shape(shape) == part, path
+    assert pytrees.flatten(moments)[path].shard_shape(shape) == part, path
+    assert pytrees.flatten(compiled.output_shardings[0])[path].shard_shape(shape) == part, path
+    assert pytrees.flatten(compiled.output_shardings[1][0].trace)[path].shard_shape(shape) == part, path
 
   alone, one = _compiled_toy_step(make_mesh(config.MeshConfig(), jax.devices()[:1]))
-  for ours, expected in zip(jax.tree.leaves(compiled(*inputs)), jax.tree.leaves(alone(*one)), strict=True):
-    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+  chex.assert_trees_all_close(compiled(*inputs), alone(*one), rtol=1e-4, atol=1e-5)
 
 
-def test_paths_of_other_positions():
-  shapes = jax.tree.map(
-    lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), POSITIONS, is_leaf=lambda x: isinstance(x, tuple)
-  )
-  shardings = _flat(rules.param_shardings(shapes, _mixed(), 0))
-  drawn = {path: _drawn(shardings[path].spec, leaf.ndim) for path, leaf in _flat(shapes).items()}
+def test_tables_of_other_positions_are_split_as_drawn():
+  shapes = _abstract(POSITIONS)
+  shardings = pytrees.flatten(sharding_lib.param_shardings(shapes, RULES, _mixed(), 0))
+  drawn = {path: _drawn(shardings[path].spec, leaf.ndim) for path, leaf in pytrees.flatten(shapes).items()}
   split = {path: letters for path, letters in drawn.items() if letters.strip('.')}
   bias = 'blocks/attention/position/bias'
   assert split == {

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ import vit_jax
 from vit_jax import config as c
 from vit_jax import pytrees, recipes
 from vit_jax.errors import UserError
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.pretrained import released, runs
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import FORMATS
 from vit_jax.training import initialization
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -39,25 +40,24 @@ def config(checkpoint, **changes) -> c.Config:
 
 def started(config: c.Config):
   """(program, the state of step 0, what was said)."""
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=100)
-  texts = []
-  loaded = initialization.load(config, program, texts.append)
-  return program, initialization.start(program, 0, loaded), '\n'.join(texts)
+  run = Run(config, Dataset(100, num_classes=10))
+  arrays, text = initialization.read_initial(config, run.architecture)
+  state = initialization.initial_state(run.program, 0, arrays)
+  assert not arrays  # none is held twice
+  return run.program, state, text
 
 
-def loaded(config: c.Config) -> str:
+def said_of(config: c.Config) -> str:
   """What is said when the checkpoint is read."""
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=100)
-  texts = []
-  initialization.load(config, program, texts.append)
-  return '\n'.join(texts)
+  run = Run(config, Dataset(100, num_classes=10))
+  return initialization.read_initial(config, run.architecture)[1]
 
 
 def test_sharded_state_holds_what_load_gives(golden):
   file = path(golden, 'c_vit_token_rep32')
   program, state, said = started(config(file, ema=0.9))
   model = vit_jax.load(file, image_size=48, num_classes=3)
-  expected = pytrees.flatten(nnx.to_pure_dict(nnx.split(model)[1]))
+  expected = pytrees.flatten(nnx.to_pure_dict(nnx.state(model.module)))
   found = pytrees.flatten(state.params)
   for name, array in found.items():
     assert array.sharding == pytrees.flatten(program.state.params)[name].sharding
@@ -68,44 +68,44 @@ def test_sharded_state_holds_what_load_gives(golden):
   assert not np.asarray(found['head/kernel']).any()
   assert len(found['blocks/mlp/dense_in/kernel'].addressable_shards) == 8
   assert found['blocks/mlp/dense_in/kernel'].addressable_shards[0].data.shape == (2, 16, 64)
-  for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.average), strict=True):
-    np.testing.assert_array_equal(one, other)
-    assert one is not other
+  chex.assert_trees_all_equal(state.params, state.ema)
+  pairs = zip(jax.tree.leaves(state.params), jax.tree.leaves(state.ema), strict=True)
+  assert all(one is not other for one, other in pairs)
   assert 'resized: patch_embedding/kernel (8, 8, 3, 64) → (8, 8, 1, 64)' in said
   assert 'reinitialised: head/bias (10,), head/kernel (64, 10)' in said
   jax.block_until_ready(state)
 
 
-def test_options_of_the_checkpoint_and_of_the_run(golden, tmp_path):
-  portable = released.read(path(golden, 'a_vit_token'), gelu='erf')
-  runs.write(portable, tmp_path / 'run')
+def test_a_checkpoint_of_another_function_is_refused(golden, tmp_path):
+  pretrained = formats.read(path(golden, 'a_vit_token'), told={'gelu': 'erf'})
+  FORMATS['run']().write(pretrained, tmp_path / 'run')
   with pytest.raises(
     UserError, match=r"gelu 'erf', and config.model.gelu is 'tanh'; set --config.model.gelu=erf"
   ):
-    loaded(config(tmp_path / 'run'))
+    said_of(config(tmp_path / 'run'))
   with_erf = config(tmp_path / 'run')
   with_erf = dataclasses.replace(with_erf, model=dataclasses.replace(with_erf.model, gelu='erf'))
-  assert 'loaded' in loaded(with_erf)
+  assert 'loaded' in said_of(with_erf)
   # An .npz cannot tell: the config's word is taken.
   npz = dataclasses.replace(with_erf, init=c.InitConfig(checkpoint=str(path(golden, 'a_vit_token'))))
-  assert 'loaded' in loaded(npz)
+  assert 'loaded' in said_of(npz)
 
 
-def test_other_pixels_are_said(golden):
+def test_other_pixel_values_are_noted(golden):
   file = path(golden, 'a_vit_token')
-  assert 'value_range' not in loaded(config(file))
+  assert 'value_range' not in said_of(config(file))
   unit = config(file, data=c.DataConfig(image_size=(48, 48), channels=1, value_range=(0.0, 1.0)))
-  assert 'config.data.value_range is 0 … 1' in loaded(unit)
+  assert 'config.data.value_range is 0 … 1' in said_of(unit)
 
 
-def test_a_checkpoint_that_does_not_fit(golden):
+def test_a_checkpoint_of_another_depth_is_refused(golden):
   wrong = config(path(golden, 'a_vit_token'))
   wrong = dataclasses.replace(wrong, model=dataclasses.replace(wrong.model, depth=3))
   with pytest.raises(UserError, match=r'change config\.model'):
-    loaded(wrong)
+    said_of(wrong)
 
 
-def test_what_fine_tuning_begins_from(golden):
+def test_fine_tuning_begins_from_the_released_checkpoint_of_its_model(golden):
   for model, variant, checkpoint in (
     ('b16', 'B/16', 'imagenet21k/ViT-B_16'),
     ('H/14', 'H/14', 'imagenet21k/ViT-H_14'),
@@ -143,10 +143,10 @@ def test_fine_tuning_by_the_real_command(golden, tmp_path):
   result = train(tmp_path, *flags, '--config.total=3 steps')
   assert result.returncode == 0, result.stdout + result.stderr
   assert 'resized: position_embedding (1, 17, 64) → (1, 37, 64) (linear, 4 × 4 → 6 × 6)' in result.stdout
-  assert 'ignored: head/bias (10,), head/kernel (32, 10), representation/bias' in result.stdout
+  assert 'ignored: head/bias (10,), head/kernel (32, 10), pre_logits/bias' in result.stdout
   lines = [json.loads(line) for line in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   assert lines[0]['train/loss'] == pytest.approx(np.log(10), abs=1e-4)  # a head of zeros
-  trained = runs.read(tmp_path / 'run')
+  trained = formats.read(tmp_path / 'run')
   assert trained.class_names == tuple('0123456789')
   assert trained.params['head']['kernel'].any()
   source = tensors(path(golden, 'c_vit_token_rep32'))['embedding/kernel']

@@ -1,7 +1,8 @@
-"""metrics.jsonl across restarts, the speedometer's arithmetic, and the pictures."""
+"""metrics.jsonl across restarts, the speedometer's arithmetic, and the figures of a run."""
 
 import json
 import time
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,22 @@ from tensorboardX.proto import event_pb2
 
 from vit_jax import config as c
 from vit_jax.training import figures, metrics
+from vit_jax.training.run import Dataset, Run
+
+
+def speedometer(monkeypatch, device_kind='TPU v3', **options) -> metrics.Speedometer:
+  """Of a run on all eight devices, which are said to be of a kind."""
+  model = c.ViTConfig(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2)
+  config = c.Config(**{'total': '100 steps', 'batch_size': 32, 'model': model, 'data': DATA, **options})
+  run = Run(config, Dataset(320, num_classes=10))
+  device = types.SimpleNamespace(device_kind=device_kind)
+  monkeypatch.setattr(metrics.jax, 'devices', lambda: [device])
+  # A TFLOP a step of 8 × 8 pixels, a quarter of it of 4 × 4.
+  monkeypatch.setattr(run, 'step_flops', lambda size: 1e12 * (size[0] / 8) ** 2)
+  return metrics.Speedometer(run)
+
+
+DATA = c.DataConfig(image_size=(8, 8))
 
 
 def test_a_resumed_log_drops_what_is_computed_again(tmp_path):
@@ -46,12 +63,11 @@ def test_tensorboard_has_the_same_numbers(tmp_path):
   assert found == {'train/loss': (7, 0.5), 'val/accuracy': (7, 0.75)}
 
 
-def test_speedometer(monkeypatch):
+def test_speed_is_of_training_alone(monkeypatch):
+  speed = speedometer(monkeypatch)
   now = [100.0]
   monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
-  speed = metrics.Speedometer(
-    batch_size=32, flops_before=lambda step: 32e9 * step, total_steps=100, device_kind='TPU v3', devices=8
-  )
+  speed.restart()
   for _ in range(10):
     now[0] += 0.5
     speed.waited(0.05)
@@ -61,7 +77,7 @@ def test_speedometer(monkeypatch):
   assert values['perf/step_ms'] == pytest.approx(500)
   assert values['perf/data_wait'] == pytest.approx(0.1)
   assert values['perf/eta_s'] == pytest.approx(25)
-  assert values['perf/mfu'] == pytest.approx(64 * 1e9 / (8 * 61.5e12))
+  assert values['perf/mfu'] == pytest.approx(2e12 / (8 * 61.5e12))
   now[0] += 1000  # an evaluation
   speed.restart()
   now[0] += 0.5
@@ -69,14 +85,12 @@ def test_speedometer(monkeypatch):
   assert speed.read(51)['perf/images_per_second'] == pytest.approx(64)
 
 
-def test_speed_of_images_that_grow(monkeypatch):
-  """40 steps of 1 TFLOP, then 60 of 4: the time to the end is that of the FLOPs to come."""
+def test_time_left_with_progressive_resizing_is_that_of_the_flops_to_come(monkeypatch):
+  """40 steps of a quarter of a TFLOP, then 60 of one."""
+  data = c.DataConfig(image_size=(8, 8), progressive_resizing=(('40 steps', 4),))
+  speed = speedometer(monkeypatch, data=data)
   now = [0.0]
   monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
-  flops_before = lambda step: 1e12 * (min(step, 40) + 4 * max(step - 40, 0))
-  speed = metrics.Speedometer(
-    batch_size=8, flops_before=flops_before, total_steps=100, device_kind='TPU v3', devices=1
-  )
   for seconds, steps, step, eta in ((1, 10, 10, 270), (4, 20, 60, 160)):
     speed.restart()
     for _ in range(steps):
@@ -84,11 +98,26 @@ def test_speed_of_images_that_grow(monkeypatch):
       speed.stepped()
     values = speed.read(step)
     assert values['perf/eta_s'] == pytest.approx(eta)
-    assert values['perf/mfu'] == pytest.approx(1 / 61.5)
+    assert values['perf/mfu'] == pytest.approx(0.25 / (8 * 61.5))
 
 
-def test_mfu_is_not_guessed_where_the_peak_is_unknown():
-  speed = metrics.Speedometer(batch_size=1, flops_before=float, total_steps=1, device_kind='cpu', devices=1)
+def test_time_left_is_smoothed_over_the_intervals(monkeypatch):
+  """An interval that takes twice the time moves the estimate by 0.3 of the difference."""
+  speed = speedometer(monkeypatch)
+  now = [0.0]
+  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
+  speed.restart()
+  assert speed.seconds_left(0) is None
+  for seconds, step, left in ((1, 1, 99), (2, 2, 1.3 * 98)):
+    speed.restart()
+    now[0] += seconds
+    speed.stepped()
+    assert speed.read(step)['perf/eta_s'] == pytest.approx(left)
+    assert speed.seconds_left(step) == pytest.approx(left)
+
+
+def test_mfu_is_not_guessed_where_the_peak_is_unknown(monkeypatch):
+  speed = speedometer(monkeypatch, device_kind='cpu')
   speed.stepped()
   assert 'perf/mfu' not in speed.read(1)
 
@@ -106,7 +135,7 @@ def test_first_batch_shows_the_images(tmp_path, channels):
   assert 0.05 < black < 0.2  # an eighth of the width, most of the height
 
 
-def test_curves_from_a_log(tmp_path):
+def test_curves_are_drawn_from_the_log(tmp_path):
   log = metrics.MetricsLog(tmp_path, 0)
   for step in range(1, 50):
     scores = {'test/accuracy': 0.5, 'test/loss': 1.0} if step % 10 == 0 else {}

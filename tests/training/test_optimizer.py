@@ -1,5 +1,6 @@
 """Schedules against the original's fixtures, optimizers against optax's own and NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 from vit_jax import config as c
 from vit_jax.errors import UserError
-from vit_jax.training.optimizer import make_optimizer, make_schedule, trainable_mask
+from vit_jax.training.optimizer import make_optimizer, trainable_mask
+from vit_jax.training.schedule import make_schedule
+from vit_jax.training.timeline import Timeline
 
 PARAMS = {
   'blocks': {'mlp': {'kernel': np.full((2, 3, 3), 0.5, np.float32), 'bias': np.ones((2, 3), np.float32)}},
@@ -17,17 +20,11 @@ PARAMS = {
 GRADS = jax.tree.map(lambda leaf: np.linspace(-1, 2, leaf.size, dtype=np.float32).reshape(leaf.shape), PARAMS)
 
 
-def in_steps(text: str) -> int:
-  number, unit = text.split()
-  assert unit == 'steps'
-  return int(number)
-
-
 def schedule(total=100, **options):
-  return make_schedule(c.ScheduleConfig(**options), total, in_steps)
+  return make_schedule(c.ScheduleConfig(**options), Timeline(batch_size=1, examples=1, total=total))
 
 
-def test_the_originals_schedules(golden):
+def test_schedules_equal_the_originals(golden):
   fixtures = np.load(golden / 'i_lr_schedule.npz')
   cases = sorted({name.rpartition('/')[0] for name in fixtures.files})
   assert len(cases) == 8
@@ -45,7 +42,7 @@ def test_the_originals_schedules(golden):
     np.testing.assert_allclose(got, fixtures[f'{case}/lr'], rtol=1e-5, atol=1e-9, err_msg=case)
 
 
-def test_rsqrt_and_cooldown():
+def test_rsqrt_with_warmup_and_cooldown_equals_numpy():
   rate = schedule(
     decay='rsqrt', learning_rate=2.0, warmup='10 steps', timescale='5 steps', cooldown='20 steps'
   )
@@ -55,12 +52,12 @@ def test_rsqrt_and_cooldown():
   np.testing.assert_allclose([float(rate(step)) for step in steps], expected, rtol=1e-5)
 
 
-def test_constant():
+def test_constant_stays_after_the_warmup():
   rate = schedule(decay='constant', learning_rate=0.5, warmup='2 steps')
   assert [float(rate(step)) for step in (0, 1, 2, 99)] == [0, 0.25, 0.5, 0.5]
 
 
-def test_a_warmup_that_does_not_fit_is_said():
+def test_a_warmup_as_long_as_the_run_is_refused():
   with pytest.raises(UserError, match='do not fit into the 100 steps'):
     schedule(warmup='100 steps')
 
@@ -87,19 +84,16 @@ def kernels(params):
   return jax.tree.map_with_path(lambda path, _: 'kernel' in jax.tree_util.keystr(path), params)
 
 
-def assert_equal(a, b):
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), a, b)
-
-
 def test_adam_is_optax_adamw():
   ours, _ = run(c.OptimizerConfig(weight_decay=0.3, clip_norm=1.0))
   adamw = optax.adamw(0.1, weight_decay=0.3, mask=kernels)
-  assert_equal(ours, reference(optax.chain(optax.clip_by_global_norm(1.0), adamw)))
+  expected = reference(optax.chain(optax.clip_by_global_norm(1.0), adamw))
+  chex.assert_trees_all_close(ours, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_sgd_is_optax_sgd():
   ours, _ = run(c.OptimizerConfig(name='sgd', momentum=0.8))
-  assert_equal(ours, reference(optax.sgd(0.1, momentum=0.8)))
+  chex.assert_trees_all_close(ours, reference(optax.sgd(0.1, momentum=0.8)), rtol=1e-5, atol=1e-7)
 
 
 def test_decay_is_decoupled_and_on_kernels_only():
@@ -110,13 +104,44 @@ def test_decay_is_decoupled_and_on_kernels_only():
   assert not np.any(updates['blocks']['mlp']['bias'])
 
 
+@pytest.mark.parametrize(
+  ('options', 'ours'),
+  [
+    ({'name': 'lion', 'b1': 0.95, 'b2': 0.98}, optax.scale_by_lion(b1=0.95, b2=0.98)),
+    ({'name': 'rms', 'arguments': (('decay', 0.8), ('eps', 1e-3))}, optax.scale_by_rms(decay=0.8, eps=1e-3)),
+  ],
+  ids=['lion', 'rms'],
+)
+def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
+  got, _ = run(c.OptimizerConfig(**options))
+  expected = reference(optax.chain(ours, optax.scale(-0.1)))
+  chex.assert_trees_all_close(got, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'name': 'loin'}, "config.optimizer: there is no optimizer 'loin'; did you mean 'lion'"),
+    ({'name': 'adamw'}, "'adam' with optimizer.weight_decay is AdamW"),
+    ({'name': 'sgd', 'b1': 0.9}, "the optimizer 'sgd' does not take b1; it takes momentum"),
+    ({'name': 'sgd', 'arguments': (('eps', 1e-6),)}, "the optimizer 'sgd' does not take eps"),
+    ({'momentum': 0.9}, "the optimizer 'adam' does not take momentum; it takes b1, b2"),
+    ({'name': 'rms', 'momentum_dtype': 'bfloat16'}, "the optimizer 'rms' does not take momentum_dtype"),
+    ({'arguments': (('esp', 1e-6),)}, "the optimizer 'adam' does not take esp; it takes"),
+  ],
+)
+def test_optimizers_and_arguments_that_optax_does_not_have_are_refused(options, said):
+  with pytest.raises(UserError, match=said):
+    c.from_config_dict(c.as_json(c.Config(optimizer=c.OptimizerConfig(**options))))
+
+
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
-def test_bfloat16_momentum(name):
+def test_momentum_may_be_kept_in_bfloat16(name):
   exact, _ = run(c.OptimizerConfig(name=name))
   rounded, state = run(c.OptimizerConfig(name=name, momentum_dtype='bfloat16'))
   assert jnp.dtype('bfloat16') in {leaf.dtype for leaf in jax.tree.leaves(state)}
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01), exact, rounded)
-  assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(rounded))
+  chex.assert_trees_all_close(exact, rounded, rtol=0.02, atol=0.01)
+  chex.assert_type(jax.tree.leaves(rounded), np.float32)
 
 
 def test_clipping_bounds_the_norm():
@@ -125,11 +150,12 @@ def test_clipping_bounds_the_norm():
   assert float(optax.tree.norm(updates)) == pytest.approx(0.25, rel=1e-5)
 
 
-def test_multipliers():
+def test_multipliers_scale_the_rate_of_what_they_match():
   plain, _ = run(c.OptimizerConfig(name='sgd'))
   scaled, _ = run(c.OptimizerConfig(name='sgd', lr_multipliers=(('.', 1.0), ('^head', 0.5))))
-  move = lambda params: params['head']['kernel'] - PARAMS['head']['kernel']
-  np.testing.assert_allclose(move(scaled), 0.5 * move(plain), rtol=1e-4, atol=1e-7)
+  begin = PARAMS['head']['kernel']
+  moved, expected = scaled['head']['kernel'] - begin, 0.5 * (plain['head']['kernel'] - begin)
+  np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
   np.testing.assert_array_equal(scaled['blocks']['mlp']['bias'], plain['blocks']['mlp']['bias'])
 
 
@@ -145,7 +171,7 @@ def test_freezing_keeps_values_and_needs_no_state():
   updates, _ = tx.update({'head': GRADS['head']}, tx.init(alone), alone)
   expected = optax.apply_updates(alone, jax.tree.map(lambda update: -0.1 * update, updates))
   once, _ = run(options, steps=1)
-  assert_equal(once['head'], expected['head'])
+  chex.assert_trees_all_close(once['head'], expected['head'], rtol=1e-5, atol=1e-7)
   assert trainable_mask(options, PARAMS)['head'] == {'kernel': True, 'bias': True}
 
 
@@ -157,6 +183,6 @@ def test_freezing_keeps_values_and_needs_no_state():
     ({'freeze': ('.',)}, 'leave something to train'),
   ],
 )
-def test_patterns_that_match_nothing_are_said(options, said):
+def test_patterns_that_match_nothing_or_everything_are_refused(options, said):
   with pytest.raises(UserError, match=said):
     make_optimizer(c.OptimizerConfig(**options), PARAMS)
