@@ -5,9 +5,9 @@ python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --forma
 python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
-The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result is on
-stdout: the classes of the highest logits, and their share in the softmax. An image that cannot be read is
-named on stderr and left out, and the exit code is 2 then.
+The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to stdout: the
+classes with the highest logits, and their probabilities by softmax. An image that cannot be read is named on stderr
+and left out; the exit code is then 2.
 """
 
 import concurrent.futures
@@ -16,7 +16,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tqdm
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
+)
+_WEIGHTS = flags.DEFINE_enum(
+  'weights', None, ['raw', 'ema'], 'Of a run that has an EMA of its parameters: which to take (default: raw).'
 )
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
@@ -57,14 +60,15 @@ def main(arguments: Sequence[str]) -> None:
   """Prints the classes of the images."""
   checkpoint = cli.required(_CHECKPOINT)
   if not arguments:
-    raise UserError('Name the images to classify, or folders of them, behind the flags.')
+    raise cli.missing_arguments('Name the images to classify, or folders of them, behind the flags')
   paths = image_files(arguments)
   from vit_jax.loading import load
   from vit_jax.parallel import distributed
   from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
-  model = load(checkpoint)
+  weights: Any = _WEIGHTS.value  # one of those that the flag allows
+  model = load(checkpoint, weights=weights)
   if not model.num_classes:
     raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
   given = _CLASS_NAMES.value
