@@ -4,8 +4,8 @@
   python benchmarks/attention.py --kinds=gpu     on a GPU: cuDNN and XLA timed in turns
 
 It compiles the attention of a block with its four projections, with B/16's heads in bfloat16, so that a
-change of layout that a kernel needs counts too. For TPUs (this needs libtpu) the compiler estimates the cycles
-of XLA's program. It does not estimate those of a kernel, but writes down its schedule: bundles of
+change of layout that a kernel needs counts too. For TPUs (this needs libtpu) the compiler estimates the
+cycles of XLA's program. It does not estimate those of a kernel, but writes down its schedule: bundles of
 instructions, one a cycle, repeated over the kernel's grid. That leaves out waiting for memory, so that a
 kernel is taken to need at least the time in which its inputs and outputs are moved.
 """

@@ -211,7 +211,38 @@ def files_of(images: pathlib.Path) -> Iterator[list[str]]:
     yield found
 
 
-def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> subprocess.Popen | None:
+class Contender:
+  """The process of a contender, which waits for its turns."""
+
+  def __init__(self, command: list[str]):
+    environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
+    self._errors = tempfile.TemporaryFile('w+')  # noqa: SIM115 (open as long as the process runs)
+    self._process = subprocess.Popen(
+      command,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._errors,
+      text=True,
+      env=environment,
+    )
+
+  def turn(self, batches: int) -> dict[str, float]:
+    """The figures of a turn of so many batches."""
+    assert self._process.stdin and self._process.stdout
+    self._process.stdin.write(f'{batches}\n')
+    self._process.stdin.flush()
+    line = self._process.stdout.readline()
+    if not line:
+      self._errors.seek(0)
+      sys.exit(f'A contender ended early: {self._errors.read()}')
+    return json.loads(line)
+
+  def end(self) -> None:
+    """Ends the process."""
+    self._process.communicate()
+
+
+def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> Contender | None:
   """The process of a contender; where its library is missing, None, and a sentence on the screen."""
   python = args.tensorflow_python if name == 'tf.data' else sys.executable
   module = {'ours': 'vit_jax', 'tf.data': 'tensorflow', 'PyTorch': 'torch'}[name]
@@ -220,38 +251,22 @@ def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> su
     print(f'{name} is left out: there is no {module} ({remedy}).')
     return None
   own = [f'--contender={name}', f'--listing={listing}', f'--threads={threads}']
-  command = [python, __file__, *own, f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
-  environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
-  pipe, said = subprocess.PIPE, tempfile.TemporaryFile('w+')  # noqa: SIM115
-  process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True, env=environment)
-  process.said = said
-  return process
-
-
-def turn(process: subprocess.Popen, batches: int) -> dict[str, float]:
-  """The figures of a turn of so many batches."""
-  process.stdin.write(f'{batches}\n')
-  process.stdin.flush()
-  line = process.stdout.readline()
-  if not line:
-    process.said.seek(0)
-    sys.exit(f'A contender ended early: {process.said.read()}')
-  return json.loads(line)
+  sizes = [f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
+  return Contender([python, __file__, *own, *sizes])
 
 
 def race(args: argparse.Namespace, threads: int, listing: str) -> None:
   """Prints the medians of alternating turns, with so many threads and cores."""
-  processes = {name: start(name, args, threads, listing) for name in CONTENDERS}
-  processes = {name: process for name, process in processes.items() if process}
-  turns: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
+  started = {name: start(name, args, threads, listing) for name in CONTENDERS}
+  contenders = {name: contender for name, contender in started.items() if contender}
+  turns: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
   for number in range(1 + args.turns):
-    for name, process in processes.items():
-      figures = turn(process, args.batches)
+    for name, contender in contenders.items():
+      figures = contender.turn(args.batches)
       if number:  # the first turn imports and compiles
         turns[name].append(figures)
-  for process in processes.values():
-    process.stdin.close()
-    process.wait()
+  for contender in contenders.values():
+    contender.end()
 
   def median(name: str, key: str) -> float:
     return statistics.median(figures[key] for figures in turns[name])
@@ -260,7 +275,7 @@ def race(args: argparse.Namespace, threads: int, listing: str) -> None:
     pairs = zip(turns[name], turns['tf.data'], strict=True)
     return statistics.median(own[key] / other[key] for own, other in pairs)
 
-  for name in processes:
+  for name in contenders:
     text = f'{threads} threads, {name:8} {median(name, "rate"):6,.0f} images/s, '
     text += f'{median(name, "per_core"):6,.0f} per second of a core, {median(name, "mib"):5,.0f} MiB'
     if 'tf.data' in turns and name != 'tf.data':

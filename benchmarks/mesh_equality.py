@@ -5,10 +5,10 @@
 
 The trainer's own step trains a small ViT in float32 on its own batches, with everything random switched on
 (crops, RandAugment, mirroring, mixup, CutMix, dropout, attention dropout, drop path): on one device, then on
-each mesh of eight devices, of one, two and four processes (`launch/local_pod.py`). All of them compute the same
-sums in another order, so that they differ by rounding, which training magnifies. The row 'last bit' says by how
-much: it is one device again, with each initial parameter replaced by the next float32 number up or down. It
-prints a table of the largest deviations; the exit code is 1 if one is beyond the limit.
+each mesh of eight devices, of one, two and four processes (`launch/local_pod.py`). All of them compute the
+same sums in another order, so that they differ by rounding, which training magnifies. The row 'last bit' says
+by how much: it is one device again, with each initial parameter replaced by the next float32 number up or
+down. It prints a table of the largest deviations; the exit code is 1 if one is beyond the limit.
 """
 
 import argparse
@@ -35,8 +35,8 @@ MESHES = {
 }
 ONE_DEVICE = {'one': {}, 'accumulation 4': {'accumulation': 4}, 'last bit': {}}
 SIZES = {'digits': (8, 1, 2), 'cifar10': (32, 3, 4)}  # pixels, channels, patch
-# The optimizer, its learning rate, and the largest relative deviation that is rounding. Adam divides by the size
-# of the gradient, so that the rounding of small gradients counts as much as that of large ones: ten times more.
+# The optimizer, its learning rate, and the largest relative deviation that is rounding. Adam divides by the
+# size of the gradient, so that rounding counts as much in small gradients as in large ones: ten times more.
 OPTIMIZERS = {
   'sgd': (c.OptimizerConfig(name='sgd', weight_decay=0.1, clip_norm=1.0), 0.1, 2e-5),
   'adam': (c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0), 1e-3, 2e-4),

@@ -3,9 +3,10 @@
   python benchmarks/start_up.py
 
 Each start is the real command, with the paper's B/16 at 224 px, fully sharded over 8 fake CPU devices, and a
-batch of 8 digits. It is killed once it has logged its first step. A cold start finds an empty cache directory,
-a warm one what the cold start before it left there. A first start, which brings Python's files into memory, is
-not measured. 'processor' is processor time over all cores, which depends less on what else the machine does.
+batch of 8 digits. It is killed once it has logged its first step. A cold start finds an empty cache
+directory, a warm one what the cold start before it left there. A first start, which brings Python's files
+into memory, is not measured. 'processor' is processor time over all cores, which depends less on what else
+the machine does.
 """
 
 import argparse
