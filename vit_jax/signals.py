@@ -99,8 +99,12 @@ def end_process(sentence: str, code: int) -> NoReturn:
     sys.stdout.flush()
 
   writer = threading.Thread(target=write, daemon=True)
-  writer.start()
-  writer.join(_SECONDS_FOR_OUTPUT)
+  try:
+    writer.start()
+  except RuntimeError:  # Python is shutting down and starts no more threads
+    write()
+  else:
+    writer.join(_SECONDS_FOR_OUTPUT)
   os._exit(code)
 
 
