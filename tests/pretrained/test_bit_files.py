@@ -245,7 +245,7 @@ def test_folder_that_we_cannot_compute_is_refused(folder, tmp_path, changes, mes
 
 def test_resnet_is_written_as_no_folder(folder):
   pretrained = read(folder)
-  with pytest.raises(UserError, match="No kind of hf can hold this model: not 'bit', since it can be"):
+  with pytest.raises(UserError, match="No kind of hf can hold this model: not 'vit', since it is for Vis"):
     formats.written_by('hf', pretrained)
   with pytest.raises(UserError, match='but not written'):
     formats.written_by('bit', pretrained)
