@@ -19,10 +19,10 @@ import numpy as np
 
 from vit_jax import config
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.data.sources.base import Record
+from vit_jax.data.sources.base import Record, Source
 
 
-class VirtualSource:
+class VirtualSource(Source):
   """Records that exist only as their numbers."""
 
   class_names = tuple(map(str, range(1000)))
@@ -35,6 +35,9 @@ class VirtualSource:
 
   def __getitem__(self, index: int) -> Record:
     return Record(np.full((2, 2, 3), index % 256, np.uint8), index % 1000, f'virtual {index}')
+
+  def labels(self) -> np.ndarray:
+    return np.arange(self._size, dtype=np.int32) % 1000
 
 
 def pipeline(size: int, batch_size: int) -> TrainPipeline:

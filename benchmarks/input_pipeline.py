@@ -38,12 +38,13 @@ WARMUP = 6  # batches at the beginning of a turn, at least what was made ahead
 
 def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
   import jax
+  import numpy as np
 
   from vit_jax import config
   from vit_jax.data.pipeline import TrainPipeline
-  from vit_jax.data.sources.base import Record
+  from vit_jax.data.sources.base import Record, Source
 
-  class Files:
+  class Files(Source):
     class_names = ('photograph',)
 
     def __len__(self) -> int:
@@ -53,6 +54,9 @@ def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator
       path = files[index % len(files)]
       with open(path, 'rb') as file:
         return Record(file.read(), 0, path)
+
+    def labels(self) -> np.ndarray:
+      return np.zeros(RECORDS, np.int32)
 
   data = config.DataConfig(image_size=(size, size), crop='inception', area=AREA, threads=threads)
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the scripts of this folder share; they source it. Nothing happens here. (bash 4.4 or newer)
+# Functions that the scripts of this folder share; they source it. It needs bash 4.4 or newer.
 #
-# It reads variables of theirs, and they read its:
+# It reads variables of the scripts, and they read its own:
 # shellcheck disable=SC2034,SC2154
 
 set -euo pipefail
@@ -14,9 +14,9 @@ fail() {
   exit "$EXIT_USER_ERROR"
 }
 
-# The arguments as one text that any POSIX shell splits into the same arguments: they survive ssh, which hands
-# a command to the shell at the other end. (gcloud cuts --command at single spaces and ssh joins the parts
-# with single spaces: nothing is lost on the way.)
+# Prints the arguments as one text that any POSIX shell splits into the same arguments. So they survive ssh,
+# which hands a command to the shell at the other end. (gcloud cuts --command at single spaces and ssh joins
+# the parts with single spaces, so nothing is lost.)
 quoted() {
   local word text=''
   for word in "$@"; do
@@ -28,7 +28,7 @@ quoted() {
   printf '%s' "$text"
 }
 
-# Runs a command; with --dry-run prints it instead, in a form that can be pasted.
+# Runs a command, or with --dry-run prints it in a form that can be pasted.
 run() {
   if [[ -n ${option[dry-run]:-} ]]; then
     quoted "$@"
@@ -38,8 +38,9 @@ run() {
   fi
 }
 
-# parse 'zone= type= spot' "$@": --zone=Z becomes ${option[zone]}, --spot ${option[spot]}=1, what is neither
-# goes into `words`, and what follows -- into `rest`. --dry-run and --help are always there.
+# parse 'zone= type= spot' "$@" reads the options that the first argument lists: --zone=Z sets ${option[zone]}
+# to Z, --spot sets ${option[spot]} to 1. Other words go into `words`, and what follows -- into `rest`.
+# --dry-run and --help are always known.
 parse() {
   local known=" $1 dry-run help " argument name
   shift
@@ -78,7 +79,7 @@ require() {
   done
 }
 
-# What follows -- as a command in the array `command`: flags alone are those of the training.
+# Puts what follows -- into the array `command`. If it begins with a flag, the command is vit_jax.main.
 make_command() {
   ((${#rest[@]})) || fail 'Nothing to run: give the flags of vit_jax.main, or a command, after --.'
   command=("${rest[@]}")
@@ -87,16 +88,18 @@ make_command() {
   fi
 }
 
-# Runs a command, and again as long as it ends with 75. SIGTERM and SIGINT are passed on, and end the loop.
-# Returns the command's last exit code.
+# Runs a command, and again as long as it ends with exit code 75. SIGTERM and SIGINT are passed on to it as
+# SIGTERM, and after them it is not started again. Returns the command's last exit code.
 supervise() {
   local child='' stopping='' interrupted='' code status
   trap 'stopping=1 interrupted=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM INT
   while :; do
-    (exec "$@") &
+    # The command must not outlive this shell, even if the shell is killed.
+    (exec python3 launch/end_with_parent.py "$$" "$@") &
     child=$!
     [[ -z $stopping ]] || kill -TERM "$child" 2>/dev/null || true
-    # A signal interrupts `wait` while the command may still be saving; 127: it had been waited for.
+    # A signal interrupts `wait` while the command may still be saving, so it waits again. Then 127 means that
+    # the command had ended, and that the first `wait` has returned its code.
     interrupted=1 code=''
     while [[ -n $interrupted ]]; do
       interrupted='' status=0
@@ -115,13 +118,14 @@ supervise() {
   done
 }
 
-# What follows is for the workers of a TPU (tpu_vm.sh, queued_resources.sh). Those set `target`, the gcloud
-# words in front of ssh and scp, `name`, `place`, and the flags `nodes` (all workers) and `first` (one).
+# The rest is for the workers of a TPU (tpu_vm.sh and queued_resources.sh). Those scripts set `target`, the
+# words of gcloud before ssh and scp, `name`, `place`, and the flags `nodes` (for all workers) and `first`
+# (for one).
 
 readonly FOLDER=vit_jax_run  # in the home folder of each worker
 readonly OF_WORKERS='bucket= mount= ref= python='
 
-# The software that Google's table gives for this kind of TPU, unless --version says.
+# Prints the software version that Google's table gives for this kind of TPU, unless --version gives one.
 runtime_version() {
   if [[ -n ${option[version]:-} ]]; then
     echo "${option[version]}"
@@ -136,7 +140,7 @@ runtime_version() {
   esac
 }
 
-# on_workers FLAGS… -- COMMAND…: runs a command in our folder on the workers.
+# on_workers FLAGS… -- COMMAND… runs a command in our folder on the workers.
 on_workers() {
   local flags=()
   while [[ $1 != -- ]]; do
@@ -147,7 +151,8 @@ on_workers() {
   run "${target[@]}" ssh "$name" "${flags[@]}" "${place[@]}" --command="cd $FOLDER && $(quoted "$@")"
 }
 
-# This checkout's commit, to all workers, with its own Python and, if asked, a bucket.
+# Copies this checkout's commit to all workers, installs it with a Python of its own, and mounts a bucket if
+# asked.
 setup_workers() {
   local archive=vit_jax_run.tar.gz ref=${option[ref]:-HEAD}
   local setup=(bash launch/on_worker.sh setup "--python=${option[python]:-3.12}")
@@ -165,7 +170,7 @@ setup_workers() {
   run "${target[@]}" ssh "$name" "${nodes[@]}" "${place[@]}" --command="$unpack && $(quoted "${setup[@]}")"
 }
 
-# The commands that are the same for both kinds of TPU.
+# The commands that tpu_vm.sh and queued_resources.sh have in common.
 worker_command() {
   case $1 in
     setup) setup_workers ;;

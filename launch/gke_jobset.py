@@ -3,10 +3,10 @@
 python launch/gke_jobset.py --name=l16 --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=16x16 \\
   --bucket=my-bucket --mount=/mnt/b --service_account=trainer -- --config=… --workdir=/mnt/b/l16
 
-Makes a JobSet and gives it to `kubectl apply`; --dry-run prints its YAML instead. What follows -- is a
-command, or flags of vit_jax.main; the image has vit_jax and its configs in its working directory. The
-JobSet is started again, all slices of it, after exit code 75 and after Kubernetes took a pod away
-(preemption, maintenance); any other exit code ends it.
+Makes a JobSet and passes it to `kubectl apply`; --dry-run prints its YAML instead. What follows -- is a
+command, or flags of vit_jax.main. The image must have vit_jax and its configs in its working directory. All
+slices of the JobSet are started again after exit code 75 and after Kubernetes took a pod away (preemption,
+maintenance); any other exit code ends it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _CONTAINER = 'train'
 
 
 def jobset(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
-  """The JobSet: one Job for each slice, one pod for each of its hosts."""
+  """The JobSet, with one Job for each slice and one pod for each of its hosts."""
   hosts = _hosts(args.topology, args.chips_per_host)
   labels = {'kueue.x-k8s.io/queue-name': args.queue} if args.queue else {}
   return {
@@ -33,13 +33,13 @@ def jobset(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
     'metadata': {
       'name': args.name,
       'labels': labels,
-      # Each slice on a node pool of its own.
+      # Puts each slice on a node pool of its own.
       'annotations': {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'},
     },
     'spec': {
       'failurePolicy': {
         'maxRestarts': args.max_restarts,
-        # Of a Job that ended by its own pod failure policy; after any other end the whole set is restarted.
+        # For a Job that its own pod failure policy has ended; after any other end the whole set is restarted.
         'rules': [
           {'name': 'notRestartable', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}
         ],
@@ -55,7 +55,8 @@ def jobset(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
               'completionMode': 'Indexed',
               'backoffLimit': 0,
               'podFailurePolicy': {
-                # The first that fits decides. A pod that was taken away may have been killed in the end.
+                # The first rule that fits decides. A pod that is taken away may be killed in the end, with
+                # any code.
                 'rules': [
                   {'action': 'Count', 'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}]},
                   {
@@ -81,8 +82,8 @@ def _pod(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
   container: dict[str, Any] = {
     'name': _CONTAINER,
     'image': args.image,
-    # No shell: Python is the container's first process, which gets SIGTERM. Kubernetes replaces $(NAME) in
-    # these, and reads $$ as $.
+    # No shell: so Python is the container's first process, which gets SIGTERM. Kubernetes replaces $(NAME) in
+    # these words, and reads $$ as $.
     'command': [word.replace('$', '$$') for word in command],
     'securityContext': {'privileged': True},
     'resources': {'limits': {'google.com/tpu': args.chips_per_host}},
@@ -105,7 +106,7 @@ def _pod(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
     ]
   if args.service_account:
     spec['serviceAccountName'] = args.service_account
-  if args.slices > 1:  # slices speak to each other over the hosts' network
+  if args.slices > 1:  # slices talk to each other over the hosts' network
     spec |= {'hostNetwork': True, 'dnsPolicy': 'ClusterFirstWithHostNet'}
   if args.bucket:
     annotations['gke-gcsfuse/volumes'] = 'true'
@@ -120,7 +121,7 @@ def _pod(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
 
 
 def _hosts(topology: str, chips_per_host: int) -> int:
-  """'4x4x8' and 4 chips a host -> 32 hosts."""
+  """The hosts of a slice: 32 for '4x4x8' and 4 chips per host."""
   if not re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', topology):
     raise UserError(f'--topology={topology} is not of the form 4x4 or 4x4x8.')
   chips = math.prod(map(int, topology.split('x')))
@@ -132,11 +133,16 @@ def _hosts(topology: str, chips_per_host: int) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-  # The pods' host names are NAME-slice-SLICE-HOST, of at most 63 characters.
+  # A pod's host name is NAME-slice-SLICE-HOST, which may have 63 characters.
   if not re.fullmatch(r'[a-z]([-a-z0-9]{0,43}[a-z0-9])?', args.name):
-    raise UserError(f'--name={args.name}: lower-case letters, digits and -, a letter first, at most 45.')
+    raise UserError(
+      f'--name={args.name} must have at most 45 characters, which are lower-case letters, digits and -, and '
+      f'begin with a letter.'
+    )
   if bool(args.bucket) != bool(args.mount):
-    raise UserError('--bucket and --mount belong together: the name of a bucket, and a folder to have it at.')
+    raise UserError(
+      '--bucket and --mount belong together: the name of a bucket, and the folder to mount it at.'
+    )
   if not args.command:
     raise UserError('Nothing to run: give the flags of vit_jax.main, or a command, after --.')
 
@@ -154,11 +160,13 @@ def _parse() -> argparse.Namespace:
   parser.add_argument('--spot', action='store_true')
   parser.add_argument('--queue', help='a LocalQueue of Kueue')
   parser.add_argument('--namespace', default='default')
-  parser.add_argument('--service_account', help='of Kubernetes, one that may use the bucket')
-  parser.add_argument('--bucket', help='mounted by the Cloud Storage FUSE CSI driver')
-  parser.add_argument('--mount', help='where')
+  parser.add_argument('--service_account', help='a service account of Kubernetes that may use the bucket')
+  parser.add_argument('--bucket', help='a bucket, mounted by the Cloud Storage FUSE CSI driver')
+  parser.add_argument('--mount', help='the folder to mount the bucket at')
   parser.add_argument('--max_restarts', type=int, default=100)
-  parser.add_argument('--grace_seconds', type=int, default=120, help='from SIGTERM to SIGKILL, for a save')
+  parser.add_argument(
+    '--grace_seconds', type=int, default=120, help='between SIGTERM and SIGKILL, for a save'
+  )
   parser.add_argument('--dry-run', action='store_true')
   parser.add_argument('command', nargs='*', help='after --: a command, or flags of vit_jax.main')
   return parser.parse_args()

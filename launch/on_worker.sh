@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs on a worker of a TPU, in the folder that the other scripts have unpacked there:
+# Runs on a worker of a TPU, in the folder that the other scripts have unpacked there.
 #
-#   on_worker.sh setup [--python=3.12] [--bucket=B --mount=/mnt/b]   install; mount a bucket
-#   on_worker.sh start COMMAND…     detached, output to run.log; again after exit code 75, and only then
-#   on_worker.sh once COMMAND…      here and now
+#   on_worker.sh setup [--python=3.12] [--bucket=B --mount=/mnt/b]   installs; mounts a bucket
+#   on_worker.sh start COMMAND…     starts it detached, output in run.log; again after exit code 75 only
+#   on_worker.sh once COMMAND…      runs it here and now
 #   on_worker.sh status | result | stop
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +15,7 @@ readonly STOP_SECONDS=${VIT_JAX_STOP_SECONDS:-600}  # a save may take minutes
 setup() {
   parse 'python= bucket= mount=' "$@"
   export PATH="$HOME/.local/bin:$PATH"
-  # The images have Python 3.10; uv brings the one we need.
+  # The images have Python 3.10; uv installs the version that we need.
   command -v uv >/dev/null || python3 -m pip install --quiet --user uv
   uv venv --quiet --allow-existing --python "${option[python]:-3.12}" .venv
   uv pip install --quiet --python .venv/bin/python --editable '.[tpu]'
@@ -32,7 +32,7 @@ mount_bucket() {
     curl --fail --silent --show-error "$packages/doc/apt-key.gpg" | sudo tee "$key" >/dev/null
     echo "deb [signed-by=$key] $packages gcsfuse-$(lsb_release -c -s) main" \
       | sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null
-    # A fresh machine upgrades itself and holds apt's lock meanwhile.
+    # A fresh machine upgrades itself first, and holds apt's lock while it does.
     sudo apt-get -o DPkg::Lock::Timeout=600 --quiet update
     sudo apt-get -o DPkg::Lock::Timeout=600 --quiet --yes install gcsfuse
   fi
@@ -42,7 +42,8 @@ mount_bucket() {
   gcsfuse --implicit-dirs "$1" "$2"
 }
 
-# The supervisor's process id, if it runs; after a restart of the machine the number may be another's.
+# Prints the supervisor's process id if it is running. It looks at the command line, because after a restart
+# of the machine another process may have that id.
 running() {
   local pid
   [[ -f run.pid ]] && pid=$(<run.pid) && [[ -r /proc/$pid/cmdline ]] \
@@ -55,7 +56,7 @@ start() {
     fail "$(hostname): a run is going on already (process $pid); stop it first."
   fi
   rm -f run.code
-  # Its own session: the end of this ssh connection is not its end.
+  # In a session of its own, so that it goes on when this ssh connection ends.
   setsid nohup bash launch/on_worker.sh supervise "$@" >>run.log 2>&1 </dev/null &
   echo "$!" >run.pid
   echo "$(hostname): started, output in $PWD/run.log"
@@ -81,7 +82,7 @@ status() {
   fi
 }
 
-# 'running', the exit code the run ended with, or 'lost' where it was cut off.
+# Prints 'running', the exit code with which the run ended, or 'lost' if it was cut off.
 result() {
   if running >/dev/null; then
     echo running

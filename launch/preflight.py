@@ -1,13 +1,14 @@
-"""Is everything there that a run needs? To be started on all hosts at once, as the run itself will be.
+"""Checks that everything a run needs is there. Start it on all hosts at once, as the run itself.
 
 python launch/preflight.py --workdir=runs/check --data=digits
 launch/tpu_vm.sh preflight NAME --zone=Z -- --workdir=/mnt/b/check --data=tfds:imagenet2012 --hosts=4
 
-One line for each check: versions (the same on all hosts), devices of each host, a sum over all devices,
-the workdir (written, renamed and read as a checkpoint is; seen by the other hosts), the data. Exit code 2
-and a sentence for the first that fails.
+It prints one line for each check: versions (the same on all hosts), the devices of each host, a sum over all
+devices, the workdir (written, renamed and read as a checkpoint is, and seen by the other hosts), the data.
+The first check that fails ends it with a sentence and exit code 2.
 """
 
+import functools
 import importlib.metadata
 import pathlib
 import platform
@@ -20,10 +21,12 @@ from collections.abc import Callable
 
 from absl import flags
 
-from vit_jax import cli, config
+from vit_jax import cli
 from vit_jax.errors import UserError
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'The folder that is to hold the run, on a mounted bucket.')
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'The folder that will hold the run, perhaps on a mounted bucket.'
+)
 _DATA = flags.DEFINE_string('data', None, "A source, as config.data.source: 'tfds:NAME', 'folder:/path', …")
 _SPLIT = flags.DEFINE_string('split', 'train', 'The split of --data.')
 _HOSTS = flags.DEFINE_integer('hosts', None, 'How many hosts (processes) there must be.')
@@ -35,6 +38,7 @@ _SEEN_WITHIN_SECONDS = 90  # a mounted bucket may show an old listing for a minu
 
 
 def versions() -> str:
+  """The versions of Python and of the packages."""
   found = [f'python {platform.python_version()}']
   for package in _PACKAGES:
     try:
@@ -45,6 +49,11 @@ def versions() -> str:
 
 
 def devices() -> str:
+  """The number of hosts and devices.
+
+  Raises:
+    UserError: it is not what --hosts and --devices_per_host say.
+  """
   import jax
 
   hosts, here = jax.process_count(), jax.local_device_count()
@@ -56,6 +65,11 @@ def devices() -> str:
 
 
 def psum() -> str:
+  """Adds numbers over all devices.
+
+  Raises:
+    UserError: the sum is wrong.
+  """
   import jax
   import numpy as np
   from jax.sharding import NamedSharding, PartitionSpec
@@ -76,7 +90,7 @@ def psum() -> str:
 
 
 class Workdir:
-  """A folder that is written, renamed and read the way a checkpoint is."""
+  """Writes, renames and reads files in the workdir the way a checkpoint is written."""
 
   def __init__(self, path: str):
     import jax
@@ -87,10 +101,15 @@ class Workdir:
       raise UserError(f'{path} is a bucket; mount it (gcsfuse) and give the path there.')
     self._path = pathlib.Path(path).expanduser().absolute()
     self._index, self._count = jax.process_index(), jax.process_count()
-    # What an earlier check left behind must not pass for ours.
+    # Part of all names, so that files of an earlier check are not taken for those of this one.
     self._nonce = int(multihost_utils.broadcast_one_to_all(np.int32(time.time_ns() % 2**31)))
 
   def write(self) -> str:
+    """Writes a folder under a temporary name, renames it, and reads it.
+
+    Raises:
+      UserError: the file system cannot rename folders, or returns other bytes.
+    """
     own = self._folder(self._index)
     unfinished = own.with_name(f'{own.name}.tmp')
     (unfinished / 'part').mkdir(parents=True)
@@ -109,7 +128,11 @@ class Workdir:
     return f'{self._path}: written, renamed, read; {free:,.0f} GiB free'
 
   def shared(self) -> str:
-    """Reads what the next host wrote."""
+    """Reads what the next host wrote.
+
+    Raises:
+      UserError: it is not there.
+    """
     other = (self._index + 1) % self._count
     path = self._folder(other) / 'part' / 'data'
     deadline = time.monotonic() + _SEEN_WITHIN_SECONDS
@@ -120,6 +143,7 @@ class Workdir:
     return f'each of {self._count} hosts reads what another wrote'
 
   def remove(self) -> None:
+    """Removes what this host wrote."""
     shutil.rmtree(self._folder(self._index), ignore_errors=True)
 
   def _folder(self, index: int) -> pathlib.Path:
@@ -129,26 +153,32 @@ class Workdir:
     return random.Random(f'{self._nonce} {index}').randbytes(_BYTES)
 
 
-def data() -> str:
-  from vit_jax.data import sources
+def data(name: str) -> str:
+  """Opens the source `name` and reads its first and last record.
 
-  source = sources.open_source(_DATA.value, _SPLIT.value, data=config.Data(source=_DATA.value))
+  Raises:
+    UserError: it cannot be read, or is empty.
+  """
+  from vit_jax.data import sources
+  from vit_jax.data.config import DataConfig
+
+  source = sources.open_source(name, _SPLIT.value, data=DataConfig(source=name))
   if not len(source):
-    raise UserError(f'{_DATA.value} has no records.')
+    raise UserError(f'{name} has no records.')
   for index in (0, len(source) - 1):
     image = source[index].image
     if not (len(image) if isinstance(image, bytes) else image.size):
       raise UserError(f'{source[index].name} is empty.')
-  return f'{_DATA.value}: {len(source):,} records, {len(source.class_names)} classes'
+  return f'{name}: {len(source):,} records, {len(source.class_names)} classes'
 
 
 def _agreed(name: str, check: Callable[[], str], same: bool = True) -> None:
-  """Runs a check on all hosts and prints its line once; all end where one fails, none waits for it.
+  """Runs a check on all hosts and prints its line once. If it fails on one host, all end and none waits.
 
   Args:
-    name: begins the line.
-    check: returns the rest of it, or raises.
-    same: whether all hosts must have the same line.
+    name: of the check; the line begins with it.
+    check: returns the rest of the line, or raises.
+    same: whether all hosts must return the same line.
 
   Raises:
     UserError: the check failed here or on another host.
@@ -177,6 +207,7 @@ def _agreed(name: str, check: Callable[[], str], same: bool = True) -> None:
 
 
 def main() -> None:
+  """Runs the checks."""
   from vit_jax.parallel import distributed
 
   distributed.initialize()
@@ -186,12 +217,12 @@ def main() -> None:
   if _WORKDIR.value:
     workdir = Workdir(_WORKDIR.value)
     try:
-      _agreed('workdir', workdir.write, same=False)  # the free space changes
-      _agreed('shared', workdir.shared)  # and nobody removes what another still reads
+      _agreed('workdir', workdir.write, same=False)  # the free space may differ
+      _agreed('shared', workdir.shared)  # after it, all have read, so that all may remove
     finally:
       workdir.remove()
   if _DATA.value:
-    _agreed('data', data)
+    _agreed('data', functools.partial(data, _DATA.value))
 
 
 if __name__ == '__main__':

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# TPUs of Google's queue, one slice or several: wait for them, and get them again after a preemption.
+# TPUs from Google's queue, one slice or several: waits for them, and asks again after a preemption.
 #
 #   launch/queued_resources.sh create NAME --zone=Z --type=v5litepod-256 [--version=V] [--slices=N]
 #                                     [--spot | --reserved] [--valid-until=6h]
-#   launch/queued_resources.sh wait NAME --zone=Z            until it is there
-#   launch/queued_resources.sh setup | preflight | run | logs | status | halt NAME …   as launch/tpu_vm.sh
+#   launch/queued_resources.sh wait NAME --zone=Z            until the TPU is there
+#   launch/queued_resources.sh setup | preflight | run | logs | status | halt NAME …   as in launch/tpu_vm.sh
 #   launch/queued_resources.sh keep NAME … [--bucket=B --mount=/mnt/b] -- --config=… --workdir=/mnt/b/run
 #   launch/queued_resources.sh delete NAME --zone=Z
 #
-# `keep` does all of it and stays: create, wait, setup, run; after a preemption it deletes what is left,
-# creates the same again and goes on in the same workdir, which must lie in the bucket. It ends with the
-# exit code of the run. --project=P and --internal-ip go to gcloud. --dry-run prints the commands.
+# `keep` does all of it and stays: create, wait, setup, run. After a preemption it deletes what is left,
+# creates the same again and goes on in the same workdir, which must lie in the bucket. It ends with the exit
+# code of the run. --project=P and --internal-ip are passed to gcloud. --dry-run prints the commands.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/common.sh
@@ -42,8 +42,8 @@ describe() {
   run "${target[@]}" describe "$name" "${machine[@]}" '--format=value(state.state)'
 }
 
-# ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, …; NONE where there is no such request. Google not answering is
-# no reason to take machines for lost.
+# Prints ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, …, or NONE if there is no such request. If Google does not
+# answer it asks again, because that does not mean that the machines are lost.
 state() {
   local text attempt=0
   while ((attempt++ < 10)); do
@@ -61,7 +61,7 @@ state() {
   fail "gcloud does not tell the state of $name: $text"
 }
 
-# False where it was preempted meanwhile.
+# Waits until the TPU is there; fails if it was preempted meanwhile.
 wait_until_active() {
   local now last=''
   if [[ -n ${option[dry-run]:-} ]]; then
@@ -82,13 +82,13 @@ wait_until_active() {
   done
 }
 
-# Until the machines are there and the run has begun on all of them.
+# Returns when the machines are there and the run has begun on all of them.
 begin() {
   until wait_until_active; do
     recreate
   done
   setup_workers
-  # What still runs there waits for workers that are gone.
+  # What is still running there waits for workers that are gone.
   [[ -z $again ]] || worker_command halt
   worker_command run
 }
@@ -105,7 +105,7 @@ result() {
 
 keep() {
   local code='' again='' now
-  make_command  # says what is missing before anything is paid for
+  make_command  # fails before anything is paid for if the command is missing
   if [[ -n ${option[dry-run]:-} ]]; then
     create && begin && describe && result
     echo '# after a preemption, and then on from the second command:'
@@ -124,12 +124,12 @@ keep() {
       continue
     fi
     now=$(result)
-    # A preemption that Google has not told yet looks like a failure: believe it the second time.
+    # A preemption that Google does not report yet looks like a failure, so a failure must be seen twice.
     [[ -z $code || $now != "$code" ]] || end_with "$code"
     code=''
     case $now in
       0) end_with 0 ;;
-      lost)  # a machine was restarted: its bucket is to be mounted again too
+      lost)  # a machine was restarted, and needs its bucket mounted again too
         again=1
         begin
         ;;

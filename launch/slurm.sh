@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A run on the GPUs of a Slurm cluster, one process a GPU.
+# A run on the GPUs of a Slurm cluster, with one process per GPU.
 #
 #   launch/slurm.sh --nodes=4 --gpus=8 [--cpus=8] [--time=24:00:00] [--partition=P] [--account=A] [--name=N]
 #                   [--venv=.venv] [--signal-seconds=300] -- --config=… --workdir=/shared/run
 #
-# --gpus are those of a node, --cpus those of a process. Slurm sends SIGTERM --signal-seconds before the
-# time is up; the run saves, ends with exit code 75 and is queued again. Output: runs/slurm-JOB.out.
-# --dry-run prints the command.
+# --gpus is the number per node, --cpus per process. Slurm sends SIGTERM --signal-seconds before the time is
+# up; the run saves, ends with exit code 75 and is queued again. Output: runs/slurm-JOB.out. --dry-run prints
+# the command.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/common.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The job that launch/slurm.sh submits: slurm_job.sh VENV COMMAND…, in the repository.
 
-# Slurm runs a copy of this file from elsewhere; the job's folder is the repository.
+# Slurm runs a copy of this file, from another folder; the job's working directory is the repository.
 # shellcheck source=launch/common.sh
 source launch/common.sh
 
@@ -13,8 +13,8 @@ if [[ -f $1/bin/activate ]]; then
 fi
 shift
 
-# Every task sees all GPUs of its node: JAX takes the one with its number on that node. A task that ends
-# must not have the others killed, which may be saving; those get some minutes.
+# Every task sees all GPUs of its node; JAX takes the one with the task's number on that node. When a task
+# ends, the others are not killed at once, because they may be saving: they get five minutes.
 code=0
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --gpu-bind=none --kill-on-bad-exit=0 --wait=300 "$@" || code=$?
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# A TPU VM, or a pod slice of them: its life from create to delete.
+# A TPU VM, or a pod slice of several, from create to delete.
 #
 #   launch/tpu_vm.sh create NAME --zone=Z --type=v3-32 [--version=V] [--spot]
 #   launch/tpu_vm.sh setup NAME --zone=Z [--bucket=B --mount=/mnt/b] [--ref=HEAD] [--python=3.12]
 #   launch/tpu_vm.sh preflight NAME --zone=Z -- --workdir=/mnt/b/run --data=tfds:imagenet2012
 #   launch/tpu_vm.sh run NAME --zone=Z -- --config=configs/vit_l16.py --workdir=/mnt/b/run
 #   launch/tpu_vm.sh logs | status | halt NAME --zone=Z     (halt ends the run, with a save)
-#   launch/tpu_vm.sh stop | delete NAME --zone=Z            (of the machines)
+#   launch/tpu_vm.sh stop | delete NAME --zone=Z            (stops or deletes the machines)
 #
-# --project=P and --internal-ip go to gcloud. --dry-run prints the commands. `run` starts detached on all
-# workers; a run that ends with exit code 75 is started again there. What follows -- is a command, or flags
-# of vit_jax.main.
+# --project=P and --internal-ip are passed to gcloud. --dry-run prints the commands. `run` starts the run
+# detached on all workers; after exit code 75 it is started again there. What follows -- is a command, or
+# flags of vit_jax.main.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/common.sh

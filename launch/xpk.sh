@@ -6,18 +6,20 @@
 #   launch/xpk.sh list --cluster=C
 #   launch/xpk.sh delete NAME --cluster=C
 #
-# The image has vit_jax and its configs in its working directory. --storage names a bucket that was attached
-# to the cluster (`xpk storage attach`). --project=P and --zone=Z go to xpk. --dry-run prints the command.
+# The image must have vit_jax and its configs in its working directory. --storage names a bucket that was
+# attached to the cluster (`xpk storage attach`). --project=P and --zone=Z are passed to xpk. --dry-run prints
+# the command.
 #
-# XPK itself restarts after 42 and 127 to 255 (a process that was killed); we add 75. After 1 and 2 the run
-# is over.
+# XPK itself restarts after 42 and after 127 to 255 (a process that was killed); we add 75. After 1 and 2 the
+# run is over.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/common.sh
 source "$repository/launch/common.sh"
 
-# XPK puts the command into a script in YAML, in parentheses, in front of &: `exec` makes Python the process
-# that its trap sends SIGTERM to. Kubernetes reads $$ as $, and $(NAME) as a variable of the container.
+# Prints a command as XPK needs it. XPK puts the text into a script in YAML, as `(TEXT) &`; with `exec`,
+# Python is the process to which XPK's trap sends SIGTERM. Kubernetes reads $$ as $, and $(NAME) as a variable
+# of the container.
 as_command() {
   local text
   text="exec $(quoted "$@")"

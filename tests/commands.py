@@ -14,9 +14,9 @@ def get_config():
     total='4 steps',
     batch_size=16,
     model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-    data=Data(source='digits', image_size=(8, 8)),
+    data=DataConfig(source='digits', image_size=(8, 8)),
     evaluators={'test': ClassificationEvaluatorConfig(split='test')},
-    checkpoint=Checkpoint(every='2 steps'),
+    checkpoint=CheckpointConfig(every='2 steps'),
   ))
 """
 

@@ -6,8 +6,11 @@ import numpy as np
 from commands import CONFIG, ROOT
 from PIL import Image
 
+from vit_jax import contact_sheet
+from vit_jax.data.config import DataConfig
 
-def test_a_square_of_images_for_each_level(tmp_path):
+
+def test_picture_has_a_square_of_images_for_each_level(tmp_path):
   """The real command; the picture's cells are the images of its pipeline, enlarged."""
   (tmp_path / 'config.py').write_text(CONFIG)
   command = [sys.executable, '-m', 'vit_jax.contact_sheet', '--config=config.py', '--workdir=run']
@@ -39,3 +42,11 @@ def test_a_square_of_images_for_each_level(tmp_path):
   for other in others:
     assert (other != none).any(-1).mean() > 0.05
   assert (squares[9] == 255).all()  # paper
+
+
+def test_titles_say_what_each_level_does():
+  data = DataConfig(augment='erase(0.25)', mixup=0.3, cutmix=1.0)
+  titles = list(contact_sheet.levels(data))
+  assert titles[:3] == ['none', 'light1: randaugment(2,0)', 'light2: randaugment(2,10), mixup 0.2']
+  assert titles[-2:] == ['3augment', 'this config: erase(0.25), mixup 0.3, cutmix 1.0']
+  assert list(contact_sheet.levels(DataConfig(augment='medium1'))) == titles[:-1]

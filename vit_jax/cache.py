@@ -1,4 +1,4 @@
-"""What can be had again, but at a cost, kept in a folder of the user's."""
+"""The user's cache folder: things that can be made again, at a cost."""
 
 import logging
 import os
@@ -6,12 +6,15 @@ import pathlib
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 
+_log = logging.getLogger(__name__)
+
 
 def directory() -> pathlib.Path:
-  """~/.cache/vit_jax, or vit_jax in $XDG_CACHE_HOME.
+  """The cache folder: ~/.cache/vit_jax, or vit_jax in $XDG_CACHE_HOME.
 
   Raises:
     RuntimeError: there is no home directory.
@@ -20,7 +23,7 @@ def directory() -> pathlib.Path:
 
 
 def load_arrays(name: str) -> dict[str, np.ndarray] | None:
-  """What `save_arrays` kept under a name; None where there is nothing, or nothing sound."""
+  """The arrays that `save_arrays` kept under a name; None if there are none, or they are damaged."""
   try:
     with np.load(_path(name), allow_pickle=False) as file:
       return dict(file)
@@ -29,15 +32,15 @@ def load_arrays(name: str) -> dict[str, np.ndarray] | None:
 
 
 def save_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Keeps arrays under a name, such as 'folders/1234'; where that fails, a warning says so."""
+  """Keeps arrays under a name such as 'folders/1234'. If that fails, it logs a warning."""
   try:
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-      np.savez(file, **arrays)
+      np.savez(file, **cast(dict[str, Any], arrays))
     os.replace(file.name, path)
   except (OSError, RuntimeError) as error:
-    logging.warning('%s is not kept for the next run (%s), which will do its work again.', name, error)
+    _log.warning('%s is not kept for the next run (%s), which will do its work again.', name, error)
 
 
 def _path(name: str) -> pathlib.Path:

@@ -1,9 +1,11 @@
 """Runs side by side: their curves in one picture, their results and what differs in their configs as tables.
 
-python -m vit_jax.compare runs/small runs/wide runs/wide_augmented --out=compared
+python -m vit_jax.compare runs/small runs/wide runs/wide_augmented
+python -m vit_jax.compare runs/seed_0 runs/seed_1 runs/seed_2 --out=seeds
+python -m vit_jax.compare runs/* --out=all_runs
 
-Runs that differ in their seed alone also share a row, with the mean over the seeds. DIR gets `curves.png` and
-`compare.md`, which is printed too. A run may still be going on. Where batch sizes differ, curves are over
+The folder --out gets `curves.png` and `compare.md`, which is printed too. Runs that differ only in their seed also
+share a row with the mean over the seeds. A run may still be going on. Where batch sizes differ, the curves are over
 images instead of steps.
 """
 
@@ -15,8 +17,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from absl import flags
 
-from vit_jax import cli, markdown
-from vit_jax import config
+from vit_jax import cli, config, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.training import workdir
@@ -26,9 +27,6 @@ _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and com
 
 # Metrics of the table of results, by the end of their names and in this order.
 _RESULTS = ('accuracy', '/mean_average_precision', '/loss')
-
-
-_PLAIN_TEXT = {'text.parse_math': False}  # names of runs may have dollar signs
 
 
 class Run(NamedTuple):
@@ -45,6 +43,8 @@ class Run(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
   """Writes and prints the comparison."""
+  if not arguments:
+    raise cli.missing_arguments('Name the workdirs of the runs to compare')
   runs = read_runs([pathlib.Path(argument) for argument in arguments])
   out = pathlib.Path(cli.required(_OUT)).expanduser()
   out.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def _differing(runs: Sequence[Run]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
-@matplotlib.rc_context(_PLAIN_TEXT)
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
   """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
   from matplotlib.figure import Figure

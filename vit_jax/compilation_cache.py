@@ -9,7 +9,9 @@ import jax
 
 from vit_jax import cache
 
-_MAX_BYTES = 2**30  # of all programs kept; those not used for longest are dropped
+_log = logging.getLogger(__name__)
+
+_MAX_BYTES = 2**30  # of all programs kept; the least recently used are dropped
 
 
 def enable() -> None:
@@ -23,12 +25,13 @@ def enable() -> None:
   A program is found again only for the same computation, compiler, flags and kind of device; of a CPU, the
   same set of instructions.
   """
-  if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+  settings = jax.config.values
+  if settings['jax_compilation_cache_dir'] or not settings['jax_enable_compilation_cache']:
     return
   try:
     directory = _prepared()
   except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
-    logging.getLogger(__name__).warning('Compiled programs are not kept for the next start: %s.', error)
+    _log.warning('Compiled programs are not kept for the next start: %s.', error)
     return
   if 'JAX_COMPILATION_CACHE_MAX_SIZE' not in os.environ:
     jax.config.update('jax_compilation_cache_max_size', _MAX_BYTES)

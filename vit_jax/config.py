@@ -1,8 +1,8 @@
 """The config of a run: it composes the frozen dataclasses of options that stand beside what they configure.
 
-A file in `configs/` returns `to_config_dict(Config(...))`; `from_config_dict` turns it, with the overrides of the
-command line applied, back into a checked `Config`. Every option is documented above its field, here or in the
-section's own file. Durations are text with a unit (durations.py).
+A file in `configs/` returns `to_config_dict(Config(...))`; `from_config_dict` turns it, with the overrides of
+the command line applied, back into a checked `Config`. Every option is documented above its field, here or in
+the section's own file. Durations are text with a unit (durations.py).
 """
 
 import dataclasses

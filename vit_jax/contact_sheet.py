@@ -1,9 +1,9 @@
-"""Draws training images under each level of augmentation, to be looked at before a long run.
+"""Draws training images under each level of augmentation, to look at before a long run.
 
 python -m vit_jax.contact_sheet --config=configs/cifar10_scratch.py --workdir=runs/cifar10
 
-Writes <workdir>/report/augmentations.png: 64 images, the same and cut alike, under each of AugReg's levels,
-3-Augment and what the config itself asks for; mirrored and mixed with each other as in a step.
+Writes <workdir>/report/augmentations.png: the same 64 images with the same crops under each of AugReg's
+levels, 3-Augment and the config's own augmentation, mirrored and mixed with each other as in a training step.
 """
 
 import dataclasses
@@ -13,46 +13,52 @@ import cv2
 import jax
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 from PIL import Image, ImageDraw, ImageFont
 
 from vit_jax import cli
-from vit_jax import config as config_lib
 from vit_jax.data import augment_policy, on_device, sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources.base import Source
+from vit_jax.parallel import distributed
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'A file of configs/, and options as for training.')
+_CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The picture goes into its report/.')
 
 _ACROSS = 8  # images along a side of a level's square
 _CELL = 96  # pixels along the longer side of an image
 _TITLE = 28  # pixels above a square
-_GAP = 16  # between squares
+_GAP = 16  # pixels between squares
+_COLUMNS = 4  # squares beside each other
 
 
 def levels(data: DataConfig) -> dict[str, DataConfig]:
-  """title -> the options of each square: all levels, 3-Augment, and the config's own where it is another."""
+  """Maps the title of each square to its options: each level, 3-Augment, and `data` if it is another one."""
   result = {}
   for level in (*augment_policy.LEVELS, '3augment'):
-    title = f'{level}: {_written(level)}' if augment_policy.parse(level) and level != '3augment' else level
-    result[title] = dataclasses.replace(data, augment=level, mixup=None, cutmix=0.0)
+    result[_title(level)] = dataclasses.replace(data, augment=level, mixup=None, cutmix=0.0)
   if data not in result.values():
-    mixing = ', '.join(f'{name} {getattr(data, name)}' for name in ('mixup', 'cutmix') if getattr(data, name))
-    result[f'this config: {data.augment}' + (f', {mixing}' if mixing else '')] = data
+    title = f'this config: {data.augment}'
+    if data.mixup:
+      title += f', mixup {data.mixup}'
+    if data.cutmix:
+      title += f', cutmix {data.cutmix}'
+    result[title] = data
   return result
 
 
-def _written(level: str) -> str:
-  """'randaugment(2,15), mixup 0.2'."""
-  ((name, numbers),) = augment_policy.parse(level)
+def _title(level: str) -> str:
+  """'medium1: randaugment(2,15), mixup 0.2'."""
+  title = level
+  for step in augment_policy.parse(level):
+    if step.name != level:
+      title += f': {step.name}({",".join(f"{number:g}" for number in step.arguments)})'
   alpha = augment_policy.mixup(level)
-  return f'{name}({",".join(f"{number:g}" for number in numbers)})' + (f', mixup {alpha}' if alpha else '')
+  return f'{title}, mixup {alpha}' if alpha else title
 
 
 def training_images(source: Source, data: DataConfig, seed: int) -> np.ndarray:
-  """uint8 (64, H, W, C): the first ones of a run, as the model is given them."""
+  """The first images of a run, as the model gets them: uint8 (64, H, W, C)."""
   mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ('data',))
   pipeline = TrainPipeline(
     source,
@@ -67,14 +73,14 @@ def training_images(source: Source, data: DataConfig, seed: int) -> np.ndarray:
 
 
 def draw(squares: dict[str, np.ndarray]) -> Image.Image:
-  """A picture of squares of 8 × 8 images, four beside each other.
+  """Draws squares of 8 × 8 images, four beside each other.
 
   Args:
     squares: title -> uint8 (64, H, W, C).
   """
   arrays = {title: _square(images) for title, images in squares.items()}
   height, width = next(iter(arrays.values())).shape[:2]
-  columns = min(len(arrays), 4)
+  columns = min(len(arrays), _COLUMNS)
   rows = -(-len(arrays) // columns)
   picture = Image.new(
     'RGB', (columns * (width + _GAP) + _GAP, rows * (height + _TITLE + _GAP) + _GAP), 'white'
@@ -89,10 +95,13 @@ def draw(squares: dict[str, np.ndarray]) -> Image.Image:
 
 
 def _square(images: np.ndarray) -> np.ndarray:
-  """(64, H, W, C) -> (8 h, 8 w, 3): shrunk, or enlarged by a whole number."""
-  scale = _CELL / max(images.shape[1:3])
-  scale, kind = (scale // 1, cv2.INTER_NEAREST) if scale >= 1 else (scale, cv2.INTER_AREA)
-  cells = np.stack([cv2.resize(image, None, fx=scale, fy=scale, interpolation=kind) for image in images])
+  """Images (64, H, W, C) as one picture (8 h, 8 w, 3), each shrunk, or enlarged by a whole number."""
+  scale, interpolation = _CELL / max(images.shape[1:3]), cv2.INTER_AREA
+  if scale >= 1:
+    scale, interpolation = scale // 1, cv2.INTER_NEAREST
+  cells = np.stack(
+    [cv2.resize(image, None, fx=scale, fy=scale, interpolation=interpolation) for image in images]
+  )
   cells = np.broadcast_to(cells.reshape(*cells.shape[:3], -1), (*cells.shape[:3], 3))
   _, height, width, _ = cells.shape
   square = cells.reshape(_ACROSS, _ACROSS, height, width, 3).transpose(0, 2, 1, 3, 4)
@@ -100,15 +109,16 @@ def _square(images: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-  config = config_lib.from_config_dict(_CONFIG.value)
+  """Writes the picture."""
+  config = cli.config_of(_CONFIG)
+  path = pathlib.Path(cli.required(_WORKDIR)).expanduser() / 'report' / 'augmentations.png'
+  distributed.skip_absent_tpu()
   source = sources.open_training(config.data, config.seed)
   squares = {title: training_images(source, data, config.seed) for title, data in levels(config.data).items()}
-  path = pathlib.Path(_WORKDIR.value).expanduser() / 'report' / 'augmentations.png'
   path.parent.mkdir(parents=True, exist_ok=True)
   draw(squares).save(path)
   print(f'Wrote {path}: {_ACROSS**2} images under {len(squares)} augmentations.')
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config', 'workdir'])
   cli.run(main)

@@ -66,7 +66,7 @@ class LoadedModel:
     return self._embeddings(self._params, jnp.asarray(images))
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
-    """float32 (L, B, H, N, N): how much each token (row) attends to each; None: the model has no attention."""
+    """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
     return self._attention(self._params, jnp.asarray(images))
 
   def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
@@ -140,8 +140,9 @@ def load(
     keep_pre_logits: keep the pre-logits layer below a new head.
     position_resize: how positions are resized to another image size (models/position_resize.py). None: as the
       checkpoint's own project does it.
-    gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an .npz
-      gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said here.
+    gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an
+      .npz gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said
+      here.
     weights: of a training run: 'raw' (also None), or 'ema' for the moving average of its parameters.
 
   Raises:

@@ -1,11 +1,11 @@
 """Trains, resumes or evaluates a model by a config.
 
-python -m vit_jax.main --config=configs/quickstart.py
-python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/wide --config.model.width=128
+python -m vit_jax.main --config=quickstart
+python -m vit_jax.main --config=quickstart --workdir=runs/wide --config.model.width=128
 python -m vit_jax.main --workdir=runs/wide --mode=eval
 
-The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a folder
-named after the config. --mode=eval takes the run's own config unless --config has overrides.
+The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a
+folder named after the config. --mode=eval takes the run's own config unless --config has overrides.
 """
 
 import pathlib
@@ -32,6 +32,7 @@ _TAKEOVER = flags.DEFINE_bool(
 def main() -> None:
   """Runs --mode of the config in the workdir."""
   from vit_jax import compilation_cache
+  from vit_jax.checkpoint.lease import Lease
   from vit_jax.parallel import distributed, peers
   from vit_jax.training import evaluate_checkpoint, loop
 
@@ -41,7 +42,8 @@ def main() -> None:
   try:
     with peers.Peers(distributed.heartbeat_seconds()):
       if _MODE.value == 'train':
-        loop.train(config, workdir, takeover=bool(_TAKEOVER.value))
+        with Lease(workdir):
+          loop.train(config, workdir, takeover=bool(_TAKEOVER.value))
       else:
         evaluate_checkpoint.evaluate_newest(config, workdir)
   except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named

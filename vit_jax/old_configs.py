@@ -1,7 +1,7 @@
 """Configs that earlier versions wrote (config.json, checkpoints), in terms of this version.
 
-The first edition had one flat section for four architectures, one for all objectives and one for all evaluators.
-Each function here changes a copy of the JSON; a config of this version passes through unchanged.
+The first edition had one flat section for four architectures, one for all objectives and one for all
+evaluators. Each function here changes a copy of the JSON; a config of this version passes through unchanged.
 """
 
 import copy
@@ -13,18 +13,9 @@ _RENAMED_MODEL = {'representation_size': 'pre_logits_size'}
 _RENAMED_DATA = {'grow': 'progressive_resizing'}
 # Options of the flat model section that an architecture does not have.
 _NOT_OF_MIXER = (
-  *(
-    'heads',
-    'stem_blocks',
-    'stem_width',
-    'resnet_blocks',
-    'pool',
-    'class_token',
-    'position',
-    'register_tokens',
-  ),
-  *('mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp_locality', 'dropout'),
-  *('attention_dropout', 'attention'),
+  *('heads', 'stem_blocks', 'stem_width', 'resnet_blocks', 'pool', 'class_token', 'position'),
+  *('register_tokens', 'mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp_locality'),
+  *('dropout', 'attention_dropout', 'attention'),
 )
 _NOT_OF_RESNET = (
   *(name for name in _NOT_OF_MIXER if name != 'resnet_blocks'),

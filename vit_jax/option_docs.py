@@ -88,8 +88,9 @@ def nearest(name: str, names: Collection[str]) -> str | None:
   same = [other for other in names if other.rpartition('.')[2] == last]
   if same:
     return difflib.get_close_matches(name, same, n=1, cutoff=0.0)[0]
-  by_last = {other.rpartition('.')[2]: other for other in names}
-  close = difflib.get_close_matches(name, names, n=1) or [
-    by_last[found] for found in difflib.get_close_matches(last, by_last, n=1)
-  ]
-  return close[0] if close else None
+  section = name.rpartition('.')[0]
+  by_last = {other.rpartition('.')[2]: other for other in sorted(names)}
+  # Of options with the same last part, that of the same section.
+  by_last |= {other.rpartition('.')[2]: other for other in names if other.rpartition('.')[0] == section}
+  close = difflib.get_close_matches(last, by_last, n=1)
+  return by_last[close[0]] if close else None

@@ -1,9 +1,9 @@
-"""Frozen dataclasses of options: from dicts, to dicts, to ml_collections; every value checked where it is read.
+"""Options as frozen dataclasses: from dicts, to dicts, to ml_collections, checked where they are read.
 
-A field's type says all that is checked of it alone: its type, its choices (`Literal`), and rules in `Annotated`
-(`AtLeast(1)`, `Between(0, 1)`, `regex`, `Duration`). What concerns several fields of a section is in its method
-`check`. A section that is one of several kinds is `Annotated[Base, REGISTRY]`: a tagged union, whose option
-`REGISTRY.tag` names the kind, and which has the options of that kind only.
+A field's type says all that is checked of it alone: its type, its choices (`Literal`), and rules in
+`Annotated` (`AtLeast(1)`, `Between(0, 1)`, `regex`, `Duration`). What concerns several fields of a section is
+in its method `check`. A section that is one of several kinds is `Annotated[Base, REGISTRY]`: a tagged union,
+whose option `REGISTRY.tag` names the kind, and which has the options of that kind only.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ def flatten(section: Any) -> dict[str, Any]:
 
 
 def resumable(cls: type, prefix: str = '') -> Iterator[str]:
-  """The dotted names (of sections, with a '.' behind) that may differ when a run is resumed."""
+  """The dotted names of the options that may differ when a run is resumed; of a whole section 'mesh.'."""
   for name, hint in _hints(cls).items():
     inner, metadata = _unpacked(hint)
     if RESUMABLE in metadata:
@@ -176,7 +176,7 @@ def _union_with_placeholders(section: Any, registry: Registry) -> dict[str, Any]
 
 
 def _placeholder(hint: Any) -> Any:
-  """An option without a value that knows the type it will have."""
+  """An option without a value, of the type that a value will have."""
   hint = _without_none(hint)
   hint = _unpacked(hint)[0]
   if typing.get_origin(hint) is Literal:
@@ -241,8 +241,9 @@ def _typed(hint: Any, origin: Any, args: tuple[Any, ...], value: Any, path: str)
 def _read_union(registry: Registry, values: Any, path: str) -> Any:
   """The section of the kind that its tag names.
 
-  Of a ConfigDict, placeholders of other kinds (None) are passed over; so is what the config's file left at the
-  default of the kind that it had chosen before the command line chose this one.
+  A ConfigDict holds the options of the other kinds too. They are skipped where they are None, as placeholders
+  are, and where they have the default of the kind that the config's file had chosen, in case the command line
+  has chosen another.
   """
   if dataclasses.is_dataclass(values):  # as it is in Python already
     values = {registry.tag: registry.name_of(type(values))} | as_dict(values)

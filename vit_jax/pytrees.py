@@ -8,7 +8,7 @@ from jax.tree_util import keystr
 
 
 def path_of(keys: tuple[Any, ...]) -> str:
-  """JAX's key path as text: 'a/b/0'."""
+  """A key path of JAX as text: 'a/b/0'."""
   return keystr(keys, simple=True, separator='/')
 
 

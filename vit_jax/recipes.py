@@ -1,4 +1,4 @@
-"""Recipes that configs and `vit_jax.transfer` share: the paper's fine-tuning (table 4), a small CIFAR-10 model.
+"""Recipes that configs and `vit_jax.transfer` share: the paper's fine-tuning, and a small CIFAR-10 model.
 
 The paper's pre-training (table 3) stands, number by number, in configs/vit_*.py.
 """

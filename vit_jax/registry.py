@@ -19,9 +19,9 @@ class Registry(Generic[T]):
   def __init__(self, what: str, entries: dict[str, str], *, tag: str = 'name'):
     """
     Args:
-      what: is registered, for errors: 'model'.
+      what: the kind of thing that is registered, for errors: 'model'.
       entries: name -> 'module:Class'.
-      tag: the option that holds the name, where the classes are sections of a config.
+      tag: the option that holds the name, if the classes are sections of a config.
     """
     self.what = what
     self.tag = tag
@@ -47,16 +47,17 @@ class Registry(Generic[T]):
     Raises:
       UserError: there is none; the error names the nearest.
     """
-    entry = self._entries.get(name)
-    if entry is None:
+    if name not in self._entries:
       near = difflib.get_close_matches(str(name), self._entries, n=1)
       hint = f'did you mean {near[0]!r}?' if near else f'choose one of {", ".join(self._entries)}.'
       raise UserError(f'There is no {self.what} {name!r}; {hint}')
-    if isinstance(entry, str):
-      module, _, attribute = entry.partition(':')
-      entry = getattr(importlib.import_module(module), attribute)
-      self._entries[name] = entry
-    return entry
+    entry = self._entries[name]
+    if not isinstance(entry, str):
+      return entry
+    module, _, attribute = entry.partition(':')
+    cls: type[T] = getattr(importlib.import_module(module), attribute)
+    self._entries[name] = cls
+    return cls
 
   def name_of(self, cls: type) -> str:
     """The name that a class is registered under.

@@ -9,9 +9,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from processes import run
 
-from vit_jax import config
 from vit_jax.checkpoint import checksums
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 DTYPES = ['float32', 'bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool']
 
@@ -47,13 +46,13 @@ def _checksum(array) -> str:
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('shape', [(), (5,), (2, 3, 4)])
-def test_against_the_definition(dtype, shape):
+def test_checksum_is_that_of_the_definition(dtype, shape):
   values = _values(dtype, shape)
   found = checksums.of_arrays({'a': jnp.asarray(values)})['a']
   assert found == {'shape': list(shape), 'dtype': dtype, 'checksum': _reference(values)}
 
 
-def test_no_elements():
+def test_checksum_of_no_elements_is_zero():
   assert _checksum(jnp.zeros((0, 3))) == '0' * 16
 
 
@@ -61,7 +60,7 @@ def test_no_elements():
 def test_sharding_does_not_matter(dtype):
   values = _values(dtype, (8, 4, 6))
   expected = _reference(values)
-  mesh = make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
+  mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
   for spec in (
     P(),
     P('data'),
@@ -75,14 +74,14 @@ def test_sharding_does_not_matter(dtype):
 
 @settings(deadline=None, max_examples=60)
 @given(position=st.integers(0, 63), bit=st.integers(0, 31), seed=st.integers(0, 5))
-def test_any_flipped_bit_changes_it(position, bit, seed):
+def test_any_flipped_bit_changes_the_checksum(position, bit, seed):
   values = np.random.default_rng(seed).standard_normal(64, dtype=np.float32)
   flipped = values.copy()
   flipped.view(np.uint32)[position] ^= np.uint32(1 << bit)
   assert _checksum(jnp.asarray(values)) != _checksum(jnp.asarray(flipped))
 
 
-def test_order_zeros_and_shape_matter():
+def test_order_sign_of_zero_and_shape_change_the_checksum():
   values = np.arange(6, dtype=np.float32)
   sums = {_checksum(jnp.asarray(v)) for v in (values, values[::-1], np.roll(values, 1), -values, values * 0)}
   assert len(sums) == 5
@@ -92,9 +91,9 @@ def test_order_zeros_and_shape_matter():
   assert shapes['a'] != shapes['b']
 
 
-def test_it_needs_no_memory_and_moves_no_array():
+def test_checksum_needs_no_memory_and_moves_no_array():
   """Read off the compiled program, for an array split over eight devices."""
-  mesh = make_mesh(config.MeshConfig(data=1, fsdp=4, tensor=2))
+  mesh = make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
   x = jax.device_put(jnp.zeros((64, 512, 32)), NamedSharding(mesh, P(None, 'fsdp', 'tensor')))
   compiled = checksums._sums.lower(x, NamedSharding(mesh, P())).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < x.nbytes / 100
@@ -104,18 +103,17 @@ MANY = """
   import jax
   import jax.numpy as jnp
   from jax.sharding import NamedSharding, PartitionSpec as P
-  from vit_jax import config
   from vit_jax.checkpoint import checksums
-  from vit_jax.parallel.mesh import make_mesh
+  from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
-  mesh = make_mesh(config.Mesh(data=1, fsdp=-1))
+  mesh = make_mesh(MeshConfig(data=1, fsdp=-1))
   array = jax.device_put(jnp.arange(2.0**20), NamedSharding(mesh, P('fsdp')))
   found = checksums.of_arrays({str(number): array for number in range(500)})
   print(len(found), 'arrays,', len({sums['checksum'] for sums in found.values()}), 'checksum')
 """
 
 
-def test_many_arrays_on_more_devices_than_cores():
+def test_many_arrays_on_more_devices_than_cores_do_not_hang():
   """In a process of its own: where XLA's CPU client hangs, it ends the process after a minute."""
   (output,) = run(MANY, devices=8)
   assert output.endswith('500 arrays, 1 checksum\n')

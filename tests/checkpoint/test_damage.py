@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax import config
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
 
@@ -42,7 +42,7 @@ def frozen():
 def sound(tmp_path_factory) -> pathlib.Path:
   """A run with the steps 1 and 2."""
   directory = tmp_path_factory.mktemp('sound') / 'checkpoints'
-  with Manager(directory, config.CheckpointConfig()) as manager:
+  with Manager(directory, CheckpointConfig()) as manager:
     for step in (1, 2):
       manager.save(step, jax.device_put(_items(step)), {'step': step}, {'val/loss': 1.0})
   return directory
@@ -59,7 +59,7 @@ def _restored(run: pathlib.Path, caplog) -> tuple[int, list[str]]:
   caplog.clear()
   with (
     caplog.at_level(logging.WARNING, 'vit_jax'),
-    Manager(run, config.CheckpointConfig(best='val/loss')) as manager,
+    Manager(run, CheckpointConfig(best='val/loss')) as manager,
   ):
     step, items, meta = manager.restore_newest(ABSTRACT)
   assert meta == {'step': step}
@@ -84,7 +84,7 @@ def _damages(content: bytes):
     yield f'byte {position} flipped', _flipped(content, position, 0x10)
 
 
-def test_every_file(run, caplog):
+def test_damage_to_any_file_is_noticed_or_harmless(run, caplog):
   files = sorted(path for path in (run / '2').rglob('*') if path.is_file())
   assert len(files) > 15
   backup = run.parent / 'backup'
@@ -115,7 +115,7 @@ def test_every_file(run, caplog):
     assert outcomes[f'2/{part}'] == 1
 
 
-def test_every_byte_of_the_numbers(run, caplog):
+def test_any_flipped_byte_of_the_numbers_is_noticed_or_harmless(run, caplog):
   """Orbax alone gives back wrong numbers for these."""
   numbers = max((run / '2' / 'params').rglob('d/*'), key=lambda path: path.stat().st_size)
   content = numbers.read_bytes()
@@ -158,7 +158,7 @@ def test_every_byte_of_the_numbers(run, caplog):
   }.items(),
   ids=lambda item: item[0].replace(' ', '-'),
 )
-def test_larger_damage(run, caplog, damage):
+def test_larger_damage_falls_back_to_the_step_before(run, caplog, damage):
   damage[1](run)
   step, warnings = _restored(run, caplog)
   if damage[0] == 'a file in its place':  # that is no step
@@ -167,15 +167,15 @@ def test_larger_damage(run, caplog, damage):
     assert step == 1 and len(warnings) == 1
     assert (run.parent / 'damaged' / '2-0').exists()
     # The run goes on from there, and saves that step again.
-    with Manager(run, config.CheckpointConfig()) as manager:
+    with Manager(run, CheckpointConfig()) as manager:
       assert manager.save(2, jax.device_put(_items(2)), {'step': 2})
     assert _restored(run, caplog) == (2, [])
 
 
-def test_only_what_is_asked_for_is_looked_at(run, caplog):
+def test_damage_to_an_item_that_is_not_asked_for_does_not_matter(run, caplog):
   """To evaluate, the parameters suffice."""
   shutil.rmtree(run / '2' / 'opt_state')
-  with Manager(run, config.CheckpointConfig(), read_only=True) as manager:
+  with Manager(run, CheckpointConfig(), read_only=True) as manager:
     assert manager.restore_newest({'params': ABSTRACT['params']})[0] == 2
     assert manager.restore_newest(ABSTRACT)[0] == 1
 
@@ -186,7 +186,7 @@ def test_nothing_sound_is_an_error_and_nothing_is_moved(run, caplog):
   before = sorted(run.parent.rglob('*'))
   for _ in range(2):  # nor does the next start begin from scratch
     with (
-      Manager(run, config.CheckpointConfig()) as manager,
+      Manager(run, CheckpointConfig()) as manager,
       pytest.raises(UserError, match='None of the 2 check') as error,
     ):
       manager.restore_newest(ABSTRACT)
@@ -199,7 +199,7 @@ def test_no_memory_is_not_damage(run, monkeypatch):
     raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes')
 
   monkeypatch.setattr(ocp.StandardCheckpointHandler, 'restore', restore)
-  with Manager(run, config.CheckpointConfig()) as manager:
+  with Manager(run, CheckpointConfig()) as manager:
     with pytest.raises(RuntimeError, match='RESOURCE_EXHAUSTED'):
       manager.restore_newest(ABSTRACT)
     assert manager.all_steps() == [1, 2]

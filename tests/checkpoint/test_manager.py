@@ -10,11 +10,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config
 from vit_jax.checkpoint import checksums
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 
 def _tree(seed: int = 0) -> dict:
@@ -44,13 +44,13 @@ def _assert_same(ours, expected):
 
 
 def _save(directory, steps, **options):
-  with Manager(directory, config.CheckpointConfig(keep=100), **options) as manager:
+  with Manager(directory, CheckpointConfig(keep=100), **options) as manager:
     for step in steps:
       assert manager.save(step, {'params': _tree(step)}, {'seen': step})
 
 
-def test_bits_come_back(tmp_path):
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+def test_saved_bits_come_back(tmp_path):
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     assert manager.restore_newest({'params': _abstract(_tree())}) is None
     assert manager.latest_step() is None and manager.all_steps() == []
     items = {'params': _tree(1), 'average': _tree(2), 'counters': {'step': 7, 'skipped': np.int64(2)}}
@@ -60,7 +60,7 @@ def test_bits_come_back(tmp_path):
     manager.wait()
     assert manager.latest_step() == 7
     assert not manager.save(7, items, meta)
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     assert not manager.save(7, items, meta)
     items['counters'] = {'step': jnp.int32(7), 'skipped': jnp.int32(2)}
     step, restored, seen = manager.restore_newest(_abstract(items))
@@ -68,11 +68,11 @@ def test_bits_come_back(tmp_path):
   _assert_same(restored, items)
 
 
-def test_any_subset_can_be_restored(tmp_path):
+def test_any_subset_of_items_can_be_restored(tmp_path):
   items = {'params': _tree(1), 'opt_state': _tree(2), 'empty': {}}
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     manager.save(1, items, {'a': 1})
-  with Manager(tmp_path, config.CheckpointConfig(), read_only=True) as manager:
+  with Manager(tmp_path, CheckpointConfig(), read_only=True) as manager:
     for names in ([], ['params'], ['opt_state', 'empty']):
       step, restored, meta = manager.restore_newest({name: _abstract(items[name]) for name in names})
       assert (step, meta) == (1, {'a': 1})
@@ -95,7 +95,7 @@ def test_optimizer_states_come_back(tmp_path):
     optax.sgd(optax.linear_schedule(1.0, 0.0, 10), momentum=0.9, accumulator_dtype=jnp.bfloat16),
   )
   _, state = optimizer.update(params, optimizer.init(params), params)
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     manager.save(1, {'opt_state': state, 'nothing': optax.set_to_zero().init(params)}, {})
     abstract = jax.eval_shape(optimizer.init, params)
     _, items, _ = manager.restore_newest({'opt_state': abstract, 'nothing': optax.EmptyState()})
@@ -104,11 +104,11 @@ def test_optimizer_states_come_back(tmp_path):
 
 
 MESHES = {
-  'one': (config.MeshConfig(), 1),
-  'data': (config.MeshConfig(), 8),
-  'fsdp': (config.MeshConfig(data=1, fsdp=8), 8),
-  'mixed': (config.MeshConfig(data=1, fsdp=2, tensor=4), 8),
-  'half': (config.MeshConfig(data=1, fsdp=2, tensor=2), 4),
+  'one': (MeshConfig(), 1),
+  'data': (MeshConfig(), 8),
+  'fsdp': (MeshConfig(data=1, fsdp=8), 8),
+  'mixed': (MeshConfig(data=1, fsdp=2, tensor=4), 8),
+  'half': (MeshConfig(data=1, fsdp=2, tensor=2), 4),
 }
 
 
@@ -119,10 +119,10 @@ def _shardings(name):
 
 
 @pytest.mark.parametrize('before', MESHES)
-def test_another_mesh(tmp_path, before):
+def test_arrays_can_be_restored_on_another_mesh(tmp_path, before):
   values = {'kernel': np.random.default_rng(0).standard_normal((16, 8), np.float32), 'step': np.int32(3)}
   saved = jax.device_put(values, _shardings(before))
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     manager.save(1, {'params': saved}, {})
     for after in MESHES:
       shardings = _shardings(after)
@@ -138,11 +138,11 @@ def test_another_mesh(tmp_path, before):
 
 
 def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path):
-  mesh = make_mesh(config.MeshConfig(data=1, fsdp=8))
+  mesh = make_mesh(MeshConfig(data=1, fsdp=8))
   overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
   expected = np.random.default_rng(0).standard_normal((512, 512), np.float32)
   x = jax.device_put(expected, NamedSharding(mesh, P('fsdp')))
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     manager.save(1, {'params': {'x': x}}, {})
     for _ in range(5):
       x = overwrite(x)
@@ -151,19 +151,19 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path):
   np.testing.assert_array_equal(items['params']['x'], expected)
 
 
-def test_an_interrupted_run_cleans_up_and_goes_on(tmp_path):
+def test_partial_save_of_a_killed_run_is_removed(tmp_path):
   _save(tmp_path, [1, 2])
   partial = tmp_path / '3.orbax-checkpoint-tmp'
   (partial / 'params').mkdir(parents=True)
-  with Manager(tmp_path, config.CheckpointConfig(), read_only=True) as manager:
+  with Manager(tmp_path, CheckpointConfig(), read_only=True) as manager:
     assert partial.exists() and manager.latest_step() == 2
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     assert not partial.exists() and manager.all_steps() == [1, 2]
 
 
-def test_a_relative_directory(tmp_path, monkeypatch):
+def test_relative_directory_is_made_absolute(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with Manager(os.path.join('runs', 'x'), config.CheckpointConfig()) as manager:
+  with Manager(os.path.join('runs', 'x'), CheckpointConfig()) as manager:
     manager.save(1, {'params': _tree()}, {})
     monkeypatch.chdir('/')
     manager.wait()
@@ -171,27 +171,27 @@ def test_a_relative_directory(tmp_path, monkeypatch):
     assert manager.restore_newest({'params': _abstract(_tree())})[0] == 1
 
 
-def test_read_only_changes_nothing(tmp_path):
+def test_read_only_manager_changes_nothing(tmp_path):
   _save(tmp_path / 'run', [1, 2])
   (tmp_path / 'run' / '2' / 'meta' / 'metadata').unlink()
   before = sorted(tmp_path.rglob('*'))
-  with Manager(tmp_path / 'run', config.CheckpointConfig(), read_only=True) as manager:
+  with Manager(tmp_path / 'run', CheckpointConfig(), read_only=True) as manager:
     assert manager.restore_newest({'params': _abstract(_tree())})[0] == 1
     with pytest.raises(ValueError, match='read only'):
       manager.save(3, {'params': _tree()}, {})
   assert sorted(tmp_path.rglob('*')) == before
-  with Manager(tmp_path / 'missing', config.CheckpointConfig(), read_only=True) as manager:
+  with Manager(tmp_path / 'missing', CheckpointConfig(), read_only=True) as manager:
     assert manager.restore_newest({}) is None
   assert sorted(tmp_path.rglob('*')) == before
 
 
-def test_a_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
+def test_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
   _save(tmp_path / 'run', [1])
   wide, other, extra = (_abstract(_tree()) for _ in range(3))
   wide['kernel'] = jax.ShapeDtypeStruct((16, 9), jnp.float32)
   other['kernel'] = jax.ShapeDtypeStruct((16, 8), jnp.bfloat16)  # Orbax would cast it without a word
   extra['head'] = jax.ShapeDtypeStruct((3,), jnp.float32)
-  with Manager(tmp_path / 'run', config.CheckpointConfig()) as manager:
+  with Manager(tmp_path / 'run', CheckpointConfig()) as manager:
     for asked, words in [
       (wide, r'params kernel is float32 \(16, 8\) there and float32 \(16, 9\) in this config'),
       (other, r'params kernel is float32 \(16, 8\) there and bfloat16 \(16, 8\)'),
@@ -205,9 +205,9 @@ def test_a_sound_checkpoint_of_another_shape_is_not_damage(tmp_path, caplog):
   assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_one_step(tmp_path):
+def test_one_step_can_be_restored(tmp_path):
   _save(tmp_path, [1, 2, 3])
-  with Manager(tmp_path, config.CheckpointConfig(), read_only=True) as manager:
+  with Manager(tmp_path, CheckpointConfig(), read_only=True) as manager:
     items, meta = manager.restore(2, {'params': _abstract(_tree())})
     assert meta == {'seen': 2}
     _assert_same(items['params'], _tree(2))
@@ -219,14 +219,14 @@ def test_one_step(tmp_path):
 
 
 def test_random_keys_and_numbers_that_do_not_fit_are_refused(tmp_path):
-  with Manager(tmp_path, config.CheckpointConfig()) as manager:
+  with Manager(tmp_path, CheckpointConfig()) as manager:
     with pytest.raises(ValueError, match='rng/dropout is a random key'):
       manager.save(1, {'state': {'rng': {'dropout': jax.random.key(0)}}}, {})
     with pytest.raises(ValueError, match='examples does not fit into int32'):
       manager.save(1, {'state': {'examples': 2**40}}, {})
 
 
-def test_what_is_kept(tmp_path):
+def test_newest_best_and_periodic_steps_are_kept(tmp_path):
   small = {'params': {'x': jnp.ones(2)}}
   losses = {1: 0.5, 2: 0.1, 3: 0.3, 4: float('nan'), 5: 0.2, 6: None, 7: 0.4}
 
@@ -234,7 +234,12 @@ def test_what_is_kept(tmp_path):
     # Every second step with a new Manager, as after a restart.
     for step in losses:
       if step % 2:
-        manager = Manager(directory, config.CheckpointConfig(keep=2, best=best), keep_every_steps=3)
+        manager = Manager(
+          directory,
+          CheckpointConfig(keep=2, best=best),
+          keep_every_steps=3,
+          lower_is_better=best == 'val/loss',
+        )
       value = losses[step]
       metrics = None if value is None else {'val/loss': value, 'val/accuracy': value}
       manager.save(step, small, {}, metrics)
@@ -248,9 +253,9 @@ def test_what_is_kept(tmp_path):
   assert train('val/accuracy', tmp_path / 'accuracy') == [1, 3, 6, 7]
 
 
-def test_the_best_does_not_need_sound_neighbours(tmp_path):
+def test_best_step_is_found_beside_a_damaged_one(tmp_path):
   """Orbax's own policy reads each step's metrics at the start, and ends the program at a damaged file."""
-  checkpoint = config.CheckpointConfig(keep=2, best='val/accuracy')
+  checkpoint = CheckpointConfig(keep=2, best='val/accuracy')
   small = {'params': {'x': jnp.ones(2)}}
   with Manager(tmp_path / 'run', checkpoint) as manager:
     for step, accuracy in [(1, 0.9), (2, 0.1), (3, 0.2)]:
@@ -266,8 +271,8 @@ def test_the_best_does_not_need_sound_neighbours(tmp_path):
   assert (tmp_path / 'damaged' / '3-0').is_dir()
 
 
-def test_a_metric_that_no_evaluation_gives(tmp_path):
-  with Manager(tmp_path, config.CheckpointConfig(best='val/acuracy')) as manager:
+def test_unknown_best_metric_names_those_there_are(tmp_path):
+  with Manager(tmp_path, CheckpointConfig(best='val/acuracy')) as manager:
     assert manager.save(1, {'params': _tree()}, {})  # no evaluation yet
     with pytest.raises(UserError, match=r"best is 'val/acuracy'.*choose one of val/accuracy, val/loss\."):
       manager.save(2, {'params': _tree()}, {}, {'val/loss': 1.0, 'val/accuracy': 0.5})

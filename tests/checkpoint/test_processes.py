@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from processes import finish, run, start
 
-from vit_jax import config
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 SHAPE = (16, 8)
 
@@ -27,13 +27,13 @@ import sys
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from vit_jax import config
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.parallel import distributed
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 distributed.initialize()
-mesh = make_mesh(config.Mesh(data=1, fsdp=-1))
+mesh = make_mesh(MeshConfig(data=1, fsdp=-1))
 shardings = {'x': NamedSharding(mesh, P('fsdp')), 'y': NamedSharding(mesh, P())}
 
 def values(step):
@@ -59,7 +59,7 @@ def check(items, step):
 SAVE = (
   COMMON
   + """
-with Manager(sys.argv[1], config.Checkpoint(keep=3)) as manager:
+with Manager(sys.argv[1], CheckpointConfig(keep=3)) as manager:
   for step in (1, 2, 3):
     assert manager.save(step, {'params': arrays(step), 'counters': {'step': step}}, {'step': step})
 assert manager.all_steps() == [1, 2, 3]
@@ -69,7 +69,7 @@ assert manager.all_steps() == [1, 2, 3]
 RESTORE = (
   COMMON
   + """
-with Manager(sys.argv[1], config.Checkpoint(keep=3)) as manager:
+with Manager(sys.argv[1], CheckpointConfig(keep=3)) as manager:
   step, items, meta = manager.restore_newest({'params': abstract})
   assert meta == {'step': step}
   check(items, step)
@@ -86,25 +86,25 @@ def _values(step: int) -> dict:
 
 def _restore_here(directory: pathlib.Path) -> int:
   """The newest step, restored by this one process with eight devices, its values checked."""
-  mesh = make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
+  mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
   sharding = {'x': NamedSharding(mesh, P('fsdp', 'tensor')), 'y': NamedSharding(mesh, P())}
   abstract = jax.tree.map(
     lambda v, s: jax.ShapeDtypeStruct(np.shape(v), np.asarray(v).dtype, sharding=s), _values(0), sharding
   )
-  with Manager(directory, config.CheckpointConfig()) as manager:
+  with Manager(directory, CheckpointConfig()) as manager:
     step, items, _ = manager.restore_newest({'params': abstract})
   for name, expected in _values(step).items():
     np.testing.assert_array_equal(items['params'][name], expected)
   return step
 
 
-def test_saved_by_two_restored_by_one(tmp_path):
+def test_one_process_restores_what_two_saved(tmp_path):
   run(SAVE, 2, arguments=(tmp_path / 'run',))
   assert _restore_here(tmp_path / 'run') == 3
 
 
-def test_saved_by_one_restored_by_two(tmp_path):
-  with Manager(tmp_path / 'run', config.CheckpointConfig()) as manager:
+def test_two_processes_restore_what_one_saved(tmp_path):
+  with Manager(tmp_path / 'run', CheckpointConfig()) as manager:
     manager.save(4, {'params': jax.device_put(_values(4))}, {'step': 4})
   outputs = run(RESTORE, 2, arguments=(tmp_path / 'run',))
   assert all('restored 4 by 2' in output for output in outputs)
@@ -143,14 +143,14 @@ if jax.process_index() == 1:
   assert [path.name for path in (tmp_path / 'damaged').iterdir()] == ['3-0']
 
 
-def test_processes_that_do_not_share_the_directory(tmp_path):
+def test_processes_that_do_not_share_the_directory_are_told_so(tmp_path):
   _save_small(tmp_path / '0', 1)
   _save_small(tmp_path / '1', 2)
   own = (
     COMMON
     + """
 from vit_jax.errors import UserError
-with Manager(f'{sys.argv[1]}/{jax.process_index()}', config.Checkpoint(), read_only=True) as manager:
+with Manager(f'{sys.argv[1]}/{jax.process_index()}', CheckpointConfig(), read_only=True) as manager:
   try:
     manager.restore_newest({})
   except UserError as error:
@@ -166,22 +166,22 @@ FOREVER = """
 import sys
 import jax
 import numpy as np
-from vit_jax import config
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 
-with Manager(sys.argv[1], config.Checkpoint(keep=2)) as manager:
+with Manager(sys.argv[1], CheckpointConfig(keep=2)) as manager:
   for step in range(1, 1000):
     x = np.random.default_rng(step).standard_normal((1024, 8192), np.float32)
     manager.save(step, {'params': {'x': jax.device_put(x)}}, {'step': step})
 """
 
 
-def test_killed_while_saving(tmp_path):
+def test_run_killed_while_saving_restores_a_whole_step(tmp_path):
   """SIGKILL at different moments of a save; what is restored is always one step, whole."""
   directory = tmp_path / 'run'
   partial = 0
   for attempt in range(3):
-    before = max(Manager(directory, config.CheckpointConfig(), read_only=True).all_steps(), default=0)
+    before = max(Manager(directory, CheckpointConfig(), read_only=True).all_steps(), default=0)
     (process,) = start(
       FOREVER.replace('range(1, 1000)', f'range({before + 1}, 1000)'), arguments=(directory,)
     )
@@ -194,7 +194,7 @@ def test_killed_while_saving(tmp_path):
     finish([process])
     partial += bool(list(directory.glob('*.orbax-checkpoint-tmp*')))
     abstract = {'params': {'x': jax.ShapeDtypeStruct((1024, 8192), np.float32)}}
-    with Manager(directory, config.CheckpointConfig()) as manager:
+    with Manager(directory, CheckpointConfig()) as manager:
       assert not list(directory.glob('*.orbax-checkpoint-tmp*'))
       step, items, meta = manager.restore_newest(abstract)
     assert step > before and meta == {'step': step}
@@ -225,35 +225,35 @@ def small_disk(tmp_path):
 
 
 def _save_small(directory: pathlib.Path, step: int) -> None:
-  with Manager(directory, config.CheckpointConfig()) as manager:
+  with Manager(directory, CheckpointConfig()) as manager:
     manager.save(step, {'params': jax.device_put(_values(step))}, {'step': step})
 
 
 FULL = """
   import sys
   import jax
-  from vit_jax import config
+  from vit_jax.checkpoint.config import CheckpointConfig
   from vit_jax.checkpoint.manager import Manager
   from vit_jax.errors import UserError
   try:
-    with Manager(sys.argv[1], config.Checkpoint()) as manager:
+    with Manager(sys.argv[1], CheckpointConfig()) as manager:
       manager.save(1, {'params': {'x': jax.random.normal(jax.random.key(0), (2048, 1024))}}, {})
   except UserError as error:
     print(error)
 """
 
 
-def test_a_full_disk_is_one_line(small_disk):
+def test_full_disk_prints_one_line(small_disk):
   """Without the four pages that Orbax logs."""
   (output,) = run(FULL, arguments=(small_disk / 'run',))
   assert output.startswith('The disk is full') and output.count('\n') == 1
 
 
-def test_a_full_disk(small_disk):
+def test_full_disk_leaves_the_older_step(small_disk):
   directory = small_disk / 'run'
   _save_small(directory, 1)
   large = {'params': {'x': jax.random.normal(jax.random.key(0), (2048, 1024))}}
-  manager = Manager(directory, config.CheckpointConfig(keep=1))
+  manager = Manager(directory, CheckpointConfig(keep=1))
   with pytest.raises(UserError, match='The disk is full') as error:
     manager.save(2, large, {})
     manager.wait()
@@ -261,7 +261,7 @@ def test_a_full_disk(small_disk):
   assert _restore_here(directory) == 1  # and what was half written is gone
   with (
     pytest.raises(UserError, match='The disk is full'),
-    Manager(directory, config.CheckpointConfig()) as manager,
+    Manager(directory, CheckpointConfig()) as manager,
   ):
     manager.save(3, large, {})
     time.sleep(1)
@@ -270,7 +270,7 @@ def test_a_full_disk(small_disk):
   assert _restore_here(directory) == 5
 
 
-def test_a_disk_that_is_full_already(small_disk):
+def test_disk_that_is_full_from_the_start_is_one_sentence(small_disk):
   directory = small_disk / 'run'
   _save_small(directory, 1)
   with pytest.raises(OSError, match='No space left'), (small_disk / 'ballast').open('wb') as ballast:
@@ -283,18 +283,18 @@ def test_a_disk_that_is_full_already(small_disk):
   assert _restore_here(directory) == 1
 
 
-def test_a_directory_that_cannot_be_written(small_disk):
+def test_read_only_file_system_is_one_sentence(small_disk):
   _save_small(small_disk / 'run', 1)
   subprocess.run(['mount', '-o', 'remount,ro', small_disk], check=True)
   for name in ('run', 'new'):
     with pytest.raises(UserError, match=r'cannot be written to .*Read-only file system'):
-      Manager(small_disk / name, config.CheckpointConfig())
-  with Manager(small_disk / 'run', config.CheckpointConfig(), read_only=True) as manager:
+      Manager(small_disk / name, CheckpointConfig())
+  with Manager(small_disk / 'run', CheckpointConfig(), read_only=True) as manager:
     assert manager.restore_newest({})[0] == 1
 
 
-def test_a_file_where_the_directory_should_be(tmp_path):
+def test_file_where_the_directory_should_be_is_one_sentence(tmp_path):
   (tmp_path / 'file').write_text('')
   for directory in (tmp_path / 'file', tmp_path / 'file' / 'checkpoints'):
     with pytest.raises(UserError, match='choose a directory'):
-      Manager(directory, config.CheckpointConfig())
+      Manager(directory, CheckpointConfig())

@@ -1,4 +1,4 @@
-"""What the tests of the data path share."""
+"""Fixtures of the data path's tests."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ def shades_dir(tmp_path_factory):
 
 @pytest.fixture
 def split_over():
-  """split_over(n): the first axis over n of the eight devices; split_over(n, copies): each part copied."""
+  """split_over(parts, copies): shards the first axis over so many devices, each part on `copies` of them."""
 
   def sharding(parts: int, copies: int = 1) -> jax.sharding.NamedSharding:
     devices = np.array(jax.devices()[: parts * copies]).reshape(copies, parts)

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from image_bytes import png
 
-from vit_jax.data.sources.base import Record
+from vit_jax.data.sources.base import Record, Source
 
 
 class Shades(tfds.core.GeneratorBasedBuilder):
@@ -23,12 +23,12 @@ class Shades(tfds.core.GeneratorBasedBuilder):
     return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager):
-    return {'train': self._some(range(10)), 'test': self._some(range(10, 14))}
+    return {'train': self._images(range(10)), 'test': self._images(range(10, 14))}
 
   def _generate_examples(self):
     raise NotImplementedError
 
-  def _some(self, numbers):
+  def _images(self, numbers):
     for number in numbers:
       yield number, {'id': str(number), 'photo': png(np.full((6, 6, 3), number)), 'colour': number % 3}
 
@@ -57,8 +57,12 @@ class Lists(tfds.core.GeneratorBasedBuilder):
       yield number, {'image': image, 'labels': np.flatnonzero(bits)}
 
 
-class FakeSource:
-  """Records whose label is their number and whose image is random but fixed."""
+class FakeSource(Source):
+  """Records whose label is their number and whose image is random but fixed.
+
+  Attributes:
+    reads: the numbers of the records read so far.
+  """
 
   def __init__(self, size: int, shape=(6, 7, 3)):
     self.class_names = tuple(map(str, range(size)))

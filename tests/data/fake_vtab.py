@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from fake_data import png
+from image_bytes import png
 
 # Records of train, validation and test: as few as the published splits bear.
 _SIZES = {

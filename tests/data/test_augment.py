@@ -1,13 +1,14 @@
 import collections
+import functools
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from vit_jax import config
 from vit_jax.data import augment, augment_policy, transforms
 from vit_jax.data import image_ops as ops
 from vit_jax.data.augment import augmentation
+from vit_jax.data.config import DataConfig
 
 NOISE = np.random.default_rng(7).integers(0, 256, (56, 112, 3), np.uint8)
 
@@ -19,7 +20,7 @@ def rng(seed=0):
 @pytest.mark.parametrize('text', [*augment_policy.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)'])
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('size', [(32, 32), (7, 5), (1, 1)])
-def test_any_image_keeps_its_shape_and_the_generator_decides(text, channels, size):
+def test_every_augmentation_keeps_shape_and_type_and_is_a_function_of_the_generator(text, channels, size):
   image = rng().integers(0, 256, (*size, channels), np.uint8)
   before = image.copy()
   for seed in range(20):
@@ -29,20 +30,24 @@ def test_any_image_keeps_its_shape_and_the_generator_decides(text, channels, siz
   np.testing.assert_array_equal(image, before)
 
 
-def test_none_changes_nothing_and_a_training_image_is_augmented_behind_its_crop():
+def test_training_images_are_augmented_after_their_crop():
   image = NOISE[:32, :32]
-  data = config.DataConfig(image_size=(32, 32), crop='resize')
+  data = DataConfig(image_size=(32, 32), crop='resize')
   np.testing.assert_array_equal(transforms.train_image(image, 'x', data, rng()), image)
-  data = config.DataConfig(image_size=(32, 32), crop='resize', augment='strong1')
+  data = DataConfig(image_size=(32, 32), crop='resize', augment='strong1')
   got = transforms.train_image(image, 'x', data, rng(3))
   np.testing.assert_array_equal(got, augmentation('randaugment(2,20)')(image, rng(3)))
 
 
-def test_randaugment_draws_its_operations_evenly_and_independently(monkeypatch):
+def test_randaugment_draws_operations_evenly_and_independently(monkeypatch):
   drawn = []
-  record = lambda name: lambda image, level, rng: drawn.append((name, level)) or image
+
+  def spy(name, image, level, rng):
+    drawn.append((name, level))
+    return image
+
   assert len(augment.RANDAUGMENT) == 16
-  monkeypatch.setattr(augment, '_OPERATIONS', [record(name) for name in augment.RANDAUGMENT])
+  monkeypatch.setattr(augment, '_OPERATIONS', [functools.partial(spy, name) for name in augment.RANDAUGMENT])
   generator = rng()
   for _ in range(8000):
     augment.randaugment(NOISE, generator, layers=2, magnitude=15)
@@ -54,8 +59,8 @@ def test_randaugment_draws_its_operations_evenly_and_independently(monkeypatch):
   assert stats.chisquare(expected).pvalue > 1e-4
 
 
-# What the original project computes (tf.function of its autoaugment.py, once run beside ours) at magnitudes
-# 0, 5, 10, 15 and 20.
+# The strengths that the original project computes at magnitudes 0, 5, 10, 15 and 20 (its autoaugment.py as a
+# tf.function, run once beside ours).
 STRENGTHS = {
   'Posterize': ('posterize', [1, 2, 4, 6, 8]),
   'Solarize': ('solarize', [0, 128, 0, 128, 0]),
@@ -73,7 +78,7 @@ STRENGTHS = {
 
 
 @pytest.mark.parametrize('name', STRENGTHS)
-def test_the_magnitude_is_the_originals(name):
+def test_magnitudes_give_the_strengths_of_the_original(name):
   op, strengths = STRENGTHS[name]
   signed = name.startswith(('Rotate', 'Shear', 'Translate'))
   for magnitude, strength in zip((0, 5, 10, 15, 20), strengths, strict=True):
@@ -87,11 +92,11 @@ def test_the_magnitude_is_the_originals(name):
 
 
 def near(image, expected):
-  """Equal but for what a factor such as 0.1 + 3.6, which is not 3.7, rounds otherwise."""
+  """Equal, up to the rounding of factors such as 0.1 + 3.6, which is not 3.7."""
   return np.abs(image.astype(int) - expected).max() <= 1
 
 
-def test_cutout_is_a_gray_box_around_any_pixel():
+def test_cutout_is_a_gray_box_with_a_uniform_centre():
   white = np.full((112, 224, 1), 255, np.uint8)
   generator = rng()
   rows, columns, whole = np.zeros(112), np.zeros(224), 0
@@ -104,14 +109,14 @@ def test_cutout_is_a_gray_box_around_any_pixel():
     rows += down
     columns += across
   assert whole / 3000 == pytest.approx((93 / 112) * (185 / 224), abs=0.03)
-  for hits in (rows, columns):  # even but for the edges, which a box reaches from one side only
+  for hits in (rows, columns):  # uniform except at the edges, which a box reaches from one side only
     inner = hits[len(hits) // 5 : -len(hits) // 5]
     assert inner.max() < 1.35 * inner.min() and hits[0] < 0.7 * inner.mean()
   full = augment.RANDAUGMENT['Cutout'](white, 2.0, rng())[..., 0] == 128
   assert full.any(0).sum() > 80
 
 
-def test_three_augment_takes_each_third_of_the_images_and_jitters_all():
+def test_three_augment_chooses_evenly_and_jitters_all():
   image = np.clip(NOISE.astype(int) // 2 + [20, 60, 100], 0, 255).astype(np.uint8)
   first = {
     'gray': ops.grayscale(image),
@@ -132,15 +137,17 @@ def test_three_augment_takes_each_third_of_the_images_and_jitters_all():
   assert stats.chisquare(list(counts.values())).pvalue > 1e-4
 
 
-def test_jitter_reaches_its_range_evenly(monkeypatch):
+def test_jitter_factors_are_uniform_in_every_order(monkeypatch):
   seen = {name: [] for name in ('brightness', 'contrast', 'saturation')}
   orders = collections.Counter()
   order = []
 
-  def spy(name):
-    return lambda image, factor: order.append(name) or seen[name].append(factor) or image
+  def spy(name, image, factor):
+    order.append(name)
+    seen[name].append(factor)
+    return image
 
-  monkeypatch.setattr(augment, '_JITTERED', tuple(spy(name) for name in seen))
+  monkeypatch.setattr(augment, '_JITTERED', tuple(functools.partial(spy, name) for name in seen))
   generator = rng()
   for _ in range(3000):
     order.clear()
@@ -151,7 +158,7 @@ def test_jitter_reaches_its_range_evenly(monkeypatch):
   assert len(orders) == 6 and stats.chisquare(list(orders.values())).pvalue > 1e-4
 
 
-def test_jitter_is_made_of_the_three_enhancements():
+def test_jitter_applies_brightness_contrast_and_saturation():
   generator, again = rng(4), rng(4)
   expected = NOISE
   for index in again.permutation(3):
@@ -160,7 +167,7 @@ def test_jitter_is_made_of_the_three_enhancements():
   np.testing.assert_array_equal(augment.jitter(NOISE, generator, strength=0.4), expected)
 
 
-def test_erasing():
+def test_erase_fills_a_box_of_the_papers_distribution_with_noise():
   image = np.full((200, 100, 3), 100, np.uint8)
   generator = rng()
   areas, aspects, erased = [], [], 0
@@ -188,6 +195,6 @@ def test_erasing():
   assert stats.ks_2samp(np.log(aspects), np.log(aspect[fits])).statistic < 0.07
 
 
-def test_erasing_nothing_and_always():
+def test_erase_with_probability_zero_and_one():
   np.testing.assert_array_equal(augment.erase(NOISE, rng(), probability=0), NOISE)
   assert all((augment.erase(NOISE, rng(seed), probability=1) != NOISE).any() for seed in range(100))

@@ -1,14 +1,13 @@
-import dataclasses
-
 import pytest
 
-from vit_jax import config as c
+from vit_jax import options
 from vit_jax.data import augment_policy
 from vit_jax.data.augment_policy import Step, mixup, parse
+from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 
 
-def test_levels_are_augregs():
+def test_levels_are_those_of_augreg():
   expected = {
     'none': ((), 0.0),
     'light1': ((2, 0), 0.0),
@@ -24,7 +23,7 @@ def test_levels_are_augregs():
     assert mixup(level) == alpha
 
 
-def test_several_in_order():
+def test_several_augmentations_keep_their_order():
   steps = parse('medium1 |erase( 0.25 )| jitter(0.4) | 3augment')
   assert steps == (
     Step('randaugment', (2, 15)),
@@ -52,8 +51,7 @@ def test_several_in_order():
     ('', 'is not written as an augmentation'),
   ],
 )
-def test_what_is_written_wrongly_is_said(text, said):
-  config = dataclasses.replace(c.Config(), data=c.DataConfig(augment=text))
+def test_wrong_notation_names_the_option_and_the_mistake(text, said):
   with pytest.raises(UserError) as error:
-    c.from_config_dict(c.as_json(config))
-  assert str(error.value).startswith('config.data.augment: ') and said in str(error.value)
+    options.from_dict(DataConfig, {'augment': text}, 'config.data')
+  assert str(error.value).startswith(f'config.data.augment is {text!r}; ') and said in str(error.value)

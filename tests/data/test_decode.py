@@ -38,7 +38,7 @@ def close(a, b, tolerance):
 
 
 @pytest.mark.parametrize('form,tolerance', [('png', 0), ('bmp', 0), ('tiff', 0), ('jpeg', 4), ('webp', 4)])
-def test_colour(form, tolerance):
+def test_colour_files_are_rgb_or_luma(form, tolerance):
   pixels = smooth(40, 56)
   close(decode(encode(Image.fromarray(pixels), form)), pixels, tolerance)
   luma = pixels @ [0.299, 0.587, 0.114]  # ITU-R 601
@@ -46,14 +46,14 @@ def test_colour(form, tolerance):
 
 
 @pytest.mark.parametrize('form,tolerance', [('png', 0), ('jpeg', 4), ('tiff', 0), ('gif', 0)])
-def test_grayscale(form, tolerance):
+def test_grayscale_files_are_repeated_or_kept(form, tolerance):
   pixels = smooth(40, 56, 1)
   data = encode(Image.fromarray(pixels[..., 0]), form)
   close(decode(data), np.repeat(pixels, 3, -1), tolerance)
   close(decode(data, 1), pixels, tolerance)
 
 
-def test_one_bit():
+def test_one_bit_becomes_black_and_white():
   bits = np.eye(9, dtype=bool)
   np.testing.assert_array_equal(decode(encode(Image.fromarray(bits), 'png'), 1)[..., 0], 255 * bits)
 
@@ -63,7 +63,7 @@ def test_one_bit():
   [((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 255, 0), (255, 255, 0)), ((0, 0, 0, 255), (0, 0, 0))],
 )
 @pytest.mark.parametrize('form', ['jpeg', 'tiff'])  # Pillow writes JPEG's CMYK inverted, as Adobe does
-def test_cmyk(ink, colour, form):
+def test_cmyk_becomes_rgb(ink, colour, form):
   data = encode(Image.new('CMYK', (16, 16), ink), form)
   if form == 'jpeg':
     assert b'Adobe' in data
@@ -102,7 +102,7 @@ def test_animation_gives_its_first_frame():
     assert (decode(data) == [255, 0, 0]).all(), form
 
 
-# What the picture as meant is turned into in the file, for each EXIF orientation.
+# How a file of each EXIF orientation stores the upright picture.
 STORED = {
   1: lambda x: x,
   2: lambda x: x[:, ::-1],
@@ -117,7 +117,7 @@ STORED = {
 
 @pytest.mark.parametrize('form', ['jpeg', 'png', 'webp', 'tiff'])
 @pytest.mark.parametrize('orientation', STORED)
-def test_exif_orientation(orientation, form):
+def test_exif_orientation_is_applied(orientation, form):
   pixels = smooth(32, 48)
   exif = Image.Exif()
   exif[0x0112] = orientation
@@ -131,7 +131,7 @@ def test_exif_orientation(orientation, form):
 @pytest.mark.parametrize('form', ['jpeg', 'png', 'webp'])
 @pytest.mark.parametrize('damaged', [b'II*', b'no TIFF at all', b'MM\0*\0\0\0\x08\0\x09\0'])
 @pytest.mark.filterwarnings('error')
-def test_exif_that_cannot_be_read_is_none(form, damaged):
+def test_unreadable_exif_is_ignored(form, damaged):
   image = Image.fromarray(smooth(20, 30))
   data = encode(image, form, exif=b'Exif\0\0' + damaged)
   np.testing.assert_array_equal(decode(data), decode(encode(image, form)))
@@ -185,7 +185,7 @@ PNG = encode(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 
     (encode(Image.new('F', (4, 4)), 'tiff'), r'the record cannot be decoded \(it has 32 bits a pixel'),
   ],
 )
-def test_what_cannot_be_decoded_is_named(data, message):
+def test_undecodable_image_is_named_with_the_reason(data, message):
   with pytest.raises(UserError, match=message) as caught:
     decode(data)
   assert '\n' not in str(caught.value) and str(caught.value).endswith('.')
@@ -193,7 +193,7 @@ def test_what_cannot_be_decoded_is_named(data, message):
 
 @pytest.mark.filterwarnings('ignore')  # Pillow's own, on damaged TIFF
 @pytest.mark.parametrize('form', ['jpeg', 'png', 'webp', 'gif', 'tiff', 'bmp'])
-def test_damage_is_decoded_or_named(form):
+def test_damaged_image_is_decoded_or_named(form):
   rng = np.random.default_rng(1)
   whole = np.frombuffer(encode(Image.fromarray(smooth(40, 40)), form), np.uint8)
   for _ in range(60):

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -16,20 +18,24 @@ def pictures():
   return [waves, noise, dull, np.full((12, 9, 3), 77, np.uint8)]
 
 
+def with_argument(ours, pillows, name, value):
+  return functools.partial(ours, **{name: value}), functools.partial(pillows, **{name: value})
+
+
 EXACT = {
   'autocontrast': (ops.autocontrast, ImageOps.autocontrast),
   'equalize': (ops.equalize, ImageOps.equalize),
   'invert': (ops.invert, ImageOps.invert),
-  'posterize 1': (lambda i: ops.posterize(i, 1), lambda i: ImageOps.posterize(i, 1)),
-  'posterize 6': (lambda i: ops.posterize(i, 6), lambda i: ImageOps.posterize(i, 6)),
-  'solarize 0': (lambda i: ops.solarize(i, 0), lambda i: ImageOps.solarize(i, 0)),
-  'solarize 128': (lambda i: ops.solarize(i, 128), lambda i: ImageOps.solarize(i, 128)),
+  'posterize 1': with_argument(ops.posterize, ImageOps.posterize, 'bits', 1),
+  'posterize 6': with_argument(ops.posterize, ImageOps.posterize, 'bits', 6),
+  'solarize 0': with_argument(ops.solarize, ImageOps.solarize, 'threshold', 0),
+  'solarize 128': with_argument(ops.solarize, ImageOps.solarize, 'threshold', 128),
 }
 
 
 @pytest.mark.parametrize('name', EXACT)
 @pytest.mark.parametrize('channels', [1, 3])
-def test_is_pillows(name, channels):
+def test_operation_equals_pillows(name, channels):
   ours, pillows = EXACT[name]
   for image in pictures():
     image = image[..., :channels]
@@ -48,7 +54,7 @@ def test_is_pillows(name, channels):
     (ops.sharpness, ImageEnhance.Sharpness),
   ],
 )
-def test_enhances_as_pillow(ours, pillows, channels, factor):
+def test_enhancement_is_pillows_up_to_rounding(ours, pillows, channels, factor):
   for image in pictures():
     image = image[..., :channels]
     expected = np.asarray(pillows(as_pillow(image)).enhance(factor)).reshape(image.shape)
@@ -58,7 +64,7 @@ def test_enhances_as_pillow(ours, pillows, channels, factor):
     assert (difference > 1).mean() < 0.05
 
 
-def test_gray_is_pillows():
+def test_grayscale_is_pillows_up_to_rounding():
   for image in pictures():
     expected = np.asarray(as_pillow(image).convert('L'))[..., None]
     assert np.abs(ops.grayscale(image).astype(int) - expected).max() <= 1
@@ -79,7 +85,7 @@ def test_blur_is_gaussian(sigma, channels):
   assert np.abs(ops.blur(waves, sigma) - pillows)[6:-6, 6:-6].mean() < 0.6
 
 
-def test_solarize_add():
+def test_solarize_add_changes_dark_values_only():
   image = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
   got = ops.solarize_add(image, 110).ravel()
   np.testing.assert_array_equal(got[:128], np.arange(128) + 110)
@@ -87,25 +93,26 @@ def test_solarize_add():
 
 
 ROTATION = [[np.cos(0.4), -np.sin(0.4)], [np.sin(0.4), np.cos(0.4)]]
+# Operation -> its argument, matrix, shift, and whether it turns about the centre.
 WARPS = {
-  'rotate': (lambda i: ops.rotate(i, np.rad2deg(0.4)), ROTATION, (0, 0), True),
-  'shear_x': (lambda i: ops.shear_x(i, 0.31), [[1, 0.31], [0, 1]], (0, 0), False),
-  'shear_y': (lambda i: ops.shear_y(i, -0.17), [[1, 0], [-0.17, 1]], (0, 0), False),
-  'translate_x': (lambda i: ops.translate_x(i, 13), np.eye(2), (13, 0), False),
-  'translate_y': (lambda i: ops.translate_y(i, -7.2), np.eye(2), (0, -7.2), False),
+  'rotate': (np.rad2deg(0.4), ROTATION, (0, 0), True),
+  'shear_x': (0.31, [[1, 0.31], [0, 1]], (0, 0), False),
+  'shear_y': (-0.17, [[1, 0], [-0.17, 1]], (0, 0), False),
+  'translate_x': (13, np.eye(2), (13, 0), False),
+  'translate_y': (-7.2, np.eye(2), (0, -7.2), False),
 }
 
 
 @pytest.mark.parametrize('name', WARPS)
 @pytest.mark.parametrize('channels', [1, 3])
 def test_warps_take_the_nearest_pixel_or_gray(name, channels):
-  ours, matrix, shift, centred = WARPS[name]
+  strength, matrix, shift, centred = WARPS[name]
   image = pictures()[1][:40, :, :channels]
   height, width = image.shape[:2]
   centre = np.array([width - 1, height - 1]) / 2 * centred
   grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), -1)
   source = (grid - centre) @ np.transpose(matrix) + centre + shift
-  got, right = ours(image), np.zeros((height, width), bool)
+  got, right = getattr(ops, name)(image, strength), np.zeros((height, width), bool)
   for nudge in (-0.03, 0.03):  # OpenCV's coordinates have 5 bits behind the point
     column, row = np.moveaxis(np.rint(source + nudge).astype(int), -1, 0)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
@@ -116,7 +123,7 @@ def test_warps_take_the_nearest_pixel_or_gray(name, channels):
   assert (got == 128).all(-1).mean() > 0.02
 
 
-def test_a_box_is_cut_at_the_edges():
+def test_box_is_clipped_at_the_edges():
   image = pictures()[1]
   got = ops.fill_box(image, -5, 40, 10, 20)
   expected = image.copy()

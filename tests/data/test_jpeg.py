@@ -1,4 +1,4 @@
-"""The fast way through libjpeg-turbo against Pillow, which decodes everything, at full size."""
+"""Decoding with libjpeg-turbo against Pillow, which decodes everything at full size."""
 
 import io
 
@@ -46,7 +46,7 @@ VARIANTS = {
 @pytest.mark.parametrize('variant', VARIANTS)
 @pytest.mark.parametrize('size', [(97, 131), (16, 16), (33, 250)])
 @pytest.mark.parametrize('mode', ['RGB', 'L'])
-def test_box_is_that_of_the_whole(variant, size, mode):
+def test_box_equals_that_of_the_whole_picture(variant, size, mode):
   data = encode(noise(*size), **VARIANTS[variant])
   assert jpeg.read_header(data)[:2] == size
   whole = by_pillow(data, mode)
@@ -62,7 +62,7 @@ def test_box_is_that_of_the_whole(variant, size, mode):
 
 @pytest.mark.parametrize('variant', VARIANTS)
 @pytest.mark.parametrize('factor', [2, 4, 8])
-def test_upper_rows_at_reduced_scale_are_those_of_the_whole(variant, factor):
+def test_upper_rows_at_reduced_scale_equal_those_of_the_whole(variant, factor):
   data = encode(noise(197, 230), **VARIANTS[variant])
   whole = by_pillow(data, factor=factor)
   for bottom in (50, 64, 99, 196, 197):
@@ -72,7 +72,7 @@ def test_upper_rows_at_reduced_scale_are_those_of_the_whole(variant, factor):
     np.testing.assert_array_equal(got[:rows], whole[:rows])
 
 
-def test_gray_file():
+def test_gray_file_gives_one_or_three_channels():
   data = encode(noise(50, 40, 1))
   assert jpeg.read_header(data)[:2] == (50, 40)
   for channels in (1, 3):
@@ -80,12 +80,12 @@ def test_gray_file():
     np.testing.assert_array_equal(got[:27], np.repeat(by_pillow(data, 'L')[:27], channels, 2))
 
 
-def test_no_more_rows_are_decoded_than_needed():
+def test_rows_below_the_box_are_not_decoded():
   data = encode(noise(800, 100))
   assert len(jpeg.upper_rows(data, jpeg.read_header(data), 100, 1, 3)) < 120
 
 
-def test_box_at_reduced_scale_is_where_it_says():
+def test_box_at_reduced_scale_is_where_part_says():
   y, x = np.mgrid[0:800, 0:1000]
   pixels = np.stack([y * 255 // 800, x * 255 // 1000, (y + x) * 255 // 1800], -1).astype(np.uint8)
   got, box = Picture(encode(pixels, quality=95), 3, 'x').part((300, 202, 401, 450), (100, 100))
@@ -100,7 +100,7 @@ def exif(orientation):
   return tags
 
 
-RARE = {
+UNCOMMON = {
   'turned': encode(noise(30, 40), exif=exif(6)),
   'turned, as XMP says': encode(noise(30, 40), xmp=b'<rdf tiff:Orientation="6"/>', exif=exif(None)),
   'CMYK': encode(noise(30, 40), mode='CMYK'),
@@ -111,12 +111,12 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize('kind', RARE)
-def test_rare_kinds_are_left_to_pillow(kind):
-  assert jpeg.read_header(RARE[kind]) is None
+@pytest.mark.parametrize('kind', UNCOMMON)
+def test_uncommon_kinds_are_left_to_pillow(kind):
+  assert jpeg.read_header(UNCOMMON[kind]) is None
 
 
-def test_upright_files_are_not_rare():
+def test_upright_files_are_common():
   assert jpeg.read_header(encode(noise(30, 40), exif=exif(1)))
   assert jpeg.read_header(encode(noise(30, 40), exif=exif(None)))
   assert jpeg.read_header(encode(noise(30, 40), exif=b'Exif\0\0unreadable'))
@@ -135,7 +135,7 @@ def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch):
     np.testing.assert_array_equal(slow[:rows], pixels[:rows])
 
 
-def test_size_stated_twice_is_refused():
+def test_file_that_states_its_size_twice_is_refused():
   data = encode(noise(64, 64))
   place = jpeg.read_header(data).place - 5
   frame = data[place : place + 19]

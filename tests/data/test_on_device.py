@@ -1,4 +1,4 @@
-"""What is done on the device, each against NumPy; and how often, and how strongly."""
+"""Mirroring and mixing on the device against NumPy: what, how often, and how strongly."""
 
 import functools
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vit_jax import config
+from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import keys_of_rows, prepare, prepare_training
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (200, 2, 3, 3), np.uint8)
@@ -15,21 +15,20 @@ LABELS = np.arange(200, dtype=np.int32)
 BYTES = {'value_range': (0.0, 255.0)}
 
 
-# Most of these tests' time is the compiler's; what it leaves out changes no result.
 @functools.partial(jax.jit, static_argnames='data')
 def prepared(key, data, images=IMAGES, labels=LABELS):
   return prepare_training({'image': images, 'label': labels}, data, key)
 
 
 @pytest.mark.parametrize('low,high', [(-1.0, 1.0), (0.0, 1.0), (0.0, 255.0)])
-def test_value_range(low, high):
-  got = prepare(IMAGES, config.DataConfig(value_range=(low, high)))
+def test_value_range_is_what_0_and_255_become(low, high):
+  got = prepare(IMAGES, DataConfig(value_range=(low, high)))
   assert got.dtype == np.float32
   np.testing.assert_allclose(got, low + (high - low) * (IMAGES / 255), atol=1e-6 * (high - low))
 
 
-def test_half_of_the_training_images_are_mirrored_each_by_its_own_key():
-  data, key = config.DataConfig(**BYTES), jax.random.key(0)
+def test_half_of_the_training_images_are_mirrored_independently_of_the_batch_size():
+  data, key = DataConfig(**BYTES), jax.random.key(0)
   batch = prepared(key, data)
   assert set(batch) == {'image', 'label'}
   got = batch['image'].round().astype(np.uint8)
@@ -40,38 +39,38 @@ def test_half_of_the_training_images_are_mirrored_each_by_its_own_key():
   np.testing.assert_array_equal(fewer['image'], batch['image'][:50])
 
 
-def test_no_mirroring_in_evaluation_or_without_flip():
-  plain = prepare(IMAGES, config.DataConfig())
-  np.testing.assert_array_equal(prepared(jax.random.key(0), config.DataConfig(flip=False))['image'], plain)
+def test_no_mirroring_without_flip():
+  plain = prepare(IMAGES, DataConfig())
+  np.testing.assert_array_equal(prepared(jax.random.key(0), DataConfig(flip=False))['image'], plain)
 
 
 def unmixed(batch):
-  """(own, other, share of own) of each row: float images, and the labels found to belong to them."""
-  share, label, other = (np.asarray(batch[name]) for name in ('share', 'label', 'other'))
-  assert (share >= 0.5).all() and (share <= 1).all()
+  """(own image, neighbour, share of the own one) of each row, after checking whose labels the batch has."""
+  lam, label, label_b = (np.asarray(batch[name]) for name in ('lam', 'label', 'label_b'))
+  assert (lam >= 0.5).all() and (lam <= 1).all()
   swapped = label != LABELS
-  np.testing.assert_array_equal(np.where(swapped, other, label), LABELS)
-  np.testing.assert_array_equal(np.where(swapped, label, other), np.roll(LABELS, 1))
-  return IMAGES.astype(np.float64), np.roll(IMAGES, 1, axis=0).astype(np.float64), np.abs(swapped - share)
+  np.testing.assert_array_equal(np.where(swapped, label_b, label), LABELS)
+  np.testing.assert_array_equal(np.where(swapped, label, label_b), np.roll(LABELS, 1))
+  return IMAGES.astype(np.float64), np.roll(IMAGES, 1, axis=0).astype(np.float64), np.abs(swapped - lam)
 
 
 @pytest.mark.parametrize('mix_per', ['batch', 'example'])
-def test_mixup(mix_per):
-  data = config.DataConfig(flip=False, mixup=0.5, mix_per=mix_per, **BYTES)
+def test_mixup_blends_each_image_with_its_neighbour(mix_per):
+  data = DataConfig(flip=False, mixup=0.5, mix_per=mix_per, **BYTES)
   batch = prepared(jax.random.key(1), data)
-  own, other, share = unmixed(batch)
+  own, neighbour, share = unmixed(batch)
   weights = share[:, None, None, None]
-  np.testing.assert_allclose(batch['image'], weights * own + (1 - weights) * other, atol=1e-3)
+  np.testing.assert_allclose(batch['image'], weights * own + (1 - weights) * neighbour, atol=1e-3)
   assert len(np.unique(share)) == (1 if mix_per == 'batch' else 200)
   assert (share >= 0.5).all()
 
 
-def test_the_share_of_mixup_is_beta():
+def test_lam_of_mixup_has_the_beta_distribution():
   for alpha in (0.2, 0.8):
-    data = config.DataConfig(flip=False, mixup=alpha, mix_per='example')
-    shares = np.concatenate([prepared(jax.random.key(seed), data)['share'] for seed in range(15)])
+    data = DataConfig(flip=False, mixup=alpha, mix_per='example')
+    lam = np.concatenate([prepared(jax.random.key(seed), data)['lam'] for seed in range(15)])
     expected = np.random.default_rng(0).beta(alpha, alpha, 100_000).astype(np.float32)
-    assert stats.ks_2samp(shares, np.maximum(expected, 1 - expected)).statistic < 0.035
+    assert stats.ks_2samp(lam, np.maximum(expected, 1 - expected)).statistic < 0.035
 
 
 def boxes(key, data, height=20, width=30, batch=200):
@@ -81,27 +80,27 @@ def boxes(key, data, height=20, width=30, batch=200):
   )
   got = prepared(key, data, images, LABELS[:batch])
   pixels = np.asarray(got['image'])[..., 0].round()
-  other = pixels == np.roll(np.arange(batch), 1)[:, None, None]
-  assert (other | (pixels == np.arange(batch)[:, None, None])).all()
-  own_share = 1 - other.mean((1, 2))
-  np.testing.assert_allclose(got['share'], np.maximum(own_share, 1 - own_share), atol=1e-6)
+  neighbour = pixels == np.roll(np.arange(batch), 1)[:, None, None]
+  assert (neighbour | (pixels == np.arange(batch)[:, None, None])).all()
+  own_share = 1 - neighbour.mean((1, 2))
+  np.testing.assert_allclose(got['lam'], np.maximum(own_share, 1 - own_share), atol=1e-6)
   keeps = np.asarray(got['label']) == np.arange(batch)
   assert (keeps == (own_share >= 0.5 - 1e-7)).all()
-  return other
+  return neighbour
 
 
 @pytest.mark.parametrize('mix_per', ['batch', 'example'])
-def test_cutmix_puts_in_a_box(mix_per):
-  data = config.DataConfig(flip=False, cutmix=1.0, mix_per=mix_per, channels=1, **BYTES)
+def test_cutmix_puts_a_box_of_the_neighbour_in(mix_per):
+  data = DataConfig(flip=False, cutmix=1.0, mix_per=mix_per, channels=1, **BYTES)
   found = boxes(jax.random.key(3), data)
   for box in found:
     assert box.sum() == box.any(0).sum() * box.any(1).sum()
   assert len(np.unique(found, axis=0)) > 150 or (mix_per == 'batch' and (found == found[0]).all())
 
 
-def test_the_box_of_cutmix():
-  """Its area and its place, against the paper's procedure in NumPy."""
-  data = config.DataConfig(flip=False, cutmix=1.0, mix_per='example', channels=1, **BYTES)
+def test_box_of_cutmix_has_the_papers_area_and_place():
+  """Against the paper's procedure in NumPy."""
+  data = DataConfig(flip=False, cutmix=1.0, mix_per='example', channels=1, **BYTES)
   found = np.concatenate([boxes(jax.random.key(seed), data) for seed in range(15)])
   rng, areas, hits = np.random.default_rng(0), [], np.zeros((20, 30))
   for _ in range(20_000):
@@ -118,8 +117,8 @@ def test_the_box_of_cutmix():
   np.testing.assert_allclose(found.mean(0), hits / 20_000, atol=0.05)
 
 
-def test_both_take_turns():
-  data = config.DataConfig(flip=False, mixup=1.0, cutmix=1.0, channels=1, **BYTES)
+def test_mixup_and_cutmix_take_turns():
+  data = DataConfig(flip=False, mixup=1.0, cutmix=1.0, channels=1, **BYTES)
   images = np.where(np.arange(2)[:, None, None, None], 255, 0) * np.ones((2, 8, 8, 1))
   images = images.astype(np.uint8)
   blends = 0
@@ -129,21 +128,24 @@ def test_both_take_turns():
   assert 70 < blends < 130
 
 
-def test_a_level_brings_mixup_along_unless_it_is_told_otherwise():
-  share = lambda **options: prepared(jax.random.key(2), config.DataConfig(**options)).get('share')
-  np.testing.assert_array_equal(share(augment='medium1'), share(mixup=0.2))
-  assert share(augment='medium1', mixup=0.0) is None
-  assert share(augment='light1') is None
+def lam_of(**options):
+  return prepared(jax.random.key(2), DataConfig(**options)).get('lam')
 
 
-def test_lists_of_classes_are_exchanged_whole():
+def test_level_brings_mixup_along_unless_mixup_is_given():
+  np.testing.assert_array_equal(lam_of(augment='medium1'), lam_of(mixup=0.2))
+  assert lam_of(augment='medium1', mixup=0.0) is None
+  assert lam_of(augment='light1') is None
+
+
+def test_lists_of_classes_are_swapped_as_a_whole():
   labels = np.arange(400, dtype=np.int32).reshape(200, 2)
   images = np.repeat(np.repeat(IMAGES, 5, axis=1), 5, axis=2)
-  batch = prepared(jax.random.key(3), config.DataConfig(cutmix=1.0, mix_per='example'), images, labels)
+  batch = prepared(jax.random.key(3), DataConfig(cutmix=1.0, mix_per='example'), images, labels)
   swapped = (np.asarray(batch['label']) != labels).any(1)
   assert 10 < swapped.sum() < 60  # boxes are cut at the edges, which leaves more to the image itself
   np.testing.assert_array_equal(batch['label'][swapped], np.roll(labels, 1, axis=0)[swapped])
-  np.testing.assert_array_equal(batch['other'][swapped], labels[swapped])
+  np.testing.assert_array_equal(batch['label_b'][swapped], labels[swapped])
 
 
 def test_keys_of_rows_are_distinct():

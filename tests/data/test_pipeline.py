@@ -10,17 +10,21 @@ from fake_data import FakeSource
 from hypothesis import strategies as st
 from processes import run
 
-from vit_jax import config
+from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.errors import UserError
 
-DATA = config.DataConfig(image_size=(4, 5), crop='random', padding=2, resize=None)
+DATA = DataConfig(image_size=(4, 5), crop='random', padding=2, resize=None)
 OWN_THREADS = ('decode', 'assemble')
 
 
 def train(source, sharding, *, data=DATA, batch_size=8, seed=0):
   return TrainPipeline(source, data, batch_size=batch_size, seed=seed, sharding=sharding)
+
+
+def evaluate(source, sharding, *, data=DATA, batch_size=8):
+  return EvalPipeline(source, data, crop='resize', resize=None, batch_size=batch_size, sharding=sharding)
 
 
 def own_threads():
@@ -37,7 +41,7 @@ def assert_same(a, b):
 @hypothesis.settings(
   max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-def test_each_epoch_visits_each_record_once(split_over, size, batch_size, seed):
+def test_each_pass_visits_each_record_once(split_over, size, batch_size, seed):
   pipeline = train(FakeSource(size), split_over(1), batch_size=batch_size, seed=seed)
   steps = -(-3 * size // batch_size)
   order = np.concatenate([pipeline.indices(step) for step in range(steps)])
@@ -63,7 +67,7 @@ class OneProcess:
   size=st.integers(1, 60), rows=st.integers(1, 9), processes=st.integers(1, 5), repeats=st.integers(1, 3)
 )
 @hypothesis.settings(max_examples=40, deadline=None)
-def test_all_processes_together_read_each_record_once_a_pass(size, rows, processes, repeats):
+def test_processes_together_read_each_record_once_per_pass(size, rows, processes, repeats):
   data = dataclasses.replace(DATA, repeats=repeats)
   batch_size = rows * processes * repeats
   sources = [FakeSource(size) for _ in range(processes)]
@@ -78,7 +82,7 @@ def test_all_processes_together_read_each_record_once_a_pass(size, rows, process
   assert [len(source.reads) for source in sources] == [steps * rows * repeats] * processes
   records = np.concatenate([pipelines[0].indices(step) for step in range(steps)])
   assert sorted(records) == sorted(itertools.chain(*(source.reads for source in sources)))
-  # Each batch has each of its records as often as is asked for.
+  # Each batch has each of its records `repeats` times.
   batches = records.reshape(steps, repeats, -1)
   assert (batches == batches[:, :1]).all()
   order = batches[:, 0].ravel()
@@ -94,7 +98,7 @@ def test_repeats_are_augmented_differently(split_over):
   assert len({image.tobytes() for image in images[:, 0]}) > 1
 
 
-def test_a_mixture_is_drawn_from_by_weight(split_over):
+def test_mixture_is_drawn_from_by_weight(split_over):
   ten, four = FakeSource(10), FakeSource(4)
   four.class_names = ('3', 'new', '0', '7')
   mixture = Mixture([ten, four], [3.0, 1.0])
@@ -111,11 +115,11 @@ def test_a_mixture_is_drawn_from_by_weight(split_over):
   assert (labels == np.array([*range(10), 3, 10, 0, 7])[records]).all()
 
 
-def test_order_differs_between_epochs_and_between_seeds(split_over):
-  def epoch(seed, step):
+def test_order_differs_between_passes_and_seeds(split_over):
+  def one_pass(seed, step):
     return train(FakeSource(64), split_over(1), batch_size=64, seed=seed).indices(step).tolist()
 
-  orders = [epoch(seed, step) for seed in (0, 1) for step in (0, 1)]
+  orders = [one_pass(seed, step) for seed in (0, 1) for step in (0, 1)]
   assert len({tuple(order) for order in orders}) == 4
   assert sorted(orders[0]) != orders[0]
 
@@ -128,20 +132,25 @@ def test_labels_are_those_of_indices(split_over):
 
 def test_images_are_those_of_indices(split_over):
   source = FakeSource(20, shape=(4, 5, 3))
-  batch = train(source, split_over(2), data=config.DataConfig(image_size=(4, 5), crop='resize')).batch(3)
+  batch = train(source, split_over(2), data=DataConfig(image_size=(4, 5), crop='resize')).batch(3)
   assert batch['image'].shape == (8, 4, 5, 3) and batch['image'].dtype == np.uint8
   assert batch['label'].dtype == np.int32
   for image, index in zip(batch['image'], batch['label'], strict=True):
     np.testing.assert_array_equal(image, source[int(index)].image)
 
 
-def test_images_grow(split_over):
-  """Each batch is of its step's size, the images of all sizes drawn alike, from any pipeline."""
-  source, largest = FakeSource(30, shape=(8, 16, 3)), config.DataConfig(image_size=(8, 16), crop='inception')
+def test_progressive_resizing_changes_only_the_size(split_over):
+  """A batch has its step's image size, and the images that a run of that size has at that step."""
+  source, largest = FakeSource(30, shape=(8, 16, 3)), DataConfig(image_size=(8, 16), crop='inception')
   sizes = [(4, 8)] * 2 + [(8, 16)] * 2
-  data_at = lambda step: dataclasses.replace(largest, image_size=sizes[step])
   options = {'batch_size': 8, 'seed': 0, 'sharding': split_over(2)}
-  pipeline = lambda: TrainPipeline(source, largest, data_at=data_at, **options)
+
+  def data_at(step):
+    return dataclasses.replace(largest, image_size=sizes[step])
+
+  def pipeline():
+    return TrainPipeline(source, largest, data_at=data_at, **options)
+
   with pipeline().stream(0, 4) as stream:
     batches = list(stream)
   for step, batch in enumerate(batches):
@@ -164,23 +173,19 @@ def test_lists_of_classes_are_padded(split_over):
   assert label.shape == (8, 4) and label.dtype == np.int32
   for row, index in zip(label, pipeline.indices(1), strict=True):
     assert row.tolist() == [*range(index), *[-1] * (4 - index)]
-  (batch,) = EvalPipeline(
-    ListSource(5), data, config.ClassificationEvaluatorConfig(), batch_size=6, sharding=split_over(1)
-  )
+  (batch,) = evaluate(ListSource(5), split_over(1), data=data, batch_size=6)
   np.testing.assert_array_equal(batch['label'][4:], [[0, 1, 2, 3], [-1, -1, -1, -1]])
   single = train(FakeSource(5), split_over(1), data=data)
   np.testing.assert_array_equal(single.batch(0)['label'][:, 0], single.indices(0))
 
 
 @pytest.mark.parametrize('most', [None, 3])
-def test_a_list_that_is_too_long_is_named(split_over, most):
+def test_list_that_is_too_long_is_named(split_over, most):
   data = dataclasses.replace(DATA, max_labels=most)
-  index = 4 if most else 0  # which has as many classes
+  index = 4 if most else 0  # record i has i classes
   message = rf'fake {index} has a list of {index} classes and config.data.max_labels is {most}; set it'
   with pytest.raises(UserError, match=message):
-    for _ in EvalPipeline(
-      ListSource(5), data, config.ClassificationEvaluatorConfig(), batch_size=4, sharding=split_over(1)
-    ):
+    for _ in evaluate(ListSource(5), split_over(1), data=data, batch_size=4):
       assert most
 
 
@@ -208,20 +213,20 @@ def test_each_row_is_made_once_however_many_devices_hold_it(split_over):
   assert sorted(source.reads) == sorted(pipeline.indices(0))
 
 
-def test_augmentation_differs_between_rows_epochs_and_seeds(split_over):
+def test_augmentation_differs_between_rows_passes_and_seeds(split_over):
   def crops(seed, step):
     images = train(FakeSource(1), split_over(1), batch_size=32, seed=seed).batch(step)['image']
     return [image.tobytes() for image in np.asarray(images)]
 
-  # One record: resized to 4 x 5 with 2 pixels around it, it has 25 places.
+  # The only record, resized to 4 x 5 with a border of 2 pixels, has 25 crops.
   first = crops(0, 0)
   assert len(set(first)) > 10
   assert crops(0, 0) == first
   assert crops(0, 1) != first and crops(1, 0) != first
 
 
-def test_batch_that_does_not_divide_is_named(split_over):
-  with pytest.raises(UserError, match=r'config\.batch_size 12 does not divide by the 8 parts'):
+def test_batch_size_that_does_not_divide_is_named(split_over):
+  with pytest.raises(UserError, match=r'config\.batch_size .*\b12\b.* 8 parts'):
     train(FakeSource(30), split_over(8), batch_size=12)
 
 
@@ -230,9 +235,7 @@ def test_batch_that_does_not_divide_is_named(split_over):
 @pytest.mark.parametrize('parts', [1, 2, 8])
 def test_evaluation_visits_each_example_once(split_over, size, batch_size, parts):
   source = FakeSource(size)
-  pipeline = EvalPipeline(
-    source, DATA, config.ClassificationEvaluatorConfig(), batch_size=batch_size, sharding=split_over(parts)
-  )
+  pipeline = evaluate(source, split_over(parts), batch_size=batch_size)
   batches = list(pipeline)
   assert len(batches) == len(pipeline)
   assert len({batch['image'].shape for batch in batches}) == 1
@@ -241,7 +244,7 @@ def test_evaluation_visits_each_example_once(split_over, size, batch_size, parts
   assert mask.dtype == bool
   np.testing.assert_array_equal(label[mask], np.arange(size))
   assert sorted(source.reads) == list(range(size))
-  # It can be iterated again.
+  # It can be iterated over again.
   assert sum(int(batch['mask'].sum()) for batch in pipeline) == size
 
 
@@ -255,16 +258,14 @@ def test_threads_end_with_the_stream(split_over):
     next(batches)
     raise KeyError
   assert not own_threads()
-  for _ in EvalPipeline(
-    FakeSource(30), DATA, config.ClassificationEvaluatorConfig(), batch_size=2, sharding=split_over(1)
-  ):
+  for _ in evaluate(FakeSource(30), split_over(1), batch_size=2):
     break
   assert not own_threads()
 
 
-def test_stream_works_no_further_ahead_than_prefetch(split_over):
+def test_no_more_batches_are_made_ahead_than_prefetch(split_over):
   source = FakeSource(1000)
-  data = config.DataConfig(image_size=(4, 5), crop='resize', prefetch=3)
+  data = DataConfig(image_size=(4, 5), crop='resize', prefetch=3)
   with train(source, split_over(1), data=data).stream(0, 100) as batches:
     next(batches)
     next(batches)
@@ -299,7 +300,7 @@ import sys
 import jax, numpy as np
 from fake_data import FakeSource
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from vit_jax import config
+from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.parallel import distributed
 
@@ -307,7 +308,7 @@ distributed.initialize()
 devices = np.array(jax.devices()).reshape(2, 2)  # a row of it for each process
 for name, grid in (('split', devices), ('shared', devices.T)):  # 'shared': both processes need every row
   sharding = NamedSharding(Mesh(grid, ('data', 'tensor')), PartitionSpec('data'))
-  source, data = FakeSource(30), config.Data(image_size=(4, 5), crop='random', padding=2)
+  source, data = FakeSource(30), DataConfig(image_size=(4, 5), crop='random', padding=2)
   pipeline = TrainPipeline(source, data, batch_size=8, seed=0, sharding=sharding)
   image = pipeline.batch(3)['image']
   shards = {str(i): s.data for i, s in enumerate(image.addressable_shards)}

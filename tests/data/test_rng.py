@@ -2,11 +2,11 @@ from concurrent import futures
 
 import numpy as np
 
-from vit_jax.data.rng import Generators
+from vit_jax.data.rng import PositionRngs
 
 
 def fresh(seed, position):
-  """Philox as NumPy makes it anew."""
+  """The generator of a position, made by NumPy."""
   key = np.random.Philox(seed).state['state']['key']
   return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
 
@@ -15,18 +15,22 @@ def draws(rng):
   return rng.random(3).tolist(), rng.integers(0, 2**16, 5, np.uint16).tolist(), rng.normal(size=2).tolist()
 
 
-def test_a_position_has_its_generator_whatever_was_asked_before():
-  generators = Generators(7)
+def test_generator_depends_on_position_and_seed_only():
+  rngs = PositionRngs(7)
   for position in (5, 0, 2**40, 5, 1):
-    rng = generators[position]
+    rng = rngs[position]
     assert draws(rng) == draws(fresh(7, position))
     rng.integers(0, 2, dtype=np.uint8)  # leaves half a word behind
-  assert draws(generators[3]) != draws(generators[4])
-  assert draws(Generators(8)[3]) != draws(generators[3])
+  assert draws(rngs[3]) != draws(rngs[4])
+  assert draws(PositionRngs(8)[3]) != draws(rngs[3])
 
 
-def test_threads_do_not_disturb_each_other():
-  generators = Generators(7)
+def test_threads_do_not_share_a_generator():
+  rngs = PositionRngs(7)
+
+  def draw(position):
+    return draws(rngs[position])
+
   with futures.ThreadPoolExecutor(8) as pool:
-    got = list(pool.map(lambda position: draws(generators[position]), range(2000)))
+    got = list(pool.map(draw, range(2000)))
   assert got == [draws(fresh(7, position)) for position in range(2000)]

@@ -1,4 +1,4 @@
-"""Every record once a pass, at any position, whatever the sizes, weights, batches and processes."""
+"""Every record once per pass, at any position, for any sizes and weights."""
 
 import collections
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from vit_jax.data.shuffle import Order
+from vit_jax.data.shuffle import Shuffle
 
 
 @hypothesis.given(
@@ -18,12 +18,12 @@ from vit_jax.data.shuffle import Order
   seed=st.integers(0, 2**32 - 1),
 )
 @hypothesis.settings(max_examples=40, deadline=None)
-def test_each_part_is_passed_through_again_and_again(sizes, weights, seed):
-  order = Order(sizes, weights[: len(sizes)], range(seed % 1000, seed % 1000 + len(sizes)))
+def test_each_pass_of_a_part_visits_each_record_once(sizes, weights, seed):
+  shuffle = Shuffle(sizes, weights[: len(sizes)], range(seed % 1000, seed % 1000 + len(sizes)))
   ends = list(itertools.accumulate(sizes))
   visits = collections.defaultdict(list)
   for position in range(2000):
-    number = order[position]
+    number = shuffle[position]
     part = int(np.searchsorted(ends, number, side='right'))
     visits[part].append(number - ends[part] + sizes[part])
   for part, numbers in visits.items():
@@ -38,49 +38,49 @@ def test_each_part_is_passed_through_again_and_again(sizes, weights, seed):
   weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=5), start=st.integers(0, 10**13)
 )
 @hypothesis.settings(max_examples=60, deadline=None)
-def test_weights_are_kept_at_any_place(weights, start):
-  """Among any positions in a row each part has its share, up to one or two places a part."""
-  order = Order([10**9] * len(weights), weights, range(len(weights)))
+def test_weights_hold_in_any_interval(weights, start):
+  """Among any consecutive positions each part has its share, up to one or two positions per part."""
+  shuffle = Shuffle([10**9] * len(weights), weights, range(len(weights)))
   expected = collections.Counter()
   for position in range(start, start + 500):
-    part, before = order.part(position)
-    # The part's own count goes on by one each time.
+    part, before = shuffle.part(position)
+    # The part's own count goes up by one each time.
     assert before == expected.setdefault(part, before)
     expected[part] += 1
   for part, weight in enumerate(weights):
     share = weight / sum(weights)
-    count = sum(order.part(position)[0] == part for position in range(start, start + 500))
+    count = sum(shuffle.part(position)[0] == part for position in range(start, start + 500))
     assert abs(count - 500 * share) <= len(weights)
     if part in expected:
       assert abs(expected[part] - (start + 500) * share) <= len(weights) + 1e-14 * start
 
 
-def test_passes_and_seeds_differ():
+def test_orders_differ_between_passes_and_seeds():
   for size in (100, 2000):
-    one, other = Order([size], [1], [0]), Order([size], [1], [2])
+    one, other = Shuffle([size], [1], [0]), Shuffle([size], [1], [2])
     passes = [tuple(one[p] for p in range(first, first + size)) for first in (0, size)]
     passes.append(tuple(other[p] for p in range(size)))
     assert len(set(passes)) == 3
 
 
 @pytest.mark.parametrize('size', [600, 1437, 70_000])
-def test_it_is_grains_shuffle(size):
-  order, expected = Order([size], [1], [7]), grain.MapDataset.range(size).shuffle(seed=7).repeat()
+def test_order_is_that_of_grains_shuffle(size):
+  shuffle, expected = Shuffle([size], [1], [7]), grain.MapDataset.range(size).shuffle(seed=7).repeat()
   assert all(
-    order[position] == expected[position] % size for position in range(3 * size - 500, 3 * size + 500)
+    shuffle[position] == expected[position] % size for position in range(3 * size - 500, 3 * size + 500)
   )
 
 
-def test_tiny_sets_are_shuffled_evenly():
+def test_small_sets_are_shuffled_uniformly():
   """Each record is at each place of a pass equally often: chi-squared, 49 degrees of freedom, p = 0.001."""
-  order = Order([8], [1], [3])
+  shuffle = Shuffle([8], [1], [3])
   counts = np.zeros((8, 8))
   for position in range(8 * 4000):
-    counts[position % 8, order[position]] += 1
+    counts[position % 8, shuffle[position]] += 1
   assert ((counts - 4000 / 8) ** 2 / (4000 / 8)).sum() < 85.4
 
 
 @hypothesis.given(position=st.integers(0, 2**60))
 @hypothesis.settings(deadline=None)
-def test_hundreds_of_millions(position):
-  assert 0 <= Order([303_000_000], [1], [5])[position] < 303_000_000
+def test_hundreds_of_millions_of_records_need_no_memory(position):
+  assert 0 <= Shuffle([303_000_000], [1], [5])[position] < 303_000_000

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from vit_jax import config
 from vit_jax.data import transforms
+from vit_jax.data.config import DataConfig
 from vit_jax.data.transforms import eval_image, resize, train_image
 
 
@@ -16,19 +16,17 @@ def rng(seed=0):
 
 
 @pytest.mark.parametrize('case', ['down', 'up', 'odd'])
-def test_evaluation_is_the_original_resize(golden, case):
+def test_evaluation_resizes_as_the_original(golden, case):
   fixture = np.load(golden / 'j_preprocess.npz')
   image, expected = fixture[f'{case}/image'], fixture[f'{case}/eval']
-  data = config.DataConfig(image_size=expected.shape[:2])
-  got = eval_image(image, case, data, config.ClassificationEvaluatorConfig())
+  data = DataConfig(image_size=expected.shape[:2])
+  got = eval_image(image, case, data, 'resize', None)
   assert got.dtype == np.uint8
   # Half a step of uint8, and what float32 itself loses.
   assert np.abs(got - (expected * 127.5 + 127.5)).max() <= 0.501
   file = io.BytesIO()
   Image.fromarray(image).save(file, 'png')
-  np.testing.assert_array_equal(
-    eval_image(file.getvalue(), case, data, config.ClassificationEvaluatorConfig()), got
-  )
+  np.testing.assert_array_equal(eval_image(file.getvalue(), case, data, 'resize', None), got)
 
 
 def test_resize_of_one_channel_and_to_the_same_size():
@@ -44,7 +42,7 @@ def test_resize_in_fixed_point_is_within_rounding(size):
   assert np.abs(difference).max() <= 1 and abs(difference.mean()) < 0.2
 
 
-def test_resize_of_a_box_between_pixels():
+def test_box_between_pixels_is_interpolated():
   y, x = np.mgrid[0:80, 0:90]
   image = np.stack([3 * y, 2 * x, y + x], -1).astype(np.uint8)  # so that any place can be told by its value
   for box in ((10.5, 20.25, 30.0, 40.5), (0.5, 0.0, 79.0, 89.5)):
@@ -65,7 +63,7 @@ def boxes(size, area, count=20_000):
 
 @pytest.mark.parametrize('size', [(300, 400), (400, 300), (224, 224)])
 @pytest.mark.parametrize('area', [(0.05, 1.0), (0.3, 0.7)])
-def test_inception_boxes(size, area):
+def test_inception_boxes_have_the_originals_distribution(size, area):
   top, left, height, width = boxes(size, area)
   assert (top >= 0).all() and (left >= 0).all() and (height > 0).all()
   assert (top + height <= size[0]).all() and (left + width <= size[1]).all()
@@ -87,7 +85,7 @@ def test_inception_boxes(size, area):
     assert stats.kstest(place, 'uniform').statistic < 0.015
 
 
-def test_inception_box_is_the_whole_where_none_fits():
+def test_inception_box_is_the_whole_image_if_none_fits():
   assert transforms.sample_box((1000, 3), (0.9, 1.0), rng()) == (0, 0, 1000, 3)
   assert transforms.sample_box((1, 1), (0.05, 1.0), rng()) == (0, 0, 1, 1)
 
@@ -98,8 +96,8 @@ def smooth(height, width):
   return np.stack(waves, -1).astype(np.uint8)
 
 
-def test_inception_crop_is_its_box_also_from_a_jpeg_at_reduced_scale():
-  image, data = smooth(900, 1200), config.DataConfig(image_size=(64, 48), area=(0.3, 1.0))
+def test_inception_crop_shows_its_box_also_from_a_jpeg_at_reduced_scale():
+  image, data = smooth(900, 1200), DataConfig(image_size=(64, 48), area=(0.3, 1.0))
   file = io.BytesIO()
   Image.fromarray(image).save(file, 'jpeg', quality=95)
   for seed in range(5):
@@ -113,7 +111,7 @@ def test_inception_crop_is_its_box_also_from_a_jpeg_at_reduced_scale():
 
 def test_random_crop_reaches_every_place_equally():
   image = np.arange(1, 65, dtype=np.uint8).reshape(8, 8)
-  data = config.DataConfig(image_size=(8, 8), channels=1, crop='random', padding=2)
+  data = DataConfig(image_size=(8, 8), channels=1, crop='random', padding=2)
   padded = np.pad(image, 2)
   places = {padded[y : y + 8, x : x + 8].tobytes(): 5 * y + x for y in range(5) for x in range(5)}
   generator = rng(3)
@@ -125,29 +123,26 @@ def test_random_crop_reaches_every_place_equally():
 
 def test_random_crop_resizes_first():
   image = smooth(30, 60)
-  data = config.DataConfig(image_size=(24, 20), crop='random', resize=32)
+  data = DataConfig(image_size=(24, 20), crop='random', resize=32)
   whole = resize(image, (32, 32), exact=False)
   windows = {whole[y : y + 24, x : x + 20].tobytes() for y in range(9) for x in range(13)}
   assert {train_image(image, 'x', data, rng(seed)).tobytes() for seed in range(50)} <= windows
 
 
 @pytest.mark.parametrize('shape,shorter,whole', [((40, 80), 32, (32, 64)), ((90, 60), 30, (45, 30))])
-def test_central_crop(shape, shorter, whole):
+def test_central_crop_cuts_the_middle_of_the_resized_image(shape, shorter, whole):
   image = smooth(*shape)
   top, left = (whole[0] - 24) // 2, (whole[1] - 20) // 2
   cut = np.s_[top : top + 24, left : left + 20]
-  data = config.DataConfig(image_size=(24, 20), crop='central', resize=shorter)
+  data = DataConfig(image_size=(24, 20), crop='central', resize=shorter)
   np.testing.assert_array_equal(train_image(image, 'x', data, rng()), resize(image, whole, exact=False)[cut])
-  evaluator = config.ClassificationEvaluatorConfig(crop='central', resize=shorter)
-  data = config.DataConfig(image_size=(24, 20), resize=77)  # of training only
-  np.testing.assert_array_equal(eval_image(image, 'x', data, evaluator), resize(image, whole)[cut])
+  data = DataConfig(image_size=(24, 20), resize=77)  # of training only
+  np.testing.assert_array_equal(eval_image(image, 'x', data, 'central', shorter), resize(image, whole)[cut])
 
 
 def test_central_crop_without_resize_covers_the_image():
   image = smooth(40, 80)
-  got = eval_image(
-    image, 'x', config.DataConfig(image_size=(20, 20)), config.ClassificationEvaluatorConfig(crop='central')
-  )
+  got = eval_image(image, 'x', DataConfig(image_size=(20, 20)), 'central', None)
   np.testing.assert_array_equal(got, resize(image, (20, 40))[:, 10:30])
 
 
@@ -155,11 +150,11 @@ def test_central_crop_without_resize_covers_the_image():
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('shape', [(1, 1), (3, 200), (200, 3, 3), (17, 31, 1)])
 def test_any_image_becomes_the_models_size(crop, channels, shape):
-  data = config.DataConfig(image_size=(16, 24), channels=channels, crop=crop, padding=2)
+  data = DataConfig(image_size=(16, 24), channels=channels, crop=crop, padding=2)
   image = rng().integers(0, 256, shape, np.uint8)
   for got in (
     train_image(image, 'x', data, rng()),
-    eval_image(image, 'x', data, config.ClassificationEvaluatorConfig()),
-    eval_image(image, 'x', data, config.ClassificationEvaluatorConfig(crop='central')),
+    eval_image(image, 'x', data, 'resize', None),
+    eval_image(image, 'x', data, 'central', None),
   ):
     assert got.shape == (16, 24, channels) and got.dtype == np.uint8

@@ -1,4 +1,4 @@
-"""Programs that only write down what they are called with, in front of the real ones on PATH."""
+"""Fake programs that only record how they are called; on PATH they come before the real ones."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).parents[2]
 LAUNCH = ROOT / 'launch'
 
-# What a shell, ssh, YAML or Kubernetes may take for its own.
+# Arguments that a shell, ssh, YAML or Kubernetes might interpret.
 AWKWARD = [
   '--config=configs/it\'s a "test".py:jft',
   '--workdir=/mnt/my runs/$HOME/`id`',
@@ -34,18 +34,14 @@ with open(os.path.join(folder, {name!r} + '.calls'), 'a') as file:
 
 
 class Fakes:
-  """A folder of such programs.
-
-  Args:
-    folder: where to make it.
-  """
+  """A folder of fake programs."""
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
     folder.mkdir(parents=True, exist_ok=True)
 
   def add(self, name: str, body: str = '') -> None:
-    """A program; `body` is Python that runs after its call is written down."""
+    """Adds a program; `body` is Python that runs after its call has been recorded."""
     path = self.folder / name
     path.write_text(
       _RECORD.format(python=sys.executable, folder=str(self.folder), name=name, body=textwrap.dedent(body))
@@ -57,15 +53,16 @@ class Fakes:
     return [call['argv'] for call in self._calls(name)]
 
   def inputs(self, name: str) -> list[str]:
-    """What each call was given on stdin."""
+    """The stdin of each call."""
     return [call['stdin'] for call in self._calls(name)]
 
   def forget(self) -> None:
+    """Removes the records of all calls."""
     for path in self.folder.glob('*.calls'):
       path.unlink()
 
   def run(self, *argv: object, **environment: str) -> subprocess.CompletedProcess:
-    """Runs a program with the fakes in front of the real ones; stdin is empty."""
+    """Runs a program that finds the fakes before the real ones; its stdin is empty."""
     variables = dict(os.environ, **environment)
     variables['PATH'] = f'{self.folder}:{os.environ["PATH"]}'
     return subprocess.run(
@@ -83,13 +80,13 @@ class Fakes:
 
 
 def succeed(result: subprocess.CompletedProcess) -> str:
-  """Its stdout; the program must have succeeded."""
+  """Asserts that the program succeeded, and returns its stdout."""
   assert result.returncode == 0, result.stdout + result.stderr
   return result.stdout
 
 
 def assert_refused(result: subprocess.CompletedProcess, *texts: str) -> None:
-  """Exit code 2 and one sentence."""
+  """Asserts that the program ended with exit code 2 and one sentence that has all `texts`."""
   assert result.returncode == 2, result.stdout + result.stderr
   lines = result.stderr.strip().splitlines()
   assert len(lines) == 1, result.stderr

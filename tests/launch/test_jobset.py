@@ -46,7 +46,7 @@ def as_kubernetes_reads(word: str) -> str:
   return result + rest
 
 
-def test_what_kubectl_is_given(fakes):
+def test_kubectl_is_given_the_jobset(fakes):
   succeed(fakes.run(*SCRIPT, *NEEDED, '--namespace=ml', '--', *AWKWARD))
   assert fakes.calls('kubectl') == [['apply', '--namespace=ml', '--filename=-']]
   assert yaml.safe_load(fakes.inputs('kubectl')[0]) == made(fakes, command=AWKWARD)
@@ -119,7 +119,7 @@ def test_arguments_survive_yaml_and_kubernetes(fakes):
 
 
 def outcome(jobset: dict, exit_code: int, disrupted: bool = False) -> str:
-  """What the two controllers do about a pod, by the rules of batch/v1 and of JobSet's failure policy."""
+  """What the controllers of Job and JobSet do when a pod ends, by the rules of batch/v1 and of JobSet."""
   reason = 'BackoffLimitExceeded'
   for rule in job(jobset)['podFailurePolicy']['rules']:
     if 'onPodConditions' in rule:
@@ -143,11 +143,11 @@ def outcome(jobset: dict, exit_code: int, disrupted: bool = False) -> str:
     (1, False, 'FailJobSet'),
     (2, False, 'FailJobSet'),
     (137, False, 'FailJobSet'),  # out of memory
-    (137, True, 'RestartJobSet'),  # preempted, and not done with its save
+    (137, True, 'RestartJobSet'),  # preempted before its save was complete
     (75, True, 'RestartJobSet'),
   ],
 )
-def test_it_starts_again_after_75_or_a_lost_machine_only(fakes, code, disrupted, expected):
+def test_jobset_is_restarted_only_after_75_or_a_lost_machine(fakes, code, disrupted, expected):
   assert outcome(made(fakes), code, disrupted) == expected
 
 
@@ -161,7 +161,7 @@ def test_it_starts_again_after_75_or_a_lost_machine_only(fakes, code, disrupted,
     (['--bucket=b'], 'belong together'),
   ],
 )
-def test_what_is_wrong_is_one_sentence(fakes, flags, words):
+def test_wrong_arguments_are_one_sentence(fakes, flags, words):
   assert_refused(fakes.run(*SCRIPT, *NEEDED, *flags, '--', '--config=c.py'), words)
   assert_refused(fakes.run(*SCRIPT, *NEEDED), 'Nothing to run')
   assert fakes.calls('kubectl') == []
@@ -191,7 +191,7 @@ def check(value, schema: dict, path: str = '') -> None:
         check(item, inner, f'{path}.{name}')
 
 
-def test_the_published_schema(fakes):
+def test_jobset_fits_the_published_schema(fakes):
   """VIT_JAX_JOBSET_CRD: config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml of JobSet's repository."""
   if 'VIT_JAX_JOBSET_CRD' not in os.environ:
     pytest.skip('no schema of JobSet: set VIT_JAX_JOBSET_CRD')

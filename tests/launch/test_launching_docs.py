@@ -1,4 +1,4 @@
-"""Every command of docs/launching.md, dry."""
+"""A dry run of every command of docs/launching.md."""
 
 import re
 import shlex
@@ -11,15 +11,15 @@ TEXT = (ROOT / 'docs' / 'launching.md').read_text()
 COMMANDS = [line for block in re.findall(r'```sh\n(.*?)```', TEXT, re.DOTALL) for line in block.splitlines()]
 
 
-def test_the_page_names_every_script():
+def test_page_names_every_script():
   used = {shlex.split(line.removeprefix('python '))[0] for line in COMMANDS}
-  inner = {'launch/common.sh', 'launch/on_worker.sh', 'launch/slurm_job.sh'}
+  helpers = {'common.sh', 'end_with_parent.py', 'on_worker.sh', 'slurm_job.sh'}
   files = {f'launch/{path.name}' for path in LAUNCH.iterdir() if path.suffix in ('.py', '.sh')}
-  assert used == files - inner
+  assert used == files - {f'launch/{name}' for name in helpers}
 
 
 @pytest.mark.parametrize('line', COMMANDS)
-def test_it_can_be_run(line, tmp_path):
+def test_command_can_be_run(line, tmp_path):
   fakes = Fakes(tmp_path / 'bin')
   for name in ('gcloud', 'kubectl', 'sbatch', 'xpk'):
     fakes.add(name)
@@ -34,6 +34,6 @@ def test_it_can_be_run(line, tmp_path):
   printed = succeed(fakes.run('env', f'--chdir={ROOT}', *words, JAX_PLATFORMS='cpu'))
   assert printed
   assert not list(fakes.folder.glob('*.calls'))
-  # The configs that it names are there.
+  # The configs that it names exist.
   for config in re.findall(r'--config=(configs/\w+\.py)', line):
     assert (ROOT / config).exists()

@@ -21,8 +21,8 @@ def get_config():
     total='{total} steps',
     batch_size=16,
     model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-    data=Data(source='digits', image_size=(8, 8)),
-    checkpoint=Checkpoint(every='{total} steps'),
+    data=DataConfig(source='digits', image_size=(8, 8)),
+    checkpoint=CheckpointConfig(every='{total} steps'),
     log_every='1 steps',
   ))
 """
@@ -30,7 +30,7 @@ def get_config():
 
 @pytest.fixture
 def start(tmp_path):
-  """Starts a pod: start(*flags, command=(…)). What is left of it when the test ends is ended."""
+  """Starts a pod: start(*flags, command=(…)). What is left of it at the end of the test is ended."""
   pods = []
 
   def start_one(*flags: str, command: tuple) -> subprocess.Popen:
@@ -49,12 +49,17 @@ def start(tmp_path):
 
 
 def finish(pod: subprocess.Popen) -> tuple[int, str]:
+  """(exit code, stdout and then stderr)."""
   output = ''.join(pod.communicate(timeout=600))
   return pod.returncode, output
 
 
+def last_line(output: str) -> str:
+  return output.splitlines()[-1]
+
+
 def script(tmp_path: pathlib.Path, text: str) -> list[str]:
-  """A command that runs this Python text, with `index`, and `turn`: how often it has been started."""
+  """A command that runs this Python text; `index` is the process, `turn` counts its starts from 1."""
   path = tmp_path / 'script.py'
   path.write_text(
     textwrap.dedent(f"""\
@@ -71,7 +76,7 @@ def script(tmp_path: pathlib.Path, text: str) -> list[str]:
 
 
 def pids(tmp_path: pathlib.Path, count: int) -> list[int]:
-  """Of the newest start, once all are there."""
+  """The process ids of the newest start, once all processes are running."""
   deadline = time.monotonic() + 300
   paths = [tmp_path / f'pids.{index}' for index in range(count)]
   while not all(path.exists() and path.read_text().endswith('\n') for path in paths):
@@ -80,10 +85,20 @@ def pids(tmp_path: pathlib.Path, count: int) -> list[int]:
   return [int(path.read_text().split()[-1]) for path in paths]
 
 
-def assert_gone(numbers: list[int]) -> None:
-  for number in numbers:
-    with pytest.raises(ProcessLookupError):
-      os.kill(number, 0)
+def is_running(number: int) -> bool:
+  """Whether a process is there and is not a zombie, which only waits to be collected by its parent."""
+  try:
+    status = pathlib.Path(f'/proc/{number}/stat').read_text()
+  except FileNotFoundError:
+    return False
+  return status.rpartition(')')[2].split()[0] != 'Z'
+
+
+def assert_gone(numbers: list[int], within: float = 0) -> None:
+  deadline = time.monotonic() + within
+  while any(map(is_running, numbers)) and time.monotonic() < deadline:
+    time.sleep(0.02)
+  assert not any(map(is_running, numbers))
 
 
 @pytest.mark.slow
@@ -94,13 +109,14 @@ def test_two_processes_train_as_one(start, tmp_path):
   code, output = finish(start('--processes=2', command=flags))
   logs = [(tmp_path / 'logs' / f'process-{index}.log').read_text() for index in range(2)]
   assert code == 0, output + logs[0]
-  assert 'Done after 4 steps' in logs[0]
+  assert last_line(output) == 'Done: all 2 processes ended with exit code 0.'
+  assert 'Done after 4 steps' in logs[0] and not any('[Gloo]' in log for log in logs)
   lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
   assert lines[-1]['step'] == 4
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_others_and_the_pod(start, tmp_path):
+def test_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   config = tmp_path / 'config.py'
   config.write_text(TINY.format(total=1000000))
   workdir = tmp_path / 'run'
@@ -111,7 +127,7 @@ def test_a_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   """
   pod = start('--processes=2', command=tuple(script(tmp_path, run)))
   deadline = time.monotonic() + 600
-  while not (workdir / 'metrics.jsonl').exists():  # it is in the midst of its steps
+  while not (workdir / 'metrics.jsonl').exists():  # until the steps have begun
     assert time.monotonic() < deadline and pod.poll() is None, 'the run makes no step'
     time.sleep(0.05)
   running = pids(tmp_path, 2)
@@ -119,11 +135,12 @@ def test_a_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   code, output = finish(pod)
   assert code == 128 + signal.SIGKILL, output
   assert 'process-1.log' in output
+  assert last_line(output) == 'Failed: process 1 ended with exit code 137 (SIGKILL).'
   assert_gone(running)
   assert all(len((tmp_path / f'pids.{index}').read_text().split()) == 1 for index in range(2))
 
 
-def test_75_starts_all_again_in_the_same_logs(start, tmp_path):
+def test_exit_code_75_starts_all_again_with_the_same_logs(start, tmp_path):
   text = """
   print('turn', turn, 'of', os.environ['JAX_PROCESS_COUNT'], flush=True)
   sys.exit(75 if turn < 3 else 0)
@@ -135,7 +152,7 @@ def test_75_starts_all_again_in_the_same_logs(start, tmp_path):
     assert log == 'turn 1 of 2\nturn 2 of 2\nturn 3 of 2\n'
 
 
-def test_one_that_does_not_end_after_75_is_ended_and_all_start_again(start, tmp_path):
+def test_process_that_does_not_end_after_75_is_killed_and_all_start_again(start, tmp_path):
   text = """
   if turn == 2: sys.exit(0)
   if index == 0: sys.exit(75)
@@ -147,7 +164,7 @@ def test_one_that_does_not_end_after_75_is_ended_and_all_start_again(start, tmp_
 
 
 @pytest.mark.parametrize('wrong', [1, 2])
-def test_another_code_ends_all_and_is_returned(start, tmp_path, wrong):
+def test_other_exit_code_ends_all_and_is_returned(start, tmp_path, wrong):
   text = f"""
   if index == 1:
     while not all(path.exists() and path.read_text() for path in map(pids.with_suffix, ('.0', '.2'))):
@@ -159,11 +176,12 @@ def test_another_code_ends_all_and_is_returned(start, tmp_path, wrong):
   code, output = finish(start('--processes=3', command=tuple(script(tmp_path, text))))
   assert code == wrong
   assert 'what is wrong' in output
+  assert last_line(output) == f'Failed: process 1 ended with exit code {wrong}.'
   assert_gone(pids(tmp_path, 3))
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_all_once_and_nothing_starts_again(start, tmp_path, number):
+def test_signal_reaches_all_once_and_nothing_starts_again(start, tmp_path, number):
   text = """
   got = []
   def stop(number, frame):
@@ -183,12 +201,72 @@ def test_a_signal_reaches_all_once_and_nothing_starts_again(start, tmp_path, num
   while not all(log.exists() and 'ready' in log.read_text() for log in logs):
     assert time.monotonic() < deadline
     time.sleep(0.02)
-  # Ctrl-C in a terminal goes to its whole session: these have their own, and get one signal, not two.
+  # Ctrl-C in a terminal goes to its whole session; with sessions of their own, they get one signal, not two.
   assert [os.getsid(pid) for pid in pids(tmp_path, 2)] == pids(tmp_path, 2)
   pod.send_signal(number)
   code, output = finish(pod)
   assert code == 75, output
+  assert last_line(output) == 'Stopped, with exit code 75; the same command goes on from the last checkpoint.'
   assert [log.read_text() for log in logs] == [f'ready\ngot [{int(number)}]\n'] * 2
+
+
+def test_killed_pod_leaves_no_process_alive(start, tmp_path):
+  text = """
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  time.sleep(3600)
+  """
+  pod = start('--processes=3', command=tuple(script(tmp_path, text)))
+  running = pids(tmp_path, 3)
+  assert all(map(is_running, running))
+  pod.kill()
+  assert_gone(running, within=5)
+
+
+def test_process_does_not_start_if_the_pod_has_ended_before():
+  parent = subprocess.Popen(['true'])
+  parent.wait()
+  command = [sys.executable, LAUNCH / 'end_with_parent.py', str(parent.pid), 'echo', 'started']
+  result = subprocess.run(command, capture_output=True, text=True)
+  assert result.returncode != 0 and result.stdout == ''
+  assert result.stderr == f'Process {parent.pid} has ended already; echo was not started.\n'
+
+
+def test_command_that_does_not_exist_is_one_sentence(start):
+  code, output = finish(start('--processes=2', command=('no such command',)))
+  assert code == 2 and 'no such command cannot be run: No such file or directory.' in output
+  assert 'Traceback' not in output
+
+
+def test_logs_have_no_greetings_of_gloo_but_its_errors(start, tmp_path):
+  text = """
+  print('[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1')
+  print('[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 2')
+  print('[Gloo] connectFullMesh failed', file=sys.stderr)
+  print('the end, without a line break', end='')
+  """
+  command = script(tmp_path, text)
+  code, _ = finish(start('--processes=1', command=(command[0], '-u', command[1])))
+  assert code == 0
+  assert (tmp_path / 'logs' / 'process-0.log').read_text().splitlines() == [
+    '[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 2',
+    '[Gloo] connectFullMesh failed',
+    'the end, without a line break',
+  ]
+
+
+def test_real_processes_connect_without_a_greeting(start, tmp_path):
+  """The line that Gloo prints may change with jaxlib."""
+  text = """
+  import numpy as np
+  from jax.experimental import multihost_utils
+  from vit_jax.parallel import distributed
+  distributed.initialize()
+  print('sum', multihost_utils.process_allgather(np.ones(1)).sum())
+  """
+  code, output = finish(start('--processes=2', command=tuple(script(tmp_path, text))))
+  assert code == 0, output
+  logs = [(tmp_path / 'logs' / f'process-{index}.log').read_text() for index in range(2)]
+  assert logs == ['sum 2.0\n', 'sum 2.0\n']
 
 
 def test_dry_run_prints_the_commands(start, tmp_path):
@@ -199,7 +277,7 @@ def test_dry_run_prints_the_commands(start, tmp_path):
   show = 'import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))'
   for index, line in enumerate(output.splitlines()):
     (tmp_path / 'logs').mkdir(exist_ok=True)
-    # The command itself is replaced by one that shows its arguments.
+    # In place of the command, run one that shows its arguments and environment.
     line = line.replace(f'{sys.executable} -m vit_jax.main', f"{sys.executable} -c '{show}'", 1)
     subprocess.run(['bash', '-c', line], check=True)
     words, environment = json.loads((tmp_path / 'logs' / f'process-{index}.log').read_text())
@@ -208,7 +286,7 @@ def test_dry_run_prints_the_commands(start, tmp_path):
     assert '--xla_force_host_platform_device_count=4' in environment['XLA_FLAGS']
 
 
-def test_gpus_are_shared_out_and_one_process_joins_nothing(start):
+def test_gpus_are_divided_and_a_single_process_joins_nothing(start):
   flags = ('--processes=2', '--devices=2', '--platform=cuda', '--dry-run')
   _, output = finish(start(*flags, command=('--config=c',)))
   assert ['CUDA_VISIBLE_DEVICES=0,1' in output, 'CUDA_VISIBLE_DEVICES=2,3' in output] == [True, True]

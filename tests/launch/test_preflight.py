@@ -1,4 +1,4 @@
-"""The checks before a run, alone and on two hosts."""
+"""The checks before a run, on one host and on two."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ def alone(*flags: str) -> subprocess.CompletedProcess:
   return subprocess.run([*PREFLIGHT, *flags], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_line_for_each_check(tmp_path):
+def test_one_line_for_each_check(tmp_path):
   workdir = tmp_path / 'new' / 'my run'
   lines = succeed(alone(f'--workdir={workdir}', '--data=digits', '--hosts=1', '--devices_per_host=3'))
   names = [line.partition(': ')[0] for line in lines.splitlines()]
@@ -25,7 +25,7 @@ def test_a_line_for_each_check(tmp_path):
   assert list(workdir.iterdir()) == []
 
 
-def test_what_fails_is_one_sentence(tmp_path):
+def test_failed_check_is_one_sentence(tmp_path):
   file = tmp_path / 'file'
   file.write_text('')
   assert_refused(alone('--devices_per_host=4'), 'devices: ', 'there are 3 devices, not 4')
@@ -37,7 +37,7 @@ def test_what_fails_is_one_sentence(tmp_path):
 
 
 def pod(tmp_path, text: str) -> tuple[int, list[str]]:
-  """Runs Python text as two hosts; the pod's code and what each host printed."""
+  """Runs Python text on two hosts; (the pod's exit code, the output of each host)."""
   script = tmp_path / 'host.py'
   script.write_text(f'import os, runpy, sys\n{text}\n')
   command = [sys.executable, LAUNCH / 'local_pod.py', f'--logs={tmp_path / "logs"}', '--devices=2']
@@ -56,12 +56,12 @@ runpy.run_path({str(LAUNCH / 'preflight.py')!r}, run_name='__main__')
 """
 
 
-def test_two_hosts_with_the_same_folder(tmp_path):
+def test_two_hosts_with_the_same_folder_pass(tmp_path):
   code, logs = pod(tmp_path, f"flags = ['--workdir={tmp_path}/run', '--data=digits', '--hosts=2']\n{RUN}")
   assert code == 0, logs
   assert 'devices: 2 hosts with 2 each' in logs[0] and 'right over 4 devices' in logs[0]
   assert 'each of 2 hosts reads what another wrote' in logs[0]
-  assert 'devices:' not in logs[1]  # each line once
+  assert 'devices:' not in logs[1]  # only one host prints
 
 
 def test_two_hosts_with_different_data_end_together(tmp_path):
@@ -71,7 +71,7 @@ def test_two_hosts_with_different_data_end_together(tmp_path):
   assert all('data: it differs between the hosts' in log for log in logs), logs
 
 
-def test_a_failure_on_one_host_is_told_by_all(tmp_path):
+def test_failure_on_one_host_ends_all(tmp_path):
   text = "flags = ['--data=' + ('digits', 'folder:/nowhere')[int(os.environ['JAX_PROCESS_ID'])]]"
   code, logs = pod(tmp_path, f'{text}\n{RUN}')
   assert code == 2, logs

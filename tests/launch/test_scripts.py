@@ -1,4 +1,4 @@
-"""Each script against programs that write down how they are called."""
+"""Each script, with fake programs that record how they are called."""
 
 import json
 import os
@@ -69,7 +69,7 @@ TPU_VM = [
 
 
 @pytest.mark.parametrize('given, expected', TPU_VM)
-def test_tpu_vm(fakes, given, expected):
+def test_tpu_vm_calls_gcloud(fakes, given, expected):
   succeed(fakes.run(LAUNCH / 'tpu_vm.sh', *given, *PLACE))
   assert fakes.calls('gcloud') == [['compute', 'tpus', 'tpu-vm', *expected]]
 
@@ -101,7 +101,7 @@ QUEUED = [
 
 
 @pytest.mark.parametrize('given, expected', QUEUED)
-def test_queued_resources(fakes, given, expected):
+def test_queued_resources_calls_gcloud(fakes, given, expected):
   succeed(fakes.run(LAUNCH / 'queued_resources.sh', *given, *PLACE))
   assert fakes.calls('gcloud') == [['compute', 'tpus', 'queued-resources', *expected]]
 
@@ -127,7 +127,7 @@ def test_dry_run_prints_what_would_run(fakes, program, script, given):
   assert fakes.calls(program) == expected
 
 
-def test_xpk(fakes):
+def test_xpk_gets_flags_and_a_command_that_kubernetes_reads_back(fakes):
   place = ['--cluster=c', '--project=p', '--zone=z']
   options = ['--type=v6e-16', '--image=i', '--slices=2', '--storage=s', *place]
   succeed(fakes.run(LAUNCH / 'xpk.sh', 'create', 'w', *options, '--', *AWKWARD))
@@ -137,7 +137,7 @@ def test_xpk(fakes):
     *('--docker-image=i', '--max-restarts=100', '--restart-on-exit-codes=75'),
     *('--termination-grace-period-seconds=120', '--storage=s'),
   ]
-  # As Kubernetes, and then XPK's script, read it.
+  # Kubernetes reads it first, then XPK's script.
   text = call[-1].removeprefix('--command=').replace('$$', '$')
   fakes.add('python')
   succeed(fakes.run('bash', '-c', f'({text}) & wait $!'))
@@ -164,9 +164,11 @@ def test_slurm_submits_the_job_with_its_arguments(fakes):
 @pytest.mark.parametrize(
   'code, restarts, requeued', [(0, 0, False), (75, 3, True), (1, 0, False), (75, 100, False)]
 )
-def test_a_slurm_job_is_queued_again_after_75_only(fakes, tmp_path, code, restarts, requeued):
+def test_slurm_job_is_queued_again_after_75_only(fakes, tmp_path, code, restarts, requeued):
   fakes.add('srun', f'sys.exit({code})')
-  job = tmp_path / 'spool'  # Slurm runs a copy from elsewhere, in the folder that --chdir named
+  job = (
+    tmp_path / 'spool'
+  )  # Slurm runs a copy from another folder, in the working directory that --chdir gave
   shutil.copy(LAUNCH / 'slurm_job.sh', job)
   variables = {'SLURM_JOB_ID': '7', 'SLURM_CPUS_PER_TASK': '6', 'SLURM_RESTART_COUNT': str(restarts)}
   result = fakes.run('env', f'--chdir={ROOT}', 'bash', job, 'no venv', 'python', *AWKWARD, **variables)
@@ -193,7 +195,7 @@ def test_a_slurm_job_is_queued_again_after_75_only(fakes, tmp_path, code, restar
     ('slurm.sh', ['--nodes=1', '--gpus=1', 'configs/a.py'], 'goes after --'),
   ],
 )
-def test_what_is_wrong_is_one_sentence(fakes, script, given, words):
+def test_wrong_arguments_are_one_sentence(fakes, script, given, words):
   assert_refused(fakes.run(LAUNCH / script, *given), words)
   assert not list(fakes.folder.glob('*.calls'))
 
@@ -204,8 +206,8 @@ def test_help_is_the_comment_at_the_top(fakes, script):
   assert f'launch/{script}' in text and '--dry-run' in text and 'shellcheck' not in text
 
 
-def test_the_real_gcloud_knows_these_flags(fakes, tmp_path):
-  """Its parser alone, nothing is asked of Google."""
+def test_real_gcloud_accepts_these_flags(fakes, tmp_path):
+  """Only gcloud's own parser runs; nothing is sent to Google."""
   if (gcloud := shutil.which('gcloud')) is None:
     pytest.skip('gcloud is not installed')
   environment = dict(os.environ, CLOUDSDK_CONFIG=str(tmp_path))

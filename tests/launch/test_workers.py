@@ -1,4 +1,4 @@
-"""What happens on the workers of a TPU, on this machine in place of theirs."""
+"""The scripts for the workers of a TPU; this machine takes the place of the workers."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import time
 import pytest
 from fakes import AWKWARD, LAUNCH, ROOT, Fakes, assert_refused, succeed
 
-# As gcloud does: it cuts the command at spaces, ssh joins the parts, the login shell reads the result.
+# Does what gcloud does: it cuts the command at spaces, ssh joins the parts, the login shell reads the result.
 SSH = """
 import subprocess
 if 'ssh' in sys.argv:
@@ -76,7 +76,7 @@ def test_setup_unpacks_this_commit_and_installs_it(fakes, home):
   assert fakes.calls('sudo')[0] == ['mkdir', '-p', "/mnt/it's"]
 
 
-def test_a_run_is_detached_and_gets_its_arguments(fakes, home):
+def test_run_is_detached_and_gets_its_arguments(fakes, home):
   fakes.add('python', 'print("hello from the run")')
   succeed(tpu(fakes, 'run', '--', *AWKWARD, 'line\nbreak'))
   log = home / 'vit_jax_run' / 'run.log'
@@ -86,13 +86,13 @@ def test_a_run_is_detached_and_gets_its_arguments(fakes, home):
   assert 'nothing runs; last line: Exit code 0: the end.' in succeed(tpu(fakes, 'status'))
 
 
-def test_preflight_runs_here_and_now_and_says_how_it_ended(fakes):
+def test_preflight_runs_in_the_foreground_and_returns_its_exit_code(fakes):
   fakes.add('python', 'sys.exit(2)')
   assert tpu(fakes, 'preflight', '--', '--workdir=/a b').returncode == 2
   assert fakes.calls('python') == [['launch/preflight.py', '--workdir=/a b']]
 
 
-def test_only_exit_code_75_starts_it_again(fakes, home):
+def test_only_exit_code_75_starts_the_run_again(fakes, home):
   codes = home / 'codes'
   codes.write_text('75 75 3 0')
   take = f"""
@@ -127,7 +127,7 @@ def test_halt_sends_sigterm_to_python_waits_for_its_save_and_ends(fakes, home):
   eventually(lambda: 'ready' in log.read_text(), 'it does not start')
   supervisor = int((home / 'vit_jax_run' / 'run.pid').read_text())
   assert os.getsid(supervisor) == supervisor  # the end of the ssh connection is not its end
-  # A second one on the same worker is refused.
+  # A second run on the same worker is refused.
   assert_refused(tpu(fakes, 'run', '--', '--config=c.py'), 'is going on already')
   assert 'running' in succeed(tpu(fakes, 'status'))
   assert 'stopped' in succeed(tpu(fakes, 'halt'))
@@ -136,7 +136,18 @@ def test_halt_sends_sigterm_to_python_waits_for_its_save_and_ends(fakes, home):
   assert 'nothing runs' in succeed(tpu(fakes, 'halt'))
 
 
-# Google's queue: each `describe` and each question for the result takes the next answer of its list.
+def test_killed_supervisor_leaves_no_run_alive(fakes, home):
+  fakes.add('python', SAVES)
+  succeed(tpu(fakes, 'run', '--', '--config=c.py'))
+  log = home / 'vit_jax_run' / 'run.log'
+  eventually(lambda: 'ready' in log.read_text(), 'it does not start')
+  supervisor = int((home / 'vit_jax_run' / 'run.pid').read_text())
+  (run,) = pathlib.Path(f'/proc/{supervisor}/task/{supervisor}/children').read_text().split()
+  os.kill(supervisor, signal.SIGKILL)
+  eventually(lambda: not pathlib.Path(f'/proc/{run}').exists(), 'the run is alive')
+
+
+# Google's queue: each `describe`, and each query of the result, takes the next answer from its list.
 QUEUE = """
 import json
 answers = json.load(open({path!r}))
@@ -151,7 +162,7 @@ if kind in answers:
 
 
 def keep(fakes, tmp_path, describe: list[str], results: list[str]):
-  """Runs `keep` on that queue; how it ended, and what it did in words."""
+  """Runs `keep` on that queue; (its result, the names of the actions it took)."""
   path = tmp_path / 'answers.json'
   path.write_text(json.dumps({'describe': describe, 'result': results}))
   fakes.add('gcloud', QUEUE.format(path=str(path)))
@@ -186,34 +197,34 @@ def test_keep_creates_again_after_a_preemption_with_the_same_workdir(fakes, tmp_
   assert len(starts) == 2 and starts[0] == starts[1]
 
 
-def test_keep_does_not_take_silence_for_a_preemption(fakes, tmp_path):
+def test_keep_does_not_mistake_silence_for_a_preemption(fakes, tmp_path):
   states = [NONE, NONE, 'ACTIVE', 'ERROR: timed out', 'ERROR: timed out', 'ACTIVE']
   result, did = keep(fakes, tmp_path, states, ['running', 'ERROR: ssh', 'running', '0'])
   assert result.returncode == 0, result.stderr
   assert did == CREATED
 
 
-def test_keep_believes_a_failure_the_second_time(fakes, tmp_path):
+def test_keep_ends_when_it_sees_a_failure_twice(fakes, tmp_path):
   states = ['ACTIVE']
   result, did = keep(fakes, tmp_path, states, ['running', '2', '2'])
   assert result.returncode == 2 and 'ended with exit code 2' in result.stderr
   assert did == CREATED[1:]  # it was there already
 
 
-def test_keep_sees_a_failure_that_was_a_preemption(fakes, tmp_path):
+def test_keep_goes_on_when_a_failure_was_a_preemption(fakes, tmp_path):
   states = [NONE, NONE, 'ACTIVE', 'ACTIVE', 'SUSPENDED', 'SUSPENDED', 'ACTIVE']
   result, did = keep(fakes, tmp_path, states, ['134', '0'])
   assert result.returncode == 0, result.stderr
   assert did == [*CREATED, 'delete', *CREATED]
 
 
-def test_keep_starts_again_where_a_machine_was_restarted(fakes, tmp_path):
+def test_keep_starts_the_run_again_after_a_machine_restarted(fakes, tmp_path):
   result, did = keep(fakes, tmp_path, ['ACTIVE'], ['running', 'lost', 'running', '0'])
   assert result.returncode == 0, result.stderr
   assert did == ['scp', 'setup', 'start', 'scp', 'setup', 'stop', 'start']
 
 
-def test_keep_ends_where_google_refuses(fakes, tmp_path):
+def test_keep_ends_when_google_refuses(fakes, tmp_path):
   result, did = keep(fakes, tmp_path, [NONE, NONE, 'WAITING_FOR_RESOURCES', 'FAILED'], ['running'])
   assert_refused(result, 'The request n failed')
   assert did == ['create']

@@ -1,3 +1,7 @@
+"""Processes that join, and that stop at the same step."""
+
+import os
+import pathlib
 import signal
 import subprocess
 import time
@@ -14,23 +18,25 @@ _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT', 
 
 @pytest.fixture
 def calls(monkeypatch):
-  """What `jax.distributed.initialize` is called with."""
+  """The arguments of each call of `jax.distributed.initialize`, which does nothing."""
   result = []
-  monkeypatch.setattr(
-    distributed.jax.distributed, 'initialize', lambda *args, **options: result.append((args, options))
-  )
+
+  def record(*args, **options):
+    result.append((args, options))
+
+  monkeypatch.setattr(distributed.jax.distributed, 'initialize', record)
   for variable in _VARIABLES:
     monkeypatch.delenv(variable, raising=False)
   return result
 
 
-def test_a_single_process_joins_nothing(calls):
+def test_single_process_joins_nothing(calls):
   distributed.initialize()
   assert calls == []
 
 
-def test_a_laptop_with_libtpu_joins_nothing(calls, monkeypatch):
-  """libtpu is installed for `vit_jax.plan`; no TPU is there."""
+def test_laptop_with_libtpu_joins_nothing(calls, monkeypatch):
+  """libtpu is installed for `vit_jax.plan`, but there is no TPU."""
   monkeypatch.setattr(distributed.importlib.util, 'find_spec', lambda name: object())
   monkeypatch.setenv('TPU_SKIP_MDS_QUERY', '1')
   platforms = jax.config.jax_platforms
@@ -42,7 +48,7 @@ def test_a_laptop_with_libtpu_joins_nothing(calls, monkeypatch):
   assert calls == []
 
 
-def test_one_slurm_task_joins_nothing_and_two_do(calls, monkeypatch):
+def test_slurm_joins_two_tasks_but_not_one(calls, monkeypatch):
   monkeypatch.setenv('SLURM_STEP_NODELIST', 'n1')
   monkeypatch.setenv('SLURM_NTASKS', '1')
   distributed.initialize()
@@ -52,7 +58,7 @@ def test_one_slurm_task_joins_nothing_and_two_do(calls, monkeypatch):
   assert calls == [((), {'cluster_detection_method': 'slurm', 'heartbeat_timeout_seconds': 180})]
 
 
-def test_the_three_variables(calls, monkeypatch):
+def test_three_variables_are_passed_to_jax(calls, monkeypatch):
   for name, value in zip(_VARIABLES, ('10.0.0.2:8476', '3', '4')):
     monkeypatch.setenv(name, value)
   distributed.initialize()
@@ -72,7 +78,7 @@ def test_the_three_variables(calls, monkeypatch):
     (('localhost', '0', '2'), "JAX_COORDINATOR_ADDRESS is 'localhost'"),
   ],
 )
-def test_wrong_variables_are_one_sentence(calls, monkeypatch, values, words):
+def test_wrong_variables_are_a_user_error(calls, monkeypatch, values, words):
   for name, value in zip(_VARIABLES, values):
     if value is not None:
       monkeypatch.setenv(name, value)
@@ -80,7 +86,7 @@ def test_wrong_variables_are_one_sentence(calls, monkeypatch, values, words):
     distributed.initialize()
 
 
-# A loop of "training" in which each process is as fast as it likes; prints the step it stops at.
+# A training loop in which the processes are not equally fast; it prints the step at which it stops.
 LOOP = """
   import sys, time
   import jax
@@ -105,7 +111,7 @@ def _wait_until_ready(processes: list[subprocess.Popen]) -> None:
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_single_process_stops(number):
+def test_single_process_stops_after_a_signal(number):
   processes = start(LOOP)
   _wait_until_ready(processes)
   processes[0].send_signal(number)
@@ -128,33 +134,156 @@ def test_all_processes_stop_at_the_same_step(number, receivers):
   assert 0 < int(stopped[0][0]) < 1499 and stopped[0][2] == '2'
 
 
+# The main thread is busy in C, where Python runs no signal handler.
 BUSY = """
   import ctypes
   from vit_jax.parallel.distributed import StopSignal
   with StopSignal():
     print('ready', flush=True)
-    sleep = ctypes.CDLL(None).sleep  # in C: Python's own handlers do not run until it is over
     for _ in range(60):
-      sleep(1)
+      ctypes.CDLL(None).sleep(1)
 """
 
 
-def test_a_second_interrupt_ends_the_process_though_the_main_thread_is_busy():
-  processes = start(
-    'import ctypes\n' + BUSY.replace('range(60)', 'range(1)').replace('sleep(1)', 'usleep(1)')
-  )
-  finish(processes)
+def test_second_interrupt_ends_a_process_that_is_busy():
   processes = start(BUSY)
   _wait_until_ready(processes)
   processes[0].send_signal(signal.SIGINT)
   time.sleep(0.5)
   assert processes[0].poll() is None
   processes[0].send_signal(signal.SIGINT)
-  finish(processes, timeout=20)
+  (output,) = finish(processes, timeout=5)
   assert processes[0].returncode == 130
+  assert output.strip() == 'Interrupted again; the run ends without another save.'
 
 
-def test_the_old_handlers_come_back():
+# A run whose main thread hangs after three steps, in a file that never opens.
+# Arguments: the file, 'saved' or '', seconds of a step, seconds to react in place of the default.
+HANGING = """
+  import sys, time
+  from vit_jax.parallel import distributed
+  distributed._SECONDS_TO_REACT = float(sys.argv[4])
+  distributed.initialize()
+  with distributed.StopSignal(saved=sys.argv[2] == 'saved') as stop:
+    for step in range(1, 4):
+      time.sleep(float(sys.argv[3]))
+      assert not stop.stop_requested(step)
+    print('ready', flush=True)
+    open(sys.argv[1]).read()
+"""
+
+
+@pytest.fixture
+def fifo(tmp_path) -> pathlib.Path:
+  os.mkfifo(tmp_path / 'fifo')
+  return tmp_path / 'fifo'
+
+
+def _end_hanging_run(number: int, *arguments: object) -> tuple[int, float, str]:
+  """Signals a run that hangs; (exit code, seconds until it ended, the one line that it printed)."""
+  processes = start(HANGING, arguments=arguments)
+  _wait_until_ready(processes)
+  sent = time.monotonic()
+  processes[0].send_signal(number)
+  (output,) = finish(processes, timeout=20)
+  seconds = time.monotonic() - sent
+  (line,) = output.strip().splitlines()
+  return processes[0].returncode, seconds, line
+
+
+def test_sigterm_ends_a_run_that_hangs_within_ten_seconds(fifo):
+  code, seconds, line = _end_hanging_run(signal.SIGTERM, fifo, 'saved', 0, distributed._SECONDS_TO_REACT)
+  assert code == 75 and 7 < seconds < 10
+  assert line.startswith(
+    'The run did not reach the end of a step within 8 s of SIGTERM; start the same command'
+  )
+
+
+@pytest.mark.parametrize('number, code', [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_a_run_that_hangs_before_its_first_save(fifo, number, code):
+  returned, seconds, line = _end_hanging_run(number, fifo, '', 0, 1)
+  assert returned == code and seconds < 3
+  assert line.endswith(f'within 1 s of {number.name}; nothing had been saved.')
+
+
+def test_run_with_long_steps_gets_twice_as_long_as_a_step(fifo):
+  code, seconds, _ = _end_hanging_run(signal.SIGTERM, fifo, 'saved', 1.5, 1)
+  assert code == 75 and 2.9 < seconds < 5
+
+
+@pytest.mark.parametrize('limit, code, said', [(600, 0, 'saved'), (1, 75, 'The run did not save within 1 s')])
+def test_save_after_a_signal_has_a_limit_of_its_own(limit, code, said):
+  script = f"""
+    import time
+    from vit_jax.parallel import distributed
+    distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, {limit}
+    with distributed.StopSignal(saved=True) as stop:
+      print('ready', flush=True)
+      step = 1
+      while not stop.stop_requested(step):
+        step += 1
+        time.sleep(0.01)
+      time.sleep(3)
+    print('saved')
+  """
+  processes = start(script)
+  _wait_until_ready(processes)
+  processes[0].send_signal(signal.SIGTERM)
+  (output,) = finish(processes, timeout=30)
+  assert processes[0].returncode == code and output.startswith(said), output
+
+
+def test_sigterm_ends_joined_processes_that_hang(fifo):
+  """Before the loop at once, in the loop after the time to react; JAX itself would only note the signal."""
+  before_loop = """
+    import sys
+    from vit_jax.parallel import distributed
+    distributed.initialize()
+    print('ready', flush=True)
+    open(sys.argv[1]).read()
+  """
+  for script, limit, code in ((before_loop, 1, -signal.SIGTERM), (HANGING, 3, 75)):
+    processes = start(script, 2, arguments=(fifo, 'saved', 0.01, 1))
+    _wait_until_ready(processes)
+    for process in processes:
+      process.terminate()
+    sent = time.monotonic()
+    outputs = finish(processes, timeout=20)
+    assert time.monotonic() - sent < limit, outputs
+    assert [process.returncode for process in processes] == [code, code], outputs
+
+
+LISTENING = """
+  import os, re
+  from vit_jax.parallel import distributed
+  distributed.initialize()
+  descriptors = [f'/proc/self/fd/{name}' for name in os.listdir('/proc/self/fd')]
+  links = {os.readlink(path) for path in descriptors if os.path.islink(path)}
+  for table in ('tcp', 'tcp6'):
+    for row in open(f'/proc/self/net/{table}').readlines()[1:]:
+      columns = row.split()
+      if columns[3] == '0A' and f'socket:[{columns[9]}]' in links:
+        print('listens', columns[1])
+"""
+
+
+def test_process_0_of_a_local_run_listens_on_this_machine_only():
+  output, _ = run(LISTENING, 2)
+  listening = [line.split()[1] for line in output.splitlines() if line.startswith('listens')]
+  loopback = ('0100007F', '00000000000000000000000001000000', '0000000000000000FFFF00000100007F')
+  assert listening and all(address.split(':')[0] in loopback for address in listening), output
+
+
+def test_address_to_listen_on_can_be_chosen(calls, monkeypatch):
+  for name, value in zip(_VARIABLES, ('localhost:8476', '0', '4')):
+    monkeypatch.setenv(name, value)
+  distributed.initialize()
+  monkeypatch.setenv('JAX_COORDINATOR_BIND_ADDRESS', '[::]:8476')
+  distributed.initialize()
+  assert [options.get('coordinator_bind_address') for _, options in calls] == ['localhost:8476', None]
+
+
+def test_old_handlers_come_back():
   output = run("""
     import signal
     from vit_jax.parallel.distributed import StopSignal

@@ -6,34 +6,34 @@ import pytest
 from jax.sharding import AxisType
 from processes import run
 
-from vit_jax import config
 from vit_jax.errors import UserError
 from vit_jax.parallel import mesh as meshes
+from vit_jax.parallel.mesh import MeshConfig
 
 
-def test_the_free_axis_takes_the_devices_that_are_left():
-  mesh = meshes.make_mesh(config.MeshConfig(data=-1, fsdp=2, tensor=2))
+def test_free_axis_takes_the_devices_that_are_left():
+  mesh = meshes.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=2))
   assert dict(mesh.shape) == {'replica': 1, 'data': 2, 'fsdp': 2, 'tensor': 2}
   assert tuple(mesh.axis_names) == meshes.AXES
   assert set(mesh.axis_types) == {AxisType.Auto}
   assert {device.id for device in mesh.devices.flat} == set(range(8))
 
 
-def test_some_devices():
-  mesh = meshes.make_mesh(config.MeshConfig(data=1, fsdp=-1), jax.devices()[:4])
+def test_mesh_of_some_devices():
+  mesh = meshes.make_mesh(MeshConfig(data=1, fsdp=-1), jax.devices()[:4])
   assert mesh.shape['fsdp'] == 4 and mesh.size == 4
 
 
 @pytest.mark.parametrize(
   'wanted, words',
   [
-    (config.MeshConfig(data=3), ['data 3', '3 devices', '8']),
-    (config.MeshConfig(data=16), ['data 16', '16 devices', '8']),
-    (config.MeshConfig(data=-1, tensor=3), ['tensor 3', '8 devices', 'divisor of 8']),
-    (config.MeshConfig(data=-1, fsdp=4, tensor=4), ['fsdp 4', 'tensor 4', '16']),
+    (MeshConfig(data=3), ['data 3', '3 devices', '8']),
+    (MeshConfig(data=16), ['data 16', '16 devices', '8']),
+    (MeshConfig(data=-1, tensor=3), ['tensor 3', '8 devices', 'divisor of 8']),
+    (MeshConfig(data=-1, fsdp=4, tensor=4), ['fsdp 4', 'tensor 4', '16']),
   ],
 )
-def test_a_mesh_that_does_not_fit_is_one_sentence(wanted, words):
+def test_mesh_that_does_not_fit_is_a_user_error(wanted, words):
   with pytest.raises(UserError) as error:
     meshes.make_mesh(wanted)
   assert all(word in str(error.value) for word in words)
@@ -41,7 +41,7 @@ def test_a_mesh_that_does_not_fit_is_one_sentence(wanted, words):
 
 
 def _gpus(hosts: int, each: int):
-  """Devices as JAX shows them where several hosts have GPUs: each host is a slice."""
+  """Devices of several hosts with GPUs as JAX describes them: each host is a slice."""
   return [
     types.SimpleNamespace(id=i, platform='gpu', device_kind='NVIDIA H100', slice_index=i // each)
     for i in range(hosts * each)
@@ -53,24 +53,25 @@ def _slices(array: np.ndarray) -> np.ndarray:
   return np.vectorize(lambda device: device.slice_index)(array)
 
 
-def _array(mesh: config.MeshConfig, devices, monkeypatch) -> np.ndarray:
-  monkeypatch.setattr(meshes, 'Mesh', lambda array, *_, **__: array)  # which takes true devices only
+def _array(mesh: MeshConfig, devices, monkeypatch) -> np.ndarray:
+  # Mesh accepts real devices only.
+  monkeypatch.setattr(meshes, 'Mesh', lambda array, *_, **__: array)
   return meshes.make_mesh(mesh, devices)
 
 
 @pytest.mark.parametrize(
   'mesh, across',
   [
-    (config.MeshConfig(replica=2, data=-1, fsdp=2), 'replica'),
-    (config.MeshConfig(replica=2, data=1, fsdp=2, tensor=2), 'replica'),
-    (config.MeshConfig(replica=4), 'replica'),  # two parts of it within a slice
-    (config.MeshConfig(), 'data'),
-    (config.MeshConfig(data=2, fsdp=-1), 'data'),
-    (config.MeshConfig(data=1, fsdp=-1), 'fsdp'),
-    (config.MeshConfig(data=1, fsdp=2, tensor=-1), 'fsdp'),
+    (MeshConfig(replica=2, data=-1, fsdp=2), 'replica'),
+    (MeshConfig(replica=2, data=1, fsdp=2, tensor=2), 'replica'),
+    (MeshConfig(replica=4), 'replica'),  # two of its four parts lie within a slice
+    (MeshConfig(), 'data'),
+    (MeshConfig(data=2, fsdp=-1), 'data'),
+    (MeshConfig(data=1, fsdp=-1), 'fsdp'),
+    (MeshConfig(data=1, fsdp=2, tensor=-1), 'fsdp'),
   ],
 )
-def test_which_axis_runs_across_hosts_of_gpus(mesh, across, monkeypatch):
+def test_axis_that_runs_across_hosts_with_gpus(mesh, across, monkeypatch):
   slices = _slices(_array(mesh, _gpus(2, 4), monkeypatch))
   assert slices.size == 8
   for index, axis in enumerate(meshes.AXES):
@@ -84,11 +85,11 @@ def test_tensor_never_runs_across_slices(monkeypatch):
   with pytest.raises(
     UserError, match=r'tensor across the 2 slices.* make replica x data x fsdp a multiple of 2'
   ):
-    _array(config.MeshConfig(data=1, tensor=8), _gpus(2, 4), monkeypatch)
+    _array(MeshConfig(data=1, tensor=8), _gpus(2, 4), monkeypatch)
 
 
 def test_replica_and_data_share_the_slices(monkeypatch):
-  slices = _slices(_array(config.MeshConfig(replica=2, data=4, tensor=2), _gpus(4, 4), monkeypatch))
+  slices = _slices(_array(MeshConfig(replica=2, data=4, tensor=2), _gpus(4, 4), monkeypatch))
   assert [set(part.flat) for part in slices[:, ::2, 0, 0]] == [{0, 1}, {2, 3}]
   assert [set(part.flat) for part in slices.reshape(4, 4)] == [{0}, {1}, {2}, {3}]
 
@@ -99,15 +100,14 @@ TPUS = """
   import jax
   import numpy as np
   from jax.experimental import topologies
-  from vit_jax import config
   from vit_jax.errors import UserError
-  from vit_jax.parallel.mesh import batch_sharding, make_mesh, replicated
+  from vit_jax.parallel.mesh import MeshConfig, batch_sharding, make_mesh, replicated
 
   def devices(name, slices):
     return topologies.get_topology_desc(platform='tpu', topology_name=name, num_slices=slices).devices
 
   two = devices('v5e:2x2', 2)
-  for axes in (config.Mesh(replica=2, data=1, fsdp=4), config.Mesh(), config.Mesh(data=1, fsdp=-1)):
+  for axes in (MeshConfig(replica=2, data=1, fsdp=4), MeshConfig(), MeshConfig(data=1, fsdp=-1)):
     try:
       mesh = make_mesh(axes, two)
     except UserError as error:
@@ -116,12 +116,12 @@ TPUS = """
     rows = jax.ShapeDtypeStruct((8, 1024), np.float32, sharding=batch_sharding(mesh))
     jax.jit(lambda x: x.sum(0), out_shardings=replicated(mesh)).lower(rows).compile()
     print(dict(mesh.shape), [device.slice_index for device in mesh.devices.flat])
-  print(make_mesh(config.Mesh(data=8, fsdp=8), devices('v5p:4x4x4', 1)).devices.shape)
+  print(make_mesh(MeshConfig(data=8, fsdp=8), devices('v5p:4x4x4', 1)).devices.shape)
 """
 
 
-def test_tpus():
-  """As their compiler describes them: two slices, and an axis that needs half an axis of the network."""
+def test_meshes_of_described_tpus():
+  """Two slices, and an axis that needs half an axis of the network, as the TPU compiler describes them."""
   pytest.importorskip('libtpu')
   (output,) = run(TPUS)
   replica, data, fsdp, split = (line for line in output.splitlines() if line.startswith(('{', '(', 'told')))
@@ -131,8 +131,8 @@ def test_tpus():
   assert split == '(1, 8, 8, 1)'
 
 
-def test_a_batch_is_split_over_three_axes_and_copied_along_tensor():
-  mesh = meshes.make_mesh(config.MeshConfig(replica=2, data=1, fsdp=2, tensor=2))
+def test_batch_is_split_over_three_axes_and_copied_along_tensor():
+  mesh = meshes.make_mesh(MeshConfig(replica=2, data=1, fsdp=2, tensor=2))
   assert meshes.batch_shards(mesh) == 4
   batch = jax.device_put(np.arange(8 * 3).reshape(8, 3), meshes.batch_sharding(mesh))
   rows = sorted(shard.index[0].start for shard in batch.addressable_shards)
@@ -142,10 +142,20 @@ def test_a_batch_is_split_over_three_axes_and_copied_along_tensor():
   assert {shard.data.shape for shard in copies.addressable_shards} == {(3,)}
 
 
-def test_a_batch_that_does_not_divide():
-  mesh = meshes.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
+def test_batch_that_does_not_divide_is_a_user_error():
+  mesh = meshes.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
   meshes.check_batch_size(mesh, 12)
   with pytest.raises(UserError, match=r'config\.batch_size .* 10,.* 4 parts .*data 2 x fsdp 2'):
     meshes.check_batch_size(mesh, 10)
   with pytest.raises(UserError, match=r'evaluators\.val\.batch_size'):
     meshes.check_batch_size(mesh, 10, 'config.evaluators.val.batch_size')
+  meshes.check_batch_divides(12, 4, 'config.batch_size')
+  with pytest.raises(UserError, match=r'batches of 10, .* the 4 parts of config\.mesh; change'):
+    meshes.check_batch_divides(10, 4, 'config.batch_size')
+
+
+@pytest.mark.parametrize('sizes', [{'data': 0}, {'fsdp': -2}, {'replica': -1, 'data': -1}])
+def test_config_of_an_impossible_mesh_is_a_user_error(sizes):
+  MeshConfig().check('config.mesh')
+  with pytest.raises(UserError, match=r"config\.mesh is {'replica': .*at most one may be -1"):
+    MeshConfig(**sizes).check('config.mesh')

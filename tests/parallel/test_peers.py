@@ -1,4 +1,4 @@
-"""Real processes of which one is killed: the others end with one sentence and exit code 75."""
+"""Real processes, one of which is killed: the others end with one sentence and exit code 75."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ TRAINING = """
   import sys, time
   import numpy as np
   from jax.experimental import multihost_utils
-  from vit_jax import command
+  from vit_jax import cli
   from vit_jax.parallel import distributed, peers
 
   def main():
@@ -25,7 +25,7 @@ TRAINING = """
       while True:
         {step}
 
-  command.run(main, sys.argv[:1])
+  cli.run(main, sys.argv[:1])
 """
 
 
@@ -48,17 +48,17 @@ def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> N
   assert 'Traceback' not in output
 
 
-def test_a_process_killed_in_a_collective_ends_the_others():
+def test_process_killed_in_a_collective_ends_the_others():
   processes = start(TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
   ready(processes)
   processes[1].kill()
   outputs = finish(processes)
   for index in (0, 2):
     assert_ended_by_loss(processes[index], outputs[index], lost=1)
-    assert 'stack trace' not in outputs[index]  # nor a page of C++ before it
+    assert 'stack trace' not in outputs[index]  # no page of C++ frames
 
 
-def test_process_0_which_serves_the_others_is_killed():
+def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   processes = start(TRAINING.format(step='time.sleep(1)'), 2)
   ready(processes)
   processes[0].kill()
@@ -66,9 +66,10 @@ def test_process_0_which_serves_the_others_is_killed():
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
 
 
-def test_an_abort_of_another_cause_stays_one():
-  step = '(index and ctypes.CDLL(None).abort()) or time.sleep(1)'
+@pytest.mark.parametrize('library', ['CDLL', 'PyDLL'])  # the latter holds Python's lock while it aborts
+def test_abort_of_another_cause_shows_its_stack(library):
   beginning = '  import ctypes, os\n  index = int(os.environ["JAX_PROCESS_ID"])'
+  step = f'ctypes.{library}(None).abort() if index else time.sleep(1)'
   processes = start(beginning + TRAINING.format(step=step), 2)
   outputs = finish(processes)
   assert processes[1].returncode == -signal.SIGABRT, outputs[1]
@@ -77,7 +78,7 @@ def test_an_abort_of_another_cause_stays_one():
 
 
 @pytest.mark.parametrize('text', ['soon', '0', 'inf', '-5', ''])
-def test_a_silence_that_makes_no_sense_is_refused(text, monkeypatch):
+def test_heartbeat_that_makes_no_sense_is_a_user_error(text, monkeypatch):
   monkeypatch.setenv('VIT_JAX_HEARTBEAT_SECONDS', text)
   with pytest.raises(UserError, match='VIT_JAX_HEARTBEAT_SECONDS'):
     heartbeat_seconds()

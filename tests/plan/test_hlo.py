@@ -66,7 +66,7 @@ def _instruction(line: str) -> hlo.Instruction:
   return found
 
 
-# On v6e:1x1: what a kernel says of itself takes three lines, also behind what comes out of it.
+# On v6e:1x1: the description of a kernel takes three lines, also behind a part of its result.
 KERNEL = """\
 ENTRY %main.1 (param: bf16[8,12,640,64]) -> f32[8,12,640] {
   %splash.1 = (f32[8,640,128]{2,1,0:T(8,128)}, f32[8,12,640]{2,1,0}) \
@@ -85,14 +85,14 @@ backend_config={"window_config":{"estimated_cycles":"49800"}}
 """
 
 
-def test_a_kernel_and_what_follows_it():
+def test_descriptions_of_kernels_are_left_out():
   kernel, part, root = hlo.parse(KERNEL).computations['main.1']
   assert kernel.opcode == 'custom-call' and kernel.operands == ('param', 'copy.2')
   assert 'tpu_custom_call' in kernel.attributes and 'op_name' in kernel.attributes
   assert part.attribute('index') == '1' and root.cycles == 49800
 
 
-def test_computations_and_their_instructions():
+def test_parse_reads_computations_and_their_instructions():
   module = hlo.parse(SCAN)
   assert module.entry == 'main.3_spmd'
   assert set(module.computations) == {'all-reduce-scatter.clone.1', 'body.sunk', 'condition', 'main.3_spmd'}
@@ -120,21 +120,21 @@ def test_computations_and_their_instructions():
     ('token[]', 0),
   ],
 )
-def test_bytes_of_a_shape(shape, expected):
+def test_shape_bytes_are_those_of_all_arrays(shape, expected):
   assert hlo.shape_bytes(shape) == expected
 
 
-def test_payload_of_a_start_is_its_result():
+def test_payload_of_a_start_is_its_results_without_operands_and_flags():
   copied, sent, _ = hlo.parse(PERMUTE).computations['main.1_spmd']
   assert hlo.payload(copied.shape, start=True) == 384 * 512 * 4
   assert hlo.payload(sent.shape, start=True) == 128 * 512 * 4
-  # Two arrays gathered at once: operands, then results.
+  # Two arrays gathered at once: first the operands, then the results.
   both = '((bf16[8,128], f32[4,128]), (bf16[32,128], f32[16,128]), u32[], u32[])'
   assert hlo.payload(both, start=True) == 32 * 128 * 2 + 16 * 128 * 4
   assert hlo.payload('(bf16[8,128], f32[4,128])', start=False) == 8 * 128 * 2 + 4 * 128 * 4
 
 
-def test_pairs_of_a_permutation():
+def test_pairs_are_the_messages_of_a_permutation():
   _, sent, _ = hlo.parse(PERMUTE).computations['main.1_spmd']
   assert hlo.pairs(sent) == [(0, 2), (1, 3), (2, 0), (3, 1)]
 
@@ -153,53 +153,53 @@ def test_pairs_of_a_permutation():
     ("mesh['a'=2,'b'=4] {'a'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
     ("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
     ("mesh['a'=2,'one'=1,'b'=4] {'a','one'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-    # The devices in another order, as XLA's own tests write it.
+    # The devices in another order, as in XLA's own tests.
     ("mesh['x'=2,'y'=2], device_ids=(0,2,1,3) {'y'}", [[0, 2], [1, 3]]),
     ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-    # Of the 4 = 2 x 2 devices along b, the outer 2 and the inner 2.
+    # The outer and the inner factor of 4 = 2 x 2 devices along b.
     ("mesh['a'=2,'b'=4] {'b':(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
     ("mesh['a'=2,'b'=4] {'b':(2)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
   ],
 )
-def test_groups(written, expected):
+def test_groups_in_every_notation(written, expected):
   line = (
     f'%r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups={written}, use_global_device_ids=true'
   )
   np.testing.assert_array_equal(hlo.groups(_instruction(line), 8), expected)
 
 
-def test_a_loop_runs_as_often_as_its_condition_says():
+def test_trip_count_is_the_bound_of_the_condition():
   module = hlo.parse(SCAN)
   loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  assert module.trips(loop) == 3
+  assert module.trip_count(loop) == 3
 
 
-def test_a_loop_that_counts_by_twos():
-  """As the compiler's own loops do, of products whose next operand is on its way."""
+def test_trip_count_of_a_loop_that_counts_by_two_is_half():
+  """The compiler's own loops do so: they multiply while the next operand is on its way."""
   by_twos = SCAN.replace('constant(1)', 'constant(2)').replace('constant(3)', 'constant(8)')
   module = hlo.parse(by_twos)
   loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  assert module.trips(loop) == 4
+  assert module.trip_count(loop) == 4
 
 
-def test_a_draw_that_is_repeated_until_it_is_accepted_counts_once():
-  """As mixup's shares are drawn; its condition has no counter."""
+def test_random_draw_that_is_repeated_until_accepted_counts_once():
+  """The shares of mixup are drawn so; the condition of the loop has no counter."""
   drawn = SCAN.replace('op_name="jit(loop)/while"', 'op_name="jit(step)/jit(_beta)/jit(_gamma)/while"')
   module = hlo.parse(drawn.replace('direction=LT', 'direction=NE'))
   loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  assert module.trips(loop) == 1
+  assert module.trip_count(loop) == 1
 
 
 @pytest.mark.parametrize('change', [('direction=LT', 'direction=NE'), ('constant(3)', 'parameter(1)')])
-def test_a_loop_of_another_form_is_refused(change):
+def test_loop_without_a_counter_below_a_constant_is_refused(change):
   module = hlo.parse(SCAN.replace(*change))
   loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  with pytest.raises(ValueError, match=r'loop while\.9 has a condition'):
-    module.trips(loop)
+  with pytest.raises(ValueError, match=r'the condition of the loop while\.9 is not'):
+    module.trip_count(loop)
 
 
-def test_a_counter_that_is_not_counted_is_refused():
+def test_loop_that_does_not_add_a_constant_is_refused():
   module = hlo.parse(SCAN.replace('add(%copy.2, %constant.1..sunk)', 'multiply(%copy.2, %copy.2)'))
   loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  with pytest.raises(ValueError, match='no constant is added'):
-    module.trips(loop)
+  with pytest.raises(ValueError, match='adds no constant to its counter'):
+    module.trip_count(loop)

@@ -1,8 +1,9 @@
-"""`python -m vit_jax.plan` in a process of its own, with the compiler of TPUs that are not here."""
+"""`python -m vit_jax.plan` in a process of its own, with the compiler for TPUs that are not here."""
 
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ def get_config():
     total='1000 steps',
     batch_size=64,
     model=ViTConfig(variant='custom', patch=4, width=256, mlp_dim=512, depth=2, heads=2, dtype='bfloat16'),
-    data=Data(source='digits', image_size=(8, 8)),
+    data=DataConfig(source='digits', image_size=(8, 8)),
   ))
 """
 
@@ -32,21 +33,21 @@ def plan(tmp_path: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
   )
 
 
-def test_a_run_on_a_tpu(tmp_path):
+def test_plan_for_a_tpu_has_its_memory_traffic_and_time(tmp_path):
   pytest.importorskip('libtpu')
   mesh = ('--config.mesh.data=2', '--config.mesh.fsdp=4')
   result = plan(tmp_path, '--topology=v3-8', *mesh, '--config.data.mixup=0.2')  # whose draws are loops too
   assert result.returncode == 0 and result.stderr == '', result.stderr
-  sheet = json.loads((tmp_path / 'plan.json').read_text())
-  assert sheet['topology'] == {'name': 'v3-8', 'kind': 'TPU v3', 'devices': 8}
-  assert sheet['mesh'] == {'replica': 1, 'data': 2, 'fsdp': 4, 'tensor': 1}
-  assert sheet['fits'] and sheet['memory']['available'] == int(15.48 * 2**30)
-  # Kernels of 2 ** 16 elements and more are split over four cores; the others are whole on each.
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  assert content['topology'] == {'name': 'v3-8', 'kind': 'TPU v3', 'devices': 8}
+  assert content['mesh'] == {'replica': 1, 'data': 2, 'fsdp': 4, 'tensor': 1}
+  assert content['fits'] and content['memory']['available'] == int(15.48 * 2**30)
+  # Kernels of at least 2 ** 16 elements are split over four cores; each core has the others whole.
   split = 2 * (4 * 256 * 256 + 2 * 256 * 512)
-  whole = sheet['parameters'] - split
-  assert sheet['memory']['params'] == 4 * (split // 4 + whole)
-  speed = sheet['speed']
-  assert sheet['collectives']['all-gather']['count'] >= 2 * 2 * 6  # six kernels a block, forward and back
+  whole = content['parameters'] - split
+  assert content['memory']['params'] == 4 * (split // 4 + whole)
+  speed = content['speed']
+  assert content['collectives']['all-gather']['count'] >= 2 * 2 * 6  # six kernels a block, forward and back
   assert 0 < speed['compute_seconds'] < speed['step_seconds'] and 0 < speed['utilisation'] < 1
   assert speed['hours'] == pytest.approx(1000 * speed['step_seconds'] / 3600)
   assert speed['device_days'] == pytest.approx(speed['hours'] * 8 / 24)
@@ -54,37 +55,51 @@ def test_a_run_on_a_tpu(tmp_path):
 
 
 @pytest.mark.skipif('VIT_JAX_NIGHTLY' not in os.environ, reason='half a minute: nightly, VIT_JAX_NIGHTLY=1')
-def test_what_does_not_fit_is_told_what_helps(tmp_path):
+def test_plan_that_does_not_fit_names_what_would_make_it_fit(tmp_path):
   pytest.importorskip('libtpu')
   large = ('--config.data.image_size=(224,224)', '--config.batch_size=4096', '--config.model.patch=16')
   result = plan(
     tmp_path, '--topology=v5e:1x1', '--config.model.depth=4', '--config.model.mlp_dim=1024', *large
   )
   assert result.returncode == 0, result.stderr
-  sheet = json.loads((tmp_path / 'plan.json').read_text())
-  assert not sheet['fits'] and sheet['speed'] is None and sheet['memory']['temporaries'] is None
-  assert sheet['memory']['total'] > sheet['memory']['available'] == int(15.75 * 2**30)
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  assert not content['fits'] and content['speed'] is None and content['memory']['temporaries'] is None
+  assert content['memory']['total'] > content['memory']['available'] == int(15.75 * 2**30)
   assert 'does not fit, by' in result.stdout
   assert 'It fits with --config.model.remat=block: fits' in result.stdout
 
 
-def test_cpu_devices(tmp_path):
+def test_search_counts_its_plans_and_ranks_them(tmp_path):
+  result = plan(tmp_path, '--topology=cpu:2', '--config.model.depth=1', '--config.batch_size=2', '--search')
+  assert result.returncode == 0, result.stderr
+  told = [re.match(r'plan (\d+) of (\d+): ', line) for line in result.stderr.splitlines()]
+  numbers = [(int(match[1]), int(match[2])) for match in told if match]
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  assert len(numbers) == len(told) == len(content)
+  assert [number for number, _ in numbers] == list(range(1, len(content) + 1))
+  assert all(number <= most for number, most in numbers) and numbers[-1][1] == len(content)
+  assert 'Options: ' in result.stdout
+
+
+def test_plan_for_cpu_devices_has_no_time(tmp_path):
   result = plan(tmp_path, '--topology=cpu:2', '--config.model.depth=1')
   assert result.returncode == 0, result.stderr
-  sheet = json.loads((tmp_path / 'plan.json').read_text())
-  assert sheet['topology']['devices'] == 2 and sheet['speed'] is None
-  assert sheet['parameters'] > 0 and 'the memory of this device is not known' in result.stdout
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  assert content['topology']['devices'] == 2 and content['speed'] is None
+  assert content['parameters'] > 0 and 'the memory of this device is not known' in result.stdout
 
 
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [
-    (['--topology=v3-9'], '--topology=v3-9: there are sizes'),
+    ([], '--topology is missing'),
+    (['--topology=v3-9'], '--topology=v3-9: v3 comes in the sizes'),
+    (['--topology=cpu:2', '--json=nowhere/plan.json'], 'there is no folder nowhere'),
     (['--topology=cpu:2', '--config.mesh.fsdp=3'], 'config.mesh'),
     (['--topology=cpu:2', '--config.data.source=tfds:nowhere'], 'to plan without the data, give --examples'),
   ],
 )
-def test_what_is_wrong_is_said(tmp_path, flags, said):
+def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
   result = plan(tmp_path, *flags)
   assert result.returncode == 2 and 'Traceback' not in result.stderr
   assert said in result.stderr.strip().splitlines()[-1]

@@ -1,9 +1,9 @@
-"""What a plan prints, from sheets made by hand."""
+"""Plans as text, from plans made by hand."""
 
 import dataclasses
 
 from vit_jax.plan import text
-from vit_jax.plan.planner import GIB, Memory, Sheet, Speed
+from vit_jax.plan.planner import GIB, Memory, Plan, Speed
 
 SPEED = Speed(
   step_seconds=0.5,
@@ -15,7 +15,7 @@ SPEED = Speed(
   device_days=740.7,
   unknown_kernels=0,
 )
-SHEET = Sheet(
+PLAN = Plan(
   model='H/14',
   topology={'name': 'v3-128', 'kind': 'TPU v3', 'devices': 128},
   mesh={'replica': 1, 'data': 16, 'fsdp': 8, 'tensor': 1},
@@ -39,59 +39,71 @@ SHEET = Sheet(
 )
 
 
-def _rows(sheet: Sheet) -> dict[str, str]:
+def _rows(plan: Plan) -> dict[str, str]:
   """Name -> value of the table's rows."""
-  lines = [line.strip().partition('  ') for line in text.sheet_text(sheet).splitlines()]
+  lines = [line.strip().partition('  ') for line in text.plan_text(plan).splitlines()]
   return {name: value.strip() for name, _, value in lines}
 
 
-def test_a_sheet_that_fits():
-  printed = text.sheet_text(SHEET)
+def test_table_of_a_plan_that_fits_has_memory_traffic_and_times():
+  printed = text.plan_text(PLAN)
   assert printed.startswith('H/14 on v3-128\n')
   assert printed.endswith("the compiler's estimate for a machine that is not here; nothing was measured.")
-  rows = _rows(SHEET)
+  rows = _rows(PLAN)
   assert rows['devices'] == '128 × TPU v3 (v3-128)'
   assert rows['mesh'] == 'data 16 × fsdp 8'
   assert rows['batch'] in ('4,096 images, 32 a device', '5.00 MiB')
-  assert rows['settings'] == 'remat none, accumulation 1, bfloat16, 224 × 196 px'
+  assert rows['settings'] == 'accumulation 1, dtype bfloat16, remat none, 224 × 196 px'
   assert rows['parameters'] in ('632,045,800', '2.00 GiB')
-  assert rows['together, of'] == '12.00 GiB of 15.00 GiB: fits, 3.00 GiB to spare'
+  assert rows['together'] == '12.00 GiB of 15.00 GiB: fits, 3.00 GiB to spare'
   assert rows['all-gather'] == '387 a step, 2.50 GiB a device, 16.0 ms'
   assert rows['predicted step'] == '500.0 ms: 400.0 ms computing, 100.0 ms waiting for collectives'
   assert rows['predicted speed'] == '8,192 images/s, 52.6% of peak'
   assert rows['predicted run'] == '1,000,000 steps: 138.9 h, 741 core-days'
-  assert 'parameter average' not in rows and 'not estimated' not in rows
+  assert 'EMA of the parameters' not in rows and 'not estimated' not in rows
 
 
-def test_a_sheet_that_does_not_fit():
-  memory = dataclasses.replace(SHEET.memory, temporaries=None, total=20 * GIB)
-  rows = _rows(dataclasses.replace(SHEET, memory=memory, speed=None, collectives={}))
-  assert rows['together, of'] == '20.00 GiB of 15.00 GiB: does not fit, by 5.00 GiB'
+def test_table_of_a_plan_that_does_not_fit_says_by_how_much():
+  memory = dataclasses.replace(PLAN.memory, temporaries=None, total=20 * GIB)
+  rows = _rows(dataclasses.replace(PLAN, memory=memory, speed=None, collectives={}))
+  assert rows['together'] == '20.00 GiB of 15.00 GiB: does not fit, by 5.00 GiB'
   assert 'predicted step' not in rows and 'activations, gradients, temporaries' not in rows
 
 
-def test_a_sheet_without_a_time():
-  rows = _rows(dataclasses.replace(SHEET, speed=None, collectives={}))
+def test_table_without_an_estimate_says_so():
+  rows = _rows(dataclasses.replace(PLAN, speed=None, collectives={}))
   assert rows['predicted step'].startswith('not known') and 'predicted run' not in rows
 
 
-def test_rows_that_only_some_have():
-  memory = dataclasses.replace(SHEET.memory, average=2 * GIB, available=None)
+def test_table_has_ema_and_custom_kernels_where_there_are_some():
+  memory = dataclasses.replace(PLAN.memory, ema=2 * GIB, available=None)
   speed = dataclasses.replace(SPEED, unknown_kernels=48)
   one = {'replica': 1, 'data': 1, 'fsdp': 1, 'tensor': 1}
-  topology = SHEET.topology | {'kind': 'TPU v5 lite'}
-  rows = _rows(dataclasses.replace(SHEET, memory=memory, speed=speed, mesh=one, topology=topology))
-  assert rows['parameter average'] == '2.00 GiB' and rows['mesh'] == 'one device'
-  assert rows['together, of'] == '12.00 GiB of ?: the memory of this device is not known'
+  topology = PLAN.topology | {'kind': 'TPU v5 lite'}
+  rows = _rows(dataclasses.replace(PLAN, memory=memory, speed=speed, mesh=one, topology=topology))
+  assert rows['EMA of the parameters'] == '2.00 GiB' and rows['mesh'] == 'one device'
+  assert rows['together'] == '12.00 GiB of ?: the memory of this device is not known'
   assert rows['not estimated'].startswith('48 custom kernels a step')
   assert rows['predicted run'].endswith('741 chip-days')
 
 
-def test_a_ranking():
-  slow = dataclasses.replace(SHEET, speed=dataclasses.replace(SPEED, step_seconds=0.75))
-  too_large = dataclasses.replace(SHEET, speed=None, memory=dataclasses.replace(SHEET.memory, total=20 * GIB))
-  header, *lines = text.ranking_text([too_large, slow, SHEET]).splitlines()
+def test_ranking_has_the_fastest_first_and_what_does_not_fit_last():
+  slow = dataclasses.replace(PLAN, speed=dataclasses.replace(SPEED, step_seconds=0.75))
+  too_large = dataclasses.replace(PLAN, speed=None, memory=dataclasses.replace(PLAN.memory, total=20 * GIB))
+  header, *lines = text.ranking_text([too_large, slow, PLAN]).splitlines()
   assert header.split() == ['step', 'of', 'peak', 'run', 'memory', 'mesh', 'settings']
   assert [line.split('  ')[0] for line in lines] == ['500.0 ms', '750.0 ms', '-']
   assert '741 core-days' in lines[0] and '12.00 GiB of 15.00 GiB' in lines[0]
   assert 'does not fit' in lines[2] and '20.00 GiB of 15.00 GiB' in lines[2]
+
+
+def test_settings_text_names_flags_that_are_on_and_any_option_of_the_model():
+  settings = PLAN.settings | {'unroll': True, 'window': 7}
+  plan = dataclasses.replace(PLAN, settings=settings)
+  assert text.settings_text(plan) == (
+    'accumulation 1, dtype bfloat16, remat none, unroll, window 7, 224 × 196 px'
+  )
+
+
+def test_one_line_is_the_line_of_the_ranking():
+  assert text.one_line(PLAN).split() == text.ranking_text([PLAN]).splitlines()[1].split()

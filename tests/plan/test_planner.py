@@ -1,4 +1,4 @@
-"""A plan's sheet on the eight CPU devices of the tests, against figures by hand."""
+"""A plan for the eight CPU devices of the tests, against figures by hand."""
 
 import dataclasses
 import json
@@ -7,13 +7,14 @@ import jax
 import pytest
 
 from vit_jax import config as c
-from vit_jax.plan.planner import Memory, Size, Speed, make_sheet, rank
+from vit_jax.plan.planner import Memory, Plan, Speed, make_plan, ranking_key
 from vit_jax.plan.topology import Topology
+from vit_jax.training.run import Dataset
 
 D, M, L, H, N, K = 64, 128, 2, 4, 17, 10  # width, hidden units, blocks, heads, tokens, classes
 IMAGES = 16
-# Elements, of arrays of at least 1,024: positions, the blocks' kernels; and of smaller ones: patches, class
-# token, head, biases, norms.
+# Elements of arrays of at least 1,024, which are split: positions and the blocks' kernels; and of smaller
+# ones, which are copied: patches, class token, head, biases, norms.
 SPLIT = N * D + L * (4 * D * D + 2 * D * M)
 COPIED = 2 * 2 * D + D + D * K + (D + L * (4 * D + M + D) + K) + (4 * L + 2) * D
 CONFIG = c.Config(
@@ -28,59 +29,77 @@ CONFIG = c.Config(
 
 
 @pytest.fixture(scope='module')
-def sheet():
-  return make_sheet(CONFIG, Topology('cpu:8', tuple(jax.devices())), Size(examples=1000, classes=K))
+def plan() -> Plan:
+  return make_plan(CONFIG, Topology('cpu:8', tuple(jax.devices())), Dataset(1000, num_classes=K))
 
 
-def test_what_it_is_of(sheet):
-  assert sheet.topology == {'name': 'cpu:8', 'kind': 'cpu', 'devices': 8}
-  assert sheet.mesh == {'replica': 1, 'data': 1, 'fsdp': 8, 'tensor': 1}
-  assert sheet.settings['images_per_device'] == 2 and sheet.settings['image_size'] == [8, 8]
-  assert sheet.steps == 188  # 187.5
-  assert sheet.parameters == SPLIT + COPIED
+def test_plan_names_topology_mesh_settings_and_sizes(plan):
+  assert plan.topology == {'name': 'cpu:8', 'kind': 'cpu', 'devices': 8}
+  assert plan.mesh == {'replica': 1, 'data': 1, 'fsdp': 8, 'tensor': 1}
+  assert plan.settings['images_per_device'] == 2 and plan.settings['image_size'] == [8, 8]
+  assert plan.settings['dtype'] == 'float32' and plan.settings['remat'] == 'none'
+  assert plan.steps == 188  # 187.5
+  assert plan.parameters == SPLIT + COPIED
 
 
-def test_bytes_of_a_device(sheet):
+def test_memory_is_that_of_split_and_copied_arrays(plan):
   elements = SPLIT // 8 + COPIED
-  memory = sheet.memory
-  assert memory.params == memory.average == 4 * elements
+  memory = plan.memory
+  assert memory.params == memory.ema == 4 * elements
   assert memory.opt_state == (2 + 4) * elements + 4  # a moment in bfloat16, one in float32, Adam's counter
   assert memory.batch == IMAGES // 8 * (8 * 8 + 4)
-  # The step's and the skipped steps' counters too; what is new of what it gives are metrics and addresses.
-  arguments = memory.params + memory.average + memory.opt_state + memory.batch + 8
+  # With two counters, of steps and skipped steps. Beyond the arguments there are only metrics and addresses.
+  arguments = memory.params + memory.ema + memory.opt_state + memory.batch + 8
   assert 0 <= memory.total - memory.temporaries - arguments < 2048
-  # Of each block, what is kept for the backward pass holds at least its input.
+  # For the backward pass, at least the input of each block is kept.
   assert memory.temporaries > IMAGES // 8 * N * D * L * 4
 
 
-def test_flops(sheet):
+def test_model_flops_are_three_times_the_forward_pass(plan):
   blocks = L * (N * (4 * D * D + 2 * D * M) + 2 * N * N * D)
   forward = 2 * (16 * 2 * 2 * D + blocks + D * K)
-  assert sheet.model_flops == 3 * forward * IMAGES
-  assert sheet.compiler_flops > 0
+  assert plan.model_flops == 3 * forward * IMAGES
+  assert plan.compiler_flops > 0
 
 
-def test_a_cpu_has_no_limit_and_no_estimate(sheet):
-  assert sheet.memory.available is None and sheet.memory.fits
-  assert sheet.speed is None and sheet.collectives == {}
+def test_cpu_has_no_memory_limit_and_no_estimate(plan):
+  assert plan.memory.available is None and plan.memory.fits
+  assert plan.speed is None and plan.collectives == {}
 
 
-def test_json(sheet):
-  content = json.loads(json.dumps(sheet.as_json()))
-  assert content['fits'] is True and content['memory'] == dataclasses.asdict(sheet.memory)
+def test_json_holds_the_whole_plan(plan):
+  content = json.loads(json.dumps(plan.as_json()))
+  assert content['fits'] is True and content['memory'] == dataclasses.asdict(plan.memory)
   assert content['mesh']['fsdp'] == 8 and content['speed'] is None
 
 
-def _sheet(sheet, total: int, available: int | None, seconds: float | None):
+def _changed(plan: Plan, total: int, available: int | None, seconds: float | None) -> Plan:
+  """The plan with another memory and time."""
   memory = Memory(1, 2, 0, 1, 0, total, available)
   speed = None if seconds is None else Speed(seconds, seconds, 0, 1, 0.5, 1, 1, 0)
-  return dataclasses.replace(sheet, memory=memory, speed=speed)
+  return dataclasses.replace(plan, memory=memory, speed=speed)
 
 
-def test_rank(sheet):
-  fast, slow = _sheet(sheet, 9, 10, 1.0), _sheet(sheet, 5, 10, 2.0)
-  lacks_little, lacks_much = _sheet(sheet, 11, 10, None), _sheet(sheet, 20, 10, None)
-  assert sorted([lacks_much, slow, lacks_little, fast], key=rank) == [fast, slow, lacks_little, lacks_much]
-  # Where the compiler estimates no times, the smaller one is first.
-  small, large = _sheet(sheet, 5, None, None), _sheet(sheet, 9, None, None)
-  assert sorted([large, small], key=rank) == [small, large]
+def test_ranking_is_by_fit_then_time_then_memory(plan):
+  fast, slow = _changed(plan, 9, 10, 1.0), _changed(plan, 5, 10, 2.0)
+  lacks_little, lacks_much = _changed(plan, 11, 10, None), _changed(plan, 20, 10, None)
+  ranked = sorted([lacks_much, slow, lacks_little, fast], key=ranking_key)
+  assert ranked == [fast, slow, lacks_little, lacks_much]
+  # Without times, the smaller one is first.
+  small, large = _changed(plan, 5, None, None), _changed(plan, 9, None, None)
+  assert sorted([large, small], key=ranking_key) == [small, large]
+
+
+@pytest.mark.parametrize(
+  ('model', 'settings'),
+  [
+    (c.MixerConfig(variant='custom', patch=4, width=16, tokens_mlp_dim=8, mlp_dim=16, depth=1), {'unroll'}),
+    (c.ResNetConfig(variant='custom', blocks=(1,), width=32), set()),
+  ],
+)
+def test_settings_are_those_of_the_model(model, settings):
+  """A model without the option `unroll` is planned without it."""
+  config = c.Config(batch_size=8, model=model, data=c.DataConfig(image_size=(32, 32)))
+  plan = make_plan(config, Topology('cpu:8', tuple(jax.devices())), Dataset(100, num_classes=K))
+  run_settings = {'batch_size', 'images_per_device', 'accumulation', 'image_size'}
+  assert plan.settings.keys() - run_settings == {'dtype', 'remat'} | settings

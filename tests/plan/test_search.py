@@ -1,4 +1,4 @@
-"""What a search tries, and in which order; the compiler is replaced by a rule of memory and time."""
+"""What a search tries, and in which order; a rule for memory and time takes the compiler's place."""
 
 import dataclasses
 
@@ -6,64 +6,102 @@ import jax
 import pytest
 
 from vit_jax import config as c
+from vit_jax.errors import UserError
 from vit_jax.plan import search
-from vit_jax.plan.planner import Memory, Sheet, Size, Speed
+from vit_jax.plan.planner import Memory, Plan, Speed
 from vit_jax.plan.topology import Topology
+from vit_jax.training.run import Dataset
 
 CONFIG = c.Config(batch_size=64, model=c.ViTConfig(variant='Ti/16'))
-SIZE = Size(1000, 10)
+DATASET = Dataset(1000, num_classes=10)
 STATE, ACTIVATIONS = 64.0, {'none': 64.0, 'dots': 32.0, 'block': 8.0}
 SECONDS = {'none': 3.0, 'dots': 3.5, 'block': 4.0}
 
 
 @pytest.fixture
-def machine():
+def machine() -> Topology:
   return Topology('cpu:8', tuple(jax.devices()))
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-  """The settings of each program that would be compiled; tests set the memory that there is."""
-  log = []
+class Rule:
+  """Takes the place of `make_plan`.
 
-  def make_sheet(config: c.Config, topology: Topology, size: Size) -> Sheet:
+  Attributes:
+    available: memory of a device.
+    planned: data, fsdp, tensor, remat and accumulation of each config, in the order of the calls.
+  """
+
+  def __init__(self) -> None:
+    self.available = 0
+    self.planned: list[tuple] = []
+
+  def __call__(self, config: c.Config, topology: Topology, dataset: Dataset) -> Plan:
     mesh, remat = config.mesh, config.model.remat
-    log.append((mesh.data, mesh.fsdp, mesh.tensor, remat, config.accumulation))
+    self.planned.append((mesh.data, mesh.fsdp, mesh.tensor, remat, config.accumulation))
     total = STATE / (mesh.fsdp * mesh.tensor) + ACTIVATIONS[remat] / config.accumulation
     seconds = SECONDS[remat] + 0.01 * mesh.fsdp + 0.1 * mesh.tensor + 0.5 * config.accumulation
-    fits = total <= make_sheet.available
-    return Sheet(
+    fits = total <= self.available
+    return Plan(
       model='', topology={}, mesh={}, settings={}, steps=1, parameters=1, collectives={}, model_flops=1.0,
       compiler_flops=None, compile_seconds=0.0,
-      memory=Memory(1, 1, 0, 1, None, int(total), make_sheet.available),
+      memory=Memory(1, 1, 0, 1, None, int(total), self.available),
       speed=Speed(seconds, seconds, 0, 1, 0.1, 1, 1, 0) if fits else None,
     )  # fmt: skip
 
-  monkeypatch.setattr(search, 'make_sheet', make_sheet)
-  return log, make_sheet
+
+@pytest.fixture
+def compiler(monkeypatch) -> Rule:
+  rule = Rule()
+  monkeypatch.setattr(search, 'make_plan', rule)
+  return rule
 
 
-def test_a_search_finds_the_fastest_that_fits(compiled, machine):
-  log, make_sheet = compiled
-  make_sheet.available = 45  # 'none' with the state in eight parts takes 72
-  told = []
-  plans = search.search(CONFIG, machine, SIZE, told.append)
-  best, sheet = plans[0]
+def ignore(number: int, most: int, plan: Plan) -> None:
+  """A report that nobody reads."""
+
+
+def test_search_finds_the_fastest_plan_that_fits(compiler, machine):
+  compiler.available = 45  # 'none' with the state in eight parts takes 72
+  found = search.search(CONFIG, machine, DATASET, ignore)
+  best, plan = found[0]
   assert best.mesh.fsdp == 8 and best.model.remat == 'dots' and best.accumulation == 1
-  assert sheet.memory.fits and sheet.memory.total == 40
-  assert len(log) == len(set(log)) == len(told) == len(plans)  # none twice
-  ranks = [search.rank(sheet) for _, sheet in plans]
-  assert ranks == sorted(ranks)
-  assert {'block', 'dots', 'none'} == {remat for *_, remat, _ in log}
-  assert {1, 2, 4, 8} == {parts for *_, parts in log}  # 64 images on 8 devices: 16 parts do not divide
+  assert plan.memory.fits and plan.memory.total == 40
+  assert len(compiler.planned) == len(set(compiler.planned)) == len(found)  # none twice
+  keys = [search.ranking_key(plan) for _, plan in found]
+  assert keys == sorted(keys)
+  assert {'block', 'dots', 'none'} == {remat for *_, remat, _ in compiler.planned}
+  # 16 parts do not divide 64 images on 8 devices.
+  assert {1, 2, 4, 8} == {parts for *_, parts in compiler.planned}
 
 
-def test_meshes_of_eight(machine):
+def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(compiler, machine):
+  compiler.available = 45
+  reports = []
+  found = search.search(CONFIG, machine, DATASET, lambda *report: reports.append(report))
+  assert [number for number, _, _ in reports] == list(range(1, len(found) + 1))
+  mosts = [most for _, most, _ in reports]
+  # Meshes, remat, accumulation (with `tensor` 2, 64 images divide into 16 parts too), remat.
+  assert mosts[0] == 3 + 2 + 4 + 2
+  assert mosts == sorted(mosts, reverse=True) and mosts[-1] >= len(found)
+  assert {id(plan) for *_, plan in reports} == {id(plan) for _, plan in found}
+
+
+def test_search_fails_in_a_sentence_if_the_batch_divides_over_no_mesh(compiler, machine):
+  odd = dataclasses.replace(CONFIG, batch_size=3)
+  with pytest.raises(UserError, match=r'No mesh of the 8 devices of cpu:8 divides config\.batch_size 3'):
+    search.search(odd, machine, DATASET, ignore)
+  assert compiler.planned == []
+
+
+def test_meshes_split_the_state_over_more_and_more_devices(machine):
   tried = [(m.mesh.data, m.mesh.fsdp, m.mesh.tensor) for m in search.meshes(CONFIG, machine)]
-  assert list(dict.fromkeys(tried)) == [(8, 1, 1), (1, 8, 1), (1, 4, 2)]
+  assert tried == [(8, 1, 1), (1, 8, 1), (1, 4, 2)]
+
+
+def test_meshes_keep_the_replicas(machine):
   sliced = dataclasses.replace(CONFIG, mesh=c.MeshConfig(replica=2))
   tried = [(m.mesh.replica, m.mesh.data, m.mesh.fsdp) for m in search.meshes(sliced, machine)]
-  assert set(tried) == {(2, 4, 1), (2, 1, 4), (2, 1, 2)}
+  assert tried == [(2, 4, 1), (2, 1, 4), (2, 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -75,18 +113,22 @@ def test_meshes_of_eight(machine):
     (9, (1, 4, 2, 'block', 8)),
   ],
 )
-def test_the_first_remedy_that_helps(compiled, machine, available, expected):
-  log, make_sheet = compiled
-  make_sheet.available = available
-  config, sheet = search.remedy(CONFIG, machine, SIZE)
-  assert sheet.memory.fits and log[-1] == expected
-  assert (config.model.remat, config.accumulation) == expected[3:]
+def test_remedy_is_the_first_change_that_fits(compiler, machine, available, expected):
+  compiler.available = available
+  remedy = search.remedy(CONFIG, machine, DATASET)
+  assert remedy is not None and remedy.plan.memory.fits and compiler.planned[-1] == expected
+  assert (remedy.config.model.remat, remedy.config.accumulation) == expected[3:]
 
 
-def test_no_remedy(compiled, machine):
-  _, make_sheet = compiled
-  make_sheet.available = 7
-  assert search.remedy(CONFIG, machine, SIZE) is None
+def test_remedy_is_none_if_nothing_helps(compiler, machine):
+  compiler.available = 7
+  assert search.remedy(CONFIG, machine, DATASET) is None
+
+
+def test_remedy_does_not_plan_the_config_again_that_does_not_fit(compiler, machine):
+  compiler.available = 7
+  search.remedy(search.with_remat(CONFIG, 'block'), machine, DATASET)
+  assert (-1, 1, 1, 'block', 1) not in compiler.planned
 
 
 def test_one_device_has_one_mesh():
@@ -95,7 +137,17 @@ def test_one_device_has_one_mesh():
   assert (mesh.data, mesh.fsdp, mesh.tensor) == (1, 1, 1)
 
 
-def test_a_batch_that_does_not_divide_is_not_tried(machine):
-  assert search.divides(CONFIG, machine)
-  assert not search.divides(dataclasses.replace(CONFIG, batch_size=12), machine)
-  assert not search.divides(dataclasses.replace(CONFIG, accumulation=16), machine)
+def test_batch_that_does_not_divide_is_not_possible(machine):
+  assert search.is_possible(CONFIG, machine)
+  assert not search.is_possible(dataclasses.replace(CONFIG, batch_size=12), machine)
+  assert not search.is_possible(dataclasses.replace(CONFIG, accumulation=16), machine)
+
+
+def test_search_over_two_slices_passes_over_meshes_that_would_cross_them(compiler):
+  pytest.importorskip('libtpu')
+  from vit_jax.plan import topology
+
+  compiler.available = 1000
+  slices = topology.describe('v5e:2x2*2')
+  found = search.search(CONFIG, slices, DATASET, ignore)
+  assert {(config.mesh.data, config.mesh.fsdp, config.mesh.tensor) for config, _ in found} == {(8, 1, 1)}

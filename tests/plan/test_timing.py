@@ -1,4 +1,4 @@
-"""The time of small programs, by hand: what the links carry, what runs meanwhile, how often a loop does."""
+"""The time of small programs, computed by hand: links, what runs meanwhile, loops."""
 
 from types import SimpleNamespace
 
@@ -39,33 +39,33 @@ def _compute(cycles, name):
   return f'%{name} = f32[8]{{0}} fusion(%x), calls=%f, backend_config={{"estimated_cycles":"{cycles}"}}'
 
 
-def test_a_gather_on_a_closed_ring_comes_from_both_sides():
+def test_gather_on_a_closed_ring_comes_from_both_sides():
   estimate = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
-  # All but a quarter of the MiB has to come in; we count the whole, by two links, and half way round.
+  # Three quarters of the MiB have to come in; the whole is counted, over two links, and half the way round.
   assert estimate.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
   assert estimate.seconds == estimate.exposed
   traffic = estimate.traffic['all-gather']
   assert (traffic.count, traffic.bytes, traffic.seconds) == (1, MIB, estimate.exposed)
 
 
-def test_a_gather_on_a_line_of_chips_has_one_way():
+def test_gather_on_a_line_of_chips_has_one_way():
   estimate = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)))
   assert estimate.exposed == pytest.approx(MIB / LINK + 3 / 2 * HOP)
 
 
-def test_a_gather_over_a_v3_8():
-  """2 x 2 chips of two cores: each chip gets the whole by its two links, once for both cores."""
+def test_gather_over_chips_of_two_cores_comes_once_for_both():
+  """A v3-8: 2 x 2 chips of two cores, and each chip gets the whole over its two links."""
   estimate = _estimate([_op('all-gather', "mesh['a'=8] {'a'}")], _devices((2, 2), cores=2))
   assert estimate.exposed == pytest.approx(MIB / (LINK + LINK) + 2 / 2 * HOP)
 
 
-def test_cores_of_a_chip_in_two_groups_share_its_links():
+def test_cores_of_a_chip_in_different_groups_share_its_links():
   groups = '{{0,2,4,6},{1,3,5,7}}'  # the first cores, the second cores
   estimate = _estimate([_op('all-gather', groups)], _devices((2, 2), cores=2))
   assert estimate.exposed == pytest.approx(2 * MIB / (LINK + LINK) + HOP)
 
 
-def test_an_all_reduce_over_two_dimensions_is_two_gathers():
+def test_all_reduce_over_two_dimensions_is_two_gathers():
   estimate = _estimate([_op('all-reduce', '[1,16]<=[16]')], _devices((4, 4)), ring=4)
   assert estimate.exposed == pytest.approx(2 * MIB / (2 * 2 * LINK) + (3 + 3) / 2 * HOP)
 
@@ -77,7 +77,7 @@ def test_groups_along_one_dimension_use_its_links_only():
     assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
 
 
-def test_a_reduce_scatter_moves_the_whole_of_which_it_leaves_a_part():
+def test_reduce_scatter_takes_as_long_as_the_gather_of_the_whole():
   gather = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
   scatter = _estimate(
     [_op('reduce-scatter', '{{0,1,2,3}}', f'f32[{MIB // 16}]{{0}}')], _devices((4, 1)), ring=4
@@ -85,8 +85,8 @@ def test_a_reduce_scatter_moves_the_whole_of_which_it_leaves_a_part():
   assert scatter.exposed == pytest.approx(gather.exposed)
 
 
-def test_a_reduce_scatter_that_is_a_fusion():
-  """As TPUs v2 and v3 have it: an all-reduce and a slice of it in a fusion without cycles."""
+def test_fusion_of_an_all_reduce_and_a_slice_is_a_reduce_scatter():
+  """TPU v2 and v3 have it so, in a fusion without cycles."""
   fused = """
 %all-reduce-scatter (input: f32[262144]) -> f32[65536] {
   %all-reduce.3 = f32[262144]{0} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
@@ -99,27 +99,27 @@ def test_a_reduce_scatter_that_is_a_fusion():
   assert set(estimate.traffic) == {'reduce-scatter'} and estimate.memory == 0
 
 
-def test_an_all_to_all_sends_half_of_each_part_half_way_round():
+def test_all_to_all_sends_half_of_each_part_half_way_round():
   estimate = _estimate([_op('all-to-all', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
   assert estimate.exposed == pytest.approx(MIB * 4 / 4 / (2 * LINK) + 3 / 2 * HOP)
 
 
-def test_within_a_chip_the_memory_is_the_link():
+def test_collective_within_a_chip_goes_through_its_memory():
   estimate = _estimate([_op('all-reduce', '{{0,1},{2,3},{4,5},{6,7}}')], _devices((2, 2), cores=2))
   assert estimate.exposed == pytest.approx(2 * MIB / MEMORY)
 
 
-def test_a_group_of_one_costs_nothing():
+def test_group_of_one_costs_nothing():
   estimate = _estimate([_op('all-reduce', '{{0},{1}}')], _devices((2, 1)))
   assert estimate.seconds == 0 and estimate.traffic['all-reduce'].count == 1
 
 
-def test_across_slices_each_chip_sends_its_part_over_the_network():
+def test_each_chip_sends_its_part_over_the_network_between_slices():
   devices = _devices((2, 2), slices=2)
-  # Chip to chip of the same place: no links at all.
+  # Between chips of the same place: no links at all.
   pairs = _estimate([_op('all-reduce', '{{0,4},{1,5},{2,6},{3,7}}')], devices)
   assert pairs.exposed == pytest.approx(2 * MIB / NETWORK)
-  # All: a quarter of the whole for each of a slice's four chips, and then within the slices by two links.
+  # Between all: each of the four chips of a slice sends a quarter, and then two links within the slice do.
   everyone = _estimate([_op('all-reduce', '[1,8]<=[8]')], devices)
   within = 2 * MIB / (LINK + LINK) + HOP
   assert everyone.exposed == pytest.approx(2 * MIB / 4 / NETWORK + within)
@@ -134,13 +134,13 @@ def test_across_slices_each_chip_sends_its_part_over_the_network():
     ('{{0,2}}', 4, 2),
   ],
 )
-def test_a_permutation_takes_as_long_as_its_longest_way(pairs, ring, hops):
+def test_permutation_takes_as_long_as_its_longest_way(pairs, ring, hops):
   line = f'%r = f32[{MIB // 4}]{{0}} collective-permute(%x), source_target_pairs={pairs}, channel_id=1'
   estimate = _estimate([line], _devices((4, 1)), ring=ring)
   assert estimate.exposed == pytest.approx(hops * (MIB / LINK + HOP))
 
 
-def test_a_permutation_across_slices_and_within_a_chip():
+def test_permutation_uses_the_network_across_slices_and_the_memory_within_a_chip():
   send = '%r = f32[{}]{{0}} collective-permute(%x), source_target_pairs={}, channel_id=1'
   across = _estimate([send.format(MIB // 4, '{{0,1},{1,0}}')], _devices((1, 1), slices=2))
   assert across.exposed == pytest.approx(MIB / NETWORK)
@@ -149,11 +149,11 @@ def test_a_permutation_across_slices_and_within_a_chip():
 
 
 STARTED = f'(f32[{MIB // 16}]{{0}}, f32[{MIB // 4}]{{0}}, u32[], u32[])'
-LASTS = MIB / (2 * LINK) + 3 / 2 * HOP  # of that gather, about 6.7 microseconds
+GATHER_SECONDS = MIB / (2 * LINK) + 3 / 2 * HOP  # about 6.7 microseconds
 
 
 @pytest.mark.parametrize('cycles', [0, 4000, 20_000])
-def test_what_computes_meanwhile_hides_a_gather(cycles):
+def test_computation_hides_a_gather_that_runs_meanwhile(cycles):
   entry = [
     _op('all-gather-start', '{{0,1,2,3}}', STARTED, 'start'),
     _compute(cycles, 'a'),
@@ -162,11 +162,11 @@ def test_what_computes_meanwhile_hides_a_gather(cycles):
   ]
   estimate = _estimate(entry, _devices((4, 1)), ring=4)
   assert estimate.compute == pytest.approx((cycles + 1000) / CLOCK)
-  assert estimate.exposed == pytest.approx(max(0.0, LASTS - cycles / CLOCK))
-  assert estimate.traffic['all-gather'].seconds == pytest.approx(LASTS)
+  assert estimate.exposed == pytest.approx(max(0.0, GATHER_SECONDS - cycles / CLOCK))
+  assert estimate.traffic['all-gather'].seconds == pytest.approx(GATHER_SECONDS)
 
 
-def test_two_gathers_share_the_links():
+def test_two_gathers_use_the_links_one_after_the_other():
   entry = [
     _op('all-gather-start', '{{0,1,2,3}}', STARTED, 'first'),
     _op('all-gather-start', '{{0,1,2,3}}', STARTED, 'second'),
@@ -175,11 +175,11 @@ def test_two_gathers_share_the_links():
     '%two = f32[8]{0} all-gather-done(%second)',
   ]
   estimate = _estimate(entry, _devices((4, 1)), ring=4)
-  assert estimate.seconds == pytest.approx(2 * LASTS)
-  assert estimate.exposed == pytest.approx(2 * LASTS - 1000 / CLOCK)
+  assert estimate.seconds == pytest.approx(2 * GATHER_SECONDS)
+  assert estimate.exposed == pytest.approx(2 * GATHER_SECONDS - 1000 / CLOCK)
 
 
-def test_an_all_reduce_that_is_started_gives_its_result_alone():
+def test_start_of_an_all_reduce_has_its_result_alone():
   pair = f'(f32[{MIB // 8}]{{0}}, f32[{MIB // 8}]{{0}})'
   started = [
     _op('all-reduce-start', '{{0,1,2,3}}', pair, 'start'),
@@ -189,8 +189,8 @@ def test_an_all_reduce_that_is_started_gives_its_result_alone():
   assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
 
 
-def test_a_gather_that_goes_on_in_other_fusions():
-  """As TPUs v5e have it: its start and its end are fusions, matched by their channel."""
+def test_fusions_that_start_and_end_a_gather_are_matched_by_their_channel():
+  """TPU v5e has asynchronous collectives so."""
   fused = f"""
 %begin (p: f32[65536]) -> (f32[65536], f32[262144], s32[2], u32[]) {{
   %all-gather.1 = f32[{MIB // 4}]{{0}} all-gather(%p), channel_id=155, replica_groups={{{{0,1,2,3}}}}
@@ -209,13 +209,13 @@ custom_call_target="AsyncCollectiveStart"
     f'%async-collective-done = f32[{MIB // 4}]{{0}} fusion(%g), kind=kCustom, calls=%end',
   ]
   estimate = _estimate(entry, _devices((4, 1)), ring=4, before=fused)
-  assert estimate.exposed == pytest.approx(LASTS - 4000 / CLOCK)
+  assert estimate.exposed == pytest.approx(GATHER_SECONDS - 4000 / CLOCK)
   assert estimate.traffic['all-gather'].count == 1 and estimate.memory == 0
 
 
-def test_copies_between_memories():
+def test_copies_between_memories_cost_what_the_computation_does_not_hide():
   entry = [
-    # Two MiB are read where they are written; half a MiB of four is cut out.
+    # Two MiB are copied, and half a MiB is cut out of four.
     f'%copy-start = (f32[{MIB // 2}]{{0:S(1)}}, f32[{MIB // 2}]{{0}}, u32[]) copy-start(%x)',
     f'%slice-start = ((f32[{MIB}]{{0}}), f32[{MIB // 8}]{{0:S(1)}}, s32[]) slice-start(%x), slice={{[0:9]}}',
     _compute(1000, 'a'),
@@ -228,7 +228,7 @@ def test_copies_between_memories():
   assert estimate.exposed == 0
 
 
-def test_what_has_no_cycles_is_bytes_read_and_written():
+def test_operation_without_cycles_costs_the_bytes_that_it_reads_and_writes():
   entry = [
     f'%big = f32[{MIB // 4}]{{0}} parameter(0)',
     '%part = f32[256]{0} parameter(1)',
@@ -242,14 +242,14 @@ def test_what_has_no_cycles_is_bytes_read_and_written():
   assert estimate.seconds == estimate.memory
 
 
-def test_our_own_kernels_are_counted_as_unknown():
+def test_custom_kernels_are_counted_as_unknown():
   kernel = '%k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"'
   buffer = '%b = f32[8]{0} custom-call(), custom_call_target="AllocateBuffer"'
   estimate = _estimate([kernel, buffer], _devices((1, 1)))
   assert estimate.unknown == 1 and estimate.seconds == 0
 
 
-def test_a_loop_counts_as_often_as_it_runs():
+def test_loop_costs_as_often_as_it_runs():
   loops = f"""
 %inner_condition (p: (s32[])) -> pred[] {{
   %eight = s32[] constant(8)

@@ -1,8 +1,9 @@
-"""The devices of a topology by its name: those of real TPU slices, and sentences for wrong names."""
+"""The devices of a topology by its name, those of real TPU slices too, and sentences for wrong names."""
 
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.plan import topology
 
-# As Google Cloud's documentation has them: name -> devices, kind, chips along x and y, slices. A device is a
-# core of v3, whose names count cores; of v4 and v5p too, where two cores are one device.
+# Name -> devices, kind, chips along x and y, slices, as in Google Cloud's documentation. Names of v2, v3, v4
+# and v5p count cores. A core is a device on v2 and v3; on v4 and v5p two cores are one.
 TPUS = {
   'v3-8': (8, 'TPU v3', (2, 2), 1),
   'v3-512': (512, 'TPU v3', (16, 16), 1),
@@ -26,55 +27,67 @@ TPUS = {
 
 
 @pytest.mark.parametrize('name', TPUS)
-def test_tpus(name):
+def test_tpu_slice_has_the_documented_devices_and_shape(name):
   pytest.importorskip('libtpu')
   described = topology.describe(name)
   devices, kind, extent, slices = TPUS[name]
-  assert described.name == name and described.kind == kind and described.is_tpu
+  assert described.name == name and described.kind == kind
   assert len(described.devices) == devices
   assert tuple(max(d.coords[axis] for d in described.devices) + 1 for axis in (0, 1)) == extent
   assert {getattr(d, 'slice_index', 0) or 0 for d in described.devices} == set(range(slices))
 
 
-def test_local_devices():
+def test_local_is_the_devices_of_this_host():
   here = topology.describe('local')
-  assert here.devices == tuple(jax.devices()) and here.kind == 'cpu' and not here.is_tpu
+  assert here.devices == tuple(jax.devices()) and here.kind == 'cpu'
+
+
+def test_a_host_without_accelerators_must_name_a_topology():
+  with pytest.raises(UserError, match=r'--topology is missing, .* such as --topology=v3-128'):
+    topology.describe(None)
+
+
+def test_accelerators_of_this_host_are_planned_for_by_default(monkeypatch):
+  devices = [SimpleNamespace(platform='gpu', device_kind='NVIDIA H200')]
+  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  here = topology.describe(None)
+  assert here.name == 'local' and here.kind == 'NVIDIA H200' and here.devices == tuple(devices)
 
 
 @pytest.mark.parametrize(
   ('name', 'said'),
   [
-    ('v3', 'is none that is known'),
-    ('v9-8', "is none that is known; write 'v3:16x16'"),
-    ('v3:16', 'is none that is known'),
-    ('v3:4x4*0', 'is none that is known'),
-    ('cpu:0', 'is none that is known'),
-    ('cpu', 'is none that is known'),
-    ('v3-7', 'there are sizes 2, 8, 16, 32'),
-    ('v3-1', 'there are sizes 2, 8, 16, 32'),
-    ('v5e-12', 'there are sizes 1, 4, 8, 16'),
+    ('v3', 'is not a topology'),
+    ('v9-8', "is not a topology; write 'v3:16x16'"),
+    ('v3:16', 'is not a topology'),
+    ('v3:4x4*0', 'is not a topology'),
+    ('cpu:0', 'is not a topology'),
+    ('cpu', 'is not a topology'),
+    ('v3-7', 'v3 comes in the sizes 2, 8, 16, 32'),
+    ('v3-1', 'v3 comes in the sizes 2, 8, 16, 32'),
+    ('v5e-12', 'v5e comes in the sizes 1, 4, 8, 16'),
   ],
 )
-def test_wrong_names_are_said(name, said):
+def test_wrong_name_is_an_error_with_the_remedy(name, said):
   with pytest.raises(UserError, match=said) as error:
     topology.describe(name)
   assert f'--topology={name}' in str(error.value)
 
 
-def test_a_shape_that_no_slice_has_is_said():
+def test_shape_that_no_slice_has_is_an_error():
   pytest.importorskip('libtpu')
   with pytest.raises(UserError, match=r'--topology=v5e:3x5 cannot be described: .*3x5'):
     topology.describe('v5e:3x5')
 
 
 def _python(script: str, **environment: str) -> subprocess.CompletedProcess:
-  """A process of its own that knows nothing of the tests' platform."""
+  """Runs a script in a process that does not inherit the platform of the tests."""
   own = {name: value for name, value in os.environ.items() if not name.startswith(('JAX_', 'XLA_', 'TPU_'))}
   own |= environment
   return subprocess.run([sys.executable, '-c', script], env=own, capture_output=True, text=True, timeout=300)
 
 
-def test_without_the_compiler_the_extra_is_named():
+def test_missing_compiler_is_an_error_that_names_the_extra():
   script = """
 import sys
 sys.modules['libtpu'] = None  # as where it is not installed
@@ -88,12 +101,12 @@ except UserError as error:
   result = _python(script)
   assert result.stderr == '' and result.stdout.count('\n') == 1
   assert (
-    "--topology=v3-8 needs the TPU compiler, which is not installed; get the extra 'tpu'" in result.stdout
+    "--topology=v3-8 needs the TPU compiler, which is not installed; install the extra 'tpu'" in result.stdout
   )
 
 
-def test_where_the_compiler_is_but_no_tpu_a_run_starts_in_silence():
-  """Nobody says JAX_PLATFORMS=cpu; libtpu is installed, and nothing looks for a TPU or says there is none."""
+def test_run_starts_silently_where_the_compiler_is_installed_but_no_tpu():
+  """Without JAX_PLATFORMS=cpu, nothing looks for a TPU or complains that none is here."""
   pytest.importorskip('libtpu')
   if any(map(os.path.exists, ('/dev/accel0', '/dev/vfio/0', '/dev/nvidiactl'))):
     pytest.skip('an accelerator is here')

@@ -1,9 +1,9 @@
-"""A checksum of each array of a tree, computed where the array is.
+"""A checksum of each array of a tree, computed on the devices that hold it.
 
-It is a function of the global array alone: neither sharding, mesh nor the number of processes enter,
-so what was saved on one can be verified on another. Each element, as 32 bits, is mixed with its
-position by a bijection, and all are added up: integer addition does not depend on the order, one
-changed element always changes the sum, and two sums with different seeds leave 1 in 2^64 for the rest.
+It depends on the global array alone, not on its sharding, the mesh or the number of processes, so that what
+one run saved can be verified by another. Each element, as 32 bits, is mixed with its position by a bijection,
+and the results are added modulo 2^32: integer addition does not depend on the order, and one changed element
+always changes the sum. Two sums with different seeds leave a chance of 2^-64 for any other change.
 """
 
 import functools
@@ -18,16 +18,16 @@ from jax.sharding import PartitionSpec as P
 
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
-# Sums under way at a time. XLA's CPU client runs at most 32 programs on a device, and hangs where more of
-# them have collectives and the devices outnumber the cores: the last part of one waits for a place that its
-# other parts hold.
+# How many sums are computed at a time. XLA's CPU client runs at most 32 programs on a device. When more of
+# them have collectives and there are more devices than cores, it hangs: the last part of a program waits for
+# a place that its other parts hold.
 _UNDER_WAY = 16
 
 
 def of_arrays(arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  """{name: {'shape': [...], 'dtype': '...', 'checksum': 16 hexadecimal digits}}.
+  """Maps each name to {'shape': [...], 'dtype': '...', 'checksum': 16 hexadecimal digits}.
 
-  In a run of several processes all of them must call this, with the same arrays.
+  In a run of several processes all of them must call this with the same arrays.
   """
   sums: dict[str, jax.Array] = {}
   for number, (name, array) in enumerate(arrays.items(), 1):
@@ -38,7 +38,7 @@ def of_arrays(arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def describe(array: Any) -> dict[str, Any]:
-  """Shape and dtype of an array or ShapeDtypeStruct, in JSON's types."""
+  """The shape and dtype of an array or ShapeDtypeStruct, in JSON's types."""
   return {'shape': list(array.shape), 'dtype': str(np.dtype(array.dtype))}
 
 
@@ -47,27 +47,30 @@ def _hexadecimal(sums: jax.Array) -> str:
 
 
 def _everywhere(array: Any) -> NamedSharding | None:
-  """Where every process can read the sums."""
+  """A sharding of the sums that lets every process read them."""
   sharding = getattr(array, 'sharding', None)
   return NamedSharding(sharding.mesh, P()) if isinstance(sharding, NamedSharding) else None
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sums(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-  """uint32 (2,): one sum for each seed."""
+  """The sums, uint32 (2,), one for each seed."""
   bits = _bits(x)
   position = _positions(bits.shape)
   terms = [_mix(bits ^ _mix(position + np.uint32(seed))) for seed in _SEEDS]
-  # One reduction for both: XLA then makes the terms as it adds them. Two sums, on the CPU, write each
-  # term to memory first: twice the array's size, and 20 times slower.
-  axes = tuple(range(bits.ndim))
-  sums = jax.lax.reduce(terms, [np.uint32(0)] * 2, lambda a, b: [a[0] + b[0], a[1] + b[1]], axes)
-  sums = jnp.stack(sums)
+  # One reduction for both sums: XLA then makes the terms as it adds them. Two reductions would, on the CPU,
+  # write all terms to memory first, which takes twice the array's size and is 20 times slower.
+  zeros = [np.uint32(0) for _ in _SEEDS]
+  sums = jnp.stack(jax.lax.reduce(terms, zeros, _add, tuple(range(bits.ndim))))
   return sums if sharding is None else jax.lax.with_sharding_constraint(sums, sharding)
 
 
+def _add(one: list[jax.Array], other: list[jax.Array]) -> list[jax.Array]:
+  return [a + b for a, b in zip(one, other, strict=True)]
+
+
 def _bits(x: jax.Array) -> jax.Array:
-  """The array's bits as uint32; of types of 8 bytes with a last axis of 2."""
+  """The bits of each element as uint32; types of 8 bytes get a last axis of 2."""
   if x.dtype == jnp.bool_:
     return x.astype(jnp.uint32)
   unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[x.dtype.itemsize]
@@ -75,7 +78,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _positions(shape: tuple[int, ...]) -> jax.Array:
-  """Each element's number in row-major order, modulo 2^32; made in place, however the array is split."""
+  """The number of each element in row-major order, modulo 2^32; every device makes its own part."""
   result = jnp.zeros(shape, jnp.uint32)
   for axis in range(len(shape)):
     stride = np.uint32(math.prod(shape[axis + 1 :]) % 2**32)

@@ -1,11 +1,11 @@
-"""What a failure to save or restore is: damage, something a person can put right, or a bug of ours."""
+"""Tells failures to save or restore apart: damage, what a person can put right, and our own bugs."""
 
 import contextlib
 import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import UserError
+from vit_jax.files import DISK_FULL, UNWRITABLE
+
+# How TensorStore and Orbax say, in errors without a number, that a file they wrote is no longer there.
+_NOT_FOUND = ('NOT_FOUND', 'does not exist', 'No ArrayMetadata found')
 
 _log = logging.getLogger(__name__)
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 class Damaged(Exception):
@@ -26,28 +27,44 @@ class Damaged(Exception):
 
 @contextlib.contextmanager
 def explained(directory: Any) -> Iterator[None]:
-  """Turns a full disk or a directory that cannot be written into a UserError."""
+  """Turns a full disk, a directory that cannot be written or one that was removed into a UserError."""
   try:
     yield
   except UserError:
     raise
   except Exception as error:
-    chain = list(_chain(error))
-    if any(_is(link, _FULL) for link in chain):
+    if _has_errno(error, DISK_FULL):
       raise UserError(
         f'The disk is full: the checkpoint could not be written to {directory}; free some space and start '
         f'again, the newest checkpoint that was complete is still there.'
       ) from error
-    if any(_is(link, _UNWRITABLE) for link in chain):
+    if _has_errno(error, UNWRITABLE):
       raise UserError(
-        f'Checkpoints cannot be written to {directory} ({_first_line(chain[0])}); choose a directory that '
-        f'you may write.'
+        f'Checkpoints cannot be written to {directory} ({_first_line(error)}); choose a directory that you '
+        f'may write to.'
+      ) from error
+    if is_removal(error):
+      raise UserError(
+        f'A checkpoint was removed from {directory} while it was being written; start again to go on from '
+        f'the newest checkpoint that is left.'
       ) from error
     raise
 
 
+def is_removal(error: BaseException) -> bool:
+  """Whether a save failed because someone removed its files."""
+  if _has_errno(error, {errno.ENOENT}):
+    return True
+  return any(text in str(link) for link in _chain(error) for text in _NOT_FOUND)
+
+
 def read(function: Callable[[], Any]) -> Any:
-  """What `function` returns; whatever it raises is Damaged, but for what a sound checkpoint can raise too."""
+  """Returns `function()`, which reads from a checkpoint; turns its errors into Damaged.
+
+  Raises:
+    Damaged: for every error that a sound checkpoint cannot cause.
+    UserError: reading is not permitted.
+  """
   try:
     return function()
   except (Damaged, MemoryError):
@@ -77,21 +94,27 @@ def agreed() -> Iterator[None]:
   except Exception as error:
     failure = error
   if jax.process_count() > 1:
-    mine = 0 if failure is None else 1 if isinstance(failure, Damaged) else 2
-    worst = int(np.max(multihost_utils.process_allgather(np.int32(mine))))
+    mine = _severity(failure)
+    worst = int(np.max(np.asarray(multihost_utils.process_allgather(np.int32(mine)))))
     if worst > mine:
-      failure = (
-        Damaged('another process found it so') if worst == 1 else RuntimeError('another process failed')
-      )
+      failure = RuntimeError('another process failed')
+      if worst == 1:
+        failure = Damaged('another process found it so')
   if failure is not None:
     raise failure
 
 
-def hush() -> None:
-  """Silences what Orbax, asyncio and TensorStore print, over pages, of an error that they also raise.
+def _severity(failure: Exception | None) -> int:
+  if failure is None:
+    return 0
+  return 1 if isinstance(failure, Damaged) else 2
 
-  When one write or read fails, Orbax abandons the others; each of these complains later, at any time. We
-  say it in a sentence; at log level DEBUG nothing is hidden.
+
+def hush() -> None:
+  """Silences the pages that Orbax, asyncio and TensorStore print of an error that they also raise.
+
+  When one write or read fails, Orbax abandons the others, and each of these complains later, at any time. Our
+  error is one sentence. At log level DEBUG nothing is hidden.
   """
   logging.getLogger('absl').addFilter(_orbax_record_wanted)
   logging.getLogger('asyncio').addFilter(_asyncio_record_wanted)
@@ -108,7 +131,7 @@ def _asyncio_record_wanted(record: logging.LogRecord) -> bool:
 
 
 class _UnraisableHook:
-  """TensorStore's threads print through this hook where the event loop they report to is gone."""
+  """TensorStore's threads print through this hook when the event loop that they report to is gone."""
 
   def __init__(self, otherwise: Callable[[Any], None]):
     self._otherwise = otherwise
@@ -126,12 +149,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     error = error.__cause__ or error.__context__
 
 
-def _is(error: BaseException, numbers: tuple[int, ...]) -> bool:
-  """TensorStore has the system's error in its text alone."""
+def _has_errno(error: BaseException, numbers: Collection[int]) -> bool:
+  """Whether one of these errors of the operating system led to `error`."""
+  return any(_is(link, numbers) for link in _chain(error))
+
+
+def _is(error: BaseException, numbers: Collection[int]) -> bool:
   if isinstance(error, OSError) and error.errno is not None:
     return error.errno in numbers
+  # TensorStore gives the operating system's error in its text alone.
   return any(os.strerror(number) in str(error) for number in numbers)
 
 
 def _first_line(error: BaseException) -> str:
-  return (str(error).strip().splitlines() or [''])[0][:200]
+  lines = str(error).strip().splitlines() or ['']
+  return lines[0][:200]

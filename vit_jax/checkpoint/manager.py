@@ -1,33 +1,31 @@
-"""Saving and resuming: Orbax, with a checksum for every array and a way back from damage.
+"""The checkpoints of a run: Orbax, with a checksum for every array and a way back from damage.
 
-A step lies in `<directory>/<step>/`: one Orbax item for each tree of arrays, and `meta`, a JSON with
-what the caller adds, the checksums and a digest of itself. Orbax alone restores flipped bytes and other
-dtypes without a word, so nothing leaves this module unverified.
+A step lies in `<directory>/<step>/`: an Orbax item for each tree of arrays (items.py) and a sealed JSON
+(step_meta.py). Orbax alone restores flipped bits and other dtypes without a word, so nothing leaves this
+module unverified. A step that was saved (writer.py) survives a power loss (durable.py).
 """
 
-import contextlib
 import hashlib
-import json
 import logging
 import os
-import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers
 
-from vit_jax.checkpoint import checksums, failures
+from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.checkpoint.retention import Best
+from vit_jax.checkpoint.items import StoredItem
+from vit_jax.checkpoint.writer import Writer, barrier, committed_steps
 from vit_jax.errors import UserError
-from vit_jax.pytrees import flatten, unflatten
 
-FORMAT = 1  # of `meta`
+# What to restore: trees of ShapeDtypeStructs by the names of the items, or a function that makes them of the
+# caller's meta.
+AbstractItems = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +35,11 @@ class Manager:
 
   def __init__(
     self,
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     checkpoint: CheckpointConfig,
     *,
     keep_every_steps: int | None = None,
+    lower_is_better: bool = False,
     read_only: bool = False,
   ):
     """Makes the directory and removes what a killed process left half saved.
@@ -49,6 +48,7 @@ class Manager:
       directory: where the steps lie; it is made absolute.
       checkpoint: `keep` and `best` are read here.
       keep_every_steps: steps divisible by this are kept for good.
+      lower_is_better: of the metric `checkpoint.best`.
       read_only: to evaluate; nothing in the directory is changed.
 
     Raises:
@@ -56,16 +56,11 @@ class Manager:
     """
     failures.hush()
     self._directory = _absolute(directory)
-    self._best = Best(checkpoint.best)
-    self._policies = [checkpoint_managers.LatestN(checkpoint.keep), self._best]
-    if keep_every_steps:
-      self._policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
-    self._orbax = None
+    self._writer = None
     if not read_only:
-      with failures.explained(self._directory):
-        self._clean()
-        _barrier('vit_jax checkpoints cleaned')
-        self._open()
+      self._writer = Writer(
+        self._directory, checkpoint, keep_every_steps=keep_every_steps, lower_is_better=lower_is_better
+      )
 
   def path(self, step: int) -> str:
     """The directory of a step, for messages."""
@@ -73,9 +68,7 @@ class Manager:
 
   def all_steps(self) -> list[int]:
     """The committed steps, sound or not, in ascending order."""
-    if not self._directory.exists():
-      return []
-    return sorted(ocp.utils.checkpoint_steps(self._directory))
+    return committed_steps(self._directory)
 
   def latest_step(self) -> int | None:
     """The newest committed step; a save that is still being written does not count."""
@@ -88,13 +81,17 @@ class Manager:
     meta: dict[str, Any],
     metrics: dict[str, float] | None = None,
   ) -> bool:
-    """Starts to save; returns when the arrays may be donated or changed, while files are still written.
+    """Waits for the save before it and starts this one.
+
+    When it returns, the arrays may be donated or changed, while files are still being written. The step
+    survives a power loss when `wait` or the next `save` has returned.
 
     Args:
       step: of training.
-      items: name -> tree of arrays; each can be restored without the others. Random keys are not stored.
+      items: maps names to trees of arrays; each can be restored without the others. Random keys are not
+        stored.
       meta: what JSON can hold.
-      metrics: name -> value of the evaluations so far, of which `checkpoint.best` must be one.
+      metrics: values of the evaluations so far by name, of which `checkpoint.best` must be one.
 
     Returns:
       False where that step is there already.
@@ -103,28 +100,12 @@ class Manager:
       UserError: no space, no permission, or no metric of the name `checkpoint.best`; also where that
         befell the save before this one.
     """
-    if self._orbax is None:
+    if self._writer is None:
       raise ValueError(f'{self._directory} was opened to be read only')
-    with failures.explained(self._directory):
-      self._orbax.check_for_errors()
-      if step in self._orbax.all_steps():
-        return False
-      self._best.add(step, metrics)
-      arrays = {name: _storable(name, tree) for name, tree in items.items()}
-      contents = {
-        'format': FORMAT,
-        'meta': meta,
-        'metrics': metrics,
-        'items': {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()},
-      }
-      # Nested dicts: what is stored is free of the classes of optimizer states. An item without arrays (the
-      # state of an optimizer that has none) lies in `meta` alone.
-      trees = {name: ocp.args.StandardSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
-      args = ocp.args.Composite(**trees, meta=ocp.args.JsonSave(_sealed(contents)))
-      return self._orbax.save(step, args=args, force=True)
+    return self._writer.save(step, items, meta, metrics)
 
   def restore_newest(
-    self, abstract_items: dict[str, Any]
+    self, abstract_items: AbstractItems
   ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
     """Restores the newest sound step.
 
@@ -132,11 +113,12 @@ class Manager:
     found; all processes fall back where one of them has to.
 
     Args:
-      abstract_items: name -> tree of ShapeDtypeStructs with the shardings wanted (without one: this
-        process's first device), on any mesh. Any subset of the items saved, even none.
+      abstract_items: maps the names of the items to restore to trees of ShapeDtypeStructs with the shardings
+        wanted, on any mesh; without a sharding, this process's first device. Any subset of the items saved,
+        even none. Or a function that makes them of the caller's meta; it is called for each step under trial.
 
     Returns:
-      (step, name -> tree of arrays, the caller's meta), or None where nothing was ever saved.
+      (step, items by name, the caller's meta), all of the same step, or None where nothing was ever saved.
 
     Raises:
       UserError: there are steps but none is sound, or a sound one does not hold what is asked for.
@@ -150,8 +132,8 @@ class Manager:
         _log.warning('Checkpoint %s is damaged (%s); trying the one before it.', self.path(step), error)
         damaged.append(step)
       else:
-        if damaged and self._orbax is not None:
-          self._move_aside(damaged)
+        if damaged and self._writer is not None:
+          self._move_aside(self._writer, damaged)
         return step, items, meta
     if damaged:
       raise UserError(
@@ -160,8 +142,8 @@ class Manager:
       )
     return None
 
-  def restore(self, step: int, abstract_items: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Restores one step: (name -> tree of arrays, the caller's meta); see `restore_newest`.
+  def restore(self, step: int, abstract_items: AbstractItems) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Restores one step: (items by name, the caller's meta); see `restore_newest`.
 
     Raises:
       UserError: the step is not there, is damaged, or does not hold what is asked for.
@@ -177,197 +159,66 @@ class Manager:
       raise UserError(f'Checkpoint {self.path(step)} is damaged ({error}); choose another step.') from error
 
   def wait(self) -> None:
-    """Returns when all saves are committed; raises UserError as `save` does."""
-    if self._orbax is not None:
-      with failures.explained(self._directory):
-        self._orbax.wait_until_finished()
+    """Returns when all saves survive a power loss; raises UserError as `save` does."""
+    if self._writer is not None:
+      self._writer.wait()
 
   def close(self) -> None:
-    """Waits, and ends the threads."""
-    if self._orbax is not None:
-      with failures.explained(self._directory):
-        self._orbax.close()
+    """Waits, and ends the threads; raises UserError as `save` does."""
+    if self._writer is not None:
+      self._writer.close()
 
   def __enter__(self) -> 'Manager':
     return self
 
-  def __exit__(self, kind: type | None, *_) -> None:
-    # While another error is on its way, a save that fails too must not hide it.
-    with contextlib.suppress(UserError) if kind else contextlib.nullcontext():
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    try:
       self.close()
+    except UserError:
+      if kind is None:
+        raise  # otherwise the error that is on its way already matters more
 
-  def _clean(self) -> None:
-    """Makes the directory, sees that it can be written, and removes partial saves."""
-    self._directory.mkdir(parents=True, exist_ok=True)
-    if '://' not in str(self._directory):
-      with tempfile.TemporaryFile(dir=self._directory):
-        pass
-    if jax.process_index() == 0:
-      for path in self._directory.iterdir():
-        if ocp.path.atomicity_types.TMP_DIR_SUFFIX in path.name:
-          path.rmtree()
-
-  def _open(self) -> None:
-    options = ocp.CheckpointManagerOptions(
-      create=False,
-      # Object stores have no atomic rename: there a partial save is a step without a commit file.
-      cleanup_tmp_directories=True,
-      # Do not read the steps' own files now: a damaged one would raise.
-      lightweight_initialize=True,
-      preservation_policy=checkpoint_managers.AnyPreservationPolicy(self._policies),
-    )
-    self._orbax = _Orbax(self._directory, options=options)
-    for step in self._orbax.all_steps():
-      with contextlib.suppress(Damaged, OSError):
-        self._best.remember(step, self._contents(step)['metrics'])
-
-  def _move_aside(self, steps: list[int]) -> None:
+  def _move_aside(self, writer: Writer, steps: list[int]) -> None:
+    writer.close()
     with failures.explained(self._directory):
-      self._orbax.close()
       if jax.process_index() == 0:
         aside = self._directory.parent / 'damaged'
         aside.mkdir(exist_ok=True)
         for step in steps:
-          taken = {path.name for path in aside.iterdir()}
-          number = next(n for n in range(len(taken) + 1) if f'{step}-{n}' not in taken)
+          number = 0
+          while (aside / f'{step}-{number}').exists():
+            number += 1
           (self._directory / str(step)).rename(aside / f'{step}-{number}')
-      _barrier('vit_jax damaged checkpoints moved')
-      self._open()  # Orbax remembers the steps it found at its start
+      barrier('vit_jax damaged checkpoints moved')
+    writer.reopen()
 
   def _agreed_steps(self) -> list[int]:
+    """The committed steps; UserError where the processes do not see the same."""
     steps = self.all_steps()
     if jax.process_count() > 1:
       digest = int(hashlib.sha256(str(steps).encode()).hexdigest()[:7], 16)
-      if len(set(multihost_utils.process_allgather(np.int32(digest)).tolist())) > 1:
+      digests = np.asarray(multihost_utils.process_allgather(np.int32(digest)))
+      if len(np.unique(digests)) > 1:
         raise UserError(
           f'The processes see different checkpoints in {self._directory}; put it on a file system that all '
           f'of them share.'
         )
     return steps
 
-  def _verified(self, step: int, abstract_items: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+  def _verified(self, step: int, abstract_items: AbstractItems) -> tuple[dict[str, Any], dict[str, Any]]:
     """The items and the caller's meta of a step, or Damaged, or UserError; the same in all processes."""
+    directory = self._directory / str(step)
     with failures.agreed():
-      contents = self._contents(step)
-      if callable(abstract_items):
-        abstract_items = abstract_items(contents['meta'])
-      self._check_asked(step, contents['items'], abstract_items)
-      flat = {name: self._read(step, name, tree) for name, tree in abstract_items.items()}
-    with failures.agreed():  # a second time, for now all have their arrays: the sums need all processes
-      for name, arrays in flat.items():
-        for path, found in checksums.of_arrays(arrays).items():
-          if found != contents['items'][name][path]:
-            raise Damaged(f'the checksum of {name} {path} does not match')
-    items = {
-      name: jax.tree.unflatten(jax.tree.structure(tree), list(flat[name].values()))
-      for name, tree in abstract_items.items()
-    }
+      contents = step_meta.read(directory)
+    asked = abstract_items(contents['meta']) if callable(abstract_items) else abstract_items
+    with failures.agreed():
+      stored = {name: StoredItem(directory, name, tree, contents['items']) for name, tree in asked.items()}
+      arrays = {name: item.read() for name, item in stored.items()}
+    with failures.agreed():  # now that all processes have their arrays: the checksums need all of them
+      items = {name: item.verified(arrays[name]) for name, item in stored.items()}
     return items, contents['meta']
 
-  def _contents(self, step: int) -> dict[str, Any]:
-    """`meta` as it was saved, its digest checked."""
-    # Not by CheckpointManager.restore, here and for the arrays: it ends in a barrier, in which the others
-    # would wait for a process that failed.
-    handler = ocp.JsonCheckpointHandler()
-    directory = self._directory / str(step) / 'meta'
 
-    def contents_and_digest() -> tuple[dict[str, Any], str]:
-      contents = handler.restore(directory, args=ocp.args.JsonRestore())
-      return contents, contents.pop('digest')
-
-    contents, digest = failures.read(contents_and_digest)
-    if digest != _digest(contents):
-      raise Damaged('the digest of meta does not match')
-    if contents['format'] != FORMAT:
-      raise UserError(
-        f'Checkpoint {self.path(step)} has format {contents["format"]} and this version reads {FORMAT}; use '
-        f'the version of vit_jax that saved it.'
-      )
-    return contents
-
-  def _check_asked(self, step: int, stored: dict[str, Any], abstract_items: dict[str, Any]) -> None:
-    """Raises UserError where a step, though sound, does not hold what is asked for."""
-    for name, tree in abstract_items.items():
-      if name not in stored:
-        raise UserError(f'Checkpoint {self.path(step)} has no {name!r}; it has {", ".join(sorted(stored))}.')
-      asked = {path: checksums.describe(leaf) for path, leaf in _flat(tree).items()}
-      for path in sorted(asked.keys() | stored[name].keys()):
-        have, want = (_shape_text(side.get(path)) for side in (stored[name], asked))
-        if have != want:
-          raise UserError(
-            f'Checkpoint {self.path(step)} does not fit: {name} {path} is {have} there and {want} in this '
-            f'config; use the config it was saved with, or another workdir.'
-          )
-
-  def _read(self, step: int, name: str, tree: Any) -> dict[str, jax.Array]:
-    """The arrays of an item by path, not verified yet."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = {
-      path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, 'sharding', None) or here)
-      for path, leaf in _flat(tree).items()
-    }
-    if not abstract:
-      return {}
-    directory, args = self._directory / str(step) / name, ocp.args.StandardRestore(unflatten(abstract))
-
-    def arrays() -> dict[str, jax.Array]:
-      found = _flat(ocp.StandardCheckpointHandler().restore(directory, args=args))
-      return {path: found[path] for path in abstract}
-
-    return failures.read(arrays)
-
-
-class _Orbax(ocp.CheckpointManager):
-  def reached_preemption(self, step: int) -> bool:
-    """False: `StopSignal` asks JAX for the sync point.
-
-    Orbax would ask too, in its threads and with the step that is being saved: to JAX that looks as if
-    this process had gone back, and it could set the sync point to a step that is over.
-    """
-    return False
-
-
-def _absolute(directory: str | os.PathLike) -> epath.Path:
+def _absolute(directory: str | os.PathLike[str]) -> epath.Path:
   text = os.fspath(directory)
   return epath.Path(text if '://' in text else os.path.abspath(text))
-
-
-def _barrier(name: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
-
-
-def _flat(tree: Any) -> dict[str, Any]:
-  """{'a/b': leaf}; a tree that is a leaf has the path 'value'."""
-  flat = {path or 'value': leaf for path, leaf in flatten(tree).items()}
-  if len(flat) != len(jax.tree.leaves(tree)):
-    raise ValueError('two leaves of the tree have the same path')
-  return flat
-
-
-def _storable(name: str, tree: Any) -> dict[str, Any]:
-  """The leaves by path, each an array; Python's and NumPy's numbers in the dtype JAX gives them."""
-  result = {}
-  for path, leaf in _flat(tree).items():
-    if not isinstance(leaf, jax.Array):
-      value = np.asarray(leaf)
-      leaf = value.astype(jax.dtypes.canonicalize_dtype(value.dtype))
-      if not np.array_equal(leaf, value, equal_nan=value.dtype.kind == 'f'):
-        raise ValueError(f'{name} {path} does not fit into {leaf.dtype}')
-    elif jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-      raise ValueError(f'{name} {path} is a random key; save the seed it is made from instead')
-    result[path] = leaf
-  return result
-
-
-def _shape_text(description: dict[str, Any] | None) -> str:
-  return f'{description["dtype"]} {tuple(description["shape"])}' if description else 'missing'
-
-
-def _sealed(contents: dict[str, Any]) -> dict[str, Any]:
-  contents = json.loads(json.dumps(contents))  # as it will be read: keys strings, tuples lists
-  return contents | {'digest': _digest(contents)}
-
-
-def _digest(contents: dict[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(contents, sort_keys=True, separators=(',', ':')).encode()).hexdigest()

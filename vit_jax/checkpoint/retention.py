@@ -1,6 +1,7 @@
 """Which checkpoints stay, beyond what Orbax's own policies offer."""
 
 import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orbax.checkpoint import checkpoint_managers
@@ -9,17 +10,22 @@ from vit_jax.errors import UserError
 
 
 class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the step with the best value of a metric: the lowest of a loss, else the highest.
+  """Keeps the step with the best value of a metric.
 
-  Orbax's own policy reads a file per step at its start, and one that is damaged ends the program.
+  Orbax's own policy reads a file of each step at its start, and a damaged one ends the program.
   """
 
-  def __init__(self, metric: str | None):
-    self._metric = metric
-    self._values: dict[int, float] = {}
+  def __init__(self, metric: str | None, *, lower_is_better: bool = False):
+    """With None, no step is the best."""
+    self._metric, self._lower_is_better = metric, lower_is_better
+    self._scores: dict[int, float] = {}  # higher is better
 
-  def add(self, step: int, metrics: dict[str, float] | None) -> None:
-    """Notes the metrics of a step; raises UserError where the metric is not among them."""
+  def add(self, step: int, metrics: Mapping[str, float] | None) -> None:
+    """Notes the metrics of a step.
+
+    Raises:
+      UserError: the metric is not among them.
+    """
     if self._metric and metrics and self._metric not in metrics:
       raise UserError(
         f'config.checkpoint.best is {self._metric!r}, which no evaluation gives; choose one of '
@@ -27,15 +33,22 @@ class Best(checkpoint_managers.PreservationPolicy):
       )
     self.remember(step, metrics)
 
-  def remember(self, step: int, metrics: dict[str, float] | None) -> None:
-    """Notes the metrics of a step, whatever they are; one that is not a number is never the best."""
-    value = (metrics or {}).get(self._metric, math.nan)
+  def remember(self, step: int, metrics: Mapping[str, float] | None) -> None:
+    """Notes the metrics of a step, whatever they are; one whose value is NaN is never the best."""
+    if self._metric is None or metrics is None:
+      return
+    value = metrics.get(self._metric, math.nan)
     if not math.isnan(value):
-      self._values[step] = -value if self._metric.endswith('loss') else value
+      self._scores[step] = -value if self._lower_is_better else value
+
+  def forget(self, steps: Collection[int]) -> None:
+    """Leaves out steps that are no longer there, so that another one is the best."""
+    for step in steps:
+      self._scores.pop(step, None)
 
   def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-    """Orbax's question: which of these to keep. The first of equally good ones."""
-    values = [self._values.get(checkpoint.step, -math.inf) for checkpoint in checkpoints]
-    best = max(values, default=-math.inf)
-    first = values.index(best) if best > -math.inf else None
-    return [index == first for index in range(len(values))]
+    """Answers Orbax's question which of these to keep: the best, the first of equally good ones."""
+    scores = [self._scores.get(checkpoint.step, -math.inf) for checkpoint in checkpoints]
+    best = max(scores, default=-math.inf)
+    first = scores.index(best) if best > -math.inf else None
+    return [index == first for index in range(len(scores))]

@@ -1,7 +1,7 @@
-"""Random augmentation of a training image behind its crop: uint8 in, uint8 out, on the host.
+"""Random augmentation of a training image after its crop: uint8 in, uint8 out, on the host.
 
-What `config.data.augment` names is made here of `image_ops.py`; all randomness comes from a generator
-that the caller gives. Mixing images with each other is left to `on_device.py`.
+Builds what `config.data.augment` names from the operations of `image_ops.py`. All randomness comes from a
+generator that the caller passes. Mixing images with each other happens on the device (`on_device.py`).
 """
 
 import functools
@@ -12,29 +12,29 @@ import numpy as np
 
 from vit_jax.data import augment_policy
 from vit_jax.data import image_ops as ops
+from vit_jax.data.augment_policy import Step
 
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+# (image, magnitude / 10, generator) -> image
+Operation = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 
-_REFERENCE = 224  # the image size that the original's numbers of pixels are for
+_REFERENCE = 224  # the image size for which the original gives distances in pixels
 _JITTERED = (ops.brightness, ops.contrast, ops.saturation)
 _ATTEMPTS = 10
 
 
 @functools.lru_cache
 def augmentation(text: str) -> Augmentation:
-  """The function of an image and a random generator that `config.data.augment` names.
+  """The augmentation that `config.data.augment` names.
 
-  It takes and gives uint8 (H, W, C), and does not write into what it is given.
+  Args:
+    text: as `augment_policy.parse` reads it.
+
+  Returns:
+    A function of an image, uint8 (H, W, C), and a random generator. It returns an image of the same shape and
+    does not write into its argument.
   """
-  makers = {
-    'randaugment': lambda layers, magnitude: functools.partial(
-      randaugment, layers=int(layers), magnitude=magnitude
-    ),
-    '3augment': lambda: three_augment,
-    'jitter': lambda strength: functools.partial(jitter, strength=strength),
-    'erase': lambda probability: functools.partial(erase, probability=probability),
-  }
-  steps = [makers[step.name](*step.arguments) for step in augment_policy.parse(text)]
+  steps = [_function(step) for step in augment_policy.parse(text)]
 
   def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for step in steps:
@@ -44,16 +44,30 @@ def augmentation(text: str) -> Augmentation:
   return apply
 
 
-def randaugment(image: np.ndarray, rng: np.random.Generator, *, layers: int, magnitude: float) -> np.ndarray:
-  """So many operations one after the other, each drawn from 16 ('RandAugment', arXiv 1909.13719).
+def _function(step: Step) -> Augmentation:
+  match step:
+    case Step('randaugment', (layers, magnitude)):
+      return functools.partial(randaugment, layers=int(layers), magnitude=magnitude)
+    case Step('3augment'):
+      return three_augment
+    case Step('jitter', (strength,)):
+      return functools.partial(jitter, strength=strength)
+    case Step('erase', (probability,)):
+      return functools.partial(erase, probability=probability)
+  raise ValueError(f'{step} is not an augmentation')
 
-  As the original project and AugReg have it: 10 is an operation's full range, and more goes beyond it.
+
+def randaugment(image: np.ndarray, rng: np.random.Generator, *, layers: int, magnitude: float) -> np.ndarray:
+  """RandAugment (arXiv 1909.13719): applies `layers` operations in a row, each drawn from the same 16.
+
+  As in the original project and in AugReg, magnitude 10 is the full range of an operation, and larger values
+  go beyond it.
 
   Args:
     image: uint8 (H, W, C).
-    rng: the randomness.
-    layers: operations.
-    magnitude: of all of them.
+    rng: the source of randomness.
+    layers: number of operations.
+    magnitude: strength of every operation.
   """
   for _ in range(layers):
     image = _OPERATIONS[int(rng.integers(len(_OPERATIONS)))](image, magnitude / 10, rng)
@@ -61,7 +75,7 @@ def randaugment(image: np.ndarray, rng: np.random.Generator, *, layers: int, mag
 
 
 def three_augment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """One of gray, solarized and blurred, then a colour jitter of 0.3 (DeiT III, arXiv 2204.07118)."""
+  """3-Augment (DeiT III, arXiv 2204.07118): grayscale, solarize or blur, then a colour jitter of 0.3."""
   choice = int(rng.integers(3))
   if choice == 0:
     image = ops.grayscale(image)
@@ -73,16 +87,16 @@ def three_augment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def jitter(image: np.ndarray, rng: np.random.Generator, *, strength: float) -> np.ndarray:
-  """Brightness, contrast and saturation, each times 1 ± up to `strength`, in random order."""
+  """Scales brightness, contrast and saturation in random order, each by 1 - strength to 1 + strength."""
   for index in rng.permutation(len(_JITTERED)):
     image = _JITTERED[index](image, rng.uniform(1 - strength, 1 + strength))
   return image
 
 
 def erase(image: np.ndarray, rng: np.random.Generator, *, probability: float) -> np.ndarray:
-  """A random box becomes noise ('Random Erasing', arXiv 1708.04896, its RE-R).
+  """Random Erasing (arXiv 1708.04896, variant RE-R): fills a random box with noise.
 
-  The box has 2 to 33 % of the image and an aspect ratio of 0.3 to 3.3 (uniform in the logarithm).
+  The box covers 2 to 33 % of the image; its aspect ratio is 0.3 to 3.3, uniform in the logarithm.
   """
   if rng.random() >= probability:
     return image
@@ -90,62 +104,82 @@ def erase(image: np.ndarray, rng: np.random.Generator, *, probability: float) ->
   for _ in range(_ATTEMPTS):
     area = rng.uniform(0.02, 1 / 3) * height * width
     aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
-    tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-    if 0 < tall < height and 0 < wide < width:
-      top, left = (int(rng.integers(side - box + 1)) for side, box in ((height, tall), (width, wide)))
-      noise = rng.integers(0, 256, (tall, wide, channels), np.uint8)
-      return ops.fill_box(image, top, left, tall, wide, noise)
+    box_height, box_width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+    if 0 < box_height < height and 0 < box_width < width:
+      top = int(rng.integers(height - box_height + 1))
+      left = int(rng.integers(width - box_width + 1))
+      noise = rng.integers(0, 256, (box_height, box_width, channels), np.uint8)
+      return ops.fill_box(image, top, left, box_height, box_width, noise)
   return image
 
 
-def _signed(rng: np.random.Generator, value: float) -> float:
+def _random_sign(rng: np.random.Generator, value: float) -> float:
   return value if rng.random() < 0.5 else -value
 
 
-def _enhancing(op: Callable[[np.ndarray, float], np.ndarray]) -> Callable:
-  return lambda image, level, rng: op(image, 0.1 + 1.8 * level)
+def _fixed(op: Callable, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+  """An operation without a strength."""
+  return op(image)
 
 
-def _translating(op: Callable[[np.ndarray, float], np.ndarray], axis: int) -> Callable:
-  # 100 of 224 pixels at full range: at other sizes the same share of the image.
-  return lambda image, level, rng: op(image, _signed(rng, 100 * level * image.shape[axis] / _REFERENCE))
+def _enhance(op: Callable, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+  """One of Pillow's enhancements; the factor 1 leaves the image as it is."""
+  return op(image, 0.1 + 1.8 * level)
+
+
+def _both_ways(
+  op: Callable, most: float, image: np.ndarray, level: float, rng: np.random.Generator
+) -> np.ndarray:
+  """An operation with a direction: up to `most` at full range, either way."""
+  return op(image, _random_sign(rng, most * level))
+
+
+def _translate(
+  op: Callable, axis: int, image: np.ndarray, level: float, rng: np.random.Generator
+) -> np.ndarray:
+  """Moves by 100 of 224 pixels at full range; at other sizes, by the same share of the image."""
+  return op(image, _random_sign(rng, 100 * level * image.shape[axis] / _REFERENCE))
 
 
 def _cutout(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  """A gray box of 80 pixels (of 224) at full range, whose centre is anywhere in the image."""
+  """Covers a gray box of 80 of 224 pixels at full range, centred anywhere in the image."""
   height, width = image.shape[:2]
-  halves = [int(int(40 * level) * side / _REFERENCE) for side in (height, width)]
+  half_height, half_width = [int(int(40 * level) * side / _REFERENCE) for side in (height, width)]
   y, x = int(rng.integers(height)), int(rng.integers(width))
-  return ops.fill_box(image, y - halves[0], x - halves[1], 2 * halves[0], 2 * halves[1])
+  return ops.fill_box(image, y - half_height, x - half_width, 2 * half_height, 2 * half_width)
 
 
 def _solarize(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  # In the original the threshold is a uint8, so that 256 is 0: at magnitudes 0, 10 and 20 all is inverted.
+  # The original's threshold is a uint8, in which 256 becomes 0: magnitudes 0, 10 and 20 invert everything.
   return ops.solarize(image, int(256 * level) % 256)
 
 
+def _solarize_add(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+  return ops.solarize_add(image, int(110 * level))
+
+
 def _posterize(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  # The stronger, the more bits are kept; a shift by all 8 is one by 7 in the original.
+  # A higher magnitude keeps more bits; in the original a shift by all 8 bits becomes one by 7.
   return ops.posterize(image, min(max(int(4 * level), 1), 8))
 
 
-# (image, magnitude / 10, generator) -> image, under the original's names.
-RANDAUGMENT: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]] = {
-  'AutoContrast': lambda image, level, rng: ops.autocontrast(image),
-  'Equalize': lambda image, level, rng: ops.equalize(image),
-  'Invert': lambda image, level, rng: ops.invert(image),
-  'Rotate': lambda image, level, rng: ops.rotate(image, _signed(rng, 30 * level)),
+# By the original's names.
+RANDAUGMENT: dict[str, Operation] = {
+  'AutoContrast': functools.partial(_fixed, ops.autocontrast),
+  'Equalize': functools.partial(_fixed, ops.equalize),
+  'Invert': functools.partial(_fixed, ops.invert),
+  'Rotate': functools.partial(_both_ways, ops.rotate, 30),
   'Posterize': _posterize,
   'Solarize': _solarize,
-  'Color': _enhancing(ops.saturation),
-  'Contrast': _enhancing(ops.contrast),
-  'Brightness': _enhancing(ops.brightness),
-  'Sharpness': _enhancing(ops.sharpness),
-  'ShearX': lambda image, level, rng: ops.shear_x(image, _signed(rng, 0.3 * level)),
-  'ShearY': lambda image, level, rng: ops.shear_y(image, _signed(rng, 0.3 * level)),
-  'TranslateX': _translating(ops.translate_x, axis=1),
-  'TranslateY': _translating(ops.translate_y, axis=0),
+  'Color': functools.partial(_enhance, ops.saturation),
+  'Contrast': functools.partial(_enhance, ops.contrast),
+  'Brightness': functools.partial(_enhance, ops.brightness),
+  'Sharpness': functools.partial(_enhance, ops.sharpness),
+  'ShearX': functools.partial(_both_ways, ops.shear_x, 0.3),
+  'ShearY': functools.partial(_both_ways, ops.shear_y, 0.3),
+  'TranslateX': functools.partial(_translate, ops.translate_x, 1),
+  'TranslateY': functools.partial(_translate, ops.translate_y, 0),
   'Cutout': _cutout,
-  'SolarizeAdd': lambda image, level, rng: ops.solarize_add(image, int(110 * level)),
+  'SolarizeAdd': _solarize_add,
 }
 _OPERATIONS = tuple(RANDAUGMENT.values())

@@ -1,13 +1,14 @@
-"""Encoded images of any kind to uint8 pixels, with every failure named.
+"""Decodes encoded images of any kind to uint8 pixels, and names every image that cannot be decoded.
 
-What becomes of the uncommon kinds: EXIF orientation is applied, where it can be read; palettes are resolved;
-alpha is dropped, as TensorFlow's decoders do (not blended over a colour); CMYK, also Adobe's inverted one, is
-converted without a colour profile; 16 bits a channel keep the upper 8; an animation gives its first frame.
+The uncommon kinds: EXIF orientation is applied where it can be read; palettes are resolved; alpha is dropped,
+as TensorFlow's decoders do (not blended over a colour); CMYK, Adobe's inverted one too, is converted without
+a colour profile; of 16 bits per channel the upper 8 are kept; an animation gives its first frame.
 """
 
 import contextlib
 import io
 import warnings
+from collections.abc import Iterator
 
 import cv2
 import numpy as np
@@ -16,12 +17,14 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from vit_jax.data import jpeg
 from vit_jax.errors import BadImage, UserError
 
-# Of damaged metadata, for which an image is not refused, and of large images below the limit.
+# Pillow warns of damaged metadata, for which no image is refused here, and of large images below its limit.
 warnings.filterwarnings('ignore', module=r'PIL\.')
 
+Box = tuple[float, float, float, float]  # top, left, height, width
+
 _MODES = {1: 'L', 3: 'RGB'}
-# What brings a picture of an EXIF orientation upright.
-_TURNS = {
+# EXIF orientation -> the transposition that makes the picture upright.
+_TRANSPOSITIONS = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
   3: Image.Transpose.ROTATE_180,
   4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -30,134 +33,161 @@ _TURNS = {
   7: Image.Transpose.TRANSVERSE,
   8: Image.Transpose.ROTATE_90,
 }
-_SIDEWAYS = (5, 6, 7, 8)  # exchange height and width
-_REDUCTIONS = (8, 4, 2)  # scales at which a JPEG decodes faster, by its DCT
+_SIDEWAYS = (5, 6, 7, 8)  # the orientations that swap height and width
+_REDUCTIONS = (8, 4, 2)  # the DCT of a JPEG decodes to 1/8, 1/4 or 1/2 of the size, and faster
 
 
 class Picture:
-  """An image whose size is known before its pixels are decoded."""
+  """An image whose size is known before its pixels are decoded.
+
+  Attributes:
+    size: height, width, after EXIF orientation.
+  """
 
   def __init__(self, image: bytes | np.ndarray, channels: int, name: str):
     """Reads the header.
 
     Args:
       image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
-      channels: 3 (RGB) or 1 (luma), what `pixels` returns.
-      name: what errors call it.
+      channels: of the decoded pixels: 3 (RGB) or 1 (luma).
+      name: what errors call the image.
 
     Raises:
-      BadImage: not an image, or one of more pixels than Pillow's limit against decompression bombs.
+      BadImage: not an image, or one with more pixels than Pillow's limit against decompression bombs.
     """
-    self._data, self._channels, self._name = image, channels, name
-    self._file = self._array = self._jpeg = None
+    self._channels, self._name = channels, name
+    self._data = b''
+    self._array: np.ndarray | None = None  # decoded pixels
+    self._jpeg: jpeg.Header | None = None
+    self._file: Image.Image | None = None  # opened by Pillow
+    self.size: tuple[int, int]
     if isinstance(image, np.ndarray):
       self._array = image
-      self.size = image.shape[:2]
+      self.size = image.shape[0], image.shape[1]
       return
     if not image:
       raise BadImage(name, f'{name} is empty (0 bytes); restore or remove it.')
+    self._data = image
     self._jpeg = jpeg.read_header(image)
-    self.size = self._jpeg[:2] if self._jpeg else self._open()
+    self.size = (self._jpeg.height, self._jpeg.width) if self._jpeg else self._open()
 
   def pixels(self, at_least: tuple[float, float] | None = None) -> np.ndarray:
-    """uint8 (H', W', channels): the whole picture.
+    """Decodes the whole picture.
 
     Args:
-      at_least: a height and width that suffice: a JPEG is then decoded at 1/2, 1/4 or 1/8 of its size if that
-        is no smaller. None: decode at full size.
-
-    Raises:
-      BadImage: a damaged file, or pixels of an unknown kind.
-    """
-    return self.part((0, 0, *self.size), at_least)[0]
-
-  def part(
-    self, box: tuple[int, int, int, int], at_least: tuple[float, float] | None = None
-  ) -> tuple[np.ndarray, tuple[float, float, float, float]]:
-    """Pixels that have a part of the picture in them, and where.
-
-    Args:
-      box: the part's top, left, height and width.
-      at_least: as for `pixels`, of the part.
+      at_least: a height and width that suffice: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if that is
+        no smaller. None: decode at full size.
 
     Returns:
-      uint8 (H', W', channels): the picture or the upper part of it, perhaps at a reduced scale.
-      the box in those pixels, in fractions of one too if the scale is reduced.
+      uint8 (H', W', channels).
 
     Raises:
-      BadImage: a damaged file, or pixels of an unknown kind.
+      BadImage: a damaged file, or pixels of an unsupported kind.
+    """
+    height, width = self.size
+    return self.part((0, 0, height, width), at_least)[0]
+
+  def part(self, box: Box, at_least: tuple[float, float] | None = None) -> tuple[np.ndarray, Box]:
+    """Decodes as little as possible of the picture that contains `box`.
+
+    Args:
+      box: top, left, height, width of the part.
+      at_least: as for `pixels`, for the part.
+
+    Returns:
+      uint8 (H', W', channels): the picture or its upper rows, possibly at a reduced scale.
+      `box` in these pixels; at a reduced scale its numbers may be fractions.
+
+    Raises:
+      BadImage: a damaged file, or pixels of an unsupported kind.
     """
     if self._array is not None:
       return _with_channels(self._array, self._channels), box
-    top, _, height, width = box
-    fits = lambda factor: height >= factor * at_least[0] and width >= factor * at_least[1]
-    factor = next(filter(fits, _REDUCTIONS), 1) if at_least else 1
-    pixels = _with_channels(self._decoded_rows(top + height, factor), self._channels)
-    return pixels, tuple(length / factor for length in box) if factor > 1 else box
+    top, left, height, width = box
+    factor = _reduction(height, width, at_least) if at_least else 1
+    pixels = _with_channels(self._decode_rows(int(top + height), factor), self._channels)
+    if factor == 1:
+      return pixels, box
+    return pixels, (top / factor, left / factor, height / factor, width / factor)
 
-  def _decoded_rows(self, bottom: int, factor: int) -> np.ndarray:
-    """A JPEG's rows above `bottom`, and perhaps more, at 1 / factor of its size."""
-    with self._errors_named():
+  def _decode_rows(self, bottom: int, factor: int) -> np.ndarray:
+    """The rows above `bottom` of a JPEG, and possibly more, at 1 / factor of its size."""
+    with self._naming_errors():
       if self._jpeg:
         with contextlib.suppress(ValueError):  # Pillow says what is wrong, or decodes it after all.
           return jpeg.upper_rows(self._data, self._jpeg, bottom, factor, self._channels)
       if self._jpeg and self._open() != self.size:
         raise ValueError('it states its size twice, differently')
+      assert self._file is not None
       reduced = (self._file.width // factor, self._file.height // factor) if factor > 1 else None
-      # Straight to luma where that is wanted; the file allows only one call of draft.
+      # A JPEG can be decoded straight to luma; Pillow allows only one call of draft.
       self._file.draft('L' if self._channels == 1 else None, reduced)
-      return self._decoded()
+      return _decode(self._file, self._channels)
 
   def _open(self) -> tuple[int, int]:
-    """Opens the file with Pillow; height and width as its orientation has them."""
-    with self._errors_named():
+    """Opens the file with Pillow; returns height and width after EXIF orientation."""
+    with self._naming_errors():
       self._file = Image.open(io.BytesIO(self._data))
       if self._file.format not in ('JPEG', 'MPO'):
-        # Only a JPEG's header is sure to have the orientation; of the others the size is read after decoding.
-        self._array = self._decoded()
-        return self._array.shape[:2]
+        # Only JPEGs are sure to have their orientation in the header; others have to be decoded first.
+        self._array = _decode(self._file, self._channels)
+        return self._array.shape[0], self._array.shape[1]
       width, height = self._file.size
-      return (width, height) if self._orientation() in _SIDEWAYS else (height, width)
-
-  def _decoded(self) -> np.ndarray:
-    image, mode = self._file, _MODES[self._channels]
-    image.load()
-    if (turn := _TURNS.get(self._orientation())) is not None:
-      image = image.transpose(turn)
-    if image.mode.startswith('I;16'):
-      return (np.asarray(image) >> 8).astype(np.uint8)
-    if image.mode in ('I', 'F'):
-      raise ValueError('it has 32 bits a pixel, and 8 or 16 are supported')
-    if image.mode not in ('L', mode):
-      image = image.convert(mode)
-    return np.asarray(image)
-
-  def _orientation(self) -> int | None:
-    # The dictionary is empty for most files, and parsing EXIF is slow.
-    if 'exif' not in self._file.info and self._file.format != 'TIFF':
-      return None
-    with contextlib.suppress(Exception):  # Pillow raises a dozen types on damaged metadata
-      return self._file.getexif().get(ExifTags.Base.Orientation)
-    return None
+      return (width, height) if _orientation(self._file) in _SIDEWAYS else (height, width)
 
   @contextlib.contextmanager
-  def _errors_named(self):
-    bad = lambda text: BadImage(self._name, f'{self._name} {text} it.')
+  def _naming_errors(self) -> Iterator[None]:
+    """Turns what Pillow and our code raise into errors that name the image."""
     try:
       yield
     except UserError:  # named already
       raise
-    except MemoryError as error:  # no fault of the image
+    except MemoryError as error:  # not the image's fault
       raise UserError(
         f'There is not enough memory to decode {self._name}; free some, or remove it.'
       ) from error
     except Image.DecompressionBombError as error:
-      raise bad(f'is refused ({str(error).rstrip(".")}); shrink or remove') from error
+      raise self._bad(f'is refused ({str(error).rstrip(".")}); shrink or remove') from error
     except UnidentifiedImageError as error:
-      raise bad('is not an image of a known format; remove or replace') from error
+      raise self._bad('is not an image of a known format; remove or replace') from error
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged data
       reason = str(error).strip().rstrip('.') or type(error).__name__
-      raise bad(f'cannot be decoded ({reason}); restore or remove') from error
+      raise self._bad(f'cannot be decoded ({reason}); restore or remove') from error
+
+  def _bad(self, text: str) -> BadImage:
+    return BadImage(self._name, f'{self._name} {text} it.')
+
+
+def _reduction(height: float, width: float, at_least: tuple[float, float]) -> int:
+  """The largest factor by which height and width may shrink without getting smaller than `at_least`."""
+  for factor in _REDUCTIONS:
+    if height >= factor * at_least[0] and width >= factor * at_least[1]:
+      return factor
+  return 1
+
+
+def _decode(image: Image.Image, channels: int) -> np.ndarray:
+  """uint8 (H, W) or (H, W, channels), upright."""
+  image.load()
+  orientation = _orientation(image)
+  if orientation in _TRANSPOSITIONS:
+    image = image.transpose(_TRANSPOSITIONS[orientation])
+  if image.mode.startswith('I;16'):
+    return (np.asarray(image) >> 8).astype(np.uint8)
+  if image.mode in ('I', 'F'):
+    raise ValueError('it has 32 bits a pixel, and 8 or 16 are supported')
+  if image.mode not in ('L', _MODES[channels]):
+    image = image.convert(_MODES[channels])
+  return np.asarray(image)
+
+
+def _orientation(image: Image.Image) -> int | None:
+  # Most files have no EXIF; parsing it is slow.
+  if 'exif' not in image.info and image.format != 'TIFF':
+    return None
+  with contextlib.suppress(Exception):  # Pillow raises a dozen types on damaged metadata
+    return image.getexif().get(ExifTags.Base.Orientation)
+  return None
 
 
 def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:

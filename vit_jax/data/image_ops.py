@@ -1,21 +1,21 @@
-"""Changes of an image's pixels that random augmentation is made of, each a pure function.
+"""The pixel operations of random augmentation, each a pure function.
 
-An image is uint8 (H, W, C) with C = 1 or 3, and so is the result. Where Pillow defines the operation
-(ImageOps, ImageEnhance), these give its values; a look-up table or OpenCV, which leave Python's lock, are
-several times faster.
+Images are uint8 (H, W, C) with C = 1 or 3, and so are the results. Where Pillow defines the operation
+(ImageOps, ImageEnhance), these return its values, several times faster: look-up tables and OpenCV release
+Python's lock.
 """
 
 import cv2
 import numpy as np
 
-_GRAY = 128  # of what is uncovered or cut out
+_GRAY = 128  # fills what is uncovered or cut out
 _LEVELS = np.arange(256)
 # Pillow's ImageFilter.SMOOTH.
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:
-  """Stretches each channel to 0 … 255."""
+  """Stretches each channel to the range 0 … 255."""
   tables = []
   for histogram in _histograms(image):
     low, high = np.flatnonzero(histogram)[[0, -1]]
@@ -25,7 +25,7 @@ def autocontrast(image: np.ndarray) -> np.ndarray:
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
-  """Makes each channel's histogram even."""
+  """Equalizes the histogram of each channel."""
   tables = []
   for histogram in _histograms(image):
     highest = histogram[np.flatnonzero(histogram)[-1]]
@@ -36,43 +36,44 @@ def equalize(image: np.ndarray) -> np.ndarray:
 
 
 def invert(image: np.ndarray) -> np.ndarray:
+  """Replaces each value by 255 minus it."""
   return _look_up(image, 255 - _LEVELS)
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
-  """Keeps the upper `bits` of each value, 1 to 8."""
+  """Keeps the upper `bits` bits of each value, 1 to 8."""
   return _look_up(image, _LEVELS >> (8 - bits) << (8 - bits))
 
 
 def solarize(image: np.ndarray, threshold: int) -> np.ndarray:
-  """Inverts the values from the threshold on."""
+  """Inverts the values that are not below the threshold."""
   return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS))
 
 
 def solarize_add(image: np.ndarray, amount: int) -> np.ndarray:
-  """Adds to the values below 128."""
+  """Adds an amount to the values below 128."""
   return _look_up(image, np.where(_LEVELS < 128, _LEVELS + amount, _LEVELS))
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
-  """0: black; 1: as it is; more: brighter."""
+  """Factor 0: black; 1: unchanged; more: brighter."""
   return _look_up(image, _LEVELS * factor)
 
 
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
-  """0: its mean gray; 1: as it is; more: further from that gray."""
-  # The original had 196 (height * width / 256) for the mean until it was mended.
+  """Factor 0: the image's mean gray; 1: unchanged; more: further from that gray."""
+  # The original took 196 (height * width / 256) for the mean until that was fixed.
   mean = int(_luma(image).mean() + 0.5)
   return _look_up(image, mean + (_LEVELS - mean) * factor)
 
 
 def saturation(image: np.ndarray, factor: float) -> np.ndarray:
-  """0: gray; 1: as it is; more: more colourful."""
+  """Factor 0: gray; 1: unchanged; more: more colourful."""
   return _blend(grayscale(image), image, factor)
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-  """0: smoothed, but for the outermost pixels; 1: as it is; more: sharper."""
+  """Factor 0: smoothed, except the outermost pixels; 1: unchanged; more: sharper."""
   smooth = image.copy()
   smoothed = cv2.filter2D(image, -1, _SMOOTH).reshape(image.shape)
   smooth[1:-1, 1:-1] = smoothed[1:-1, 1:-1]
@@ -80,18 +81,19 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
 
 
 def grayscale(image: np.ndarray) -> np.ndarray:
+  """The image's luma in every channel."""
   if image.shape[2] == 1:
     return image
   return cv2.cvtColor(_luma(image), cv2.COLOR_GRAY2RGB)
 
 
 def blur(image: np.ndarray, sigma: float) -> np.ndarray:
-  """Gaussian; sigma in pixels."""
+  """Gaussian blur; sigma in pixels."""
   return cv2.GaussianBlur(image, (0, 0), sigma).reshape(image.shape)
 
 
 def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
-  """About the centre."""
+  """Rotates about the centre."""
   height, width = image.shape[:2]
   cosine, sine = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
   centre = np.array([width - 1, height - 1]) / 2
@@ -100,63 +102,63 @@ def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def shear_x(image: np.ndarray, slope: float) -> np.ndarray:
-  """Moves a row by its number times the slope."""
+  """Shifts each row by its number times the slope."""
   return _warp(image, np.array([[1, slope, 0], [0, 1, 0]]))
 
 
 def shear_y(image: np.ndarray, slope: float) -> np.ndarray:
-  """Moves a column by its number times the slope."""
+  """Shifts each column by its number times the slope."""
   return _warp(image, np.array([[1, 0, 0], [slope, 1, 0]]))
 
 
 def translate_x(image: np.ndarray, pixels: float) -> np.ndarray:
-  """To the left."""
+  """Shifts to the left."""
   return _warp(image, np.array([[1, 0, pixels], [0, 1, 0]]))
 
 
 def translate_y(image: np.ndarray, pixels: float) -> np.ndarray:
-  """Upwards."""
+  """Shifts upwards."""
   return _warp(image, np.array([[1, 0, 0], [0, 1, pixels]]))
 
 
 def fill_box(
   image: np.ndarray, top: int, left: int, height: int, width: int, pixels: np.ndarray | int = _GRAY
 ) -> np.ndarray:
-  """Puts pixels, or one value, into the part of a box that lies in the image."""
+  """Puts pixels, or one value, into the part of a box that lies within the image."""
   result = image.copy()
   result[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = pixels
   return result
 
 
 def _look_up(image: np.ndarray, *tables: np.ndarray) -> np.ndarray:
-  """Replaces values by what the tables say, which are cut to 0 … 255 and rounded down as Pillow does.
+  """Replaces each value by its entry in a table, clipped to 0 … 255 and rounded down as Pillow does.
 
   Args:
     image: uint8 (H, W, C).
-    *tables: 256 numbers each: one for all channels, or one for each.
+    *tables: 256 numbers each: one table for all channels, or one per channel.
   """
   table = np.clip(np.stack(tables, axis=-1), 0, 255).astype(np.uint8)
   return cv2.LUT(image, table.reshape(1, 256, len(tables))).reshape(image.shape)
 
 
 def _histograms(image: np.ndarray) -> list[np.ndarray]:
-  """int64 (256,) for each channel."""
+  """The histogram of each channel, int64 (256,)."""
   channels = range(image.shape[2])
   return [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel().astype(np.int64) for c in channels]
 
 
 def _luma(image: np.ndarray) -> np.ndarray:
-  """uint8 (H, W)."""
+  """The luma, uint8 (H, W)."""
   return image[:, :, 0] if image.shape[2] == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
 
 
 def _blend(first: np.ndarray, second: np.ndarray, factor: float) -> np.ndarray:
-  """first + factor * (second - first), rounded (Pillow rounds down) and cut to 0 … 255."""
+  """first + factor * (second - first), rounded (Pillow rounds down) and clipped to 0 … 255."""
   return cv2.addWeighted(first, 1 - factor, second, factor, 0).reshape(second.shape)
 
 
 def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-  """The pixel nearest to matrix (2, 3) @ (x, y, 1) for each x, y; gray where there is none."""
+  """Pixel (x, y) becomes the one nearest to matrix (2, 3) @ (x, y, 1), or gray if that lies outside."""
   height, width, channels = image.shape
   warped = cv2.warpAffine(
     image,

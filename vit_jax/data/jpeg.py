@@ -1,7 +1,7 @@
-"""The common JPEG by libjpeg-turbo (simplejpeg): at a reduced scale, and no further down than is needed.
+"""Decodes common JPEGs with libjpeg-turbo (simplejpeg), at a reduced scale and no more rows than needed.
 
-Whatever is uncommon or damaged is left to Pillow, which gives the same pixels of what both decode, and says
-what is wrong with the rest. Pillow also stands in where there is no wheel of simplejpeg.
+Uncommon and damaged files are left to Pillow, which decodes common ones to the same pixels and says what is
+wrong with damaged ones. Pillow also decodes everything on machines for which simplejpeg has no wheel.
 """
 
 import contextlib
@@ -20,25 +20,27 @@ except ImportError:
 
 _START, _END = b'\xff\xd8', b'\xff\xd9'
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; by Huffman codes
-_TABLES = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))  # and comments: what may come before the frame
+# Tables, metadata and comments, which precede the frame.
+_TABLES = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))
 _METADATA = 0xE1
 _TURNED_BY_XMP = re.compile(rb'tiff:Orientation(="|>)[2-8]')
-# Of the rows below: what the interpolation of chroma looks at.
-_CONTEXT = 2
+_CONTEXT = 2  # rows below the last one wanted, which the interpolation of chroma reads
 
 
 class Header(NamedTuple):
-  """Where a file says its size."""
+  """The size that a file states, and where it states it."""
 
   height: int
   width: int
-  place: int  # of the height, in bytes
+  place: int  # offset of the height, in bytes
 
 
 def read_header(data: bytes) -> Header | None:
-  """The size of a common JPEG: 8 bits, gray or three colours, upright, complete, no decompression bomb.
+  """Reads the header of a common JPEG: 8 bits, gray or three colours, upright, complete, no decompression
+  bomb.
 
-  None: it is something else.
+  Returns:
+    The header, or None for any other file.
   """
   if simplejpeg is None or data[:2] != _START or data[-2:] != _END:
     return None
@@ -61,7 +63,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def _is_upright(segment: bytes) -> bool:
-  """Whether metadata leave the picture as it is, as those do that cannot be read."""
+  """Whether a segment of metadata leaves the picture as it is; unreadable metadata does."""
   if not segment.startswith(b'Exif\0\0'):
     return _TURNED_BY_XMP.search(segment) is None
   exif = Image.Exif()
@@ -72,13 +74,13 @@ def _is_upright(segment: bytes) -> bool:
 
 
 def upper_rows(data: bytes, header: Header, bottom: int, factor: int, channels: int) -> np.ndarray:
-  """The rows above `bottom`, and perhaps some more, at 1 / factor of the size.
+  """Decodes the rows above `bottom`, and possibly a few more, at 1 / factor of the size.
 
-  A decoder goes from top to bottom. Told, in the header, that the image ends sooner, it stops there.
+  A decoder works from top to bottom. If the header says that the image ends earlier, it stops there.
 
   Args:
     data: the file.
-    header: of it.
+    header: its header.
     bottom: number of rows wanted, at full size.
     factor: 1, 2, 4 or 8.
     channels: 3 (RGB) or 1 (luma).
@@ -87,16 +89,19 @@ def upper_rows(data: bytes, header: Header, bottom: int, factor: int, channels: 
     uint8 (at least ⌈bottom / factor⌉, ⌈width / factor⌉, channels).
 
   Raises:
-    ValueError: damaged data.
+    ValueError: damaged data, or no simplejpeg here.
   """
+  if simplejpeg is None:
+    raise ValueError('simplejpeg is not installed')
   height = min(bottom + _CONTEXT, header.height)
+  file: bytes | bytearray = data
   if height < header.height:
-    data = bytearray(data)
-    struct.pack_into('>H', data, header.place, height)
+    file = bytearray(data)
+    struct.pack_into('>H', file, header.place, height)
   return simplejpeg.decode_jpeg(
-    data,
+    file,
     'RGB' if channels == 3 else 'Gray',
     min_height=-(-height // factor),
     min_width=-(-header.width // factor),
-    strict=False,  # Of a file cut short on purpose libjpeg says that bytes are left over.
+    strict=False,  # libjpeg complains of the bytes left over in a file that is shortened on purpose
   )

@@ -1,7 +1,7 @@
-"""What is done to a batch of images on the device, inside the compiled step.
+"""What happens to a batch of images on the device, inside the compiled step.
 
-In training images are mirrored and mixed with each other. Image i is mixed with image i - 1 of the global
-batch, the first with the last: neighbours are random, since batches are shuffled, and a device needs but one
+Training images are mirrored and mixed with each other. Image i is mixed with image i - 1 of the global batch,
+the first with the last: neighbours are random, because batches are shuffled, and each device needs only one
 image, in uint8, from the device before it.
 """
 
@@ -15,10 +15,10 @@ Batch = dict[str, jax.Array]
 
 
 def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
-  """Scales to the model's value range.
+  """Scales images to the model's value range.
 
   Args:
-    images: uint8 (B, H, W, C), or what was mixed of such.
+    images: (B, H, W, C) with values 0 … 255: uint8, or float32 after mixing.
     data: its value_range is what 0 and 255 become.
 
   Returns:
@@ -29,7 +29,7 @@ def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
 
 
 def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
-  """A training batch as the model is to see it: mirrored, mixed and scaled.
+  """Mirrors, mixes and scales a training batch.
 
   Args:
     batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n).
@@ -37,8 +37,9 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
     key: a typed PRNG key of this step.
 
   Returns:
-    'image', float32 (B, H, W, C), and 'label'. Where images are mixed, 'label' is of the image that has the
-    larger share, 'other', of the same shape, of the other one, and 'share', float32 (B,), the first one's.
+    'image', float32 (B, H, W, C), and 'label', of the shape it had. If images are mixed, also 'label_b', of
+    the same shape, and 'lam', float32 (B,), between 0.5 and 1: 'label' belongs to the image that makes up the
+    share `lam` of the mixture, 'label_b' to the other one.
   """
   flip_key, mix_key = jax.random.split(key)
   images, labels = batch['image'], batch['label']
@@ -49,70 +50,74 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   if weights is None:
     return {'image': prepare(images, data), 'label': labels}
   mixed = weights * images + (1 - weights) * _neighbours(images)
-  share = jnp.broadcast_to(weights.mean(axis=(1, 2, 3)), len(images))
-  keeps = (share >= 0.5).reshape(-1, *[1] * (labels.ndim - 1))
-  others = _neighbours(labels)
+  own = jnp.broadcast_to(weights.mean(axis=(1, 2, 3)), len(images))  # share of each row's own image
+  is_larger = (own >= 0.5).reshape(-1, *[1] * (labels.ndim - 1))
+  neighbours = _neighbours(labels)
   return {
     'image': prepare(mixed, data),
-    'label': jnp.where(keeps, labels, others),
-    'label_b': jnp.where(keeps, others, labels),
-    'lam': jnp.maximum(share, 1 - share),
+    'label': jnp.where(is_larger, labels, neighbours),
+    'label_b': jnp.where(is_larger, neighbours, labels),
+    'lam': jnp.maximum(own, 1 - own),
   }
 
 
 def keys_of_rows(key: jax.Array, rows: int) -> jax.Array:
-  """A key for each image, (B,), so that what is drawn does not depend on how a batch is divided."""
+  """One key per row, (rows,), so that random numbers do not depend on how a batch is divided over devices."""
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
 
 
 def _neighbours(rows: jax.Array) -> jax.Array:
-  """Row i - 1 for row i; between devices one row each is sent (collective-permute)."""
+  """Row i - 1 in place of row i; each device sends one row to the next (collective-permute)."""
   return jnp.roll(rows, 1, axis=0)
 
 
 def _weights(key: jax.Array, data: DataConfig, shape: tuple[int, ...]) -> jax.Array | None:
-  """The share of each image's own pixels: float32 (B or 1, H or 1, W or 1, 1); None: nothing is mixed."""
+  """The weight of each image's own pixels, float32 (B or 1, H or 1, W or 1, 1); None if nothing is mixed."""
   alpha = augment_policy.mixup(data.augment) if data.mixup is None else data.mixup
   batch, height, width, _ = shape
 
   def draw(key: jax.Array) -> jax.Array:
-    coin, mixup, cutmix = jax.random.split(key, 3)
+    coin_key, mixup_key, cutmix_key = jax.random.split(key, 3)
     if not data.cutmix:
-      return _blend(mixup, alpha)
+      return _mixup_weights(mixup_key, alpha)
     if not alpha:
-      return _box(cutmix, data.cutmix, height, width)
-    blends = jax.random.bernoulli(coin)
-    return jnp.where(blends, _blend(mixup, alpha), _box(cutmix, data.cutmix, height, width))
+      return _cutmix_weights(cutmix_key, data.cutmix, height, width)
+    return jnp.where(
+      jax.random.bernoulli(coin_key),
+      _mixup_weights(mixup_key, alpha),
+      _cutmix_weights(cutmix_key, data.cutmix, height, width),
+    )
 
   if not alpha and not data.cutmix:
     return None
   return jax.vmap(draw)(keys_of_rows(key, batch if data.mix_per == 'example' else 1))[..., None]
 
 
-def _blend(key: jax.Array, alpha: float) -> jax.Array:
-  """One share for all pixels, (1, 1), at least half ('mixup', arXiv 1710.09412).
+def _mixup_weights(key: jax.Array, alpha: float) -> jax.Array:
+  """One weight for all pixels, (1, 1), at least 0.5 (mixup, arXiv 1710.09412).
 
-  To exchange the two images changes nothing but which of them is called the other one.
+  Mixing is symmetric: swapping the pair only swaps the roles of 'label' and 'label_b'.
   """
-  share = jax.random.beta(key, alpha, alpha)
-  return jnp.maximum(share, 1 - share).reshape(1, 1)
+  lam = jax.random.beta(key, alpha, alpha)
+  return jnp.maximum(lam, 1 - lam).reshape(1, 1)
 
 
-def _box(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
-  """0 in a box, 1 around it, (H, W) ('CutMix', arXiv 1905.04899, equation 2).
+def _cutmix_weights(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
+  """0 inside a box and 1 around it, (H, W) (CutMix, arXiv 1905.04899, equation 2).
 
-  Its centre is anywhere; what lies outside of the image is cut off, which leaves more to the image's own.
+  The centre of the box is anywhere in the image. The part outside the image is cut off, which leaves more of
+  the image's own pixels.
   """
-  share_key, row_key, column_key = jax.random.split(key, 3)
-  side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha))
-  rows = _span(row_key, side, height)
-  columns = _span(column_key, side, width)
+  lam_key, row_key, column_key = jax.random.split(key, 3)
+  side = jnp.sqrt(1 - jax.random.beta(lam_key, alpha, alpha))
+  rows = _inside(row_key, side, height)
+  columns = _inside(column_key, side, width)
   return 1.0 - (rows[:, None] & columns)
 
 
-def _span(key: jax.Array, share: jax.Array, length: int) -> jax.Array:
-  """Which of `length` places lie within a stretch of that share around a random one: bool (length,)."""
+def _inside(key: jax.Array, share: jax.Array, length: int) -> jax.Array:
+  """Marks an interval of positions, `share` of them, around a random centre: bool (length,)."""
   size = (share * length).astype(jnp.int32)
   first = jax.random.randint(key, (), 0, length) - size // 2
-  places = jnp.arange(length)
-  return (places >= first) & (places < first + size)
+  positions = jnp.arange(length)
+  return (positions >= first) & (positions < first + size)

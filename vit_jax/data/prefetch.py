@@ -1,4 +1,4 @@
-"""Batches made ahead by threads."""
+"""Batches made ahead of time by threads."""
 
 import collections
 from collections.abc import Callable, Iterable
@@ -9,38 +9,39 @@ import cv2
 import jax
 
 Batch = dict[str, jax.Array]
-# The parts of a batch, to be run by several threads in any order, and what makes the batch of them then.
-Work = tuple[list[Callable[[], None]], Callable[[], Batch]]
+Task = Callable[[], None]
+# (tasks, assemble): the tasks fill the batch's buffers, `assemble` makes the batch from them afterwards.
+Work = tuple[list[Task], Callable[[], Batch]]
 
 
-class Stream:
-  """The batches of consecutive steps, in order, some of them made ahead.
+class Prefetcher:
+  """The batches of consecutive steps in order, a few of them made ahead.
 
-  A context manager: leaving it, by whatever way, ends its threads. An error in a thread is raised, as it
-  is, at the batch it belongs to.
+  A context manager: its threads end when it is left, in whatever way. An error in a thread is raised,
+  unchanged, when the batch that it belongs to is asked for.
   """
 
   def __init__(self, work: Callable[[int], Work], steps: Iterable[int], *, threads: int, prefetch: int):
     """
     Args:
-      work: step -> the parts of its batch and what makes the batch of them.
-      steps: the steps wanted.
-      threads: that run the parts.
-      prefetch: batches made ahead.
+      work: maps a step to (tasks, assemble): the tasks fill the batch's buffers in parallel, `assemble` turns
+        them into device arrays.
+      steps: the steps whose batches are wanted.
+      threads: number of threads that run the tasks.
+      prefetch: number of batches made ahead.
     """
     self._work, self._steps = work, iter(steps)
     self._threads, self._prefetch = threads, prefetch
     self._pending: collections.deque[futures.Future[Batch]] = collections.deque()
 
   def __enter__(self) -> Self:
-    # OpenCV's own threads would compete with these; its setting is one for the process.
-    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', lambda: cv2.setNumThreads(0))
+    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', _disable_opencv_threads)
     self._assembler = futures.ThreadPoolExecutor(1, 'assemble')
     for _ in range(self._prefetch):
-      self._begin_next()
+      self._start_next()
     return self
 
-  def __exit__(self, *unused) -> None:
+  def __exit__(self, *unused: object) -> None:
     self._decoders.shutdown(cancel_futures=True)
     self._assembler.shutdown(cancel_futures=True)
 
@@ -48,21 +49,26 @@ class Stream:
     return self
 
   def __next__(self) -> Batch:
-    self._begin_next()
+    self._start_next()
     if not self._pending:
       raise StopIteration
     return self._pending.popleft().result()
 
-  def _begin_next(self) -> None:
+  def _start_next(self) -> None:
     step = next(self._steps, None)
     if step is None:
       return
-    parts, finish = self._work(step)
-    tasks = [self._decoders.submit(part) for part in parts]
-    self._pending.append(self._assembler.submit(_assemble, tasks, finish))
+    tasks, assemble = self._work(step)
+    running = [self._decoders.submit(task) for task in tasks]
+    self._pending.append(self._assembler.submit(_assemble, running, assemble))
 
 
-def _assemble(tasks: list[futures.Future], finish: Callable[[], Batch]) -> Batch:
-  for task in tasks:
+def _disable_opencv_threads() -> None:
+  """OpenCV's own threads would compete with ours. The setting is one for the whole process."""
+  cv2.setNumThreads(0)
+
+
+def _assemble(running: list[futures.Future[None]], assemble: Callable[[], Batch]) -> Batch:
+  for task in running:
     task.result()
-  return finish()
+  return assemble()

@@ -1,18 +1,20 @@
 """From a record's image to the model's input size: crops and resizing, on the host, in uint8.
 
-Randomness comes from a generator that the caller gives; mirroring and the value range are left to
-`on_device.py`.
+Randomness comes from a generator that the caller passes. Mirroring and scaling to the value range happen on
+the device (`on_device.py`).
 """
 
 import math
+from typing import Literal
 
 import cv2
 import numpy as np
 
-from vit_jax import config
 from vit_jax.data.augment import augmentation
 from vit_jax.data.config import DataConfig
-from vit_jax.data.decode import Picture
+from vit_jax.data.decode import Box, Picture
+
+EvalCrop = Literal['resize', 'central']
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
@@ -21,61 +23,76 @@ _ATTEMPTS = 100
 def train_image(
   image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.random.Generator
 ) -> np.ndarray:
-  """uint8 (*data.image_size, data.channels): a training image, cut as data.crop says and augmented.
+  """A training image, cropped as `data.crop` says and augmented.
+
+  Args:
+    image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
+    name: what errors call the image.
+    data: crop, area, resize, padding, image_size, channels, augment.
+    rng: the source of randomness.
+
+  Returns:
+    uint8 (*data.image_size, data.channels).
 
   Raises:
-    UserError: an image that cannot be decoded, by its name.
+    UserError: an image that cannot be decoded.
   """
-  cut = _training_cut(Picture(image, data.channels, name), data, rng)
-  return augmentation(data.augment)(cut, rng)
+  cropped = _train_crop(Picture(image, data.channels, name), data, rng)
+  return augmentation(data.augment)(cropped, rng)
 
 
-def _training_cut(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:
+def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:
   if data.crop == 'inception':
     return _inception(picture, data.image_size, data.area, rng)
   if data.crop == 'random':
     size = (data.resize, data.resize) if data.resize else data.image_size
     image = resize(picture.pixels(size), size, exact=False)
-    return random_position(image, data.image_size, data.padding, rng)
+    return random_window(image, data.image_size, data.padding, rng)
   if data.crop == 'central':
     return central(picture, data.image_size, data.resize, exact=False)
   return resize(picture.pixels(data.image_size), data.image_size, exact=False)
 
 
 def eval_image(
-  image: bytes | np.ndarray, name: str, data: DataConfig, crop: str, resize_to: int | None
+  image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop, shorter: int | None
 ) -> np.ndarray:
-  """uint8 (*data.image_size, data.channels): an image to evaluate, decoded at full size.
+  """An image for evaluation, decoded at full size and interpolated exactly.
+
+  Args:
+    image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
+    name: what errors call the image.
+    data: image_size, channels.
+    crop: 'resize' squashes the image, 'central' resizes its shorter side and cuts the middle.
+    shorter: for 'central': pixels of the shorter side; None: as few as cover data.image_size.
+
+  Returns:
+    uint8 (*data.image_size, data.channels).
 
   Raises:
-    UserError: an image that cannot be decoded, by its name.
+    UserError: an image that cannot be decoded.
   """
   picture = Picture(image, data.channels, name)
   if crop == 'central':
-    return central(picture, data.image_size, resize_to, exact=True)
+    return central(picture, data.image_size, shorter, exact=True)
   return resize(picture.pixels(), data.image_size, exact=True)
 
 
 def resize(
-  image: np.ndarray,
-  size: tuple[int, int],
-  box: tuple[float, float, float, float] | None = None,
-  *,
-  exact: bool = True,
+  image: np.ndarray, size: tuple[int, int], box: Box | None = None, *, exact: bool = True
 ) -> np.ndarray:
-  """Bilinear, half-pixel centres, no antialiasing: what the original's tf.image.resize does.
+  """Bilinear, half-pixel centres, no antialiasing, like the original's tf.image.resize.
 
   Args:
     image: uint8 (H, W, C).
     size: height, width.
-    box: top, left, height, width of the part to resize, also in fractions of a pixel. None: all.
-    exact: interpolate in float32, then round to nearest; otherwise in fixed point, which takes half the time
-      and is one off for some pixels (the mean is 0.13 of 255 too low).
+    box: top, left, height, width of the part to resize, possibly in fractions of a pixel; None: all of it.
+    exact: interpolate in float32, then round to nearest. Otherwise in fixed point, which takes half the time
+      and is off by one for some pixels (the mean is 0.13 of 255 too low).
 
   Returns:
     uint8 (*size, C).
   """
-  if box and not all(float(length).is_integer() for length in box):
+  if box and not all(float(number).is_integer() for number in box):
     return _resize_between_pixels(image, size, box)
   if box:
     top, left, height, width = map(int, box)
@@ -90,13 +107,11 @@ def resize(
   return resized.reshape(height, width, image.shape[2])
 
 
-def _resize_between_pixels(
-  image: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float]
-) -> np.ndarray:
-  """`resize` for a box that does not begin or end with a pixel, in fixed point."""
+def _resize_between_pixels(image: np.ndarray, size: tuple[int, int], box: Box) -> np.ndarray:
+  """`resize` of a box whose borders lie between pixels, in fixed point."""
   top, left, height, width = box
   down, right = height / size[0], width / size[1]
-  # Of a result's pixel (x, y): where its centre lies in the image, pixels counted from their centres.
+  # Maps pixel (x, y) of the result to its centre's place in the image, in pixels counted from pixel centres.
   matrix = np.array([[right, 0, left + right / 2 - 0.5], [0, down, top + down / 2 - 0.5]])
   flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
   resized = cv2.warpAffine(image, matrix, size[::-1], flags=flags, borderMode=cv2.BORDER_REPLICATE)
@@ -106,15 +121,18 @@ def _resize_between_pixels(
 def sample_box(
   size: tuple[int, int], area: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-  """A random box (top, left, height, width), as tf.image.sample_distorted_bounding_box draws it.
+  """Draws a box as tf.image.sample_distorted_bounding_box does.
 
-  The aspect ratio is uniform in 3/4..4/3, then the height uniform over what the area's range and the image
-  allow, then the position. The whole image, where no box fits.
+  First the aspect ratio, uniform in 3/4 … 4/3, then the height, uniform in what the area and the image allow,
+  then the position.
 
   Args:
     size: height, width of the image.
     area: smallest and largest share of the image.
-    rng: the randomness.
+    rng: the source of randomness.
+
+  Returns:
+    top, left, height, width; the whole image if no box fits.
   """
   image_height, image_width = size
   low, high = (share * image_height * image_width for share in area)
@@ -124,8 +142,11 @@ def sample_box(
     shortest = min(round(math.sqrt(low / aspect)), tallest)
     height = shortest + int(rng.random() * (tallest - shortest + 1))
     width = round(height * aspect)
-    # Rounding may leave the range by a little.
-    height += (height * width < low) - (height * width > high)
+    # Rounding to pixels can miss the range by a little.
+    if height * width < low:
+      height += 1
+    elif height * width > high:
+      height -= 1
     width = round(height * aspect)
     fits = 0 < height <= image_height and 0 < width <= image_width
     if fits and low <= height * width <= high:
@@ -143,16 +164,16 @@ def _inception(
   return resize(pixels, size, box, exact=False)
 
 
-def random_position(
+def random_window(
   image: np.ndarray, size: tuple[int, int], padding: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """A window of `size` at a uniformly random position of the image with a black border added.
+  """A window at a uniformly random position of the image, to which a black border is added.
 
   Args:
-    image: uint8 (H, W, C); with the padding at least as large as `size`.
+    image: uint8 (H, W, C); with its border at least as large as `size`.
     size: height, width of the window.
-    padding: pixels added on every side.
-    rng: the randomness.
+    padding: width of the border, in pixels.
+    rng: the source of randomness.
   """
   height, width = image.shape[:2]
   top = int(rng.random() * (height + 2 * padding - size[0] + 1)) - padding
@@ -167,13 +188,16 @@ def random_position(
 
 
 def central(picture: Picture, size: tuple[int, int], shorter: int | None, *, exact: bool) -> np.ndarray:
-  """Resizes the shorter side, keeping the aspect ratio, and cuts the middle.
+  """Resizes the picture, keeping its aspect ratio, and cuts the middle.
 
   Args:
     picture: the image.
     size: height, width of the result.
-    shorter: pixels of the shorter side; None: as small as covers `size`.
-    exact: decode at full size and interpolate exactly, whatever it costs.
+    shorter: pixels of the shorter side after resizing; None: as few as cover `size`.
+    exact: decode at full size and interpolate in float32, at whatever cost.
+
+  Returns:
+    uint8 (*size, channels).
   """
   height, width = picture.size
   scale = shorter / min(height, width) if shorter else max(size[0] / height, size[1] / width)

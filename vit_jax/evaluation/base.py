@@ -1,7 +1,7 @@
 """The contract of an evaluator, and the registry of the evaluators that there are.
 
-A newcomer writes one file with two classes, a frozen dataclass of options (`EvaluatorConfig`) and the evaluator that it
-opens (`Evaluator`), and adds one line to `EVALUATORS`.
+A newcomer writes one file with two classes, a frozen dataclass of options (`EvaluatorConfig`) and the
+evaluator that it opens (`Evaluator`), and adds one line to `EVALUATORS`.
 """
 
 import abc
@@ -142,7 +142,10 @@ EVALUATORS: Registry[EvaluatorConfig] = Registry(
 
 
 def metric_kind(name: str) -> MetricKind:
-  """How a metric of metrics.jsonl is read, by the name behind its last '/'; unknown ones are plain numbers."""
+  """How a metric of metrics.jsonl is read, by the part of its name after the last '/'.
+
+  A metric that no evaluator declares is a plain number, better when higher unless its name ends in 'loss'.
+  """
   last = name.rpartition('/')[2]
   for evaluator in EVALUATORS.names():
     if last in EVALUATORS[evaluator].metrics:

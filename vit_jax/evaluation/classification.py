@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from vit_jax.evaluation import classification_metrics
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.evaluation.ranking import MeanAveragePrecision
+from vit_jax.models.base import Model
 from vit_jax.objectives.base import ClassScores
 from vit_jax.objectives.classification import class_targets, ranks
 from vit_jax.parallel import mesh as mesh_lib
@@ -55,7 +57,7 @@ class ClassificationEvaluator(Evaluator):
     self, name: str, options: ClassificationEvaluatorConfig, source: str, context: EvaluationContext
   ):
     """The arguments are those of `EvaluatorConfig.open`."""
-    # Opening TFDS and OpenCV takes seconds that `import vit_jax.config` need not.
+    # Importing TFDS and OpenCV takes seconds, which `import vit_jax.config` need not.
     from vit_jax.data import sources
     from vit_jax.data.pipeline import EvalPipeline
     from vit_jax.evaluation.real_labels import RealLabels
@@ -63,8 +65,8 @@ class ClassificationEvaluator(Evaluator):
     class_scores = context.objective.class_scores()
     if class_scores is None:
       raise UserError(
-        f'config.evaluators.{name} is of type classification, and {context.objective.title} names no classes; '
-        f"its type must be 'fewshot'."
+        f'config.evaluators.{name} is of type classification, and {context.objective.title} names no '
+        f"classes; its type must be 'fewshot'."
       )
     data, names = context.data, context.class_names
     records = sources.open_source(source, options.split, data=data, class_names=names)
@@ -124,8 +126,8 @@ def make_eval_step(
     num_classes: K.
 
   Returns:
-    Its results are 'examples', a row each, 'num_classes', and where images have lists of classes 'scores', float32
-    (B, K) padded so that classes divide over the devices.
+    Its results are 'examples', a row each, 'num_classes', and where images have lists of classes 'scores',
+    float32 (B, K) padded so that classes divide over the devices.
   """
   outputs: dict[str, Any] = dict.fromkeys(('examples', 'num_classes'), mesh_lib.replicated(mesh))
   padding = 0
@@ -134,9 +136,11 @@ def make_eval_step(
     padding = -num_classes % mesh.size
 
   def evaluate(params: Params, batch: Batch) -> dict[str, Any]:
-    model: Any = nnx.merge(graphdef, params)
+    model: Model = nnx.merge(graphdef, params)
     logits = model(on_device.prepare(batch['image'], data))
     labels = batch['label']
+    chex.assert_shape(logits, (len(labels), num_classes))
+    chex.assert_type([logits, labels], [jnp.float32, jnp.int32])
     single = labels.ndim == 1
     examples = {name: values for name, values in batch.items() if name != 'image'} | {
       'prediction': logits.argmax(axis=-1).astype(jnp.int32),

@@ -1,8 +1,8 @@
 """Metrics of classification, by NumPy, from what a model says of each example.
 
-The examples are in the data's order and on every process, so that a metric has the same bits for any batch size and
-number of processes, as far as the model itself does. The metrics, by their names in `metrics.jsonl` (behind
-'<evaluator>/'):
+The examples are in the data's order and on every process, so that a metric has the same bits for any batch
+size and number of processes, as far as the model itself does. The metrics, by their names in `metrics.jsonl`
+(behind '<evaluator>/'):
 
   accuracy              whether the most probable class is the example's, or on its list (precision@1, to
                         which an example with an empty list counts as a miss)
@@ -14,6 +14,7 @@ number of processes, as far as the model itself does. The metrics, by their name
   mean_average_precision   of lists of classes, see `ranking.py`; instead of the three in the middle
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -114,7 +115,8 @@ def confusion(examples: Examples) -> np.ndarray:
   return np.bincount(flat, minlength=classes**2).reshape(classes, classes)
 
 
-class Calibration(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Calibration:
   """How far the model's probabilities are from how often it is right.
 
   Attributes:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import numpy as np
 from flax import nnx
@@ -45,8 +46,8 @@ def check(model: ModelConfig, layer: int | None, pool: Pooling | None, option: s
 def make_step(graphdef: nnx.GraphDef, data: DataConfig, mesh: jax.sharding.Mesh) -> FeatureStep:
   """The compiled function from a batch to its features, of which every process has all.
 
-  Layer and pool are those of `FewShotEvaluatorConfig`: with both None the features are the head's input, behind the
-  pre-logits layer where the model has one.
+  Layer and pool are those of `FewShotEvaluatorConfig`: with both None the features are the head's input,
+  behind the pre-logits layer where the model has one.
   """
 
   def step(
@@ -56,6 +57,7 @@ def make_step(graphdef: nnx.GraphDef, data: DataConfig, mesh: jax.sharding.Mesh)
     tokens = model.features(on_device.prepare(batch['image'], data), layer)
     whole = layer is None and pool is None
     features = model.head_input(tokens) if whole else model.pool(tokens, pool)
+    chex.assert_shape(features, (len(batch['label']), None))
     return {'features': features.astype('float32'), 'label': batch['label'], 'mask': batch['mask']}
 
   return jax.jit(step, static_argnums=(2, 3), out_shardings=mesh_lib.replicated(mesh))

@@ -22,7 +22,6 @@ from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
-from vit_jax.models.base import Pooling
 from vit_jax.options import Amount, Count, Positive
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -149,9 +148,8 @@ class FewShotEvaluator(Evaluator):
     Raises:
       UserError: no such data, layer or pooling; images with lists of classes; none left to choose by.
     """
-    from vit_jax.data.pipeline import (
-      EvalPipeline,
-    )  # OpenCV takes a while, which `import vit_jax.config` need not
+    # Importing OpenCV takes a while, which `import vit_jax.config` need not.
+    from vit_jax.data.pipeline import EvalPipeline
 
     features_lib.check(context.model, options.layer, options.pool, f'config.evaluators.{name}')
     self._name, self._options = name, options

@@ -1,7 +1,8 @@
-"""Probes: classifiers that are fitted to frozen features, each with one setting that is chosen afterwards.
+"""Probes: classifiers fitted to frozen features, each with one setting that is chosen afterwards.
 
-A probe is `fit(features, labels, classes) -> predict`, and `predict(features, setting)` gives classes:
-l2 for 'ridge' and 'logistic', k for 'knn'. Everything is computed in float64 on the host.
+A probe is a function `fit(features, labels, classes) -> predict`, and `predict(features, setting)` gives
+classes. The setting is the penalty l2 of 'ridge' and 'logistic', and the k of 'knn'. All is computed in
+float64 on the host.
 """
 
 import functools
@@ -15,17 +16,17 @@ from vit_jax.evaluation.ridge import Ridge
 Predict = Callable[[np.ndarray, float], np.ndarray]
 Fit = Callable[[np.ndarray, np.ndarray, int], Predict]
 
-_BIAS = 100.0  # so large a constant feature is almost not penalised
-_ITERATIONS = 300  # of L-BFGS, which on standardised features takes some tens
+_BIAS = 100.0  # the constant feature; so large that its weight is hardly penalised
+_ITERATIONS = 300  # at most; L-BFGS takes some tens on standardised features
 
 
 def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
-  """Least squares to targets of ±1, as the paper's few-shot evaluation.
+  """Regularised least squares to targets of ±1, as in the paper's few-shot evaluation.
 
   Args:
     features: float (examples, F).
     labels: int (examples,).
-    classes: K; a class without examples has the target -1 everywhere.
+    classes: K; the targets of a class without examples are all -1.
   """
   scale = Standard(features)
   targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
@@ -35,17 +36,17 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
 
 
 def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
-  """Multinomial logistic regression by L-BFGS: the sum of cross-entropies + l2 / 2 |W|²."""
+  """Multinomial logistic regression by L-BFGS, which minimises the summed cross-entropies + l2 / 2 |W|²."""
   from sklearn import exceptions, linear_model
 
-  del classes  # scikit-learn knows those that it has seen
+  del classes  # scikit-learn finds them in the labels
   scale = Standard(features)
 
   @functools.cache
   def model(l2: float):
     fitted = linear_model.LogisticRegression(C=1 / l2, solver='lbfgs', max_iter=_ITERATIONS)
     with warnings.catch_warnings():
-      # Without much of a penalty there is no finite optimum; validation decides about such fits too.
+      # With a small penalty there may be no finite optimum; validation judges such fits like any other.
       warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
       return fitted.fit(scale(features), labels)
 
@@ -55,7 +56,7 @@ def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
 
 
 def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
-  """The vote of the k nearest by cosine; of classes with as many votes the first."""
+  """The vote of the k nearest neighbours by cosine; ties go to the class with the lower number."""
   from sklearn import neighbors
 
   del classes
@@ -69,7 +70,7 @@ def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
 
 
 PROBES: dict[str, Fit] = {'ridge': ridge, 'logistic': logistic, 'knn': knn}
-# What is chosen from. Of settings that are equally good the first is taken: the strongest penalty.
+# The settings to choose from. Of equally good ones the first is taken: the strongest penalty.
 GRIDS: dict[str, tuple[float, ...]] = {
   'ridge': tuple(2.0**power for power in range(20, -11, -1)),
   'logistic': tuple(10.0**power for power in range(4, -5, -1)),
@@ -78,7 +79,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
 
 
 class Standard:
-  """Features less their mean, over their deviation + 1e-5, both of the examples fitted to."""
+  """Standardises features: less the mean, over the deviation + 1e-5, both of the examples fitted to."""
 
   def __init__(self, features: np.ndarray):
     features = features.astype(np.float64)

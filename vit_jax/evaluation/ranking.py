@@ -1,7 +1,7 @@
-"""Mean average precision: how well the scores of each class rank its examples above all others.
+"""Mean average precision: how well the scores of each class rank its own examples above all others.
 
-All scores are needed at once: examples x classes in float32 (3.4 GiB for 50,000 examples of 18,291 classes).
-Each process keeps those of the classes that its devices have, in its host's memory.
+It needs all scores at once: examples x classes in float32, 3.4 GiB for 50,000 examples of 18,291 classes.
+Each process keeps the scores of its devices' classes in host memory.
 """
 
 import jax
@@ -10,10 +10,10 @@ from jax.experimental import multihost_utils
 
 
 class MeanAveragePrecision:
-  """Collects scores and lists of classes batch by batch; the same for any batch size and process count."""
+  """Collects scores and labels batch by batch; the result does not depend on batch size or process count."""
 
-  def __init__(self):
-    # Of each batch: the first class of a device's share -> its scores (classes, rows).
+  def __init__(self) -> None:
+    # For each batch: the first class of a device's share -> the scores of the share, (classes, rows).
     self._scores: list[dict[int, np.ndarray]] = []
     self._labels: list[np.ndarray] = []
 
@@ -22,8 +22,8 @@ class MeanAveragePrecision:
 
     Args:
       scores: float32 (B, K), split over all devices by class.
-      labels: int32 (B, max_labels), padded with -1; a copy on every device.
-      mask: bool (B,), False for rows that do not count; a copy on every device.
+      labels: int32 (B, max_labels), padded with -1; replicated.
+      mask: bool (B,), False for padding rows; replicated.
     """
     rows = np.asarray(mask)
     self._labels.append(np.asarray(labels)[rows])
@@ -31,9 +31,9 @@ class MeanAveragePrecision:
     self._scores.append({first: np.ascontiguousarray(part[rows].T) for first, part in shares.items()})
 
   def result(self) -> float:
-    """The mean of the classes' average precisions; classes without examples, which have none, are left out.
+    """The mean of the average precisions of all classes that have examples.
 
-    All processes must ask; each gets the same bits. NaN where a score is NaN or no example has a class.
+    All processes must call this; each gets the same bits. NaN if a score is NaN or no example has a class.
     """
     positives = _Positives(np.concatenate(self._labels))
     rows = []
@@ -42,7 +42,7 @@ class MeanAveragePrecision:
         scores = np.concatenate([batch[first][number] for batch in self._scores])
         own = positives.of(first + number)
         rows.append((first + number, average_precision(scores, own) if len(own) else -1.0))
-    # As integers, since JAX would make them float32.
+    # Gathered as integers: JAX would round float64 to float32.
     mine = np.array(rows, np.float64).view(np.uint32)
     table = np.ascontiguousarray(multihost_utils.process_allgather(mine, tiled=True)).view(np.float64)
     precisions = table[np.argsort(table[:, 0]), 1]
@@ -50,7 +50,7 @@ class MeanAveragePrecision:
 
 
 class _Positives:
-  """Which examples have a class."""
+  """Finds the examples of a class."""
 
   def __init__(self, labels: np.ndarray):
     """
@@ -61,19 +61,19 @@ class _Positives:
     self._labels, self._examples = labels.ravel()[order], order // labels.shape[1]
 
   def of(self, number: int) -> np.ndarray:
-    """The numbers of the examples that have class `number`, each once."""
+    """The indices of the examples that have class `number`, each once."""
     first, last = np.searchsorted(self._labels, (number, number + 1))
     return np.unique(self._examples[first:last])
 
 
 def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-  """The mean, over a class's examples, of the precision among all that score at least as high.
+  """The mean, over a class's examples, of the precision among all examples that score at least as high.
 
-  That is scikit-learn's `average_precision_score` in a fiftieth of its time (50,000 scores).
+  The value is that of scikit-learn's `average_precision_score`, in a fiftieth of its time for 50,000 scores.
 
   Args:
-    scores: float32 (N,).
-    positives: int (P,), the class's examples, P at least 1.
+    scores: float32 (N,), of all examples.
+    positives: int (P,), the indices of the class's examples, P at least 1.
   """
   ranked, own = np.sort(scores), np.sort(scores[positives])
   if np.isnan(ranked[-1]):

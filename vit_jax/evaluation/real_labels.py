@@ -1,9 +1,9 @@
 """ImageNet ReaL: reassessed labels of ImageNet's validation images (arXiv 2006.07159).
 
-An image has a list of classes, those that raters found right; a prediction counts as right if it is one of
-them, and an image whose list is empty does not count at all, neither right nor wrong. The labels are
-google-research/reassessed-imagenet's real.json: a list of 50,000 lists, in the order of the images' numbers,
-ILSVRC2012_val_00000001.JPEG first; classes are numbered in the order of their WordNet ids.
+Each image has a list of the classes that raters found right. A prediction counts as right if it is on the
+list; an image with an empty list does not count at all. The labels are google-research/reassessed-imagenet's
+real.json: a list of 50,000 lists in the order of the images' numbers, ILSVRC2012_val_00000001.JPEG first.
+Classes are numbered in the order of their WordNet ids.
 """
 
 import json
@@ -19,7 +19,7 @@ from vit_jax.pretrained import download
 URL = 'https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json'
 _NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
 _CLASSES = 1000
-_UNKNOWN = np.iinfo(np.int32).max  # of classes that the model does not know: it never predicts this
+_UNKNOWN = np.iinfo(np.int32).max  # a class that the model does not know, and so never predicts
 
 
 class RealLabels:
@@ -29,11 +29,11 @@ class RealLabels:
     """
     Args:
       place: a path or an address of real.json; or 'download', its public address.
-      own_names: the evaluated data's classes as it numbers them itself: ImageNet's 1,000.
-      class_names: the model's, label -> name.
+      own_names: the classes of the evaluated data, in its own order: ImageNet's 1,000.
+      class_names: the model's classes, label -> name.
 
     Raises:
-      UserError: no such file, a file of another form, or other classes than ImageNet's.
+      UserError: the file is not there or not real.json, or the classes are not ImageNet's.
     """
     self._place = place
     self._lists = _read(place)
@@ -47,10 +47,10 @@ class RealLabels:
     self.longest = max(map(len, self._lists))
 
   def of(self, record_name: str) -> np.ndarray:
-    """int32 (longest,): the classes accepted for an image, padded with -1; all -1 where there are none.
+    """int32 (longest,): the classes accepted for an image, padded with -1; only -1 if there are none.
 
     Args:
-      record_name: what has the name of the image's file in it, as `data.records.Record.name`.
+      record_name: contains the name of the image's file, as `data.sources.base.Record.name` does.
 
     Raises:
       UserError: it is none of the validation images.

@@ -1,13 +1,13 @@
-"""Ridge regression in closed form, for any number of penalties at the price of one decomposition."""
+"""Ridge regression in closed form: one decomposition serves any number of penalties."""
 
 import numpy as np
 import scipy.linalg
 
 
 class Ridge:
-  """argmin over W of |X W - Y|² + l2 |W|², of which only l2 is still open.
+  """The W that minimises |X W - Y|² + l2 |W|², for any l2.
 
-  With the eigenvalues s and eigenvectors V of XᵀX, W = V (s + l2)⁻¹ Vᵀ Xᵀ Y; with those of XXᵀ (U),
+  With the eigenvalues s and eigenvectors V of XᵀX, W = V (s + l2)⁻¹ Vᵀ Xᵀ Y; with the eigenvectors U of XXᵀ,
   W = Xᵀ U (s + l2)⁻¹ Uᵀ Y. The smaller of the two matrices is decomposed.
   """
 
@@ -20,10 +20,10 @@ class Ridge:
     examples, features = x.shape
     wide = examples < features
     values, vectors = scipy.linalg.eigh(x @ x.T if wide else x.T @ x)
-    self._values = np.maximum(values, 0)  # what rounding made negative
+    self._values = np.maximum(values, 0)  # rounding may make them slightly negative
     self._left = x.T @ vectors if wide else vectors
     self._right = vectors.T @ (targets if wide else x.T @ targets)
 
   def weights(self, l2: float) -> np.ndarray:
-    """float64 (features, outputs), for a penalty above 0."""
+    """W, float64 (features, outputs), for a penalty l2 above 0."""
     return self._left @ (self._right / (self._values + l2)[:, None])

@@ -1,33 +1,28 @@
 """VTAB-1k's score: the mean accuracy of its 19 tasks, and of each of its three groups.
 
-`TASKS` is name -> `vit_jax.data.sources.vtab.Task`, which says of each task: `source` ('vtab:clevr_count', what
-`config.data.source` takes; classes are computed on the way), `dataset` (TFDS's name), `num_classes`, `group`,
-`crop` and `flip` (what its training images bear), `prepare` (the command that prepares the data), `by_hand`
-(what must be downloaded by hand first, or ''). Each has the splits 'train800' to train on while choosing,
-'val200' to choose by, 'train800val200' to train on in the end, and 'test'; also 'train', 'val' and
-'trainval', which are all images that there are. `vit_jax.recipes.vtab(model, task)` is the config of a run.
-
-A task's data is there if `vit_jax.data.sources.tfds.builder_of(task.dataset)` raises no UserError.
+The tasks are `vit_jax.data.sources.vtab.TASKS`. `vit_jax.recipes.vtab(model, task)` is the config of a run on
+one.
 """
 
 import math
 from collections.abc import Mapping
 
-from vit_jax.data.sources.vtab import GROUPS, SPLITS, TASKS, Task, task_of
-
-__all__ = ['GROUPS', 'SPLITS', 'TASKS', 'Task', 'means', 'task_of']
+from vit_jax.data.sources.vtab import GROUPS, TASKS, task_of
 
 
 def means(accuracies: Mapping[str, float]) -> dict[str, float]:
-  """{'natural': …, 'specialized': …, 'structured': …, 'vtab': …}: means over a group's tasks and over all 19.
+  """The mean accuracy of each group, and 'vtab', the mean over all 19 tasks.
 
-  A mean of which a task is missing is left out, since it could not be compared with anyone's.
+  A mean is left out if one of its tasks is missing: nobody else's could be compared with it.
 
   Args:
     accuracies: task -> accuracy on its test split.
 
+  Returns:
+    {'natural': …, 'specialized': …, 'structured': …, 'vtab': …}.
+
   Raises:
-    UserError: a name that is no task.
+    UserError: a name that is not a task's.
   """
   for name in accuracies:
     task_of(name)

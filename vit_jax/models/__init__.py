@@ -1,1 +1,1 @@
-"""The models: Vision Transformers and hybrids, MLP-Mixers, ResNets; base.py has their contract and registry."""
+"""Vision Transformers and hybrids, MLP-Mixers and ResNets; base.py has their contract and registry."""

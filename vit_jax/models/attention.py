@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from typing import Any
 
 import jax
@@ -72,8 +73,9 @@ def attend_in_groups(queries: Groups, keys: Groups, values: Groups) -> Groups:
 def grouped(x: jax.Array) -> Groups:
   """(B, N, ...) in groups: 257 tokens become a group of 256 and one of 1.
 
-  A TPU pads an array's last side to a multiple of 128, so 257 tokens (16 x 16 patches and a class token) would take
-  as long as 384. In groups a block of H/14 takes 0.87 of the time, by the compiler's estimate for a TPU v3.
+  A TPU pads an array's last side to a multiple of 128, so 257 tokens (16 x 16 patches and a class token)
+  would take as long as 384. In groups a block of H/14 takes 0.87 of the time, by the compiler's estimate for
+  a TPU v3.
   """
   whole = x.shape[1] // _LANES * _LANES
   return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
@@ -81,16 +83,16 @@ def grouped(x: jax.Array) -> Groups:
 
 @jax.custom_vjp
 def _attend(queries: Groups, keys: Groups, values: Groups) -> Groups:
-  """softmax(q k^T) v of queries (B, H, Qi, Dh), keys and values (B, H, Ni, Dh), with a backward pass of our own.
+  """softmax(q k^T) v of queries (B, H, Qi, Dh), keys and values (B, H, Ni, Dh), with its own backward pass.
 
-  Like flash attention (arXiv 2205.14135) the backward pass computes the B*H*Q*N weights again from q and k rather
-  than read them from memory: a tenth less time a block, by the compiler's estimate for a TPU v3.
+  Like flash attention (arXiv 2205.14135) the backward pass computes the B*H*Q*N weights again from q and k
+  rather than read them from memory: a tenth less time a block, by the compiler's estimate for a TPU v3.
   """
   return _attend_forward(queries, keys, values)[0]
 
 
 def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Groups, Any]:
-  """The outputs, and what the backward pass needs: inputs, outputs and the logarithm of each softmax's sum."""
+  """The outputs, and what the backward pass needs: inputs, outputs and the log of each softmax's sum."""
   # A column of ones beside the values makes the same product give the weights' sums.
   values_and_ones = [jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1) for v in values]
   outs, log_totals = [], []
@@ -98,8 +100,11 @@ def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Grou
     logits = [_logits(query, key) for key in keys]
     largest = functools.reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in logits))
     weights = [jnp.exp(part - largest).astype(query.dtype) for part in logits]
-    products = zip(weights, values_and_ones, strict=True)
-    sums = sum(jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32) for w, v in products)
+    products = [
+      jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32)
+      for w, v in zip(weights, values_and_ones, strict=True)
+    ]
+    sums = functools.reduce(operator.add, products)
     out, total = sums[..., :-1], sums[..., -1:]
     outs.append((out / total).astype(values[0].dtype))
     log_totals.append(largest + jnp.log(total))
@@ -113,7 +118,7 @@ def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]
     (grad.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
     for grad, out in zip(grads, outs, strict=True)
   ]
-  of_queries, of_keys, of_values = [0] * len(queries), [0] * len(keys), [0] * len(keys)
+  of_queries, of_keys, of_values = ([jnp.zeros_like(x) for x in group] for group in (queries, keys, values))
   for i, (query, log_total, mean, grad) in enumerate(zip(queries, log_totals, means, grads, strict=True)):
     for j, (key, value) in enumerate(zip(keys, values, strict=True)):
       weights = jnp.exp(_logits(query, key) - log_total)
@@ -146,8 +151,8 @@ def _scaled(query: jax.Array) -> jax.Array:
 def _heads_first(x: jax.Array) -> jax.Array:
   """(B, N, H, Dh) -> (B, H, N, Dh).
 
-  With heads before tokens the products are plain batched ones, which on a CPU take 0.8 of the time of einsum in the
-  order (B, N, H, Dh) and 0.6 of jax.nn.dot_product_attention's.
+  With heads before tokens the products are plain batched ones, which on a CPU take 0.8 of the time of einsum
+  in the order (B, N, H, Dh) and 0.6 of jax.nn.dot_product_attention's.
   """
   return x.transpose(0, 2, 1, 3)
 
@@ -156,7 +161,7 @@ _heads_last = _heads_first  # the same transposition takes (B, H, N, Dh) back
 
 
 class Attention(nnx.Module):
-  """Multi-head attention (paper, appendix A, equations 5 to 8): queries of some tokens, keys and values of others."""
+  """Multi-head attention (paper, appendix A, equations 5 to 8) of some tokens to others, or to themselves."""
 
   def __init__(
     self,
@@ -168,7 +173,7 @@ class Attention(nnx.Module):
     implementation: AttentionKernel = 'xla',
     position: RelativeBias | RelativeKeys | Rotary | None = None,
     norm_epsilon: float | None = None,
-    sharding: jax.sharding.Sharding | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
     rngs: nnx.Rngs,
   ):
     """
@@ -223,6 +228,7 @@ class Attention(nnx.Module):
     elif kernel == 'xla':
       out = jnp.concatenate(attend_in_groups(grouped(query), grouped(key), grouped(value)), axis=1)
     else:
+      assert self.sharding is not None, 'without a mesh of devices no kernel is chosen'
       out = fused_attention.attend(kernel, query, key, value, self.sharding)
     return self.out(out)
 

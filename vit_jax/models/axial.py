@@ -22,7 +22,7 @@ Axis = Literal['row', 'column']
 class AxialBlock(nnx.Module):
   """A row block, then a column block, in the place of one block of the encoder."""
 
-  def __init__(self, row: Any, column: Any, sharding: jax.sharding.Sharding | None):
+  def __init__(self, row: Any, column: Any, sharding: jax.sharding.NamedSharding | None):
     """
     Args:
       row: a block whose attention is along rows.
@@ -34,7 +34,7 @@ class AxialBlock(nnx.Module):
     self.sharding = sharding
 
   def __call__(
-    self, z: jax.Array, drop_path_rate: jax.Array, keys: jax.Array | None, grid: Grid
+    self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None, grid: Grid
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D); the arguments are those of both blocks."""
     row_keys = None if keys is None else fold_in(keys, 0)

@@ -1,18 +1,19 @@
 """The contract of a model, and the registry of the models that there are.
 
-A newcomer writes one file with two classes: a frozen dataclass of options, a `ModelConfig` with the model's named
-sizes, sharding rules and FLOPs, and the network, a `Model`; and adds one line to `MODELS`. The trainer, plans,
-evaluators, pictures and checkpoint formats know models by this contract only.
+A newcomer writes one file with two classes: a frozen dataclass of options, a `ModelConfig` with the model's
+named sizes, sharding rules and FLOPs, and the network, a `Model`; and adds one line to `MODELS`. The trainer,
+plans, evaluators, pictures and checkpoint formats know models by this contract only.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
 from flax import nnx
+from typing_extensions import TypeVar
 
 from vit_jax import pytrees
 from vit_jax.models.position_resize import PositionResize
@@ -24,8 +25,8 @@ DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']
 Pooling = Literal['token', 'gap', 'token_gap', 'map', 'none']
 
-# (regex of a parameter's whole path, mesh axes of its LAST dimensions); the first match wins. Dimensions before
-# those, such as the depth in which blocks are stacked, are never split.
+# (regex of a parameter's whole path, mesh axes of its LAST dimensions); the first match wins. Dimensions
+# before those, such as the depth in which blocks are stacked, are never split.
 ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
@@ -49,15 +50,16 @@ class PositionTable(NamedTuple):
 class ModelConfig(abc.ABC):
   """The options of a model: a frozen dataclass, of which each architecture has its own.
 
-  An option that is None takes the value of the variant; `resolved` fills all of them in.
+  An option that is None takes the value of the variant; `resolved` fills all of them in. Where options may
+  contradict each other, a method `check(path)` raises UserError; `path` is what errors call the section.
   """
 
   # A named size, such as 'B/16', or 'custom', which needs every size.
   variant: str
   # What the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
-  # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but its
-  # matrix products ('dots').
+  # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but
+  # its matrix products ('dots').
   remat: Remat = dataclasses.field(default='none', kw_only=True)
   # Of every norm.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
@@ -83,7 +85,7 @@ class ModelConfig(abc.ABC):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> 'Model':
     """The network with initial parameters.
 
@@ -177,7 +179,7 @@ class ModelConfig(abc.ABC):
     return None
 
   def fixed_positions(self, grid: Grid) -> np.ndarray | None:
-    """float32 (1, N, D): positions that are added to the tokens and are no parameter; None: there are none."""
+    """float32 (1, N, D): positions that are added to the tokens and are no parameter, or None."""
     return None
 
   def with_learned_positions(self) -> Self:
@@ -196,19 +198,21 @@ class ModelConfig(abc.ABC):
   def describe(self) -> str:
     """One line for people: 'Vision Transformer, 12 blocks of width 768, 12 heads'."""
 
-  def check(self, path: str) -> None:
-    """Raises UserError where options contradict each other; `path` is what errors call the section."""
+
+C = TypeVar('C', bound=ModelConfig, default=ModelConfig, covariant=True)
 
 
-class Model(nnx.Module):
+class Model(nnx.Module, Generic[C]):
   """Images to logits. `ModelConfig.build` makes one.
+
+  A subclass names the class of its options: `class ViT(Model[ViTConfig])`.
 
   Attributes:
     config: its options.
     head: the last layer, float32 (D, K).
   """
 
-  config: ModelConfig
+  config: C
   head: nnx.Linear
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
@@ -245,7 +249,7 @@ class Model(nnx.Module):
     raise NotImplementedError
 
   def head_input(self, tokens: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, D'): what the head reads: the pooled tokens behind the pre-logits layer, if there is one."""
+    """(B, N, D) -> (B, D'): what the head reads, pooled and behind the pre-logits layer if there is one."""
     return self.pool(tokens)
 
   def patch_logits(
@@ -265,7 +269,7 @@ class Model(nnx.Module):
     raise NotImplementedError
 
   def attention(self, images: jax.Array) -> jax.Array | None:
-    """float32 (L, B, H, N, N): how much each token (row) attends to each; None: the model has no attention."""
+    """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
     return None
 
   def hidden_states(self, images: jax.Array) -> jax.Array | None:
@@ -304,7 +308,7 @@ class Architecture:
   channels: int
   num_classes: int  # 0: no head
 
-  def build(self, rngs: nnx.Rngs, activation_sharding: jax.sharding.Sharding | None = None) -> Model:
+  def build(self, rngs: nnx.Rngs, activation_sharding: jax.sharding.NamedSharding | None = None) -> Model:
     """The network, as `ModelConfig.build`."""
     return self.model.build(
       image_size=self.image_size,

@@ -46,7 +46,7 @@ class StandardisedConv(nnx.Module):
     stride: int = 1,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
-    sharding: jax.sharding.Sharding | None,
+    sharding: jax.sharding.NamedSharding | None,
   ):
     shape = (size, size, inputs, outputs)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))

@@ -1,8 +1,8 @@
 """Dropout with a key for every example.
 
 An example's masks depend on its own key only, so they are the same however the batch is divided over
-devices or accumulation steps. The keys' implementation must give each example the same bits under `jax.vmap` as
-alone: 'threefry2x32' does, 'rbg' does not.
+devices or accumulation steps. The keys' implementation must give each example the same bits under `jax.vmap`
+as alone: 'threefry2x32' does, 'rbg' does not.
 """
 
 import enum
@@ -31,7 +31,7 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, place: int) -> ja
     x: (B, ...).
     rate: 0 does nothing, and costs nothing.
     keys: (B,) typed PRNG keys; None does nothing.
-    place: number that tells this mask from the others drawn from the same keys.
+    place: a number that no other mask drawn from the same keys has.
   """
   if keys is None or rate == 0:
     return x
@@ -50,14 +50,14 @@ def _keep(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
   return draws[..., :columns] >= round(rate * 2**16)
 
 
-def drop_path(x: jax.Array, rate: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
+def drop_path(x: jax.Array, rate: jax.Array | float, keys: jax.Array | None, place: int) -> jax.Array:
   """Stochastic depth (arXiv 1603.09382): zeroes whole examples, scales the others by 1 / (1 - rate).
 
   Args:
     x: (B, ...), a residual branch.
-    rate: float32 scalar.
+    rate: in 0 ... 1, a scalar.
     keys: (B,) typed PRNG keys; None does nothing.
-    place: number that tells this mask from the others drawn from the same keys.
+    place: a number that no other mask drawn from the same keys has.
   """
   if keys is None:
     return x

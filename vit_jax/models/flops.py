@@ -15,10 +15,10 @@ def attention(queries: int, keys: int, width: int, *, relative_keys: bool = Fals
   """Multiplications of multi-head attention: four projections and the products of query, key and value.
 
   Args:
-    queries: number of tokens that ask.
-    keys: number of tokens that are asked.
+    queries: number of query tokens.
+    keys: number of key tokens.
     width: D.
-    relative_keys: whether the queries are multiplied with a key for each offset too.
+    relative_keys: whether the queries are also multiplied with a key for each offset.
   """
   projections = 2 * queries * width**2 + 2 * keys * width**2
   products = 3 if relative_keys else 2

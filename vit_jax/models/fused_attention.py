@@ -5,6 +5,7 @@ examples, and its heads where the mesh splits those.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ _SPLASH_TOKENS = 512
 
 def choose(
   asked: str,
-  query: jax.Array,
+  query: jax.Array | jax.ShapeDtypeStruct,
   *,
   dropout: float = 0.0,
   biased: bool = False,
@@ -156,7 +157,8 @@ def _splash(query: jax.Array, key: jax.Array, value: jax.Array, interpret: bool)
     return jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, padded - tokens), (0, 0)))
 
   query = query / math.sqrt(head_size)
-  out = jax.vmap(kernel, in_axes=(0, 0, 0, None))(*map(heads_first, (query, key, value)), segments)
+  apply: Any = jax.vmap(kernel, in_axes=(0, 0, 0, None))  # Any: a kernel may be asked for residuals too
+  out = apply(*map(heads_first, (query, key, value)), segments)
   return out[:, :, :tokens].transpose(0, 2, 1, 3)
 
 
@@ -167,8 +169,9 @@ def blocks(tokens: int) -> tuple[int, int]:
   return block, number * block
 
 
-def _device(sharding: NamedSharding) -> jax.Device:
-  return sharding.mesh.devices.flat[0]
+def _device(sharding: NamedSharding) -> Any:
+  """One of the devices, which are all of one kind."""
+  return next(iter(sharding.device_set))
 
 
 def _kernel_of(sharding: NamedSharding) -> str | None:

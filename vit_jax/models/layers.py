@@ -1,12 +1,12 @@
 """Layers that several models share: norms, MLPs, the patch embedding and the head.
 
-Norms and GELUs are computed again in the backward pass from their inputs rather than saved (`jax.checkpoint`):
-that needs less memory, and less time where memory is slow.
+Norms and GELUs are computed again in the backward pass from their inputs rather than saved
+(`jax.checkpoint`): that needs less memory, and less time where memory is slow.
 """
 
 import functools
 import math
-from collections.abc import Mapping
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,6 @@ from flax.nnx import initializers
 from flax.typing import Initializer
 
 from vit_jax.models.dropout import Place, dropout
-
-_INIT = {'kernel_init': initializers.xavier_uniform(), 'bias_init': initializers.normal(1e-6)}
 
 GELU = {
   'tanh': functools.partial(jax.nn.gelu, approximate=True),
@@ -62,16 +60,17 @@ class Depthwise(nnx.Module):
     # Nine products take a third of the time of XLA's grouped convolution on a CPU. The barrier keeps XLA from
     # computing x anew for each of them.
     x = jax.lax.optimization_barrier(x)
-    out = sum(x[:, i : i + rows, j : j + columns] * kernel[i, j] for i in range(3) for j in range(3))
+    products = (x[:, i : i + rows, j : j + columns] * kernel[i, j] for i in range(3) for j in range(3))
+    out = functools.reduce(operator.add, products)
     return out.reshape(len(x), rows * columns, -1) + self.bias[...].astype(self.dtype)
 
 
 class Mlp(nnx.Module):
   """Two dense layers with a GELU between them (paper, section 3.1).
 
-  With `locality`, GELU, a depthwise convolution and GELU: the feed-forward network of LocalViT (arXiv 2104.05707,
-  equation 5) with GELU as its nonlinearity and without batch normalisation. Tokens that are no patches skip the
-  convolution.
+  With `locality`, GELU, a depthwise convolution and GELU: the feed-forward network of LocalViT (arXiv
+  2104.05707, equation 5) with GELU as its nonlinearity and without batch normalisation. Tokens that are no
+  patches skip the convolution.
   """
 
   def __init__(
@@ -80,14 +79,18 @@ class Mlp(nnx.Module):
     mlp_dim: int,
     *,
     gelu: str,
-    init: Mapping[str, Initializer] = _INIT,
+    kernel_init: Initializer = initializers.xavier_uniform(),  # noqa: B008 (a pure function)
+    bias_init: Initializer = initializers.normal(1e-6),  # noqa: B008
     dropout: float = 0.0,
     locality: bool = False,
     dtype: jnp.dtype = jnp.float32,
     rngs: nnx.Rngs,
   ):
-    self.dense_in = nnx.Linear(width, mlp_dim, **init, dtype=dtype, rngs=rngs)
-    self.dense_out = nnx.Linear(mlp_dim, width, **init, dtype=dtype, rngs=rngs)
+    linear = functools.partial(
+      nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
+    )
+    self.dense_in = linear(width, mlp_dim)
+    self.dense_out = linear(mlp_dim, width)
     self.depthwise = Depthwise(mlp_dim, dtype=dtype, rngs=rngs) if locality else None
     self.gelu = gelu
     self.dropout = dropout

@@ -59,8 +59,8 @@ SHARDING_RULES: ShardingRules = (
 class MixerConfig(ModelConfig):
   """An MLP-Mixer. Its head reads the mean of all tokens."""
 
-  # 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the variant's
-  # own; 'custom' needs all of them.
+  # 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the
+  # variant's own; 'custom' needs all of them.
   variant: str = 'Mixer-B/16'
   # Pixels along a side of a patch.
   patch: Count | None = None
@@ -74,8 +74,8 @@ class MixerConfig(ModelConfig):
   tokens_mlp_dim: Count | None = None
   # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
   gelu: Literal['tanh', 'erf'] = 'tanh'
-  # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion to
-  # their depth.
+  # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
+  # to their depth.
   stochastic_depth: Rate = 0.0
   # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
   unroll: Annotated[bool, RESUMABLE] = False
@@ -88,7 +88,11 @@ class MixerConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them; raises UserError as `variants.resolve`."""
+    """The sizes of the variant, with the options that replace them.
+
+    Raises:
+      UserError: an unknown variant, 'custom' without all sizes.
+    """
     needed = [field.name for field in dataclasses.fields(Sizes)]
     return variants.resolve(self, Sizes, needed)
 
@@ -99,7 +103,7 @@ class MixerConfig(ModelConfig):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> Model:
     """The network, for images of this size only. `activation_sharding` is of the tokens (B, N, D)."""
     return Mixer(
@@ -149,8 +153,15 @@ class MixerBlock(nnx.Module):
     sizes, dtype = config.sizes, jnp.dtype(config.dtype)
 
     def make_mlp(width: int, hidden: int) -> Mlp:
-      init = {'kernel_init': initializers.lecun_normal(), 'bias_init': initializers.zeros}
-      return Mlp(width, hidden, gelu=config.gelu, init=init, dtype=dtype, rngs=rngs)
+      return Mlp(
+        width,
+        hidden,
+        gelu=config.gelu,
+        kernel_init=initializers.lecun_normal(),
+        bias_init=initializers.zeros,
+        dtype=dtype,
+        rngs=rngs,
+      )
 
     self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
@@ -172,7 +183,7 @@ class MixerBlock(nnx.Module):
     return z + drop_path(self.channel_mlp(self.channel_norm(z)), drop_path_rate, keys, Place.MLP_PATH)
 
 
-class Mixer(Model):
+class Mixer(Model[MixerConfig]):
   """Images to logits. `MixerConfig.build` makes one."""
 
   def __init__(
@@ -183,11 +194,11 @@ class Mixer(Model):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     sizes = config.sizes
     rows, columns = config.grid(image_size)
-    self.config: MixerConfig = config
+    self.config = config
     self.activation_sharding = activation_sharding
     self.patch_embedding = PatchEmbedding(
       sizes.patch, channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs

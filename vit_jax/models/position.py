@@ -1,8 +1,8 @@
 """Positions of patches: embeddings added to the tokens, and what attention knows of positions.
 
-A grid is (rows, columns) of patches, which are the last of the tokens; the others (class token, registers) have no
-place on it. For images of another size than the model's own, learned tables are interpolated between the centres
-of their cells; rotary angles are those of the larger or smaller grid.
+A grid is (rows, columns) of patches, which are the last of the tokens; the others (class token, registers)
+have no place on it. For images of another size than the model's own, learned tables are interpolated between
+the centres of their cells; rotary angles are those of the larger or smaller grid.
 """
 
 import functools
@@ -36,7 +36,7 @@ def learned_embedding(
     rngs: of the initial values.
 
   Returns:
-    'learned': (1, N, D) of class token and patches; 'learned2d': tables of rows and columns; None: none is learned.
+    'learned': (1, N, D) of class token and patches; 'learned2d': tables of rows and columns; else None.
   """
   if kind == 'learned':
     return nnx.Param(_INIT(rngs.params(), (1, math.prod(grid) + class_token, width), jnp.float32))
@@ -78,7 +78,7 @@ def attention_position(
 def resize_embedding(
   embedding: jax.Array, old: Grid, new: Grid, *, class_token: bool, method: PositionResize
 ) -> jax.Array:
-  """(1, N, D) -> (1, N', D): an embedding of patches, and perhaps of a class token first, for another grid."""
+  """(1, N, D) -> (1, N', D): an embedding of the patches, and perhaps a class token, for another grid."""
   if old == new:
     return embedding
   token, patches = jnp.split(embedding, [int(class_token)], axis=1)
@@ -143,7 +143,7 @@ class Offsets(nnx.Module):
     if tuple(own) != wanted:
       table = resize(table.reshape(size, -1).T[None], (own[0], own[1]), wanted, self.method)[0].T
     of_patches = table.reshape(size, -1)[:, _offsets(grid)]
-    if self.from_others is None:
+    if self.from_others is None or self.to_others is None or self.among_others is None:
       return of_patches
     patches, others = of_patches.shape[1], self.from_others.shape[1]
     from_others = jnp.broadcast_to(self.from_others[...][:, :, None], (size, others, patches))

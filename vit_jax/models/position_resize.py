@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-# 'linear': aligned corners, as the original code. 'bilinear': half-pixel centres. 'bicubic': torch's (half-pixel
-# centres, a = -0.75, edges repeated). 'bicubic_antialias': torch's and Pillow's (a = -0.5, widened where it shrinks,
-# cut off at the edges). All but the last without antialiasing.
+# 'linear': aligned corners, as the original code. 'bilinear': half-pixel centres. 'bicubic': torch's
+# (half-pixel centres, a = -0.75, edges repeated). 'bicubic_antialias': torch's and Pillow's (a = -0.5,
+# widened where it shrinks, cut off at the edges). All but the last without antialiasing.
 PositionResize = Literal['linear', 'bilinear', 'bicubic', 'bicubic_antialias']
 
 

@@ -1,4 +1,4 @@
-"""ResNets: those of 'Big Transfer' (BiT, arXiv 1912.11370), and the one in front of a hybrid Vision Transformer.
+"""ResNets: those of 'Big Transfer' (BiT, arXiv 1912.11370), and the stem of a hybrid Vision Transformer.
 
 BiT's apply norm and ReLU before each convolution (ResNet v2). Its parameters, for stages b = 1, 2 ... and
 bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
@@ -12,7 +12,7 @@ bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
 
 where w = W * 2**(b - 1), and D is 4 w of the last stage.
 
-The hybrids' (the paper, section 3.1, 'Hybrid Architecture') applies its activations after the sums (ResNet v1):
+The hybrids' stem (the paper, section 3.1) applies its activations after the sums (ResNet v1):
 
   stem/root/kernel (7, 7, C, W)            stem/root_norm/{scale,bias} (W,)
   stem/block{b}/unit{u}/conv1/kernel       (1, 1, input, w)
@@ -95,7 +95,11 @@ class ResNetConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them; raises UserError as `variants.resolve`."""
+    """The sizes of the variant, with the options that replace them.
+
+    Raises:
+      UserError: an unknown variant, 'custom' without all sizes, or sizes that no ResNet has.
+    """
     sizes = variants.resolve(self, Sizes, needed=('blocks', 'width'))
     check_stage_sizes(width=sizes.width, blocks=sizes.blocks)
     if not sizes.blocks:
@@ -109,7 +113,7 @@ class ResNetConfig(ModelConfig):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> Model:
     """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
     del image_size
@@ -196,7 +200,7 @@ class PostActivationBottleneck(nnx.Module):
     return jax.nn.relu(shortcut + y)
 
 
-class ResNet(Model):
+class ResNet(Model[ResNetConfig]):
   """Images to logits. `ResNetConfig.build` makes one; its tokens are the cells of a feature map."""
 
   def __init__(
@@ -206,14 +210,14 @@ class ResNet(Model):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     sizes = config.sizes
     conv = functools.partial(
       StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=activation_sharding
     )
     bottleneck = functools.partial(PreActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
-    self.config: ResNetConfig = config
+    self.config = config
     self.root = conv(channels, sizes.width, 7, stride=2)
     outputs = sizes.width
     for b, units in enumerate(sizes.blocks):
@@ -276,7 +280,7 @@ class HybridStem(nnx.Module):
     norm_epsilon: float,
     remat: Remat,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     """
     Args:

@@ -1,7 +1,7 @@
 """Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -10,7 +10,8 @@ from flax import nnx
 from vit_jax.models.base import Remat
 from vit_jax.models.dropout import fold_in
 
-F = TypeVar('F', bound=Callable[..., Any])
+P = ParamSpec('P')
+R = TypeVar('R')
 
 
 def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
@@ -29,7 +30,7 @@ def apply(
   unroll: bool,
   shared: tuple[Any, ...] = (),
   layers: int | None = None,
-  sharding: jax.sharding.Sharding | None = None,
+  sharding: jax.sharding.NamedSharding | None = None,
   observe: Callable[[Any, jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """The output of the last of the stacked blocks, and what was observed in each.
@@ -67,7 +68,7 @@ def apply(
   return jax.lax.scan(body, z, inputs, unroll=depth if unroll else 1)
 
 
-def constrain(z: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
+def constrain(z: jax.Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
   """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
   return z if sharding is None else jax.lax.with_sharding_constraint(z, sharding)
 
@@ -85,7 +86,7 @@ def blocks_before(layer: int | None, depth: int) -> int | None:
   return layer + 1
 
 
-def rematerialised(function: F, remat: Remat, *, loop: bool = False) -> F:
+def rematerialised(function: Callable[P, R], remat: Remat, *, loop: bool = False) -> Callable[P, R]:
   """The function, of which the backward pass computes again what `remat` says.
 
   Args:
@@ -103,8 +104,8 @@ def rematerialised(function: F, remat: Remat, *, loop: bool = False) -> F:
 def _is_product_with_kernel(primitive: Any, *args: Any, **params: Any) -> bool:
   """Whether an operation is a convolution or a product with a kernel, whose result is saved.
 
-  Products of queries and keys have batch dimensions (example, head) and are none of these: computing them again is
-  cheap, and their B*H*N*N numbers are the largest of a block.
+  Products of queries and keys have batch dimensions (example, head) and are none of these: computing them
+  again is cheap, and their B*H*N*N numbers are the largest of a block.
   """
   if primitive is jax.lax.conv_general_dilated_p:
     return True

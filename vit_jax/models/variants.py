@@ -3,12 +3,15 @@
 import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, Grid, ModelConfig
 
-S = TypeVar('S')
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
+
+S = TypeVar('S', bound='DataclassInstance')
 
 CUSTOM = 'custom'  # the variant that has no size of its own
 
@@ -68,7 +71,8 @@ def patch_grid(
   Args:
     image_size: height, width in pixels.
     patch: cells along a side of a patch.
-    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the border.
+    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the
+      border.
     option: where the image size is from, for the error.
 
   Raises:

@@ -1,8 +1,8 @@
 """The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), figure 1 and equations 1 to 4.
 
-In the order of figure 1: patch embedding, class token and position embedding (`ViT.embed`, equation 1), L encoder
-blocks of attention and MLP (`Block`, equations 2 and 3), the last norm and pooling (`ViT.pool`, equation 4), the
-head. Options, named sizes, sharding rules and FLOPs are in vit_config.py.
+In the order of figure 1: patch embedding, class token and position embedding (`ViT.embed`, equation 1), L
+encoder blocks of attention and MLP (`Block`, equations 2 and 3), the last norm and pooling (`ViT.pool`,
+equation 4), the head. Options, named sizes, sharding rules and FLOPs are in vit_config.py.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Block(nnx.Module):
     *,
     grid: Grid,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
     axis: Axis | None = None,
   ):
     """
@@ -134,14 +134,14 @@ def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
 
 
 def _encoder_layer(
-  config: ViTConfig, grid: Grid, sharding: jax.sharding.Sharding | None, rngs: nnx.Rngs
+  config: ViTConfig, grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
 ) -> Block | axial.AxialBlock:
   """One of the L layers: a block, or with axial attention a row block and a column block."""
   make = functools.partial(Block, config, rngs=rngs, grid=grid, activation_sharding=sharding)
   return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if config.axial else make()
 
 
-class ViT(Model):
+class ViT(Model[ViTConfig]):
   """Images to logits. `ViTConfig.build` makes one."""
 
   def __init__(
@@ -152,12 +152,12 @@ class ViT(Model):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
     sizes: Sizes = config.sizes
     width, dtype = sizes.width, jnp.dtype(config.dtype)
     fused_attention.check(config.attention, sizes.heads, width // sizes.heads, activation_sharding)
-    self.config: ViTConfig = config
+    self.config = config
     self.grid = config.grid(image_size)
     self.activation_sharding = activation_sharding
 
@@ -224,7 +224,7 @@ class ViT(Model):
     return self.patch_embedding(images if self.stem is None else self.stem(images))
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
-    """(B, N, D) -> (B, N', D): patches of images of that size behind class token and registers, with positions."""
+    """(B, N, D) -> (B, N', D): class token, registers and patches, of images of that size, with positions."""
     if self.class_token is not None:
       z = jnp.concatenate([repeat_for_examples(self.class_token, z), z], axis=1)
     positions = self.positions((image_size[0], image_size[1]))
@@ -313,9 +313,9 @@ class ViT(Model):
     The weights of pool 'map' are not among them.
 
     Returns:
-      float32 (L, B, H, N, N): each row sums to one; the tokens are in the order of `embed`. All are in memory at
-      once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L, the row
-      and the column block of each in turn.
+      float32 (L, B, H, N, N): each row sums to one; the tokens are in the order of `embed`. All are in memory
+      at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L,
+      the row and the column block of each in turn.
     """
     grid = self.grid_of(images)
     _, weights = self._apply_blocks(self.embed(images), grid, observe=lambda block, z: block.weights(z, grid))

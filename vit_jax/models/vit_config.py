@@ -42,8 +42,8 @@ class Sizes:
 
 
 # Table 1 of the paper (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling Vision
-# Transformers' (g, G). Hybrids: the paper, and 'How to train your ViT?' (arXiv 2106.10270), whose authors call
-# R+Ti/16 so although its tokens are of 32 pixels.
+# Transformers' (g, G). Hybrids: the paper, and 'How to train your ViT?' (arXiv 2106.10270), whose authors
+# call R+Ti/16 so although its tokens are of 32 pixels.
 VARIANTS = {
   'Ti/16': Sizes(patch=16, width=192, mlp_dim=768, depth=12, heads=3),
   'S/16': Sizes(patch=16, width=384, mlp_dim=1536, depth=12, heads=6),
@@ -67,8 +67,9 @@ _BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
 _ATTENTION = rf'({_BLOCKS}|map_pool)/attention'
 _MLP = rf'({_BLOCKS}|map_pool)/mlp'
 
-# `fsdp` splits one large dimension. `tensor` splits attention by heads, the MLP by its hidden units and the head
-# by its classes, so that each block needs one sum over the devices after attention and one after the MLP.
+# `fsdp` splits one large dimension. `tensor` splits attention by heads, the MLP by its hidden units and the
+# head by its classes, so that each block needs one sum over the devices after attention and one after the
+# MLP.
 SHARDING_RULES: ShardingRules = (
   (r'stem/(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
   (r'stem/(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
@@ -100,8 +101,8 @@ SHARDING_RULES: ShardingRules = (
 class ViTConfig(ModelConfig):
   """The Vision Transformer (paper, section 3.1), or a hybrid with a ResNet in front of it."""
 
-  # A named size, such as 'Ti/16', 'H/14' or 'R50+B/16', or 'custom'. Each size below that is not None replaces
-  # the variant's own; 'custom' needs patch, width, mlp_dim, depth and heads.
+  # A named size, such as 'Ti/16', 'H/14' or 'R50+B/16', or 'custom'. Each size below that is not None
+  # replaces the variant's own; 'custom' needs patch, width, mlp_dim, depth and heads.
   variant: str = 'B/16'
   # Pixels along a side of a patch (of a hybrid, cells of the ResNet's output).
   patch: Count | None = None
@@ -128,11 +129,12 @@ class ViTConfig(ModelConfig):
   # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset (the paper's
   # 'relative', which counts offsets in one dimension), or 'rotary': queries and keys turned by row and column
   # (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
-  # For images of another size what is learned is resized ('relative' and 'relative_query': between offsets), and
-  # so is sincos2d. Rotary goes on counting, a patch being one from the next.
+  # For images of another size what is learned is resized ('relative' and 'relative_query': between offsets),
+  # and so is sincos2d. Rotary goes on counting, a patch being one from the next.
   position: Position = 'learned'
-  # How learned positions are resized for images of another size (models/position_resize.py): 'linear' (aligned
-  # corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias' (as torch).
+  # How learned positions are resized for images of another size (models/position_resize.py): 'linear'
+  # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
+  # (as torch).
   position_resize: PositionResize = 'bilinear'
   # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
   register_tokens: Amount = 0
@@ -202,9 +204,9 @@ class ViTConfig(ModelConfig):
     channels: int,
     num_classes: int,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.Sharding | None = None,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
   ) -> Model:
-    """The network; image_size must be multiples of the patch. `activation_sharding` is of the tokens (B, N, D)."""
+    """The network, for images of whole patches; `activation_sharding` is of the tokens (B, N, D)."""
     from vit_jax.models.vit import ViT  # vit.py needs this module
 
     return ViT(
@@ -235,7 +237,7 @@ class ViTConfig(ModelConfig):
   def poolings(self) -> tuple[Pooling, ...]:
     result: list[Pooling] = ['gap']
     if self.has_class_token:
-      result += ['token', 'token_gap']
+      result.extend(('token', 'token_gap'))
     if self.pool == 'map':
       result.append('map')
     return tuple(result)

@@ -48,10 +48,10 @@ class Objective(abc.ABC):
 
     Args:
       model: with the parameters that are trained.
-      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label'; where images are
-        mixed also 'label_b' and 'lam'.
-      keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An example's
-        randomness must depend on its own key only.
+      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label'; where images
+        are mixed also 'label_b' and 'lam'.
+      keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
+        example's randomness must depend on its own key only.
       data: the run's data options.
 
     Returns:
@@ -78,7 +78,7 @@ class Objective(abc.ABC):
     """The names of the head's outputs, given those of the data's classes; (): they have none."""
     return names
 
-  def check_classes(self, names: tuple[str, ...], title: str) -> None:
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:  # noqa: B027 (all data suits most)
     """Raises UserError for training data whose classes leave nothing to learn.
 
     Args:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar, Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -30,6 +31,8 @@ class ClassificationObjective(Objective):
   ) -> tuple[jax.Array, Metrics]:
     """Mean cross-entropy; 'accuracy' is of the image with the larger share where images are mixed."""
     logits = model(batch['image'], keys=keys)
+    chex.assert_shape(logits, (len(keys), None))
+    chex.assert_type(logits, jnp.float32)
     targets = mixed_targets(batch, logits.shape[-1])
     loss = self.cross_entropy(logits, targets).mean()
     return loss, {'accuracy': hits(logits, batch['label']).mean()}
@@ -123,7 +126,9 @@ def hits(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def ranks(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """The number of classes that are more probable than an example's own; of equal ones, those with a lower number.
+  """The number of classes that are more probable than an example's own.
+
+  Of classes that are exactly as probable, those with a lower number count.
 
   Args:
     logits: float32 (B, K).

@@ -7,6 +7,7 @@ begins from its checkpoint (config.init).
 import dataclasses
 from typing import ClassVar, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,8 +19,8 @@ from vit_jax.objectives.base import Batch, Metrics, Objective
 from vit_jax.options import Rate
 
 COLOUR_LEVELS = 8  # of each channel of a patch's colour: three bits
-# Of the corrupted patches: the share that the mask token replaces, and the share that another patch replaces; the
-# rest is kept.
+# Of the corrupted patches: the share that the mask token replaces, and the share that another patch replaces;
+# the rest is kept.
 _MASKED, _EXCHANGED = 0.8, 0.1
 
 
@@ -40,6 +41,8 @@ class MaskedPatchesObjective(Objective):
     rows, columns = model.config.grid((images.shape[1], images.shape[2]))
     corruption = draw_corruption(keys[:, 0], rows * columns)
     logits = model.patch_logits(images, corruption.apply, keys=keys[:, 1])
+    chex.assert_shape(logits, (len(images), rows * columns, COLOUR_LEVELS**data.channels))
+    chex.assert_type(logits, jnp.float32)
     labels = colours(images, (rows, columns), data.value_range)
     targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), self.label_smoothing)
     losses = _mean_where(optax.softmax_cross_entropy(logits, targets), corruption.corrupted)

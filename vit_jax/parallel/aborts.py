@@ -1,48 +1,53 @@
-"""C++ that aborts this process, held for some seconds in which another thread can say why."""
+"""Time to say why this process ends when C++ code in it aborts."""
 
 import ctypes
 import faulthandler
-import os
 import signal
-import sys
+import threading
+
+_C = ctypes.CDLL(None)
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_SIZE_OF_SIGACTION = 256  # bytes, more than any system's `struct sigaction` has
 
 
-class HeldAborts:
-  """Holds aborts (SIGABRT) for six seconds, in the thread that aborts; the other threads go on.
+class DelayedAbort:
+  """Makes a thread that aborts (SIGABRT) wait, so that another thread can end the process with a reason.
 
-  No Python runs in that thread, whose memory or locks may be damaged: `faulthandler` writes its stack into a
-  pipe, and then comes the handler that was there before, which is C's own `sleep`. It gets the signal's
-  number as its argument, and that is 6.
+  C's `abort` calls the handler of SIGABRT in the thread that aborts, and kills the process when the handler
+  returns. The handler here waits for `go_on`, at most `seconds`; then the abort takes its usual course, with
+  the stacks that faulthandler prints.
+
+  The handler is Python code that C calls through ctypes. `signal.signal` cannot do this, because its C
+  handler returns at once and runs the Python code later. JAX's own callback for a lost process cannot do it
+  either: `jax.distributed.initialize` has no argument for it, and in jaxlib 0.10 the callback itself aborts
+  (std::bad_cast). With `jax_enable_recoverability` JAX still aborts when process 0 is lost.
   """
 
-  def __init__(self):
-    libc = ctypes.CDLL(None)
-    self._signal, sleep = libc.signal, libc.sleep
-    self._signal.argtypes, self._signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    self._enabled = faulthandler.is_enabled()
-    faulthandler.disable()
-    self._old = self._signal(signal.SIGABRT, ctypes.cast(sleep, ctypes.c_void_p))
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-    self._read, self._write = os.fdopen(read, 'rb', buffering=0), os.fdopen(write, 'wb', buffering=0)
-    faulthandler.enable(self._write, all_threads=False)
-    self._stack = b''
+  def __init__(self, seconds: float):
+    self._seconds = seconds
+    self._aborting = False
+    self._go_on = threading.Event()
+    faulthandler.enable()
+    self._old_action = ctypes.create_string_buffer(_SIZE_OF_SIGACTION)
+    _C.sigaction(signal.SIGABRT, None, self._old_action)
+    self._handler = _Handler(self._wait)  # kept here: C knows its address only
+    _C.signal(signal.SIGABRT, self._handler)
 
-  def any(self) -> bool:
-    """Has a thread aborted, so that this process ends within six seconds?"""
-    self._stack += self._read.read() or b''
-    return bool(self._stack)
+  @property
+  def aborting(self) -> bool:
+    """Whether a thread is waiting in its abort."""
+    return self._aborting
 
-  def explain(self) -> None:
-    """Prints the stack of the thread that aborted, as faulthandler would have done."""
-    sys.stderr.write(self._stack.decode(errors='replace'))
-    sys.stderr.flush()
+  def go_on(self) -> None:
+    """Lets the waiting thread abort now."""
+    self._go_on.set()
 
-  def release(self) -> None:
-    """Aborts are what they were before."""
-    faulthandler.disable()
-    self._signal(signal.SIGABRT, self._old)
-    if self._enabled:
-      faulthandler.enable()
-    self._read.close()
-    self._write.close()
+  def remove(self) -> None:
+    """Restores the handler of SIGABRT that was there before."""
+    _C.sigaction(signal.SIGABRT, self._old_action, None)
+
+  def _wait(self, number: int) -> None:
+    self._aborting = True
+    self._go_on.wait(self._seconds)
+    self.remove()
+    signal.raise_signal(number)  # arrives when this handler has returned

@@ -1,5 +1,7 @@
-"""The start of several processes, and their stop at one and the same step."""
+"""Joins the processes of a run, and stops them all at the same step."""
 
+import ctypes
+import functools
 import glob
 import importlib.util
 import logging
@@ -7,69 +9,82 @@ import math
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax.errors import UserError
+from vit_jax import signals
+from vit_jax.errors import EXIT_RESTART, UserError
 
 _HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'
-_OURS = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
+_VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
+_LOOPBACK = ('localhost', '127.0.0.1', '[::1]')
+
+# After SIGTERM or Ctrl-C the run has this long to reach the end of a step, and then to save and leave.
+_SECONDS_TO_REACT = 8.0
+_SECONDS_TO_SAVE = 600.0
+
+_log = logging.getLogger(__name__)
 
 
 def initialize() -> None:
-  """Joins the other processes of this run, where there are any; call it before the first use of JAX.
+  """Joins the other processes of this run, if there are any. Call it before the first use of JAX.
 
-  In this order: the environment variables JAX_COORDINATOR_ADDRESS (host:port of process 0),
-  JAX_PROCESS_ID and JAX_PROCESS_COUNT; a Slurm or Open MPI job of several tasks; a TPU VM or a TPU pod
-  on GKE. Elsewhere this is a single process and nothing happens: no network is asked.
+  It looks, in this order, for the environment variables JAX_COORDINATOR_ADDRESS (host:port of process 0),
+  JAX_PROCESS_ID and JAX_PROCESS_COUNT; for a Slurm or Open MPI job of several tasks; for a TPU VM or a TPU
+  pod on GKE. If there is none of these, this is a single process and nothing happens; the network is not
+  asked.
 
   Raises:
-    UserError: some but not all of the three variables are set, or a variable makes no sense.
+    UserError: only some of the three variables are set, or one makes no sense.
   """
   if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
-    # CPU devices that are simulated wait for each other in one pool of threads, by default one a core.
+    # Simulated CPU devices wait for each other in one thread pool, which by default has one thread per core.
     os.environ.setdefault('NPROC', '64')
   if jax.distributed.is_initialized():
     return
   skip_absent_tpu()
-  # When JAX itself takes a process for dead it aborts the others; `peers.Peers` is to be the first.
-  silence = {'heartbeat_timeout_seconds': math.ceil(3 * heartbeat_seconds())}
   if 'JAX_PROCESS_ID' in os.environ or 'JAX_PROCESS_COUNT' in os.environ:
-    address, process, count = _from_environment()
-    jax.distributed.initialize(address, count, process, cluster_detection_method='deactivate', **silence)
-  elif _tasks('SLURM_NTASKS') > 1 and 'SLURM_STEP_NODELIST' in os.environ:
-    jax.distributed.initialize(cluster_detection_method='slurm', **silence)
-  elif _tasks('OMPI_COMM_WORLD_SIZE') > 1 and 'OMPI_MCA_orte_hnp_uri' in os.environ:
-    jax.distributed.initialize(cluster_detection_method='ompi', **silence)
+    address, process, count = _read_variables()
+    _join(address, count, process, cluster_detection_method='deactivate', **_bind_address(address))
+  elif _task_count('SLURM_NTASKS') > 1 and 'SLURM_STEP_NODELIST' in os.environ:
+    _join(cluster_detection_method='slurm')
+  elif _task_count('OMPI_COMM_WORLD_SIZE') > 1 and 'OMPI_MCA_orte_hnp_uri' in os.environ:
+    _join(cluster_detection_method='ompi')
   elif _on_tpu():
     try:
-      jax.distributed.initialize(**silence)
+      _join()
     except (ValueError, OSError) as error:
-      # A TPU without a metadata server, as in notebook services: there is only this host.
-      logging.getLogger(__name__).warning(
-        'This host has a TPU but knows of no others (%s); going on alone.', error
-      )
+      # A TPU without a metadata server, as in notebook services: this is the only host.
+      _log.warning('This host has a TPU but knows of no others (%s); going on alone.', error)
   elif 'JAX_COORDINATOR_ADDRESS' in os.environ:
-    _from_environment()  # says what is missing
+    _read_variables()  # raises the error that names the missing variables
 
 
 def skip_absent_tpu() -> None:
-  """Where libtpu is installed, as for plans, but no TPU is here: starts JAX on the CPU without it.
+  """Starts JAX on the CPU, without libtpu, where libtpu is installed (plans need it) but there is no TPU.
 
-  JAX would load libtpu, which prints a page of errors about the TPU that it does not find, and end up on the
-  CPU all the same. Call it before the first use of JAX.
+  Otherwise JAX would load libtpu, which prints a page of errors about the missing TPU, and then use the CPU
+  anyway. Call it before the first use of JAX.
   """
-  # JAX, at its import, has set the variable if no TPU chip is on the PCI bus.
-  absent = 'TPU_SKIP_MDS_QUERY' in os.environ and not _on_tpu() and not _tpu_files()
-  # What GPUs need is installed below `jax_plugins`: then it is JAX that chooses.
-  others = importlib.util.find_spec('jax_plugins')
-  if absent and not others and not jax.config.jax_platforms and importlib.util.find_spec('libtpu'):
+  # JAX sets this variable when it is imported and finds no TPU chip on the PCI bus.
+  absent = 'TPU_SKIP_MDS_QUERY' in os.environ and not _on_tpu() and not _has_tpu_files()
+  # GPU support is installed below `jax_plugins`; with it, JAX chooses the platform.
+  has_plugins = importlib.util.find_spec('jax_plugins') is not None
+  has_libtpu = importlib.util.find_spec('libtpu') is not None
+  if absent and has_libtpu and not has_plugins and not _platforms():
     jax.config.update('jax_platforms', 'cpu')
 
 
 def heartbeat_seconds() -> float:
-  """After how much silence a process is lost: VIT_JAX_HEARTBEAT_SECONDS, or 60."""
+  """Seconds of silence after which a process counts as lost: VIT_JAX_HEARTBEAT_SECONDS, or 60.
+
+  Raises:
+    UserError: the variable is not a number of at least 1.
+  """
   text = os.environ.get(_HEARTBEAT, '60')
   try:
     seconds = float(text)
@@ -80,16 +95,46 @@ def heartbeat_seconds() -> float:
   return seconds
 
 
-def _from_environment() -> tuple[str, int, int]:
-  """(address of process 0, this process, number of processes)."""
-  missing = [name for name in _OURS if name not in os.environ]
+def _join(*processes: Any, **options: Any) -> None:
+  """Calls `jax.distributed.initialize`."""
+  # JAX aborts the other processes when it takes one for dead; `peers.Peers` is to notice it first.
+  jax.distributed.initialize(
+    *processes, heartbeat_timeout_seconds=math.ceil(3 * heartbeat_seconds()), **options
+  )
+  if jax.distributed.is_initialized():
+    _jax_sigterm_handler()
+
+
+@functools.cache
+def _jax_sigterm_handler() -> Callable[[int], None]:
+  """Returns JAX's own handler of SIGTERM, and gives the signal back the action that it had before.
+
+  JAX installs this C function when it joins processes. The function only notes that the signal came, and the
+  processes then agree on a step to stop at; a process that hangs would not end. So SIGTERM ends the process
+  outside the steps, and during the steps `StopSignal` listens to it and calls the function. Python's `signal`
+  module can neither return nor restore a handler that was installed in C.
+  """
+  c_signal = ctypes.CDLL(None).signal
+  c_signal.argtypes, c_signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+  address = c_signal(signal.SIGTERM, signal.SIG_DFL)
+  if address in (None, signal.SIG_IGN.value):  # None: the default action
+    raise RuntimeError('JAX does not listen to SIGTERM; is jax_enable_preemption_service switched off?')
+  before = signal.getsignal(signal.SIGTERM)  # Python does not know that JAX has replaced it
+  if before != signal.SIG_DFL:
+    signal.signal(signal.SIGTERM, before)
+  return ctypes.CFUNCTYPE(None, ctypes.c_int)(address)
+
+
+def _read_variables() -> tuple[str, int, int]:
+  """(address of process 0, number of this process, number of processes), from the environment."""
+  missing = [name for name in _VARIABLES if name not in os.environ]
   if missing:
-    present = [name for name in _OURS if name in os.environ]
+    present = [name for name in _VARIABLES if name in os.environ]
     raise UserError(
       f'the environment has {" and ".join(present)} but not {" and ".join(missing)}; set all three to '
       f'run several processes, none to run one.'
     )
-  address, *numbers = (os.environ[name] for name in _OURS)
+  address, *numbers = (os.environ[name] for name in _VARIABLES)
   if not all(number.isdecimal() for number in numbers) or not int(numbers[0]) < int(numbers[1]):
     raise UserError(
       f'JAX_PROCESS_ID is {numbers[0]!r} and JAX_PROCESS_COUNT {numbers[1]!r}; they must be whole numbers, '
@@ -100,93 +145,132 @@ def _from_environment() -> tuple[str, int, int]:
   return address, int(numbers[0]), int(numbers[1])
 
 
-def _tasks(variable: str) -> int:
+def _bind_address(address: str) -> dict[str, str]:
+  """An option of `jax.distributed.initialize`: where process 0 listens. JAX's default is all interfaces.
+
+  When all processes run on this machine, only this machine can connect.
+  """
+  if address.rpartition(':')[0] in _LOOPBACK and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
+    return {'coordinator_bind_address': address}
+  return {}
+
+
+def _task_count(variable: str) -> int:
   value = os.environ.get(variable, '')
   return int(value) if value.isdecimal() else 0
 
 
 def _on_tpu() -> bool:
-  """Is this a host of a TPU, by what lies on this host alone?
+  """Whether this is a host of a TPU, judged by what is on this host alone.
 
-  Without this question `jax.distributed.initialize` raises on a laptop, or waits for a metadata server.
+  Without this check `jax.distributed.initialize` raises on a laptop, or waits for a metadata server.
   """
-  if 'tpu' not in (jax.config.jax_platforms or 'tpu') or importlib.util.find_spec('libtpu') is None:
+  if 'tpu' not in (_platforms() or 'tpu') or importlib.util.find_spec('libtpu') is None:
     return False
   hosts = os.environ.get('TPU_PROCESS_ADDRESSES') or os.environ.get('TPU_WORKER_HOSTNAMES') or ''
-  if ',' in hosts or _tasks('MEGASCALE_NUM_SLICES') > 1:
+  if ',' in hosts or _task_count('MEGASCALE_NUM_SLICES') > 1:
     return True
-  # JAX sets this variable at its import where no TPU chip is on the PCI bus.
+  # JAX sets this variable when it is imported and finds no TPU chip on the PCI bus.
   if 'TPU_SKIP_MDS_QUERY' in os.environ:
     return False
-  return _tpu_files()
+  return _has_tpu_files()
 
 
-def _tpu_files() -> bool:
+def _platforms() -> str | None:
+  """The platforms that JAX may use, as JAX_PLATFORMS or the program has set them."""
+  # JAX defines its options at run time.
+  return jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _has_tpu_files() -> bool:
   return bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
 
-class StopSignal:
-  """Turns SIGTERM (a preemption) and SIGINT (Ctrl-C) into a stop at the same step in all processes.
+class StopSignal(signals.Listener):
+  """Turns SIGTERM (a preemption) and Ctrl-C (SIGINT) into a stop at the same step in all processes.
 
-      with StopSignal() as stop:
+      with StopSignal(saved=resumed) as stop:
         for step in ...:
           ...
           if stop.stop_requested(step):
             save and leave
+        stop.leave()
 
-  A second SIGINT ends the process at once. Use it in the main thread.
+  Use it in the main thread. It ends the process itself in three cases:
+
+  - At a second Ctrl-C: at once, with exit code 130.
+  - When the main thread hangs: after a signal, the loop has not called `stop_requested` for 8 s, or for twice
+    as long as its longest step so far. The exit code is 75 if `saved`, else 128 + the signal's number.
+  - When saving and leaving take longer than ten minutes; the exit codes are the same.
+
+  Attributes:
+    saved: whether there is a checkpoint from which the same command can go on. The loop sets it after a save.
   """
 
-  def __init__(self):
-    self._requested = False
+  def __init__(self, *, saved: bool = False):
+    super().__init__([signal.SIGINT, signal.SIGTERM], self._on_signal)
+    self.saved = saved
+    self._signalled = False
     self._interrupts = 0
+    self._requested = False
+    self._leaving = False
+    self._longest_step = 0.0  # seconds
+    self._left = threading.Event()
 
   def __enter__(self) -> 'StopSignal':
-    # JAX, where several processes are joined, listens to SIGTERM itself and tells the others of it: there
-    # that signal stays JAX's own, and SIGINT is passed on as one.
     self._joined = jax.distributed.is_initialized()
-    mine = [signal.SIGINT] if self._joined else [signal.SIGINT, signal.SIGTERM]
-    # Python runs handlers in the main thread when that is back from C++, which may be a long step or a
-    # collective that hangs. The number of each signal also goes into this pipe, at once.
-    self._read, self._write = os.pipe()
-    os.set_blocking(self._write, False)
-    self._thread = threading.Thread(target=self._listen, name='stop-signal', daemon=True)
-    self._thread.start()
-    self._old_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-    self._old = {number: signal.signal(number, _in_listener) for number in mine}
+    if self._joined:
+      self._tell_jax = _jax_sigterm_handler()
+    self._last_call = time.monotonic()
+    super().__enter__()
     return self
 
-  def __exit__(self, *_) -> None:
-    for number, handler in self._old.items():
-      signal.signal(number, handler)
-    signal.set_wakeup_fd(self._old_wakeup)
-    os.close(self._write)  # the listener reads the end of the file and ends
-    self._thread.join()
-    os.close(self._read)
+  def __exit__(self, *unused: object) -> None:
+    super().__exit__(*unused)
+    self._left.set()
 
   def stop_requested(self, step: int) -> bool:
-    """Should the run save and stop now? All processes get the same answer for the same step.
+    """Whether the run should save and stop now. All processes get the same answer for the same step.
 
-    Call it once a step, in all processes, with numbers that go up by one: where several processes are
-    joined, they agree on a step that none of them has reached yet. Once True it stays True.
+    Call it once per step, in all processes, with steps that go up by one: joined processes agree on a step
+    that none of them has reached yet. Once True, it stays True.
     """
+    now = time.monotonic()
+    self._longest_step = max(self._longest_step, now - self._last_call)
+    self._last_call = now
     if self._joined and multihost_utils.reached_preemption_sync_point(step):
       self._requested = True
+    self._leaving = self._requested
     return self._requested
 
-  def _listen(self) -> None:
-    while number := os.read(self._read, 1):
-      if number[0] == signal.SIGINT:
-        self._interrupts += 1
-        if self._interrupts > 1:
-          os._exit(128 + signal.SIGINT)
-      if number[0] not in (signal.SIGINT, signal.SIGTERM):
+  def leave(self) -> None:
+    """Tells that the last step is over: after a signal, what is left to save may now take ten minutes."""
+    self._leaving = True
+
+  def _on_signal(self, number: int) -> None:
+    if number == signal.SIGINT:
+      self._interrupts += 1
+      if self._interrupts == 2:
+        signals.end_process('Interrupted again; the run ends without another save.', 128 + number)
+    if not self._signalled:
+      self._signalled = True
+      threading.Thread(target=self._end_if_stuck, args=[number], name='stop-signal', daemon=True).start()
+    if self._joined:
+      self._tell_jax(signal.SIGTERM)  # JAX tells the other processes and finds the step
+    else:
+      self._requested = True
+
+  def _end_if_stuck(self, number: int) -> None:
+    """Runs in a thread from the first signal on, `number`: ends the process if the main thread hangs."""
+    signalled = time.monotonic()
+    to_react = max(_SECONDS_TO_REACT, 2 * self._longest_step)
+    while not self._left.wait(0.1):
+      limit = _SECONDS_TO_SAVE if self._leaving else to_react
+      if time.monotonic() - max(signalled, self._last_call) < limit:
         continue
-      if self._joined:
-        os.kill(os.getpid(), signal.SIGTERM)
-      else:
-        self._requested = True
-
-
-def _in_listener(number: int, frame: object) -> None:
-  """Nothing: the listening thread has the signal already. A handler must be there for it to get it."""
+      task = 'save' if self._leaving else 'reach the end of a step'
+      sentence = f'The run did not {task} within {limit:.0f} s of {signal.Signals(number).name}; '
+      if self.saved:
+        sentence += 'start the same command again to go on from the last checkpoint.'
+        signals.end_process(sentence, EXIT_RESTART)
+      signals.end_process(f'{sentence}nothing had been saved.', 128 + number)

@@ -1,20 +1,20 @@
-"""What one JAX device of each kind can do, as its maker publishes it."""
+"""The published speed and memory of one JAX device of each kind."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-  """One JAX device: a core of TPU v2, v3 and v7x, a chip of the other TPUs, a GPU.
+  """One JAX device: a core of a TPU v2, v3 or v7x, a chip of another TPU, or a GPU.
 
   Attributes:
     peak_flops: FLOP/s of bfloat16 matrix products.
-    memory: bytes of HBM that a program may use (of a TPU, as its compiler says); 0: not known.
+    memory: bytes of HBM that a program may use (on a TPU, what its compiler reports); 0 if unknown.
     memory_bandwidth: bytes/s of HBM.
-    clock: Hz of a TPU's matrix unit; 0 where unknown.
-    link_bandwidth: bytes/s of one inter-chip link in one direction; 0: no links of its own.
-    ring: a torus dimension has links that close the ring if its size is a multiple of this; 0: never.
-    network_bandwidth: bytes/s of the data centre's network in one direction, a device's share.
+    clock: Hz of a TPU's matrix unit; 0 if unknown.
+    link_bandwidth: bytes/s of one inter-chip link in one direction; 0 if it has no such links.
+    ring: a dimension of the torus is a closed ring if its size is a multiple of this; 0 if it never is.
+    network_bandwidth: bytes/s of a device's share of the data centre's network, in one direction.
   """
 
   peak_flops: float
@@ -28,8 +28,9 @@ class Hardware:
 
 _GIB = 2**30
 
-# By `jax.Device.device_kind`. Sources: the TPU pages of Google Cloud's documentation; for v2 and v3 Norrie et
-# al., 'The design process for Google's training chips' (IEEE Micro 2021); NVIDIA's data sheets.
+# By `jax.Device.device_kind`; the numbers are in the order of the attributes above. Sources: the TPU pages of
+# Google Cloud's documentation; for v2 and v3 Norrie et al., 'The design process for Google's training chips'
+# (IEEE Micro 2021); NVIDIA's data sheets.
 _KINDS = {
   'TPU v2': Hardware(22.5e12, 7.48 * _GIB, 350e9, 700e6, 62e9, 16, 1.5e9),
   'TPU v3': Hardware(61.5e12, 15.48 * _GIB, 450e9, 940e6, 82e9, 32, 1.5e9),
@@ -45,5 +46,5 @@ _KINDS = {
 
 
 def of(device_kind: str) -> Hardware | None:
-  """What a device of this kind can do; None: not known."""
+  """The figures of a device of this kind; None if unknown."""
   return _KINDS.get(device_kind)

@@ -1,12 +1,14 @@
-"""The mesh of devices, and how a batch lies on it.
+"""The mesh of devices, and how a batch is split over it.
 
-Axes: `replica` and `data` (parts of the batch; `replica` is the first to run across slices), `fsdp` (parts
-of the batch, and of the parameters and the optimizer's state) and `tensor` (parts of every layer).
+Its axes are `replica` and `data`, which split the batch (`replica` is the first to run across slices),
+`fsdp`, which splits the batch, the parameters and the optimizer state, and `tensor`, which splits every
+layer.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -22,40 +24,51 @@ BATCH_AXES = ('replica', 'data', 'fsdp')
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Devices along each axis of the mesh; one may be -1, which takes the devices that are left."""
+  """Devices along each axis of the mesh; one axis may be -1, which takes the devices that are left."""
 
-  # Parts of the batch, parameters copied; the first axis to run across slices (or hosts of GPUs).
+  # Splits the batch; parameters are copied. The first axis to run across slices (or hosts with GPUs).
   replica: int = 1
-  # The same, within a slice as far as `replica` has as many parts as there are slices.
+  # The same; it stays within a slice if `replica` is a multiple of the number of slices.
   data: int = -1
-  # Parts of the batch; parameters and optimizer state are split too.
+  # Splits the batch, the parameters and the optimizer state.
   fsdp: int = 1
-  # Parts of every layer.
+  # Splits every layer.
   tensor: int = 1
-  # Parameters with fewer elements are copied rather than split.
+  # Parameters with fewer elements are copied instead of split.
   min_shard_size: Amount = 2**16
 
   def check(self, path: str) -> None:
-    """Raises UserError for sizes that no mesh has."""
-    axes = {axis: getattr(self, axis) for axis in AXES}
-    if any(size < 1 and size != -1 for size in axes.values()) or list(axes.values()).count(-1) > 1:
+    """Raises UserError for sizes that no mesh can have."""
+    sizes = self.sizes
+    too_small = any(size < 1 and size != -1 for size in sizes)
+    if too_small or sizes.count(-1) > 1:
+      axes = dict(zip(AXES, sizes, strict=True))
       raise UserError(f'{path} is {axes}; each axis must be at least 1, and at most one may be -1.')
 
+  @property
+  def sizes(self) -> tuple[int, int, int, int]:
+    """Devices along each of `AXES`."""
+    return (self.replica, self.data, self.fsdp, self.tensor)
 
-def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+
+def make_mesh(
+  mesh: MeshConfig,
+  devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
+) -> Mesh:
   """The mesh of all `devices`, with the four axes in the order of `AXES`.
 
-  The axes are of type Auto: the compiler spreads the shardings we give (`parallel/rules.py` and the
-  activations' constraints) over the rest of the program.
+  The axes are of type Auto: the compiler derives the shardings of the whole program from the ones we give,
+  which are those of the parameters (`parallel/sharding.py`) and the constraints on the activations.
 
-  Slices are groups of devices with fast links among them and slow ones between them: those of a multi-slice
-  TPU, or hosts of GPUs. `replica` and then `data` run across them, whose devices exchange the sum of the
-  gradients once a step; between hosts of GPUs `fsdp` may too, where those two leave slices over. What is left
-  of each axis lies within a slice, placed by JAX for the shape of its network.
+  Slices are groups of devices with fast links inside and slow ones between them: the slices of a multi-slice
+  TPU, or hosts with GPUs. `replica` and then `data` run across slices, because they exchange only the sum of
+  the gradients, once per step. Between hosts with GPUs `fsdp` may run across slices too, if those two leave
+  slices over. The rest of each axis lies within a slice, where JAX places the devices to suit the network's
+  shape.
 
   Args:
     mesh: devices along each axis; one may be -1, which takes the devices that are left.
-    devices: by default all of all processes; a plan passes those of a machine that is not there.
+    devices: by default those of all processes; a plan passes those of a machine that it does not have.
 
   Raises:
     UserError: the axes do not multiply to the number of devices, or the wrong ones would cross slices.
@@ -63,25 +76,25 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
   devices = list(jax.devices() if devices is None else devices)
   shape = _shape(mesh, len(devices))
   slices = len({getattr(device, 'slice_index', 0) for device in devices})
-  # Where no set of the network's axes has the size of one of ours, one of them may be split.
-  split = {'devices': devices, 'allow_split_physical_axes': True}
+  # An axis of ours may need a part of a network axis, where none of those has its size.
+  options: dict[str, Any] = {'devices': devices, 'allow_split_physical_axes': True}
   if slices > 1:
     across = _across_slices(shape, slices, AXES[:3] if devices[0].platform == 'gpu' else AXES[:2])
     within = [size // part for size, part in zip(shape, across, strict=True)]
-    array = mesh_utils.create_hybrid_device_mesh(within, across, **split)
+    array = mesh_utils.create_hybrid_device_mesh(within, across, **options)
   else:
-    array = mesh_utils.create_device_mesh(shape, **split)
+    array = mesh_utils.create_device_mesh(shape, **options)
   return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _across_slices(shape: tuple[int, ...], slices: int, axes: tuple[str, ...]) -> list[int]:
-  """Into how many parts, one a slice, each axis is cut: the first of `axes` into as many as it can be."""
-  left, result = slices, [1] * len(AXES)
+  """How many slices each axis runs across; the first of `axes` take as many as they can."""
+  remaining, result = slices, [1] * len(AXES)
   for index, axis in enumerate(AXES):
     if axis in axes:
-      result[index] = math.gcd(left, shape[index])
-      left //= result[index]
-  if left > 1:
+      result[index] = math.gcd(remaining, shape[index])
+      remaining //= result[index]
+  if remaining > 1:
     text = ', '.join(f'{axis} {size}' for axis, size in zip(AXES, shape, strict=True))
     raise UserError(
       f'config.mesh ({text}) would put {" or ".join(AXES[len(axes) :])} across the {slices} slices, between '
@@ -91,8 +104,8 @@ def _across_slices(shape: tuple[int, ...], slices: int, axes: tuple[str, ...]) -
 
 
 def _shape(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
-  """Devices along each axis, the -1 replaced."""
-  sizes = [getattr(mesh, axis) for axis in AXES]
+  """Devices along each axis, with the -1 replaced."""
+  sizes = list(mesh.sizes)
   asked = ', '.join(f'{axis} {size}' for axis, size in zip(AXES, sizes, strict=True))
   given = math.prod(size for size in sizes if size != -1)
   if -1 in sizes:
@@ -111,12 +124,12 @@ def _shape(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Sharding of an array whose first axis is the batch; its other axes are not split."""
+  """The sharding of an array whose first axis is the batch; its other axes are not split."""
   return NamedSharding(mesh, P(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Sharding of an array of which every device has a copy."""
+  """The sharding of an array that every device has a copy of."""
   return NamedSharding(mesh, P())
 
 
@@ -126,13 +139,21 @@ def batch_shards(mesh: Mesh) -> int:
 
 
 def check_batch_size(mesh: Mesh, batch_size: int, option: str = 'config.batch_size') -> None:
-  """Raises UserError, naming `option` and the axes, where a batch does not divide over the mesh.
+  """Raises UserError, naming `option` and the axes, if a batch does not divide over the mesh.
 
   With gradient accumulation, `batch_size` is that of one part.
   """
-  if batch_size % batch_shards(mesh):
-    axes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES)
+  axes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES)
+  check_batch_divides(batch_size, batch_shards(mesh), option, f'config.mesh ({axes})')
+
+
+def check_batch_divides(batch_size: int, parts: int, option: str, where: str = 'config.mesh') -> None:
+  """Raises UserError, naming `option` and `where`, if `batch_size` is not a multiple of `parts`.
+
+  For a caller that has only a batch's sharding, not the mesh; `parts` is the number of different pieces.
+  """
+  if batch_size % parts:
     raise UserError(
-      f'{option} gives batches of {batch_size}, which do not divide over the {batch_shards(mesh)} parts of '
-      f'config.mesh ({axes}); change one of them.'
+      f'{option} gives batches of {batch_size}, which do not divide over the {parts} parts of {where}; '
+      f'change one of them.'
     )

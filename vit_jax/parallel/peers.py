@@ -1,49 +1,55 @@
-"""The other processes of a run: one that is lost ends this one, which is then to be started again."""
+"""Watches the other processes of a run: when one is lost, this one ends and is to be started again."""
 
 import threading
 import time
+from types import TracebackType
 
 import jax
 import orbax.checkpoint as ocp
 
 from vit_jax.errors import Preempted, UserError, end_to_restart
-from vit_jax.parallel.aborts import HeldAborts
+from vit_jax.parallel.aborts import DelayedAbort
 
-_PLACE = 'vit_jax/peers/'  # in the key-value store: the number of each process, and _SENTENCE
-_SENTENCE = 'sentence'  # of the one that noticed first: all end with the same
-_LEFT = 'left'  # in place of a number: that process's run is over
-_MOST_SECONDS_BETWEEN_BEATS = 2.0
-_TICK_SECONDS = 0.2
-# Together with a computation of all processes that failed, or an abort, so much silence is a loss.
+# Keys in JAX's key-value store. Below _DIRECTORY each process has its count under its own number, and
+# _SENTENCE is what the process that noticed a loss first has written: all end with the same sentence.
+_DIRECTORY = 'vit_jax/peers/'
+_SENTENCE = 'sentence'
+_LEFT = 'left'  # in place of a count: this process has finished its run
+
+_MAX_SECONDS_BETWEEN_BEATS = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.2
+# After a failed collective, or during an abort, a process that is silent for this long counts as lost.
 _SUSPICIOUS_SECONDS = 10.0
-# An abort in which the store stays silent for so long is JAX's own for the loss of a process. It is less
-# than the time for which an abort is held, and more than the time between two beats.
-_ABORT_SECONDS = 4.0
+# How long an abort waits for its explanation, and how long the store must be silent during an abort for
+# process 0 to count as lost. The store is asked every _MAX_SECONDS_BETWEEN_BEATS, so a healthy one answers in
+# between.
+_ABORT_SECONDS = 6.0
+_SILENCE_IN_ABORT_SECONDS = 4.0
 
 
 class Peers:
-  """Ends this process with one sentence and exit code 75 when another one of the run is lost.
+  """Ends this process with one sentence and exit code 75 when another process of the run is lost.
 
       with Peers(distributed.heartbeat_seconds()):
         train
 
-  Each process counts up a number in JAX's key-value store, which process 0 serves, and reads those of the
-  others. One whose number stands still for `limit` seconds is lost; so is process 0 where the store does not
-  answer for so long. When this process fails (on CPU and GPU the connections to one that is lost break, which
-  is now a JaxRuntimeError, now a ValueError), ten seconds of silence are enough; where no process is silent
-  the error goes its way.
+  Each process counts upwards in JAX's key-value store, which process 0 serves, and reads the counts of the
+  others. A process is lost when its count has not changed for `limit` seconds; process 0 is also lost when
+  the store has not answered for that long. Ten seconds are enough after an error in this process: on CPU and
+  GPU, the loss of a process breaks its connections, so that collectives fail here (with a JaxRuntimeError or
+  a ValueError). If no process is silent, the error is raised as usual.
 
-  JAX by itself aborts the process, after a page of C++ frames, when process 0 is gone and, later than
-  `limit`, when another is: that abort is held until the sentence is said.
+  Without this class, JAX would abort the process with a page of C++ frames: at once when process 0 is lost,
+  and later than `limit` when another one is. Such an abort is delayed until the sentence is printed.
 
-  A single process has nobody to watch: nothing happens.
+  With a single process, this class does nothing.
   """
 
   def __init__(self, limit: float):
-    """`limit`: seconds."""
-    self._silence = limit  # that is a loss; less once something has failed
+    """`limit`: seconds of silence after which a process counts as lost."""
     self._limit = limit
-    self._every = min(limit / 5, _MOST_SECONDS_BETWEEN_BEATS)
+    self._silence = limit  # the limit at this moment; shorter once something has failed
+    self._beat_seconds = min(limit / 5, _MAX_SECONDS_BETWEEN_BEATS)
     self._over = threading.Event()
     self._threads: list[threading.Thread] = []
 
@@ -52,10 +58,11 @@ class Peers:
       return self
     now = time.monotonic()
     self._store = ocp.multihost.get_jax_distributed_client()
-    self._heard = {str(index): ('', now) for index in range(jax.process_count())}
-    self._answered = now
+    # For each process: its last count, and when that was first seen.
+    self._counts = {str(index): ('', now) for index in range(jax.process_count())}
+    self._answered = now  # when the store last answered
     self._sentence = ''
-    self._aborts = HeldAborts()
+    self._abort = DelayedAbort(_ABORT_SECONDS)
     self._threads = [
       threading.Thread(target=self._beat, name='peers-beat', daemon=True),
       threading.Thread(target=self._watch, name='peers-watch', daemon=True),
@@ -64,84 +71,105 @@ class Peers:
       thread.start()
     return self
 
-  def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
     if not self._threads:
       return
     if isinstance(error, Exception) and not isinstance(error, UserError | OSError | Preempted):
+      # Perhaps a lost process is the cause: then `_watch` ends this process during the sleep.
       self._silence = min(self._limit, _SUSPICIOUS_SECONDS)
-      time.sleep(self._silence + 2 * self._every + 1)  # the watch ends the process if one is missing
+      time.sleep(self._silence + 2 * self._beat_seconds + 1)
     self._over.set()
     for thread in self._threads:
-      thread.join(timeout=self._every)  # a store that hangs is no reason to wait
-    if kind is None or issubclass(kind, Preempted):
+      thread.join(timeout=self._beat_seconds)  # not longer: the store may hang
+    if error is None or isinstance(error, Preempted):
       self._write(str(jax.process_index()), _LEFT)
-    # What failed leaves no word, so that the others end too, should they wait for this one.
-    self._aborts.release()
+    # A process that failed leaves no such word: the others, which may be waiting for it, end as well.
+    self._abort.remove()
 
   def _beat(self) -> None:
-    """Writes this process's number and reads those of all, again and again."""
-    number = 0
-    while not self._over.wait(self._every if number else 0):
-      number += 1
-      if not self._write(str(jax.process_index()), str(number)):
-        continue
-      try:
-        values = dict(self._store.key_value_dir_get(_PLACE))
-      except jax.errors.JaxRuntimeError:
-        continue
-      now = time.monotonic()
-      self._answered = now
-      for key, value in values.items():
-        name = key.rpartition('/')[2]
-        if name == _SENTENCE:
-          self._sentence = value
-        elif self._heard[name][0] != value:
-          self._heard[name] = (value, now)
+    """Writes this process's count and reads the counts of all, until the run is over."""
+    count = 0
+    while True:
+      count += 1
+      if self._write(str(jax.process_index()), str(count)):
+        self._read_counts()
+      if self._over.wait(self._beat_seconds):
+        return
+
+  def _read_counts(self) -> None:
+    try:
+      values = dict(self._store.key_value_dir_get(_DIRECTORY))
+    except jax.errors.JaxRuntimeError:
+      return
+    now = time.monotonic()
+    self._answered = now
+    for key, value in values.items():
+      name = key.rpartition('/')[2]
+      if name == _SENTENCE:
+        self._sentence = value
+      elif self._counts[name][0] != value:
+        self._counts[name] = (value, now)
 
   def _write(self, name: str, value: str) -> bool:
+    """Writes a value into the store; False where process 0, which serves it, is gone or busy."""
     try:
-      self._store.key_value_set(_PLACE + name, value, allow_overwrite=True)
-    except jax.errors.JaxRuntimeError:  # process 0 is gone, or busy
+      self._store.key_value_set(_DIRECTORY + name, value, allow_overwrite=True)
+    except jax.errors.JaxRuntimeError:
       return False
     return True
 
   def _watch(self) -> None:
-    aborted = None
-    while not self._over.wait(_TICK_SECONDS):
+    """Ends this process when another one is lost."""
+    aborting_since = None
+    while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
       now = time.monotonic()
-      if aborted is None and self._aborts.any():
-        aborted = now
       if self._sentence:
         end_to_restart(self._sentence)
-      if aborted is not None and self._answered > aborted:
-        self._aborts.explain()  # of another cause: the store answers still
-        return
-      if aborted is not None and now - aborted > _ABORT_SECONDS:
-        self._silence = min(self._limit, _SUSPICIOUS_SECONDS)
-        self._end(self._silent() or ['0'] * (jax.process_index() > 0))
+      if aborting_since is None and self._abort.aborting:
+        aborting_since = now
+      if aborting_since is not None:
+        if self._answered > aborting_since:
+          self._abort.go_on()  # process 0 is there, so the abort has another cause
+          return
+        if now - aborting_since > _SILENCE_IN_ABORT_SECONDS:
+          self._silence = min(self._limit, _SUSPICIOUS_SECONDS)
+          self._end_because_of(self._silent_processes() or self._process_0())
       if now - self._answered > self._silence:
-        self._end(['0'])
-      if lost := self._silent():
-        self._end(lost)
+        self._end_because_of(['0'])
+      silent = self._silent_processes()
+      if silent:
+        self._end_because_of(silent)
 
-  def _silent(self) -> list[str]:
-    """The processes that, when the store last answered, had not been heard of for too long."""
+  def _silent_processes(self) -> list[str]:
+    """The processes whose counts had not changed for too long when the store last answered."""
     return [
       name
-      for name, (value, since) in self._heard.items()
-      if value != _LEFT and self._answered - since > self._silence
+      for name, (count, since) in self._counts.items()
+      if count != _LEFT and self._answered - since > self._silence
     ]
 
-  def _end(self, lost: list[str]) -> None:
-    names = ', '.join(lost)
-    one = f'Process {names} was' if lost else 'Another process was'
-    who = f'Processes {names} were' if len(lost) > 1 else one
+  def _process_0(self) -> list[str]:
+    """Process 0, unless this process is it."""
+    return ['0'] if jax.process_index() > 0 else []
+
+  def _end_because_of(self, lost: list[str]) -> None:
+    if len(lost) > 1:
+      who = f'Processes {", ".join(lost)} were'
+    elif lost:
+      who = f'Process {lost[0]} was'
+    else:
+      who = 'Another process was'
     sentence = (
       f'{who} lost: nothing is heard of it any more, its own output may say why; start the same command '
       f'again on all hosts to go on from the last checkpoint.'
     )
     if lost != ['0']:
-      # By this word the others end with the same sentence; process 0, which serves it, is the last to go.
+      # The others read this sentence and end with it. Process 0 serves it to them, so it ends last.
       threading.Thread(target=self._write, args=(_SENTENCE, sentence), daemon=True).start()
-      time.sleep(3 * self._every if jax.process_index() == 0 else self._every / 2)
+      time.sleep(3 * self._beat_seconds if jax.process_index() == 0 else self._beat_seconds / 2)
     end_to_restart(sentence)

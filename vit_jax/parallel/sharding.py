@@ -1,8 +1,8 @@
 """Where parameters and optimizer state lie on the mesh, by the sharding rules of a model.
 
-A model's rules (`ModelConfig.sharding_rules`) say which axis of the mesh splits which dimension of which parameter,
-by its path. `fsdp` splits one large dimension, so that each device holds its part of the parameters and of the
-optimizer's state; `tensor` splits every layer.
+A model's rules (`ModelConfig.sharding_rules`) say which axis of the mesh splits which dimension of which
+parameter, by its path. `fsdp` splits one large dimension, so that each device holds its part of the
+parameters and of the optimizer's state; `tensor` splits every layer.
 """
 
 import math
@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 

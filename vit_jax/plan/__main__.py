@@ -1,93 +1,124 @@
-"""Compiles a run for a machine that is not here: memory, collectives, predicted time and core-days.
+"""Plans a run on a machine that need not be here: memory, collectives, predicted time and core-days.
 
 python -m vit_jax.plan --config=configs/vit_h14.py --topology=v3-512
 python -m vit_jax.plan --config=configs/vit_h14.py --topology=v3:16x16 --config.mesh.fsdp=8 --json=plan.json
 python -m vit_jax.plan --config=configs/vit_l16.py --topology=v5e:4x4 --search
 
-What is compiled is the step that the trainer runs, by the compiler that the TPU host would use.
+It compiles the trainer's own step with the compiler that the TPU host would use.
 """
 
-import json
 import pathlib
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
-from vit_jax import cli, recipes
+from vit_jax import cli, files
 from vit_jax import config as config_lib
 from vit_jax.config import Config
+from vit_jax.data import sources
+from vit_jax.data.published_sizes import PUBLISHED_SIZES
 from vit_jax.errors import UserError
+from vit_jax.plan import planner, search, text, topology
+from vit_jax.plan.planner import Plan
+from vit_jax.plan.topology import Topology
+from vit_jax.training.run import Dataset
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'A file of configs/, with options as --config.section.option=value.'
-)
+_CONFIG = cli.define_config()
 _TOPOLOGY = flags.DEFINE_string(
-  'topology', 'local', "The machine: 'v3-512' or 'v3:16x16', '*2' behind it for two slices, 'cpu:8', 'local'."
+  'topology',
+  None,
+  "The machine: 'v3-512' or 'v3:16x16', '*2' behind it for two slices, 'cpu:8', or 'local'. By default the "
+  'accelerators of this host.',
 )
 _SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, rematerialisation and accumulation; rank them.')
-_EXAMPLES = flags.DEFINE_float('examples', None, 'Training images an epoch, of a data set that is not here.')
+_EXAMPLES = flags.DEFINE_float(
+  'examples', None, 'Training images an epoch, if the data is not here.', lower_bound=1
+)
 _JSON = flags.DEFINE_string('json', None, 'A file for the plan, or with --search for all plans, as JSON.')
 
 
 def main() -> None:
+  """Prints a plan, or with --search a ranking of plans."""
   config = cli.config_of(_CONFIG)
-  # Imported here: a wrong flag is told before JAX has started.
-  from vit_jax.plan import search, text, topology
-  from vit_jax.plan.planner import make_sheet
-
+  path = _json_path()
   machine = topology.describe(_TOPOLOGY.value)
-  size = _size(config)
+  dataset = _dataset(config)
   if _SEARCH.value:
-    show = lambda sheet: print(text.ranking_text([sheet]).splitlines()[1], file=sys.stderr, flush=True)
-    plans = search.search(config, machine, size, show)
-    sheets = [sheet for _, sheet in plans]
-    print(text.ranking_text(sheets), end='\n\n')
-    print(text.sheet_text(sheets[0]))
-    print('Options:', ' '.join(_options(plans[0][0], config)))
-    _write([sheet.as_json() for sheet in sheets])
-    return
-  sheet = make_sheet(config, machine, size)
-  print(text.sheet_text(sheet))
-  if not sheet.memory.fits:
-    found = search.remedy(config, machine, size)
-    if found:
-      print('It fits with', ' '.join(_options(found[0], config)) + f': {text.fit_text(found[1])}.')
+    plans = _search(config, machine, dataset)
+    content = [plan.as_json() for plan in plans]
+  else:
+    content = _plan(config, machine, dataset).as_json()
+  if path:
+    files.write_json(path, content)
+
+
+def _plan(config: Config, machine: Topology, dataset: Dataset) -> Plan:
+  """Prints the plan and, if it does not fit, what would make it fit."""
+  plan = planner.make_plan(config, machine, dataset)
+  print(text.plan_text(plan))
+  if not plan.memory.fits:
+    remedy = search.remedy(config, machine, dataset)
+    if remedy:
+      print(f'It fits with {_options(remedy.config, config)}: {text.fit_text(remedy.plan)}.')
     else:
       print('No splitting, rematerialisation or accumulation makes it fit; take more devices.')
-  _write(sheet.as_json())
+  return plan
 
 
-def _size(config: Config):
-  """Of the data set if it is here, else what is known of it."""
-  from vit_jax.data import sources
-  from vit_jax.plan.planner import Size
+def _search(config: Config, machine: Topology, dataset: Dataset) -> list[Plan]:
+  """Prints a line for each plan as it is made, then the ranking and the best plan with its options."""
 
-  known = recipes.EXAMPLES.get((config.data.source, config.data.split))
-  classes = config.head_size(0)
-  if (_EXAMPLES.value or known) and classes:
-    return Size(int(_EXAMPLES.value or known), classes)
+  def report(number: int, most: int, plan: Plan) -> None:
+    print(f'plan {number} of {most}: {text.one_line(plan)}', file=sys.stderr, flush=True)
+
+  found = search.search(config, machine, dataset, report)
+  plans = [candidate.plan for candidate in found]
+  print(text.ranking_text(plans), end='\n\n')
+  print(text.plan_text(plans[0]))
+  print('Options:', _options(found[0].config, config) or 'none, the config has them all')
+  return plans
+
+
+def _dataset(config: Config) -> Dataset:
+  """The training data as it is here, or as far as the flags and what is published about it tell.
+
+  Raises:
+    UserError: neither tells how many images and classes there are.
+  """
+  data = config.data
+  examples = _EXAMPLES.value
+  if not examples and not (data.mixture or data.classes or data.max_per_class):
+    examples = PUBLISHED_SIZES.get((data.source, data.split))
+  if examples and config.objective.head_size(0, data):
+    return Dataset(int(examples))
   try:
-    source = sources.open_source(config.data.source, config.data.split, data=config.data)
+    source = sources.open_training(data, config.seed)
   except UserError as error:
     raise UserError(
       f'{str(error).rstrip(".")}; to plan without the data, give --examples and --config.data.num_classes.'
     ) from None
-  return Size(int(_EXAMPLES.value or len(source)), config.head_size(len(source.class_names)))
+  return Dataset(int(examples or len(source)), tuple(source.class_names))
 
 
-def _options(changed: Config, config: Config) -> list[str]:
-  """The command line's options that make one config the other."""
-  before = config_lib.flatten(config)
-  after = config_lib.flatten(changed)
-  return [f'--config.{name}={value}' for name, value in after.items() if value != before[name]]
+def _options(changed: Config, config: Config) -> str:
+  """The options of the command line that turn `config` into `changed`."""
+  before, after = config_lib.flatten(config), config_lib.flatten(changed)
+  return ' '.join(f'--config.{name}={value}' for name, value in after.items() if value != before[name])
 
 
-def _write(content: object) -> None:
-  if _JSON.value:
-    pathlib.Path(_JSON.value).expanduser().write_text(json.dumps(content, indent=2) + '\n')
+def _json_path() -> pathlib.Path | None:
+  """Where --json writes to.
+
+  Raises:
+    UserError: a folder that is not there; told before the minutes that a search takes.
+  """
+  if not _JSON.value:
+    return None
+  path = pathlib.Path(_JSON.value).expanduser()
+  if not path.parent.is_dir():
+    raise UserError(f'--json={_JSON.value}: there is no folder {path.parent}; make it first.')
+  return path
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config'])
   cli.run(main)

@@ -1,7 +1,7 @@
 """Reads the text of a program that was compiled for a TPU.
 
 Only what an estimate of its time needs: the instructions of each computation in the order in which they are
-scheduled, how often each loop runs, the compiler's own cycle counts, and which devices talk to which.
+scheduled, how often each loop runs, the compiler's own cycle counts, and which devices talk to each other.
 """
 
 import dataclasses
@@ -12,22 +12,33 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_BYTES = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2}
-_BYTES |= {'s32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
+# Bytes of an element.
+_BYTES = {
+  **{'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2},
+  **{'s32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8},
+}
 _ARRAY = re.compile(r'\b([a-z]+\d*)\[([\d,]*)\]')
-# What a kernel says of itself, in lines of its own.
+# A kernel's description of itself, which takes lines of its own.
 _KERNEL_METADATA = re.compile(r'kernel_metadata=\{\s*\n.*?\n\}(?=\})', re.DOTALL)
-_COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
+_COMPUTATION = re.compile(r'(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$')
 _INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = ')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_IOTA = r'\[([\d,]+)\](?:T\(([\d,]+)\))?'
-# Axes with sizes, the devices' order if it is another one, the axes of a group.
-_MESH = re.compile(
-  r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? *\{([^}]*)\}'
+_POSITIVE = re.compile(r'[1-9]\d*$')
+# Devices as [shape]<=[shape] or [shape]<=[shape]T(axes).
+_IOTA = re.compile(r'\[([\d,]+)\](?:T\(([\d,]+)\))?')
+_IOTA_GROUPS = re.compile(rf'replica_groups=\[(?P<shape>[\d,]+)\]<=(?P<devices>{_IOTA.pattern})')
+_LISTED_GROUPS = re.compile(r'replica_groups=\{(\{[\d,{} ]*\})\}')
+# Axes with their sizes; the order of the devices, unless they are in order; the axes that make up a group.
+_MESH_GROUPS = re.compile(
+  r'replica_groups=mesh\[(?P<axes>[^\]]*)\]'
+  r'(?:, device_ids=\((?P<order>(?:[^()]|\([^()]*\))*)\))? *'
+  r'\{(?P<grouped>[^}]*)\}'
 )
-# Where jax.random draws from a gamma or a beta distribution, as mixup does: until what is drawn is accepted.
-_DRAW = re.compile(r'op_name="[^"]*jit\(_gamma\)')
+_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_GROUPED_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _PAIR = re.compile(r'\{(\d+),(\d+)\}')
+# The loop in which jax.random draws from a gamma or beta distribution (mixup), until a draw is accepted.
+_RANDOM_DRAW = re.compile(r'op_name="[^"]*jit\(_gamma\)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +46,11 @@ class Instruction:
   """One line of a computation.
 
   Attributes:
-    name: without the '%'.
+    name: without its '%'.
     shape: of its result, as text.
     opcode: such as 'fusion' or 'all-gather'.
     operands: their names.
-    attributes: the rest of the line.
+    attributes: the rest of the line; of a constant, its value.
   """
 
   name: str
@@ -50,79 +61,96 @@ class Instruction:
 
   @property
   def bytes(self) -> float:
-    """Of the result; of a tuple, of all its parts."""
+    """Bytes of the result; of a tuple, of all its parts."""
     return shape_bytes(self.shape)
 
   @property
   def cycles(self) -> int | None:
-    """What the compiler thinks it takes; None: it does not say."""
+    """The compiler's estimate of its time; None if it gives none."""
     found = _CYCLES.search(self.attributes)
     return int(found[1]) if found else None
 
   def attribute(self, name: str) -> str | None:
-    """A name or number among the attributes, such as the computation that is its 'body'."""
+    """The value of an attribute that is a name or a number, such as 'body', a computation's name."""
     found = re.search(rf'\b{name}=[%"]?([\w.\-]+)', self.attributes)
     return found[1] if found else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A compiled program: computations by name, and the name of the first."""
+  """A compiled program.
+
+  Attributes:
+    computations: name -> its instructions, as scheduled.
+    entry: name of the computation that runs first.
+  """
 
   computations: dict[str, tuple[Instruction, ...]]
   entry: str
 
-  def trips(self, loop: Instruction) -> int:
-    """How often a 'while' runs: its counter begins at 0 and stays below the number in its condition.
+  def called(self, instruction: Instruction, attribute: str) -> tuple[Instruction, ...]:
+    """The computation that an attribute of an instruction names; () if there is none."""
+    return self.computations.get(instruction.attribute(attribute) or '', ())
 
-    The counter of a scan goes up by one; that of the compiler's own loops, which multiply matrices part by
-    part while the next part is on its way, by two. A draw that is repeated until it is accepted counts once:
-    of jax.random's, at least 19 of 20 are accepted at once, and they take microseconds.
+  def trip_count(self, loop: Instruction) -> int:
+    """How often a 'while' runs: its counter starts at 0 and stays below the constant in its condition.
+
+    A scan's counter goes up by one. The compiler's own loops, which multiply matrices part by part while the
+    next part is on its way, count by two. A random draw that is repeated until it is accepted counts as one:
+    at least 19 of 20 are accepted at once, and they take microseconds.
 
     Raises:
-      ValueError: the loop is of another form.
+      ValueError: a loop of another form.
     """
-    if _DRAW.search(loop.attributes):
+    if _RANDOM_DRAW.search(loop.attributes):
       return 1
-    condition = {i.name: i for i in self.computations[loop.attribute('condition')]}
+    condition = {i.name: i for i in self.called(loop, 'condition')}
     compare = next((i for i in condition.values() if i.opcode == 'compare'), None)
     counter, bound = [condition.get(name) for name in compare.operands] if compare else (None, None)
-    index = counter and re.search(r'\bindex=(\d+)', counter.attributes)
-    if not index or not _whole(bound) or 'direction=LT' not in compare.attributes:
-      raise ValueError(f'the loop {loop.name} has a condition that is not "counter < constant"')
-    body = {i.name: i for i in self.computations[loop.attribute('body')]}
+    index, limit = counter and counter.attribute('index'), _positive_constant(bound)
+    if not compare or 'direction=LT' not in compare.attributes or not index or not limit:
+      raise ValueError(f'the condition of the loop {loop.name} is not "counter < constant"')
+    step = self._counter_step(loop, int(index))
+    if not step:
+      raise ValueError(f'the loop {loop.name} adds no constant to its counter')
+    return -(-limit // step)
+
+  def _counter_step(self, loop: Instruction, index: int) -> int | None:
+    """The constant that a loop adds to part `index` of its state; None if it does something else."""
+    body = {i.name: i for i in self.called(loop, 'body')}
     *_, root = body.values()
-    after = body.get(root.operands[int(index[1])])
+    after = body.get(root.operands[index])
     while after and after.opcode in ('copy', 'bitcast'):
       after = body.get(after.operands[0])
-    steps = [_whole(body.get(name)) for name in after.operands] if after and after.opcode == 'add' else []
-    step = next(filter(None, steps), None)
-    if not step:
-      raise ValueError(f'the loop {loop.name} has a counter to which no constant is added')
-    return -(-_whole(bound) // step)
+    if not after or after.opcode != 'add':
+      return None
+    constants = [_positive_constant(body.get(name)) for name in after.operands]
+    return next((constant for constant in constants if constant), None)
 
 
-def _whole(instruction: Instruction | None) -> int | None:
-  """The value of a constant that is a positive whole number."""
-  constant = instruction and instruction.opcode == 'constant'
-  found = constant and re.match(r'[1-9]\d*$', instruction.attributes)
+def _positive_constant(instruction: Instruction | None) -> int | None:
+  """The value of a constant that is a positive integer; None for everything else."""
+  if instruction is None or instruction.opcode != 'constant':
+    return None
+  found = _POSITIVE.match(instruction.attributes)
   return int(found[0]) if found else None
 
 
 def parse(text: str) -> Module:
   """The module of `compiled.as_text()`."""
   computations: dict[str, list[Instruction]] = {}
-  current, entry = None, ''
+  current: list[Instruction] | None = None
+  entry = ''
   for line in _KERNEL_METADATA.sub('', text).splitlines():
-    if not line.startswith(' '):
-      head = _COMPUTATION.match(line)
-      current = computations.setdefault(head[2], []) if head else None
-      if head and head[1]:
-        entry = head[2]
-    elif current is not None:
+    if line.startswith(' '):
       instruction = _instruction(line)
-      if instruction:
+      if instruction and current is not None:
         current.append(instruction)
+      continue
+    head = _COMPUTATION.match(line)
+    current = computations.setdefault(head['name'], []) if head else None
+    if head and head['entry']:
+      entry = head['name']
   return Module({name: tuple(lines) for name, lines in computations.items()}, entry)
 
 
@@ -136,36 +164,46 @@ def _instruction(line: str) -> Instruction | None:
   end = _closing(line, opening)
   inside = line[opening + 1 : end - 1]
   opcode = line[shape_end:opening].strip()
-  # A constant has its value where others have their operands.
-  rest = inside if opcode == 'constant' else line[end:]
+  # Where others have their operands, a constant has its value.
+  attributes = inside if opcode == 'constant' else line[end:]
   operands = tuple(name.strip().split(' ')[-1].lstrip('%') for name in inside.split(', '))
-  return Instruction(start[1], line[start.end() : shape_end], opcode, operands, rest)
+  return Instruction(start[1], line[start.end() : shape_end], opcode, operands, attributes)
 
 
 def _closing(text: str, opening: int) -> int:
   """The position after the bracket that closes the one at `opening`."""
   depth = 0
   for position in range(opening, len(text)):
-    depth += (text[position] == '(') - (text[position] == ')')
-    if not depth:
+    if text[position] == '(':
+      depth += 1
+    elif text[position] == ')':
+      depth -= 1
+    if depth == 0:
       return position + 1
   raise ValueError(f'no closing bracket in {text[:80]!r}')
 
 
 def shape_bytes(shape: str) -> float:
-  """Bytes of an array 'bf16[8,128]{1,0}', or of a tuple of them."""
+  """Bytes of an array such as 'bf16[8,128]{1,0}', or of a tuple of arrays."""
   return sum(size for _, size in _arrays(shape))
 
 
 def _arrays(shape: str) -> Iterator[tuple[str, float]]:
+  """(type of the elements, bytes) of each array in a shape."""
   for kind, dims in _ARRAY.findall(shape):
     if kind in _BYTES:
-      yield kind, math.prod(map(int, dims.split(','))) * _BYTES[kind] if dims else _BYTES[kind]
+      elements = math.prod(_numbers(dims)) if dims else 1
+      yield kind, elements * _BYTES[kind]
 
 
 def payload(shape: str, *, start: bool) -> float:
-  """Bytes that a collective gives; of its asynchronous start, whose tuple also holds operands and
-  flags, the second half of the arrays that are no flags."""
+  """Bytes that a collective gives.
+
+  Args:
+    shape: of its result.
+    start: whether it is the start of an asynchronous one, whose result is a tuple of operands, results and
+      flags, which are scalars.
+  """
   if not start:
     return shape_bytes(shape)
   sizes = [size for kind, size in _arrays(shape) if size > _BYTES[kind]]
@@ -173,52 +211,78 @@ def payload(shape: str, *, start: bool) -> float:
 
 
 def groups(instruction: Instruction, devices: int) -> np.ndarray:
-  """int (groups, devices of a group): which of the program's devices work together in a collective.
+  """The groups of devices that work together in a collective.
 
-  Written as {{0,1},{2,3}}, as [2,2]<=[4], with a transposition as [2,2]<=[2,2]T(1,0), or as axes of a mesh,
-  mesh['a'=2,'b'=4] {'a'}, whose devices may be in another order, device_ids=(1,0,…) or ([2,4]T(1,0)), and
-  of which 'b':(2)2 is a part: of 4 = 2 × 2 devices along 'b' the second factor.
+  They are written as a list, {{0,1},{2,3}}; as [2,2]<=[4], or transposed as [2,2]<=[2,2]T(1,0); or as axes of
+  a mesh, mesh['a'=2,'b'=4] {'a'}. The devices of a mesh may be in another order, device_ids=(1,0,…) or
+  ([4,2]T(1,0)), and a group may be a part of an axis: 'b':(2)2 is the second factor of 4 = 2 × 2 along 'b'.
+
+  Args:
+    instruction: the collective.
+    devices: how many run the program.
+
+  Returns:
+    int (groups, devices of a group): devices by their place in the program.
   """
   text = instruction.attributes
-  mesh = _MESH.search(text)
+  mesh = _MESH_GROUPS.search(text)
   if mesh:
-    return _mesh_groups(*mesh.groups())
-  iota = re.search(rf'replica_groups=\[([\d,]+)\]<=({_IOTA})', text)
+    return _mesh_groups(mesh['axes'], mesh['order'], mesh['grouped'])
+  iota = _IOTA_GROUPS.search(text)
   if iota:
-    return _iota(iota[2]).reshape(_numbers(iota[1]))
-  listed = re.search(r'replica_groups=\{(\{[\d,{} ]*\})\}', text)
+    return _iota(iota['devices']).reshape(_numbers(iota['shape']))
+  listed = _LISTED_GROUPS.search(text)
   if listed:
     return np.array([_numbers(group) for group in re.findall(r'\{([\d,]+)\}', listed[1])])
   return np.arange(devices)[None]
 
 
-def _mesh_groups(mesh: str, ids: str | None, chosen: str) -> np.ndarray:
-  sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)]
-  parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)
-  # An axis of which parts are chosen becomes several.
-  shape, starts = [], []
-  for name, size in sizes:
-    own = [(int(before), int(part)) for axis, before, part in parts if axis == name and before]
-    cuts = sorted({1, size, *(before for before, _ in own), *(before * part for before, part in own)})
-    shape += [end // begin for begin, end in itertools.pairwise(cuts)]
-    starts += [(name, begin) for begin in cuts[:-1]]
-  axes = [starts.index((name, int(before or 1))) for name, before, _ in parts if (name, 1) not in sizes]
-  if ids is None:
-    order = np.arange(math.prod(shape))
+def _mesh_groups(axes: str, order: str | None, grouped: str) -> np.ndarray:
+  """The groups of a mesh.
+
+  Args:
+    axes: "'a'=2,'b'=4".
+    order: of the devices, as a list or as an iota; None if they are in order.
+    grouped: "'a'" or "'b':(2)2", axes or factors of axes.
+  """
+  sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+  # (axis, product of the factors before this one, this factor); a whole axis is its only factor.
+  factors = [
+    (name, int(before or 1), int(factor or sizes[name]))
+    for name, before, factor in _GROUPED_AXIS.findall(grouped)
+  ]
+  # An axis of which factors are grouped becomes a dimension for each factor.
+  shape: list[int] = []
+  dimensions: dict[tuple[str, int], int] = {}  # (axis, product of the factors before) -> dimension of `shape`
+  for axis, size in sizes.items():
+    bounds = {1, size}
+    for name, before, factor in factors:
+      if name == axis:
+        bounds |= {before, before * factor}
+    for begin, end in itertools.pairwise(sorted(bounds)):
+      dimensions[axis, begin] = len(shape)
+      shape.append(end // begin)
+  if order is None:
+    devices = np.arange(math.prod(shape))
   else:
-    order = _iota(ids) if ids.startswith('[') else np.array(_numbers(ids))
-  grid = np.moveaxis(order.reshape(shape), axes, range(-len(axes), 0))
-  return grid.reshape(-1, math.prod(grid.shape[grid.ndim - len(axes) :]))
+    devices = _iota(order) if order.startswith('[') else np.array(_numbers(order))
+  chosen = [dimensions[name, before] for name, before, factor in factors if factor > 1]
+  grid = np.moveaxis(devices.reshape(shape), chosen, range(-len(chosen), 0))
+  return grid.reshape(-1, math.prod(grid.shape[grid.ndim - len(chosen) :]))
 
 
 def _iota(text: str) -> np.ndarray:
-  """'[2,4]T(1,0)': the numbers from 0 in this shape, transposed, then flat."""
-  shape, axes = re.fullmatch(_IOTA, text).groups()
-  numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
-  return (numbers.transpose(_numbers(axes)) if axes else numbers).ravel()
+  """'[2,4]T(1,0)': the numbers from 0 on in this shape, transposed, then flat."""
+  found = _IOTA.fullmatch(text)
+  if not found:
+    raise ValueError(f'{text!r} is not an iota such as [2,4]T(1,0)')
+  shape = _numbers(found[1])
+  numbers = np.arange(math.prod(shape)).reshape(shape)
+  return (numbers.transpose(_numbers(found[2])) if found[2] else numbers).ravel()
 
 
 def _numbers(text: str) -> list[int]:
+  """'2,4' -> [2, 4]."""
   return [int(number) for number in text.split(',')]
 
 

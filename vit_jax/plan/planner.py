@@ -1,4 +1,4 @@
-"""A plan's sheet: what a run takes on devices that need not be here."""
+"""Plans a run on devices that need not be here: compiles its training step and reads the result."""
 
 import dataclasses
 import re
@@ -7,32 +7,21 @@ from typing import Any
 
 import jax
 
-from vit_jax import durations
 from vit_jax.config import Config
-from vit_jax.models import flops
 from vit_jax.parallel import hardware
-from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel.hardware import Hardware
 from vit_jax.plan import hlo, timing
 from vit_jax.plan.topology import Topology
-from vit_jax.training.step import Program, make_train_step
+from vit_jax.training.run import Dataset, Run
+from vit_jax.training.step import Program
 
 GIB = 2**30
-# libtpu's words for a program that needs more memory than there is; its arguments are among them.
-_TOO_LARGE = re.compile(r'temporaries \(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)')
 _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30}
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-  """How large the data set is: what a plan knows of it.
-
-  Attributes:
-    examples: training images an epoch.
-    classes: of the head.
-  """
-
-  examples: int
-  classes: int
+# libtpu's error for a program that needs more memory than there is. Its temporaries include the arguments.
+_TOO_LARGE = re.compile(
+  r'temporaries \((?P<needed>[\d.]+)(?P<needed_unit>[KMG])\) '
+  r'exceeds available HBM \((?P<available>[\d.]+)(?P<available_unit>[KMG])\)'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +29,19 @@ class Memory:
   """Bytes on each device.
 
   Attributes:
-    params, opt_state, average: the training state.
-    batch: the step's input.
-    temporaries: activations kept for the backward pass, gradients, and what operations need meanwhile; None
-      where the program does not fit, because then the compiler does not say.
-    total: at its peak.
-    available: to a program; None: not known.
+    params: parameters.
+    opt_state: the optimizer's state.
+    ema: the parameters' exponential moving average.
+    batch: the input of a step.
+    temporaries: activations kept for the backward pass, gradients and buffers of single operations. None if
+      the program does not fit: the compiler then reports nothing but the total.
+    total: at the peak of a step.
+    available: to a program; None if not known.
   """
 
   params: int
   opt_state: int
-  average: int
+  ema: int
   batch: int
   temporaries: int | None
   total: int
@@ -58,22 +49,23 @@ class Memory:
 
   @property
   def fits(self) -> bool:
+    """Whether the program fits; taken to be so where the available memory is not known."""
     return self.available is None or self.total <= self.available
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """By the compiler's estimate, not measured.
+  """How fast a run is by the compiler's estimate; nothing is measured.
 
   Attributes:
-    step_seconds: of one step.
-    compute_seconds: of that, by the compiler's cycles.
-    collective_seconds: of that, waiting for other devices.
+    step_seconds: time of a step.
+    compute_seconds: the part of it in which the device computes.
+    collective_seconds: the part of it in which the device waits for others.
     images_per_second: over all devices.
-    utilisation: model FLOPs over the devices' bfloat16 peak.
-    hours: of the whole run.
-    device_days: hours times devices; for TPU v2 and v3, core-days.
-    unknown_kernels: custom kernels a step, whose time the compiler does not estimate and is left out.
+    utilisation: model FLOPs over the devices' peak in bfloat16.
+    hours: time of the whole run.
+    device_days: hours times devices; core-days on TPU v2 and v3.
+    unknown_kernels: custom kernels in a step. The compiler estimates no time for them, so it is left out.
   """
 
   step_seconds: float
@@ -87,23 +79,23 @@ class Speed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sheet:
-  """The plan of one config on one topology.
+class Plan:
+  """What a config takes on a topology.
 
   Attributes:
     model: variant.
     topology: name, kind and number of devices.
-    mesh: axis -> devices.
-    settings: what else decides memory and time.
-    steps: of the run.
-    parameters: how many.
+    mesh: axis -> devices along it.
+    settings: the options that decide memory and time.
+    steps: steps of the run.
+    parameters: number of the model's parameters.
     memory: on each device.
-    collectives: kind -> count, bytes and seconds a step; empty where the program does not fit.
-    model_flops: of a step, counted from the model's sizes; recomputation excluded.
-    compiler_flops: of a step on one device, as the compiler counts: the body of a loop once.
-    speed: None where the program does not fit, cannot be read, or the compiler has no estimate for this kind
-      of device.
-    compile_seconds: on this host.
+    collectives: kind -> count, bytes and seconds in a step; empty without an estimate of the time.
+    model_flops: FLOPs of a step, counted from the model's sizes, without recomputation.
+    compiler_flops: FLOPs of a step on one device as the compiler counts them, which takes the body of a loop
+      once. None if the program does not fit.
+    speed: None if the program does not fit or there is no estimate for it.
+    compile_seconds: time that compiling took on this host.
   """
 
   model: str
@@ -120,129 +112,136 @@ class Sheet:
   compile_seconds: float
 
   def as_json(self) -> dict[str, Any]:
+    """The plan as nested dicts of JSON's types."""
     return dataclasses.asdict(self) | {'fits': self.memory.fits}
 
 
-def rank(sheet: Sheet) -> tuple[bool, float]:
-  """Key to sort sheets by: those that fit by their time, then the others by how much they lack."""
-  if not sheet.memory.fits or not sheet.speed:
-    return not sheet.memory.fits, sheet.memory.total
-  return False, sheet.speed.step_seconds
+def ranking_key(plan: Plan) -> tuple[bool, float]:
+  """Sorts the best plan first: those that fit by their time, or by their memory where no time is known; then
+  those that do not fit, by their memory.
+  """
+  if plan.memory.fits and plan.speed:
+    return False, plan.speed.step_seconds
+  return not plan.memory.fits, plan.memory.total
 
 
-def make_sheet(config: Config, topology: Topology, size: Size) -> Sheet:
-  """Compiles the very step that the trainer runs, for these devices, and reads the result.
+def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
+  """Compiles the trainer's own step for a topology, and reads memory, collectives and time off the result.
+
+  Args:
+    config: the run.
+    topology: the devices.
+    dataset: its training data, which need not be here.
 
   Raises:
-    UserError: a config that does not go with the devices.
+    UserError: a config that does not fit the data or the devices.
   """
-  mesh = mesh_lib.make_mesh(config.mesh, topology.devices)
-  program = make_train_step(config, mesh, num_classes=size.classes, examples=size.examples)
+  run = Run(config, dataset, topology.devices)
+  program, devices = run.program, len(topology.devices)
+  known = hardware.of(topology.kind)
   begin = time.perf_counter()
   lowered = program.step.lower(program.state, program.batch)
-  compiled, too_large = None, None
+  compiled = None
   try:
     compiled = lowered.compile()
+    memory = _memory(program, compiled, known)
   except jax.errors.JaxRuntimeError as error:
-    too_large = _TOO_LARGE.search(str(error))
-    if not too_large:
+    memory = _memory_by_error(program, str(error))
+    if memory is None:
       raise
   seconds = time.perf_counter() - begin
-  steps = durations.steps(config.total, batch_size=config.batch_size, examples=size.examples)
-  model_flops = _model_flops(config, size)
-  known = hardware.of(topology.kind)
-  text = _text(compiled) if compiled and known and known.clock else None
-  estimate = timing.estimate(hlo.parse(text), list(mesh.devices.flat), known) if text else None
-  return Sheet(
+  model_flops = run.step_flops(config.data.image_size)
+  estimate = _estimate(compiled, run, known)
+  return Plan(
     model=config.model.variant,
-    topology={'name': topology.name, 'kind': topology.kind, 'devices': len(topology.devices)},
-    mesh=dict(mesh.shape),
+    topology={'name': topology.name, 'kind': topology.kind, 'devices': devices},
+    mesh=dict(run.mesh.shape),
     settings={
       'batch_size': config.batch_size,
-      'images_per_device': config.batch_size / len(topology.devices),
+      'images_per_device': config.batch_size / devices,
       'accumulation': config.accumulation,
       'image_size': list(config.data.image_size),
-      'dtype': config.model.dtype,
-      'remat': config.model.remat,
-      'unroll': config.model.unroll,
+      **config.model.compute_settings,
     },
-    steps=steps,
+    steps=run.timeline.total,
     parameters=sum(leaf.size for leaf in jax.tree.leaves(program.state.params)),
-    memory=_memory(program, compiled, too_large, known),
-    collectives={k: dataclasses.asdict(v) for k, v in estimate.traffic.items()} if estimate else {},
+    memory=memory,
+    collectives=estimate.traffic_by_kind() if estimate else {},
     model_flops=model_flops,
-    compiler_flops=_compiler_flops(compiled),
-    speed=_speed(config, estimate, model_flops, steps, len(topology.devices), known) if estimate else None,
+    compiler_flops=(compiled.cost_analysis() or {}).get('flops') if compiled else None,
+    speed=_speed(run, estimate, model_flops, known) if estimate and known else None,
     compile_seconds=seconds,
   )
 
 
-def _model_flops(config: Config, size: Size) -> float:
-  forward = flops.forward_flops(
-    config.model,
-    image_size=config.data.image_size,
-    channels=config.data.channels,
-    num_classes=size.classes,
-  )
-  return float(flops.train_flops(forward) * config.batch_size)
+def device_bytes(tree: Any) -> int:
+  """Bytes of a tree on one device: that with the largest parts of its leaves.
+
+  Args:
+    tree: of ShapeDtypeStructs with shardings.
+  """
+  total = 0
+  for leaf in jax.tree.leaves(tree):
+    part = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    total += part.size * part.dtype.itemsize
+  return total
 
 
-def _text(compiled: Any) -> str | None:
-  """The compiled program; None: XLA cannot read again what it has compiled (some programs for TPU v6e)."""
-  try:
-    return compiled.as_text()
-  except jax.errors.JaxRuntimeError:
-    return None
-
-
-def _compiler_flops(compiled: Any) -> float | None:
-  return (compiled.cost_analysis() or {}).get('flops') if compiled else None
-
-
-def _memory(
-  program: Program, compiled: Any, too_large: re.Match[str] | None, known: hardware.Hardware | None
-) -> Memory:
-  state = program.state
-  parts = {
-    'params': device_bytes(state.params),
-    'opt_state': device_bytes(state.opt_state),
-    'average': device_bytes(state.average),
-    'batch': device_bytes(program.batch),
-  }
-  if too_large:
-    used, used_unit, there, unit = too_large.groups()
-    total, available = float(used) * _UNITS[used_unit], float(there) * _UNITS[unit]
-    return Memory(**parts, temporaries=None, total=int(total), available=int(available))
+def _memory(program: Program, compiled: Any, known: Hardware | None) -> Memory:
+  """The memory of a program that was compiled."""
   analysis = compiled.memory_analysis()
-  # What the step gives takes the place of what it was given (donated), but for the metrics.
+  # The new state takes the place of the old one, which is donated: only the metrics need memory of their own.
   outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
   temporaries = analysis.temp_size_in_bytes
-  total = analysis.argument_size_in_bytes + outputs + temporaries
   return Memory(
-    **parts, temporaries=temporaries, total=total, available=int(known.memory) or None if known else None
+    **_argument_bytes(program),
+    temporaries=temporaries,
+    total=analysis.argument_size_in_bytes + outputs + temporaries,
+    available=int(known.memory) if known and known.memory else None,
   )
 
 
-def device_bytes(tree: Any) -> int:
-  """Bytes of the largest part on one device, of ShapeDtypeStructs with shardings."""
-  part = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-  return sum(part(leaf).size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _memory_by_error(program: Program, error: str) -> Memory | None:
+  """The memory of a program that does not fit, by the compiler's error; None if it is another error."""
+  found = _TOO_LARGE.search(error)
+  if not found:
+    return None
+  return Memory(
+    **_argument_bytes(program),
+    temporaries=None,
+    total=int(float(found['needed']) * _UNITS[found['needed_unit']]),
+    available=int(float(found['available']) * _UNITS[found['available_unit']]),
+  )
 
 
-def _speed(
-  config: Config,
-  estimate: timing.Estimate,
-  model_flops: float,
-  steps: int,
-  devices: int,
-  known: hardware.Hardware,
-) -> Speed:
-  seconds = estimate.seconds
+def _argument_bytes(program: Program) -> dict[str, int]:
+  """Bytes on each device of what a step is given, as fields of `Memory`."""
+  return {
+    'params': device_bytes(program.state.params),
+    'opt_state': device_bytes(program.state.opt_state),
+    'ema': device_bytes(program.state.ema),
+    'batch': device_bytes(program.batch),
+  }
+
+
+def _estimate(compiled: Any, run: Run, known: Hardware | None) -> timing.Estimate | None:
+  """The time of a step; None if it did not compile, or there is no estimate for this device or program."""
+  if compiled is None or known is None or not known.clock:
+    return None
+  try:
+    text = compiled.as_text()
+  except jax.errors.JaxRuntimeError:  # XLA cannot read some of its own programs for TPU v6e
+    return None
+  return timing.estimate(hlo.parse(text), list(run.mesh.devices.flat), known) if text else None
+
+
+def _speed(run: Run, estimate: timing.Estimate, model_flops: float, known: Hardware) -> Speed:
+  seconds, devices, steps = estimate.seconds, run.mesh.size, run.timeline.total
   return Speed(
     step_seconds=seconds,
     compute_seconds=estimate.compute + estimate.memory + estimate.copies,
     collective_seconds=estimate.exposed,
-    images_per_second=config.batch_size / seconds,
+    images_per_second=run.config.batch_size / seconds,
     utilisation=model_flops / (seconds * devices * known.peak_flops),
     hours=steps * seconds / 3600,
     device_days=steps * seconds * devices / 86400,

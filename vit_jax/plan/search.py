@@ -1,71 +1,110 @@
-"""Tries meshes, rematerialisation and accumulation: what makes a config fit, and what is fastest."""
+"""Searches meshes, rematerialisation and accumulation: for the fastest plan, or for one that fits at all."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from vit_jax.config import Config
+from vit_jax.errors import UserError
+from vit_jax.models.base import Remat
 from vit_jax.parallel import mesh as mesh_lib
-from vit_jax.plan.planner import Sheet, Size, make_sheet, rank
+from vit_jax.plan.planner import Plan, make_plan, ranking_key
 from vit_jax.plan.topology import Topology
+from vit_jax.training.run import Dataset
 
-Plan = tuple[Config, Sheet]
+_FASTER_REMATS: tuple[Remat, ...] = ('dots', 'none')  # than 'block', and in need of more memory
+_ACCUMULATIONS = (2, 4, 8, 16)
 
 
-def search(config: Config, topology: Topology, size: Size, tell: Callable[[Sheet], None]) -> list[Plan]:
-  """Plans many variants of a config, each from the best so far: first the mesh, then rematerialisation, then
-  accumulation. That is some fifteen programs rather than the several hundred of all combinations.
+class Candidate(NamedTuple):
+  """A variant of a config, and its plan."""
+
+  config: Config
+  plan: Plan
+
+
+# Called with a plan's number from 1, the most plans that there may be, and the plan.
+Report = Callable[[int, int, Plan], None]
+
+
+def search(config: Config, topology: Topology, dataset: Dataset, report: Report) -> list[Candidate]:
+  """Plans variants of a config in stages, each from the best so far: the mesh, rematerialisation,
+  accumulation, and rematerialisation again.
+
+  That is some fifteen programs instead of the several hundred of all combinations.
 
   Args:
-    config: the run; its mesh, remat and accumulation are what is varied.
+    config: the run, whose mesh, remat and accumulation are varied.
     topology: the devices.
-    size: of the data set.
-    tell: called with each sheet as it is made.
+    dataset: its training data.
+    report: is told of each plan as soon as it is made.
 
   Returns:
-    All that were compiled, the best first.
+    All that were planned, the best first.
+
+  Raises:
+    UserError: the batch divides over no mesh of these devices.
   """
-  plans: list[Plan] = []
+  found: list[Candidate] = []
 
-  def best_of(candidates: Iterator[Config]) -> Config:
-    for candidate in candidates:
-      if divides(candidate, topology) and all(candidate != config for config, _ in plans):
-        plans.append((candidate, make_sheet(candidate, topology, size)))
-        tell(plans[-1][1])
-    plans.sort(key=lambda plan: rank(plan[1]))
-    return plans[0][0]
+  def best_after(variants: Iterable[Config], later: int) -> Config:
+    """Plans the variants that are new; `later` is the most plans of the stages that follow."""
+    known = [candidate.config for candidate in found]
+    new = [variant for variant in variants if variant not in known and is_possible(variant, topology)]
+    most = len(found) + len(new) + later
+    for variant in new:
+      plan = make_plan(variant, topology, dataset)
+      found.append(Candidate(variant, plan))
+      report(len(found), most, plan)
+    if not found:
+      raise UserError(
+        f'No mesh of the {len(topology.devices)} devices of {topology.name} divides config.batch_size '
+        f'{config.batch_size} and config.accumulation {config.accumulation}; change one of them.'
+      )
+    found.sort(key=_key)
+    return found[0].config
 
-  # At the smallest memory first, so that meshes can be compared at all.
-  best = best_of(meshes(with_remat(config, 'block'), topology))
-  best = best_of(with_remat(best, remat) for remat in ('dots', 'none'))
-  best = best_of(accumulations(best))
-  best_of(with_remat(best, remat) for remat in ('dots', 'none'))
-  return plans
+  def accumulation_plans(config: Config) -> int:
+    """The most plans of the stages of accumulation, and of rematerialisation behind it."""
+    parts = sum(is_possible(variant, topology) for variant in accumulations(config))
+    return parts + len(_FASTER_REMATS) if parts else 0
+
+  # First with the least memory, so that as many meshes as possible fit and can be compared.
+  variants = list(meshes(with_remat(config, 'block'), topology))
+  best = best_after(variants, later=len(_FASTER_REMATS) + max(map(accumulation_plans, variants)))
+  best = best_after(faster_remats(best), later=accumulation_plans(best))
+  best = best_after(accumulations(best), later=len(_FASTER_REMATS))
+  best_after(faster_remats(best), later=0)
+  return found
 
 
-def remedy(config: Config, topology: Topology, size: Size) -> Plan | None:
-  """The first of ever more costly changes with which a config that does not fit does fit; None: none does."""
-  for candidate in remedies(config, topology):
-    if divides(candidate, topology):
-      sheet = make_sheet(candidate, topology, size)
-      if sheet.memory.fits:
-        return candidate, sheet
+def remedy(config: Config, topology: Topology, dataset: Dataset) -> Candidate | None:
+  """The cheapest change with which a config that does not fit does fit; None if none of `remedies` helps."""
+  for variant in remedies(config, topology):
+    if variant != config and is_possible(variant, topology):
+      plan = make_plan(variant, topology, dataset)
+      if plan.memory.fits:
+        return Candidate(variant, plan)
   return None
 
 
 def remedies(config: Config, topology: Topology) -> Iterator[Config]:
-  """Rematerialisation, then the state split over devices, then the batch in parts, then all of them."""
+  """Changes that save memory, ever more costly: rematerialisation; the state split over as many devices as
+  possible, without and with rematerialisation; accumulation on top of both.
+  """
   block = with_remat(config, 'block')
   yield block
-  split = list(meshes(block, topology))[-1:]
-  for candidate in split:
-    yield with_remat(candidate, config.model.remat)
-    yield candidate
-    yield from accumulations(candidate)
+  possible = [variant for variant in meshes(block, topology) if is_possible(variant, topology)]
+  if possible:
+    split = possible[-1]
+    yield with_remat(split, config.model.remat)
+    yield split
+    yield from accumulations(split)
 
 
 def meshes(config: Config, topology: Topology) -> Iterator[Config]:
-  """Ever more of the devices hold parts of the state; then the same with two parts of every layer."""
-  devices = len(topology.devices) // config.mesh.replica
+  """The config with the state split over more and more devices; then the same with `tensor` 2."""
+  devices = len(topology.devices) // max(config.mesh.replica, 1)
   for tensor in (1, 2):
     for fsdp in sorted({1, 8, 32, 128, devices // tensor} - {0}):
       if devices % (fsdp * tensor) == 0 and (tensor == 1 or fsdp > 1):
@@ -73,16 +112,31 @@ def meshes(config: Config, topology: Topology) -> Iterator[Config]:
         yield dataclasses.replace(config, mesh=mesh)
 
 
+def faster_remats(config: Config) -> Iterator[Config]:
+  """The config with less rematerialisation than 'block'."""
+  for remat in _FASTER_REMATS:
+    yield with_remat(config, remat)
+
+
 def accumulations(config: Config) -> Iterator[Config]:
-  for parts in (2, 4, 8, 16):
+  """The config with the batch computed in more and more parts."""
+  for parts in _ACCUMULATIONS:
     yield dataclasses.replace(config, accumulation=parts)
 
 
-def with_remat(config: Config, remat: str) -> Config:
+def with_remat(config: Config, remat: Remat) -> Config:
+  """The config with another `model.remat`."""
   return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
 
 
-def divides(config: Config, topology: Topology) -> bool:
-  """Does the batch divide over the parts of the mesh and of the accumulation?"""
-  mesh = mesh_lib.make_mesh(config.mesh, topology.devices)
+def is_possible(config: Config, topology: Topology) -> bool:
+  """Whether the mesh is one of these devices, and the batch divides over it and the accumulation."""
+  try:
+    mesh = mesh_lib.make_mesh(config.mesh, topology.devices)
+  except UserError:  # such as fsdp across slices
+    return False
   return config.batch_size % (config.accumulation * mesh_lib.batch_shards(mesh)) == 0
+
+
+def _key(candidate: Candidate) -> tuple[bool, float]:
+  return ranking_key(candidate.plan)

@@ -1,113 +1,148 @@
-"""A sheet, and a ranking of several, as a person reads them."""
+"""Plans as text for people: one as a table, several as a ranking."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from vit_jax.plan.planner import GIB, Sheet, Speed, rank
+from vit_jax.plan.planner import GIB, Plan, Speed, ranking_key
 
-_DAYS = {'TPU v2': 'core-days', 'TPU v3': 'core-days'}
+_ONE_CORE_A_DEVICE = ('TPU v2', 'TPU v3')  # of other TPUs, a JAX device is a chip
+_NOT_ESTIMATED = 'not known: there is no estimate for this kind of device or this program'
+_DISCLAIMER = "Times are the compiler's estimate for a machine that is not here; nothing was measured."
 
 
-def sheet_text(sheet: Sheet) -> str:
-  """A table of everything a plan knows."""
-  memory, settings = sheet.memory, sheet.settings
-  topology = sheet.topology
+def plan_text(plan: Plan) -> str:
+  """A table of everything that a plan knows."""
+  topology, settings = plan.topology, plan.settings
   rows = [
     ('devices', f'{topology["devices"]} × {topology["kind"]} ({topology["name"]})'),
-    ('mesh', mesh_text(sheet)),
+    ('mesh', mesh_text(plan)),
     ('batch', f'{settings["batch_size"]:,} images, {settings["images_per_device"]:g} a device'),
-    ('settings', settings_text(sheet)),
-    ('parameters', f'{sheet.parameters:,}'),
-    ('bytes per device', ''),
-    ('  parameters', _gib(memory.params)),
-    ('  optimizer state', _gib(memory.opt_state)),
-    *([('  parameter average', _gib(memory.average))] if memory.average else []),
-    ('  batch', _gib(memory.batch)),
+    ('settings', settings_text(plan)),
+    ('parameters', f'{plan.parameters:,}'),
+    *_memory_rows(plan),
+    *_collective_rows(plan),
+    ('model FLOPs a step', f'{plan.model_flops:.3e}'),
   ]
-  if memory.temporaries is not None:
-    rows.append(('  activations, gradients, temporaries', _gib(memory.temporaries)))
-  rows.append(('  together, of', f'{_gib(memory.total)} of {_of(memory.available)}: {fit_text(sheet)}'))
-  for kind, traffic in sheet.collectives.items():
-    text = (
-      f'{traffic["count"]:,.0f} a step, {_gib(traffic["bytes"])} a device, {traffic["seconds"] * 1e3:.1f} ms'
-    )
-    rows.append((kind, text))
-  rows.append(('model FLOPs a step', f'{sheet.model_flops:.3e}'))
-  if sheet.compiler_flops is not None:
-    text = f'{sheet.compiler_flops:.3e} a device, the body of a loop counted once'
-    rows.append(("the compiler's FLOPs", text))
-  if sheet.speed:
-    rows += _speed_rows(sheet, sheet.speed)
-  elif memory.fits:
-    rows.append(('predicted step', 'not known: there is no estimate for this kind of device or this program'))
-  rows.append(('compiled here in', f'{sheet.compile_seconds:.0f} s'))
+  if plan.compiler_flops is not None:
+    flops = f'{plan.compiler_flops:.3e} a device, the body of a loop counted once'
+    rows.append(("the compiler's FLOPs", flops))
+  if plan.speed:
+    rows += _speed_rows(plan, plan.speed)
+  elif plan.memory.fits:
+    rows.append(('predicted step', _NOT_ESTIMATED))
+  rows.append(('compiled here in', f'{plan.compile_seconds:.0f} s'))
   width = max(len(name) for name, _ in rows)
-  lines = [f'{sheet.model} on {topology["name"]}']
+  lines = [f'{plan.model} on {topology["name"]}']
   lines += [f'  {name:<{width}}  {value}'.rstrip() for name, value in rows]
-  if sheet.speed:
-    lines.append("Times are the compiler's estimate for a machine that is not here; nothing was measured.")
+  if plan.speed:
+    lines.append(_DISCLAIMER)
   return '\n'.join(lines)
 
 
-def _speed_rows(sheet: Sheet, speed: Speed) -> list[tuple[str, str]]:
+def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
+  memory = plan.memory
+  rows = [
+    ('bytes per device', ''),
+    ('  parameters', _size(memory.params)),
+    ('  optimizer state', _size(memory.opt_state)),
+  ]
+  if memory.ema:
+    rows.append(('  EMA of the parameters', _size(memory.ema)))
+  rows.append(('  batch', _size(memory.batch)))
+  if memory.temporaries is not None:
+    rows.append(('  activations, gradients, temporaries', _size(memory.temporaries)))
+  rows.append(('  together', f'{_used_text(plan)}: {fit_text(plan)}'))
+  return rows
+
+
+def _collective_rows(plan: Plan) -> list[tuple[str, str]]:
+  rows = []
+  for kind, traffic in plan.collectives.items():
+    count, seconds = traffic['count'], traffic['seconds']
+    text = f'{count:,.0f} a step, {_size(traffic["bytes"])} a device, {seconds * 1e3:.1f} ms'
+    rows.append((kind, text))
+  return rows
+
+
+def _speed_rows(plan: Plan, speed: Speed) -> list[tuple[str, str]]:
   parts = f'{speed.compute_seconds * 1e3:.1f} ms computing, {speed.collective_seconds * 1e3:.1f} ms waiting'
   rows = [
     ('predicted step', f'{speed.step_seconds * 1e3:.1f} ms: {parts} for collectives'),
     ('predicted speed', f'{speed.images_per_second:,.0f} images/s, {speed.utilisation:.1%} of peak'),
-    ('predicted run', f'{sheet.steps:,} steps: {speed.hours:,.1f} h, {days_text(sheet)}'),
+    ('predicted run', f'{plan.steps:,} steps: {speed.hours:,.1f} h, {_device_days(plan, speed)}'),
   ]
   if speed.unknown_kernels:
     rows.append(('not estimated', f'{speed.unknown_kernels} custom kernels a step; their time is left out'))
   return rows
 
 
-def fit_text(sheet: Sheet) -> str:
-  memory = sheet.memory
+def fit_text(plan: Plan) -> str:
+  """'fits, 10.21 GiB to spare': whether the program fits, and by how much."""
+  memory = plan.memory
   if memory.available is None:
     return 'the memory of this device is not known'
   spare = memory.available - memory.total
-  return f'fits, {_gib(spare)} to spare' if spare >= 0 else f'does not fit, by {_gib(-spare)}'
+  return f'fits, {_size(spare)} to spare' if spare >= 0 else f'does not fit, by {_size(-spare)}'
 
 
-def mesh_text(sheet: Sheet) -> str:
-  return ' × '.join(f'{axis} {size}' for axis, size in sheet.mesh.items() if size > 1) or 'one device'
+def mesh_text(plan: Plan) -> str:
+  """'data 16 × fsdp 8': the axes along which there is more than one device."""
+  return ' × '.join(f'{axis} {size}' for axis, size in plan.mesh.items() if size > 1) or 'one device'
 
 
-def settings_text(sheet: Sheet) -> str:
-  settings = sheet.settings
-  unroll = ', unrolled' if settings['unroll'] else ''
-  height, width = settings['image_size']
-  return (
-    f'remat {settings["remat"]}, accumulation {settings["accumulation"]}, {settings["dtype"]}{unroll}, '
-    f'{height} × {width} px'
-  )
+def settings_text(plan: Plan) -> str:
+  """'accumulation 1, dtype bfloat16, remat none, 224 × 224 px': options that decide memory and time."""
+  settings = dict(plan.settings)
+  del settings['batch_size'], settings['images_per_device']
+  height, width = settings.pop('image_size')
+  parts = [_setting_text(name, value) for name, value in settings.items() if value is not False]
+  return ', '.join([*parts, f'{height} × {width} px'])
 
 
-def days_text(sheet: Sheet) -> str:
-  return f'{sheet.speed.device_days:,.0f} {_DAYS.get(sheet.topology["kind"], "chip-days")}'
+def _setting_text(name: str, value: Any) -> str:
+  return name if value is True else f'{name} {value}'
 
 
-def ranking_text(sheets: Sequence[Sheet]) -> str:
-  """One line a plan, the fastest first, those that do not fit last."""
+def ranking_text(plans: Sequence[Plan]) -> str:
+  """A table with a line for each plan, the best first, those that do not fit last."""
   header = ('step', 'of peak', 'run', 'memory', 'mesh', 'settings')
-  rows = [header]
-  for sheet in sorted(sheets, key=rank):
-    memory = f'{_gib(sheet.memory.total)} of {_of(sheet.memory.available)}'
-    tail = (memory, mesh_text(sheet), settings_text(sheet))
-    if sheet.speed and sheet.memory.fits:
-      speed = sheet.speed
-      head = (f'{speed.step_seconds * 1e3:.1f} ms', f'{speed.utilisation:.1%}', days_text(sheet))
-    else:
-      head = ('-', '-', 'does not fit' if not sheet.memory.fits else '-')
-    rows.append((*head, *tail))
-  widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-  return '\n'.join(
-    '  '.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-  )
+  rows = [header, *(_ranking_cells(plan) for plan in sorted(plans, key=ranking_key))]
+  widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+  lines = []
+  for row in rows:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+    lines.append('  '.join(cells).rstrip())
+  return '\n'.join(lines)
 
 
-def _gib(size: float) -> str:
+def one_line(plan: Plan) -> str:
+  """A plan's line of the ranking."""
+  return '  '.join(_ranking_cells(plan))
+
+
+def _ranking_cells(plan: Plan) -> tuple[str, ...]:
+  speed = plan.speed
+  if not plan.memory.fits:
+    predicted = ('-', '-', 'does not fit')
+  elif speed is None:
+    predicted = ('-', '-', '-')
+  else:
+    step = f'{speed.step_seconds * 1e3:.1f} ms'
+    predicted = (step, f'{speed.utilisation:.1%}', _device_days(plan, speed))
+  return (*predicted, _used_text(plan), mesh_text(plan), settings_text(plan))
+
+
+def _device_days(plan: Plan, speed: Speed) -> str:
+  unit = 'core-days' if plan.topology['kind'] in _ONE_CORE_A_DEVICE else 'chip-days'
+  return f'{speed.device_days:,.0f} {unit}'
+
+
+def _used_text(plan: Plan) -> str:
+  """'5.27 GiB of 15.48 GiB'."""
+  available = plan.memory.available
+  return f'{_size(plan.memory.total)} of {"?" if available is None else _size(available)}'
+
+
+def _size(size: float) -> str:
+  """'5.27 GiB', or '4.60 MiB' for less than a hundredth of a GiB."""
   return f'{size / GIB:.2f} GiB' if size >= GIB / 100 else f'{size / 2**20:.2f} MiB'
-
-
-def _of(available: int | None) -> str:
-  return '?' if available is None else _gib(available)

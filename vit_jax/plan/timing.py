@@ -1,14 +1,15 @@
 """How long a step of a compiled TPU program takes, by the compiler's own cycle counts.
 
 The compiler leaves its estimate in cycles on nearly every instruction of a program. We walk through them in
-the order in which they are scheduled, each loop's body as often as it runs. What the compiler does not
-estimate is counted as bytes over a bandwidth: collectives by the links between the chips that they use,
-copies by the memory's. What was started asynchronously costs what is left of it when its result is needed.
+the order in which they are scheduled, each loop's body as often as it runs. What has no estimate is counted
+as bytes over a bandwidth: collectives by the links between chips that they use, copies by the memory's. An
+asynchronous instruction costs the time that is left of it when its result is needed.
 """
 
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from vit_jax.plan import hlo
 
 _COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 _HOP_SECONDS = 1e-6  # latency from a chip to the next
-# Take no time of their own: they name, group or begin what others do.
+# These take no time of their own: they name or group the results of others.
 _FREE = (
   'parameter',
   'constant',
@@ -33,30 +34,36 @@ _FREE = (
 
 @dataclasses.dataclass
 class Traffic:
-  """The collectives of one kind in one step.
+  """The collectives of one kind in a step.
 
   Attributes:
     count: how many.
-    bytes: that each device gives or gets, summed over them.
-    seconds: on the links, whether or not something else goes on meanwhile.
+    bytes: that each device gives or gets, over all of them.
+    seconds: on the links, whether or not the device computes meanwhile.
   """
 
   count: float = 0
   bytes: float = 0
   seconds: float = 0
 
+  def add(self, other: 'Traffic', times: int = 1) -> None:
+    """Counts the other traffic, `times` times."""
+    self.count += times * other.count
+    self.bytes += times * other.bytes
+    self.seconds += times * other.seconds
+
 
 @dataclasses.dataclass
 class Estimate:
-  """The time of one step.
+  """The time of a step.
 
   Attributes:
     compute: seconds by the compiler's cycles.
-    memory: seconds of copies that have no cycle count.
+    memory: seconds of operations without cycles, by the bytes that they read and write.
     exposed: seconds in which the device waits for collectives.
     copies: seconds in which it waits for asynchronous copies between memories.
-    unknown: instructions that do work but say nothing of it: kernels of our own.
-    traffic: by kind of collective.
+    unknown: custom kernels, of whose time the compiler says nothing.
+    traffic: kind of collective -> its traffic.
   """
 
   compute: float = 0
@@ -68,91 +75,155 @@ class Estimate:
 
   @property
   def seconds(self) -> float:
+    """Time of all of it."""
     return self.compute + self.memory + self.exposed + self.copies
 
   def add(self, other: 'Estimate', times: int) -> None:
-    for field in ('compute', 'memory', 'exposed', 'copies', 'unknown'):
-      setattr(self, field, getattr(self, field) + times * getattr(other, field))
+    """Counts the other estimate, `times` times."""
+    self.compute += times * other.compute
+    self.memory += times * other.memory
+    self.exposed += times * other.exposed
+    self.copies += times * other.copies
+    self.unknown += times * other.unknown
     for kind, traffic in other.traffic.items():
-      mine = self.traffic[kind]
-      for field in dataclasses.fields(Traffic):
-        setattr(mine, field.name, getattr(mine, field.name) + times * getattr(traffic, field.name))
+      self.traffic[kind].add(traffic, times)
+
+  def traffic_by_kind(self) -> dict[str, dict[str, float]]:
+    """`traffic` as nested dicts: kind -> {'count': …, 'bytes': …, 'seconds': …}."""
+    return {kind: dataclasses.asdict(traffic) for kind, traffic in self.traffic.items()}
 
 
-def estimate(module: hlo.Module, devices: Sequence[jax.Device], hardware: Hardware) -> Estimate:
+def estimate(
+  module: hlo.Module,
+  devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
+  hardware: Hardware,
+) -> Estimate:
   """The time of one run of a program.
 
   Args:
     module: compiled for TPUs, scheduled.
-    devices: in the order of the program (`mesh.devices.flat`); where they lie decides what a
-      collective costs.
-    hardware: of each of them.
+    devices: in the program's order (`mesh.devices.flat`). The cost of a collective depends on where they lie.
+    hardware: what each of them can do.
   """
-  return _Walk(module, _Network(devices, hardware), hardware).computation(module.entry)
+  return _Program(module, _Network(devices, hardware), hardware).computation(module.entry)
 
 
-class _Walk:
-  """Adds up the instructions of computations, each computation once."""
+class _Program:
+  """Estimates the computations of a program, each of them once."""
 
   def __init__(self, module: hlo.Module, network: '_Network', hardware: Hardware):
-    self._module, self._network, self._hardware = module, network, hardware
+    self.module, self.network, self.hardware = module, network, hardware
     self._done: dict[str, Estimate] = {}
 
   def computation(self, name: str) -> Estimate:
+    """One run of a computation."""
     if name not in self._done:
-      self._done[name] = self._walk(self._module.computations[name])
+      self._done[name] = _Schedule(self, self.module.computations[name]).run()
     return self._done[name]
 
-  def _walk(self, instructions: Sequence[hlo.Instruction]) -> Estimate:
-    total = Estimate()
-    sizes = {i.name: i.bytes for i in instructions}
-    free_at: dict[object, float] = collections.defaultdict(float)  # of a link or the memory's engine
-    ready: dict[str, tuple[float, bool]] = {}  # of what was started: when, and whether a collective
-    for i in map(self._unfused, instructions):
-      kind = i.opcode.removesuffix('-start').removesuffix('-done')
-      if i.opcode in _FREE:
-        continue
-      if i.opcode == 'while':
-        total.add(self.computation(i.attribute('body')), self._module.trips(i))
-      elif i.opcode in ('call', 'async-start') and i.attribute('(?:to_apply|calls)'):
-        total.add(self.computation(i.attribute('(?:to_apply|calls)')), 1)
-      elif i.opcode.endswith('-start'):
-        collective = kind in _COLLECTIVES
-        seconds, lane = (
-          self._collective(total, i, kind)
-          if collective
-          else (hlo.payload(i.shape, start=True) / self._hardware.memory_bandwidth, 'memory')
-        )
-        free_at[lane] = max(total.seconds, free_at[lane]) + seconds
-        ready[i.name] = free_at[lane], collective
-      elif i.opcode.endswith('-done'):
-        when, collective = ready.get(i.operands[0], (0.0, True))
-        wait = max(0.0, when - total.seconds)
-        if collective:
-          total.exposed += wait
-        else:
-          total.copies += wait
-      elif kind in _COLLECTIVES:
-        total.exposed += self._collective(total, i, kind)[0]
-      elif i.cycles is not None:
-        total.compute += i.cycles / self._hardware.clock
-      elif i.opcode == 'custom-call':
-        total.unknown += 'tpu_custom_call' in i.attributes
-      else:
-        moved = self._moved(i, sizes)
-        total.memory += moved / self._hardware.memory_bandwidth
-    return total
+
+class _Lane(NamedTuple):
+  """A resource that asynchronous instructions use one after the other.
+
+  Attributes:
+    kind: 'links', 'memory' or 'permute'.
+    target: of a permute, the device to which the first one sends: different directions do not share links.
+  """
+
+  kind: str
+  target: int | None = None
+
+
+class _Started(NamedTuple):
+  """An asynchronous instruction under way: when it ends, and whether it is a collective or a copy."""
+
+  end: float
+  collective: bool
+
+
+class _Schedule:
+  """Runs through the instructions of one computation; the time so far is the estimate's."""
+
+  def __init__(self, program: _Program, instructions: Sequence[hlo.Instruction]):
+    self._program, self._instructions = program, instructions
+    self._hardware = program.hardware
+    self._sizes = {i.name: i.bytes for i in instructions}
+    self._free_at: dict[_Lane, float] = collections.defaultdict(float)
+    self._started: dict[str, _Started] = {}
+    self._total = Estimate()
+
+  def run(self) -> Estimate:
+    """The time of all instructions."""
+    for instruction in self._instructions:
+      self._add(self._unfused(instruction))
+    return self._total
+
+  def _add(self, i: hlo.Instruction) -> None:
+    if i.opcode in _FREE:
+      return
+    kind = i.opcode.removesuffix('-start').removesuffix('-done')
+    callee = None
+    if i.opcode in ('call', 'async-start'):
+      callee = i.attribute('to_apply') or i.attribute('calls')
+    if i.opcode == 'while':
+      body = self._program.computation(i.attribute('body') or '')
+      self._total.add(body, self._program.module.trip_count(i))
+    elif callee:
+      self._total.add(self._program.computation(callee), 1)
+    elif i.opcode.endswith('-start'):
+      self._start(i, kind)
+    elif i.opcode.endswith('-done'):
+      self._finish(i)
+    elif kind in _COLLECTIVES:
+      seconds, _ = self._collective(i, kind)
+      self._total.exposed += seconds
+    else:
+      self._compute(i)
+
+  def _compute(self, i: hlo.Instruction) -> None:
+    """An instruction that is neither control flow nor communication."""
+    if i.cycles is not None:
+      self._total.compute += i.cycles / self._hardware.clock
+    elif i.opcode != 'custom-call':
+      self._total.memory += self._moved(i) / self._hardware.memory_bandwidth
+    elif 'tpu_custom_call' in i.attributes:
+      self._total.unknown += 1
+
+  def _start(self, i: hlo.Instruction, kind: str) -> None:
+    collective = kind in _COLLECTIVES
+    if collective:
+      seconds, lane = self._collective(i, kind)
+    else:
+      seconds = hlo.payload(i.shape, start=True) / self._hardware.memory_bandwidth
+      lane = _Lane('memory')
+    end = max(self._total.seconds, self._free_at[lane]) + seconds
+    self._free_at[lane] = end
+    self._started[i.name] = _Started(end, collective)
+
+  def _finish(self, i: hlo.Instruction) -> None:
+    started = self._started.get(i.operands[0])
+    if started is None:
+      return
+    wait = max(0.0, started.end - self._total.seconds)
+    if started.collective:
+      self._total.exposed += wait
+    else:
+      self._total.copies += wait
 
   def _unfused(self, i: hlo.Instruction) -> hlo.Instruction:
-    """The collective that a fusion without cycles is: a reduce-scatter, written as an all-reduce and a slice
-    of it; or the start, or the end, of one that goes on while other fusions compute. Others as they are."""
+    """The collective in a fusion without cycles, or else the instruction as it is.
+
+    Such a fusion is a reduce-scatter, written as an all-reduce and a slice of it, or the start or the end of
+    a collective that goes on while other fusions compute.
+    """
     if i.opcode != 'fusion' or i.cycles is not None:
       return i
-    inside = self._module.computations[i.attribute('calls')]
+    inside = self._program.module.called(i, 'calls')
     inner = next((j for j in inside if j.opcode in _COLLECTIVES), None)
     if not inner:
       return i
-    channel = inner.attribute('channel_id')
+    # What started and what it ends have the channel in common.
+    channel = inner.attribute('channel_id') or ''
     targets = {j.attribute('custom_call_target') for j in inside}
     if 'AsyncCollectiveStart' in targets:
       return dataclasses.replace(i, name=channel, opcode=f'{inner.opcode}-start', attributes=inner.attributes)
@@ -162,57 +233,65 @@ class _Walk:
       return dataclasses.replace(i, opcode='reduce-scatter', attributes=inner.attributes)
     return i
 
-  def _moved(self, i: hlo.Instruction, sizes: dict[str, float]) -> float:
-    """Bytes read and written by an instruction without a cycle count."""
+  def _moved(self, i: hlo.Instruction) -> float:
+    """Bytes that an instruction without a cycle count reads and writes."""
     if i.opcode == 'dynamic-update-slice':  # in place
-      return 2 * sizes.get(i.operands[1], 0)
+      return 2 * self._sizes.get(i.operands[1], 0)
     if i.opcode in ('slice', 'dynamic-slice', 'broadcast'):
       return 2 * i.bytes
-    return i.bytes + sum(sizes.get(name, 0) for name in i.operands)
+    return i.bytes + sum(self._sizes.get(name, 0) for name in i.operands)
 
-  def _collective(self, total: Estimate, i: hlo.Instruction, kind: str) -> tuple[float, object]:
-    """Seconds on the links, and which direction of them it uses."""
-    # The start of an all-reduce gives its result only; that of the others has their operands too.
+  def _collective(self, i: hlo.Instruction, kind: str) -> tuple[float, _Lane]:
+    """Counts a collective; its seconds on the links, and which of them it uses."""
+    network = self._program.network
+    # The start of an all-reduce gives its result alone; the start of another one its operands too.
     size = hlo.payload(i.shape, start=i.opcode.endswith('-start') and kind != 'all-reduce')
     if kind == 'collective-permute':
       messages = hlo.pairs(i)
-      seconds, lane = self._network.permute(size, messages), messages[0][1] if messages else None
+      seconds = network.permute(size, messages)
+      lane = _Lane('permute', messages[0][1] if messages else None)
     else:
-      seconds, lane = self._network.collective(kind, size, hlo.groups(i, self._network.size)), 'links'
-    traffic = total.traffic[kind]
-    traffic.count += 1
-    traffic.bytes += size
-    traffic.seconds += seconds
+      seconds, lane = network.collective(kind, size, hlo.groups(i, network.size)), _Lane('links')
+    self._total.traffic[kind].add(Traffic(1, size, seconds))
     return seconds, lane
 
 
 class _Network:
-  """What collectives cost on a torus of chips, and between slices.
+  """The cost of collectives on a torus of chips, and between slices.
 
-  A ring over one dimension sends both ways at once, so gathering V bytes takes V / (2 links) seconds, less
-  over several dimensions at once; without the link that closes the ring one way is all there is. Reducing
-  is gathering backwards; an all-reduce is both. ('How to scale your model', jax-ml.github.io/scaling-book,
-  section 3.)
+  A ring over one dimension sends both ways at once, so that gathering V bytes takes V / (2 links) seconds,
+  and less over several dimensions at once. Without the link that closes the ring there is only one way.
+  Reducing is gathering backwards; an all-reduce is both. ('How to scale your model',
+  jax-ml.github.io/scaling-book, section 3.)
   """
 
-  def __init__(self, devices: Sequence[jax.Device], hardware: Hardware):
+  def __init__(
+    self,
+    devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
+    hardware: Hardware,
+  ):
     self._hardware = hardware
     self.size = len(devices)
     slices = [getattr(device, 'slice_index', None) or 0 for device in devices]
-    self._places = np.array(
-      [(s, *d.coords) for s, d in zip(slices, devices, strict=True)]
-    )  # (slice, x, y, z)
+    # int (devices, 4): slice, x, y, z of the chip.
+    self._places = np.array([(s, *d.coords) for s, d in zip(slices, devices, strict=True)])
     self._extent = self._places.max(axis=0) + 1
     self._cores = max(getattr(device, 'core_on_chip', 0) for device in devices) + 1
 
   def collective(self, kind: str, size: float, groups: np.ndarray) -> float:
-    """Seconds of a collective whose result, or for a reduce-scatter whose operand, has `size` bytes."""
+    """Seconds of a collective.
+
+    Args:
+      kind: such as 'all-gather'.
+      size: bytes of its result on each device.
+      groups: int (groups, devices of a group).
+    """
     group = groups[0]
     if len(group) < 2:
       return 0.0
     places = self._places[group]
     if kind == 'reduce-scatter':
-      size *= len(group)  # its shape is that of the part
+      size *= len(group)  # of the whole, of which the result is a part
     volume = {'all-reduce': 2 * size, 'all-to-all': size * len(group) / 4}.get(kind, size)
     chips = len(np.unique(places, axis=0))
     if chips == 1:
@@ -231,19 +310,27 @@ class _Network:
 
   def _rate(self, axis: int) -> float:
     """Bytes/s into a chip along a dimension of the torus."""
+    return (2 if self._closed(axis) else 1) * self._hardware.link_bandwidth
+
+  def _closed(self, axis: int) -> bool:
+    """Whether the chips along a dimension form a ring."""
     ring = self._hardware.ring
-    closed = ring and self._extent[axis] % ring == 0
-    return (2 if closed else 1) * self._hardware.link_bandwidth
+    return ring > 0 and bool(self._extent[axis] % ring == 0)
 
   def permute(self, size: float, messages: list[tuple[int, int]]) -> float:
-    """Seconds until the message with the longest way has arrived."""
+    """Seconds until the message with the longest way has arrived.
+
+    Args:
+      size: bytes of a message.
+      messages: (source, target) of each.
+    """
     if not messages:
       return 0.0
     source, target = np.array(messages).T
     way = np.abs(self._places[source] - self._places[target])
     if way[:, 0].any():
       return size / self._hardware.network_bandwidth
-    closed = [self._rate(axis) > self._hardware.link_bandwidth for axis in (1, 2, 3)]
+    closed = [self._closed(axis) for axis in (1, 2, 3)]
     around = np.where(closed, np.minimum(way[:, 1:], self._extent[1:] - way[:, 1:]), way[:, 1:])
     hops = int(around.sum(axis=1).max())
     if not hops:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -27,9 +28,17 @@ _SHAPES_3D = {
 
 @dataclasses.dataclass(frozen=True)
 class _Generation:
+  """A generation of TPUs.
+
+  Attributes:
+    shapes: chips -> shape of the slice.
+    cores: cores of a chip, as far as names such as 'v3-512' count them.
+    options: libtpu's, to describe its slices.
+  """
+
   shapes: dict[int, str]
-  cores: int  # of a chip, as counted in a name such as 'v3-512'
-  options: dict[str, object] = dataclasses.field(default_factory=dict)  # libtpu's
+  cores: int
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 _GENERATIONS = {
@@ -41,7 +50,8 @@ _GENERATIONS = {
   'v6e': _Generation(_SHAPES_2D, 1),
 }
 _ALIASES = {'v5litepod': 'v5e'}
-_FORM = re.compile(r'(v\w+?)(?::(\d+(?:x\d+)+)|-(\d+))(?:\*([1-9]\d*))?')
+_NAME = re.compile(r'(?P<generation>v\w+?)(:(?P<shape>\d+(x\d+)+)|-(?P<size>\d+))(\*(?P<slices>[1-9]\d*))?')
+_CPUS = re.compile(r'cpu:([1-9]\d*)')
 _EXAMPLES = "'v3:16x16' or 'v3-512' (TPUs, by chips or cores), 'v5e:16x16*2' (two slices), 'cpu:8' or 'local'"
 
 
@@ -51,57 +61,69 @@ class Topology:
 
   Attributes:
     name: as asked for.
-    devices: those of a described machine, or of this host.
+    devices: those of a machine that need not be here, or of this host.
   """
 
   name: str
-  devices: tuple[jax.Device, ...]
+  devices: tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
 
   @property
   def kind(self) -> str:
+    """What JAX calls the devices, such as 'TPU v3'."""
     return self.devices[0].device_kind
 
-  @property
-  def is_tpu(self) -> bool:
-    return self.devices[0].platform == 'tpu'
 
-
-def describe(name: str) -> Topology:
+def describe(name: str | None) -> Topology:
   """The devices of a topology. Call it before JAX is used: it may choose JAX's platform.
 
   Args:
     name: 'v3:16x16', chips along each side; 'v3-512', as Google Cloud counts; '*2' behind either for two
-      slices; 'cpu:8' for so many CPU devices; 'local' for what is here.
+      slices; 'cpu:8' for so many CPU devices; 'local' for the devices of this host. None: its accelerators.
 
   Raises:
-    UserError: no such name, or libtpu is missing.
+    UserError: there is no topology of that name, libtpu is missing, or this host has no accelerators.
   """
-  if name == 'local':
-    distributed.skip_absent_tpu()
-    return Topology(name, tuple(jax.devices()))
+  if name is None or name == 'local':
+    return _local(accelerators_only=name is None)
   jax.config.update('jax_platforms', 'cpu')
-  if re.fullmatch(r'cpu:[1-9]\d*', name):
-    jax.config.update('jax_num_cpu_devices', int(name[4:]))
+  cpus = _CPUS.fullmatch(name)
+  if cpus:
+    jax.config.update('jax_num_cpu_devices', int(cpus[1]))
     return Topology(name, tuple(jax.devices()))
-  found = _FORM.fullmatch(name)
-  generation = found and _GENERATIONS.get(_ALIASES.get(found[1], found[1]))
-  if not generation:
-    raise UserError(f'--topology={name} is none that is known; write {_EXAMPLES}.')
-  shape = found[2] or _shape(name, generation, int(found[3]))
-  return Topology(name, _describe(name, _ALIASES.get(found[1], found[1]), shape, int(found[4] or 1)))
+  found = _NAME.fullmatch(name)
+  label = _ALIASES.get(found['generation'], found['generation']) if found else None
+  if not found or label not in _GENERATIONS:
+    raise UserError(f'--topology={name} is not a topology; write {_EXAMPLES}.')
+  shape = found['shape'] or _shape(name, label, int(found['size']))
+  return _tpus(name, label, shape, slices=int(found['slices'] or 1))
 
 
-def _shape(name: str, generation: _Generation, size: int) -> str:
-  chips = size // generation.cores
-  if chips * generation.cores != size or chips not in generation.shapes:
+def _local(*, accelerators_only: bool) -> Topology:
+  distributed.skip_absent_tpu()
+  devices = tuple(jax.devices())
+  if accelerators_only and devices[0].platform == 'cpu':
+    raise UserError(
+      '--topology is missing, and this host has no accelerator to plan for; name the machine, such as '
+      '--topology=v3-128, --topology=v5e:4x4 or --topology=cpu:8.'
+    )
+  return Topology('local', devices)
+
+
+def _shape(name: str, label: str, size: int) -> str:
+  """The shape of a slice of `size` cores (or chips, where a chip counts as one)."""
+  generation = _GENERATIONS[label]
+  chips, rest = divmod(size, generation.cores)
+  if rest or chips not in generation.shapes:
     sizes = ', '.join(str(generation.cores * chips) for chips in generation.shapes)
-    raise UserError(f'--topology={name}: there are sizes {sizes}; or write the shape, as v3:16x16.')
+    raise UserError(
+      f'--topology={name}: {label} comes in the sizes {sizes}; choose one, or write the shape, as v3:16x16.'
+    )
   return generation.shapes[chips]
 
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-  """libtpu writes to the process's stderr that this is no TPU host, which we know."""
+  """Silences libtpu, which writes to the process's stderr that this is no TPU host."""
   sys.stderr.flush()
   kept = os.dup(2)
   with open(os.devnull, 'w') as nowhere:
@@ -113,26 +135,25 @@ def _quiet_stderr() -> Iterator[None]:
     os.close(kept)
 
 
-def _describe(name: str, generation: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
-  # Nothing of a TPU is here: no metadata to ask for, and other plans may be made at the same time.
+def _tpus(name: str, label: str, shape: str, *, slices: int) -> Topology:
+  """TPU slices that are not here, as libtpu describes them."""
+  # No metadata server is here to ask, and other plans may be made at the same time.
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
-  options = dict(_GENERATIONS[generation].options)
-  sides = [int(side) for side in shape.split('x')]
-  if math.prod(sides) == 1:
+  options = dict(_GENERATIONS[label].options)
+  if math.prod(int(side) for side in shape.split('x')) == 1:
     options['chips_per_host_bounds'] = (1, 1, 1)
   if slices > 1:
     options['num_slices'] = slices
   try:
     with _quiet_stderr():
-      return tuple(
-        topologies.get_topology_desc(platform='tpu', topology_name=f'{generation}:{shape}', **options).devices
-      )
-  except Exception as error:
-    text = ' '.join(str(error).split())
-    if 'not installed' in text:
+      described = topologies.get_topology_desc(platform='tpu', topology_name=f'{label}:{shape}', **options)
+      return Topology(name, tuple(described.devices))
+  except Exception as error:  # libtpu's errors have no type of their own
+    reason = ' '.join(str(error).split())
+    if 'not installed' in reason:
       raise UserError(
-        f"--topology={name} needs the TPU compiler, which is not installed; get the extra 'tpu', "
+        f"--topology={name} needs the TPU compiler, which is not installed; install the extra 'tpu', "
         f"pip install -e '.[tpu]' (any Linux host will do, with or without a TPU)."
       ) from None
-    raise UserError(f'--topology={name} cannot be described: {text[:300]}') from None
+    raise UserError(f'--topology={name} cannot be described: {reason[:300]}') from None

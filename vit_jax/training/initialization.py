@@ -28,8 +28,8 @@ def read_initial(config: Config, architecture: Architecture) -> tuple[dict[str, 
     architecture: its network, whose parameters are filled.
 
   Returns:
-    path -> array of the parameters that do not begin anew, and a text that accounts for every tensor; ({}, '')
-    without a checkpoint.
+    path -> array of the parameters that do not begin anew, and a text that accounts for every tensor; ({},
+    '') without a checkpoint.
 
   Raises:
     UserError: the checkpoint is not there, is damaged, or does not fit the config.
@@ -62,7 +62,8 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   def begin(seed: jax.Array) -> TrainState:
     return _without(program.init(seed), loaded)
 
-  # Random numbers for loaded parameters would take several times their memory; XLA omits what is not returned.
+  # Random numbers for loaded parameters would take several times their memory; XLA omits what is not
+  # returned.
   state = jax.jit(begin, out_shardings=_without(shardings, loaded))(np.uint32(seed))
   params, wanted = dict(state.params), pytrees.flatten(program.state.params)
   for path in list(arrays):

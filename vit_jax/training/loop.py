@@ -12,7 +12,7 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.errors import Preempted
-from vit_jax.evaluation.base import Evaluator
+from vit_jax.evaluation.base import Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import figures, workdir
@@ -51,12 +51,13 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     sharding=mesh_lib.batch_sharding(run.mesh),
     data_at=run.resizing.data,
   )
-  keep_every = config.checkpoint.keep_every
+  keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
   screen = Console()
   manager = Manager(
     folder / 'checkpoints',
     config.checkpoint,
     keep_every_steps=None if keep_every is None else timeline.period(keep_every),
+    lower_is_better=best is not None and not metric_kind(best).higher_is_better,
   )
   note = workdir.claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
   if note:
@@ -84,10 +85,10 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   speed = Speedometer(run)
   guard = FiniteGuard(config, pipeline, manager, folder)
   with (
+    StopSignal(saved=first_step > 0) as stop,  # first, so that a signal cannot end the last save
     manager,
     contextlib.closing(log),
     contextlib.closing(screen),
-    StopSignal() as stop,
     pipeline.stream(first_step, timeline.total) as batches,
     Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt') as watchdog,
   ):
@@ -120,13 +121,14 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       saving = step % save_every == 0 or last or stopping
       if saving:
         guard.flush()
-        best = scores if config.checkpoint.best in scores else None
         with watchdog.paused():
-          manager.save(step, state.items(), meta, metrics=best)
+          manager.save(step, state.items(), meta, metrics=scores if best in scores else None)
+        stop.saved = True
       if stopping:
         raise Preempted(f'Stopped at step {step} of {timeline.total} after saving {manager.path(step)}.')
       if values or scores or saving:
         speed.restart()
+    stop.leave()
   if jax.process_index() == 0:
     figures.save_curves(folder)
     screen.finished(timeline.total, folder, manager.path(timeline.total))

@@ -77,7 +77,7 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
   if optimizer.lr_multipliers:
 
-    def scale(updates: Params, params: Params | None) -> Params:
+    def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
       del params
       return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
 

@@ -37,8 +37,8 @@ class ProgressiveResizing:
     for quantity, values in (('duration', [0, *self._ends]), ('size', [size[0] for size in self.sizes])):
       if any(later <= earlier for earlier, later in itertools.pairwise(values)):
         raise UserError(
-          f'config.data.progressive_resizing is {stages}; each {quantity} must be larger than the one before, '
-          f'and the last smaller than that of the whole run, {config.total} at {height} pixels.'
+          f'config.data.progressive_resizing is {stages}; each {quantity} must be larger than the one '
+          f'before, and the last smaller than that of the whole run, {config.total} at {height} pixels.'
         )
     if smaller and not config.model.any_image_size:
       title = config.model.title

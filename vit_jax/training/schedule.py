@@ -33,8 +33,8 @@ class ScheduleConfig:
     """Raises UserError for a cooldown of a decay that ends by itself."""
     if self.decay in ('linear', 'cosine') and durations.parse(self.cooldown)[0]:
       raise UserError(
-        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends at end_value '
-        f'by itself.'
+        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends at '
+        f'end_value by itself.'
       )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,6 +22,7 @@ from vit_jax.training.state import TrainState
 from vit_jax.training.timeline import Timeline
 
 Batch = dict[str, jax.Array]
+BatchShapes = dict[str, jax.ShapeDtypeStruct]
 Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
@@ -42,9 +44,9 @@ class Program:
   init: Any
   step: Any
   state: TrainState
-  batch: Batch
+  batch: BatchShapes
 
-  def batch_of(self, image_size: tuple[int, int]) -> Batch:
+  def batch_of(self, image_size: tuple[int, int]) -> BatchShapes:
     """`batch` with images of another height and width, for progressive resizing."""
     image = self.batch['image']
     shape = (image.shape[0], *image_size, image.shape[3])
@@ -115,9 +117,14 @@ def _make_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   def loss_function(params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
     model: Model = nnx.merge(graphdef, params)
-    return config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
+    loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
+    chex.assert_shape([loss, *metrics.values()], ())
+    chex.assert_type(loss, jnp.float32)
+    return loss, metrics
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    chex.assert_shape(batch['image'], (config.batch_size, None, None, config.data.channels))
+    chex.assert_type([batch['image'], batch['label']], [jnp.uint8, jnp.int32])
     inputs = model_inputs(config, batch, state.step)
     grads, loss, logged = _gradients(loss_function, state.params, inputs, config.accumulation, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
@@ -125,7 +132,7 @@ def _make_step(
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    rate = schedule(state.step)
+    rate = jnp.asarray(schedule(state.step))
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     updates = jax.tree.map(lambda update: -rate * update, updates)
     params: Any = optax.apply_updates(state.params, updates)
@@ -146,7 +153,7 @@ def _make_step(
       'train/loss': loss,
       **{f'train/{name}': value for name, value in logged.items()},
       'train/grad_norm': grad_norm,
-      'learning_rate': jnp.asarray(rate, jnp.float32),
+      'learning_rate': rate.astype(jnp.float32),
     }
     return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
 
@@ -187,12 +194,11 @@ def _gradients(
   return total
 
 
-def _batch_shapes(config: Config, sharding: NamedSharding) -> Batch:
+def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:
   data = config.data
   image = (config.batch_size, *data.image_size, data.channels)
   label = (config.batch_size, data.max_labels) if data.max_labels else (config.batch_size,)
-  shapes: Any = {
+  return {
     'image': jax.ShapeDtypeStruct(image, jnp.uint8, sharding=sharding),
     'label': jax.ShapeDtypeStruct(label, jnp.int32, sharding=sharding),
   }
-  return shapes

@@ -1,4 +1,4 @@
-"""What watches a run for a step that never ends."""
+"""Ends a run whose step never ends."""
 
 import contextlib
 import faulthandler
@@ -13,7 +13,7 @@ from vit_jax.errors import end_to_restart
 
 
 class Watchdog:
-  """Ends this process with exit code 75 when a step takes too long, having written what each thread does.
+  """Ends this process with exit code 75 when a step takes too long, after writing the stacks of all threads.
 
       with Watchdog(seconds, workdir / 'report' / 'hang.txt') as watchdog:
         for step in ...:
@@ -22,15 +22,20 @@ class Watchdog:
           with watchdog.paused():
             evaluate, save
 
-  The stacks go to stderr and into the file. It needs Python to run: code in C that hangs and keeps other
-  threads from running is not noticed here, but by the other processes, for which this one is lost.
+  The stacks go to stderr and into the file. The watchdog is a Python thread: if C code hangs and holds
+  Python's lock, it cannot run. Then it is the other processes of the run that notice, because this one falls
+  silent.
   """
 
   def __init__(self, limit: float, path: pathlib.Path):
-    """`limit`: seconds of a step, 0 for no limit; `path`: of the stacks."""
+    """
+    Args:
+      limit: seconds that a step may take; 0 for no limit.
+      path: the file for the stacks.
+    """
     self._limit, self._path = limit, path
     self._step = 0
-    self._since: float | None = None  # None: nothing that is watched is going on
+    self._since: float | None = None  # when the step began; None if no step is being watched
     self._over = threading.Event()
     self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
 
@@ -39,18 +44,18 @@ class Watchdog:
       self._thread.start()
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, *_: object) -> None:
     self._over.set()
     if self._limit:
       self._thread.join()
 
   def begin(self, step: int) -> None:
-    """The step before has ended and this one begins."""
+    """Tells that `step` begins now, and that the one before it has ended."""
     self._step, self._since = step, time.monotonic()
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """What is done in here may take as long as it likes; the step's time begins anew after it."""
+    """Inside, the step's time is not limited; after it, the time starts again from zero."""
     self._since = None
     yield
     self._since = time.monotonic()
@@ -67,11 +72,12 @@ class Watchdog:
       file.seek(0)
       stacks = file.read()
     print(stacks, file=sys.stderr, flush=True)
-    # By a thread that may hang: a file system that does is what keeps many a step from ending.
+    # In a thread of its own, because this may hang too: a stalled file system is a common cause.
     writer = threading.Thread(target=self._path.write_text, args=(stacks,), daemon=True)
     writer.start()
     writer.join(timeout=10)
     end_to_restart(
-      f'Step {self._step} did not end within {self._limit:g} s (config.step_limit); where it hangs stands '
-      f'above and in {self._path}; start the same command again to go on from the last checkpoint.'
+      f'Step {self._step} did not end within {self._limit:g} s (config.step_limit); the stacks above, which '
+      f'are also in {self._path}, show where it hangs; start the same command again to go on from the last '
+      f'checkpoint.'
     )

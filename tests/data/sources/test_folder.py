@@ -1,4 +1,6 @@
+import errno
 import io
+import itertools
 import logging
 import os
 
@@ -6,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import config
-from vit_jax.data.sources import open_source
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import folder_listing, open_source
 from vit_jax.errors import UserError
 
 
 def opened(root, split='train', **options):
-  data = config.DataConfig(val_fraction=options.pop('val_fraction', 0.1))
+  data = DataConfig(val_fraction=options.pop('val_fraction', 0.1))
   return open_source(f'folder:{root}', split, data=data, **options)
 
 
@@ -28,6 +30,10 @@ def write(root, *paths):
     (root / path).write_bytes(jpeg())
 
 
+def is_held_out(path, fraction):
+  return folder_listing.path_hash(path) < fraction * 2**64
+
+
 def names(source):
   """{path relative to the root: class}."""
   records = [source[i] for i in range(len(source))]
@@ -41,7 +47,7 @@ def pets(tmp_path):
   return tmp_path
 
 
-def test_train_and_val(pets):
+def test_train_and_val_have_the_same_classes(pets):
   train, val = opened(pets), opened(pets, 'val')
   assert train.class_names == val.class_names == ('ant', 'cat', 'dog')
   assert names(train) == {f'{pet}{i}.jpg': pet for pet in ('ant', 'cat', 'dog') for i in range(5)}
@@ -52,7 +58,7 @@ def test_train_and_val(pets):
   assert record.image == jpeg() and os.path.isfile(record.name)
 
 
-def test_a_folder_named_validation_and_a_test_split(pets):
+def test_validation_is_val_and_there_may_be_a_test_split(pets):
   (pets / 'val').rename(pets / 'validation')
   assert len(opened(pets, 'val')) == len(opened(pets, 'validation')) == 6
   write(pets, 'test/cat/t.webp')
@@ -62,7 +68,7 @@ def test_a_folder_named_validation_and_a_test_split(pets):
     opened(pets)
 
 
-def test_a_slice_has_all_classes(tmp_path):
+def test_slice_has_all_classes(tmp_path):
   write(tmp_path, *(f'train/{c}/{i}.jpg' for c in 'abcd' for i in range(50)))
   first, rest = opened(tmp_path, 'train[:50%]'), opened(tmp_path, 'train[50%:]')
   assert len(first) == len(rest) == 100
@@ -72,7 +78,7 @@ def test_a_slice_has_all_classes(tmp_path):
   assert counts.min() > 10
 
 
-def test_held_out_share(tmp_path):
+def test_added_files_move_no_other_between_train_and_val(tmp_path):
   files = [f'{c}/{i:03}.jpg' for c in ('x', 'y') for i in range(300)]
   write(tmp_path, *files)
 
@@ -91,7 +97,7 @@ def test_held_out_share(tmp_path):
   assert 'z/one.jpg' in paths('train', 0.999)
 
 
-def test_classes_of_a_checkpoint(pets, caplog):
+def test_classes_of_a_checkpoint_are_matched_by_name(pets, caplog):
   order = ('dog', 'bee', 'cat', 'ant')
   val = opened(pets, 'val', class_names=order)
   assert val.class_names == order
@@ -101,7 +107,7 @@ def test_classes_of_a_checkpoint(pets, caplog):
     opened(pets, 'val', class_names=('dog', 'cat'))
 
 
-def test_val_alone_needs_the_classes(tmp_path):
+def test_val_alone_needs_the_classes_of_a_checkpoint(tmp_path):
   write(tmp_path, 'val/b/1.jpg', 'val/a/1.jpg')
   assert opened(tmp_path, 'val', class_names=('a', 'b')).class_names == ('a', 'b')
   with pytest.raises(UserError):
@@ -110,7 +116,7 @@ def test_val_alone_needs_the_classes(tmp_path):
     opened(tmp_path, 'train')
 
 
-def test_class_missing_in_train(pets):
+def test_class_that_training_lacks_is_an_error(pets):
   write(pets, 'val/bee/1.jpg')
   assert len(opened(pets)) == 15
   with pytest.raises(
@@ -119,7 +125,7 @@ def test_class_missing_in_train(pets):
     opened(pets, 'val')
 
 
-def test_class_missing_in_val_is_a_warning(pets, caplog):
+def test_class_without_images_in_val_is_a_warning(pets, caplog):
   for file in (pets / 'val/dog').iterdir():
     file.unlink()
   with caplog.at_level(logging.WARNING):
@@ -127,25 +133,27 @@ def test_class_missing_in_val_is_a_warning(pets, caplog):
   assert '(val) has no images of 1 classes: dog' in caplog.text
 
 
-def test_other_files_are_counted(pets, caplog):
+def test_other_files_are_counted_in_one_warning(pets, caplog):
   (pets / 'train/cat/notes.txt').write_text('hello')
   (pets / 'train/dog/a.csv').write_text('hello')
   (pets / 'train/dog/.hidden.jpg').write_text('hello')
   (pets / 'train/.cache').mkdir()
   (pets / 'train/README').write_text('hello')
-  assert len(opened(pets)) == 15
-  assert 'ignored 2 files that are not images' in caplog.text
+  assert len(opened(pets)) == len(opened(pets)) == 15
+  (record,) = caplog.records  # one, although the folder was opened twice
+  assert record.name == 'vit_jax.data.sources.folder'
+  assert 'train: ignored 2 files that are not images, most in ' in record.getMessage()
 
 
-def test_deep_folders_links_and_extensions(tmp_path):
+def test_deep_folders_and_links_are_entered_once(tmp_path):
   write(tmp_path, 'train/a/deep/er/1.JPEG', 'elsewhere/2.Tiff', 'train/b/3.gif', 'train/b/4.BMP')
   (tmp_path / 'train/a/link').symlink_to(tmp_path / 'elsewhere')
   (tmp_path / 'train/a/deep/loop').symlink_to(tmp_path / 'train/a')
-  assert len(opened(tmp_path)) == 4  # each once, in spite of the loop
+  assert len(opened(tmp_path)) == 4  # each once, despite the loop
   assert names(opened(tmp_path)) == {'1.JPEG': 'a', '2.Tiff': 'a', '3.gif': 'b', '4.BMP': 'b'}
 
 
-def test_wrong_folders(tmp_path):
+def test_folder_without_images_in_class_folders_is_an_error(tmp_path):
   with pytest.raises(UserError, match='There is no folder'):
     opened(tmp_path / 'none')
   with pytest.raises(UserError, match='has no images in class sub-folders'):
@@ -161,8 +169,120 @@ def test_wrong_folders(tmp_path):
     opened(tmp_path, 'test')
 
 
-def test_file_that_vanished(pets):
+def test_file_that_vanished_is_named(pets):
   source = opened(pets)
   os.remove(source[3].name)
   with pytest.raises(UserError, match=r'cannot be read \(No such file'):
     source[3]
+
+
+@pytest.mark.parametrize('count', [2, 5])
+def test_tiny_folder_holds_out_one_image_of_each_class(tmp_path, caplog, count):
+  """With data.val_fraction 0.1 the hashes of so few images may all lie above it, so that none is held out."""
+  files = []
+  for name in ('cat', 'dog', 'ant'):
+    above = (file for file in (f'{name}/{name}{i}.jpg' for i in range(99)) if not is_held_out(file, 0.1))
+    files += itertools.islice(above, count)
+  write(tmp_path, *files, 'one/only.jpg')
+  train, val = opened(tmp_path), opened(tmp_path, 'val')
+  assert sorted(names(val).values()) == ['ant', 'cat', 'dog']
+  assert sorted(set(names(train).values())) == ['ant', 'cat', 'dog', 'one']
+  assert len(train) + len(val) == 3 * count + 1
+  (message,) = [record.getMessage() for record in caplog.records if 'val_fraction' in record.getMessage()]
+  assert 'data.val_fraction 0.1 of' in message and 'one image of each class is held out instead' in message
+
+
+def test_folder_whose_fraction_holds_out_some_is_divided_by_the_fraction_alone(tmp_path):
+  files = [f'{name}/{i:03}.jpg' for name in ('x', 'y') for i in range(40)]
+  write(tmp_path, *files)
+  held = {file for file in files if is_held_out(file, 0.1)}
+  val = opened(tmp_path, 'val')
+  assert {os.path.relpath(val[i].name, tmp_path) for i in range(len(val))} == held
+
+
+def test_folder_of_single_images_trains_and_cannot_hold_any_out(tmp_path):
+  write(tmp_path, 'cat/1.jpg', 'dog/1.jpg')
+  assert len(opened(tmp_path)) == 2
+  with pytest.raises(
+    UserError, match=r"No class of .* has two images, so that none can be held out as 'val'"
+  ):
+    opened(tmp_path, 'val')
+
+
+def test_folder_one_level_too_high_names_what_lies_below(tmp_path):
+  write(tmp_path, 'photos/cat/1.jpg', 'photos/cat/deep/2.jpg', 'photos/dog/1.jpg')
+  said = rf"has one class folder, 'photos', and one level below it cat, dog; .*folder:{tmp_path}/photos"
+  with pytest.raises(UserError, match=said):
+    opened(tmp_path)
+  assert opened(tmp_path / 'photos').class_names == ('cat', 'dog')
+  write(tmp_path, *(f'photos/c{i}/1.jpg' for i in range(9)))
+  with pytest.raises(UserError, match='one level below it c0, c1, c2, c3, c4 and 6 more; '):
+    opened(tmp_path)
+  write(tmp_path, 'photos/loose.jpg')  # now it is a class with folders in it
+  assert opened(tmp_path).class_names == ('photos',)
+
+
+def test_split_one_level_too_high_names_what_lies_below(tmp_path):
+  write(tmp_path, 'train/photos/cat/1.jpg', 'train/photos/dog/1.jpg', 'val/photos/cat/2.jpg')
+  for split in ('train', 'val'):
+    with pytest.raises(UserError, match=rf'{split} has one class folder, .* move them up into .*/{split}\.'):
+      opened(tmp_path, split)
+
+
+@pytest.mark.parametrize(
+  ('files', 'said'),
+  [
+    (('000.tar', '001.tar'), 'but 000.tar; .*python -m vit_jax.prepare {root} ~/data'),
+    (('train/000.tar.gz',), 'train has no images .* but 000.tar.gz; .*python -m vit_jax.prepare {root} ~/'),
+    (('data/train-00000.parquet',), 'but data/train-00000.parquet; .*vit_jax.prepare {root} ~/data'),
+    (('labels.csv', 'notes.txt'), 'but labels.csv; .*python -m vit_jax.prepare {root}/labels.csv ~/data'),
+  ],
+)
+def test_folder_of_archives_or_tables_names_the_command_that_prepares_it(tmp_path, files, said):
+  for file in files:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+  with pytest.raises(UserError, match=said.format(root=tmp_path)):
+    opened(tmp_path)
+
+
+def test_class_names_that_are_not_utf8_are_text(tmp_path):
+  """Class names are printed, drawn, and written to checkpoints and reports."""
+  for name in (b'caf\xe9', b'tea'):
+    folder = os.fsencode(tmp_path) + b'/train/' + name
+    os.makedirs(folder)
+    for file in (b'\xff1.jpg', b'2.jpg'):
+      with open(folder + b'/' + file, 'wb') as opened_file:
+        opened_file.write(jpeg())
+  source = opened(tmp_path)
+  assert source.class_names == ('caf\\xe9', 'tea')
+  assert ', '.join(source.class_names).encode() == b'caf\\xe9, tea'
+  assert [len(source[i].image) for i in range(4)] == [len(jpeg())] * 4
+  assert opened(tmp_path, class_names=('tea', 'caf\\xe9')).labels().tolist().count(1) == 2
+
+
+def test_unreadable_folder_says_that_it_cannot_be_read(pets, monkeypatch):
+  scandir = os.scandir
+  unreadable = str(pets)
+
+  def denied(path):
+    if str(path) == unreadable:
+      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, 'scandir', denied)
+  with pytest.raises(UserError, match=rf'The folder {pets} cannot be read \(Permission denied\); check its'):
+    opened(pets)
+  unreadable = str(pets / 'train/cat')
+  with pytest.raises(UserError, match=r'train/cat cannot be read \(Permission denied\)'):
+    opened(pets)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='root reads everything')
+def test_folder_without_permissions_says_that_it_cannot_be_read(pets):
+  pets.chmod(0)
+  try:
+    with pytest.raises(UserError, match='cannot be read'):
+      opened(pets)
+  finally:
+    pets.chmod(0o755)

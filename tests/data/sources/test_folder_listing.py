@@ -1,21 +1,30 @@
-"""Folders of images, listed once: kept, and listed again when something changed."""
+"""Folders of images are listed once, and listed again when something changed."""
 
 import os
+import time
 
 import pytest
 
 from vit_jax.data.sources import folder_listing
 from vit_jax.errors import UserError
 
+ALL = ['train/a/1.jpg', 'train/a/deep/2.PNG', 'train/b/3.jpg', 'train/b/link/5.jpg']
+
 
 @pytest.fixture
 def scans(monkeypatch, tmp_path):
-  """The folders that were really listed; few images are kept too, in a cache of the test's own."""
+  """A list that grows with each listing made; a few images, changed just now, are worth keeping too."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(folder_listing, '_WORTH_KEEPING', 1)
+  monkeypatch.setattr(folder_listing, '_SETTLED_NS', 0)
   calls = []
   scan = folder_listing._scan
-  monkeypatch.setattr(folder_listing, '_scan', lambda root, tops: calls.append(tops) or scan(root, tops))
+
+  def counted(root, tops):
+    calls.append(tops)
+    return scan(root, tops)
+
+  monkeypatch.setattr(folder_listing, '_scan', counted)
   return calls
 
 
@@ -35,14 +44,13 @@ def root(tmp_path):
   (tmp_path / 'elsewhere').mkdir()
   (tmp_path / 'elsewhere/5.jpg').touch()
   (root / 'train/b/link').symlink_to(tmp_path / 'elsewhere')
-  settle(tmp_path)
+  settle()
   return root
 
 
-def settle(path):
-  """As if nothing had changed for an hour."""
-  for folder, _, _ in os.walk(path):
-    os.utime(folder, times=(0, os.stat(folder).st_mtime - 3600))
+def settle():
+  """Lets the clock of the file system's times go on, which ticks every few milliseconds."""
+  time.sleep(0.03)
 
 
 def paths(root, *tops):
@@ -50,10 +58,7 @@ def paths(root, *tops):
   return [found.path(number) for number in range(len(found))]
 
 
-ALL = ['train/a/1.jpg', 'train/a/deep/2.PNG', 'train/b/3.jpg', 'train/b/link/5.jpg']
-
-
-def test_a_kept_listing_is_the_same(root, scans):
+def test_kept_listing_is_the_same(root, scans):
   first = folder_listing.list_images(root, ['train'])
   again = folder_listing.list_images(root, ['train'])
   assert len(scans) == 1
@@ -65,37 +70,76 @@ def test_a_kept_listing_is_the_same(root, scans):
   assert paths(root / 'train', '') == [path.removeprefix('train/') for path in ALL]
 
 
+def add(root):
+  (root / 'train/a/deep/new.jpg').touch()
+
+
+def remove(root):
+  (root / 'train/a/1.jpg').unlink()
+
+
+def rename(root):
+  (root / 'train/b/3.jpg').rename(root / 'train/b/9.jpg')
+
+
+def add_class(root):
+  (root / 'train/c/deep').mkdir(parents=True)
+
+
+def add_behind_link(root):
+  (root / '../elsewhere/6.jpg').touch()
+
+
+def rename_class(root):
+  (root / 'train/b').rename(root / 'train/z')
+
+
 @pytest.mark.parametrize(
   ('change', 'expected'),
   [
-    (lambda root: (root / 'train/a/deep/new.jpg').touch(), {*ALL, 'train/a/deep/new.jpg'}),
-    (lambda root: (root / 'train/a/1.jpg').unlink(), {*ALL} - {'train/a/1.jpg'}),
-    (
-      lambda root: (root / 'train/b/3.jpg').rename(root / 'train/b/9.jpg'),
-      {*ALL, 'train/b/9.jpg'} - {ALL[2]},
-    ),
-    (lambda root: (root / 'train/c/deep').mkdir(parents=True), {*ALL}),
-    (lambda root: (root / '../elsewhere/6.jpg').touch(), {*ALL, 'train/b/link/6.jpg'}),
-    (lambda root: (root / 'train/b').rename(root / 'train/z'), {p.replace('/b/', '/z/') for p in ALL}),
+    (add, {*ALL, 'train/a/deep/new.jpg'}),
+    (remove, {*ALL} - {'train/a/1.jpg'}),
+    (rename, {*ALL, 'train/b/9.jpg'} - {'train/b/3.jpg'}),
+    (add_class, {*ALL}),
+    (add_behind_link, {*ALL, 'train/b/link/6.jpg'}),
+    (rename_class, {path.replace('/b/', '/z/') for path in ALL}),
   ],
-  ids=['added', 'removed', 'renamed', 'new class', 'behind a link', 'class renamed'],
 )
-def test_changes_are_seen(root, scans, change, expected):
+@pytest.mark.parametrize('times', ['as they are', 'put back'])
+def test_change_is_noticed(root, scans, change, expected, times):
+  """Also where all times of modification are put back afterwards, as rsync and tar do."""
+  folders = [path for path in root.parent.rglob('*') if path.is_dir() and 'cache' not in path.parts]
+  before = {path: path.stat().st_mtime_ns for path in folders}
   paths(root, 'train')
   change(root)
+  for path, mtime in before.items():
+    if times == 'put back' and path.exists():
+      os.utime(path, ns=(mtime, mtime))
   assert set(paths(root, 'train')) == expected
   assert len(scans) == 2
 
 
-def test_a_folder_that_just_changed_is_not_trusted(root, scans):
-  """A second change could come within the resolution of its time."""
-  (root / 'train/a/new.jpg').touch()
+def test_folder_replaced_by_another_of_the_same_time_and_size_is_noticed(root, scans):
+  """70 files where 40 were listed, with the time put back: seen before the listing's state had the ctime."""
+  for number in range(40):
+    (root / f'train/a/{number:03}.jpg').touch()
+  mtime = (root / 'train/a').stat().st_mtime_ns
+  assert len(paths(root, 'train')) == 44
+  for number in range(40, 70):
+    (root / f'train/a/{number:03}.jpg').touch()
+  os.utime(root / 'train/a', ns=(mtime, mtime))
+  assert len(paths(root, 'train')) == 74
+
+
+def test_folder_that_just_changed_is_not_kept(root, scans, monkeypatch):
+  """A second change could get the same time."""
+  monkeypatch.setattr(folder_listing, '_SETTLED_NS', 60 * 10**9)
   paths(root, 'train')
   paths(root, 'train')
   assert len(scans) == 2
 
 
-def test_a_cache_that_fails_is_done_without(root, scans, tmp_path, monkeypatch, caplog):
+def test_damaged_or_unwritable_cache_is_done_without(root, scans, tmp_path, monkeypatch, caplog):
   paths(root, 'train')
   (kept,) = (tmp_path / 'cache/vit_jax/folders').iterdir()
   for content in (kept.read_bytes()[:-100], b'', b'PK'):
@@ -106,17 +150,34 @@ def test_a_cache_that_fails_is_done_without(root, scans, tmp_path, monkeypatch, 
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
   assert paths(root, 'train') == ALL
   assert 'is not kept for the next run ([Errno 20] Not a directory' in caplog.text
+  assert {record.name for record in caplog.records} == {'vit_jax.cache'}
 
 
-def test_names_that_are_no_text(root, scans):
+def test_names_that_are_not_utf8_are_kept(root, scans):
   os.close(os.open(os.fsencode(root) + b'/train/a/\xff\xe9.jpg', os.O_CREAT))
-  settle(root)
+  settle()
   for _ in range(2):
     assert b'train/a/\xff\xe9.jpg' in [os.fsencode(path) for path in paths(root, 'train')]
   assert len(scans) == 1
 
 
-def test_a_folder_that_cannot_be_read(root, scans):
+def test_pipes_are_not_listed(root, scans):
+  """Opening one would wait for ever."""
+  os.mkfifo(root / 'train/a/pipe.png')
+  (root / 'train/a/link.png').symlink_to(root / 'train/a/pipe.png')
+  assert paths(root, 'train') == ALL
+  below = {os.path.basename(path) for path in folder_listing.files_below(root / 'train/a')}
+  assert below == {'1.jpg', '2.PNG'}
+
+
+def test_broken_link_is_listed_so_that_reading_it_names_it(root, scans):
+  (root / 'train/a/lost.png').symlink_to(root / 'nowhere.png')
+  assert 'train/a/lost.png' in paths(root, 'train')
+
+
+def test_unreadable_folder_is_named(root, scans, monkeypatch):
   (root / 'train/a/loop').symlink_to(root / 'train/a/loop')
   with pytest.raises(UserError, match=r'train/a cannot be read \(Too many levels of symbolic links\)'):
     paths(root, 'train')
+  with pytest.raises(UserError, match=r'none cannot be read \(No such file or directory\)'):
+    folder_listing.folders_in(root / 'none')

@@ -1,9 +1,10 @@
-"""Where records come from: `digits[:SPLIT]`, `tfds:NAME[:SPLIT]`, `tfds:/a/prepared/directory[:SPLIT]`,
-`folder:/path[:SPLIT]` and `vtab:TASK[:SPLIT]`, or a mixture of them.
+"""Opens the sources that a config names: 'KIND:PLACE:SPLIT', or several of them as a mixture.
 
-A split is what TFDS takes: 'train', 'train[:90%]', 'train[100:]', 'train+test'; of a task of VTAB, one that
-its definition names (`vtab.py`). What follows the last colon is read as a split if it looks like one and the
-whole is not an existing directory.
+`digits[:SPLIT]`, `tfds:NAME[:SPLIT]`, `tfds:/a/prepared/directory[:SPLIT]`, `folder:/path[:SPLIT]`,
+`vtab:TASK[:SPLIT]`; `base.SOURCES` lists the kinds.
+
+A split is written as TFDS writes it: 'train', 'train[:90%]', 'train[100:]', 'train+test'. What follows the
+last colon is the split if it looks like one, unless the whole is an existing directory.
 """
 
 import difflib
@@ -12,54 +13,58 @@ import re
 from collections.abc import Collection, Sequence
 
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import subset, tfds_features, vtab
-from vit_jax.data.sources.base import SPLITS, Source
-from vit_jax.data.sources.digits import DigitsSource
-from vit_jax.data.sources.folder import FolderSource
+from vit_jax.data.sources import subset
+from vit_jax.data.sources.base import SOURCES, SPLITS, Source
 from vit_jax.data.sources.mixture import Mixture
-from vit_jax.data.sources.tfds import PreparedSource, builder_of
 from vit_jax.errors import UserError
 
 _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
 
 
 def open_training(data: DataConfig, seed: int) -> Source:
-  """The records to train on: those of data.source, or of all sources of data.mixture.
+  """The records to train on: those of `data.source`, or of all sources of `data.mixture`.
 
   Args:
-    data: also its classes and max_per_class are kept to, in each source.
+    data: source or mixture, split, classes, max_per_class.
     seed: of the choice among the images of a class.
 
   Raises:
-    UserError: as `open_source`; or one of data.classes is in no source.
+    UserError: as `open_source`; or none of the sources has one of `data.classes`.
   """
-  specs, weights = zip(*data.mixture or ((data.source, 1.0),), strict=True)
+  if not data.mixture:
+    return _open_parts(data, [data.source], seed)[0]
+  specs, weights = zip(*data.mixture, strict=True)
+  return Mixture(_open_parts(data, specs, seed), weights)
+
+
+def _open_parts(data: DataConfig, specs: Sequence[str], seed: int) -> list[Source]:
+  """The sources of a run's training data, each with `data.classes` and `data.max_per_class` applied."""
   parts = [open_source(spec, data.split, data=data) for spec in specs]
   known = {name for part in parts for name in part.class_names}
   for name in data.classes:
     if name not in known:
       raise _unknown_class(name, known, data.title)
-  if data.max_per_class:
-    parts = [subset.at_most(part, data.max_per_class, seed) for part in parts]
-  return Mixture(parts, weights) if data.mixture else parts[0]
+  if data.max_per_class is None:
+    return parts
+  return [subset.at_most(part, data.max_per_class, seed) for part in parts]
 
 
 def open_source(
   spec: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None = None
 ) -> Source:
-  """The records of a source.
+  """The records of one source.
 
   Args:
-    spec: see the module's text.
-    split: what to read unless the spec says so itself.
-    data: its val_fraction is what a folder without splits holds out, its max_labels allows lists of classes,
-      its classes are those whose records there are.
-    class_names: label -> name, from a checkpoint; None: what the data set says.
+    spec: 'KIND:PLACE' or 'KIND:PLACE:SPLIT'.
+    split: the split to read if the spec names none.
+    data: its `classes` select records; the source reads what concerns it, such as `val_fraction`.
+    class_names: label -> name, from a checkpoint; None: the data's own.
 
   Raises:
     UserError: no such source, data set or split, or data in a form that cannot be read.
   """
-  source = _open(*parse(spec, split), data, class_names)
+  kind, place, split = parse(spec, split)
+  source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
   if not data.classes:
     return source
   if not set(data.classes) & set(source.class_names):
@@ -70,21 +75,36 @@ def open_source(
   return chosen
 
 
-def _open(kind: str, rest: str, split: str, data: DataConfig, class_names: Sequence[str] | None) -> Source:
-  if kind == 'digits':
-    return DigitsSource(split, class_names)
-  if kind == 'folder':
-    return FolderSource(rest, split, val_fraction=data.val_fraction, class_names=class_names)
-  if kind == 'vtab':
-    task = vtab.task_of(rest)
-    builder = builder_of(task.dataset)
-    sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
-    return PreparedSource(
-      builder, task.split(split, sizes), class_names, tfds_features.of_task(builder.info, task)
-    )
-  builder = builder_of(rest)
-  how = tfds_features.of_features(builder.info, lists=data.max_labels is not None)
-  return PreparedSource(builder, split, class_names, how)
+def parse(spec: str, split: str) -> tuple[str, str, str]:
+  """Splits a spec into kind, place and split: 'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10',
+  'train[:98%]').
+
+  Args:
+    spec: as for `open_source`.
+    split: what the third is if the spec names none.
+
+  Raises:
+    UserError: no such kind of source, or no place.
+  """
+  kind, _, rest = spec.partition(':')
+  if kind not in SOURCES.names():
+    raise _no_source(spec)
+  if not SOURCES[kind].has_place:
+    return kind, '', rest or split
+  if not rest:
+    raise _no_source(spec)
+  match = _WITH_SPLIT.fullmatch(rest)
+  if match and not os.path.isdir(os.path.expanduser(rest)):
+    return kind, match[1], match[2]
+  return kind, rest, split
+
+
+def _no_source(spec: str) -> UserError:
+  forms: list[str] = []
+  for kind in SOURCES.names():
+    forms += SOURCES[kind].forms or (f'{kind}:PLACE',)
+  *others, last = map(repr, forms)
+  return UserError(f'{spec!r} is not a source; write {", ".join(others)} or {last}.')
 
 
 def _unknown_class(name: str, known: Collection[str], where: str) -> UserError:
@@ -93,19 +113,3 @@ def _unknown_class(name: str, known: Collection[str], where: str) -> UserError:
     f'config.data.classes has {name!r}, which is not among the {len(known)} classes of {where}; '
     f'did you mean {near[0]!r}?'
   )
-
-
-def parse(spec: str, split: str) -> tuple[str, str, str]:
-  """'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10', 'train[:98%]'); `split` if the spec has none."""
-  kind, _, rest = spec.partition(':')
-  if kind == 'digits':
-    return kind, '', rest or split
-  if kind not in ('tfds', 'folder', 'vtab') or not rest:
-    raise UserError(
-      f"{spec!r} is not a source; write 'digits', 'tfds:NAME', 'tfds:/a/prepared/directory', "
-      f"'folder:/path' or 'vtab:TASK'."
-    )
-  match = _WITH_SPLIT.fullmatch(rest)
-  if match and not os.path.isdir(os.path.expanduser(rest)):
-    return kind, match[1], match[2]
-  return kind, rest, split

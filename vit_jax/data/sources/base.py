@@ -1,70 +1,149 @@
-"""What a source is: numbered records with a class or a list of classes each; and how splits are sliced."""
+"""The contract of a source of images, the registry of sources, and the grammar of splits.
 
+A new kind of source is one file with a subclass of `NamedSource`, and one line in `SOURCES`.
+"""
+
+import abc
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
-import tensorflow_datasets as tfds
 
+from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
+from vit_jax.registry import Registry
 
 
 class Record(NamedTuple):
   """One labelled image."""
 
   image: bytes | np.ndarray  # an encoded file, or uint8 pixels (H, W) or (H, W, C)
-  label: int | np.ndarray  # its class, or int (classes,), possibly none, where images have lists of them
-  name: str  # what an error calls it: a path, or 'cifar10/train record 17'
+  label: int | np.ndarray  # its class; or its list of classes, int (classes,), which may be empty
+  name: str  # what errors call it: a path, or 'cifar10/train record 17'
 
 
-class Source(Protocol):
-  """Labelled images with random access; `__getitem__` is called from several threads."""
+class Part(NamedTuple):
+  """Consecutive records of a source that are shuffled and passed through on their own."""
+
+  size: int  # number of records
+  weight: float  # share of the training images drawn from this part, up to a common factor
+
+
+class Source(abc.ABC):
+  """Labelled images with random access.
+
+  Several threads call `__getitem__` at the same time.
+
+  Attributes:
+    class_names: label -> name.
+  """
 
   class_names: tuple[str, ...]
 
-  def __len__(self) -> int: ...
+  @abc.abstractmethod
+  def __len__(self) -> int:
+    """The number of records."""
 
-  def __getitem__(self, index: int) -> Record: ...
+  @abc.abstractmethod
+  def __getitem__(self, index: int) -> Record:
+    """The record of an index from 0 to len - 1, always the same one.
 
+    Raises:
+      UserError: a record that cannot be read; the error names it.
+    """
+
+  @abc.abstractmethod
   def labels(self) -> np.ndarray:
-    """int32 (records,), or (records, longest list) padded with -1: the labels alone, to choose among them."""
-    ...
+    """The labels of all records, from which records are selected by class.
+
+    Returns:
+      int32 (records,), or (records, longest list) padded with -1 if records have lists of classes.
+    """
+
+  @property
+  def parts(self) -> tuple[Part, ...]:
+    """The parts that are shuffled on their own, in the order of the records; usually all is one part."""
+    return (Part(len(self), 1),)
 
 
-# TFDS's grammar of splits: 'train', 'train[:90%]', 'train[100:]+test'.
-SPLIT = r'[\w-]+(?:\[[\w%:.-]+\])?'
-SPLITS = re.compile(rf'{SPLIT}(?:\s*\+\s*{SPLIT})*')
+class NamedSource(Source):
+  """A source that `config.data.source` can name: 'KIND:PLACE:SPLIT', or 'KIND:SPLIT' without a place.
+
+  Attributes:
+    forms: how specs are written, for the error about one that names no source; (): 'KIND:PLACE'.
+    has_place: whether a place follows the kind.
+  """
+
+  forms: ClassVar[tuple[str, ...]] = ()
+  has_place: ClassVar[bool] = True
+
+  @classmethod
+  @abc.abstractmethod
+  def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
+    """Opens one split.
+
+    Args:
+      place: where the data is: what the spec has after its kind; '' if `has_place` is False.
+      split: the split, with slices and sums if the source knows them (`select` evaluates them).
+      data: the options of the run's data; most sources ignore them.
+      class_names: label -> name, from a checkpoint, whose numbering the labels must follow (`label_map` does
+        that); None: the data's own.
+
+    Raises:
+      UserError: no such place or split, or data in a form that cannot be read.
+    """
+
+
+SOURCES: Registry[NamedSource] = Registry(
+  'source',
+  {
+    'digits': 'vit_jax.data.sources.digits:DigitsSource',
+    'tfds': 'vit_jax.data.sources.tfds:TfdsSource',
+    'folder': 'vit_jax.data.sources.folder:FolderSource',
+    'vtab': 'vit_jax.data.sources.vtab_source:VtabSource',
+  },
+)
+
+# The grammar of splits is that of TFDS: 'train', 'train[:90%]', 'train[100:]+test'.
+_SPLIT = r'[\w-]+(?:\[[\w%:.-]+\])?'
+SPLITS = re.compile(rf'{_SPLIT}(?:\s*\+\s*{_SPLIT})*')
 
 
 def select(split: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, int, int]]:
-  """The ranges of records that a split with slices and sums names, by TFDS's own rules.
+  """Evaluates a split with slices and sums by TFDS's own rules.
 
   Args:
     split: such as 'train', 'train[:90%]', 'train[100:]' or 'train+test'.
-    sizes: number of records of each split that there is.
-    where: what an error calls the data.
+    sizes: split -> number of its records.
+    where: what errors call the data.
 
   Returns:
     (split, first record, record after the last) for each summand.
 
   Raises:
-    UserError: no such split, or a slice that cannot be.
+    UserError: no such split, or a slice that cannot be taken.
   """
-  infos = {n: tfds.core.SplitInfo(name=n, shard_lengths=[size], num_bytes=0) for n, size in sizes.items()}
   check_split(split, sizes, where)
-  try:
-    parts = tfds.core.ReadInstruction.from_spec(split).to_absolute(infos)
-  except (ValueError, NotImplementedError) as error:
-    raise bad_split(split, where, error) from None
-  ranges = [(p.splitname, p.from_ or 0, sizes[p.splitname] if p.to is None else p.to) for p in parts]
+  ranges = [(split, 0, sizes[split])] if split in sizes else _evaluate(split, sizes, where)
   if not any(last > first for _, first, last in ranges):
     raise UserError(f'Split {split!r} of {where} has no records; choose another slice.')
   return ranges
 
 
-def check_split(split: str, splits: Sequence[str] | Mapping[str, int], where: str) -> None:
-  """Raises UserError, listing the splits there are, where `split` names one that is not there."""
+def _evaluate(split: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, int, int]]:
+  import tensorflow_datasets as tfds  # here: it takes two seconds, and plain splits do not need it
+
+  infos = {n: tfds.core.SplitInfo(name=n, shard_lengths=[size], num_bytes=0) for n, size in sizes.items()}
+  try:
+    parts = tfds.core.ReadInstruction.from_spec(split).to_absolute(infos)
+  except (ValueError, NotImplementedError) as error:
+    raise bad_split(split, where, error) from None
+  return [(p.splitname, p.from_ or 0, sizes[p.splitname] if p.to is None else p.to) for p in parts]
+
+
+def check_split(split: str, splits: Collection[str], where: str) -> None:
+  """Raises UserError, listing the splits that there are, if `split` names another one."""
   names = [re.split(r'\[', part)[0].strip() for part in split.split('+')]
   for name in names:
     if name not in splits and name != 'all':
@@ -72,16 +151,24 @@ def check_split(split: str, splits: Sequence[str] | Mapping[str, int], where: st
 
 
 def bad_split(split: str, where: str, error: Exception) -> UserError:
-  """The error for a split that TFDS cannot parse or that reaches beyond the records."""
+  """The error for a split that TFDS cannot parse, or that reaches beyond the records."""
   reason = str(error).strip().splitlines()[-1].rstrip('.')
   return UserError(f"Split {split!r} of {where} cannot be read: {reason}; write it like 'train[:90%]'.")
 
 
 def label_map(names: Sequence[str], class_names: Sequence[str] | None, where: str) -> np.ndarray:
-  """int64 (len(names),): the label, by name, that each class of a data set has in `class_names`.
+  """Maps the labels of a data set to those of a model, by the names of the classes.
+
+  Args:
+    names: the data set's classes.
+    class_names: the model's classes; None: the same.
+    where: what errors call the data.
+
+  Returns:
+    int64 (len(names),): for each of the data set's labels, the model's.
 
   Raises:
-    UserError: the data set has a class that `class_names` has not.
+    UserError: the data set has a class that the model does not know.
   """
   if class_names is None:
     return np.arange(len(names))

@@ -1,66 +1,84 @@
-"""A person's own images: `folder:/path`, one sub-folder per class.
+"""A person's own images: `folder:/path`, with one sub-folder per class.
 
 Either `train/CLASS/…` beside `val/CLASS/…` (or `validation/`) and `test/CLASS/…`, or `CLASS/…` directly, of
 which a share is held out as 'val'. Folders within a class belong to it; hidden files are ignored.
 """
 
+import functools
 import logging
 import math
 import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from vit_jax.data.sources.base import Record, check_split, select
-from vit_jax.data.sources.folder_listing import EXTENSIONS, Listing, folders_in, list_images
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources.base import NamedSource, Record, check_split, select
+from vit_jax.data.sources.folder_listing import EXTENSIONS, Listing, files_below, folders_in, list_images
 from vit_jax.errors import UserError
 
+_log = logging.getLogger(__name__)
+
 SPLITS = {'train': 'train', 'val': 'val', 'validation': 'val', 'test': 'test'}  # folder -> split
+# What `vit_jax.prepare` reads and this source does not.
+_ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip', '.parquet')
+_TABLES = ('.csv',)
+_NAMED = 5  # sub-folders that an error lists
 
 
 class _Part(NamedTuple):
   """The images of one split."""
 
-  classes: tuple[str, ...]  # its class folders, sorted
-  numbers: np.ndarray  # int64 (images,), in the listing
-  members: np.ndarray  # int64 (images,), the number of each one's class in `classes`
+  top: str  # the folder of the split, relative to the root; '' is the root
+  classes: tuple[str, ...]  # the names of its class folders, sorted
+  numbers: np.ndarray  # int64 (images,), of the images in the listing
+  members: np.ndarray  # int64 (images,), the index in `classes` of each image's class
 
 
-class FolderSource:
-  """The images of one split, ordered by a hash of their path, so that a slice of it has all classes."""
+class FolderSource(NamedSource):
+  """The images of one split, ordered by a hash of their paths, so that a slice has images of all classes."""
+
+  forms = ('folder:/path',)
 
   def __init__(self, root: str, split: str, *, val_fraction: float, class_names: Sequence[str] | None = None):
-    """Lists the files (`listing.py`); opens none.
+    """Lists the files (`folder_listing.py`) without opening any.
 
     Args:
       root: the folder.
-      split: 'train', 'val' (or 'validation') or 'test', with slices.
-      val_fraction: the share held out as 'val' where the root has no folders of splits.
-      class_names: label -> name; None: the training split's classes, sorted.
+      split: 'train', 'val' (or 'validation') or 'test', with slices and sums.
+      val_fraction: the share of the images held out as 'val' if the root has no folders of splits.
+      class_names: label -> name; None: the classes of the training split, sorted.
 
     Raises:
-      UserError: no such folder or split, no images, or a class that the training split lacks.
+      UserError: no such folder or split, a folder that cannot be read, no images, a class that the training
+        split lacks, or a folder whose classes lie one level deeper.
     """
     self._root = pathlib.Path(root).expanduser()
-    if not self._root.is_dir():
-      raise UserError(f'There is no folder {root}; give the path of one that has a sub-folder per class.')
+    _check_readable(self._root)
     split = re.sub(r'\bvalidation\b', 'val', split)
     self._listing, parts, train_classes = _splits(self._root, split, val_fraction)
     self.class_names = tuple(class_names or train_classes)
-    numbers_of = {name: number for number, name in enumerate(self.class_names)}
+    label_of = {name: label for label, name in enumerate(self.class_names)}
     ordered: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, part in parts.items():
       complete = name == 'train' and class_names is None
       _check_classes(part, self.class_names, f'{root} ({name})', complete=complete)
-      labels = np.array([numbers_of[name] for name in part.classes], np.int32)
+      labels = np.array([label_of[class_name] for class_name in part.classes], np.int32)
       order = np.argsort(self._listing.hashes[part.numbers], kind='stable')
       ordered[name] = part.numbers[order], labels[part.members[order]]
+    if class_names is None and len(train_classes) == 1:
+      for top in sorted({part.top for part in parts.values()}):
+        _check_level(self._listing, top, self._root)
     ranges = select(split, {name: len(part.numbers) for name, part in parts.items()}, root)
     self._numbers = np.concatenate([ordered[name][0][first:last] for name, first, last in ranges])
     self._labels = np.concatenate([ordered[name][1][first:last] for name, first, last in ranges])
+
+  @classmethod
+  def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
+    return cls(place, split, val_fraction=data.val_fraction, class_names=class_names)
 
   def __len__(self) -> int:
     return len(self._numbers)
@@ -78,6 +96,23 @@ class FolderSource:
     return self._labels
 
 
+@functools.cache
+def _warn(text: str) -> None:
+  """Logs a warning once per process, although a folder is opened for each of its splits."""
+  _log.warning('%s', text)
+
+
+def _check_readable(root: pathlib.Path) -> None:
+  try:
+    os.scandir(root).close()
+  except (FileNotFoundError, NotADirectoryError):
+    raise UserError(
+      f'There is no folder {root}; give the path of one that has a sub-folder per class.'
+    ) from None
+  except OSError as error:
+    raise UserError(f'The folder {root} cannot be read ({error.strerror}); check its permissions.') from error
+
+
 def _splits(
   root: pathlib.Path, split: str, val_fraction: float
 ) -> tuple[Listing, dict[str, _Part], Sequence[str]]:
@@ -87,43 +122,74 @@ def _splits(
     check_split(split, ('train', 'val'), str(root))
     listing = list_images(root, [''])
     everything = _part(listing, '', root)
-    return listing, _hold_out(everything, listing.hashes, val_fraction), everything.classes
+    parts = _hold_out(everything, listing.hashes, val_fraction, root)
+    if not len(parts['val'].numbers) and 'val' in re.findall(r'\w+', split):
+      raise UserError(
+        f"No class of {root} has two images, so that none can be held out as 'val'; add images, or put those "
+        f'to train on below {root}/train and the others below {root}/val.'
+      )
+    return listing, parts, everything.classes
   if len(set(folders.values())) < len(folders):
     raise UserError(f'{root} has both val/ and validation/; remove or rename one of them.')
   check_split(split, list(folders.values()), str(root))
   wanted = re.findall(r'\w+', split)
   tops = {top: name for top, name in folders.items() if name in wanted or 'all' in wanted}
   listing = list_images(root, list(tops))
-  parts = {name: _part(listing, top, root / top) for top, name in tops.items()}
-  return listing, parts, folders_in(root / 'train') if 'train' in folders else ()
+  parts = {name: _part(listing, top, root) for top, name in tops.items()}
+  train_folders = folders_in(root / 'train') if 'train' in folders else ()
+  return listing, parts, [_class_name(folder) for folder in train_folders]
 
 
-def _part(listing: Listing, top: str, path: pathlib.Path) -> _Part:
-  """The images of the class folders in `top`; warns of how many other files there are."""
+def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
+  """The images of the class folders in `top`; warns of files that are not images.
+
+  Args:
+    listing: of the root.
+    top: the folder of a split, relative to the root; '' if the classes are in the root.
+    root: the folder that the listing is of.
+  """
   prefix = f'{top}/' if top else ''
   classes: dict[str, int] = {}
   folder_classes = np.full(len(listing.folders), -1)
   for number, folder in enumerate(listing.folders):
     if folder != top and folder.startswith(prefix):
-      name = folder[len(prefix) :].split('/')[0]
+      name = _class_name(folder[len(prefix) :].split('/')[0])
       folder_classes[number] = classes.setdefault(name, len(classes))
   members = folder_classes[listing.parents]
   numbers = np.flatnonzero(members >= 0)
   if not len(numbers):
-    raise UserError(
-      f'{path} has no images in class sub-folders; put the {", ".join(e[1:] for e in EXTENSIONS)} files of '
-      f'each class into a folder named after it.'
-    )
+    raise _no_images(root / top, root)
   others = np.where(folder_classes >= 0, listing.others, 0)
   if others.any():
-    example = os.path.join(path.parent if top else path, listing.folders[others.argmax()])
-    count = int(others.sum())
-    logging.warning('%s: ignored %d files that are not images, most in %s.', path, count, example)
-  return _Part(tuple(classes), numbers, members[numbers])
+    example = os.path.join(root, listing.folders[others.argmax()])
+    _warn(f'{root / top}: ignored {others.sum()} files that are not images, most in {example}.')
+  return _Part(top, tuple(classes), numbers, members[numbers])
+
+
+def _class_name(folder: str) -> str:
+  """The name of a folder as text that can be written anywhere: a byte that is not UTF-8 becomes '\\xff'."""
+  return folder.encode(errors='surrogateescape').decode(errors='backslashreplace')
+
+
+def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
+  """The error for a folder without images; if it holds what `vit_jax.prepare` reads, it says so."""
+  for file in files_below(path):
+    if file.lower().endswith((*_ARCHIVES, *_TABLES)):
+      prepared = file if file.lower().endswith(_TABLES) else root
+      return UserError(
+        f'{path} has no images in class sub-folders but {os.path.relpath(file, path)}; prepare its images '
+        f'once '
+        f'(python -m vit_jax.prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
+      )
+  extensions = ', '.join(extension[1:] for extension in EXTENSIONS)
+  return UserError(
+    f'{path} has no images in class sub-folders; put the {extensions} files of each class into a folder '
+    f'named after it.'
+  )
 
 
 def _check_classes(part: _Part, known: Sequence[str], where: str, *, complete: bool) -> None:
-  """Raises UserError for an unknown class; one without images is an error if `complete`, or a warning."""
+  """Raises UserError for an unknown class; a class without images is an error if `complete`, or a warning."""
   unknown = sorted(set(part.classes) - set(known))
   if unknown:
     raise UserError(
@@ -135,17 +201,48 @@ def _check_classes(part: _Part, known: Sequence[str], where: str, *, complete: b
   if empty and complete:
     raise UserError(f'Class folder {empty[0]!r} of {where} has no images; add some or remove it.')
   if empty:
-    logging.warning('%s has no images of %d classes: %s.', where, len(empty), ', '.join(empty))
+    _warn(f'{where} has no images of {len(empty)} classes: {", ".join(empty)}.')
 
 
-def _hold_out(part: _Part, hashes: np.ndarray, fraction: float) -> dict[str, _Part]:
-  """Splits 'train' and 'val', by a hash of each path, so that adding files moves no other.
+def _check_level(listing: Listing, top: str, root: pathlib.Path) -> None:
+  """Raises UserError if the only class folder in `top` has no images of its own but folders of images."""
+  with_images = [pathlib.PurePath(listing.folders[number]) for number in np.unique(listing.parents)]
+  folders = [folder.relative_to(top) for folder in with_images if folder.is_relative_to(top)]
+  if any(len(folder.parts) == 1 for folder in folders):
+    return
+  path, name = root / top, folders[0].parts[0]
+  inner = sorted({folder.parts[1] for folder in folders})
+  listed = ', '.join(inner[:_NAMED])
+  if len(inner) > _NAMED:
+    listed += f' and {len(inner) - _NAMED} more'
+  raise UserError(
+    f'{path} has one class folder, {name!r}, and one level below it {listed}; if these are the classes, give '
+    f'folder:{path / name}, or move them up into {path}.'
+  )
 
-  The image of highest hash of a class is always trained on, so that no class is only held out.
+
+def _hold_out(part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Path) -> dict[str, _Part]:
+  """Divides a folder into 'train' and 'val' by a hash of each path, so that adding files moves no other.
+
+  The image with the highest hash of each class is always trained on, so that no class is only held out. If
+  `fraction` holds out nothing at all, as in a folder of a dozen images, the image with the lowest hash of
+  each class that has two is held out.
   """
   own = hashes[part.numbers]
-  last = np.zeros(len(part.classes), np.uint64)
-  np.maximum.at(last, part.members, own)
-  held = (own < np.uint64(math.ceil(fraction * 2**64))) & (own != last[part.members])
-  split = lambda chosen: _Part(part.classes, part.numbers[chosen], part.members[chosen])
-  return {'train': split(~held), 'val': split(held)}
+  highest = np.zeros(len(part.classes), np.uint64)
+  np.maximum.at(highest, part.members, own)
+  may_be_held = own != highest[part.members]
+  held = (own < np.uint64(math.ceil(fraction * 2**64))) & may_be_held
+  if not held.any() and may_be_held.any():
+    lowest = highest.copy()
+    np.minimum.at(lowest, part.members, own)
+    held = (own == lowest[part.members]) & may_be_held
+    _warn(
+      f'{root}: data.val_fraction {fraction:g} of {len(own)} images holds out none; one image of each class '
+      f'is held out instead.'
+    )
+  return {'train': _chosen(part, ~held), 'val': _chosen(part, held)}
+
+
+def _chosen(part: _Part, chosen: np.ndarray) -> _Part:
+  return part._replace(numbers=part.numbers[chosen], members=part.members[chosen])

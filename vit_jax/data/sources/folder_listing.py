@@ -1,7 +1,8 @@
-"""The images below a folder, listed once: compact arrays, kept in the user's cache.
+"""Lists the images below a folder once: compact arrays, kept in the user's cache.
 
-A listing that was kept is used as long as every folder in it has the time of change and the size that it had:
-to add, remove or rename a file changes those of its folder.
+A kept listing is used as long as every folder in it has the state it had (`_state`). Adding, removing or
+renaming a file changes the state of its folder, and nobody can set a folder's time of status change (ctime)
+back.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +21,8 @@ from vit_jax.errors import UserError
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff')
 
 _WORTH_KEEPING = 10_000  # images; fewer are listed in a moment
-_SETTLED_NS = 2 * 10**9  # after that long, a further change of a folder is sure to change its time
-_FORMAT = 1  # of the kept arrays
+_SETTLED_NS = 2 * 10**9  # after so long, another change of a folder is sure to get another time
+_FORMAT = 2  # of the kept arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Listing:
 
   Attributes:
     folders: every folder entered, relative to the root, with '/'; '' is the root.
-    folder_states: int64 (folders, 2), each one's time of change in nanoseconds and its size.
-    others: for each folder, the number of files that are no images.
-    parents: int32 (images,), the number of each image's folder.
-    names: uint8, the images' names, one after the other.
+    folder_states: int64 (folders, 4), `_state` of each.
+    others: int64 (folders,), number of files in each folder that are not images.
+    parents: int32 (images,), number of each image's folder.
+    names: uint8, the names of the images, one after the other.
     ends: int64 (images,), where each name ends.
     hashes: uint64 (images,), `path_hash` of each path.
   """
@@ -49,17 +51,29 @@ class Listing:
     return len(self.parents)
 
   def path(self, number: int) -> str:
-    """Relative to the root."""
+    """The path of an image, relative to the root."""
     first = self.ends[number - 1] if number else 0
     name = os.fsdecode(self.names[first : self.ends[number]].tobytes())
     return os.path.join(self.folders[self.parents[number]], name)
 
 
-def list_images(root: pathlib.Path, tops: Sequence[str]) -> Listing:
-  """The images in the folders below each of `tops`, relative to the root; those right in a top are no part.
+class _Folder(NamedTuple):
+  """A folder and its own files."""
 
-  Hidden files and folders are left out; links to folders are followed, each folder entered once in a folder
-  of a top.
+  path: str
+  state: os.stat_result
+  files: list[str]  # sorted names
+
+
+def list_images(root: pathlib.Path, tops: Sequence[str]) -> Listing:
+  """Lists the images below the folders in each of `tops`; images directly in a top are left out.
+
+  Hidden files and folders are left out, and so are pipes, sockets and devices. Links to folders are followed,
+  each folder entered once per folder of a top.
+
+  Args:
+    root: the folder that paths are relative to.
+    tops: folders, relative to the root; '' is the root itself.
 
   Raises:
     UserError: a folder that cannot be read.
@@ -71,49 +85,85 @@ def list_images(root: pathlib.Path, tops: Sequence[str]) -> Listing:
     return kept
   begin = time.time_ns()
   listing = _scan(root, tops)
-  settled = listing.folder_states[:, 0].max() < begin - _SETTLED_NS
-  if len(listing) >= _WORTH_KEEPING and settled:
+  last_change = listing.folder_states[:, :2].max()
+  if len(listing) >= _WORTH_KEEPING and last_change < begin - _SETTLED_NS:
     cache.save_arrays(name, _packed(listing))
   return listing
 
 
 def path_hash(path: str) -> int:
-  """64 bits that depend on nothing but the path."""
+  """64 bits that depend on the path only."""
   return int.from_bytes(hashlib.blake2b(_bytes(path), digest_size=8).digest())
 
 
 def files_below(folder: pathlib.Path) -> Iterator[str]:
-  """The paths of all files below a folder but hidden ones; links to folders are followed, each entered once.
+  """The paths of all regular files below a folder, except hidden ones.
+
+  Links to folders are followed, each folder entered once.
 
   Raises:
     UserError: a folder that cannot be read.
   """
   for path, _, names in _walk(str(folder), set()):
-    yield from (os.path.join(path, name) for name in names)
+    for name in names:
+      yield os.path.join(path, name)
 
 
-def _walk(path: str, entered: set[tuple[int, int]]) -> Iterator[tuple[str, os.stat_result, list[str]]]:
-  """Path, state and sorted names of the files of a folder and all below it, but those entered already."""
+def folders_in(path: str | pathlib.Path) -> list[str]:
+  """The sorted names of the folders in a folder, except hidden ones.
+
+  Raises:
+    UserError: a folder that cannot be read.
+  """
+  try:
+    with os.scandir(path) as entries:
+      return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != '.')
+  except OSError as error:
+    raise _unreadable(path, error) from error
+
+
+def _walk(path: str, entered: set[tuple[int, int]]) -> Iterator[_Folder]:
+  """A folder and all below it, except those entered already (by device and inode)."""
+  files, folders = [], []
   try:
     state = os.stat(path)
     if (state.st_dev, state.st_ino) in entered:
       return
     entered.add((state.st_dev, state.st_ino))
     with os.scandir(path) as entries:
-      shown = sorted((entry.name, entry.is_dir()) for entry in entries if entry.name[0] != '.')
+      for entry in entries:
+        if entry.name[0] == '.':
+          continue
+        if entry.is_dir():
+          folders.append(entry.name)
+        elif _is_file(entry):
+          files.append(entry.name)
   except OSError as error:
-    raise UserError(f'{path} cannot be read ({error.strerror}); mend or remove it.') from error
-  yield path, state, [name for name, is_folder in shown if not is_folder]
-  for name, is_folder in shown:
-    if is_folder:
-      yield from _walk(os.path.join(path, name), entered)
+    raise _unreadable(path, error) from error
+  yield _Folder(path, state, sorted(files))
+  for name in sorted(folders):
+    yield from _walk(os.path.join(path, name), entered)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+  """Whether reading it ends: not a pipe, socket or device.
+
+  A broken link counts as a file, so that the error of reading it names it.
+  """
+  if entry.is_file():
+    return True
+  return entry.is_symlink() and not os.path.exists(entry.path)
+
+
+def _unreadable(path: str | pathlib.Path, error: OSError) -> UserError:
+  return UserError(f'{path} cannot be read ({error.strerror}); mend or remove it.')
 
 
 def _scan(root: pathlib.Path, tops: Sequence[str]) -> Listing:
   folders, states, others = [], [], []
   parents, names, lengths, hashes = [], [], [], []
   for path, state, files in _folders_of_classes(root, tops):
-    images = [name.encode(errors='surrogateescape') for name in files if name.lower().endswith(EXTENSIONS)]
+    images = [_bytes(name) for name in files if name.lower().endswith(EXTENSIONS)]
     parents.append(np.full(len(images), len(folders), np.int32))
     lengths.append(np.fromiter(map(len, images), np.int64, len(images)))
     names.append(b''.join(images))
@@ -125,7 +175,7 @@ def _scan(root: pathlib.Path, tops: Sequence[str]) -> Listing:
     others.append(len(files) - len(images))
   return Listing(
     folders=tuple(folders),
-    folder_states=np.array(states, np.int64).reshape(-1, 2),
+    folder_states=np.array(states, np.int64),
     others=np.array(others, np.int64),
     parents=np.concatenate(parents),
     names=np.frombuffer(b''.join(names), np.uint8),
@@ -134,24 +184,25 @@ def _scan(root: pathlib.Path, tops: Sequence[str]) -> Listing:
   )
 
 
-def _folders_of_classes(
-  root: pathlib.Path, tops: Sequence[str]
-) -> Iterator[tuple[str, os.stat_result, list[str]]]:
-  """As `_walk`: each top without its own files, then all folders of each class in it."""
+def _folders_of_classes(root: pathlib.Path, tops: Sequence[str]) -> Iterator[_Folder]:
+  """Each top, without its own files, followed by all folders of each class in it."""
   for top in tops:
     path = os.path.join(root, top) if top else str(root)
-    yield path, os.stat(path), []
+    try:
+      state = os.stat(path)
+    except OSError as error:
+      raise _unreadable(path, error) from error
+    yield _Folder(path, state, [])
     for name in folders_in(path):
       yield from _walk(os.path.join(path, name), set())
 
 
-def folders_in(path: str | pathlib.Path) -> list[str]:
-  """The sorted names of the folders in a folder but hidden ones."""
-  return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != '.')
+def _state(state: os.stat_result) -> tuple[int, int, int, int]:
+  """What changes with a folder: ctime and mtime in nanoseconds, size, inode.
 
-
-def _state(state: os.stat_result) -> tuple[int, int]:
-  return state.st_mtime_ns, state.st_size
+  Some file systems keep only part of these. The times come first, see `list_images`.
+  """
+  return state.st_ctime_ns, state.st_mtime_ns, state.st_size, state.st_ino % 2**63
 
 
 def _is_current(listing: Listing, root: pathlib.Path) -> bool:
@@ -159,7 +210,7 @@ def _is_current(listing: Listing, root: pathlib.Path) -> bool:
     now = [_state(os.stat(os.path.join(root, folder))) for folder in listing.folders]
   except OSError:
     return False
-  return bool((np.array(now, np.int64).reshape(-1, 2) == listing.folder_states).all())
+  return np.array_equal(np.array(now, np.int64), listing.folder_states)
 
 
 def _packed(listing: Listing) -> dict[str, np.ndarray]:
@@ -170,8 +221,8 @@ def _packed(listing: Listing) -> dict[str, np.ndarray]:
 def _unpacked(arrays: dict[str, np.ndarray] | None) -> Listing | None:
   if arrays is None or arrays.keys() != {field.name for field in dataclasses.fields(Listing)}:
     return None
-  text = arrays['folders'].tobytes().decode(errors='surrogateescape')
-  return Listing(**arrays | {'folders': tuple(text.split('\0'))})
+  text = arrays.pop('folders').tobytes().decode(errors='surrogateescape')
+  return Listing(folders=tuple(text.split('\0')), **arrays)
 
 
 def _bytes(path: str) -> bytes:

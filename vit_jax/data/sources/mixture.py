@@ -6,31 +6,54 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources.base import Record, Source, label_map
+from vit_jax.data.sources.base import Part, Record, Source, label_map
 
 
-class Mixture:
-  """The records of several sources, one source after the other, their classes united by name.
+class Mixture(Source):
+  """The records of several sources, one source after the other, with their classes united by name.
 
   Attributes:
-    class_names: those of the first source, then those of the second that the first has not, and so on.
-    sizes: records of each source.
-    weights: how often each is drawn from in training (`order.py`), up to a factor.
+    class_names: the first source's classes, then those of the second that are new, and so on.
   """
 
   def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
+    """
+    Args:
+      sources: the sources.
+      weights: how often training draws from each, up to a common factor.
+    """
     self._sources = tuple(sources)
-    self.sizes = tuple(map(len, sources))
-    self.weights = tuple(weights)
+    self._parts = tuple(Part(len(source), weight) for source, weight in zip(sources, weights, strict=True))
     self.class_names = tuple(dict.fromkeys(name for source in sources for name in source.class_names))
-    self._labels = [label_map(source.class_names, self.class_names, 'mixture') for source in sources]
-    self._ends = list(itertools.accumulate(self.sizes))
+    self._label_maps = [label_map(source.class_names, self.class_names, 'mixture') for source in sources]
+    self._ends = list(itertools.accumulate(part.size for part in self._parts))
+
+  @property
+  def parts(self) -> tuple[Part, ...]:
+    """One part for each source."""
+    return self._parts
 
   def __len__(self) -> int:
     return self._ends[-1]
 
   def __getitem__(self, index: int) -> Record:
-    part = bisect.bisect_right(self._ends, index)
-    record = self._sources[part][index - self._ends[part] + self.sizes[part]]
-    labels = self._labels[part][record.label]
+    number = bisect.bisect_right(self._ends, index)
+    first = self._ends[number] - self._parts[number].size
+    record = self._sources[number][index - first]
+    labels = self._label_maps[number][record.label]
     return record._replace(label=labels if np.ndim(labels) else int(labels))
+
+  def labels(self) -> np.ndarray:
+    """As `Source.labels`; if one of the sources has lists of classes, every record has."""
+    mapped = []
+    for source, numbers in zip(self._sources, self._label_maps, strict=True):
+      labels = source.labels()
+      mapped.append(np.where(labels < 0, -1, numbers[labels]).astype(np.int32))
+    if all(labels.ndim == 1 for labels in mapped):
+      return np.concatenate(mapped)
+    lists = [labels.reshape(len(labels), -1) for labels in mapped]
+    longest = max(labels.shape[1] for labels in lists)
+    padded = [
+      np.pad(labels, ((0, 0), (0, longest - labels.shape[1])), constant_values=-1) for labels in lists
+    ]
+    return np.concatenate(padded)

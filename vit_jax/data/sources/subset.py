@@ -1,4 +1,4 @@
-"""Some records of a source: those of some classes, or no more than so many of each class."""
+"""A selection of a source's records: those of some classes, or a limited number of each class."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import numpy as np
 from vit_jax.data.sources.base import Record, Source
 
 
-class Subset:
-  """The chosen records of a source, in its order; labels and class names stay as they are."""
+class Subset(Source):
+  """The chosen records of a source, in its order; labels and class names stay the same."""
 
   def __init__(self, source: Source, chosen: np.ndarray):
     """
@@ -30,39 +30,43 @@ class Subset:
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Subset:
-  """The records that have at least one of the classes; names that the source has not are passed over."""
+  """The records with at least one of the classes; names that the source does not have are ignored."""
   wanted = [number for number, name in enumerate(source.class_names) if name in set(names)]
   labels = source.labels()
-  return Subset(source, np.isin(labels, wanted).reshape(len(labels), -1).any(axis=1))
+  matches = np.isin(labels, wanted).reshape(len(labels), -1)
+  return Subset(source, np.any(matches, axis=1))
 
 
 def at_most(source: Source, count: int, seed: int) -> Subset:
-  """The records that are, for each of their classes, among its first `count` in an order drawn by the seed.
+  """The records that are among the first `count` of each of their classes, in an order drawn with the seed.
 
-  So no class has more; where records have lists of classes it may have fewer than there are, since a record
-  goes with the fullest of its classes.
+  No class keeps more than `count` records. Where records have lists of classes, a class may keep fewer than
+  it
+  could: a record is dropped as soon as one of its classes is full.
   """
   labels = source.labels()
   labels = np.sort(labels.reshape(len(labels), -1), axis=1)
-  labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # a class is on a list once
-  return Subset(source, ((ranks(labels, seed) < count) | (labels < 0)).all(axis=1))
+  labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # count a class once per record
+  kept = (ranks(labels, seed) < count) | (labels < 0)
+  return Subset(source, np.all(kept, axis=1))
 
 
 def ranks(labels: np.ndarray, seed: int) -> np.ndarray:
-  """How many records come before each one among those of its class, in an order drawn by the seed.
+  """The number of records that precede each record among those of its class, in an order drawn with the seed.
 
   Args:
-    labels: int (records,) or (records, classes of each); what is on a list twice counts twice.
+    labels: int (records,), or (records, n) for lists of classes; a class that is twice in a list counts
+      twice.
     seed: of the order.
 
   Returns:
-    int64 of that shape; where a label is -1, without meaning.
+    int64, of the shape of `labels`; meaningless where a label is -1.
   """
   order = np.argsort(np.random.Philox(key=seed).random_raw(len(labels)), kind='stable')
-  classes = labels[order].ravel()  # of the records in that order
+  classes = labels[order].ravel()  # in that order
   by_class = np.argsort(classes, kind='stable')
-  first = np.searchsorted(classes[by_class], classes[by_class])  # where each one's class begins
-  rank = np.empty(len(classes), np.int64)  # of each one among its class
+  first = np.searchsorted(classes[by_class], classes[by_class])  # where the class of each entry begins
+  rank = np.empty(len(classes), np.int64)
   rank[by_class] = np.arange(len(classes)) - first
   result = np.empty(labels.shape, np.int64)
   result[order] = rank.reshape(labels.shape)

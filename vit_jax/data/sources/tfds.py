@@ -5,72 +5,80 @@ import difflib
 import hashlib
 import itertools
 import os
+import re
 import resource
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow_datasets as tfds
 import tqdm
+from etils import epath
 
 from vit_jax import cache
-from vit_jax.data.sources.base import Record, bad_split, check_split, label_map
-from vit_jax.data.sources.tfds_features import Reading
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
+from vit_jax.data.sources.tfds_checks import INFO, check_directory
+from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
 from vit_jax.errors import UserError
 
-_INFO = 'dataset_info.json'
-_SCANNED_TOGETHER = 1000  # records of which a thread reads the labels in a row
+_CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait
 _OTHER_FILES = 512  # that a run may have open beside its data
+_SAMPLES, _SAMPLE_BYTES = 8, 1024  # of a shard, which tell that it was replaced
+_RANDOM_ACCESS = ('array_record', 'parquet')
 
 
-class PreparedSource:
+class TfdsSource(NamedSource):
   """One split of a prepared TFDS data set; images stay encoded."""
+
+  forms = ('tfds:NAME', 'tfds:/a/prepared/directory')
 
   def __init__(
     self,
     builder: tfds.core.DatasetBuilder,
     split: str,
     class_names: Sequence[str] | None,
-    reading: Reading,
+    reader: RecordReader,
   ):
     """
     Args:
       builder: of prepared data, from `builder_of`.
       split: with TFDS's slices and sums.
-      class_names: label -> name; None: the data set's.
-      reading: what of a record is the image and what its class.
+      class_names: label -> name; None: the data set's own.
+      reader: which features are the image and its class.
 
     Raises:
       UserError: no such split, or data without random access.
     """
     name = builder.info.full_name
-    if not any(form.value in ('array_record', 'parquet') for form in builder.info.available_file_formats()):
-      raise UserError(
-        f'{builder.data_dir} is prepared as {builder.info.file_format.value}, which has no random access; '
-        f'convert it, where TensorFlow is installed, with: tfds convert_format '
-        f'--dataset_version_dir={builder.data_dir} --out_file_format=array_record'
-      )
-    check_split(split, builder.info.splits, name)
+    _check_format(builder)
+    check_split(split, list(builder.info.splits), name)
     # Other images, such as masks, would be decoded for nothing.
-    images = [
-      key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Image)
-    ]
+    features = features_of(builder.info)
+    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
     decoders = {key: tfds.decode.SkipDecoding() for key in images}
     try:
-      self._records = builder.as_data_source(split=split, decoders=decoders)
+      # TFDS wraps it in a decorator that hides its parameters.
+      self._records = builder.as_data_source(split=split, decoders=decoders)  # pyright: ignore[reportCallIssue]
     except (ValueError, NotImplementedError) as error:
       raise bad_split(split, name, error) from None
     if not len(self._records):
       raise UserError(f'Split {split!r} of {name} has no records; choose another.')
-    self.class_names = tuple(class_names or reading.names)
-    self._labels = label_map(reading.names, class_names, name)
-    self._reading, self._name = reading, f'{name}/{split} record'
+    self.class_names = tuple(class_names or reader.names)
+    self._label_map = label_map(reader.names, class_names, name)
+    self._reader, self._name = reader, f'{name}/{split} record'
     instructions = builder.info.splits[split].file_instructions
     self._files = [instruction.filename for instruction in instructions]
     self._file_ends = list(itertools.accumulate(instruction.take for instruction in instructions))
     _allow_open_files(len(self._files), name)
+
+  @classmethod
+  def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
+    builder = builder_of(place)
+    reader = of_features(builder.info, lists=data.max_labels is not None)
+    return cls(builder, split, class_names, reader)
 
   def __len__(self) -> int:
     return len(self._records)
@@ -78,74 +86,105 @@ class PreparedSource:
   def __getitem__(self, index: int) -> Record:
     """Raises UserError for a record that cannot be read or has no label (TFDS's -1)."""
     record = self._read(index)
-    labels = self._labels[self._numbers(record, index)]
+    labels = self._label_map[self._own_labels(record, index)]
     name = f'{self._name} {index}'
-    file = self._reading.file_name(record)
+    file = self._reader.file_name(record)
     return Record(
-      self._reading.image(record),
-      labels if self._reading.lists else int(labels),
+      self._reader.image(record),
+      labels if self._reader.lists else int(labels),
       f'{name} ({file})' if file else name,
     )
 
   def labels(self) -> np.ndarray:
-    """As `Source.labels`. The first time it reads all records; the result is kept in the user's cache."""
+    """As `Source.labels`. Reads all records the first time; the result is kept in the user's cache."""
     key = f'labels/{self._fingerprint()}'
     arrays = cache.load_arrays(key)
     if arrays is None:
-      arrays = {'numbers': self._all_numbers()}
+      arrays = {'numbers': self._all_own_labels()}
       cache.save_arrays(key, arrays)
-    numbers = arrays['numbers']
-    return np.where(numbers < 0, -1, self._labels[numbers]).astype(np.int32)
+    own = arrays['numbers']
+    return np.where(own < 0, -1, self._label_map[own]).astype(np.int32)
 
   def _read(self, index: int) -> dict[str, Any]:
     try:
       record = self._records[index]
-      if self._reading.is_empty(record):
-        raise ValueError('it is empty')  # what a file that was cut off gives
+      if self._reader.is_empty(record):
+        raise ValueError('it is empty')  # as in a truncated file
       return record
     except Exception as error:  # array_record and protocol buffers name no types
       file = self._files[bisect.bisect_right(self._file_ends, index)]
-      reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip('.')
-      raise UserError(f'{self._name} {index} cannot be read ({reason}); restore {file}.') from error
+      raise UserError(f'{self._name} {index} cannot be read ({_reason(error)}); restore {file}.') from error
 
-  def _numbers(self, record: dict[str, Any], index: int) -> np.ndarray:
-    """int64 () or (classes,): the record's classes as the data set numbers them."""
-    numbers = np.array(self._reading.label(record), np.int64)
-    if (numbers < 0).any():
+  def _own_labels(self, record: dict[str, Any], index: int) -> np.ndarray:
+    """int64 () or (classes,): the record's labels as the data set numbers them."""
+    labels = np.array(self._reader.label(record), np.int64)
+    if (labels < 0).any():
       raise UserError(f'{self._name} {index} has no label; choose a split with labels.')
-    return numbers
+    return labels
 
-  def _all_numbers(self) -> np.ndarray:
+  def _all_own_labels(self) -> np.ndarray:
     """int32 (records,), or (records, longest list) padded with -1."""
 
-    def scan(start: int) -> np.ndarray:
-      span = range(start, min(start + _SCANNED_TOGETHER, len(self)))
-      found = [self._numbers(self._read(index), index) for index in span]
-      return _padded(found) if self._reading.lists else np.array(found, np.int32)
+    def read(start: int) -> np.ndarray:
+      span = range(start, min(start + _CHUNK, len(self)))
+      labels = [self._own_labels(self._read(index), index) for index in span]
+      return _padded(labels) if self._reader.lists else np.array(labels, np.int32)
 
-    starts = range(0, len(self), _SCANNED_TOGETHER)
+    starts = range(0, len(self), _CHUNK)
+    title = f'Reading the class of each {self._name}'
     with futures.ThreadPoolExecutor(_SCAN_THREADS) as pool:
-      title = f'Reading the class of each {self._name}'
-      parts = list(tqdm.tqdm(pool.map(scan, starts), title, len(starts), disable=None))
-    return _padded(list(itertools.chain(*parts))) if self._reading.lists else np.concatenate(parts)
+      chunks = list(tqdm.tqdm(pool.map(read, starts), title, len(starts), disable=None))
+    return _padded(list(itertools.chain(*chunks))) if self._reader.lists else np.concatenate(chunks)
 
   def _fingerprint(self) -> str:
-    """Another one where another file, or another feature of it, is read, or a file has changed."""
-    states = [(file, os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in self._files]
-    text = repr((self._name, self._reading.key, states))
+    """A digest that differs for another split or feature, and after any of the files has changed."""
+    with futures.ThreadPoolExecutor(_SCAN_THREADS) as pool:
+      states = list(pool.map(_file_state, self._files))
+    text = repr((self._name, self._reader.key, states))
     return hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=16).hexdigest()
 
 
+def _file_state(path: str) -> tuple[str | int, ...]:
+  """What changes with a file, also if another of the same size and time takes its place."""
+  try:
+    state = os.stat(path)
+    sample = _sample(path, state.st_size)
+  except OSError as error:
+    raise UserError(f'{path} cannot be read ({error.strerror}); restore it.') from error
+  return path, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, sample
+
+
+def _sample(path: str, size: int) -> str:
+  """A digest of the first, the last and some other bytes of a file."""
+  digest = hashlib.blake2b(digest_size=16)
+  with open(path, 'rb') as file:
+    for number in range(_SAMPLES):
+      file.seek(number * max(size - _SAMPLE_BYTES, 0) // (_SAMPLES - 1))
+      digest.update(file.read(_SAMPLE_BYTES))
+  return digest.hexdigest()
+
+
 def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
-  """int32 (lists, longest): each list's numbers, then -1."""
+  """int32 (lists, longest): the numbers of each list, followed by -1."""
   padded = np.full((len(lists), max(map(len, lists))), -1, np.int32)
   for row, numbers in zip(padded, lists, strict=True):
     row[: len(numbers)] = numbers
   return padded
 
 
+def _check_format(builder: tfds.core.DatasetBuilder) -> None:
+  formats = [file_format.value for file_format in builder.info.available_file_formats()]
+  if not set(formats) & set(_RANDOM_ACCESS):
+    raise UserError(
+      f'{builder.data_dir} is prepared as {", ".join(sorted(formats))}, which has no random access; '
+      f'convert it, where TensorFlow is installed, with: tfds convert_format '
+      f'--dataset_version_dir={builder.data_dir} --out_file_format=array_record'
+    )
+
+
 def _allow_open_files(count: int, name: str) -> None:
-  """Lets this process open so many more: each one read from stays open, and the limit may be as low as 1,024.
+  """Raises this process's limit of open files, which may be as low as 1,024: each shard that was read stays
+  open.
 
   Raises:
     UserError: not even the hard limit suffices.
@@ -165,28 +204,27 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   """The builder of prepared data.
 
   Args:
-    name: a data set, as TFDS writes it ('cifar10', 'imagenet2012', 'name/config:1.0.0'), in TFDS_DATA_DIR or
-      ~/tensorflow_datasets; or the path (with a '/' or '~' first) of a prepared directory.
+    name: a data set as TFDS writes it ('cifar10', 'imagenet2012', 'name/config:1.0.0'), in $TFDS_DATA_DIR or
+      ~/tensorflow_datasets; or the path of a prepared directory, which starts with '/', '~' or '.'.
 
   Raises:
-    UserError: no such data set, or not prepared.
+    UserError: no such data set, one that is not prepared, or one that `check_directory` refuses.
   """
   if name[0] in '/~.' or '://' in name:
     return _builder_from_directory(name)
   data_dir = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-  folder = tfds.core.Path(data_dir).expanduser()
-  prepared = sorted(
-    path.parent.relative_to(folder).as_posix()
-    for pattern in ('*/*', '*/*/*')
-    for path in folder.glob(f'{pattern}/{_INFO}')
-  )
+  folder = epath.Path(data_dir).expanduser()
+  prepared = _prepared(folder)
+  plain = _plain(re.split('[/:]', name)[0])
+  for path in prepared:
+    if _plain(path.split('/')[0]) == plain:
+      check_directory(folder / path)
   try:
     builder = tfds.builder(name, data_dir=str(folder))
   except tfds.core.DatasetNotFoundError:
     raise _unknown(name, data_dir, prepared) from None
-  except (AssertionError, ValueError, ImportError, OSError) as error:
-    reason = str(error).strip().splitlines()[0].rstrip('.')
-    raise UserError(f'tfds:{name} cannot be opened ({reason}); check its name and config.') from error
+  except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
+    raise UserError(f'tfds:{name} cannot be opened ({_reason(error)}); check its name and config.') from error
   if not builder.is_prepared():
     # Written as a name with its version: 'data_set/config:1.0.0'.
     versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
@@ -199,27 +237,59 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   return builder
 
 
-def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
-  folder = tfds.core.Path(name).expanduser()
+def _prepared(folder: epath.Path) -> list[str]:
+  """The prepared data sets in a data directory: 'name/version' or 'name/config/version'."""
   try:
-    if (folder / _INFO).is_file():
-      return tfds.builder_from_directory(folder)
-    found = sorted(str(path.parent) for depth in ('*', '*/*') for path in folder.glob(f'{depth}/{_INFO}'))
-  except Exception as error:  # TFDS reads JSON and protocol buffers here, perhaps remote; it names no types
-    reason = str(error).strip().splitlines()[0].rstrip('.')
+    return sorted(
+      path.parent.relative_to(folder).as_posix()
+      for pattern in ('*/*', '*/*/*')
+      for path in folder.glob(f'{pattern}/{INFO}')
+    )
+  except OSError as error:
     raise UserError(
-      f'{name} cannot be opened as a TFDS directory ({reason}); check or prepare it again.'
+      f'{folder} cannot be read ({error.strerror}); set TFDS_DATA_DIR to where TFDS data sets are prepared.'
+    ) from error
+
+
+def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
+  folder = epath.Path(name).expanduser()
+  try:
+    if (folder / INFO).is_file():
+      check_directory(folder)
+      return tfds.builder_from_directory(folder)
+    found = sorted(str(path.parent) for depth in ('*', '*/*') for path in folder.glob(f'{depth}/{INFO}'))
+  except UserError:
+    raise
+  except Exception as error:  # as above, perhaps remote
+    raise UserError(
+      f'{name} cannot be opened as a TFDS directory ({_reason(error)}); check or prepare it again.'
     ) from error
   hint = f'did you mean tfds:{found[-1]}?' if found else 'give the one with the version as its name.'
-  raise UserError(f'{name} is no directory prepared by TFDS, it has no {_INFO}; {hint}')
+  raise UserError(f'{name} is no directory prepared by TFDS, it has no {INFO}; {hint}')
+
+
+def _plain(name: str) -> str:
+  """The same for 'MyFlowers' and 'my_flowers', by either of which TFDS finds my_flowers/."""
+  return name.replace('_', '').lower()
+
+
+def _reason(error: Exception) -> str:
+  """The first line of an error's text, or its type."""
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  return lines[0].rstrip('.')
 
 
 def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:
   """The error for a name that neither TFDS nor the data directory knows."""
+  elsewhere = 'set TFDS_DATA_DIR if it is elsewhere'
   names = sorted({path.split('/')[0] for path in prepared})
   near = difflib.get_close_matches(name, names, n=3) or names[:3]
   if near:
-    return UserError(f'There is no data set tfds:{name}; prepared in {data_dir}: {", ".join(near)}.')
+    return UserError(
+      f'There is no data set tfds:{name}; prepared in {data_dir}: {", ".join(near)}; {elsewhere}.'
+    )
   near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
   hint = f'TFDS knows {", ".join(near)}' if near else 'tensorflow.org/datasets lists those of TFDS'
-  return UserError(f'There is no data set tfds:{name}, and none is prepared in {data_dir}; {hint}.')
+  return UserError(
+    f'There is no data set tfds:{name}, and none is prepared in {data_dir}; {hint}; {elsewhere}.'
+  )

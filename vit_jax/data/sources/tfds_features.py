@@ -1,4 +1,4 @@
-"""What of a TFDS record is the image, and what its class or classes."""
+"""Which features of a TFDS record are its image and its class or classes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,30 +8,26 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data.decode import Picture
-from vit_jax.data.sources import vtab
 from vit_jax.errors import UserError
 
-_FILE_NAMES = (
-  'file_name',
-  'filename',
-  'image/file_name',
-)  # features that have an image's, as TFDS calls them
+# What TFDS's data sets call the feature that has the name of an image's file.
+_FILE_NAMES = ('file_name', 'filename', 'image/file_name')
 
 Value = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-  """How the records of a data set are read.
+class RecordReader:
+  """How to read the records of a data set.
 
   Attributes:
-    key: differs where the labels do.
-    names: the classes' names, in the data set's order.
-    label: record -> class, or the list of its classes.
+    key: tells apart readers of the same records that give other labels.
+    names: the names of the classes, in the data set's order.
+    label: maps a record to its class, or to the list of its classes.
     lists: whether it is a list.
-    image_feature: which feature is the image.
-    scale: what its pixels are multiplied by.
-    file_feature: which feature is the name of the image's file; None: none.
+    image_feature: the feature that is the image.
+    scale: factor of the pixels.
+    file_feature: the feature that is the name of the image's file, if there is one.
   """
 
   key: str
@@ -43,85 +39,95 @@ class Reading:
   file_feature: str | None
 
   def image(self, record: Value) -> bytes | np.ndarray:
-    """The encoded image, or uint8 (H, W, 1) where it has to be scaled."""
+    """The encoded image, or, if it has to be scaled, uint8 (H, W, 1)."""
     image = record[self.image_feature]
     if self.scale == 1:
       return image
     return Picture(image, 1, self.key).pixels() * np.uint8(self.scale)
 
   def file_name(self, record: Value) -> str:
-    return str(record[self.file_feature]) if self.file_feature else ''
+    """The name of the image's file, or ''."""
+    if self.file_feature is None:
+      return ''
+    name = record[self.file_feature]
+    return name.decode(errors='backslashreplace') if isinstance(name, bytes) else str(name)
 
   def is_empty(self, record: Value) -> bool:
-    """Whether the record has no image or no label, as one of a damaged file may."""
+    """Whether the record lacks its image or label, as those of a truncated file do."""
     return record[self.image_feature] is None or self.label(record) is None
 
 
-def of_features(info: tfds.core.DatasetInfo, *, lists: bool) -> Reading:
-  """The image and the class that the features name.
+def of_features(info: tfds.core.DatasetInfo, *, lists: bool) -> RecordReader:
+  """The reader of the image and the class that the features name.
 
   Args:
     info: of the data set.
-    lists: whether images may have lists of classes; a single class, where the data has that, still does.
+    lists: whether images may have lists of classes; if the data has single classes, it reads those.
 
   Raises:
-    UserError: no image or class among the features.
+    UserError: no image or no class among the features, or several of which none has the usual name.
   """
-  features, name = info.features, info.full_name
-  label = _label_feature(features, lists, name)
-  single = isinstance(features[label], tfds.features.ClassLabel)
-  return Reading(
-    key=label,
-    names=tuple((features[label] if single else features[label].feature).names),
-    label=lambda record: record[label],
-    lists=not single,
-    image_feature=_image_feature(features, name),
+  features, name = features_of(info), info.full_name
+  key = _label_feature(features, lists, name)
+  feature = features[key]
+  is_list = isinstance(feature, tfds.features.Sequence)
+  class_label = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
+  assert isinstance(class_label, tfds.features.ClassLabel)
+  return RecordReader(
+    key=key,
+    names=tuple(class_label.names),
+    label=label_reader(key),
+    lists=is_list,
+    image_feature=image_feature(features, name),
     scale=1,
-    file_feature=_file_feature(features),
+    file_feature=file_feature(features),
   )
 
 
-def of_task(info: tfds.core.DatasetInfo, task: vtab.Task) -> Reading:
-  """The image and the class that a task of VTAB defines.
+def features_of(info: tfds.core.DatasetInfo) -> tfds.features.FeaturesDict:
+  """The features of a data set.
 
   Raises:
-    UserError: the data set's features are not those of the published definition.
+    UserError: its records are not dictionaries of features.
   """
-  features = info.features
-  try:
-    names = task.names(features)
-  except (KeyError, AttributeError):
-    names = ()
-  if len(names) != task.num_classes:
-    raise UserError(
-      f'{info.full_name} has not the {task.num_classes} classes that {task.source} is defined by; prepare it '
-      f'again: {task.prepare}'
-    )
-  return Reading(
-    key=task.source,
-    names=names,
-    label=task.label,
-    lists=False,
-    image_feature=_image_feature(features, info.full_name),
-    scale=task.scale,
-    file_feature=_file_feature(features),
-  )
+  if isinstance(info.features, tfds.features.FeaturesDict):
+    return info.features
+  raise UserError(f'The records of {info.full_name} have no named features; choose another data set.')
 
 
-def _file_feature(features: tfds.features.FeaturesDict) -> str | None:
+def label_reader(feature: str) -> Callable[[Value], Any]:
+  """A function of a record that returns one of its features."""
+
+  def label(record: Value) -> Any:
+    return record[feature]
+
+  return label
+
+
+def file_feature(features: tfds.features.FeaturesDict) -> str | None:
+  """The feature that is the name of the image's file, if there is one."""
   return next((key for key in _FILE_NAMES if key in features), None)
 
 
-def _image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
+def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
+  """The feature that is the image.
+
+  Args:
+    features: of the data set.
+    name: what errors call the data set.
+
+  Raises:
+    UserError: none, or several of which none is called 'image'.
+  """
   images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
   return _choose(images, 'image', 'an image', name, features)
 
 
 def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str) -> str:
-  """The name of the feature with an image's class, or with its list of classes if `lists` and there is one.
+  """The feature that is an image's class or, if `lists` and there is one, its list of classes.
 
   Raises:
-    UserError: none such, or several and none named 'label' or 'labels'.
+    UserError: none, or several of which none is called 'label' or 'labels'.
   """
   class_label, sequence = tfds.features.ClassLabel, tfds.features.Sequence
   single = [key for key, feature in features.items() if isinstance(feature, class_label)]
@@ -135,17 +141,13 @@ def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str)
   if several and not single:
     raise UserError(
       f'{name} has lists of classes ({", ".join(several)}); set config.data.max_labels to the length of the '
-      f"longest and config.loss.name to 'sigmoid'."
+      f"longest and config.objective.loss to 'sigmoid'."
     )
   return _choose(single, 'label', 'a class', name, features)
 
 
 def _choose(found: list[str], usual: str, kind: str, name: str, features: tfds.features.FeaturesDict) -> str:
-  """The usual one if it is among those found, or the only one.
-
-  Raises:
-    UserError: none, or several and none named as usual.
-  """
+  """The feature with the usual name if it is among those found, or the only one found."""
   if usual in found:
     return usual
   if len(found) == 1:

@@ -1,9 +1,9 @@
 """The 19 tasks of VTAB-1k (Visual Task Adaptation Benchmark, arXiv 1910.04867), as its authors define them.
 
-`TASKS` is name -> `Task`; a task is read as the source 'vtab:NAME' ('vtab:clevr_count:train800val200'), from
-the data set that TFDS prepares. Splits, labels and class counts are those of google-research/task_adaptation;
-which training images may be cropped and flipped is BiT's appendix F (arXiv 1912.11370), which the ViT paper
-follows (appendix B.1.1).
+`TASKS` maps a name to its `Task`. The source 'vtab:NAME', such as 'vtab:clevr_count:train800val200'
+(`vtab_source.py`), reads a task from the data set that TFDS prepares. Splits, labels and numbers of classes
+are those of google-research/task_adaptation. Which training images may be cropped and flipped follows BiT's
+appendix F (arXiv 1912.11370), as the ViT paper does (appendix B.1.1).
 """
 
 import dataclasses
@@ -23,20 +23,20 @@ Record = Mapping[str, Any]  # as TFDS reads it: feature -> value
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One of the 19.
+  """One of the 19 tasks.
 
   Attributes:
     name: such as 'clevr_count'.
     group: one of `GROUPS`.
     dataset: TFDS's name of the data set, with its config.
-    num_classes: what the published definition says.
-    splits: images of each of the data set's splits -> what each of `SPLITS` is, as TFDS writes it.
-    label: a record -> its class.
-    class_names: of classes that are computed; None: those of the feature `feature`.
-    feature: the feature whose classes the labels are, where `class_names` is None.
+    num_classes: number of classes in the published definition.
+    splits: maps {split of the data set: number of images} to {one of `SPLITS`: how TFDS writes it}.
+    label: maps a record to its class.
+    class_names: names of the classes if they are computed; None: those of the feature `feature`.
+    feature: the feature that is the class, if `class_names` is None.
     crop, flip: whether training images may be cropped and mirrored without changing their class.
-    scale: what pixels are multiplied by (dSprites' are 0 and 1).
-    by_hand: what has to be downloaded by hand before TFDS prepares the data set.
+    scale: factor of the pixels (those of dSprites are 0 and 1).
+    by_hand: what has to be downloaded by hand before TFDS can prepare the data set.
   """
 
   name: str
@@ -54,27 +54,31 @@ class Task:
 
   @property
   def source(self) -> str:
-    """What `config.data.source` takes; a split goes behind another colon, or into `config.data.split`."""
+    """The value of `config.data.source`; a split follows after another colon, or is `config.data.split`."""
     return f'vtab:{self.name}'
 
   @property
   def prepare(self) -> str:
-    """The command that prepares the data set, where TensorFlow is installed."""
+    """The command that prepares the data set; it needs TensorFlow."""
     return f'tfds build {self.dataset} --file_format=array_record'
 
   def names(self, features: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, given the data set's features."""
+    """The names of the classes.
+
+    Args:
+      features: of the data set: name -> feature.
+    """
     return self.class_names or tuple(features[self.feature].names)
 
   def split(self, split: str, sizes: Mapping[str, int]) -> str:
-    """What one of `SPLITS` is, in TFDS's words.
+    """One of `SPLITS` as TFDS writes it.
 
     Args:
       split: one of `SPLITS`.
-      sizes: images of each of the data set's splits.
+      sizes: split of the data set -> number of images.
 
     Raises:
-      UserError: another name, or a data set whose splits are not as published.
+      UserError: another name, or a data set that does not have the published splits.
     """
     if split not in SPLITS:
       raise UserError(f'{self.source} has no split {split!r}; it has {", ".join(SPLITS)}.')
@@ -104,12 +108,12 @@ def _splits(train: str, val: str, trainval: str, test: str, val_200: str) -> dic
 
 
 def _own_validation(sizes: Mapping[str, int]) -> dict[str, str]:
-  """Data sets that have a split for validation."""
+  """For data sets that have a validation split."""
   return _splits('train', 'validation', 'train+validation', 'test', 'validation[:200]')
 
 
 def _held_out(percent: int, test: str = 'test') -> Callable[[Mapping[str, int]], dict[str, str]]:
-  """Train is the first `percent` % of train, validation the rest."""
+  """For data sets without one: the first `percent` % of train are for training, the rest for validation."""
 
   def splits(sizes: Mapping[str, int]) -> dict[str, str]:
     n = percent * sizes['train'] // 100
@@ -119,7 +123,7 @@ def _held_out(percent: int, test: str = 'test') -> Callable[[Mapping[str, int]],
 
 
 def _three_parts(train: int, val: int) -> Callable[[Mapping[str, int]], dict[str, str]]:
-  """Data sets that have nothing but train: so many % of it for each, test is the rest."""
+  """For data sets that have only train: `train` % and `val` % of it, and the rest is test."""
 
   def splits(sizes: Mapping[str, int]) -> dict[str, str]:
     n = train * sizes['train'] // 100
@@ -132,25 +136,34 @@ def _three_parts(train: int, val: int) -> Callable[[Mapping[str, int]], dict[str
 
 
 def _half_of_test(sizes: Mapping[str, int]) -> dict[str, str]:
-  """sNORB: the first half of test is for validation."""
+  """For sNORB: the first half of test is for validation."""
   return _splits('train', 'test[:50%]', 'train+test[:50%]', 'test[50%:]', 'test[:200]')
 
 
 def _class_of(feature: str) -> Callable[[Record], int]:
-  return lambda record: record[feature]
+  """The class is a feature."""
+
+  def label(record: Record) -> int:
+    return record[feature]
+
+  return label
 
 
 def _binned(feature: str, values: int, bins: int) -> Callable[[Record], int]:
-  """Neighbouring ones of `values` classes as one, so that `bins` are left."""
-  return lambda record: int(record[feature] // (values / bins))
+  """The class is a feature of `values` values, neighbouring ones of which are joined to `bins` classes."""
+
+  def label(record: Record) -> int:
+    return int(record[feature] // (values / bins))
+
+  return label
 
 
 def _between(thresholds: Sequence[float], distance: float) -> int:
-  """The number of the last threshold that is less than the distance."""
+  """The index of the last threshold below a distance."""
   return int(np.searchsorted(thresholds, distance, side='left')) - 1
 
 
-# Chosen by the authors so that the classes are about balanced; in Blender's units, and in metres.
+# Thresholds that the authors chose to balance the classes; in Blender's units, and in metres.
 _CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 _KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)
 _NO_VEHICLE = 1000.0
@@ -158,7 +171,7 @@ _VEHICLES = 3  # KITTI's first types are Car, Van and Truck
 
 
 def _clevr_count(record: Record) -> int:
-  """Objects; an image has 3 to 10."""
+  """Number of objects; an image has 3 to 10."""
   return len(record['objects']['size']) - 3
 
 
@@ -180,7 +193,7 @@ def _numbers(first: int, last: int, unit: str) -> tuple[str, ...]:
 
 
 def _plain(name: str, group: str, dataset: str, num_classes: int, splits, **options) -> Task:
-  """A task whose label is the data set's own."""
+  """A task whose class is the data set's own."""
   return Task(name, group, dataset, num_classes, splits, _class_of('label'), **options)
 
 

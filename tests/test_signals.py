@@ -1,0 +1,228 @@
+"""Ctrl-C in real processes, whatever their main thread is doing."""
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+SENTENCE = 'Interrupted; nothing was saved.'
+# A process that was started in the background of a script ignores SIGINT; these tests may run there.
+BEGIN = """
+  import signal, sys, time
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  from vit_jax import signals
+"""
+INSIDE = """
+  with signals.end_at_interrupt('Interrupted; nothing was saved.'):
+    print('ready', flush=True)
+"""
+
+
+def start(script: str, *arguments: object, **options) -> subprocess.Popen:
+  """Runs Python text in a process, whose stdout and stderr are pipes unless `options` say otherwise."""
+  command = [sys.executable, '-u', '-c', textwrap.dedent(script), *map(str, arguments)]
+  return subprocess.Popen(
+    command, **{'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True, **options}
+  )
+
+
+def inside(body: str) -> str:
+  """A script whose `body` runs where Ctrl-C ends the process."""
+  return textwrap.dedent(BEGIN) + textwrap.dedent(INSIDE) + textwrap.indent(textwrap.dedent(body), '  ')
+
+
+def interrupt(process: subprocess.Popen) -> tuple[float, str]:
+  """Sends Ctrl-C to a process once it is ready; (seconds until it ended, its stderr)."""
+  assert process.stdout is not None
+  for line in process.stdout:
+    if line == 'ready\n':
+      break
+  time.sleep(0.3)
+  assert process.poll() is None
+  sent = time.monotonic()
+  process.send_signal(signal.SIGINT)
+  _, errors = process.communicate(timeout=30)
+  return time.monotonic() - sent, errors
+
+
+BODIES = {
+  'python': 'while True: pass',
+  'sleep': 'time.sleep(60)',
+  'fifo': 'open(sys.argv[1]).read()',
+  'c': """
+    import ctypes
+    while True:
+      ctypes.CDLL(None).sleep(60)
+  """,
+  # A KeyboardInterrupt would be raised inside the finalizer, printed and ignored.
+  'finalizer': """
+    class Slow:
+      def __del__(self):
+        time.sleep(1)
+    while True:
+      Slow()
+  """,
+  'except': """
+    while True:
+      try:
+        time.sleep(60)
+      except BaseException:
+        pass
+  """,
+  'lock': """
+    import threading
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+  """,
+}
+
+
+@pytest.mark.parametrize('body', BODIES.values(), ids=BODIES)
+def test_interrupt_ends_the_process_with_one_sentence(tmp_path, body):
+  fifo = tmp_path / 'fifo'
+  os.mkfifo(fifo)
+  process = start(inside(body), fifo)
+  seconds, errors = interrupt(process)
+  assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
+  assert seconds < 1
+
+
+@pytest.mark.parametrize('delay', [0, 0.2, 0.5, 1, 1.5, 2, 3, 4])
+def test_interrupt_while_jax_starts_and_compiles(delay):
+  body = """
+    import jax, jax.numpy as jnp
+    for number in range(10, 1000):
+      jax.jit(lambda x: sum((jnp.sin(x * i) @ x for i in range(number)), x))(jnp.ones((8, 8)))
+  """
+  process = start(inside(f'time.sleep(0.01)\n{textwrap.dedent(body)}'))
+  assert process.stdout is not None and process.stdout.readline() == 'ready\n'
+  time.sleep(delay)
+  sent = time.monotonic()
+  process.send_signal(signal.SIGINT)
+  _, errors = process.communicate(timeout=30)
+  assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
+  assert time.monotonic() - sent < 1
+
+
+def test_interrupt_while_the_process_waits_for_the_others_of_its_run(monkeypatch):
+  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')  # nobody is there
+  monkeypatch.setenv('JAX_PROCESS_ID', '1')
+  monkeypatch.setenv('JAX_PROCESS_COUNT', '2')
+  process = start(
+    inside('from vit_jax.parallel import distributed\nprint("ready")\ndistributed.initialize()')
+  )
+  assert process.stdout is not None and process.stdout.readline() == 'ready\n'
+  seconds, errors = interrupt(process)
+  assert process.returncode == 130 and errors.splitlines()[-1] == SENTENCE
+  assert seconds < 1 and 'Traceback' not in errors
+
+
+def test_interrupt_ends_a_process_whose_output_nobody_reads():
+  read_end, write_end = os.pipe()
+  process = start(
+    inside("""
+      import os, threading
+      threading.Thread(target=lambda: os.write(2, b'x' * 10**6), daemon=True).start()
+      sys.stdout.write('y' * 10**6)
+    """),
+    stderr=write_end,
+  )
+  os.close(write_end)
+  seconds, _ = interrupt(process)
+  os.close(read_end)
+  assert process.returncode == 130
+  assert seconds < 1
+
+
+def test_output_before_an_interrupt_is_not_lost(tmp_path):
+  path = tmp_path / 'output'
+  script = inside('print("result")\nprint("now", file=sys.stderr, flush=True)\ntime.sleep(60)')
+  with path.open('w') as file:
+    process = subprocess.Popen(
+      [sys.executable, '-c', script], stdout=file, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+  assert process.stderr is not None and process.stderr.readline() == 'now\n'
+  process.send_signal(signal.SIGINT)
+  assert process.wait(timeout=30) == 130
+  assert path.read_text() == 'ready\nresult\n'
+
+
+def test_process_that_ignores_interrupts_goes_on_ignoring_them():
+  ignoring = BEGIN.replace('signal.default_int_handler', 'signal.SIG_IGN')
+  body = INSIDE + '    time.sleep(1)\n  print("done")\n'
+  process = start(textwrap.dedent(ignoring) + textwrap.dedent(body))
+  assert process.stdout is not None and process.stdout.readline() == 'ready\n'
+  process.send_signal(signal.SIGINT)
+  assert process.communicate(timeout=30)[0] == 'done\n' and process.returncode == 0
+
+
+def test_old_handlers_come_back():
+  script = (
+    BEGIN
+    + """
+  with signals.end_at_interrupt('outer'):
+    outer = signal.getsignal(signal.SIGINT)
+    heard = []
+    with signals.Listener([signal.SIGINT, signal.SIGTERM], heard.append):
+      signal.raise_signal(signal.SIGINT)
+      signal.raise_signal(signal.SIGTERM)
+      while len(heard) < 2:
+        time.sleep(0.01)
+    assert heard == [signal.SIGINT, signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) == outer
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+  assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+  assert signal.set_wakeup_fd(-1) == -1
+  with signals.end_at_interrupt('outer'):
+    with signals.end_at_interrupt('inner'):
+      pass
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+  """
+  )
+  process = start(script)
+  _, errors = process.communicate(timeout=30)
+  assert (process.returncode, errors) == (130, 'outer\n')
+
+
+@pytest.mark.parametrize('body', [BODIES['fifo'], BODIES['c']], ids=['fifo', 'c'])
+def test_sigterm_ends_a_command_that_hangs(tmp_path: pathlib.Path, body):
+  fifo = tmp_path / 'fifo'
+  os.mkfifo(fifo)
+  process = start(inside(body), fifo)
+  assert process.stdout is not None and process.stdout.readline() == 'ready\n'
+  time.sleep(0.3)
+  process.terminate()
+  assert process.wait(timeout=1) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize('joined', [False, True])
+def test_sigterm_ends_the_first_process_of_a_container(joined, monkeypatch):
+  """The kernel ignores SIGTERM there if it has no handler; JAX's handler would only note it."""
+  command = ['unshare', '--user', '--map-root-user', '--pid', '--fork', '--kill-child']
+  if shutil.which('unshare') is None or subprocess.run([*command, 'true'], capture_output=True).returncode:
+    pytest.skip('this system cannot make PID namespaces')
+  body = 'print("ready")\ntime.sleep(60)'
+  if joined:
+    body = f'from vit_jax.parallel import distributed\ndistributed.initialize()\n{body}'
+    with socket.socket() as free:
+      free.bind(('localhost', 0))
+      monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', f'localhost:{free.getsockname()[1]}')
+    monkeypatch.setenv('JAX_PROCESS_ID', '0')
+    monkeypatch.setenv('JAX_PROCESS_COUNT', '1')
+  command += [sys.executable, '-u', '-c', inside(body)]
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  assert process.stdout is not None
+  assert [process.stdout.readline() for _ in range(2)] == ['ready\n'] * 2
+  (child,) = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()
+  os.kill(int(child), signal.SIGTERM)
+  _, errors = process.communicate(timeout=5)
+  assert (process.returncode, errors) == (143, f'{SENTENCE}\n')

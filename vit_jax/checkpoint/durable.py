@@ -1,0 +1,64 @@
+"""The commit of a step: in which order its files, its name and the removal of older steps reach the disk.
+
+docs/architecture.md, "What survives a power loss", explains the order.
+"""
+
+import asyncio
+import errno
+import os
+import pathlib
+
+import orbax.checkpoint as ocp
+
+from vit_jax.files import fsync_directory
+
+
+class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
+  """A directory that Orbax fills under a temporary name; `finalize` gives it its final name, durably.
+
+  Orbax makes one for each step and one for each item in it. It calls `finalize` on process 0 alone, in its
+  background thread, when all processes have written their files. The save counts as finished, and older steps
+  are removed, only when the step's `finalize` has returned.
+  """
+
+  async def finalize(self) -> None:
+    """Syncs and renames the directory.
+
+    Raises:
+      OSError: a file could not be synced, or the step is not listed; older steps then stay.
+    """
+    temporary, final = pathlib.Path(self.get()), pathlib.Path(self.get_final())
+    if ocp.path.atomicity_types.TMP_DIR_SUFFIX in final.parent.name:  # an item: synced with its step
+      await super().finalize()
+      return
+    await asyncio.to_thread(_sync_tree, temporary)
+    await super().finalize()  # writes two small files into the directory, and renames it
+    await asyncio.to_thread(_sync_renamed, final)
+
+
+def _sync_tree(directory: pathlib.Path) -> None:
+  """Syncs all files and directories below and including `directory`, names after contents."""
+  for parent, _, names in os.walk(directory, topdown=False, onerror=_raise):
+    for name in names:
+      _sync_file(pathlib.Path(parent, name))
+    fsync_directory(parent)
+
+
+def _sync_renamed(step: pathlib.Path) -> None:
+  """Syncs a step's last files and its new name, and checks that it is listed."""
+  for path in step.iterdir():
+    if path.is_file():
+      _sync_file(path)
+  fsync_directory(step)
+  fsync_directory(step.parent)
+  if step.name not in os.listdir(step.parent):
+    raise FileNotFoundError(errno.ENOENT, 'saved, but not listed', str(step))
+
+
+def _sync_file(path: pathlib.Path) -> None:
+  with path.open('rb') as file:
+    os.fsync(file.fileno())
+
+
+def _raise(error: OSError) -> None:
+  raise error

@@ -1,0 +1,111 @@
+"""One run at a time writes to a workdir."""
+
+import datetime
+import errno
+import json
+import logging
+import os
+import pathlib
+import socket
+
+import filelock
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax import files
+from vit_jax.errors import UserError
+
+FILE_NAME = 'lease.json'
+
+# What file systems without locks answer.
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+
+_SENTENCE_BYTES = 2048
+
+_log = logging.getLogger(__name__)
+
+
+class Lease:
+  """Keeps other runs out of a workdir, for as long as a `with` block lasts.
+
+  It is a lock of the operating system (flock) on `<workdir>/lease.json`, whose content says who holds it. The
+  kernel drops the lock when the process ends, even by SIGKILL or a crash of the machine, so nothing has to be
+  cleaned up. In a run of several processes only process 0 holds it, and all of them must enter the block.
+
+  The lock holds among the processes of one machine. On NFS, Linux asks the server for it, so that it also
+  holds between hosts; when a host crashes, the server drops it after its lease time (often 90 seconds).
+  NFS that is mounted with `nolock` or `local_lock=flock` does not protect against other hosts, nor does a
+  mounted bucket. Where a file system has no locks at all, a warning says so and the run goes on.
+  """
+
+  def __init__(self, workdir: str | os.PathLike[str]):
+    """Changes nothing yet.
+
+    Args:
+      workdir: a directory; it is made where there is none.
+    """
+    self._workdir = pathlib.Path(workdir).absolute()
+    # Without flock, `fallback_to_soft` would make a file that outlives a killed process.
+    self._lock = filelock.FileLock(self._workdir / FILE_NAME, timeout=0, fallback_to_soft=False)
+
+  def __enter__(self) -> 'Lease':
+    """Takes the lease.
+
+    Raises:
+      UserError: another run has it, or the workdir cannot be written.
+    """
+    refusal = self._acquire() if jax.process_index() == 0 else ''
+    refusal = _from_process_0(refusal)
+    if refusal:
+      raise UserError(refusal)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._lock.release()
+
+  def _acquire(self) -> str:
+    """Takes the lock; returns why not, or ''."""
+    try:
+      files.make_directories(self._workdir)
+      self._lock.acquire()
+      # In place: a renamed file would be one that is not locked.
+      (self._workdir / FILE_NAME).write_text(json.dumps(_this_process()) + '\n')
+    except filelock.Timeout:
+      return f'{self._workdir} is in use by {self._holder()}; stop it, or choose another --workdir.'
+    except OSError as error:
+      self._lock.release()
+      if error.errno in files.DISK_FULL:
+        return f'The disk is full: {self._workdir} cannot be written; free some space and start again.'
+      if error.errno in files.UNWRITABLE:
+        return f'{self._workdir} cannot be written ({error.strerror}); choose another --workdir.'
+      if error.errno not in _NO_LOCKS:
+        raise
+      _log.warning(
+        'The file system of %s has no locks (%s); make sure that no other run uses that workdir.',
+        self._workdir,
+        error.strerror,
+      )
+    return ''
+
+  def _holder(self) -> str:
+    """The process that holds the lock, as far as it has said so."""
+    try:
+      found = json.loads((self._workdir / FILE_NAME).read_text())
+      return f'process {found["pid"]} on {found["host"]} since {found["since"]}'
+    except (OSError, ValueError, TypeError, KeyError):
+      return 'another process'
+
+
+def _this_process() -> dict[str, str | int]:
+  since = datetime.datetime.now().astimezone().isoformat(' ', 'seconds')
+  return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': since}
+
+
+def _from_process_0(sentence: str) -> str:
+  """The sentence of process 0, in all processes."""
+  if jax.process_count() == 1:
+    return sentence
+  content = sentence.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b'\0')
+  content = multihost_utils.broadcast_one_to_all(np.frombuffer(content, np.uint8))
+  return np.asarray(content).astype(np.uint8).tobytes().rstrip(b'\0').decode(errors='replace')

@@ -1,0 +1,59 @@
+"""The JSON `meta` of a step: what the caller adds, a checksum for each array, and a digest of itself."""
+
+import hashlib
+import json
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax.checkpoint import failures
+from vit_jax.checkpoint.failures import Damaged
+from vit_jax.errors import UserError
+
+FORMAT = 1
+
+
+def sealed(
+  items: dict[str, dict[str, Any]], meta: dict[str, Any], metrics: dict[str, float] | None
+) -> dict[str, Any]:
+  """The contents of the JSON file.
+
+  Args:
+    items: maps an item's name and a leaf's path to shape, dtype and checksum, as `checksums.of_arrays` does.
+    meta: the caller's.
+    metrics: maps names of metrics to values, for `CheckpointConfig.best`.
+  """
+  contents = {'format': FORMAT, 'meta': meta, 'metrics': metrics, 'items': items}
+  contents = json.loads(json.dumps(contents))  # as it will be read: keys are strings, tuples are lists
+  return contents | {'digest': _digest(contents)}
+
+
+def read(step: epath.Path) -> dict[str, Any]:
+  """Reads what `sealed` made ('format', 'meta', 'metrics', 'items') from a step's directory.
+
+  Raises:
+    Damaged: it cannot be read, or its digest does not match.
+    UserError: it has the format of another version.
+  """
+  # Not by `CheckpointManager.restore`, here and for the arrays: it ends in a barrier, in which the others
+  # would wait for a process that failed.
+  handler = ocp.JsonCheckpointHandler()
+
+  def contents_and_digest() -> tuple[dict[str, Any], str]:
+    contents = dict(handler.restore(step / 'meta', args=ocp.args.JsonRestore()))
+    return contents, contents.pop('digest')
+
+  contents, digest = failures.read(contents_and_digest)
+  if digest != _digest(contents):
+    raise Damaged('the digest of meta does not match')
+  if contents['format'] != FORMAT:
+    raise UserError(
+      f'Checkpoint {step} has format {contents["format"]} and this version reads {FORMAT}; use the version '
+      f'of vit_jax that saved it.'
+    )
+  return contents
+
+
+def _digest(contents: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(contents, sort_keys=True, separators=(',', ':')).encode()).hexdigest()

@@ -1,0 +1,149 @@
+"""Checks of a directory prepared by TFDS, made before TFDS reads it.
+
+TFDS imports whatever module a features.json or dataset_info.json names, so that a data set could run code.
+Only the feature classes of TFDS itself are allowed here. Where `vit_jax.prepare` left checksums, the small
+files beside the shards are compared with them.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from vit_jax.errors import UserError
+
+INFO = 'dataset_info.json'
+_FEATURES = 'features.json'
+_CHECKSUMS = 'SHA256SUMS'
+
+_PACKAGE = 'tensorflow_datasets.core.features.'
+_ALLOWED = frozenset(
+  _PACKAGE + name
+  for name in (
+    'audio_feature.Audio',
+    'bounding_boxes.BBoxFeature',
+    'class_label_feature.ClassLabel',
+    'dataset_feature.Dataset',
+    'feature.Tensor',  # as old versions wrote it
+    'features_dict.FeaturesDict',
+    'image_feature.Image',
+    'labeled_image.LabeledImage',
+    'scalar.Scalar',
+    'sequence_feature.Sequence',
+    'tensor_feature.Tensor',
+    'text_feature.Text',
+    'translation_feature.Translation',
+    'translation_feature.TranslationVariableLanguages',
+    'video_feature.Video',
+  )
+)
+# The keys of a feature's class: of protocol buffers in JSON, in both of their spellings, and of old versions.
+_CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')
+
+_CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
+# Shards have checksums of their own, and would take long; the list of bad images is read by nobody.
+_UNCHECKED = re.compile(r'.+\.array_record-\d+-of-\d+|bad_images\.csv')
+
+
+def check_directory(folder: epath.Path) -> None:
+  """Checks the files beside the shards of a data set.
+
+  Args:
+    folder: of one version of a data set.
+
+  Raises:
+    UserError: a feature class that is not TFDS's own, a file that differs from its checksum, or one that
+      cannot be read.
+  """
+  try:
+    _check_features(folder)
+  except RecursionError:
+    raise UserError(f'The features of {folder} are nested too deeply; prepare it again.') from None
+  _check_checksums(folder)
+
+
+def _check_features(folder: epath.Path) -> None:
+  features = _read_json(folder / _FEATURES)
+  info = _read_json(folder / INFO)
+  # Of the other fields, the schema has keys called 'type' that name no class.
+  named_in_info = info.get('features') if isinstance(info, dict) else None
+  for file, feature in ((_FEATURES, features), (INFO, named_in_info)):
+    for name in _class_names(feature):
+      if name not in _ALLOWED:
+        raise UserError(
+          f'{folder / file} names the feature class {name!r}, which is not one of TFDS itself, and reading '
+          f'it would '
+          f'run code from elsewhere; prepare the data again with the features of tfds.features.'
+        )
+
+
+def _class_names(feature: Any) -> Iterator[str]:
+  """The classes that a feature in JSON, and the features in it, name in any way that TFDS reads.
+
+  It passes over nothing that could be a feature, wherever it stands.
+  """
+  if isinstance(feature, dict):
+    for key, value in feature.items():
+      if key in _CLASS_KEYS and isinstance(value, str):
+        yield value
+      else:
+        yield from _class_names(value)
+  elif isinstance(feature, list):
+    for item in feature:
+      yield from _class_names(item)
+  elif isinstance(feature, str):
+    try:
+      inner = json.loads(feature)  # some features are JSON in a string
+    except ValueError:
+      return
+    yield from _class_names(inner)
+
+
+def _read_json(path: epath.Path) -> Any:
+  """The content of a JSON file; None if it is not there, of which TFDS says more."""
+  content = _read(path)
+  if content is None:
+    return None
+  try:
+    return json.loads(content)
+  except ValueError as error:
+    raise UserError(
+      f'{path.parent} cannot be opened as a TFDS directory ({path.name}: {error}); check or prepare it again.'
+    ) from error
+
+
+def _read(path: epath.Path) -> bytes | None:
+  try:
+    if not path.exists():
+      return None
+    if '://' not in os.fspath(path) and not os.path.isfile(path):  # such as a pipe, which epath calls a file
+      raise UserError(f'{path} is not a regular file; restore it or prepare the data again.')
+    return path.read_bytes()
+  except OSError as error:
+    raise UserError(
+      f'{path} cannot be read ({error.strerror}); restore it or check its permissions.'
+    ) from error
+
+
+def _check_checksums(folder: epath.Path) -> None:
+  content = _read(folder / _CHECKSUMS)
+  if content is None:
+    return
+  for line in content.decode(errors='replace').splitlines():
+    match = _CHECKSUM.fullmatch(line)
+    if match is None:
+      raise UserError(f'{folder / _CHECKSUMS} is damaged at {line!r}; restore it or prepare the data again.')
+    digest, name = match[1], match[2]
+    if _UNCHECKED.fullmatch(name):
+      continue
+    file = _read(folder / name)
+    if file is None or hashlib.sha256(file).hexdigest() != digest:
+      raise UserError(
+        f'{folder / name} is not the file whose checksum is in {_CHECKSUMS}; restore it or, if it was '
+        f'changed '
+        f'on purpose, put its own there (sha256sum {name}).'
+      )

@@ -1,0 +1,52 @@
+"""The tasks of VTAB-1k as sources: `vtab:TASK`."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import tensorflow_datasets as tfds
+
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import vtab
+from vit_jax.data.sources.tfds import TfdsSource, builder_of
+from vit_jax.data.sources.tfds_features import RecordReader, features_of, file_feature, image_feature
+from vit_jax.errors import UserError
+
+
+class VtabSource(TfdsSource):
+  """One split of a task, as the task defines it, with the classes computed from TFDS's records."""
+
+  forms = ('vtab:TASK',)
+
+  @classmethod
+  def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
+    task = vtab.task_of(place)
+    builder = builder_of(task.dataset)
+    sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
+    return cls(builder, task.split(split, sizes), class_names, _record_reader(builder.info, task))
+
+
+def _record_reader(info: tfds.core.DatasetInfo, task: vtab.Task) -> RecordReader:
+  """The reader of the image and the class that a task defines.
+
+  Raises:
+    UserError: the data set's features are not those of the published definition.
+  """
+  features = features_of(info)
+  try:
+    names = task.names(dict(features.items()))
+  except (KeyError, AttributeError):
+    names = ()
+  if len(names) != task.num_classes:
+    raise UserError(
+      f'{info.full_name} has not the {task.num_classes} classes that {task.source} is defined by; prepare it '
+      f'again: {task.prepare}'
+    )
+  return RecordReader(
+    key=task.source,
+    names=names,
+    label=task.label,
+    lists=False,
+    image_feature=image_feature(features, info.full_name),
+    scale=task.scale,
+    file_feature=file_feature(features),
+  )

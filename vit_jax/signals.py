@@ -1,0 +1,98 @@
+"""Signals that end a command, also while its main thread is busy or hangs.
+
+Python runs a signal handler in the main thread, and only when that thread is back in Python code: not during
+a long compilation, a collective that waits for a lost process, or the opening of a file that never opens. It
+can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ code is printed and ignored.
+`Listener` therefore reacts to signals in a thread of its own.
+
+Where nothing is to be saved, SIGTERM needs no listener: its default action ends the process at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+_SECONDS_FOR_OUTPUT = 0.5
+
+
+class Listener:
+  """Calls `react(number)` in a thread of its own as soon as one of the signals `numbers` arrives.
+
+      with Listener([signal.SIGINT], react):
+        ...
+
+  Inside the `with` block the signals have no other effect; after it they have the handlers they had before.
+  Enter and leave it in the main thread. In nested blocks only the innermost listener hears the signals.
+  """
+
+  def __init__(self, numbers: Sequence[int], react: Callable[[int], None]):
+    self._numbers, self._react = numbers, react
+
+  def __enter__(self) -> 'Listener':
+    # Python's C handler writes the number of each signal into this pipe, whatever the main thread is doing.
+    self._read_end, self._write_end = os.pipe()
+    os.set_blocking(self._write_end, False)
+    self._thread = threading.Thread(target=self._listen, name='signals', daemon=True)
+    self._thread.start()
+    self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+    self._old_handlers = {number: signal.signal(number, _ignore) for number in self._numbers}
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._old_handlers.items():
+      signal.signal(number, handler)
+    signal.set_wakeup_fd(self._old_wakeup)
+    os.close(self._write_end)  # the thread reads the end of the file and returns
+    self._thread.join()
+    os.close(self._read_end)
+
+  def _listen(self) -> None:
+    while byte := os.read(self._read_end, 1):
+      number = byte[0]
+      if number in self._numbers:
+        self._react(number)
+
+
+@contextlib.contextmanager
+def end_at_interrupt(sentence: str = 'Interrupted.') -> Iterator[None]:
+  """Ends the process at Ctrl-C (SIGINT) with `sentence` on stderr and exit code 130, at once and anywhere.
+
+  No `KeyboardInterrupt` is raised, so no `finally` block runs. A process that was started with SIGINT
+  ignored, as in the background of a script, goes on ignoring it. Use it in the main thread.
+
+  SIGTERM is left to its default action, except in the first process of a container: there the kernel ignores
+  signals that have no handler, so SIGTERM ends that process as Ctrl-C does, with exit code 143.
+  """
+  numbers = []
+  if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    numbers.append(signal.SIGINT)
+  if os.getpid() == 1:
+    numbers.append(signal.SIGTERM)
+  with Listener(numbers, lambda number: end_process(sentence, 128 + number)):
+    yield
+
+
+def end_process(sentence: str, code: int) -> NoReturn:
+  """Prints `sentence` to stderr and ends the process with exit code `code`; any thread may call it.
+
+  A thread that hangs, or output that nobody reads, does not delay the end by more than half a second.
+  """
+
+  def write() -> None:
+    start = '\n' if sys.stderr.isatty() else ''  # the terminal's line may hold a progress bar, or ^C
+    print(f'{start}{sentence}', file=sys.stderr, flush=True)
+    sys.stdout.flush()
+
+  writer = threading.Thread(target=write, daemon=True)
+  writer.start()
+  writer.join(_SECONDS_FOR_OUTPUT)
+  os._exit(code)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+  """A Python handler must be installed for the signal's number to reach the pipe; it has nothing to do."""
