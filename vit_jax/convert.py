@@ -76,7 +76,7 @@ def _format_name(destination: str) -> str:
     )
   if name not in names:
     raise UserError(
-      f'--format is {name!r}, which vit_jax does not write (nor ONNX); choose one of {", ".join(names)}.'
+      f'--format is {name!r}, which vit_jax does not write; choose one of {", ".join(names)}.'
     )
   return name
 
