@@ -4,8 +4,8 @@ python -m vit_jax.main --config=quickstart
 python -m vit_jax.main --config=quickstart --workdir=runs/wide --config.model.width=128
 python -m vit_jax.main --workdir=runs/wide --mode=eval
 
-The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a folder
-named after the config. --mode=eval takes the run's own config unless --config has overrides.
+The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a
+folder named after the config. --mode=eval takes the run's own config unless --config has overrides.
 """
 
 import pathlib

@@ -5,9 +5,10 @@ python -m vit_jax.transfer --checkpoint=runs/mine --suite=vtab --workdir=runs/vt
 python -m vit_jax.transfer --checkpoint=runs/mine --suite=digits,fewshot:digits,folder:/images \\
   --workdir=runs/table --image_size=32 --batch_size=64 --steps=100 --rates=0.01,0.03 --scratch
 
-For each data set the paper's learning rates are swept on one part of the training split. The rate that is best on
-the other part is then used for the final runs, with several seeds. If it is stopped, the same command goes on.
-WORKDIR gets table.md, table.csv, table.json and table.png, and says what data is missing (docs/transfer.md).
+For each data set the paper's learning rates are swept on one part of the training split. The rate that is
+best on the other part is then used for the final runs, with several seeds. If it is stopped, the same
+command goes on. WORKDIR gets table.md, table.csv, table.json and table.png, and says what data is missing
+(docs/transfer.md).
 """
 
 import dataclasses

@@ -60,8 +60,8 @@ def patch_distances(grid: Grid, image_size: tuple[int, int]) -> np.ndarray:
 def attention_distances(weights: jax.Array, grid: Grid, image_size: tuple[int, int]) -> jax.Array:
   """How far heads look, in pixels (the paper's figures 7, right, and 11; appendix D.7).
 
-  The mean over all patches, as queries, of the distance to all patches, weighted by attention. Tokens without a
-  place take no part: a patch's attention to patches is scaled to sum to one.
+  For each patch, as a query, the distance to all patches, weighted by attention; then the mean over the
+  queries. Tokens without a place take no part: a patch's attention to patches is scaled to sum to one.
 
   Args:
     weights: (L, H, N, N) of one image.
@@ -121,8 +121,8 @@ def token_colours(tokens: np.ndarray, before: np.ndarray | None = None) -> tuple
 
   Args:
     tokens: (rows, columns, D).
-    before: components of the same places in the block before. The sign of a principal component means nothing,
-      and is chosen to agree with these.
+    before: components of the same places in the block before. The sign of a principal component means
+      nothing, and is chosen to agree with these.
 
   Returns:
     (rows, columns, 3) in 0 … 1; each component's 2nd to 98th percentile fills the range.
