@@ -1,11 +1,12 @@
-"""Kills processes of a run, goes on with fewer of them on other meshes, and compares with a run left alone.
+"""Kills processes of a run, goes on with fewer of them on other meshes, and compares with an undisturbed run.
 
   python tests/lose_and_resume.py --steps=600 --width=192 --depth=6
 
-Four processes; process 2 is killed (-9), then all go on as two, of which process 0 is killed, then as one
-process whose mesh splits parameters and layers. Those that are left must end with one sentence and exit
-code 75. Every row of every batch, by step and place, must have the bits of the run left alone, and every
-step stands once in metrics.jsonl, with a loss that differs by rounding only. Dropout and augmentation are on.
+The run begins with four processes, of which process 2 is killed (-9). It goes on with two, of which process 0
+is killed, and then with a single one, whose mesh splits parameters and layers. After each kill, the processes
+that are left must end with one sentence and exit code 75. Every row of every batch must have the same bits,
+at the same step and place, as in the undisturbed run. Every step must be in metrics.jsonl once, with a loss
+that differs by rounding only. Dropout and augmentation are on.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import time
 from processes import xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
-DEVICES = 4  # of a run, whatever the number of its processes
+DEVICES = 4  # of a run, whatever its number of processes
 CONFIG = """
 from vit_jax.config import *
 
@@ -42,7 +43,8 @@ def get_config():
     log_every='1 steps',
   ))
 """
-# vit_jax.main, and beside it a line for each batch: its step, and of each row that is here a digest.
+# Runs vit_jax.main, and writes a line for each batch: its step, and a digest of each row that this process
+# has.
 RECORDED = """
 import contextlib, hashlib, json, os, sys
 import numpy as np
@@ -57,7 +59,8 @@ def recorded(self, first_step, total):
     for step, batch in enumerate(batches, first_step + 1):
       rows = {}
       for image, label in zip(batch['image'].addressable_shards, batch['label'].addressable_shards):
-        for row, *values in zip(range(10**9)[image.index[0]], np.asarray(image.data), np.asarray(label.data)):
+        first = image.index[0].start or 0
+        for row, values in enumerate(zip(np.asarray(image.data), np.asarray(label.data)), first):
           rows[row] = hashlib.sha256(b''.join(value.tobytes() for value in values)).hexdigest()
       print(json.dumps([step, rows]), file=file, flush=True)
       yield batch
@@ -70,7 +73,7 @@ cli.run(main.main)
 
 
 class Run:
-  """The processes of one start, and what they leave in `scratch`."""
+  """The processes of one start; their logs and their digests of rows are in `scratch`."""
 
   def __init__(self, scratch: pathlib.Path, name: str, processes: int, silence: float, *flags: str):
     self.workdir, self._scratch, self._name = scratch / name, scratch, name
@@ -110,7 +113,8 @@ class Run:
       process.wait()
 
   def lose(self, victim: int, step: int) -> dict[int, float]:
-    """Kills a process once `step` is logged; the seconds until each other one has ended as it should."""
+    """Kills a process once `step` is logged; returns the seconds until each of the others ended as it
+    should."""
     deadline = time.monotonic() + 900
     while len(lines(self.workdir)) < step:
       assert all(process.poll() is None for process in self.processes), self.logs[0].read_text()[-3000:]
@@ -138,18 +142,18 @@ class Run:
 
 
 def lines(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The metrics that are there in whole lines."""
+  """The complete lines of metrics.jsonl."""
   path = workdir / 'metrics.jsonl'
   text = path.read_text() if path.exists() else ''
   return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith('\n')]
 
 
 def rows(scratch: pathlib.Path, name: str) -> dict[tuple[int, str], set[str]]:
-  """(step, row) -> the digests of all processes that ever had it."""
+  """Maps (step, row) to the digests that processes have written for it."""
   result: dict[tuple[int, str], set[str]] = {}
   for path in scratch.glob(f'{name}.*.rows'):
     for line in path.read_text().splitlines(keepends=True):
-      if line.endswith('\n'):  # that of a process that was killed may be cut off
+      if line.endswith('\n'):  # the last line of a killed process may be cut off
         step, digests = json.loads(line)
         for row, digest in digests.items():
           result.setdefault((step, row), set()).add(digest)
@@ -157,7 +161,7 @@ def rows(scratch: pathlib.Path, name: str) -> dict[tuple[int, str], set[str]]:
 
 
 def check(scratch: pathlib.Path, *, steps: int, width: int, depth: int, silence: float) -> str:
-  """Runs everything; AssertionError where something differs. Returns the figures."""
+  """Runs everything; raises AssertionError if something differs. Returns the figures as text."""
   (scratch / 'config.py').write_text(CONFIG.format(steps=steps, width=width, depth=depth))
   with Run(scratch, 'alone', 1, silence) as run:
     run.finish()
@@ -177,13 +181,17 @@ def check(scratch: pathlib.Path, *, steps: int, width: int, depth: int, silence:
   assert len(recorded) == 32 * steps and recorded == again, 'a batch differs'
   deviation = max(abs(a['train/loss'] - b['train/loss']) for a, b in zip(alone, lost, strict=True))
   assert deviation < 1e-3
-  assert not list((scratch / 'lost' / 'checkpoints').glob('*tmp*')), 'a partial save is left'
-  times = lambda ended: ', '.join(f'process {index} {after:.1f} s' for index, after in ended.items())
+  assert not list((scratch / 'lost' / 'checkpoints').glob('*tmp*')), 'an incomplete save is left'
   return (
-    f'silence {silence:g} s; process 2 of 4 killed: {times(first)}; process 0 of 2 killed: {times(second)}; '
+    f'silence {silence:g} s; process 2 of 4 killed: {as_text(first)}; '
+    f'process 0 of 2 killed: {as_text(second)}; '
     f'{len(recorded)} rows of {steps} batches bit-identical; largest deviation of train/loss {deviation:.1e} '
     f'(of {alone[0]["train/loss"]:.3f} … {alone[-1]["train/loss"]:.3f})'
   )
+
+
+def as_text(ended: dict[int, float]) -> str:
+  return ', '.join(f'process {index} {after:.1f} s' for index, after in ended.items())
 
 
 if __name__ == '__main__':

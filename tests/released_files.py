@@ -6,6 +6,10 @@ import jax
 import numpy as np
 
 import vit_jax
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.released import ReleasedFormat
+from vit_jax.pretrained.runs import RunFormat
 
 # name -> what no tensor tells
 FIXTURES = {
@@ -23,6 +27,27 @@ CASES = [(name, naming) for name in FIXTURES for naming in NAMINGS if (name, nam
 
 def path(golden: pathlib.Path, name: str, naming: str = '2020') -> pathlib.Path:
   return golden / f'{name}.{NAMINGS[naming]}.npz'
+
+
+def read(file: pathlib.Path, image_size: tuple[int, int] | None = None, **told) -> Pretrained:
+  """A checkpoint of any format."""
+  return formats.read(file, image_size=image_size, told=told)
+
+
+def write(pretrained: Pretrained, file: pathlib.Path, naming: str | None = None) -> tuple[str, ...]:
+  """Writes an .npz; the notes."""
+  return ReleasedFormat().write(pretrained, file, naming=naming)
+
+
+def write_run(pretrained: Pretrained, workdir: pathlib.Path) -> None:
+  """Writes a run."""
+  RunFormat().write(pretrained, workdir)
+
+
+def write_folder(pretrained: Pretrained, folder: pathlib.Path, kind: str = 'hf') -> tuple[str, ...]:
+  """Writes a Hugging Face folder of a kind, or of the first that fits; the notes."""
+  writer, _ = formats.written_by(kind, pretrained)
+  return writer.write(pretrained, folder)
 
 
 def tensors(file: pathlib.Path) -> dict[str, np.ndarray]:

@@ -5,28 +5,41 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax import config, models
+from vit_jax.models.base import Architecture, ModelConfig
+from vit_jax.models.mixer import MixerConfig
+from vit_jax.models.resnet import ResNetConfig
+from vit_jax.models.vit_config import ViTConfig
 
 
-def options(**changes) -> config.ViTConfig:
-  """A model of width 32 with two blocks."""
+def options(**changes) -> ViTConfig:
+  """A Vision Transformer of width 32 with two blocks."""
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
-  return config.ViTConfig(variant='custom', **{**sizes, **changes})
+  return ViTConfig(variant='custom', **{**sizes, **changes})
 
 
-def build(model=None, *, image_size=(12, 8), channels=3, num_classes=5, **kwargs):
+def mixer(**changes) -> MixerConfig:
+  """An MLP-Mixer of width 32 with two blocks."""
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'tokens_mlp_dim': 24}
+  return MixerConfig(variant='custom', **{**sizes, **changes})
+
+
+def resnet(**changes) -> ResNetConfig:
+  """A ResNet of two stages, with one bottleneck and with two."""
+  return ResNetConfig(**{'variant': 'custom', 'blocks': (1, 2), 'width': 32, **changes})
+
+
+def build(
+  model: ModelConfig | None = None,
+  *,
+  image_size=(12, 8),
+  channels=3,
+  num_classes=5,
+  activation_sharding: jax.sharding.NamedSharding | None = None,
+):
   """(graphdef, parameters as a nested dict), all of them random, so that each matters."""
-  vit = nnx.eval_shape(
-    lambda: models.build(
-      model or options(),
-      image_size=image_size,
-      channels=channels,
-      num_classes=num_classes,
-      rngs=nnx.Rngs(0),
-      **kwargs,
-    )
-  )
-  graphdef, shapes = nnx.split(vit)
+  architecture = Architecture(model or options(), image_size, channels, num_classes)
+  network = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), activation_sharding))
+  graphdef, shapes = nnx.split(network)
   rng = np.random.default_rng(0)
 
   def random(path, leaf):
@@ -36,12 +49,9 @@ def build(model=None, *, image_size=(12, 8), channels=3, num_classes=5, **kwargs
   return graphdef, jax.tree_util.tree_map_with_path(random, nnx.to_pure_dict(shapes))
 
 
-def count(model, num_classes):
+def count(model: ModelConfig, num_classes: int) -> int:
   """Parameters of a model of 224 x 224 pixels, without memory for them."""
-  vit = nnx.eval_shape(
-    lambda: models.build(model, image_size=(224, 224), channels=3, num_classes=num_classes, rngs=nnx.Rngs(0))
-  )
-  return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(vit)))
+  return sum(leaf.size for leaf in Architecture(model, (224, 224), 3, num_classes).shapes().values())
 
 
 def images(batch=3, image_size=(12, 8), channels=3):

@@ -344,15 +344,8 @@ def _commands_text() -> str:
   """The list of commands."""
   width = max(map(len, COMMANDS))
   lines = [f'  {name:<{width}}  {text}' for name, (_, text) in COMMANDS.items()]
-  return '\n'.join(
-    [
-      'Vision Transformers in JAX. Commands, as `vit_jax NAME …` or `python -m MODULE …`:',
-      '',
-      *lines,
-      '',
-      '`vit_jax NAME --help` says more.',
-    ]
-  )
+  title = 'Vision Transformers in JAX. Commands, as `vit_jax NAME …` or `python -m MODULE …`:'
+  return '\n'.join([title, '', *lines, '', '`vit_jax NAME --help` says more.'])
 
 
 def _fail(text: str, code: int) -> int:

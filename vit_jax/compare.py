@@ -28,8 +28,6 @@ _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and com
 # Metrics of the table of results, by the end of their names and in this order.
 _RESULTS = ('accuracy', '/mean_average_precision', '/loss')
 
-_PLAIN_TEXT: dict[Any, Any] = {'text.parse_math': False}  # names of runs may have dollar signs
-
 
 class Run(NamedTuple):
   """A run, as its workdir describes it."""
@@ -158,7 +156,7 @@ def _differing(runs: Sequence[Run]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
-@matplotlib.rc_context(_PLAIN_TEXT)
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
   """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
   from matplotlib.figure import Figure

@@ -9,67 +9,88 @@ SRC is what `vit_jax.load` takes. A run is what `vit_jax.load` and config.init.c
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from vit_jax import cli
 from vit_jax.errors import UserError
 
-_FORMATS = ('npz', 'run', 'hf', 'vit', 'deit', 'dinov2', 'timm')
+if TYPE_CHECKING:
+  from vit_jax.pretrained.base import Pretrained
 
-_FORMAT = flags.DEFINE_enum(
+_FORMAT = flags.DEFINE_string(
   'format',
   None,
-  _FORMATS,
-  'Of DST: npz (if its name ends so), run, or a Hugging Face folder (hf, or its kind).',
+  'Of DST: npz (also where its name ends so), run, or a Hugging Face folder: vit, deit, dinov2, timm, or hf for the '
+  'first of them that can hold the model.',
 )
 _NAMING = flags.DEFINE_enum(
-  'naming', '2020', ['2020', 'linen'], "Of an .npz: that of the released files, or Linen's."
+  'naming', None, ['2020', 'linen'], "Of an .npz: that of the released files (2020, the default), or Linen's."
 )
 _GELU = flags.DEFINE_enum('gelu', None, ['tanh', 'erf'], 'Of an SRC that cannot tell, such as an .npz.')
 _NORM_EPSILON = flags.DEFINE_float('norm_epsilon', None, 'Of an SRC that cannot tell.')
+_HEADS = flags.DEFINE_integer('heads', None, "Of an SRC that cannot tell, such as timm's.", lower_bound=1)
+_WEIGHTS = flags.DEFINE_enum(
+  'weights', None, ['raw', 'ema'], 'Of a run that has an EMA of its parameters: which to take (default: raw).'
+)
 
 
 def main(arguments: Sequence[str]) -> None:
+  """Reads SRC and writes DST; what DST does not hold as it was is said on stderr."""
   if len(arguments) != 2:
     raise UserError(
       f'Usage: python -m vit_jax.convert SRC DST [--format=…]; {len(arguments)} names were given.'
     )
   source, destination = arguments
-  kind = _FORMAT.value or ('npz' if destination.endswith('.npz') else None)
-  if kind is None:
-    raise UserError(
-      f'{destination} may become a run or a Hugging Face folder; say --format=run or --format=hf.'
-    )
   from vit_jax.parallel import distributed
   from vit_jax.pretrained import formats
 
+  name = _format_name(destination)
   distributed.skip_absent_tpu()
-  portable = formats.read(source, gelu=_GELU.value, norm_epsilon=_NORM_EPSILON.value)
-  notes = portable.notes + _write(portable, destination, kind)
-  print(f'Wrote {destination}: {_numbers(portable)} parameters, {portable.num_classes} classes.')
+  weights: Any = _WEIGHTS.value  # one of those that the flag allows
+  pretrained = formats.read(source, told=_told(), weights=weights)
+  writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
+  for note in chosen:
+    print(note)
+  notes = pretrained.notes + writer.write(pretrained, destination, naming=_NAMING.value)
+  classes = pretrained.architecture.num_classes
+  print(f'Wrote {destination}: {_count(pretrained):,} parameters, {classes} classes.')
   for note in notes:
     print(note, file=sys.stderr)
 
 
-def _write(portable, destination: str, kind: str) -> tuple[str, ...]:
-  """Writes a format; sentences on what it could not hold."""
-  from vit_jax.pretrained import released, runs
+def _format_name(destination: str) -> str:
+  """What --format says, or the end of the destination's name.
 
-  if kind == 'npz':
-    return released.write(portable, destination, naming=_NAMING.value)
-  if kind == 'run':
-    runs.write(portable, destination)
-    return ()
-  from vit_jax.pretrained import huggingface  # needs an extra
+  Raises:
+    UserError: neither says it, or there is no such format.
+  """
+  from vit_jax.pretrained import formats
 
-  return huggingface.write(portable, destination, kind=None if kind == 'hf' else kind)
+  formats.refuse_foreign(destination)
+  name, names = _FORMAT.value or formats.of_suffix(destination), formats.names_to_write()
+  if name is None:
+    raise UserError(
+      f'{destination} may become a run or a Hugging Face folder; say --format=run or --format=hf.'
+    )
+  if name not in names:
+    raise UserError(
+      f'--format is {name!r}, which vit_jax does not write (nor ONNX); choose one of {", ".join(names)}.'
+    )
+  return name
 
 
-def _numbers(portable) -> str:
+def _told() -> dict[str, Any]:
+  """The options of SRC's model that are set on the command line."""
+  told = {'gelu': _GELU.value, 'norm_epsilon': _NORM_EPSILON.value, 'heads': _HEADS.value}
+  return {name: value for name, value in told.items() if value is not None}
+
+
+def _count(pretrained: 'Pretrained') -> int:
   from vit_jax import pytrees
 
-  return f'{sum(array.size for array in pytrees.flatten(portable.params).values()):,}'
+  return sum(array.size for array in pytrees.flatten(pretrained.params).values())
 
 
 if __name__ == '__main__':

@@ -18,7 +18,7 @@ from vit_jax.models.base import DType, Model, ModelConfig, Pooling
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.base import Pretrained, Weights
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.pretrained.preprocess import Preprocess
 
@@ -125,6 +125,7 @@ def load(
   norm_epsilon: float | None = None,
   pool: Pooling | None = None,
   heads: int | None = None,
+  weights: Weights | None = None,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -139,9 +140,15 @@ def load(
     keep_pre_logits: keep the pre-logits layer below a new head.
     position_resize: how positions are resized to another image size (models/position_resize.py). None: as the
       checkpoint's own project does it.
+<<<<<<< HEAD
     gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an
       .npz gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said
       here.
+=======
+    gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an .npz
+      gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said here.
+    weights: of a training run: 'raw' (also None), or 'ema' for the moving average of its parameters.
+>>>>>>> h-pretrained
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -150,7 +157,7 @@ def load(
   options = {'gelu': gelu, 'norm_epsilon': norm_epsilon, 'pool': pool, 'heads': heads}
   told = {name: value for name, value in options.items() if value is not None}
   return build(
-    formats.read(source, image_size=size, told=told),
+    formats.read(source, image_size=size, told=told, weights=weights),
     image_size=size,
     num_classes=num_classes,
     dtype=dtype,

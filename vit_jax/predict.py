@@ -16,7 +16,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tqdm
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
+)
+_WEIGHTS = flags.DEFINE_enum(
+  'weights', None, ['raw', 'ema'], 'Of a run that has an EMA of its parameters: which to take (default: raw).'
 )
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
@@ -64,7 +67,8 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
-  model = load(checkpoint)
+  weights: Any = _WEIGHTS.value  # one of those that the flag allows
+  model = load(checkpoint, weights=weights)
   if not model.num_classes:
     raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
   given = _CLASS_NAMES.value

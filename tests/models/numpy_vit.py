@@ -66,8 +66,8 @@ def forward(
   elif pool == 'map':
     x = _map_pool(x, params['map_pool'], epsilon, gelu)
   out['pooled'] = out['pre_logits'] = x
-  if 'representation' in params:
-    out['pre_logits'] = dense(x, params['representation'])
+  if 'pre_logits' in params:
+    out['pre_logits'] = dense(x, params['pre_logits'])
     x = np.tanh(out['pre_logits'])
   out['logits'] = dense(x, params['head'])
   return out

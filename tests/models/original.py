@@ -1,4 +1,4 @@
-"""What the original code saved and computed, under our names; not by way of `vit_jax.checkpoint`."""
+"""What the original code saved and computed, under our names; not by way of `vit_jax.pretrained`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ def vit(path):
   if 'cls' in flat:
     params['class_token'] = flat['cls']
   if 'pre_logits/kernel' in flat:
-    params['representation'] = _group(flat, 'pre_logits')
+    params['pre_logits'] = _group(flat, 'pre_logits')
   if 'conv_root/kernel' in flat:
     params['stem'] = _stem(flat)
   return params

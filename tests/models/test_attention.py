@@ -1,5 +1,6 @@
-"""`model.attention` against NumPy, and that nobody pays for it who does not ask."""
+"""`Model.attention` against NumPy, and that the logits do not pay for it."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +51,8 @@ def test_weights_equal_numpy(case):
   x = tiny.images()
   weights = attention(graphdef, params, x)
   tokens = {'registers': 9, 'gap': 6, 'map': 6}.get(case, 7)
-  assert weights.dtype == jnp.float32 and weights.shape == (3, 3, 4, tokens, tokens)
+  chex.assert_type(weights, jnp.float32)
+  chex.assert_shape(weights, (3, 3, 4, tokens, tokens))
   np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
   expected = in_numpy(params, x, pool=model.pool, gelu=model.gelu)
   np.testing.assert_allclose(weights, expected, atol=1e-5)
@@ -60,13 +62,13 @@ def test_weights_equal_numpy(case):
 def test_weights_of_bfloat16_are_float32():
   graphdef, params = tiny.build(tiny.options(dtype='bfloat16'))
   weights = attention(graphdef, params, tiny.images())
-  assert weights.dtype == jnp.float32
+  chex.assert_type(weights, jnp.float32)
   np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
   np.testing.assert_allclose(weights, in_numpy(params, tiny.images()), atol=0.02)
 
 
-def test_logits_know_nothing_of_it():
-  """Of the logits' one scan only the tokens come out; that of attention gives the weights beside them."""
+def test_the_logits_compute_no_weights_to_look_at():
+  """The scan of the logits yields tokens only; that of `attention` yields the weights too."""
   graphdef, params = tiny.build()
   x = tiny.images()
   model = nnx.merge(graphdef, params)
@@ -102,4 +104,4 @@ def test_groups_of_tokens_change_nothing(tokens):
   with jax.default_matmul_precision('highest'):
     ours = jax.value_and_grad(loss(lambda params, x: nnx.merge(graphdef, params)(x, x)), (0, 1))(params, x)
     expected = jax.value_and_grad(loss(plain), (0, 1))(params, x)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-4), ours, expected)
+  chex.assert_trees_all_close(ours, expected, rtol=1e-4, atol=2e-4)

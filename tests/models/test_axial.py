@@ -1,11 +1,13 @@
 """Axial attention and MLPs with locality: weights, other resolutions, runs and the compiled step.
 
-For logits see test_vit.py, for training on a mesh test_training.py.
+The logits are tested in test_vit.py, training on a mesh in test_training.py.
 """
 
+import dataclasses
 import math
 import re
 
+import chex
 import jax
 import numpy as np
 import numpy_vit
@@ -15,12 +17,11 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
 from vit_jax.errors import UserError
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.pretrained import huggingface, released, runs
-from vit_jax.pretrained.base import Portable, Preprocess
-from vit_jax.training.step import make_train_step
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained.base import FORMATS, Pretrained
+from vit_jax.pretrained.preprocess import Preprocess
+from vit_jax.training.run import Dataset, Run
 
 AXIAL = tiny.options(axial=True, mlp_locality=True, qk_norm=True, pool='gap')
 
@@ -37,13 +38,13 @@ def test_weights_equal_numpy():
   numpy_vit.forward(params, x, pool='gap', drop=keep)
   with jax.default_matmul_precision('highest'):
     weights = nnx.merge(graphdef, params).attention(x)
-  assert weights.shape == (4, 3, 4, 6, 6)  # two blocks of two
+  chex.assert_shape(weights, (4, 3, 4, 6, 6))  # two blocks of two
   np.testing.assert_allclose(weights, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('changes', [{}, {'axial': False, 'pool': 'token', 'register_tokens': 2}])
-def test_images_of_another_size(changes):
-  graphdef, params = tiny.build(c.ViTConfig(**vars(AXIAL) | changes))
+def test_images_of_another_size_equal_numpy(changes):
+  graphdef, params = tiny.build(dataclasses.replace(AXIAL, **changes))
   x = tiny.images(image_size=(8, 16))  # 2 x 4 patches, of a model for 3 x 2
   vit = nnx.merge(graphdef, params)
   positions = vit.positions((8, 16))
@@ -53,26 +54,29 @@ def test_images_of_another_size(changes):
     np.testing.assert_allclose(vit.features(x, layer=0), expected['blocks'][0], atol=1e-5)
 
 
-def test_lines_drop_on_their_own():
-  """A line's weights are dropped by masks of its own, which do not depend on the batch."""
-  graphdef, params = tiny.build(c.ViTConfig(**vars(AXIAL) | {'attention_dropout': 0.5}))
+def test_dropout_of_a_line_does_not_depend_on_the_batch():
+  graphdef, params = tiny.build(dataclasses.replace(AXIAL, attention_dropout=0.5))
   x, keys = tiny.images(), tiny.keys()
   logits = tiny.apply(graphdef, params, x, keys)
   assert abs(logits - tiny.apply(graphdef, params, x)).max() > 1e-3
   np.testing.assert_allclose(tiny.apply(graphdef, params, x[1:], keys[1:]), logits[1:], atol=1e-5)
 
 
-def test_a_run_comes_back_and_other_formats_refuse(tmp_path):
+def test_a_run_holds_axial_attention_and_other_formats_refuse_it(tmp_path):
   graphdef, params = tiny.build(AXIAL)
-  portable = Portable(AXIAL, (12, 8), 3, 5, jax.tree.map(np.asarray, params), Preprocess((12, 8)))
-  runs.write(portable, tmp_path / 'run')
+  architecture = Architecture(AXIAL, (12, 8), 3, 5)
+  pretrained = Pretrained(architecture, jax.tree.map(np.asarray, params), Preprocess((12, 8)))
+  FORMATS['run']().write(pretrained, tmp_path / 'run')
   x = tiny.images()
   np.testing.assert_allclose(vit_jax.load(tmp_path / 'run')(x), tiny.apply(graphdef, params, x), atol=1e-5)
   with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
-    released.write(portable, tmp_path / 'x.npz')
+    FORMATS['npz']().write(pretrained, tmp_path / 'x.npz')
   with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
-    huggingface.write(portable, tmp_path / 'folder', 'timm')
-  _, shapes = pytrees.shapes(tiny.options(mlp_locality=True), (12, 8), 3, 5)
+    FORMATS['timm']().write(pretrained, tmp_path / 'folder')
+
+
+def test_an_mlp_with_locality_has_a_depthwise_kernel():
+  shapes = Architecture(tiny.options(mlp_locality=True), (12, 8), 3, 5).shapes()
   assert shapes['blocks/mlp/depthwise/kernel'].shape == (2, 3, 3, 48)
 
 
@@ -85,15 +89,18 @@ def _compiled(model: c.ViTConfig):
     data=c.DataConfig(image_size=(96, 80)),
     mesh=c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1),
   )
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=6, examples=80)
+  program = Run(config, Dataset(80, num_classes=6)).program
   return program.step.lower(program.state, program.batch).compile()
 
 
-def test_the_compiled_step():
-  """No array of all pairs of tokens, a device has its own images only, and less memory is taken."""
+def test_the_compiled_step_has_no_array_of_all_pairs_of_tokens():
+  """A device has its own images only, and less memory is taken."""
   axial, full = (_compiled(tiny.options(axial=axial, pool='gap')) for axial in (True, False))
   n, d = 24 * 20, 32
-  pairs = lambda hlo: re.findall(rf'\[[\d,]*{n},{n}\]', hlo)
+
+  def pairs(hlo):
+    return re.findall(rf'\[[\d,]*{n},{n}\]', hlo)
+
   assert pairs(full.as_text()) and not pairs(axial.as_text())
   images = 16 // 4
   # The residual stream, the same as lines, and what the forward loop leaves for the backward one.

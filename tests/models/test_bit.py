@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,18 +11,13 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config, models
+from vit_jax import config
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features
-from vit_jax.models.variants import ResNetSizes, resolve
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.step import make_train_step
+from vit_jax.models.base import Architecture
+from vit_jax.training.run import Dataset, Run
 
-RESNET = config.ViTConfig(variant='custom', resnet_blocks=(1, 2), width=32, pool='gap', norm_epsilon=1e-5)
-
-
-def options(**changes) -> config.ViTConfig:
-  return dataclasses.replace(RESNET, **changes)
+RESNET = tiny.resnet()
 
 
 @pytest.mark.parametrize(('channels', 'image_size'), [(3, (16, 24)), (1, (17, 31))])
@@ -33,7 +29,7 @@ def test_logits_and_features_equal_numpy(channels, image_size):
 
   def found(params, x):
     resnet = nnx.merge(graphdef, params)
-    units = [resnet.feature_map(x, layer) for layer in range(resnet.depth)]
+    units = [resnet.feature_map(x, layer) for layer in range(resnet.config.num_layers)]
     return units, resnet.feature_map(x), resnet.features(x, -1), resnet(x)
 
   with jax.default_matmul_precision('highest'):
@@ -46,7 +42,7 @@ def test_logits_and_features_equal_numpy(channels, image_size):
   assert np.std(expected['logits']) > 0.1
 
 
-def test_epsilons():
+def test_epsilons_equal_numpys():
   """That of the norms with small inputs of a norm, that of the weights with small weights."""
   graphdef, params = tiny.build(RESNET)
   params['root']['kernel'] = 1e-5 * params['root']['kernel']
@@ -55,13 +51,13 @@ def test_epsilons():
   expected = numpy_bit.forward(params, x)['logits']
   assert abs(numpy_bit.forward(params, x, epsilon=1e-6)['logits'] - expected).max() > 1e-3
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=2e-5)
-  other, _ = tiny.build(options(norm_epsilon=1e-3))
+  other, _ = tiny.build(tiny.resnet(norm_epsilon=1e-3))
   expected = numpy_bit.forward(params, x, epsilon=1e-3)['logits']
   np.testing.assert_allclose(tiny.apply(other, params, x), expected, atol=2e-5)
 
 
 # The layers that 'Big Transfer' and its released code give, counted by PyTorch
-# (tests/checkpoint/test_bit_files.py does so for the small ones).
+# (tests/pretrained/test_bit_files.py does so for the small ones).
 COUNTS = {
   'R50x1': 25_549_352,
   'R50x3': 217_319_080,
@@ -73,22 +69,16 @@ COUNTS = {
 
 
 @pytest.mark.parametrize('variant', COUNTS)
-def test_parameter_count(variant):
-  assert tiny.count(config.ViTConfig(variant=variant, pool='gap'), 1000) == COUNTS[variant]
-
-
-def test_sizes():
-  assert resolve(config.ViTConfig(variant='R50x2')) == ResNetSizes((3, 4, 6, 3), 128)
-  assert resolve(config.ViTConfig(variant='R50x1', width=32)) == ResNetSizes((3, 4, 6, 3), 32)
-  assert resolve(RESNET).depth == 3 and resolve(RESNET).pixels == 8
+def test_parameter_count_is_the_published_one(variant):
+  assert tiny.count(config.ResNetConfig(variant=variant), 1000) == COUNTS[variant]
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_initial_parameters(dtype):
-  model = options(resnet_blocks=(1,), head_bias=-10.0, dtype=dtype)
+def test_initial_parameters_have_the_papers_distributions(dtype):
+  model = tiny.resnet(blocks=(1,), head_bias=-10.0, dtype=dtype)
 
   def initial(x):
-    resnet = models.build(model, image_size=(9, 9), channels=3, num_classes=7, rngs=nnx.Rngs(0))
+    resnet = Architecture(model, (9, 9), 3, 7).build(nnx.Rngs(0))
     return nnx.to_pure_dict(nnx.state(resnet)), resnet.features(x), resnet(x)
 
   params, tokens, logits = jax.jit(initial)(jnp.ones((1, 9, 9, 3)))
@@ -101,10 +91,13 @@ def test_initial_parameters(dtype):
 
 
 @pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
-def test_rematerialisation(remat):
+def test_rematerialisation_computes_again_what_it_says(remat):
   """The backward pass computes again: 'dots' no convolution, 'block' the two that lie before another."""
-  graphdef, params = tiny.build(options(resnet_blocks=(1,), remat=remat))
-  loss = lambda params, x: jnp.square(nnx.merge(graphdef, params)(x)).sum()
+  graphdef, params = tiny.build(tiny.resnet(blocks=(1,), remat=remat))
+
+  def loss(params, x):
+    return jnp.square(nnx.merge(graphdef, params)(x)).sum()
+
   jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (8, 8)))
   names = [equation.primitive.name for equation, _ in tiny.equations(jaxpr.jaxpr)]
   forward, backward = 5, 2 * 5 - 1  # the images need no gradient
@@ -114,37 +107,52 @@ def test_rematerialisation(remat):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'pool': 'token'}, "pool is 'token'; a ResNet has 'gap'"),
-    ({'heads': 4}, 'heads is 4, which a ResNet does not have'),
-    ({'stochastic_depth': 0.1}, 'stochastic_depth is 0.1, which a ResNet'),
-    ({'position': 'sincos2d'}, 'position is sincos2d, which a ResNet'),
     ({'width': 48}, 'width is 48; choose a multiple of 32'),
-    ({'resnet_blocks': (1, 0)}, r'resnet_blocks is \(1, 0\); each stage needs'),
-    ({'resnet_blocks': ()}, r'resnet_blocks is \(\); give at least one stage'),
+    ({'blocks': (1, 0)}, r'blocks is \(1, 0\); each stage needs'),
+    ({'blocks': ()}, r'blocks is \(\); give at least one stage'),
     ({'width': None}, 'which also needs config.model.width'),
-    ({'variant': 'B/16'}, "makes a ResNet, and config.model.variant is 'B/16'"),
+    ({'variant': 'B/16'}, "'B/16' is a Vision Transformer, and config.model.name is 'resnet'"),
   ],
 )
-def test_options_that_do_not_fit(changes, message):
+def test_sizes_that_no_resnet_has_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
-    tiny.build(options(**changes))
+    tiny.build(tiny.resnet(**changes))
 
 
-def test_attention_and_layers_that_there_are_not():
+@pytest.mark.parametrize(
+  ('option', 'value'),
+  [('pool', 'gap'), ('heads', 4), ('stochastic_depth', 0.1), ('position', 'sincos2d')],
+)
+def test_options_of_a_vision_transformer_are_refused(option, value):
+  values = config.as_json(config.Config(model=RESNET))
+  values['model'][option] = value
+  said = f"config.model.{option} is an option of the model 'vit', and config.model.name is 'resnet'; leave it"
+  with pytest.raises(UserError, match=said):
+    config.from_config_dict(values)
+
+
+def test_what_a_resnet_does_not_have_it_says_by_the_contract():
   graphdef, params = tiny.build(RESNET)
-  with pytest.raises(UserError, match='A ResNet has no attention to show'):
-    nnx.merge(graphdef, params).attention(tiny.images())
+  resnet = nnx.merge(graphdef, params)
+  x = tiny.images()
+  assert resnet.attention(x) is None and resnet.hidden_states(x) is None and resnet.positions((12, 8)) is None
+  assert resnet.without_positions() == 'A ResNet has no position embedding.'
+  with pytest.raises(ValueError, match="a ResNet pools by 'gap' only"):
+    resnet.pool(resnet.features(x), 'token')
+
+
+def test_layers_and_poolings_that_a_resnet_does_not_have_are_refused():
   features.check(RESNET, 2, 'gap', 'option')
   with pytest.raises(UserError, match='choose a block from 0 to 2'):
     features.check(RESNET, 3, None, 'option')
-  with pytest.raises(UserError, match="pool is 'token', which this model cannot; choose gap"):
+  with pytest.raises(UserError, match="pool is 'token', which this model does not have; choose gap"):
     features.check(RESNET, None, 'token', 'option')
 
 
 CONFIG = config.Config(
   batch_size=8,
   total='4 steps',
-  model=options(resnet_blocks=(1,), remat='block'),
+  model=tiny.resnet(blocks=(1,), remat='block'),
   data=config.DataConfig(image_size=(8, 8)),
   optimizer=config.OptimizerConfig(freeze=('^root/',)),
   schedule=config.ScheduleConfig(learning_rate=1e-2),
@@ -154,7 +162,7 @@ CONFIG = config.Config(
 def _trained(mesh: config.MeshConfig, devices=None):
   """(losses of two steps, parameters before and after), on images of noise."""
   run = dataclasses.replace(CONFIG, mesh=mesh)
-  program = make_train_step(run, make_mesh(mesh, devices), num_classes=4, examples=64)
+  program = Run(run, Dataset(64, num_classes=4), devices).program
   rng = np.random.default_rng(0)
   batch = {'image': rng.integers(0, 256, (8, 8, 8, 3), np.uint8), 'label': np.arange(8, dtype=np.int32) % 4}
   inputs = {name: jax.device_put(array, program.batch[name].sharding) for name, array in batch.items()}
@@ -173,7 +181,7 @@ def test_a_sharded_step_equals_that_of_one_device():
   alone, _, expected = _trained(config.MeshConfig(), jax.devices()[:1])
   np.testing.assert_allclose(losses, alone, rtol=1e-5)
   assert losses[1] != losses[0]
-  jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-3), after, expected)
+  chex.assert_trees_all_close(after, expected, atol=1e-3)
   np.testing.assert_array_equal(after['root']['kernel'], before['root']['kernel'])
   kernel = after['head']['kernel']
   assert abs(kernel - before['head']['kernel']).max() > 0 and not kernel.sharding.is_fully_replicated

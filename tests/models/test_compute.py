@@ -1,7 +1,8 @@
-"""How the blocks are computed (loop, rematerialisation, bfloat16, sharding), not what."""
+"""Loops, rematerialisation, bfloat16 and sharding change how the blocks are computed, and not the result."""
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,15 +39,15 @@ def _result(**changes):
   'changes',
   [{'unroll': True}, {'remat': 'block'}, {'remat': 'dots'}, {'remat': 'dots', 'unroll': True}],
 )
-def test_same_values_and_gradients(changes):
+def test_loops_and_rematerialisation_change_no_value_and_no_gradient(changes):
   expected_loss, expected = _result()
   loss, gradient = _result(**changes)
   np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradient, expected)
+  chex.assert_trees_all_close(gradient, expected, rtol=1e-4, atol=1e-4)
   assert all(float(abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient))
 
 
-def test_gradient_by_finite_differences():
+def test_gradient_equals_finite_differences():
   """Along a random direction: norm, GELU and softmax have derivatives of their own."""
   graphdef, params = tiny.build()
   x = tiny.images()
@@ -78,18 +79,19 @@ def test_rematerialisation_saves_memory():
   assert memory['block'] < 0.8 * memory['dots'] and memory['dots'] < 0.8 * memory['none'], memory
 
 
-def test_unroll_has_no_loop():
+def test_unrolled_blocks_have_no_loop():
   assert 'stablehlo.while' in _lowered().as_text()
   assert 'stablehlo.while' not in _lowered(unroll=True).as_text()
 
 
-def test_bfloat16():
+def test_bfloat16_keeps_parameters_norms_softmax_and_head_in_float32():
   graphdef, params = tiny.build(tiny.options(pool='map', pre_logits_size=24))
   half, half_params = tiny.build(tiny.options(pool='map', pre_logits_size=24, dtype='bfloat16'))
-  assert {leaf.dtype for leaf in jax.tree.leaves(half_params)} == {jnp.dtype('float32')}
+  chex.assert_tree_has_only_ndarrays(half_params)
+  chex.assert_type(jax.tree.leaves(half_params), jnp.float32)
   x = tiny.images()
   expected, logits = tiny.apply(graphdef, params, x), tiny.apply(half, half_params, x)
-  assert logits.dtype == jnp.float32
+  chex.assert_type(logits, jnp.float32)
   assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
 
   jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(half, params)(x))(half_params, x)
@@ -103,8 +105,7 @@ def test_bfloat16():
 
 
 @pytest.mark.parametrize('part', ['embed', 'encode'])
-def test_activation_sharding(part):
-  """The residual stream is split as asked where nothing else says so."""
+def test_the_residual_stream_keeps_the_sharding_asked_for(part):
   mesh = jax.make_mesh((8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
   split, copied = NamedSharding(mesh, P('data')), NamedSharding(mesh, P())
   x = tiny.images(8) if part == 'embed' else jnp.ones((8, 7, 32))

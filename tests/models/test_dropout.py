@@ -49,7 +49,7 @@ def _keep(key, path, rate, shape):
 
 
 @pytest.mark.parametrize('rates', [{}, DROP, *({name: rate} for name, rate in DROP.items())])
-def test_no_random_numbers_where_nothing_is_dropped(rates):
+def test_no_random_numbers_are_drawn_where_nothing_is_dropped(rates):
   graphdef, params = tiny.build(tiny.options(**rates))
   shapes = {}
   for keys in (None, tiny.keys()):
@@ -67,7 +67,7 @@ def _call(graphdef, params, x, keys):
   return nnx.merge(graphdef, params)(x, keys=keys)
 
 
-def test_dropout_statistics():
+def test_dropout_drops_at_its_rate_independently_for_places_and_examples():
   keys = tiny.keys(64)
   x = jnp.ones((64, 40, 50))
   dropped = np.asarray(dropout(x, 0.3, keys, 0))
@@ -86,8 +86,8 @@ def test_drop_path_drops_whole_examples_and_keeps_the_mean():
   assert dropped.mean() == pytest.approx(1, abs=0.02)
 
 
-def test_only_block_has_the_full_rate():
-  """Stochastic depth with one block: it is the last one."""
+def test_a_single_block_has_the_full_rate_of_stochastic_depth():
+  """It is the last block."""
   graphdef, params = tiny.build(tiny.options(depth=1, stochastic_depth=0.999, pool='none'))
   x = tiny.images(1)
   vit = nnx.merge(graphdef, params)
@@ -105,7 +105,7 @@ def test_an_example_does_not_depend_on_its_batch():
   np.testing.assert_allclose(tiny.apply(graphdef, params, x[order], keys[order]), whole[order], atol=1e-5)
 
 
-def test_keys_decide():
+def test_keys_alone_decide_what_is_dropped():
   graphdef, params = tiny.build(tiny.options(**DROP))
   x = tiny.images()
   evaluation = tiny.apply(graphdef, params, x)

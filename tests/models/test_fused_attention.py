@@ -1,9 +1,11 @@
-"""Kernels for attention: splash as ordinary operations on the CPU; of cuDNN's the call in the program."""
+"""Attention kernels: splash is interpreted on the CPU; for cuDNN's, its call in the program is checked."""
 
 import dataclasses
+import functools
 import re
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,14 +16,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import config as c
-from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import fused_attention
+from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib
 
 
 def _sharding(devices=None, **axes):
-  """Of the residual stream, on a mesh with these axes."""
+  """The sharding of the residual stream on a mesh with these axes."""
   return mesh_lib.batch_sharding(mesh_lib.make_mesh(c.MeshConfig(**axes), devices))
 
 
@@ -51,7 +53,9 @@ def _with_gradients(sharding, kernel='splash', interpret=True):
   """(query, key, value, gradient of the result) -> (result, gradients), compiled."""
 
   def run(query, key, value, grad):
-    attend = lambda *args: fused_attention.attend(kernel, *args, sharding, interpret=interpret)
+    def attend(*args):
+      return fused_attention.attend(kernel, *args, sharding, interpret=interpret)
+
     out, backward = jax.vjp(attend, query, key, value)
     return out, *backward(grad)
 
@@ -78,14 +82,14 @@ def test_splash_equals_numpy(tokens, head_size, axes, monkeypatch):
     np.testing.assert_allclose(ours, expected, atol=1e-5 * abs(expected).max())
 
 
-def test_splash_in_bfloat16():
+def test_splash_in_bfloat16_is_close_to_numpy():
   inputs = _random((8, 70, 2, 64), jnp.bfloat16)
   for ours, expected in zip(_with_gradients(_sharding())(*inputs), _numpy(*inputs), strict=True):
-    assert ours.dtype == jnp.bfloat16
+    chex.assert_type(ours, jnp.bfloat16)
     np.testing.assert_allclose(ours.astype(np.float32), expected, atol=0.03 * abs(expected).max())
 
 
-def test_blocks():
+def test_blocks_are_few_and_pad_little():
   assert fused_attention.blocks(197) == (256, 256)
   assert fused_attention.blocks(577) == (640, 640)
   assert fused_attention.blocks(1025) == (640, 1280)
@@ -95,7 +99,7 @@ def test_blocks():
     assert tokens <= padded < tokens + 128 * (padded // block)
 
 
-def test_a_model_with_the_kernel(monkeypatch):
+def test_a_model_computes_the_same_with_the_kernel(monkeypatch):
   """The same logits and gradients; the weights of `attention` still come from XLA."""
   sharding = _sharding(data=4, tensor=2)
   attend = fused_attention.attend
@@ -121,7 +125,7 @@ def test_a_model_with_the_kernel(monkeypatch):
       step = jax.jit(jax.value_and_grad(loss, has_aux=True))
       results[kernel] = step(params, tiny.images(8))
   assert set(used) == {'splash'}
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results.values())
+  chex.assert_trees_all_close(*results.values(), rtol=1e-4, atol=1e-4)
 
 
 def _device(platform, capability=None, kind=None):
@@ -129,8 +133,8 @@ def _device(platform, capability=None, kind=None):
   device = types.SimpleNamespace(platform=platform, device_kind=kind or f'a {platform}')
   if capability:
     device.compute_capability = capability
-  mesh = types.SimpleNamespace(devices=np.array([device]), axis_names=('data', 'tensor'), shape={'tensor': 1})
-  return types.SimpleNamespace(mesh=mesh, spec=P(('data',)))
+  mesh = types.SimpleNamespace(axis_names=('data', 'tensor'), shape={'tensor': 1})
+  return types.SimpleNamespace(mesh=mesh, spec=P(('data',)), device_set=[device])
 
 
 TPU, GPU, CPU = _device('tpu'), _device('gpu', '9.0'), _device('cpu')
@@ -157,14 +161,13 @@ TPU, GPU, CPU = _device('tpu'), _device('gpu', '9.0'), _device('cpu')
     (None, 1025, 64, 'bfloat16', 0, 'xla'),
   ],
 )
-def test_auto(where, tokens, head_size, dtype, dropout, chosen):
+def test_auto_chooses_the_faster_one(where, tokens, head_size, dtype, dropout, chosen):
   query = jax.ShapeDtypeStruct((2, tokens, 12, head_size), dtype)
-  choose = lambda asked: fused_attention.choose(asked, query, dropout=dropout, sharding=where)
-  assert choose('auto') == chosen
-  assert choose('xla') == 'xla'
+  for asked, expected in (('auto', chosen), ('xla', 'xla')):
+    assert fused_attention.choose(asked, query, dropout=dropout, sharding=where) == expected
 
 
-def test_auto_where_heads_cannot_be_split():
+def test_auto_is_xla_where_heads_do_not_divide():
   query = jax.ShapeDtypeStruct((2, 1025, 3, 64), 'bfloat16')
   TPU_2 = _device('tpu')
   TPU_2.mesh.shape = {'tensor': 2}
@@ -182,12 +185,12 @@ def test_auto_where_heads_cannot_be_split():
     ('splash', 64, None, 'without a mesh'),
   ],
 )
-def test_a_kernel_that_is_not_there(asked, head_size, where, message):
+def test_a_kernel_that_devices_or_heads_do_not_have_is_refused(asked, head_size, where, message):
   with pytest.raises(UserError, match=message):
     fused_attention.check(asked, 12, head_size, where)
 
 
-def test_a_model_asks_for_a_kernel_that_is_not_there():
+def test_a_model_with_a_kernel_that_its_devices_do_not_have_is_refused():
   with pytest.raises(UserError, match=r"config\.model\.attention is 'splash'.*'auto' or 'xla'"):
     tiny.build(tiny.options(attention='splash'), activation_sharding=_sharding())
 
@@ -200,14 +203,14 @@ def test_a_model_asks_for_a_kernel_that_is_not_there():
     ({'attention': 'cudnn'}, "dtype is 'float32'"),
   ],
 )
-def test_options_that_clash(changes, message):
+def test_options_that_no_kernel_has_are_refused(changes, message):
   config = c.Config(model=dataclasses.replace(c.ViTConfig(), **changes))
   with pytest.raises(UserError, match=message):
     c.from_config_dict(c.as_json(config))
 
 
-def test_cudnn_is_called(monkeypatch):
-  """What a GPU would run, forwards and backwards, each device its own part."""
+def test_cudnn_is_called_forwards_and_backwards(monkeypatch):
+  """Each device calls it for its own part, padded to an even number of tokens."""
   from jax._src.cudnn import fused_attention_stablehlo
 
   monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91000)  # none is here
@@ -222,7 +225,7 @@ def test_cudnn_is_called(monkeypatch):
 
 
 @pytest.mark.slow
-def test_splash_on_a_tpu():
+def test_splash_is_chosen_on_a_tpu_for_many_tokens():
   """Chosen for 577 tokens by the devices of the mesh, although this process is on a CPU; not for 197."""
   pytest.importorskip('libtpu')
   from vit_jax.plan import topology
@@ -231,19 +234,14 @@ def test_splash_on_a_tpu():
   copied = NamedSharding(sharding.mesh, P())
   for pixels, splash in ((384, True), (224, False)):
     model = c.ViTConfig(variant='B/16', depth=1, dtype='bfloat16')
-    network = nnx.eval_shape(
-      lambda model=model, pixels=pixels: models.build(
-        model,
-        image_size=(pixels, pixels),
-        channels=3,
-        num_classes=10,
-        rngs=nnx.Rngs(0),
-        activation_sharding=sharding,
-      )
-    )
+    architecture = Architecture(model, (pixels, pixels), 3, 10)
+    network = nnx.eval_shape(functools.partial(architecture.build, nnx.Rngs(0), sharding))
     graphdef, params = nnx.split(network)
     images = jax.ShapeDtypeStruct((4, pixels, pixels, 3), jnp.float32, sharding=sharding)
-    loss = lambda params, images, graphdef=graphdef: nnx.merge(graphdef, params)(images).sum()
+
+    def loss(params, images, graphdef=graphdef):
+      return nnx.merge(graphdef, params)(images).sum()
+
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copied), params)
     hlo = jax.jit(jax.grad(loss)).lower(params, images).compile().as_text()
     kernels = set(re.findall(r'%(splash_mha_[a-z]+)', hlo))

@@ -1,5 +1,6 @@
 """The MLP-Mixer against NumPy, and against what the original code computed."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,21 +10,20 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config, models
+from vit_jax import config as c
 from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture
 from vit_jax.models.dropout import Place
-
-MIXER = {'heads': None, 'pool': 'gap', 'tokens_mlp_dim': 24}
 
 
 @pytest.mark.parametrize('changes', [{}, {'gelu': 'erf'}, {'norm_epsilon': 0.01}, {'unroll': True}])
 def test_forward_and_features_equal_numpy(changes):
-  model = tiny.options(**MIXER, **changes)
+  model = tiny.mixer(**changes)
   graphdef, params = tiny.build(model)
   x = tiny.images()
   expected = numpy_mixer.forward(params, x, gelu=model.gelu, epsilon=model.norm_epsilon)
   logits = tiny.apply(graphdef, params, x)
-  assert logits.dtype == jnp.float32
+  chex.assert_type(logits, jnp.float32)
   np.testing.assert_allclose(logits, expected['logits'], atol=1e-5)
   mixer = nnx.merge(graphdef, params)
   with jax.default_matmul_precision('highest'):
@@ -36,14 +36,19 @@ def test_forward_and_features_equal_numpy(changes):
       np.testing.assert_allclose(mixer.features(x, layer=layer), tokens, atol=1e-5)
 
 
-def test_no_attention():
-  graphdef, params = tiny.build(tiny.options(**MIXER))
-  with pytest.raises(UserError, match='An MLP-Mixer has no attention to show; choose a Vision Transformer'):
-    nnx.merge(graphdef, params).attention(tiny.images())
+def test_what_a_mixer_does_not_have_it_says_by_the_contract():
+  graphdef, params = tiny.build(tiny.mixer())
+  mixer = nnx.merge(graphdef, params)
+  assert mixer.attention(tiny.images()) is None and mixer.positions((12, 8)) is None
+  assert 'An MLP-Mixer has no position embedding' in mixer.without_positions()
+  assert not mixer.config.any_image_size and mixer.config.poolings == ('gap',)
+  assert mixer.leading_tokens == 0 and not mixer.reads_class_token and not mixer.config.has_mask_token
+  with pytest.raises(ValueError, match="an MLP-Mixer pools by 'gap' only"):
+    mixer.pool(mixer.features(tiny.images()), 'token')
 
 
 def test_stochastic_depth_equals_numpy():
-  graphdef, params = tiny.build(tiny.options(**MIXER, depth=3, stochastic_depth=0.5))
+  graphdef, params = tiny.build(tiny.mixer(depth=3, stochastic_depth=0.5))
   x, keys = tiny.images(), tiny.keys()
 
   def skip(place, layer, branch):
@@ -59,11 +64,11 @@ def test_stochastic_depth_equals_numpy():
   np.testing.assert_allclose(tiny.apply(graphdef, params, x, keys), expected, atol=1e-5)
 
 
-def test_original_code(golden):
-  model = tiny.options(patch=8, width=64, mlp_dim=128, depth=2, **MIXER | {'tokens_mlp_dim': 32})
+def test_stages_equal_the_original_code(golden):
+  model = tiny.mixer(patch=8, width=64, mlp_dim=128, tokens_mlp_dim=32)
   graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
   params, expected = original.mixer(golden / 'e_mixer.linen.npz'), original.outputs(golden, 'e_mixer')
-  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, own)
+  chex.assert_trees_all_equal_shapes(params, own)
 
   def stages(params, x):
     mixer = nnx.merge(graphdef, params)
@@ -81,13 +86,13 @@ COUNTS = {'Mixer-B/16': 59_880_472, 'Mixer-B/32': 60_293_428, 'Mixer-L/16': 208_
 
 
 @pytest.mark.parametrize('variant', COUNTS)
-def test_parameter_count(variant):
-  assert tiny.count(config.ViTConfig(variant=variant, pool='gap'), 1000) == COUNTS[variant]
+def test_parameter_count_is_the_published_one(variant):
+  assert tiny.count(c.MixerConfig(variant=variant), 1000) == COUNTS[variant]
 
 
-def test_initial_parameters():
-  model = tiny.options(width=64, mlp_dim=128, head_bias=-10.0, **MIXER | {'tokens_mlp_dim': 96})
-  mixer = models.build(model, image_size=(48, 32), channels=3, num_classes=7, rngs=nnx.Rngs(0))
+def test_initial_parameters_have_the_papers_distributions():
+  model = tiny.mixer(width=64, mlp_dim=128, head_bias=-10.0, tokens_mlp_dim=96)
+  mixer = Architecture(model, (48, 32), 3, 7).build(nnx.Rngs(0))
   blocks = nnx.to_pure_dict(nnx.state(mixer))['blocks']
   for name, inputs in (('token_mlp', 96), ('channel_mlp', 64)):
     kernel = blocks[name]['dense_in']['kernel']
@@ -98,16 +103,14 @@ def test_initial_parameters():
 
 
 @pytest.mark.parametrize(
-  'changes, message',
-  [
-    ({'pool': 'token'}, "pool is 'token'; an MLP-Mixer has 'gap'"),
-    ({'heads': 4}, 'heads is 4, which an MLP-Mixer does not have'),
-    ({'dropout': 0.1}, 'dropout is 0.1'),
-    ({'class_token': True}, 'class_token is True'),
-    ({'stem_blocks': ()}, r'stem_blocks is \(\)'),
-  ],
+  ('option', 'value'),
+  [('pool', 'gap'), ('heads', 4), ('dropout', 0.1), ('class_token', True), ('stem_blocks', ())],
 )
-def test_options_that_would_do_nothing(changes, message):
-  tiny.build(tiny.options(**MIXER | {'class_token': False}))
-  with pytest.raises(UserError, match=message):
-    tiny.build(tiny.options(**MIXER | changes))
+def test_options_of_a_vision_transformer_are_refused(option, value):
+  values = c.as_json(c.Config(model=tiny.mixer()))
+  values['model'][option] = value
+  said = (
+    f"config.model.{option} is an option of the model 'vit', and config.model.name is 'mixer'; leave it out"
+  )
+  with pytest.raises(UserError, match=said):
+    c.from_config_dict(values)

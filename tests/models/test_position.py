@@ -1,5 +1,6 @@
-"""Fixed positions against the formula; of another grid, against what loading a checkpoint makes of them."""
+"""Positions against NumPy and the formula; on another grid, against what loading a checkpoint makes of it."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +14,11 @@ from vit_jax import config as c
 from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
-from vit_jax.models import position
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.pretrained import huggingface, position_resize, released
-from vit_jax.pretrained import runs as portable_runs
+from vit_jax.models import position, position_resize
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import FORMATS
 from vit_jax.training import initialization
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run
 
 LEARNED = ['learned2d', 'relative', 'relative_query']
 
@@ -37,7 +37,7 @@ def sincos(rows, columns, width):
   return result
 
 
-def test_fixed_positions():
+def test_fixed_positions_equal_the_formula():
   np.testing.assert_allclose(position.sincos2d((3, 5), 24), sincos(3, 5, 24), atol=1e-6)
   with_token = position.sincos2d((3, 5), 24, class_token=True)
   assert with_token.dtype == np.float32 and not with_token[:, 0].any()
@@ -47,7 +47,7 @@ def test_fixed_positions():
 
 
 @pytest.mark.parametrize('pool', ['gap', 'token'])
-def test_a_model_with_fixed_positions(pool):
+def test_logits_with_fixed_positions_equal_numpy(pool):
   graphdef, params = tiny.build(tiny.options(pool=pool, position='sincos2d'))
   assert 'position_embedding' not in params
   x, fixed = tiny.images(), sincos(3, 2, 32)
@@ -59,18 +59,13 @@ def test_a_model_with_fixed_positions(pool):
 
 @pytest.mark.parametrize('options', [{'pool': 'token'}, {'pool': 'gap', 'register_tokens': 1}])
 @pytest.mark.parametrize(('image_size', 'new'), [((16, 24), (4, 6)), ((24, 40), (6, 10)), ((8, 12), (2, 3))])
-def test_images_of_another_size(options, image_size, new):
+def test_images_of_another_size_see_resized_positions(options, image_size, new):
   """As the model of that size whose positions were resized when it was loaded."""
-  old, token = (4, 6), options['pool'] == 'token'
+  first = int(options['pool'] == 'token')
   graphdef, params = tiny.build(tiny.options(**options), image_size=(16, 24))
-  resized = position_resize.resize(
-    np.asarray(params['position_embedding']),
-    old,
-    new,
-    old_class_token=token,
-    new_class_token=token,
-    method='bilinear',
-  )
+  table = np.asarray(params['position_embedding'][0])
+  patches = position_resize.resize(table[first:], (4, 6), new, 'bilinear')
+  resized = np.concatenate([table[:first], patches])[None]
   x = tiny.images(image_size=image_size)
   other, _ = tiny.build(tiny.options(**options), image_size=image_size)
   expected = tiny.apply(other, params | {'position_embedding': jnp.asarray(resized)}, x)
@@ -91,26 +86,27 @@ def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
   run = save(tmp_path / 'run', tiny.options(position='sincos2d', pool='token'))
   x = tiny.images()
   loaded = vit_jax.load(tmp_path / 'run')
-  assert 'position_embedding' in pytrees.flatten(nnx.to_pure_dict(nnx.state(loaded)))
+  assert 'position_embedding' in pytrees.flatten(nnx.to_pure_dict(nnx.state(loaded.module)))
   np.testing.assert_allclose(loaded(x), run(x), atol=1e-5)
-  assert vit_jax.load(tmp_path / 'run', image_size=(24, 16)).position_embedding.shape == (1, 25, 32)
+  larger = vit_jax.load(tmp_path / 'run', image_size=(24, 16)).module
+  chex.assert_shape(larger.position_embedding[...], (1, 25, 32))
 
 
 @pytest.mark.parametrize('kind', ['none', *LEARNED, 'rotary'])
-def test_a_run_loads_at_any_size(tmp_path, kind):
+def test_a_run_loaded_for_another_size_computes_what_the_run_does(tmp_path, kind):
   """With the tables of the run's own grid (NumPy's resize) it is what the run is for such images (JAX's)."""
   run = save(tmp_path / 'run', tiny.options(position=kind, register_tokens=1))
-  assert portable_runs.read(tmp_path / 'run').model.position == kind
+  assert formats.architecture(tmp_path / 'run').model.position == kind
   for image_size in ((12, 8), (8, 24)):
     loaded = vit_jax.load(tmp_path / 'run', image_size=image_size, position_resize='bilinear')
-    assert loaded.grid == (image_size[0] // 4, image_size[1] // 4)
+    assert loaded.module.grid == (image_size[0] // 4, image_size[1] // 4)
     x = tiny.images(image_size=image_size)
-    np.testing.assert_allclose(tiny.apply(*nnx.split(loaded), x), run(x), atol=1e-5)
+    np.testing.assert_allclose(tiny.apply(*nnx.split(loaded.module), x), run(x), atol=1e-5)
 
 
 def test_tables_keep_their_middle_and_their_slope():
   """On a grid twice as fine the same offset of the image is found at twice the patches."""
-  layer = position.Offsets(2, (3, 4), 0, rngs=nnx.Rngs(0))
+  layer = position.Offsets(2, (3, 4), 0, method='bilinear', rngs=nnx.Rngs(0))
   rows, columns = np.mgrid[-2:3, -3:4].astype(np.float32)
   layer.patches[...] = jnp.asarray(np.stack([rows, columns]))
   fine = np.asarray(layer((6, 8))).reshape(2, 6, 8, 6, 8)
@@ -122,22 +118,27 @@ def test_tables_keep_their_middle_and_their_slope():
 
 
 @pytest.mark.parametrize('kind', ['none', 'learned2d', 'rotary'])
-def test_formats_without_a_place_say_so(tmp_path, kind):
+def test_formats_refuse_positions_they_have_no_place_for(tmp_path, kind):
   save(tmp_path / 'run', tiny.options(position=kind))
-  portable = portable_runs.read(tmp_path / 'run')
+  pretrained = formats.read(tmp_path / 'run')
   with pytest.raises(UserError, match=f"has no place for position '{kind}'"):
-    released.write(portable, tmp_path / 'x.npz')
+    FORMATS['npz']().write(pretrained, tmp_path / 'x.npz')
   with pytest.raises(UserError, match=f"have learned positions, this model '{kind}'"):
-    huggingface.write(portable, tmp_path / 'folder')
+    FORMATS['vit']().write(pretrained, tmp_path / 'folder')
+
+
+@pytest.mark.parametrize('kind', ['none', 'learned2d', 'rotary'])
+def test_a_checkpoint_with_other_positions_is_refused(tmp_path, kind):
+  save(tmp_path / 'run', tiny.options(position=kind))
   config = c.Config(
     model=tiny.options(position='none' if kind == 'rotary' else 'rotary'),
     data=c.DataConfig(image_size=(12, 8), num_classes=5),
     init=c.InitConfig(checkpoint=str(tmp_path / 'run')),
     batch_size=8,
   )
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=5, examples=80)
+  run = Run(config, Dataset(80, num_classes=5))
   with pytest.raises(UserError, match=f"trained with position '{kind}', and config.model.position is"):
-    initialization.load(config, program, print)
+    initialization.read_initial(config, run.architecture)
 
 
 @pytest.mark.parametrize('options', [{'register_tokens': 2}, {'pool': 'gap'}])
@@ -163,7 +164,7 @@ def test_logits_and_attention_equal_numpy(kind, options):
 
 
 @pytest.mark.parametrize('kind', ['none', 'learned', 'sincos2d', *LEARNED, 'rotary'])
-def test_who_minds_the_order_of_patches(kind):
+def test_only_a_model_without_positions_ignores_the_order_of_patches(kind):
   graphdef, params = tiny.build(tiny.options(position=kind, pool='gap'))
   x = tiny.images(1)
   patches = x.reshape(3, 4, 2, 4, 3).swapaxes(1, 2).reshape(6, 4, 4, 3)[jnp.array([4, 2, 0, 5, 1, 3])]
@@ -173,7 +174,7 @@ def test_who_minds_the_order_of_patches(kind):
 
 
 @pytest.mark.parametrize('kind', ['relative', 'relative_query', 'rotary'])
-def test_only_offsets_count(kind):
+def test_attention_depends_on_offsets_alone(kind):
   """Of what attention adds for each pair of equal tokens: one row down or one column on changes nothing."""
   rows, columns, others = 3, 4, 2
   sizes = tiny.options(position=kind, pool='gap', register_tokens=others)
@@ -203,13 +204,13 @@ def test_only_offsets_count(kind):
     ({'position': 'rotary', 'width': 40}, 'heads of 10 channels'),
   ],
 )
-def test_sizes_that_do_not_go_with_positions(options, said):
+def test_widths_that_positions_do_not_divide_are_refused(options, said):
   with pytest.raises(UserError, match=said):
     tiny.build(tiny.options(**options))
 
 
 @pytest.mark.parametrize('kind', ['relative', 'relative_query'])
-def test_kernels_have_no_bias(kind):
+def test_kernels_without_a_bias_refuse_relative_positions(kind):
   config = c.Config(model=tiny.options(position=kind, attention='splash'))
   with pytest.raises(UserError, match=f"config.model.position '{kind}' does; choose 'auto' or 'xla'"):
     c.from_config_dict(c.as_json(config))

@@ -1,5 +1,6 @@
 """The hybrids' ResNet against NumPy, and against what the original code computed."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config, models
 from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture
+from vit_jax.models.vit_config import ViTConfig
 
 STEM = {'patch': 1, 'stem_width': 32, 'stem_blocks': (1, 2)}
 
@@ -18,7 +20,7 @@ STEM = {'patch': 1, 'stem_width': 32, 'stem_blocks': (1, 2)}
 @pytest.mark.parametrize('image_size', [(16, 24), (17, 31)])
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('blocks', [(), (2,), (1, 2)])
-def test_forward_equals_numpy(blocks, channels, image_size):
+def test_feature_maps_equal_numpy(blocks, channels, image_size):
   """Odd sizes too: 'SAME' pads more at the end, with zeros or, before the maximum, with -inf."""
   model = tiny.options(**STEM | {'stem_blocks': blocks})
   graphdef, params = tiny.build(model, image_size=image_size, channels=channels)
@@ -41,11 +43,11 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize('name', GOLDEN)
-def test_original_code(golden, name):
+def test_stages_equal_the_original_code(golden, name):
   model = tiny.options(width=64, mlp_dim=128, depth=2, stem_width=32, **GOLDEN[name])
   graphdef, own = tiny.build(model, image_size=(64, 64), num_classes=10)
   params, expected = original.vit(golden / f'{name}.released.npz'), original.outputs(golden, name)
-  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, own)
+  chex.assert_trees_all_equal_shapes(params, own)
 
   def stages(params, x):
     vit = nnx.merge(graphdef, params)
@@ -80,15 +82,15 @@ COUNTS = {
 
 
 @pytest.mark.parametrize('variant', COUNTS)
-def test_parameter_count(variant):
-  assert tiny.count(config.ViTConfig(variant=variant), 1000) == COUNTS[variant]
+def test_parameter_count_is_the_published_one(variant):
+  assert tiny.count(ViTConfig(variant=variant), 1000) == COUNTS[variant]
 
 
-def test_initial_parameters():
+def test_initial_units_without_projection_do_nothing():
   model = tiny.options(patch=1, stem_width=64, stem_blocks=(2, 1))
 
   def initial():
-    vit = models.build(model, image_size=(16, 16), channels=3, num_classes=5, rngs=nnx.Rngs(0))
+    vit = Architecture(model, (16, 16), 3, 5).build(nnx.Rngs(0))
     features = jax.random.uniform(jax.random.key(0), (1, 4, 4, 256))
     return nnx.to_pure_dict(nnx.state(vit.stem)), features, vit.stem.block1.unit2(features)
 
@@ -103,7 +105,7 @@ def test_initial_parameters():
   np.testing.assert_array_equal(unchanged, features)  # by a unit that does not project
 
 
-def test_epsilons():
+def test_epsilons_equal_numpys():
   """That of the norms with small inputs of a norm, that of the weights with small weights."""
   graphdef, params = tiny.build(tiny.options(**STEM), image_size=(16, 16))
   params['stem']['root']['kernel'] = 3e-5 * params['stem']['root']['kernel']
@@ -117,7 +119,7 @@ def test_epsilons():
   np.testing.assert_allclose(features, numpy_resnet.forward(params['stem'], x, epsilon=1e-3), atol=2e-5)
 
 
-def test_features_of_a_hybrid():
+def test_a_hybrid_is_a_vision_transformer_of_feature_maps():
   graphdef, params = tiny.build(tiny.options(**STEM), image_size=(16, 16))
   x = tiny.images(2, (16, 16))
   vit = nnx.merge(graphdef, params)
@@ -131,24 +133,27 @@ def test_features_of_a_hybrid():
 
 
 @pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
-def test_rematerialisation(remat):
+def test_rematerialisation_computes_again_what_it_says(remat):
   """The backward pass computes again: 'dots' no convolution, 'block' all four of a unit with a projection."""
   graphdef, params = tiny.build(tiny.options(**STEM | {'stem_blocks': (1,)}, remat=remat), image_size=(8, 8))
-  loss = lambda params, x: jnp.square(nnx.merge(graphdef, params)(x)).sum()
+
+  def loss(params, x):
+    return jnp.square(nnx.merge(graphdef, params)(x)).sum()
+
   jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (8, 8)))
   names = [equation.primitive.name for equation, _ in tiny.equations(jaxpr.jaxpr)]
   forward, backward = 5, 2 * 5 - 1  # the images need no gradient
   assert names.count('conv_general_dilated') == forward + backward + (4 if remat == 'block' else 0)
 
 
-def test_bfloat16():
+def test_bfloat16_keeps_parameters_and_norms_in_float32():
   model = tiny.options(**STEM)
   graphdef, params = tiny.build(model, image_size=(16, 16))
   half, half_params = tiny.build(tiny.options(**STEM, dtype='bfloat16'), image_size=(16, 16))
-  assert {leaf.dtype for leaf in jax.tree.leaves(half_params)} == {jnp.dtype('float32')}
+  chex.assert_type(jax.tree.leaves(half_params), jnp.float32)
   x = tiny.images(2, (16, 16))
   expected, features = (nnx.merge(*pair).stem(x) for pair in ((graphdef, params), (half, params)))
-  assert features.dtype == jnp.bfloat16
+  chex.assert_type(features, jnp.bfloat16)
   assert 0 < abs(features.astype(jnp.float32) - expected).mean() < 0.05 * abs(expected).mean()
   jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(half, params).stem(x))(half_params, x)
   dtypes = {}
@@ -170,6 +175,6 @@ def test_bfloat16():
     ),
   ],
 )
-def test_sizes_that_do_not_fit(changes, image_size, message):
+def test_sizes_that_do_not_fit_are_refused(changes, image_size, message):
   with pytest.raises(UserError, match=message):
     tiny.build(tiny.options(**STEM | changes), image_size=image_size)

@@ -1,15 +1,18 @@
-"""Every kind of network learns with the one trainer, split over a mesh as on a single device."""
+"""Every architecture learns with the one trainer, on a mesh as on a single device."""
 
+import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
 import tiny
 
 from vit_jax import config as c
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.step import make_train_step
+from vit_jax import pytrees
+from vit_jax.models.base import ModelConfig
+from vit_jax.training.run import Dataset, Run
 
 MODELS = {
   'vit': tiny.options(
@@ -21,12 +24,12 @@ MODELS = {
     pool='gap', axial=True, mlp_locality=True, qk_norm=True, dropout=0.1, attention_dropout=0.1
   ),
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
-  'mixer': tiny.options(heads=None, pool='gap', tokens_mlp_dim=24, stochastic_depth=0.2),
+  'mixer': tiny.mixer(stochastic_depth=0.2),
 }
 MESH = c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1)
 
 
-def _train(model: c.ViTConfig, mesh: c.MeshConfig, accumulation=1):
+def _train(model: ModelConfig, mesh: c.MeshConfig, accumulation=1):
   """(parameters before, after two steps, losses) on random images."""
   config = c.Config(
     total='4 steps',
@@ -39,7 +42,7 @@ def _train(model: c.ViTConfig, mesh: c.MeshConfig, accumulation=1):
     mesh=mesh,
   )
   devices = jax.devices()[: np.prod([mesh.data, mesh.fsdp, mesh.tensor])]
-  program = make_train_step(config, make_mesh(mesh, devices), num_classes=6, examples=80)
+  program = Run(config, Dataset(80, num_classes=6), devices).program
   seed = np.uint32(0)
   state = program.init.lower(seed).compile()(seed)
   step = program.step.lower(program.state, program.batch).compile()
@@ -68,26 +71,19 @@ def test_two_steps_on_a_mesh_equal_one_device(kind):
   before, expected, expected_losses = _one_device(kind)
   _, params, losses = _train(MODELS[kind], MESH)
   np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
-  useless = ('key/bias', 'key_norm/bias')  # the same for all that a query asks
-  for path, leaf in jax.tree.leaves_with_path(params):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    old = np.asarray(_at(before, path))
-    assert name.endswith(useless) or not np.array_equal(old, leaf), f'{name} has not learnt'
+  chex.assert_trees_all_close(params, expected, atol=2e-5)
+  useless = ('key/bias', 'key_norm/bias')  # which add the same to all logits of a query
+  old = pytrees.flatten(before)
+  for name, leaf in pytrees.flatten(params).items():
+    assert name.endswith(useless) or not np.array_equal(old[name], leaf), f'{name} has not learnt'
     if name.endswith('kernel'):
       assert not leaf.sharding.is_fully_replicated, f'{name} is not split'
 
 
 @pytest.mark.parametrize('kind, remat', [('hybrid', 'dots'), ('mixer', 'block')])
-def test_rematerialised_and_accumulated_on_a_mesh(kind, remat):
+def test_rematerialised_and_accumulated_on_a_mesh_equal_one_device(kind, remat):
   _, expected, expected_losses = _one_device(kind)
-  model = c.ViTConfig(**{**vars(MODELS[kind]), 'remat': remat})
+  model = dataclasses.replace(MODELS[kind], remat=remat)
   _, params, losses = _train(model, MESH, accumulation=2)
   np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
-
-
-def _at(tree, path):
-  for key in path:
-    tree = tree[key.key]
-  return tree
+  chex.assert_trees_all_close(params, expected, atol=2e-5)

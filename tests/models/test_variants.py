@@ -1,33 +1,48 @@
-"""Named sizes and their overrides."""
+"""Named sizes and the options that replace them."""
 
 import pytest
+import tiny
 
-from vit_jax import config
+from vit_jax.config import MixerConfig, ResNetConfig, ViTConfig
 from vit_jax.errors import UserError
-from vit_jax.models.variants import VARIANTS, ResNetSizes, Sizes, resolve
+from vit_jax.models import resnet, vit_config
+from vit_jax.models.base import MODELS
 
 
-def test_named():
-  assert resolve(config.ViTConfig(variant='g/14')) == Sizes(14, 1408, 6144, 40, 16)
-  assert resolve(config.ViTConfig(variant='G/14')) == Sizes(14, 1664, 8192, 48, 16)
-  for variant in VARIANTS:
-    sizes = resolve(config.ViTConfig(variant=variant))
-    if isinstance(sizes, ResNetSizes):
-      assert sizes.pixels == 32
-      continue
+def test_named_sizes_are_the_published_ones():
+  assert ViTConfig(variant='g/14').sizes == vit_config.Sizes(14, 1408, 6144, 40, 16)
+  assert ViTConfig(variant='G/14').sizes == vit_config.Sizes(14, 1664, 8192, 48, 16)
+  assert ResNetConfig(variant='R50x2').sizes == resnet.Sizes((3, 4, 6, 3), 128)
+
+
+@pytest.mark.parametrize('kind', MODELS.names())
+def test_patches_have_the_pixels_that_the_name_says(kind):
+  for variant in MODELS[kind].variants:
     # The root of R+Ti/16 takes 4 pixels for one, and its patches are 8 of these.
-    pixels = 32 if variant == 'R+Ti/16' else int(variant.split('/')[1])
-    assert sizes.pixels == pixels
+    pixels = 32 if kind == 'resnet' or variant == 'R+Ti/16' else int(variant.split('/')[1])
+    assert MODELS[kind](variant=variant).patch_pixels == pixels, variant
 
 
-def test_overrides_replace_the_named_size():
-  model = config.ViTConfig(variant='B/16', patch=8, depth=3, heads=4)
-  assert resolve(model) == Sizes(patch=8, width=768, mlp_dim=3072, depth=3, heads=4)
+def test_options_replace_the_named_sizes():
+  model = ViTConfig(variant='B/16', patch=8, depth=3, heads=4)
+  assert model.sizes == vit_config.Sizes(patch=8, width=768, mlp_dim=3072, depth=3, heads=4)
+  assert ResNetConfig(variant='R50x1', width=32).sizes == resnet.Sizes((3, 4, 6, 3), 32)
 
 
-def test_custom():
-  model = config.ViTConfig(variant='custom', patch=2, width=64, mlp_dim=128, depth=4, heads=2)
-  assert resolve(model) == Sizes(2, 64, 128, 4, 2)
+def test_custom_has_the_sizes_of_the_options():
+  model = ViTConfig(variant='custom', patch=2, width=64, mlp_dim=128, depth=4, heads=2)
+  assert model.sizes == vit_config.Sizes(2, 64, 128, 4, 2)
+  assert tiny.resnet().num_layers == 3 and tiny.resnet().patch_pixels == 8
+
+
+@pytest.mark.parametrize(
+  'model',
+  [ViTConfig('R50+B/16', pool='gap', depth=3), MixerConfig('Mixer-B/16', unroll=True), ResNetConfig()],
+)
+def test_resolved_models_are_custom_and_of_the_same_sizes(model):
+  resolved = model.resolved()
+  assert resolved.variant == 'custom' and resolved.sizes == model.sizes
+  assert resolved.resolved() == resolved
 
 
 @pytest.mark.parametrize(
@@ -45,18 +60,31 @@ def test_custom():
     ('L-32', 'L/32'),
   ],
 )
-def test_unknown_names_the_nearest(variant, nearest):
+def test_unknown_variant_names_the_nearest(variant, nearest):
   with pytest.raises(UserError, match=f'did you mean {nearest!r}'):
-    resolve(config.ViTConfig(variant=variant))
+    _ = ViTConfig(variant=variant).sizes
+
+
+@pytest.mark.parametrize(
+  ('model', 'said'),
+  [
+    (ResNetConfig('B/16'), r"'B/16' is a Vision Transformer, and .*name is 'resnet'; set .*name=vit\."),
+    (ViTConfig('R50x1'), r"'R50x1' is a ResNet, and .*name is 'vit'; set --config\.model\.name=resnet\."),
+    (ViTConfig('Mixer-B/16'), r"'Mixer-B/16' is an MLP-Mixer, .* set --config\.model\.name=mixer\."),
+  ],
+)
+def test_a_variant_of_another_model_names_that_model(model, said):
+  with pytest.raises(UserError, match=said):
+    _ = model.sizes
 
 
 def test_custom_names_what_is_missing():
   with pytest.raises(UserError) as error:
-    resolve(config.ViTConfig(variant='custom', patch=2, width=64, heads=2))
+    _ = ViTConfig(variant='custom', patch=2, width=64, heads=2).sizes
   assert 'config.model.mlp_dim, config.model.depth.' in str(error.value)
   assert 'width' not in str(error.value)
 
 
-def test_heads_divide_the_width():
+def test_heads_must_divide_the_width():
   with pytest.raises(UserError, match=r'width 768 .*heads 7'):
-    resolve(config.ViTConfig(variant='B/16', heads=7))
+    _ = ViTConfig(variant='B/16', heads=7).sizes

@@ -1,5 +1,6 @@
 """The forward pass against NumPy, and against what the original code computed."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config, models
+from vit_jax import pytrees
 from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture
+from vit_jax.models.vit_config import ViTConfig
 
 CASES = {
   'token': {},
-  'token_representation': {'pre_logits_size': 24},
+  'token_pre_logits': {'pre_logits_size': 24},
   'gap': {'pool': 'gap'},
   'gap_with_class_token': {'pool': 'gap', 'class_token': True},
   'map': {'pool': 'map', 'pre_logits_size': 24},
@@ -52,8 +55,8 @@ def test_forward_equals_numpy(case):
   if case in ('erf', 'epsilon'):  # which are well seen with these parameters
     assert abs(numpy_vit.forward(params, x, pool=model.pool)['logits'] - expected).max() > 1e-4
   logits = tiny.apply(graphdef, params, x)
-  assert logits.dtype == jnp.float32
-  assert logits.shape == ((3, 7 - 1, 5) if case == 'none' else (3, 5))
+  chex.assert_type(logits, jnp.float32)
+  chex.assert_shape(logits, (3, 7 - 1, 5) if case == 'none' else (3, 5))
   np.testing.assert_allclose(logits, expected, atol=1e-5)
   assert expected.std() > 0.1
 
@@ -76,14 +79,14 @@ def test_features_of_every_layer_equal_numpy(unroll):
 
 
 @pytest.mark.parametrize('image_size, channels', [((4, 20), 1), ((8, 8), 4)])
-def test_any_grid_and_channels(image_size, channels):
+def test_any_grid_and_channels_equal_numpy(image_size, channels):
   graphdef, params = tiny.build(image_size=image_size, channels=channels)
   x = tiny.images(image_size=image_size, channels=channels)
   expected = numpy_vit.forward(params, x)['logits']
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
 
 
-def test_epsilon_of_the_norms():
+def test_epsilon_of_the_norms_equals_numpy():
   """With small inputs of the first norm; a wrong epsilon is hardly seen on ordinary ones."""
   graphdef, params = tiny.build()
   for name in ('patch_embedding', 'class_token', 'position_embedding'):
@@ -94,7 +97,7 @@ def test_epsilon_of_the_norms():
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
 
 
-def test_norm_of_tokens_far_from_zero():
+def test_norm_of_tokens_far_from_zero_keeps_its_digits():
   """A mean much larger than the deviation must not cost the variance its digits."""
   graphdef, params = tiny.build()
   params['position_embedding'] = params['position_embedding'] + 100
@@ -112,18 +115,18 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize('name', GOLDEN)
-def test_original_code(golden, name):
+def test_stages_equal_the_original_code(golden, name):
   changes, atol = GOLDEN[name]
   model = tiny.options(patch=8, width=64, mlp_dim=128, depth=2, **changes)
   graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
   params, expected = original.vit(golden / f'{name}.released.npz'), original.outputs(golden, name)
-  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, own)
+  chex.assert_trees_all_equal_shapes(params, own)
 
   def stages(params, x):
     vit = nnx.merge(graphdef, params)
     tokens = vit.encode(vit.embed(x))
     pooled = vit.pool(tokens)
-    pre_logits = vit.representation(pooled) if vit.representation else pooled
+    pre_logits = vit.pre_logits(pooled) if vit.pre_logits else pooled
     return vit.patch_embedding(x), tokens, pre_logits, vit(x)
 
   with jax.default_matmul_precision('highest'):
@@ -136,7 +139,7 @@ def test_original_code(golden, name):
   np.testing.assert_allclose(logits, expected['logits'], atol=atol)
 
 
-def test_parameter_paths():
+def test_parameters_have_the_documented_paths():
   """The names that checkpoints, sharding rules and regexes of the config rely on."""
   options = {'class_token': True, 'pre_logits_size': 24, 'register_tokens': 3, 'layer_scale': 0.1}
   _, params = tiny.build(tiny.options(pool='map', **options))
@@ -147,12 +150,11 @@ def test_parameter_paths():
   expected |= {f'{part}/attention/{leaf}' for part in ('blocks', 'map_pool') for leaf in attention}
   expected |= {f'{part}/mlp/{leaf}' for part in ('blocks', 'map_pool') for leaf in mlp}
   expected |= {
-    f'{part}/{leaf}' for part in ('patch_embedding', 'representation', 'head') for leaf in ('kernel', 'bias')
+    f'{part}/{leaf}' for part in ('patch_embedding', 'pre_logits', 'head') for leaf in ('kernel', 'bias')
   }
   norms = ('blocks/attention_norm', 'blocks/mlp_norm', 'norm', 'map_pool/norm')
   expected |= {f'{part}/{leaf}' for part in norms for leaf in ('scale', 'bias')}
-  leaves = dict(jax.tree_util.tree_leaves_with_path(params))
-  shapes = {jax.tree_util.keystr(path, simple=True, separator='/'): x.shape for path, x in leaves.items()}
+  shapes = {path: leaf.shape for path, leaf in pytrees.flatten(params).items()}
   assert set(shapes) == expected
   assert shapes['patch_embedding/kernel'] == (4, 4, 3, 32)
   assert shapes['position_embedding'] == (1, 7, 32)
@@ -163,14 +165,14 @@ def test_parameter_paths():
   assert shapes['blocks/mlp/dense_in/kernel'] == (2, 32, 48)
 
 
-def test_initial_parameters():
+def test_initial_parameters_have_the_papers_distributions():
   extra = {'register_tokens': 5, 'layer_scale': 1e-5}
   model = tiny.options(
     width=64, mlp_dim=256, pool='map', class_token=True, pre_logits_size=96, head_bias=-10.0, **extra
   )
 
   def initial():
-    vit = models.build(model, image_size=(64, 64), channels=3, num_classes=7, rngs=nnx.Rngs(0))
+    vit = Architecture(model, (64, 64), 3, 7).build(nnx.Rngs(0))
     return nnx.to_pure_dict(nnx.state(vit)), vit(jnp.ones((2, 64, 64, 3)))
 
   params, logits = jax.jit(initial)()
@@ -182,7 +184,7 @@ def test_initial_parameters():
       _is_uniform(part['mlp'][name]['kernel'], (6 / (64 + 256)) ** 0.5)
       _has_deviation(part['mlp'][name]['bias'], 1e-6, 0.3)
   _has_deviation(params['patch_embedding']['kernel'], (4 * 4 * 3) ** -0.5)
-  _has_deviation(params['representation']['kernel'], 64**-0.5)
+  _has_deviation(params['pre_logits']['kernel'], 64**-0.5)
   _has_deviation(params['position_embedding'], 0.02)
   _has_deviation(params['register_tokens'], 1e-6, 0.2)  # as in DINOv2
   for scale in (params['blocks']['attention_scale'], params['blocks']['mlp_scale']):
@@ -225,20 +227,20 @@ COUNTS = {
 
 
 @pytest.mark.parametrize('variant, pool', COUNTS)
-def test_parameter_count(variant, pool):
-  assert tiny.count(config.ViTConfig(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
+def test_parameter_count_is_the_published_one(variant, pool):
+  assert tiny.count(ViTConfig(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
 
 
-def test_parameter_count_with_representation():
+def test_parameter_count_with_pre_logits_is_that_of_the_release():
   """imagenet21k/ViT-B_16 as released."""
-  assert tiny.count(config.ViTConfig(variant='B/16', pre_logits_size=768), 21_843) == 103_186_515
+  assert tiny.count(ViTConfig(variant='B/16', pre_logits_size=768), 21_843) == 103_186_515
 
 
 @pytest.mark.parametrize(
   'image_size, nearest',
   [((30, 32), '(16, 32) or (32, 32)'), ((9, 50), '(16, 48) or (16, 64)')],
 )
-def test_image_size_that_does_not_divide(image_size, nearest):
+def test_image_size_that_does_not_divide_names_the_nearest(image_size, nearest):
   with pytest.raises(UserError) as error:
     tiny.build(tiny.options(patch=16), image_size=image_size)
   message = str(error.value)

@@ -7,11 +7,14 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from released_files import read, write, write_run
 
 import vit_jax
-from vit_jax import config, pytrees
+from vit_jax import config
 from vit_jax.errors import UserError
-from vit_jax.pretrained import catalogue, formats, huggingface, released, runs
+from vit_jax.loading import LoadedModel
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained import catalogue, formats
 from vit_jax.pretrained.adapt import adapt
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
@@ -58,45 +61,43 @@ def file(tensors, tmp_path_factory):
   return path
 
 
-def logits(module: nnx.Module, images: np.ndarray) -> np.ndarray:
-  graphdef, params = nnx.split(module)
+def logits(loaded: LoadedModel, images: np.ndarray) -> np.ndarray:
+  graphdef, params = nnx.split(loaded.module)
   call = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))
   with jax.default_matmul_precision('highest'):
     return np.asarray(call(params, images))
 
 
-def test_what_is_read_off_the_names_and_shapes(file):
-  portable = released.read(file)
-  assert portable.model == config.ViTConfig(
-    variant='custom', resnet_blocks=BLOCKS, width=32, pool='gap', norm_epsilon=1e-5
-  )
-  assert portable.image_size == (224, 224) and portable.num_classes == 5 and portable.notes == ()
-  assert portable.preprocess.mean == portable.preprocess.std == (0.5,)  # [-1, 1], as released
-  assert formats.model_config(file) == portable.model
-  assert released.read(file, image_size=(64, 96)).image_size == (64, 96)
-  assert '1e-06' in released.read(file, norm_epsilon=1e-6).notes[0]
+def test_architecture_is_read_off_the_names_and_shapes(file):
+  pretrained = read(file)
+  assert pretrained.architecture == Architecture(config.ResNetConfig('custom', BLOCKS, 32), (224, 224), 3, 5)
+  assert pretrained.notes == ()
+  assert pretrained.preprocess.mean == pretrained.preprocess.std == (0.5,)  # [-1, 1], as released
+  assert formats.architecture(file) == pretrained.architecture
+  assert read(file, image_size=(64, 96)).architecture.image_size == (64, 96)
+  assert '1e-06' in read(file, norm_epsilon=1e-6).notes[0]
 
 
-def test_npz_and_run_and_back_bit_for_bit(file, tensors, tmp_path):
-  runs.write(released.read(file), tmp_path / 'run')
-  portable = formats.read(tmp_path / 'run')
-  assert released.write(portable, tmp_path / 'copy.npz') == ()
+def test_npz_to_run_and_back_keeps_every_bit(file, tensors, tmp_path):
+  write_run(read(file), tmp_path / 'run')
+  pretrained = read(tmp_path / 'run')
+  assert write(pretrained, tmp_path / 'copy.npz') == ()
   with np.load(tmp_path / 'copy.npz') as copy:
     assert set(copy) == set(tensors)
     for name in copy:
       np.testing.assert_array_equal(copy[name], tensors[name], err_msg=name, strict=True)
 
 
-def test_another_head_resolution_and_number_of_channels(file, caplog):
+def test_head_resolution_and_channels_are_adapted(file, caplog):
   with caplog.at_level(logging.WARNING):
     model = vit_jax.load(file, num_classes=3, image_size=(33, 47))
   assert 'reinitialised: head/bias (3,), head/kernel (256, 3)' in caplog.text
   assert model.preprocess([np.zeros((9, 9, 3), np.uint8)]).shape == (1, 33, 47, 3)
   np.testing.assert_array_equal(logits(model, np.ones((1, 33, 47, 3), np.float32)), 0)
-  portable = released.read(file)
-  _, shapes = pytrees.shapes(portable.model, (32, 32), 1, 5)
-  arrays, report = adapt(portable, shapes, (32, 32), config.InitConfig(reinitialise=()))
-  kernel = portable.params['root']['kernel']
+  pretrained = read(file)
+  gray = Architecture(pretrained.architecture.model, (32, 32), 1, 5)
+  arrays, report = adapt(pretrained, gray, config.InitConfig(reinitialise=()))
+  kernel = pretrained.params['root']['kernel']
   np.testing.assert_allclose(arrays['root/kernel'], kernel.sum(axis=2, keepdims=True), rtol=1e-5)
   assert 'root/kernel (7, 7, 3, 32) → (7, 7, 1, 32)' in report.resized[0]
 
@@ -116,15 +117,15 @@ def test_another_head_resolution_and_number_of_channels(file, caplog):
     (lambda t: t.update({'resnet/group_norm/gamma': np.ones(3, np.float32)}), 'shape .3,. where its other'),
   ],
 )
-def test_files_that_fit_nothing(tensors, tmp_path, change, message):
+def test_file_that_fits_nothing_is_refused(tensors, tmp_path, change, message):
   changed = dict(tensors)
   change(changed)
   np.savez(tmp_path / 'x.npz', **changed)
   with pytest.raises(UserError, match=message):
-    released.read(tmp_path / 'x.npz')
+    read(tmp_path / 'x.npz')
 
 
-def test_short_names():
+def test_short_names_are_those_of_the_bucket():
   assert catalogue.is_name('bit/BiT-M-R50x1')
   assert catalogue.url('bit/BiT-M-R50x1') == 'https://storage.googleapis.com/bit_models/BiT-M-R50x1.npz'
   assert catalogue.url('bit/distill/R50x1_224').endswith('/bit_models/distill/R50x1_224.npz')
@@ -172,7 +173,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(name, transformers, 
 
   _, blocks, _, size = PEERS[name]
   peer = save_peer(transformers, name, tmp_path)
-  model = vit_jax.load(tmp_path)
+  model = vit_jax.load(tmp_path).module
   count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
   assert count == sum(parameter.numel() for parameter in peer.parameters())
   images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
@@ -233,15 +234,26 @@ def test_images_are_prepared_as_by_transformers(folder, transformers):
     ({'depths': [2, 2]}, 'has no tensor .*which its config calls for'),
   ],
 )
-def test_folders_that_we_cannot_compute(folder, tmp_path, changes, message):
+def test_folder_that_we_cannot_compute_is_refused(folder, tmp_path, changes, message):
   for source in folder.iterdir():
     (tmp_path / source.name).write_bytes(source.read_bytes())
   values = json.loads((tmp_path / 'config.json').read_text()) | changes
   (tmp_path / 'config.json').write_text(json.dumps(values))
   with pytest.raises(UserError, match=message):
-    huggingface.read(tmp_path)
+    read(tmp_path)
 
 
-def test_it_is_not_written_as_a_folder(folder, tmp_path):
-  with pytest.raises(UserError, match='but not written to one'):
-    huggingface.write(huggingface.read(folder), tmp_path / 'out')
+def test_resnet_is_written_as_no_folder(folder):
+  pretrained = read(folder)
+  with pytest.raises(UserError, match="No kind of hf can hold this model: not 'bit', since it can be"):
+    formats.written_by('hf', pretrained)
+  with pytest.raises(UserError, match='but not written'):
+    formats.written_by('bit', pretrained)
+
+
+def test_options_that_a_resnet_does_not_have_are_refused(file, folder):
+  with pytest.raises(UserError, match='holds a ResNet, which has no gelu; leave gelu out'):
+    read(file, gelu='erf')
+  with pytest.raises(UserError, match='knows its gelu; leave gelu out'):
+    read(folder, gelu='erf')
+  assert read(folder, norm_epsilon=1e-6).architecture.model.norm_epsilon == 1e-6

@@ -1,6 +1,7 @@
 """Folders of Hugging Face, against transformers and timm themselves."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 import shutil
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from released_files import read, write_folder
 
 from vit_jax import config, pytrees
 from vit_jax.errors import UserError
-from vit_jax.pretrained import huggingface, position_resize
-from vit_jax.pretrained.base import Portable, Preprocess
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.preprocess import Preprocess
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 torch = pytest.importorskip('torch', reason=REASON)
@@ -76,8 +80,9 @@ def randomise(model, seed: int):
   return model.eval()
 
 
-def make_images(portable: Portable, size: tuple[int, int] | None = None) -> np.ndarray:
-  shape = (2, *(size or portable.image_size), portable.channels)
+def make_images(pretrained: Pretrained, size: tuple[int, int] | None = None) -> np.ndarray:
+  architecture = pretrained.architecture
+  shape = (2, *(size or architecture.image_size), architecture.channels)
   return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
@@ -85,15 +90,13 @@ def to_torch(images: np.ndarray):
   return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
-def make_ours(portable: Portable) -> nnx.Module:
-  graphdef, shapes = pytrees.shapes(
-    portable.model, portable.image_size, portable.channels, portable.num_classes
-  )
-  flat = pytrees.flatten(portable.params)
+def make_ours(pretrained: Pretrained) -> nnx.Module:
+  graphdef, shapes = pretrained.architecture.graph_and_shapes()
+  flat = pytrees.flatten(pretrained.params)
   assert {path: leaf.shape for path, leaf in flat.items()} == {
     path: leaf.shape for path, leaf in shapes.items()
   }
-  return nnx.merge(graphdef, jax.tree.map(jax.numpy.asarray, portable.params))
+  return nnx.merge(graphdef, jax.tree.map(jax.numpy.asarray, pretrained.params))
 
 
 def outputs(peer, images: np.ndarray):
@@ -104,20 +107,20 @@ def outputs(peer, images: np.ndarray):
 @jax.jit
 def run(ours: nnx.Module, images: np.ndarray):
   """The tokens of every layer, those after the last norm, what the head reads, and the logits."""
-  states = [ours.embed(images), *(ours.features(images, layer=i) for i in range(ours.depth))]
+  states = [ours.embed(images), *(ours.features(images, layer=i) for i in range(ours.config.num_layers))]
   final = ours.features(images)
-  return states, final, ours.represent(ours.pool(final)), ours(images)
+  return states, final, ours.head_input(final), ours(images)
 
 
-def assert_same(portable: Portable, peer, *, logits: str = 'logits') -> None:
+def assert_same(pretrained: Pretrained, peer, *, logits: str = 'logits') -> None:
   """All hidden states, and the logits or what a model without head gives."""
-  images = make_images(portable)
-  states, final, pooled, mine = run(make_ours(portable), images)
+  images = make_images(pretrained)
+  states, final, pooled, mine = run(make_ours(pretrained), images)
   theirs = outputs(peer, images)
   assert len(theirs.hidden_states) == len(states)
   for state, other in zip(states, theirs.hidden_states, strict=True):
     np.testing.assert_allclose(state, other, atol=1e-4, rtol=0)
-  if portable.num_classes:
+  if pretrained.architecture.num_classes:
     np.testing.assert_allclose(mine, theirs[logits], atol=1e-4, rtol=0)
   else:
     np.testing.assert_allclose(final, theirs.last_hidden_state, atol=1e-4, rtol=0)
@@ -137,34 +140,35 @@ def metadata(folder: pathlib.Path) -> dict[str, str]:
 def test_read_gives_the_same_hidden_states_and_logits(name, tmp_path):
   peer = make_peer(name)
   peer.save_pretrained(tmp_path)
-  portable = huggingface.read(tmp_path)
-  assert_same(portable, peer, logits='cls_logits' if name == 'deit distilled' else 'logits')
-  assert portable.position_resize == ('bicubic_antialias' if name.startswith('registers') else 'bicubic')
+  pretrained = read(tmp_path)
+  assert_same(pretrained, peer, logits='cls_logits' if name == 'deit distilled' else 'logits')
+  expected = 'bicubic_antialias' if name.startswith('registers') else 'bicubic'
+  assert pretrained.architecture.model.position_table('position_embedding').resize == expected
 
 
-def test_distilled_deit_says_what_it_leaves_out(tmp_path):
+def test_distilled_deit_notes_the_head_that_is_left_out(tmp_path):
   make_peer('deit distilled').save_pretrained(tmp_path)
-  notes = ' '.join(huggingface.read(tmp_path).notes)
+  notes = ' '.join(read(tmp_path).notes)
   assert 'The head of the distillation token is left out' in notes
 
 
 @pytest.mark.parametrize('name', PEERS)
 def test_write_loads_without_a_warning_and_gives_the_same(name, tmp_path, capfd):
   make_peer(name).save_pretrained(tmp_path / 'theirs')
-  portable = huggingface.read(tmp_path / 'theirs')
-  huggingface.write(portable, tmp_path / 'ours')
+  pretrained = read(tmp_path / 'theirs')
+  write_folder(pretrained, tmp_path / 'ours')
   stem = PEERS[name][0].replace('WithTeacher', '')
   capfd.readouterr()
   peer, info = getattr(transformers, stem).from_pretrained(tmp_path / 'ours', output_loading_info=True)
   assert not any(info.values()), info
   assert '[transformers]' not in capfd.readouterr().err  # what its warnings begin with
-  assert_same(portable, peer.eval())
+  assert_same(pretrained, peer.eval())
 
 
 @pytest.mark.parametrize('name', PEERS)
 def test_round_trip_gives_the_same_bits(name, tmp_path):
   make_peer(name).save_pretrained(tmp_path / 'theirs')
-  huggingface.write(huggingface.read(tmp_path / 'theirs'), tmp_path / 'ours')
+  write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours')
   theirs, ours = tensors_in(tmp_path / 'theirs'), tensors_in(tmp_path / 'ours')
   # What is left out or added, each of which is said elsewhere.
   theirs = {key.replace('cls_classifier', 'classifier'): value for key, value in theirs.items()}
@@ -195,35 +199,26 @@ def test_round_trip_gives_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['vit', 'dinov2', 'registers model'])
-def test_shards_give_the_same(name, tmp_path):
+def test_shards_give_the_same_as_one_file(name, tmp_path):
   peer = make_peer(name)
   peer.save_pretrained(tmp_path / 'one')
   peer.save_pretrained(tmp_path / 'many', max_shard_size='20KB')
   assert len(list((tmp_path / 'many').glob('*.safetensors'))) > 2
-  one, many = huggingface.read(tmp_path / 'one'), huggingface.read(tmp_path / 'many')
+  one, many = read(tmp_path / 'one'), read(tmp_path / 'many')
   jax.tree.map(np.testing.assert_array_equal, one.params, many.params)
   lost = sorted((tmp_path / 'many').glob('*.safetensors'))[1]
   lost.unlink()
   with pytest.raises(UserError, match=f'lacks {lost.name}'):
-    huggingface.read(tmp_path / 'many')
+    read(tmp_path / 'many')
 
 
 def test_bfloat16_is_read_into_float32(tmp_path):
   peer = make_peer('vit').to(torch.bfloat16)
   peer.save_pretrained(tmp_path)
-  portable = huggingface.read(tmp_path)
-  assert {leaf.dtype for leaf in jax.tree.leaves(portable.params)} == {np.dtype('float32')}
-  assert any('BF16' in note for note in portable.notes)
-  assert_same(portable, peer.float())
-
-
-@pytest.mark.parametrize('name', ['dinov2', 'registers'])
-def test_folded_layer_scale_gives_the_same(name, tmp_path):
-  peer = make_peer(name)
-  peer.save_pretrained(tmp_path)
-  portable = huggingface.read(tmp_path, fold_layer_scale=True)
-  assert portable.model.layer_scale is None
-  assert_same(portable, peer)
+  pretrained = read(tmp_path)
+  assert {leaf.dtype for leaf in jax.tree.leaves(pretrained.params)} == {np.dtype('float32')}
+  assert any('BF16' in note for note in pretrained.notes)
+  assert_same(pretrained, peer.float())
 
 
 @pytest.mark.parametrize('size', [(24, 24), (16, 32), (8, 16)])
@@ -231,37 +226,26 @@ def test_folded_layer_scale_gives_the_same(name, tmp_path):
 def test_position_resize_is_that_of_transformers(name, size, tmp_path):
   peer = make_peer(name)
   peer.save_pretrained(tmp_path)
-  portable = huggingface.read(tmp_path)
-  resized = position_resize.resize(
-    portable.params['position_embedding'],
-    (2, 2),
-    (size[0] // 8, size[1] // 8),
-    old_class_token=True,
-    new_class_token=True,
-    method=portable.position_resize,
-  )
-  larger = dataclasses.replace(
-    portable, image_size=size, params={**portable.params, 'position_embedding': resized}
-  )
-  images = make_images(larger)
+  pretrained = read(tmp_path)
+  images = make_images(pretrained, size)
   options = {} if name in ('dinov2', 'registers') else {'interpolate_pos_encoding': True}
   with torch.no_grad():
     theirs = peer(to_torch(images), **options).logits
-  np.testing.assert_allclose(run(make_ours(larger), images)[-1], theirs, atol=1e-4, rtol=0)
+  np.testing.assert_allclose(make_ours(pretrained)(images), theirs, atol=1e-4, rtol=0)
 
 
-def test_class_names_both_ways(tmp_path):
+def test_class_names_are_read_and_written(tmp_path):
   names = ('tench', 'great white shark', 'hen', 'tiger', 'owl')
   peer = make_peer('vit')
   peer.config.id2label = dict(enumerate(names))
   peer.config.label2id = {name: i for i, name in enumerate(names)}
   peer.save_pretrained(tmp_path / 'theirs')
-  portable = huggingface.read(tmp_path / 'theirs')
-  assert portable.class_names == names
-  huggingface.write(portable, tmp_path / 'ours')
+  pretrained = read(tmp_path / 'theirs')
+  assert pretrained.class_names == names
+  write_folder(pretrained, tmp_path / 'ours')
   assert transformers.AutoConfig.from_pretrained(tmp_path / 'ours').id2label == dict(enumerate(names))
   with pytest.raises(UserError, match='4 class names do not fit a head of 5'):
-    huggingface.write(dataclasses.replace(portable, class_names=names[:4]), tmp_path / 'no')
+    write_folder(dataclasses.replace(pretrained, class_names=names[:4]), tmp_path / 'no')
 
 
 def make_photographs() -> list[Image.Image]:
@@ -291,79 +275,117 @@ def test_images_are_prepared_as_by_transformers_both_ways(name, tmp_path):
   theirs = getattr(transformers, cls + 'Pil')(**options)
   make_peer('vit').save_pretrained(tmp_path / 'theirs')
   theirs.save_pretrained(tmp_path / 'theirs')
-  portable = huggingface.read(tmp_path / 'theirs')
+  pretrained = read(tmp_path / 'theirs')
   photographs = make_photographs()
   wanted = theirs(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
-  np.testing.assert_allclose(portable.preprocess(photographs), wanted, atol=1e-5)
-  assert not huggingface.write(portable, tmp_path / 'ours')
+  np.testing.assert_allclose(pretrained.preprocess(photographs), wanted, atol=1e-5)
+  assert not write_folder(pretrained, tmp_path / 'ours')
   again = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'ours', backend='pil')
   given = again(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
   np.testing.assert_allclose(given, wanted, atol=1e-5)
-  again = huggingface.read(tmp_path / 'ours').preprocess
+  again = read(tmp_path / 'ours').preprocess
   np.testing.assert_allclose(again(photographs), wanted, atol=1e-5)
 
 
-def test_images_of_another_size_than_the_model_s_are_said(tmp_path):
+def test_preprocessing_for_another_size_is_adapted_and_noted(tmp_path):
   make_peer('dinov2').save_pretrained(tmp_path)
   processor = {'size': {'shortest_edge': 10}, 'crop_size': {'height': 8, 'width': 8}, 'do_center_crop': True}
   processor |= {'image_processor_type': 'BitImageProcessor', 'resample': 3}
   (tmp_path / 'preprocessor_config.json').write_text(json.dumps(processor))
-  portable = huggingface.read(tmp_path)
-  assert (portable.preprocess.size, portable.preprocess.shorter) == ((16, 16), 20)
-  assert any('image_size=(8, 8)' in note for note in portable.notes)
+  pretrained = read(tmp_path)
+  assert (pretrained.preprocess.size, pretrained.preprocess.shorter) == ((16, 16), 20)
+  assert any('image_size=(8, 8)' in note for note in pretrained.notes)
 
 
 # Model options -> the kind that is written where none is named.
 OURS = {
-  'vit': config.ViTConfig(pool='token', gelu='tanh'),
-  'deit': config.ViTConfig(pool='token', register_tokens=1),
-  'dinov2': config.ViTConfig(pool='token_gap', layer_scale=0.1, register_tokens=2, gelu='erf'),
+  'vit': config.ViTConfig(pool='token', gelu='tanh', position_resize='bicubic'),
+  'deit': config.ViTConfig(pool='token', register_tokens=1, position_resize='bicubic'),
+  'dinov2': config.ViTConfig(
+    pool='token_gap', layer_scale=0.1, register_tokens=2, gelu='erf', position_resize='bicubic_antialias'
+  ),
 }
 
 
-def make_portable(
+def make_pretrained(
   model: config.ViTConfig, *, num_classes: int = 3, image_size=(16, 16), **options
-) -> Portable:
+) -> Pretrained:
   sizes = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
+  options_of_model = {field.name for field in dataclasses.fields(model)}
+  sizes = {name: size for name, size in sizes.items() if name in options_of_model}
   model = dataclasses.replace(model, variant='custom', **sizes)
-  _, shapes = pytrees.shapes(model, image_size, 3, num_classes)
+  architecture = Architecture(model, image_size, 3, num_classes)
   rng = np.random.default_rng(3)
   flat = {
     path: (0.2 * rng.normal(size=leaf.shape) + path.endswith('scale')).astype(np.float32)
-    for path, leaf in sorted(shapes.items())
+    for path, leaf in sorted(architecture.shapes().items())
   }
   preprocess = Preprocess.from_range(image_size, -1, 1)
-  return Portable(model, image_size, 3, num_classes, pytrees.unflatten(flat), preprocess, **options)
+  return Pretrained(architecture, pytrees.unflatten(flat), preprocess, **options)
 
 
 @pytest.mark.parametrize('kind', OURS)
-def test_models_of_ours_are_written_as_the_kind_they_are(kind, tmp_path):
-  portable = make_portable(OURS[kind], class_names=('a', 'b', 'c'))
-  notes = huggingface.write(portable, tmp_path)
+def test_model_is_written_as_the_first_kind_that_fits(kind, tmp_path):
+  pretrained = make_pretrained(OURS[kind], class_names=('a', 'b', 'c'))
+  notes = write_folder(pretrained, tmp_path)
   assert any('antialias' in note for note in notes)
   peer, info = transformers.AutoModelForImageClassification.from_pretrained(
     tmp_path, output_loading_info=True
   )
   assert not any(info.values()), info
   assert peer.config.model_type.startswith(kind)
-  assert_same(portable, peer.eval())
-  again = huggingface.read(tmp_path)
-  jax.tree.map(np.testing.assert_array_equal, again.params, portable.params)
-  assert again.class_names == portable.class_names
-  assert again.model == portable.model
+  assert_same(pretrained, peer.eval())
+  again = read(tmp_path)
+  jax.tree.map(np.testing.assert_array_equal, again.params, pretrained.params)
+  assert again.class_names == pretrained.class_names
+  assert again.architecture == pretrained.architecture
+
+
+@pytest.mark.parametrize('registers', [0, 3])
+def test_dinov2_whose_head_reads_the_class_token_is_written_with_zeros_for_the_patches(registers, tmp_path):
+  """Fine-tuned here, where the head is (D, K); transformers' is (2 D, K)."""
+  pretrained = make_pretrained(config.ViTConfig(layer_scale=0.1, register_tokens=registers, gelu='erf'))
+  writer, chosen = formats.written_by('hf', pretrained)
+  assert "the kind 'dinov2' is written" in chosen[0] and "not 'vit', since" in chosen[0]
+  notes = writer.write(pretrained, tmp_path)
+  assert any('the weights of the mean are zeros there' in note for note in notes)
+  peer, info = transformers.AutoModelForImageClassification.from_pretrained(
+    tmp_path, output_loading_info=True
+  )
+  assert type(peer).__name__ == ('Dinov2WithRegisters' if registers else 'Dinov2') + 'ForImageClassification'
+  assert not any(info.values()), info
+  assert_same(pretrained, peer.eval())
+  images = make_images(pretrained)
+  again = read(tmp_path)
+  assert again.architecture.model.pool == 'token_gap'
+  np.testing.assert_allclose(make_ours(again)(images), make_ours(pretrained)(images), atol=1e-6)
+
+
+def test_written_folder_has_a_checksum_that_is_checked(tmp_path):
+  write_folder(make_pretrained(config.ViTConfig()), tmp_path)
+  content = bytearray((tmp_path / 'model.safetensors').read_bytes())
+  expected = f'{hashlib.sha256(content).hexdigest()}  model.safetensors\n'
+  assert (tmp_path / 'model.safetensors.sha256').read_text() == expected
+  read(tmp_path)
+  for position in (len(content) - 4, len(content) // 2):
+    content[position] ^= 1  # a bit of a number, which nothing else would notice
+    (tmp_path / 'model.safetensors').write_bytes(content)
+    for path in (tmp_path, tmp_path / 'model.safetensors'):
+      with pytest.raises(UserError, match=r'does not match model\.safetensors\.sha256; get the file again'):
+        read(path)
 
 
 def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
-  portable = make_portable(config.ViTConfig(pre_logits_size=24))
+  pretrained = make_pretrained(config.ViTConfig(pre_logits_size=24))
   with pytest.raises(UserError, match='no layer between pooling and head'):
-    huggingface.write(portable, tmp_path)
-  params = portable.params | {'head': jax.tree.map(np.zeros_like, portable.params['head'])}
-  notes = huggingface.write(dataclasses.replace(portable, params=params), tmp_path)
+    write_folder(pretrained, tmp_path)
+  params = pretrained.params | {'head': jax.tree.map(np.zeros_like, pretrained.params['head'])}
+  notes = write_folder(dataclasses.replace(pretrained, params=params), tmp_path)
   assert any('all zeros, is left out' in note for note in notes)
   peer, info = transformers.ViTModel.from_pretrained(tmp_path, output_loading_info=True)
   assert not any(info.values()), info
-  images = make_images(portable)
-  _, _, pooled, _ = run(make_ours(portable), images)
+  images = make_images(pretrained)
+  _, _, pooled, _ = run(make_ours(pretrained), images)
   np.testing.assert_allclose(pooled, outputs(peer.eval(), images).pooler_output, atol=1e-4)
 
 
@@ -375,9 +397,19 @@ def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
     ('vit', config.ViTConfig(layer_scale=0.1), {}, 'has no LayerScale'),
     ('deit', config.ViTConfig(), {}, 'has 1 register tokens and this model 0'),
     ('dinov2', config.ViTConfig(pool='token_gap'), {}, 'has LayerScale and this model has none'),
-    ('dinov2', config.ViTConfig(layer_scale=0.1), {}, "has pool 'token_gap' and this model 'token'"),
+    (
+      'dinov2',
+      config.ViTConfig(pool='gap', layer_scale=0.1),
+      {},
+      "has pool 'token_gap' or 'token' and this model 'gap'",
+    ),
+    ('dinov2', config.ViTConfig(layer_scale=0.1, qk_norm=True), {}, 'no place for blocks/attention/key_norm'),
+    ('dinov2', config.ViTConfig(layer_scale=0.1, pre_logits_size=8), {}, 'no layer between pooling and head'),
+    ('vit', config.ViTConfig(position='rotary'), {}, "learned positions, and this model 'rotary'"),
+    ('hf', config.ViTConfig(position='rotary'), {}, "No kind of hf.*not 'vit', since.*not 'timm', since"),
+    ('vit', config.MixerConfig(tokens_mlp_dim=8), {}, 'Vision Transformers, and this is an MLP-Mixer'),
     ('dinov2', config.ViTConfig(pool='token_gap', layer_scale=1.0), {'image_size': (8, 16)}, 'square images'),
-    ('timm', config.ViTConfig(pool='token_gap'), {}, "have no pool 'token_gap'"),
+    ('timm', config.ViTConfig(pool='token_gap'), {}, "has no pool 'token_gap'"),
     ('timm', config.ViTConfig(pre_logits_size=8), {}, 'no layer between pooling and head'),
     (
       'timm',
@@ -385,19 +417,19 @@ def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
       {},
       'no mean over class token',
     ),
-    ('bert', config.ViTConfig(), {}, "no kind 'bert'"),
+    ('bert', config.ViTConfig(), {}, "no checkpoint format 'bert'"),
   ],
 )
-def test_what_a_kind_cannot_hold_is_refused(kind, model, options, words, tmp_path):
+def test_model_that_a_kind_cannot_hold_is_refused_before_writing(kind, model, options, words, tmp_path):
   with pytest.raises(UserError, match=words):
-    huggingface.write(make_portable(model, **options), tmp_path, kind=kind)
+    write_folder(make_pretrained(model, **options), tmp_path, kind=kind)
   assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_in_use_is_not_overwritten(tmp_path):
+def test_folder_in_use_is_not_overwritten(tmp_path):
   (tmp_path / 'notes.txt').write_text('mine')
   with pytest.raises(UserError, match='not empty'):
-    huggingface.write(make_portable(config.ViTConfig()), tmp_path)
+    write_folder(make_pretrained(config.ViTConfig()), tmp_path)
 
 
 # Bad folders: what is done to a good one, and what must be said.
@@ -447,7 +479,7 @@ DAMAGES = {
   'config a list': (lambda folder: (folder / 'config.json').write_text('[]'), 'not a JSON object'),
   'another model': (
     _change_config(model_type='swin'),
-    "'swin', which vit_jax does not have; it reads vit, de",
+    "'swin', which vit_jax does not have; of folders it reads .*vit, deit, dinov2",
   ),
   'ReLU': (_change_config(hidden_act='relu'), "hidden_act 'relu'"),
   'a size of text': (_change_config(hidden_size='32'), "hidden_size '32', which must be a positive integer"),
@@ -493,7 +525,7 @@ def test_bad_folder_is_one_sentence(name, sound, tmp_path):
   shutil.copytree(sound, folder)
   damage(folder)
   with pytest.raises(UserError, match=words) as error:
-    huggingface.read(folder)
+    read(folder)
   assert str(error.value).endswith('.') and '\n' not in str(error.value)
 
 
@@ -509,23 +541,23 @@ def test_bad_processor_is_one_sentence(sound, tmp_path):
   ):
     (folder / 'preprocessor_config.json').write_text(json.dumps(changes))
     with pytest.raises(UserError, match=words):
-      huggingface.read(folder)
+      read(folder)
 
 
-def test_nothing_there(tmp_path):
-  with pytest.raises(UserError, match='no folder or file'):
-    huggingface.read(tmp_path / 'nowhere')
+def test_missing_folder_is_one_sentence(tmp_path):
+  with pytest.raises(UserError, match='There is no checkpoint'):
+    read(tmp_path / 'nowhere')
 
 
 def test_without_safetensors_the_extra_is_named(sound, monkeypatch):
   monkeypatch.setitem(sys.modules, 'safetensors', None)
   with pytest.raises(UserError, match=r'vit_jax\[huggingface\]'):
-    huggingface.read(sound)
+    read(sound)
 
 
 def test_the_package_never_imports_torch():
   program = (
-    'import sys; from vit_jax.checkpoint import huggingface; '
+    'import sys; from vit_jax.pretrained import huggingface; '
     'sys.exit(any(name in sys.modules for name in ("torch", "safetensors", "transformers")))'
   )
   assert subprocess.run([sys.executable, '-c', program], check=False).returncode == 0

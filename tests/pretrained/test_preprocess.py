@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.pretrained.base import Preprocess
+from vit_jax.errors import UserError
+from vit_jax.pretrained.preprocess import Preprocess
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
 UNIT = Preprocess((20, 16), mean=(0.0,), std=(1 / 255,), antialias=True)  # pixels as they are
@@ -26,7 +27,7 @@ def resized(size: tuple[int, int], box: tuple[int, int, int, int] | None = None)
     ({'whole': (24, 24)}, resized((24, 24), (4, 2, 20, 22))),
   ],
 )
-def test_sizes_and_cuts(options, expected):
+def test_sizes_and_cuts_are_those_of_pillow(options, expected):
   preprocess = dataclasses.replace(UNIT, method='bicubic', **options)
   found = preprocess([PHOTO])
   assert found.dtype == np.float32
@@ -34,20 +35,20 @@ def test_sizes_and_cuts(options, expected):
 
 
 def test_another_size_cuts_in_proportion():
-  half = dataclasses.replace(UNIT, size=(224, 224), shorter=256).resized((112, 112))
+  half = dataclasses.replace(UNIT, size=(224, 224), shorter=256).at((112, 112))
   assert (half.size, half.shorter, half.whole) == ((112, 112), 128, None)
-  squashed = dataclasses.replace(UNIT, size=(224, 224), whole=(248, 248)).resized((448, 448))
+  squashed = dataclasses.replace(UNIT, size=(224, 224), whole=(248, 248)).at((448, 448))
   assert (squashed.size, squashed.shorter, squashed.whole) == ((448, 448), None, (496, 496))
 
 
-def test_mean_and_deviation_of_each_channel():
+def test_mean_and_deviation_are_applied_to_each_channel():
   mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
   preprocess = Preprocess((60, 90), mean=mean, std=std)
   expected = (np.asarray(PHOTO) / 255 - mean) / std
   np.testing.assert_allclose(preprocess([PHOTO])[0], expected, atol=1e-6)
 
 
-def test_ranges_and_channels():
+def test_value_range_and_number_of_channels():
   preprocess = Preprocess.from_range((60, 90), 2.0, 4.0, channels=1)
   found = preprocess([Image.new('RGB', (90, 60)), Image.new('L', (90, 60), 255)])
   assert found.shape == (2, 60, 90, 1)
@@ -55,7 +56,7 @@ def test_ranges_and_channels():
   np.testing.assert_allclose(found[1], 4)
 
 
-def test_sixteen_bits_and_orientation(tmp_path):
+def test_sixteen_bits_are_halved_and_orientation_is_applied(tmp_path):
   deep = Image.fromarray((np.arange(5400, dtype=np.uint16) * 12).reshape(60, 90))
   assert deep.mode == 'I;16'
   found = Preprocess((60, 90), mean=(0.0,), std=(1 / 255,), channels=1)([deep])
@@ -65,3 +66,50 @@ def test_sixteen_bits_and_orientation(tmp_path):
   PHOTO.save(tmp_path / 'x.png', exif=exif)
   turned = Preprocess((90, 60), mean=(0.0,), std=(1 / 255,))([Image.open(tmp_path / 'x.png')])
   np.testing.assert_allclose(turned[0], np.rot90(np.asarray(PHOTO), -1), atol=1e-4)
+
+
+RGBA = np.random.default_rng(1).integers(0, 256, (24, 30, 4), dtype=np.uint8)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize(
+  ('mode', 'array'),
+  [
+    ('RGBA', RGBA),
+    ('RGB', RGBA[..., :3]),
+    ('LA', RGBA[..., :2]),
+    ('L', RGBA[..., 0]),
+    ('L', RGBA[..., :1]),
+  ],
+)
+def test_arrays_are_converted_as_pillow_converts_images(mode, array, channels):
+  """Alpha is dropped, gray repeated, colours weighed into gray."""
+  found = Preprocess((24, 30), channels, mean=(0.0,), std=(1 / 255,))([array])
+  picture = Image.fromarray(array.squeeze())
+  assert picture.mode == mode
+  expected = np.asarray(picture.convert({1: 'L', 3: 'RGB'}[channels]), np.float32)
+  np.testing.assert_allclose(found[0], expected.reshape(24, 30, channels), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('image', 'message'),
+  [
+    (RGBA[..., :3] / 255, r'array of float64, whose range is not known; give uint8'),
+    (RGBA[..., :3].astype(np.uint16) << 8, r'array of uint16.*\(image >> 8\)'),
+    (RGBA[..., 0] > 9, 'array of bool'),
+    (RGBA[..., :3].transpose(2, 0, 1), r'shape \(3, 24, 30\).*give image.transpose\(1, 2, 0\)'),
+    (np.zeros((4, 4, 5), np.uint8), r'shape \(4, 4, 5\)'),
+    (np.zeros((0, 4, 3), np.uint8), r'shape \(0, 4, 3\)'),
+    (Image.new('F', (4, 4)), '32 bits a pixel'),
+  ],
+)
+def test_image_that_can_be_meant_in_several_ways_is_refused(image, message):
+  with pytest.raises(UserError, match=message) as error:
+    Preprocess((8, 8))([image])
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('image', [PHOTO, RGBA, RGBA[..., 0]])
+def test_single_image_is_not_taken_for_a_list_of_its_rows(image):
+  with pytest.raises(UserError, match=r'takes a list of images.*preprocess\(\[image\]\)'):
+    Preprocess((8, 8))(image)

@@ -7,16 +7,15 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from released_files import CASES, FIXTURES, assert_same, logits, path, tensors
+from released_files import CASES, FIXTURES, assert_same, logits, path, read, tensors, write
 
 import vit_jax
-from vit_jax import pytrees
 from vit_jax.errors import UserError
-from vit_jax.pretrained import released, released_architecture
+from vit_jax.pretrained import released
 
 
 @pytest.mark.parametrize(('name', 'naming'), CASES)
-def test_logits_of_the_original(golden, name, naming):
+def test_logits_are_those_of_the_original(golden, name, naming):
   io = tensors(golden / f'{name}.io.npz')
   found = logits(path(golden, name, naming), io['images'], **FIXTURES[name])
   assert found.shape == io['logits'].shape
@@ -24,9 +23,9 @@ def test_logits_of_the_original(golden, name, naming):
 
 
 @pytest.mark.parametrize('name', ['a_vit_token', 'b_vit_gap', 'c_vit_token_rep32', 'd1_hybrid_1_1_w05'])
-def test_tokens_of_the_original(golden, name):
+def test_tokens_are_those_of_the_original(golden, name):
   io = tensors(golden / f'{name}.io.npz')
-  model = vit_jax.load(path(golden, name))
+  model = vit_jax.load(path(golden, name)).module
   with jax.default_matmul_precision('highest'):
     tokens = model.features(io['images'])
     grid = model.patch_embedding(io['images'] if model.stem is None else model.stem(io['images']))
@@ -35,15 +34,15 @@ def test_tokens_of_the_original(golden, name):
 
 
 @pytest.mark.parametrize(('name', 'naming'), CASES)
-def test_written_again_bit_for_bit(golden, tmp_path, name, naming):
+def test_round_trip_gives_the_same_bits(golden, tmp_path, name, naming):
   source = path(golden, name, naming)
-  released.write(released.read(source, **FIXTURES[name]), tmp_path / 'copy.npz', naming=naming)
+  write(read(source, **FIXTURES[name]), tmp_path / 'copy.npz', naming=naming)
   assert_same(source, tmp_path / 'copy.npz')
 
 
-def test_one_naming_written_as_the_other(golden, tmp_path):
-  portable = released.read(path(golden, 'd1_hybrid_1_1_w05', 'linen'))
-  released.write(portable, tmp_path / 'copy.npz', naming='2020')
+def test_file_of_one_naming_is_written_in_the_other(golden, tmp_path):
+  pretrained = read(path(golden, 'd1_hybrid_1_1_w05', 'linen'))
+  write(pretrained, tmp_path / 'copy.npz', naming='2020')
   assert_same(path(golden, 'd1_hybrid_1_1_w05'), tmp_path / 'copy.npz')
 
 
@@ -56,63 +55,63 @@ def test_one_naming_written_as_the_other(golden, tmp_path):
     ('img/', {'txt/head/kernel': np.zeros((2, 2), np.float32), 't': np.zeros(1, np.float32)}),
   ],
 )
-def test_prefixes(golden, tmp_path, prefix, beside):
+def test_prefixes_are_taken_off_and_what_lies_beside_the_model_is_noted(golden, tmp_path, prefix, beside):
   source = tensors(path(golden, 'a_vit_token'))
   np.savez(tmp_path / 'x.npz', **{prefix + key: array for key, array in source.items()}, **beside)
   io = tensors(golden / 'a_vit_token.io.npz')
   np.testing.assert_allclose(logits(tmp_path / 'x.npz', io['images']), io['logits'], rtol=0, atol=1e-5)
-  notes = ' '.join(released.read(tmp_path / 'x.npz').notes)
+  notes = ' '.join(read(tmp_path / 'x.npz').notes)
   assert ('beside the model' in notes) == bool(beside)
 
 
-def test_bfloat16_and_float16_and_compressed(golden, tmp_path):
+def test_bfloat16_float16_and_compressed_files_are_read_into_float32(golden, tmp_path):
   source = tensors(path(golden, 'a_vit_token'))
   for dtype in (ml_dtypes.bfloat16, np.float16):
     np.savez_compressed(tmp_path / 'x.npz', **{key: array.astype(dtype) for key, array in source.items()})
-    portable = released.read(tmp_path / 'x.npz')
-    kernel = portable.params['head']['kernel']
+    pretrained = read(tmp_path / 'x.npz')
+    kernel = pretrained.params['head']['kernel']
     assert kernel.dtype == np.float32
     np.testing.assert_array_equal(kernel, source['head/kernel'].astype(dtype).astype(np.float32))
-    assert any(np.dtype(dtype).name in note for note in portable.notes)
+    assert any(np.dtype(dtype).name in note for note in pretrained.notes)
   stored = np.load(tmp_path / 'x.npz')['head/kernel']
   assert stored.dtype == np.float16
 
 
-def test_fortran_order(golden, tmp_path):
+def test_arrays_in_fortran_order_are_read(golden, tmp_path):
   source = tensors(path(golden, 'a_vit_token'))
   np.savez(tmp_path / 'x.npz', **{key: np.asfortranarray(array) for key, array in source.items()})
-  portable = released.read(tmp_path / 'x.npz')
-  np.testing.assert_array_equal(portable.params['patch_embedding']['kernel'], source['embedding/kernel'])
+  pretrained = read(tmp_path / 'x.npz')
+  np.testing.assert_array_equal(pretrained.params['patch_embedding']['kernel'], source['embedding/kernel'])
 
 
-def test_no_head_and_zero_head_are_said(golden, tmp_path):
+def test_missing_head_and_zero_head_are_noted(golden, tmp_path):
   source = tensors(path(golden, 'c_vit_token_rep32'))
   source['head/kernel'][:], source['head/bias'][:] = 0, 0
   np.savez(tmp_path / 'zero.npz', **source)
-  assert 'all zeros' in ' '.join(released.read(tmp_path / 'zero.npz').notes)
+  assert 'all zeros' in ' '.join(read(tmp_path / 'zero.npz').notes)
   np.savez(tmp_path / 'none.npz', **{key: a for key, a in source.items() if not key.startswith('head/')})
-  portable = released.read(tmp_path / 'none.npz')
-  assert 'no head' in ' '.join(portable.notes)
-  assert portable.num_classes == 0
-  model = vit_jax.load(tmp_path / 'none.npz', num_classes=3, keep_representation=True)
+  pretrained = read(tmp_path / 'none.npz')
+  assert 'no head' in ' '.join(pretrained.notes)
+  assert pretrained.architecture.num_classes == 0
+  model = vit_jax.load(tmp_path / 'none.npz', num_classes=3, keep_pre_logits=True)
   images = tensors(golden / 'c_vit_token_rep32.io.npz')['images']
   assert model(images).shape == (2, 3)
-  assert released.read(path(golden, 'c_vit_token_rep32')).notes == ()
+  assert read(path(golden, 'c_vit_token_rep32')).notes == ()
 
 
-def test_a_grid_that_is_no_square(golden, tmp_path):
+def test_grid_that_is_not_square_needs_its_image_size(golden, tmp_path):
   source = tensors(path(golden, 'a_vit_token'))
   key = 'Transformer/posembed_input/pos_embedding'
   source[key] = source[key][:, :7]
   np.savez(tmp_path / 'x.npz', **source)
   with pytest.raises(UserError, match='6 patches of 8 pixels, which are no square; give the image_size'):
-    released.read(tmp_path / 'x.npz')
+    read(tmp_path / 'x.npz')
   with pytest.raises(UserError, match=r'which image_size \(16, 32\) does not give'):
-    released.read(tmp_path / 'x.npz', image_size=(16, 32))
-  assert released.read(tmp_path / 'x.npz', image_size=(16, 24)).image_size == (16, 24)
+    read(tmp_path / 'x.npz', image_size=(16, 32))
+  assert read(tmp_path / 'x.npz', image_size=(16, 24)).architecture.image_size == (16, 24)
 
 
-def test_options_that_no_tensor_tells(golden):
+def test_options_that_no_tensor_tells_change_the_logits(golden):
   io = tensors(golden / 'a_vit_token.io.npz')
   file = path(golden, 'a_vit_token')
   plain = logits(file, io['images'])
@@ -141,11 +140,11 @@ def published(golden):
     yield title.split(':')[0], shapes, int(parameters.replace(',', ''))
 
 
-def test_architectures_of_the_published_files(golden):
+def test_architectures_of_the_published_files_are_read_off_their_shapes(golden):
   names = []
   for name, shapes, parameters in published(golden):
-    found = released_architecture.infer(name, shapes, None)
-    _, ours = pytrees.shapes(*found)
+    found = released.infer(name, shapes, None)
+    ours = found.shapes()
     stacked = sum(leaf.shape[0] - 1 for path, leaf in ours.items() if path.startswith('blocks/'))
     assert len(ours) + stacked == len(shapes), name
     assert sum(int(np.prod(leaf.shape)) for leaf in ours.values()) == parameters, name
@@ -191,7 +190,7 @@ BLOCK = 'Transformer/encoderblock_1/'
     ({'head/bias': np.array([{}], object)}, r'holds Python objects in head/bias \(a pickle'),
   ],
 )
-def test_bad_tensors(golden, tmp_path, changes, said):
+def test_bad_tensor_is_one_sentence(golden, tmp_path, changes, said):
   file = replaced(golden, tmp_path, **changes)
   with pytest.raises(UserError, match=said) as error:
     vit_jax.load(file)
@@ -199,7 +198,7 @@ def test_bad_tensors(golden, tmp_path, changes, said):
   assert '\n' not in str(error.value)
 
 
-def test_bad_files(golden, tmp_path):
+def test_bad_file_is_one_sentence(golden, tmp_path):
   good = path(golden, 'a_vit_token').read_bytes()
   flipped = bytearray(good)
   flipped[len(good) // 2] ^= 255
@@ -221,7 +220,7 @@ def test_bad_files(golden, tmp_path):
     assert '\n' not in str(error.value)
 
 
-def test_a_header_that_promises_too_much(golden, tmp_path):
+def test_header_that_promises_4_terabytes_is_refused_before_anything_is_allocated(golden, tmp_path):
   """An array of 4 TB must not be allocated to find that the file is short."""
   with zipfile.ZipFile(tmp_path / 'x.npz', 'w') as archive, archive.open('head/bias.npy', 'w') as file:
     header = {'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}
@@ -230,23 +229,23 @@ def test_a_header_that_promises_too_much(golden, tmp_path):
     vit_jax.load(tmp_path / 'x.npz')
 
 
-def test_other_arrays_are_no_model(tmp_path):
+def test_arrays_of_no_model_are_refused(tmp_path):
   np.savez(tmp_path / 'x.npz', weights=np.zeros(3), bias=np.zeros(2))
   with pytest.raises(UserError, match='holds no Vision Transformer: its tensors are bias, weights'):
     vit_jax.load(tmp_path / 'x.npz')
 
 
-def test_what_the_format_has_no_place_for(golden, tmp_path):
-  portable = released.read(path(golden, 'a_vit_token'))
-  blocks = portable.params['blocks'] | {'attention_scale': np.ones((2, 64), np.float32)}
-  portable.params['blocks'] = blocks
+def test_parameters_without_a_name_in_the_format_are_refused_before_writing(golden, tmp_path):
+  pretrained = read(path(golden, 'a_vit_token'))
+  blocks = pretrained.params['blocks'] | {'attention_scale': np.ones((2, 64), np.float32)}
+  pretrained.params['blocks'] = blocks
   with pytest.raises(UserError, match='no place for blocks/attention_scale'):
-    released.write(portable, tmp_path / 'x.npz')
+    write(pretrained, tmp_path / 'x.npz')
   assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_file_cannot_tell_is_said(golden, tmp_path):
-  portable = released.read(path(golden, 'a_vit_token'), gelu='erf', norm_epsilon=1e-12)
-  notes = released.write(portable, tmp_path / 'x.npz')
+def test_options_that_the_file_cannot_hold_are_noted(golden, tmp_path):
+  pretrained = read(path(golden, 'a_vit_token'), gelu='erf', norm_epsilon=1e-12)
+  notes = write(pretrained, tmp_path / 'x.npz')
   assert "gelu='erf', norm_epsilon=1e-12" in notes[0]
-  assert released.write(released.read(path(golden, 'a_vit_token')), tmp_path / 'y.npz') == ()
+  assert write(read(path(golden, 'a_vit_token')), tmp_path / 'y.npz') == ()

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from released_files import read, write_folder
 
 from vit_jax import config, pytrees
 from vit_jax.errors import UserError
-from vit_jax.pretrained import huggingface, position_resize
+from vit_jax.models import position_resize
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained import formats
 from vit_jax.pretrained import timm as timm_folder
-from vit_jax.pretrained.base import Portable, Preprocess
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.preprocess import Preprocess
 
 REASON = 'needs torch, safetensors and timm, which needs torchvision'
 torch = pytest.importorskip('torch', reason=REASON)
@@ -58,27 +62,28 @@ def make_peer(name: str, seed: int = 0):
   return peer.eval()
 
 
-def make_ours(portable: Portable) -> nnx.Module:
-  graphdef, _ = pytrees.shapes(portable.model, portable.image_size, portable.channels, portable.num_classes)
-  return nnx.merge(graphdef, jax.tree.map(jax.numpy.asarray, portable.params))
+def make_ours(pretrained: Pretrained) -> nnx.Module:
+  graphdef, _ = pretrained.architecture.graph_and_shapes()
+  return nnx.merge(graphdef, jax.tree.map(jax.numpy.asarray, pretrained.params))
 
 
 @jax.jit
 def run(ours: nnx.Module, images: np.ndarray):
   """The tokens after each block, those after the last norm, what is pooled, and the logits."""
-  states = [ours.features(images, layer=i) for i in range(ours.depth)]
+  states = [ours.features(images, layer=i) for i in range(ours.config.num_layers)]
   final = ours.features(images)
   return states, final, ours.pool(final), ours(images)
 
 
-def make_images(portable: Portable) -> np.ndarray:
-  shape = (2, *portable.image_size, portable.channels)
+def make_images(pretrained: Pretrained) -> np.ndarray:
+  architecture = pretrained.architecture
+  shape = (2, *architecture.image_size, architecture.channels)
   return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def assert_same(portable: Portable, peer) -> None:
-  images = make_images(portable)
-  ours_states, ours_final, ours_pooled, ours_logits = run(make_ours(portable), images)
+def assert_same(pretrained: Pretrained, peer) -> None:
+  images = make_images(pretrained)
+  ours_states, ours_final, ours_pooled, ours_logits = run(make_ours(pretrained), images)
   theirs = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
   with torch.no_grad():
     final, states = peer.forward_intermediates(
@@ -90,7 +95,7 @@ def assert_same(portable: Portable, peer) -> None:
     patches = state[0] if isinstance(state, tuple) else state
     np.testing.assert_allclose(ours_states[i][:, before:], patches, atol=1e-4, rtol=0)
   np.testing.assert_allclose(ours_final, final, atol=1e-4, rtol=0)
-  if portable.num_classes:
+  if pretrained.architecture.num_classes:
     np.testing.assert_allclose(ours_logits, logits, atol=1e-4, rtol=0)
   else:
     np.testing.assert_allclose(ours_pooled, logits, atol=1e-4, rtol=0)
@@ -101,36 +106,36 @@ def save(peer, folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize('name', PEERS)
-def test_read_gives_the_same(name, tmp_path):
+def test_read_gives_the_same_hidden_states_and_logits(name, tmp_path):
   peer = make_peer(name)
   save(peer, tmp_path)
-  assert_same(huggingface.read(tmp_path), peer)
+  assert_same(read(tmp_path), peer)
 
 
 @pytest.mark.parametrize('name', PEERS)
 def test_written_folder_is_loaded_by_timm(name, tmp_path):
   peer = make_peer(name)
   save(peer, tmp_path / 'theirs')
-  portable = huggingface.read(tmp_path / 'theirs')
-  huggingface.write(portable, tmp_path / 'ours', kind='timm')
+  pretrained = read(tmp_path / 'theirs')
+  write_folder(pretrained, tmp_path / 'ours', kind='timm')
   again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True).eval()
-  assert_same(portable, again)
+  assert_same(pretrained, again)
   if name != 'placed registers':  # where the class token takes up its position
-    params = huggingface.read(tmp_path / 'ours').params
-    jax.tree.map(np.testing.assert_array_equal, params, portable.params)
+    params = read(tmp_path / 'ours').params
+    jax.tree.map(np.testing.assert_array_equal, params, pretrained.params)
 
 
 @pytest.mark.parametrize('name', ['token', 'scale', 'map', 'registers', 'mean'])
 def test_round_trip_gives_the_same_bits(name, tmp_path):
   save(make_peer(name), tmp_path / 'theirs')
-  huggingface.write(huggingface.read(tmp_path / 'theirs'), tmp_path / 'ours', kind='timm')
+  write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours', kind='timm')
   theirs, ours = (safetensors_numpy.load_file(tmp_path / n / 'model.safetensors') for n in ('theirs', 'ours'))
   assert theirs.keys() == ours.keys()
   for key in theirs:
     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key, strict=True)
 
 
-def test_bare_file_of_a_published_width(tmp_path):
+def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
   """Nothing but tensors: heads, image and pooling as timm's models of that width have them."""
   options = {'embed_dim': 192, 'num_heads': 3, 'depth': 1, 'patch_size': 8, 'img_size': 24, 'num_classes': 2}
   PEERS['tiny'] = options
@@ -138,14 +143,14 @@ def test_bare_file_of_a_published_width(tmp_path):
   del PEERS['tiny']
   path = tmp_path / 'vit_tiny.safetensors'
   safetensors_numpy.save_file({key: value.numpy() for key, value in peer.state_dict().items()}, path)
-  portable = huggingface.read(path)
-  assert_same(portable, peer)
-  assert any('3, as its models of that width' in note for note in portable.notes)
-  assert any('24 x 24, a square' in note for note in portable.notes)
-  assert huggingface.read(path, heads=6, gelu='tanh').model.heads == 6
+  pretrained = read(path)
+  assert_same(pretrained, peer)
+  assert any('3, as its models of that width' in note for note in pretrained.notes)
+  assert any('24 x 24, a square' in note for note in pretrained.notes)
+  assert read(path, heads=6, gelu='tanh').architecture.model.heads == 6
 
 
-def test_names_that_say_what_tensors_do_not(tmp_path):
+def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
   save(make_peer('token'), tmp_path)
   path = tmp_path / 'config.json'
   values = json.loads(path.read_text())
@@ -156,12 +161,12 @@ def test_names_that_say_what_tensors_do_not(tmp_path):
     ('vit_large_patch16_siglip_256', 1, 'erf'),
   ):
     path.write_text(json.dumps(values | {'architecture': name}))
-    portable = huggingface.read(tmp_path)
-    assert (portable.model.heads, portable.model.gelu) == (heads, gelu)
+    pretrained = read(tmp_path)
+    assert (pretrained.architecture.model.heads, pretrained.architecture.model.gelu) == (heads, gelu)
   for name in ('vit_base_patch16_rpn_224', 'vit_base_patch32_clip_quickgelu_224', 'swin_tiny', 'beit_base'):
     path.write_text(json.dumps(values | {'architecture': name}))
     with pytest.raises(UserError, match=f'holds {name}, which vit_jax does not have'):
-      huggingface.read(tmp_path)
+      read(tmp_path)
 
 
 @pytest.mark.slow
@@ -195,13 +200,13 @@ def test_images_are_prepared_as_by_timm(tmp_path):
     values = json.loads(path.read_text())
     values['pretrained_cfg'] |= {'crop_mode': crop_mode, 'crop_pct': 0.5, 'mean': [0.1, 0.2, 0.3]}
     path.write_text(json.dumps(values))
-    portable = huggingface.read(tmp_path / 'theirs')
-    huggingface.write(portable, tmp_path / crop_mode, kind='timm')
+    pretrained = read(tmp_path / 'theirs')
+    write_folder(pretrained, tmp_path / crop_mode, kind='timm')
     for folder in (tmp_path / 'theirs', tmp_path / crop_mode):
       peer = timm.create_model(f'local-dir:{folder}', pretrained=True)
       prepare = data.create_transform(**data.resolve_model_data_config(peer))
       wanted = prepare(photograph).numpy().transpose(1, 2, 0)
-      np.testing.assert_allclose(portable.preprocess([photograph])[0], wanted, atol=1e-5)
+      np.testing.assert_allclose(pretrained.preprocess([photograph])[0], wanted, atol=1e-5)
 
 
 def test_position_resize_is_that_of_timm():
@@ -210,26 +215,73 @@ def test_position_resize_is_that_of_timm():
   embedding = np.random.default_rng(0).normal(size=(1, 17, 8)).astype(np.float32)
   for size in ((6, 6), (3, 5), (2, 9)):
     wanted = resample_abs_pos_embed(torch.from_numpy(embedding), list(size), [4, 4])
-    ours = position_resize.resize(
-      embedding, (4, 4), size, old_class_token=True, new_class_token=True, method='bicubic_antialias'
-    )
+    patches = position_resize.resize(embedding[0, 1:], (4, 4), size, 'bicubic_antialias')
+    ours = np.concatenate([embedding[0, :1], patches])[None]
     np.testing.assert_allclose(ours, wanted, atol=1e-5)
 
 
-def test_a_fine_tuned_model_of_ours(tmp_path):
-  """DINOv2's backbone under a head that reads the class token, which transformers has not."""
-  sizes = {'patch': 8, 'width': 32, 'mlp_dim': 44, 'depth': 2, 'heads': 4}
-  model = config.ViTConfig(variant='custom', **sizes, layer_scale=0.1, register_tokens=2, norm_epsilon=1e-5)
-  _, shapes = pytrees.shapes(model, (16, 16), 3, 3)
+def make_pretrained(model: config.ViTConfig, **options) -> Pretrained:
+  """A model of ours with random parameters, for images of 16 x 16 and three classes."""
+  architecture = Architecture(model, (16, 16), 3, 3)
   rng = np.random.default_rng(3)
-  flat = {path: (0.2 * rng.normal(size=leaf.shape)).astype(np.float32) for path, leaf in shapes.items()}
-  preprocess = Preprocess.from_range((16, 16), -1, 1)
-  portable = Portable(model, (16, 16), 3, 3, pytrees.unflatten(flat), preprocess, class_names=('a', 'b', 'c'))
-  notes = ' '.join(huggingface.write(portable, tmp_path))
+  flat = {
+    path: (0.2 * rng.normal(size=leaf.shape)).astype(np.float32)
+    for path, leaf in architecture.shapes().items()
+  }
+  return Pretrained(architecture, pytrees.unflatten(flat), Preprocess.from_range((16, 16), -1, 1), **options)
+
+
+def test_model_that_only_timm_has_is_written_for_timm(tmp_path):
+  """LayerScale below a head that reads the mean."""
+  sizes = {'patch': 8, 'width': 32, 'mlp_dim': 44, 'depth': 2, 'heads': 4}
+  model = config.ViTConfig(
+    variant='custom', **sizes, pool='gap', layer_scale=0.1, register_tokens=2, norm_epsilon=1e-5
+  )
+  pretrained = make_pretrained(model, class_names=('a', 'b', 'c'))
+  writer, chosen = formats.written_by('hf', pretrained)
+  assert "the kind 'timm' is written" in chosen[0]
+  for kind, why in (('vit', "has pool 'token'"), ('dinov2', "'token' and this model 'gap'")):
+    assert f'not {kind!r}, since it ' in chosen[0] and why in chosen[0]
+  notes = ' '.join(writer.write(pretrained, tmp_path))
   assert 'epsilon of 1e-6' in notes and 'antialiases' in notes
+  assert 'timm has no name for a model of these sizes' in notes
   peer = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
-  assert_same(dataclasses.replace(portable, model=dataclasses.replace(model, norm_epsilon=1e-6)), peer)
-  assert huggingface.read(tmp_path).class_names == ('a', 'b', 'c')
+  usual = dataclasses.replace(model, norm_epsilon=1e-6)
+  assert_same(dataclasses.replace(pretrained, architecture=Architecture(usual, (16, 16), 3, 3)), peer)
+  assert read(tmp_path).class_names == ('a', 'b', 'c')
+
+
+@pytest.mark.parametrize(
+  ('options', 'name'),
+  [
+    ({'variant': 'S/16'}, 'vit_small_patch16_224'),
+    ({'variant': 'B/16', 'patch': 8}, 'vit_base_patch8_224'),
+    ({'variant': 'B/16', 'patch': 14}, 'vit_base_patch16_224'),
+    ({'variant': 'S/16', 'patch': 14, 'layer_scale': 0.1}, 'vit_small_patch14_dinov2'),
+    (
+      {'variant': 'S/16', 'patch': 14, 'layer_scale': 0.1, 'register_tokens': 4},
+      'vit_small_patch14_reg4_dinov2',
+    ),
+    ({'variant': 'H/14'}, 'vit_huge_patch14_224'),
+  ],
+)
+def test_written_architecture_is_named_by_its_sizes(options, name):
+  found, notes = timm_folder._architecture_name(config.ViTConfig(**options))
+  assert found == name
+  assert bool(notes) == (options.get('patch') == 14 and 'layer_scale' not in options)
+
+
+def test_sizes_of_the_written_names_are_timms():
+  """Each name that we write is one of timm's, of the sizes that we write it for."""
+  for (width, mlp_dim, depth, heads), (word, plain, dinov2) in timm_folder._SIZES.items():
+    names = {f'vit_{word}_patch{patch}_224': patch for patch in plain}
+    names |= {f'vit_{word}_patch{patch}{reg}_dinov2': patch for patch in dinov2 for reg in ('', '_reg4')}
+    for name, patch in names.items():
+      with torch.device('meta'):
+        peer = timm.create_model(name)
+      block = peer.blocks[0]
+      sizes = (peer.embed_dim, block.mlp.fc1.out_features, len(peer.blocks), block.attn.num_heads)
+      assert sizes == (width, mlp_dim, depth, heads) and peer.patch_embed.patch_size == (patch, patch), name
 
 
 @pytest.mark.parametrize(
@@ -243,7 +295,7 @@ def test_a_fine_tuned_model_of_ours(tmp_path):
     ({'final_norm': False}, 'norm.weight'),
   ],
 )
-def test_models_that_we_have_not_are_refused(options, words, tmp_path):
+def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
   save(timm.create_model('vit_base_patch16_224', **SIZES, **options), tmp_path)
   with pytest.raises(UserError, match=words):
-    huggingface.read(tmp_path)
+    read(tmp_path)

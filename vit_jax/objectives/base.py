@@ -78,7 +78,7 @@ class Objective(abc.ABC):
     """The names of the head's outputs, given those of the data's classes; (): they have none."""
     return names
 
-  def check_classes(self, names: tuple[str, ...], title: str) -> None:
+  def check_classes(self, names: tuple[str, ...], title: str) -> None:  # noqa: B027 (all data suits most)
     """Raises UserError for training data whose classes leave nothing to learn.
 
     Args:

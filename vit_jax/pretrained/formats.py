@@ -73,7 +73,7 @@ def format_of(path: pathlib.Path) -> Format:
 
 def written_by(
   name: str, pretrained: Pretrained, naming: str | None = None
-) -> tuple[str, Format, tuple[str, ...]]:
+) -> tuple[Format, tuple[str, ...]]:
   """The format that is to write a model.
 
   Args:
@@ -82,7 +82,7 @@ def written_by(
     naming: how its tensors are to be called; None: the usual way.
 
   Returns:
-    Its name, the format, and of a group a sentence on which was chosen and why.
+    The format, and of a group a sentence on which of them was chosen and why.
 
   Raises:
     UserError: it cannot hold the model.
@@ -103,7 +103,7 @@ def written_by(
           + ''.join(f'; {reason}' for reason in reasons)
           + '.',
         )
-      return candidate, chosen, notes
+      return chosen, notes
     if candidate == name:
       raise chosen.refusal(why)
     reasons.append(f'not {candidate!r}, since {why}')
@@ -113,10 +113,8 @@ def written_by(
 
 
 def written_names(name: str) -> list[str]:
-  """The formats that a name stands for: itself, or those of a group."""
-  if name in FORMATS.names():
-    return [name]
-  return [candidate for candidate in FORMATS.names() if FORMATS[candidate].group == name]
+  """The formats that a name stands for: those of a group, or itself."""
+  return [candidate for candidate in FORMATS.names() if FORMATS[candidate].group == name] or [name]
 
 
 def names_to_write() -> list[str]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import old_configs, pytrees
+from vit_jax import pytrees
 from vit_jax import options as options_lib
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
@@ -111,25 +111,18 @@ class _Stored:
   """
 
   def __init__(self, meta: Mapping[str, Any]):
-    self.config = config_lib.from_config_dict(_with_older_meta(meta))
+    self.config = config_lib.from_config_dict(meta['config'])
     data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
     self.class_names = objective.class_names(names)
+    model = self.config.model.resolved().on_any_device()
+    if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
+      model = model.with_position_resize(meta['position_resize'])
     self.architecture = Architecture(
-      self.config.model.resolved().on_any_device(),
+      model,
       data.image_size,
       data.channels,
       objective.head_size(len(names), data),
     )
-
-
-def _with_older_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The config of a step; earlier versions kept how positions are resized beside that of a converted checkpoint."""
-  if 'position_resize' not in meta:
-    return meta['config']
-  config = old_configs.migrated(meta['config'])
-  if config['model']['name'] == 'vit':
-    config['model'].setdefault('position_resize', meta['position_resize'])
-  return config
 
 
 def _nothing(meta: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,6 @@ from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, model_inputs
 
 
-_PLAIN_TEXT = {'text.parse_math': False}  # names of classes may have dollar signs
-
-
 def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
   """Writes report/first_batch.png, on process 0, of the rows that its first device holds.
 
@@ -34,7 +31,7 @@ def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
   save_first_batch(path, images, np.concatenate(labels, axis=1), run.dataset.class_names, run.config.data)
 
 
-@matplotlib.rc_context(_PLAIN_TEXT)
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_first_batch(
   path: pathlib.Path,
   images: np.ndarray,
@@ -70,7 +67,7 @@ def save_first_batch(
   figure.savefig(path, dpi=100)
 
 
-@matplotlib.rc_context(_PLAIN_TEXT)
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_curves(workdir: pathlib.Path) -> None:
   """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
   lines = metrics.read_metrics(workdir)

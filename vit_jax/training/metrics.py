@@ -11,7 +11,6 @@ from vit_jax import files
 from vit_jax.parallel import hardware
 from vit_jax.training.run import Run
 
-
 _SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time that is left
 
 
@@ -106,7 +105,7 @@ class Speedometer:
     return values
 
   def seconds_left(self, step: int) -> float | None:
-    """Estimated time from `step` to the end, without evaluations and saving; None: nothing is measured yet."""
+    """Estimated time from `step` to the end, without evaluations and saving; None before a measurement."""
     if self._seconds_per_flop is not None:
       return self._seconds_left(step, self._seconds_per_flop)
     if not self._steps:

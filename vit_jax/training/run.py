@@ -5,8 +5,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.sources import Source

@@ -1,95 +1,109 @@
-"""The table of a transfer: as Markdown, CSV, JSON and a picture, beside the figures of the paper, quoted."""
+"""The table of a transfer as Markdown, CSV, JSON and a picture, with the paper's figures quoted beside it."""
 
 import csv
 import io
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import markdown
+from vit_jax import files, markdown
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.evaluation import vtab
 from vit_jax.transfer.figure import draw
 from vit_jax.transfer.published import QUOTED, SOURCE
 from vit_jax.transfer.runner import Accuracies, Compute, Line
-from vit_jax.transfer.runs import write_json
+from vit_jax.transfer.suites import VTAB
 
-_MEANS = {'vtab': 'VTAB, 19 tasks', 'natural': 'VTAB natural, 7', 'specialized': 'VTAB specialized, 4'}
-_MEANS |= {'structured': 'VTAB structured, 8'}
+# Key of `vtab.means` -> name of its line.
+_MEANS = {
+  'vtab': 'VTAB, 19 tasks',
+  'natural': 'VTAB natural, 7',
+  'specialized': 'VTAB specialized, 4',
+  'structured': 'VTAB structured, 8',
+}
 
 
-def write(
-  lines: Sequence[Line], compute: Compute, settings: dict[str, Any], workdir: pathlib.Path
-) -> list[pathlib.Path]:
-  """Writes table.md, table.csv, table.json and table.png; their paths.
+def write(lines: Sequence[Line], compute: Compute, settings: dict[str, Any], workdir: pathlib.Path) -> None:
+  """Writes table.md, table.csv, table.json and table.png.
 
   Args:
     lines: of the table, in order.
-    compute: of all of them.
-    settings: what was asked for, for table.json.
+    compute: what all of them took.
+    settings: what was asked for: the fields of `configs.Settings`.
     workdir: where to.
   """
   lines = [*lines, *_vtab_means(lines)]
   header, rows = _cells(lines)
-  paths = [workdir / f'table.{ending}' for ending in ('md', 'csv', 'json', 'png')]
-  paths[0].write_text(_markdown(lines, header, rows, compute, settings))
-  paths[1].write_text(_csv(lines))
-  write_json(paths[2], _json(lines, compute, settings))
-  draw(lines, header, rows, _footnotes(lines, settings), paths[3])
-  return paths
+  files.write_text(workdir / 'table.md', _markdown(lines, header, rows, compute, settings))
+  files.write_text(workdir / 'table.csv', _csv(lines))
+  files.write_json(workdir / 'table.json', _json(lines, compute, settings))
+  draw(lines, header, rows, _footnotes(lines, settings), workdir / 'table.png')
 
 
-def text(accuracies: Accuracies | None) -> str:
-  """'91.23 ± 0.45', in per cent."""
+def accuracy_text(accuracies: Accuracies | None) -> str:
+  """'91.23 ± 0.45', in per cent; '' for None."""
   if accuracies is None:
     return ''
-  deviation = '' if accuracies.deviation is None else f' ± {100 * accuracies.deviation:.2f}'
-  return f'{100 * accuracies.mean:.2f}{deviation}'
+  deviation = None if accuracies.deviation is None else 100 * accuracies.deviation
+  return _percent_text(100 * accuracies.mean, deviation)
 
 
-def quoted(column: str, row: str) -> str:
-  """A published figure as the table has it; '' where there is none."""
-  if row not in QUOTED[column]:
-    return ''
-  mean, deviation = QUOTED[column][row]
-  return f'{mean:.2f}' + ('' if deviation is None else f' ± {deviation:.2f}')
+def quoted_text(column: str, row: str) -> str:
+  """A published figure as the table shows it; '' where there is none."""
+  return _percent_text(*QUOTED[column][row]) if row in QUOTED[column] else ''
+
+
+def _percent_text(mean: float, deviation: float | None) -> str:
+  return f'{mean:.2f}' if deviation is None else f'{mean:.2f} ± {deviation:.2f}'
 
 
 def _vtab_means(lines: Sequence[Line]) -> list[Line]:
-  """VTAB's own summary: the means over the groups whose tasks are all there, run by run."""
-  tasks = {line.name.removeprefix('vtab:'): line for line in lines if line.name.startswith('vtab:')}
-  tasks = {name: line for name, line in tasks.items() if name in TASKS and line.ours}
-  columns: list[dict[str, Accuracies]] = []
-  for side in ('ours', 'scratch'):
-    of_tasks = {name: getattr(line, side) for name, line in tasks.items() if getattr(line, side)}
-    count = min((len(accuracies.each) for accuracies in of_tasks.values()), default=0)
-    by_run = [vtab.means({name: a.each[run] for name, a in of_tasks.items()}) for run in range(count)]
-    column = {}
-    for title in by_run[0] if by_run else ():
-      each = [means[title] for means in by_run]
-      column[title] = Accuracies(statistics.fmean(each), statistics.stdev(each) if count > 1 else None, each)
-    columns.append(column)
+  """VTAB's own summary: run by run, the mean over each group whose tasks are all there."""
+  tasks = {line.name.removeprefix(VTAB): line for line in lines if line.name.startswith(VTAB)}
+  ours, scratch = {}, {}
+  for name, line in tasks.items():
+    if name in TASKS and line.ours:
+      ours[name] = line.ours
+      if line.scratch:
+        scratch[name] = line.scratch
+  means, scratch_means = _group_means(ours), _group_means(scratch)
   return [
-    Line(name, columns[0][key], columns[1].get(key)) for key, name in _MEANS.items() if key in columns[0]
+    Line(title, means[group], scratch_means.get(group)) for group, title in _MEANS.items() if group in means
   ]
 
 
+def _group_means(tasks: Mapping[str, Accuracies]) -> dict[str, Accuracies]:
+  """Group -> its mean over the tasks in each run, and the mean and deviation of those.
+
+  Args:
+    tasks: name of a task -> its accuracies.
+  """
+  each_by_task = {name: accuracies.each or [] for name, accuracies in tasks.items()}
+  count = min((len(each) for each in each_by_task.values()), default=0)
+  by_run = [vtab.means({name: each[run] for name, each in each_by_task.items()}) for run in range(count)]
+  result = {}
+  for group in by_run[0] if by_run else ():
+    each = [means[group] for means in by_run]
+    result[group] = Accuracies(statistics.fmean(each), statistics.stdev(each) if count > 1 else None, each)
+  return result
+
+
 def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-  """Header and rows of the table that people read, with only those columns that say something."""
+  """Header and rows of the table that people read, without columns that are empty."""
   columns = {
     'accuracy %': [line.name for line in lines],
-    'ours': [text(line.ours) or 'missing' for line in lines],
-    'from scratch': [text(line.scratch) for line in lines],
-    **{f'{column} *': [quoted(column, line.name) for line in lines] for column in QUOTED},
-    'rate': [_rate(line.rate[0]) for line in lines],
-    'scratch rate': [_rate(line.rate[1]) for line in lines],
+    'ours': [accuracy_text(line.ours) or 'missing' for line in lines],
+    'from scratch': [accuracy_text(line.scratch) for line in lines],
+    **{f'{column} *': [quoted_text(column, line.name) for line in lines] for column in QUOTED},
+    'rate': [_rate_text(line.rate[0]) for line in lines],
+    'scratch rate': [_rate_text(line.rate[1]) for line in lines],
   }
   columns = {title: cells for title, cells in columns.items() if any(cells)}
-  return list(columns), [list(row) for row in zip(*columns.values())]
+  return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
-def _rate(rate: float | None) -> str:
+def _rate_text(rate: float | None) -> str:
   return '' if rate is None else f'{rate:g}'
 
 
@@ -101,11 +115,10 @@ def _footnotes(lines: Sequence[Line], settings: dict[str, Any]) -> list[str]:
       'From scratch: the same model, data and steps with Adam, its rates swept alike; in few-shot lines the '
       'features of a model with random parameters.'
     )
-  if any(quoted(column, line.name) for column in QUOTED for line in lines):
+  if any(quoted_text(column, line.name) for column in QUOTED for line in lines):
     notes.append(f'* {SOURCE}.')
-  for note in dict.fromkeys(f'{line.name}: {note}' for line in lines for note in line.notes):
-    notes.append(f'{note}.')
-  return notes
+  own_notes = dict.fromkeys(f'{line.name}: {note}.' for line in lines for note in line.notes)
+  return [*notes, *own_notes]
 
 
 def _markdown(
@@ -117,26 +130,35 @@ def _markdown(
 ) -> str:
   text = [f'# Transfer of {settings["checkpoint"]}', '', markdown.table(header, rows), '']
   text += [note + '\n' for note in _footnotes(lines, settings)]
-  text += [_compute_text(compute), '']
-  missing = [line for line in lines if line.missing]
-  if missing:
-    text += ['## Missing', '']
-    for line in missing:
-      # Unless the sentence says how.
-      command = '' if line.prepare in line.missing else f' Prepare it: `{line.prepare}`'
-      text.append(f'- {line.name}: {line.missing}{command}')
-    text.append('')
-  swept = [line for line in lines if line.sweep[0] or line.sweep[1]]
-  if swept:
-    rows = [
-      [line.name, way, ', '.join(f'{rate:g}: {accuracy:.2%}' for rate, accuracy in sweep.items())]
-      for line in swept
-      for way, sweep in zip(('checkpoint', 'scratch'), line.sweep)
-      if sweep
-    ]
-    text += ['## Rates, by what was held out of the training split', '']
-    text += [markdown.table(['data', 'from', 'rate: accuracy'], rows), '']
+  text += [_compute_text(compute), '', *_missing_section(lines), *_sweep_section(lines)]
   return '\n'.join(text)
+
+
+def _missing_section(lines: Sequence[Line]) -> list[str]:
+  """What was left out, why, and how to prepare it."""
+  missing = [line for line in lines if line.missing]
+  if not missing:
+    return []
+  text = ['## Missing', '']
+  for line in missing:
+    # Unless the sentence has the command already.
+    command = '' if line.prepare in line.missing else f' Prepare it: `{line.prepare}`'
+    text.append(f'- {line.name}: {line.missing}{command}')
+  return [*text, '']
+
+
+def _sweep_section(lines: Sequence[Line]) -> list[str]:
+  """What each rate of the sweeps reached."""
+  rows = []
+  for line in lines:
+    for start, sweep in zip(('checkpoint', 'scratch'), line.sweep, strict=True):
+      if sweep:
+        reached = ', '.join(f'{rate:g}: {accuracy:.2%}' for rate, accuracy in sweep.items())
+        rows.append([line.name, start, reached])
+  if not rows:
+    return []
+  title = '## Rates, by what was held out of the training split'
+  return [title, '', markdown.table(['data', 'from', 'rate: accuracy'], rows), '']
 
 
 def _compute_text(compute: Compute) -> str:
@@ -147,7 +169,7 @@ def _compute_text(compute: Compute) -> str:
 
 
 def _csv(lines: Sequence[Line]) -> str:
-  """A line a row, accuracies between 0 and 1 in full precision."""
+  """One row for each line, with accuracies from 0 to 1 in full precision."""
   file = io.StringIO()
   writer = csv.writer(file, lineterminator='\n')
   names = ['mean', 'deviation', 'runs']
@@ -157,24 +179,19 @@ def _csv(lines: Sequence[Line]) -> str:
   )
   for line in lines:
     values: list[Any] = [line.name]
-    for accuracies, rate in zip((line.ours, line.scratch), line.rate):
+    for accuracies, rate in zip((line.ours, line.scratch), line.rate, strict=True):
       mean, deviation, each = accuracies or (None, None, None)
       values += [mean, deviation, ' '.join(map(repr, each or ())), rate]
-    writer.writerow([*values, *(quoted(column, line.name) for column in QUOTED), line.missing])
+    writer.writerow([*values, *(quoted_text(column, line.name) for column in QUOTED), line.missing])
   return file.getvalue()
 
 
 def _json(lines: Sequence[Line], compute: Compute, settings: dict[str, Any]) -> dict[str, Any]:
-  def plain(line: Line) -> dict[str, Any]:
-    values = line._asdict()
-    for side in ('ours', 'scratch'):
-      values[side] = values[side] and values[side]._asdict()
-    values['quoted_percent'] = {column: QUOTED[column].get(line.name) for column in QUOTED}
-    return values
-
-  return {
-    'settings': settings,
-    'lines': [plain(line) for line in lines],
-    'compute': compute._asdict(),
-    'quoted': SOURCE,
-  }
+  contents = []
+  for line in lines:
+    content = line._asdict()
+    content['ours'] = line.ours._asdict() if line.ours else None
+    content['scratch'] = line.scratch._asdict() if line.scratch else None
+    content['quoted_percent'] = {column: QUOTED[column].get(line.name) for column in QUOTED}
+    contents.append(content)
+  return {'settings': settings, 'lines': contents, 'compute': compute._asdict(), 'quoted': SOURCE}

@@ -60,8 +60,8 @@ def patch_distances(grid: Grid, image_size: tuple[int, int]) -> np.ndarray:
 def attention_distances(weights: jax.Array, grid: Grid, image_size: tuple[int, int]) -> jax.Array:
   """How far heads look, in pixels (the paper's figures 7, right, and 11; appendix D.7).
 
-  For each patch, as a query, the distance to all patches, weighted by attention; then the mean over the
-  queries. Tokens without a place take no part: a patch's attention to patches is scaled to sum to one.
+  The mean over all patches, as queries, of the distance to all patches, weighted by attention. Tokens without
+  a place take no part: a patch's attention to patches is scaled to sum to one.
 
   Args:
     weights: (L, H, N, N) of one image.

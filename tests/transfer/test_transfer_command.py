@@ -1,0 +1,90 @@
+"""`python -m vit_jax.transfer` in a process of its own: killed and started again, up to its table."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def start(tmp_path: pathlib.Path, *flags: str) -> subprocess.Popen:
+  environment = {
+    **os.environ,
+    'PYTHONPATH': str(ROOT),
+    'TFDS_DATA_DIR': str(tmp_path / 'tfds'),
+    'XLA_FLAGS': '',
+  }
+  command = [sys.executable, '-m', 'vit_jax.transfer', *flags]
+  return subprocess.Popen(
+    command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+
+
+@pytest.mark.slow
+def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoint):
+  flags = ['--checkpoint=./pretrained', '--workdir=out', '--suite=digits,cifar100,fewshot:digits']
+  flags += ['--seeds=2', '--rates=0.01,0.1', '--batch_size=16', '--image_size=8', '--steps=12']
+  flags += ['--option=checkpoint.every=3 steps', '--option=data.threads=1']
+  out = tmp_path / 'out'
+  process = start(tmp_path, *flags)
+  end = time.monotonic() + 240
+  while not (out / 'digits/checkpoint/seed_0/checkpoints/3').exists():
+    assert process.poll() is None and time.monotonic() < end, process.communicate()
+    time.sleep(0.02)
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  assert not (out / 'digits/checkpoint/seed_0/result.json').exists() and not (out / 'table.md').exists()
+
+  process = start(tmp_path, *flags)
+  said, errors = process.communicate(timeout=300)
+  assert process.returncode == 0, errors
+  for text in ('rate_0.01: was done', 'rate_0.1: was done', 'seed_0: goes on', 'seed_1: begins'):
+    assert f'digits/checkpoint/{text}' in said
+  assert 'Resuming from step' in (out / 'digits/checkpoint/seed_0/log.txt').read_text()
+  assert not (out / 'digits/checkpoint/rate_0.1/checkpoints').exists()  # only its score was wanted
+
+  values = json.loads((out / 'table.json').read_text())
+  digits, cifar100, ridge, *_ = values['lines']
+  finals = [
+    json.loads((out / f'digits/checkpoint/seed_{seed}/metrics.jsonl').read_text().splitlines()[-1])
+    for seed in (0, 1)
+  ]
+  assert digits['ours']['each'] == [final['test/accuracy'] for final in finals]
+  sweep = digits['sweep'][0]
+  assert digits['rate'][0] == float(max(sweep, key=sweep.get)) and len(set(sweep.values())) == 2
+  assert 'tfds build cifar100' in cifar100['missing']
+  assert cifar100['quoted_percent']['H/14 JFT'] == [94.55, 0.04]
+  assert ridge['name'] == 'digits 5-shot ridge' and ridge['ours']['mean'] > 0.1
+  assert values['compute']['runs'] == 5 and values['compute']['flops'] > 0
+  text = (out / 'table.md').read_text()
+  assert '94.55 ± 0.04' in text and 'quoted, not measured here' in text and '## Missing' in text
+  with Image.open(out / 'table.png') as picture:
+    assert picture.width > 1000
+
+  # Other options on the same workdir are refused.
+  process = start(tmp_path, *flags, '--option=model.dropout=0.1')
+  _, errors = process.communicate(timeout=120)
+  assert process.returncode == 2 and 'model.dropout (0.0 there, 0.1 here)' in errors
+
+
+@pytest.mark.parametrize(
+  ('flags', 'said'),
+  [
+    ([], '--checkpoint is missing; for example: python -m vit_jax.transfer'),
+    (['--checkpoint=x'], '--workdir is missing'),
+    (['--checkpoint=x', '--workdir=y', '--suite=cifar11'], 'did you mean cifar10'),
+    (['--checkpoint=x', '--workdir=y', '--rates=0.1,0.1'], '--rates=0.1,0.1 is no list of different numbers'),
+    (['--checkpoint=x', '--workdir=y', '--option=model.dropout'], 'is no option with a value'),
+  ],
+)
+def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
+  process = start(tmp_path, *flags)
+  _, errors = process.communicate(timeout=120)
+  assert process.returncode == 2 and said in errors.splitlines()[-1] and 'Traceback' not in errors

@@ -1,0 +1,75 @@
+"""The configs of a transfer's runs."""
+
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.transfer import suites
+from vit_jax.transfer.configs import PROBES, Configs, Settings
+
+
+@pytest.mark.parametrize('name', ['digits', 'vtab:dmlab'])
+def test_sweeps_never_see_the_test_split(checkpoint, name):
+  row, configs = suites.row(name), Configs(Settings(str(checkpoint), image_size=8))
+  sweep = configs.sweep(row, 0.01, scratch=False)
+  assert (sweep.data.split, sweep.evaluators['test'].split) == (row.sweep_train, row.sweep_test)
+  assert row.test not in (row.sweep_train, row.sweep_test)
+
+
+@pytest.mark.parametrize('name', ['digits', 'vtab:dmlab'])
+def test_final_runs_take_the_recipe_on_the_whole_training_split(checkpoint, name):
+  row, configs = suites.row(name), Configs(Settings(str(checkpoint), image_size=8))
+  final = configs.final(row, 0.01, seed=2, scratch=False)
+  assert (final.data.split, final.evaluators['test'].split, final.seed) == (row.train, row.test, 2)
+  assert final.init.checkpoint and final.optimizer.name == 'sgd' and final.total == '2500 steps'
+  assert final.model.sizes.width == 16  # the checkpoint's
+
+
+def test_only_final_runs_on_imagenet_have_real_labels(checkpoint):
+  configs, imagenet = Configs(Settings(str(checkpoint))), suites.PAPER['imagenet2012']
+  assert configs.final(imagenet, 0.01, 0, scratch=False).evaluators['test'].real_labels == 'download'
+  assert configs.sweep(imagenet, 0.01, scratch=False).evaluators['test'].real_labels is None
+  cifar10 = configs.final(suites.PAPER['cifar10'], 0.01, 0, scratch=False)
+  assert cifar10.evaluators['test'].real_labels is None
+
+
+def test_training_from_scratch_differs_in_parameters_and_optimizer_only(checkpoint):
+  row, configs = suites.row('digits'), Configs(Settings(str(checkpoint), image_size=8))
+  final = configs.final(row, 0.001, 0, scratch=False)
+  scratch = configs.final(row, 0.001, 0, scratch=True)
+  assert scratch.init.checkpoint is None and scratch.optimizer.name == 'adam'
+  assert scratch.total == final.total and scratch.model == final.model and scratch.data == final.data
+
+
+def test_probes_are_of_the_row_with_all_shots(checkpoint):
+  row = suites.row('fewshot:digits')
+  config = Configs(Settings(str(checkpoint), shots=(1, 0), seeds=2)).probe(row, scratch=False)
+  assert list(config.evaluators) == list(PROBES)
+  for name, evaluator in config.evaluators.items():
+    assert evaluator.probe == name and evaluator.shots == (1, 0) and evaluator.seeds == 2
+    assert (evaluator.source, evaluator.train_split, evaluator.split) == ('digits', 'train', 'test')
+
+
+def test_options_are_set_in_all_runs(checkpoint):
+  options = (('data.mixup', '0.2'), ('model.remat', 'block'))
+  configs = Configs(Settings(str(checkpoint), image_size=8, options=options))
+  row = suites.row('digits')
+  for config in (
+    configs.sweep(row, 0.01, scratch=False),
+    configs.final(row, 0.01, 0, scratch=True),
+    configs.probe(suites.row('fewshot:digits'), scratch=False),
+  ):
+    assert config.data.mixup == 0.2 and config.model.remat == 'block'
+
+
+@pytest.mark.parametrize(
+  ('option', 'said'),
+  [
+    (('data.mixxup.x', '1'), 'there is no option data.mixxup.x'),
+    (('data.mixxup', '1'), r'did you mean config\.data\.mixup'),
+    (('data.mixup', 'much'), r"config\.data\.mixup is 'much'"),
+  ],
+)
+def test_wrong_option_is_an_error(checkpoint, option, said):
+  configs = Configs(Settings(str(checkpoint), options=(option,)))
+  with pytest.raises(UserError, match=said):
+    configs.final(suites.row('digits'), 0.1, 0, scratch=False)
