@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import pytrees
 from vit_jax import options as options_lib
+from vit_jax import pytrees
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
