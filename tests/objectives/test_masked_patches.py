@@ -1,7 +1,8 @@
-"""Masked patch prediction: what is hidden, what is to be guessed, and a fine-tuning that begins from it."""
+"""Masked patch prediction: what is corrupted, what is predicted, and a fine-tuning that begins from it."""
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -13,9 +14,8 @@ from vit_jax import config as c
 from vit_jax import load
 from vit_jax.errors import UserError
 from vit_jax.objectives import masked_patches
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training import loop
-from vit_jax.training.step import make_train_step
+from vit_jax.training.run import Dataset, Run
 
 CONFIG = c.Config(
   total='12 steps',
@@ -25,15 +25,21 @@ CONFIG = c.Config(
   objective=c.MaskedPatchesObjective(label_smoothing=0.1),
   optimizer=c.OptimizerConfig(name='sgd'),
   schedule=c.ScheduleConfig(learning_rate=0.1),
-  evaluators={'probe': c.FewShotEvaluatorConfig(fewshot=c.FewShot(pool='gap', seeds=1, shots=(2,)))},
+  evaluators={'probe': c.FewShotEvaluatorConfig(pool='gap', seeds=1, shots=(2,))},
   mesh=c.MeshConfig(),
 )
 
 
-def test_what_is_corrupted():
+@jax.jit
+def corrupt(patches, mask_token, keys):
+  """(patches with the corruption of these keys, which of them are corrupted)."""
+  corruption = masked_patches.draw_corruption(keys, patches.shape[1])
+  return corruption.apply(patches, mask_token), corruption.corrupted
+
+
+def test_half_of_the_patches_are_masked_exchanged_or_kept():
   b, n = 400, 20
   patches = np.arange(b * n, dtype=np.float32).reshape(b, n, 1)
-  corrupt = jax.jit(masked_patches.corrupt)
   result, corrupted = map(np.asarray, corrupt(patches, np.full((1, 1, 1), -1.0), tiny.keys(b)))
   assert (corrupted.sum(axis=1) == n // 2).all()
   np.testing.assert_allclose(corrupted.mean(axis=0), 0.5, atol=0.11)  # four deviations of 400 draws
@@ -51,7 +57,7 @@ def test_what_is_corrupted():
   np.testing.assert_array_equal(alone[0], result[7])  # an image's own keys decide
 
 
-def test_colours():
+def test_colours_are_three_bits_of_each_channels_mean():
   rng = np.random.default_rng(0)
   pixels = rng.integers(0, 256, (2, 6, 8, 3)).astype(np.uint8)
   pixels[0, :3, :2] = 255  # the brightest colour of all
@@ -65,32 +71,33 @@ def test_colours():
     masked_patches.colours(np.zeros((1, 6, 8, 3)), (4, 4), (-1.0, 1.0))
 
 
-def test_the_loss_is_of_the_corrupted_patches():
+def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
   graphdef, params = tiny.build(dataclasses.replace(CONFIG.model, patch=4), num_classes=512)
   model = nnx.merge(graphdef, params)
   images, keys = tiny.images(), tiny.keys()
-  batch = {'image': images, 'key': keys}
-  values, hits = masked_patches.loss(
-    model, batch, c.DataConfig(), c.ClassificationObjective(label_smoothing=0.1)
-  )
-  patches, corrupted = masked_patches.corrupt(
+  loss, metrics = CONFIG.objective.loss_and_metrics(model, {'image': images}, keys, c.DataConfig())
+  patches, corrupted = corrupt(
     model.patches(images), model.mask_token[...], jax.vmap(jax.random.split)(keys)[:, 0]
   )
-  logits = np.asarray(model.head(model.encode(model.place(patches, (12, 8)))), np.float64)[:, 2:]
+  tokens = model.encode(model.add_positions(patches, (12, 8)))
+  logits = np.asarray(model.head(tokens), np.float64)[:, 2:]
   labels = np.asarray(masked_patches.colours(images, (3, 2), (-1.0, 1.0)))
+  losses, hits = [], []
   for b in range(3):
     log_probabilities = log_softmax(logits[b], axis=-1)[np.asarray(corrupted[b])]
     own = labels[b][np.asarray(corrupted[b])]
     expected = -0.9 * log_probabilities[np.arange(3), own] - 0.1 * log_probabilities.mean(axis=-1)
-    np.testing.assert_allclose(values[b], expected.mean(), rtol=1e-5)
-    np.testing.assert_allclose(hits[b], (log_probabilities.argmax(axis=-1) == own).mean(), rtol=1e-6)
+    losses.append(expected.mean())
+    hits.append((log_probabilities.argmax(axis=-1) == own).mean())
+  np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
+  np.testing.assert_allclose(metrics['accuracy'], np.mean(hits), rtol=1e-6)
 
 
-def test_every_mesh_computes_the_same():
+def test_a_mesh_computes_what_one_device_does():
   def trained(mesh: c.MeshConfig):
     config = dataclasses.replace(CONFIG, mesh=mesh)
     devices = jax.devices()[: 1 if mesh.data == 1 else 8]
-    program = make_train_step(config, make_mesh(mesh, devices), num_classes=8, examples=160)
+    program = Run(config, Dataset(160, num_classes=8), devices).program
     state, losses = program.init(np.uint32(0)), []
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -103,10 +110,10 @@ def test_every_mesh_computes_the_same():
   losses, params = trained(c.MeshConfig(data=1))
   others, other_params = trained(c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=0))
   np.testing.assert_allclose(others, losses, rtol=1e-5)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), other_params, params)
+  chex.assert_trees_all_close(other_params, params, atol=1e-5)
 
 
-def test_a_run_and_a_fine_tuning_from_it(tmp_path, capsys):
+def test_a_run_can_be_fine_tuned_to_classify(tmp_path, capsys):
   loop.train(CONFIG, tmp_path / 'masked')
   assert 'probe_2shot/accuracy' in (tmp_path / 'masked/metrics.jsonl').read_text()
   model = load(tmp_path / 'masked')
@@ -130,16 +137,29 @@ def test_a_run_and_a_fine_tuning_from_it(tmp_path, capsys):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model.pool': 'gap'}, 'it needs --config.model.pool=none and --config.model.mask_token=True'),
-    ({'model.mask_token': False}, 'it needs --config.model.pool=none and --config.model.mask_token=True'),
+    ({'model.pool': 'gap'}, 'it needs a Vision Transformer with --config.model.pool=none and --config.model.mask_token=True'),
+    ({'model.mask_token': False}, 'it needs a Vision Transformer with --config.model.pool=none and --config.model.mask_token=True'),
     ({'data.num_classes': 5}, 'whose classes are colours; leave config.data.num_classes out'),
-    ({'evaluators.probe.type': 'classification'}, "config.evaluators.probe.type must be 'fewshot'"),
-    ({'loss.name': 'softmax'}, 'which gives an image no logits'),
+    ({'objective.name': 'classification', 'evaluators': {}}, 'which gives an image no logits'),
   ],
 )
-def test_options_that_clash(changes, message):
+def test_options_that_it_cannot_train_are_refused(changes, message):
   values = c.to_config_dict(CONFIG)
   with values.unlocked():
     values.update_from_flattened_dict(changes)
   with pytest.raises(UserError, match=message):
     c.from_config_dict(values)
+
+
+def test_an_evaluator_of_classes_is_refused():
+  evaluators = {'test': c.ClassificationEvaluatorConfig()}
+  values = c.as_json(dataclasses.replace(CONFIG, evaluators=evaluators))
+  said = r"evaluators\.test\.type is 'classification', .* of masked patch prediction; choose 'fewshot'\."
+  with pytest.raises(UserError, match=said):
+    c.from_config_dict(values)
+
+
+@pytest.mark.parametrize('model', [tiny.mixer(), tiny.resnet()], ids=['mixer', 'resnet'])
+def test_models_without_a_mask_token_are_refused(model):
+  with pytest.raises(UserError, match='it needs a Vision Transformer'):
+    c.from_config_dict(c.as_json(dataclasses.replace(CONFIG, model=model)))

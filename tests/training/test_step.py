@@ -1,16 +1,17 @@
-"""The training step: the same on every mesh, with accumulation, and where a loss is not finite."""
+"""The training step: on every mesh, with accumulation, with mixed images, and where a loss is not finite."""
 
 import dataclasses
 import re
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 from vit_jax import config as c
 from vit_jax.errors import UserError
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.step import make_train_step, model_inputs
+from vit_jax.training.run import Dataset, Run
+from vit_jax.training.step import Program, model_inputs
 
 CONFIG = c.Config(
   total='10 steps',
@@ -36,10 +37,15 @@ CONFIG = c.Config(
 )
 
 
+def program_of(config: c.Config) -> Program:
+  """Of ten classes, on one device or all."""
+  devices = jax.devices()[:1] if config.mesh.data == 1 else None
+  return Run(config, Dataset(160, num_classes=10), devices).program
+
+
 def run(config: c.Config, steps=6, batch_of=None):
   """(parameters, state, metrics of every step) after training on random images."""
-  devices = jax.devices()[:1] if config.mesh.data == 1 else None
-  program = make_train_step(config, make_mesh(config.mesh, devices), num_classes=10, examples=160)
+  program = program_of(config)
   state = program.init(np.uint32(config.seed))
   rng = np.random.default_rng(0)
   log = []
@@ -72,29 +78,29 @@ def one_device():
   ],
   ids=['data', 'accumulation', 'fsdp and accumulation', 'replica and tensor', 'remat'],
 )
-def test_equals_one_device(one_device, change):
+def test_a_mesh_accumulation_and_rematerialisation_equal_one_device(one_device, change):
   # Dropout, stochastic depth and flips are on: every example has its own random numbers.
   params, _, log = run(dataclasses.replace(CONFIG, **change))
   expected, _, expected_log = one_device
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+  chex.assert_trees_all_close(params, expected, atol=2e-5)
   for metrics, others in zip(log, expected_log, strict=True):
     assert metrics['train/loss'] == pytest.approx(others['train/loss'], abs=1e-5)
     assert metrics['train/grad_norm'] == pytest.approx(others['train/grad_norm'], rel=1e-4)
 
 
-# One block, nothing dropped: what is mixed is the same for any model.
+# One block, nothing dropped: mixing is the same for any model.
 MIXED = dataclasses.replace(
   CONFIG, model=c.ViTConfig(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2, pool='gap')
 )
 
 
-def test_images_are_mixed_alike_on_any_mesh():
+def test_images_are_mixed_the_same_on_any_mesh():
   data = dataclasses.replace(MIXED.data, cutmix=1.0, mix_per='example')
   config = dataclasses.replace(MIXED, data=data)
   expected, _, log = run(config, steps=4)
   other = dataclasses.replace(config, mesh=c.MeshConfig(fsdp=4, min_shard_size=1), accumulation=2)
   params, _, other_log = run(other, steps=4)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+  chex.assert_trees_all_close(params, expected, atol=2e-5)
   for metrics, others in zip(log, other_log, strict=True):
     assert metrics['train/accuracy'] == others['train/accuracy']
 
@@ -102,7 +108,7 @@ def test_images_are_mixed_alike_on_any_mesh():
 def test_mixing_sends_one_image_between_devices():
   data = dataclasses.replace(MIXED.data, mixup=0.2)
   config = dataclasses.replace(MIXED, data=data, mesh=c.MeshConfig(fsdp=2))
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)
+  program = program_of(config)
   text = program.step.lower(program.state, program.batch).compile().as_text()
   images = [line for line in text.splitlines() if re.search(r'= u8\[.*(collective-permute|all-)', line)]
   assert images and all('u8[1,8,8,1]' in line and 'collective-permute' in line for line in images)
@@ -123,15 +129,15 @@ def test_targets_of_mixed_images_are_mixed():
   batch = {'image': rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8)}
   batch['label'] = rng.integers(0, 10, 16).astype(np.int32)
   seen = {name: np.asarray(value) for name, value in model_inputs(config, batch, 0).items() if name != 'key'}
-  share = seen['share'][:, None].astype(np.float64)
-  targets = share * np.eye(10)[seen['label']] + (1 - share) * np.eye(10)[seen['other']]
-  assert (seen['label'] != seen['other']).any() and (share < 1).any()
+  lam = seen['lam'][:, None].astype(np.float64)
+  targets = lam * np.eye(10)[seen['label']] + (1 - lam) * np.eye(10)[seen['label_b']]
+  assert (seen['label'] != seen['label_b']).any() and (lam < 1).any()
   expected = -(targets * (bias - np.log(np.exp(bias).sum()))).sum(-1)
   assert metrics['train/loss'] == pytest.approx(expected.mean(), rel=1e-4)
   assert metrics['train/accuracy'] == pytest.approx((seen['label'] == 9).mean())
 
 
-def test_it_learns_and_counts(one_device):
+def test_the_state_counts_steps_and_the_rate_warms_up(one_device):
   _, state, log = one_device
   assert state.step == 6 and state.skipped == 0
   assert log[0]['learning_rate'] == 0  # the first step of a warmup
@@ -139,7 +145,7 @@ def test_it_learns_and_counts(one_device):
   assert log[0]['train/loss'] == pytest.approx(np.log(10), abs=1e-5)  # the head begins at zero
 
 
-def test_the_average_follows_the_parameters():
+def test_the_ema_follows_the_parameters():
   seen = []
 
   def note(step, state):
@@ -150,7 +156,7 @@ def test_the_average_follows_the_parameters():
   expected = seen[0]
   for later in [*seen[1:], params]:
     expected = jax.tree.map(lambda mean, new: 0.9 * mean + 0.1 * new, expected, later)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.average, expected)
+  chex.assert_trees_all_close(state.ema, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
@@ -165,26 +171,40 @@ def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
       state.params['norm']['bias'] = bias * value
     if step == 4:
       assert np.array_equal(state.params['head']['kernel'], good['state'].params['head']['kernel'])
-      jax.tree.map(np.testing.assert_array_equal, state.opt_state, good['state'].opt_state)
+      chex.assert_trees_all_equal(state.opt_state, good['state'].opt_state)
       state.params['norm']['bias'] = jax.device_put(good['state'].params['norm']['bias'], bias.sharding)
     return state
 
   _, state, log = run(CONFIG, batch_of=poison)
   assert [metrics['finite'] for metrics in log] == [1, 1, 1, 0, 1, 1]
   assert state.skipped == 1 and state.step == 6
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+  chex.assert_tree_all_finite(state.params)
 
 
-def test_a_frozen_parameter_stays():
+def test_frozen_parameters_keep_their_values():
   config = dataclasses.replace(CONFIG, optimizer=c.OptimizerConfig(freeze=('^blocks', '^patch')))
-  program = make_train_step(config, make_mesh(config.mesh, jax.devices()[:1]), num_classes=10, examples=160)
-  before = jax.tree.map(np.asarray, program.init(np.uint32(0)).params)
+  before = jax.tree.map(np.asarray, program_of(config).init(np.uint32(0)).params)
   after, _, _ = run(config)
-  jax.tree.map(np.testing.assert_array_equal, before['blocks'], after['blocks'])
+  chex.assert_trees_all_equal(before['blocks'], after['blocks'])
   assert not np.array_equal(before['head']['kernel'], after['head']['kernel'])
 
 
-def test_a_batch_that_does_not_divide_is_said():
+def test_a_batch_that_does_not_divide_over_the_devices_is_refused():
   config = dataclasses.replace(CONFIG, batch_size=12, mesh=c.MeshConfig())
   with pytest.raises(UserError, match='do not divide over the 8 parts'):
-    make_train_step(config, make_mesh(config.mesh), num_classes=10, examples=160)
+    program_of(config)
+
+
+@pytest.mark.parametrize(
+  ('name', 'change'),
+  [
+    ('image', lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float32)),
+    ('image', lambda leaf: jax.ShapeDtypeStruct((8, *leaf.shape[1:]), leaf.dtype)),
+    ('label', lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float32)),
+  ],
+  ids=['pixels that are no uint8', 'half a batch', 'labels that are no integers'],
+)
+def test_a_batch_of_another_shape_or_dtype_fails_at_trace_time(name, change):
+  program = program_of(CONFIG)
+  with pytest.raises(AssertionError):
+    program.step.lower(program.state, program.batch | {name: change(program.batch[name])})
