@@ -1,7 +1,7 @@
-"""Every command that `cli.COMMANDS` lists, as a person meets it: help, missing and unknown flags, unusable files.
+"""Every command that `cli.COMMANDS` lists: help, missing and unknown flags, files that cannot be used.
 
-The tests read a command's flags and examples off its source, so a command is covered as soon as it is listed there
-and has a line in INPUTS and OUTPUTS.
+The tests read a command's flags and examples off its source, so a command is covered as soon as it is listed
+there and has a line in INPUTS and OUTPUTS.
 """
 
 import ast
@@ -272,7 +272,7 @@ def test_full_disk_below_stdout_is_one_sentence(name, tmp_path):
       command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
     )
   assert result.returncode == 2
-  assert result.stderr == 'The disk is full: the output cannot be written; free some space there.\n'
+  assert result.stderr == b'The disk is full: the output cannot be written; free some space there.\n'
 
 
 @pytest.mark.parametrize('arguments', [[], ['--help'], ['-h']])

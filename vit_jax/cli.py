@@ -141,7 +141,11 @@ def required(holder: flags.FlagHolder) -> Any:
 
 
 def missing_arguments(sentence: str) -> UserError:
-  """The error where arguments that are no flags are missing: the sentence, without its full stop, and an example."""
+  """The error where arguments that are no flags are missing.
+
+  Args:
+    sentence: what to give, without a full stop; an example of the command follows.
+  """
   return UserError(f'{sentence}, for example: {_example("")}')
 
 
@@ -235,9 +239,9 @@ def _unknown_flag(name: str, argv: Sequence[str]) -> UserError:
       return _missing('config')
     names = {flag.name for flag in _own_flags(argv)}
     near = next(iter(difflib.get_close_matches(name, names, n=1)), None)
-    near = near or option_docs.nearest(
-      f'config.{name}', {f'config.{option}' for option in _option_names(argv)}
-    )
+    if near is None:
+      option = option_docs.nearest(name, _option_names(argv))
+      near = f'config.{option}' if option else None
   else:
     near = option_docs.nearest(name, {flag.name for flag in _own_flags(argv)})
   hint = f'did you mean --{near}?' if near else '--help lists the flags.'
@@ -263,7 +267,7 @@ def _overrides(argv: Sequence[str]) -> list[str]:
 
 
 def _written_config(argv: Sequence[str]) -> Any:
-  """The config of the command line's file without the overrides; the default one if that cannot be read."""
+  """The config of the command line without its overrides; the default one where it cannot be read."""
   from vit_jax import config
 
   written = re.search(r'^--?config[=\n](.+)$', '\n'.join(argv[1:]), re.MULTILINE)

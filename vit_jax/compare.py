@@ -4,9 +4,9 @@ python -m vit_jax.compare runs/small runs/wide runs/wide_augmented
 python -m vit_jax.compare runs/seed_0 runs/seed_1 runs/seed_2 --out=seeds
 python -m vit_jax.compare runs/* --out=all_runs
 
-The folder --out gets `curves.png` and `compare.md`, which is printed too. Runs that differ only in their seed also
-share a row with the mean over the seeds. A run may still be going on. Where batch sizes differ, the curves are over
-images instead of steps.
+The folder --out gets `curves.png` and `compare.md`, which is printed too. Runs that differ only in their
+seed also share a row with the mean over the seeds. A run may still be going on. Where batch sizes differ,
+the curves are over images instead of steps.
 """
 
 import pathlib

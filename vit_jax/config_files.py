@@ -19,8 +19,8 @@ def find(name: str) -> str:
   """The file of a config.
 
   Args:
-    name: a path, or a recipe's name without '.py', such as 'quickstart' or 'ablations/position'; the folder may
-      be left out. A file of that name goes first.
+    name: a path, or a recipe's name without '.py', such as 'quickstart' or 'ablations/position'; its folder
+      may be left out. A file of that name goes first.
 
   Raises:
     UserError: there is no such file and no such recipe.

@@ -5,9 +5,9 @@ python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --forma
 python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
-The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to stdout: the
-classes with the highest logits, and their probabilities by softmax. An image that cannot be read is named on stderr
-and left out; the exit code is then 2.
+The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to
+stdout: the classes with the highest logits, and their probabilities by softmax. An image that cannot be
+read is named on stderr and left out; the exit code is then 2.
 """
 
 import concurrent.futures
