@@ -1,13 +1,13 @@
-"""Attention by XLA against a fused kernel, forwards and backwards.
+"""Attention by XLA against a fused kernel, forward and backward.
 
-  python benchmarks/attention.py                 here, for TPUs that are not: by what the compiler says
+  python benchmarks/attention.py                 for TPUs that are not here, by the compiler's estimate
   python benchmarks/attention.py --kinds=gpu     on a GPU: cuDNN and XLA timed in turns
 
-What is compiled is the attention of a block with its four projections, so that what a kernel asks of the
-layout of its inputs is counted, of B/16's heads in bfloat16. For TPUs (libtpu is needed), of XLA's program
-the compiler estimates the cycles itself. Of a kernel it does not, but it writes down the schedule: bundles of
-instructions, one a cycle, as often as the kernel's grid says. Waiting for memory is not in that; where it
-takes longer to move what goes in and out, that is taken.
+It compiles the attention of a block with its four projections, with B/16's heads in bfloat16, so that a
+change of layout that a kernel needs counts too. For TPUs (this needs libtpu) the compiler estimates the
+cycles of XLA's program. It does not estimate those of a kernel, but writes down its schedule: bundles of
+instructions, one a cycle, repeated over the kernel's grid. That leaves out waiting for memory, so that a
+kernel is taken to need at least the time in which its inputs and outputs are moved.
 """
 
 import argparse
@@ -30,7 +30,11 @@ _GRID = re.compile(r'iteration_bounds: \(([\d, ]+)\)')
 
 
 def block(implementation: str, args: argparse.Namespace, devices):
-  """(jitted function of parameters, tokens, a gradient -> result and gradients, shapes of its arguments)."""
+  """Attention, forward and backward, on the first of the devices.
+
+  Returns:
+    (jitted function: parameters, tokens, gradient of the result -> result, gradients; its arguments' shapes).
+  """
   import jax
   import jax.numpy as jnp
   from flax import nnx
@@ -49,13 +53,15 @@ def block(implementation: str, args: argparse.Namespace, devices):
     out, backward = jax.vjp(lambda params, x: nnx.merge(graphdef, params)(x, x), params, x)
     return out, backward(grad)
 
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.replicated(sharding.mesh))
+  def place(leaf):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mesh_lib.replicated(sharding.mesh))
+
   tokens = place(jax.ShapeDtypeStruct((args.batch_size, args.tokens[0], width), jnp.bfloat16))
   return jax.jit(run), (jax.tree.map(place, params), tokens, tokens)
 
 
 def compile_one(implementation: str, args: argparse.Namespace, dump: pathlib.Path) -> dict[str, float]:
-  """A process's work: microseconds and MiB of temporaries on a TPU."""
+  """The work of a process: microseconds and MiB of temporaries on a TPU."""
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
   os.environ['LIBTPU_INIT_ARGS'] = f'--xla_jf_dump_to={dump}' if implementation == 'splash' else ''
   from vit_jax.parallel import hardware
@@ -91,7 +97,7 @@ def compile_one(implementation: str, args: argparse.Namespace, dump: pathlib.Pat
 
 
 def by_the_compiler(args: argparse.Namespace) -> None:
-  """A row for each kind of TPU and number of tokens; each program is compiled by a process of its own."""
+  """Prints a row for each kind of TPU and number of tokens; each program is compiled in its own process."""
   print('| | tokens | XLA | temporaries | splash: kernels + rest | temporaries | splash / XLA |')
   print('|---|---|---|---|---|---|---|')
   for kind in args.kinds:
@@ -110,14 +116,20 @@ def by_the_compiler(args: argparse.Namespace) -> None:
 
 
 def row(kind: str, tokens: int, xla: dict | None = None, splash: dict | None = None) -> str:
+  """A row of the table; None: this program does not compile."""
   cells = [kind, f'{tokens:,}']
-  cells += [f'{xla["other"]:,.0f} µs', f'{xla["temporaries"]:,.0f} MiB'] if xla else ['–', '–']
+  if xla:
+    cells += [f'{xla["other"]:,.0f} µs', f'{xla["temporaries"]:,.0f} MiB']
+  else:
+    cells += ['–', '–']
   if splash:
     cells += [f'{splash["kernels"]:,.0f} + {splash["other"]:,.0f} µs', f'{splash["temporaries"]:,.0f} MiB']
   else:
     cells += ['does not compile', '–']
-  both = xla and splash
-  cells.append(f'{(splash["kernels"] + splash["other"]) / xla["other"]:.2f}' if both else '–')
+  if xla and splash:
+    cells.append(f'{(splash["kernels"] + splash["other"]) / xla["other"]:.2f}')
+  else:
+    cells.append('–')
   return f'| {" | ".join(cells)} |'
 
 
@@ -128,7 +140,7 @@ def _random(leaf):
 
 
 def in_turns(args: argparse.Namespace) -> None:
-  """Times cuDNN and XLA on the GPU that is here."""
+  """Times cuDNN and XLA in turns on the GPU of this host."""
   import jax
   import jax.numpy as jnp
 

@@ -1,10 +1,10 @@
-"""The order of a run over more records than any disk here holds: speed, memory and coverage.
+"""The shuffle of a run over more records than a disk here holds: speed, memory and coverage.
 
   python benchmarks/data_order.py --figure=data_order.png
 
-A virtual source of 303 million records (JFT-300M's size), each an image of 2 × 2 pixels made from its number,
-is fed through the training pipeline: batches of random steps, one by one; then 20,000 batches in a row, with
-the process's memory after every 1,000. Last, a whole pass over a smaller source, each record counted.
+The training pipeline reads a virtual source of 303 million records (the size of JFT-300M), images of 2 × 2
+pixels made from the record's number: first batches of random steps, one by one, then 20,000 batches in a row,
+with the memory of the process after every 1,000. Last, two passes over a smaller source count each record.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from vit_jax import config
+from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources.base import Record, Source
 
@@ -41,7 +41,8 @@ class VirtualSource(Source):
 
 
 def pipeline(size: int, batch_size: int) -> TrainPipeline:
-  data = config.DataConfig(image_size=(2, 2), crop='resize')
+  """The training pipeline over a virtual source of `size` records."""
+  data = DataConfig(image_size=(2, 2), crop='resize')
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   return TrainPipeline(VirtualSource(size), data, batch_size=batch_size, seed=0, sharding=sharding)
 
@@ -49,6 +50,7 @@ def pipeline(size: int, batch_size: int) -> TrainPipeline:
 def milliseconds(
   action: Callable[[int], object], steps: np.ndarray, clock: Callable[[], float]
 ) -> list[float]:
+  """The time of `action(step)` for each step."""
   taken = []
   for step in steps.tolist():
     begin = clock()
@@ -58,11 +60,13 @@ def milliseconds(
 
 
 def resident_mib() -> float:
+  """The process's resident memory."""
   pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
   return pages * 4096 / 2**20
 
 
 def random_steps(size: int, batch_size: int, count: int) -> None:
+  """Times batches of random steps."""
   batches = pipeline(size, batch_size)
   steps = np.random.default_rng(0).integers(0, 300 * size // batch_size, count)
   for name, action in (('record numbers', batches.indices), ('batch(step)', batches.batch)):
@@ -75,6 +79,7 @@ def random_steps(size: int, batch_size: int, count: int) -> None:
 
 
 def memory(size: int, batch_size: int, count: int, figure: str | None) -> None:
+  """Prints, and perhaps draws, the memory of the process over many batches in a row."""
   every, mib = max(count // 20, 1), []
   begin = time.perf_counter()
   with pipeline(size, batch_size).stream(0, count) as stream:
@@ -103,6 +108,7 @@ def draw(batches: np.ndarray, mib: list[float], title: str, path: str) -> None:
 
 
 def coverage(size: int, batch_size: int) -> None:
+  """Checks that two passes have each record twice."""
   batches = pipeline(size, batch_size)
   counts = np.zeros(size, np.int8)
   for step in range(2 * size // batch_size + 1):
@@ -116,10 +122,10 @@ def coverage(size: int, batch_size: int) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--records', type=int, default=303_000_000)
-  parser.add_argument('--batch_size', type=int, default=128, help='of the batches in a row')
+  parser.add_argument('--batch_size', type=int, default=128, help='for the batches in a row')
   parser.add_argument('--batches', type=int, default=20_000)
-  parser.add_argument('--coverage', type=int, default=1_281_167, help='records of the counted passes')
-  parser.add_argument('--figure', help='a PNG of the memory, to be written')
+  parser.add_argument('--coverage', type=int, default=1_281_167, help='records of the two passes')
+  parser.add_argument('--figure', help='where to write a PNG of the memory')
   args = parser.parse_args()
   for batch_size in (1024, 4096):
     random_steps(args.records, batch_size, 50)

@@ -7,12 +7,12 @@
 All read the same JPEG files in a random order, cut a box of the same distribution (5 to 100 % of the area,
 3:4 to 4:3) out of each, resize it and make batches of it:
 
-  ours       vit_jax's TrainPipeline; mirroring is left to the device
-  tf.data    decode_and_crop_jpeg of sample_distorted_bounding_box, bilinear, mirrored: as big_vision does it
-  PyTorch    DataLoader with worker processes; PIL's decoding and its antialiased bilinear resize
+  ours       vit_jax's TrainPipeline; the device mirrors
+  tf.data    decode_and_crop_jpeg of sample_distorted_bounding_box, bilinear, mirrored, as in big_vision
+  PyTorch    DataLoader with worker processes; PIL's decoding and its antialiased bilinear resize, mirrored
 
-Each contender is a process of its own, kept to as many cores as it may use threads, and waits until it is its
-turn; turns alternate, so that whatever else the machine does falls on all of them.
+Each contender is a process of its own, on as many cores as it has threads. Turns alternate, so that whatever
+else the machine does slows all of them.
 """
 
 import argparse
@@ -32,15 +32,15 @@ from collections.abc import Iterator
 
 CONTENDERS = ('ours', 'tf.data', 'PyTorch')
 AREA = (0.05, 1.0)
-RECORDS = 2**17  # in an epoch: the files, again and again, since pipelines are not made for tiny data sets
-WARMUP = 6  # batches at the beginning of a turn, at least what was made ahead
+RECORDS = 2**17  # of an epoch: the files over and over, for pipelines are not made for tiny data sets
+WARMUP = 6  # batches at the beginning of a turn that are not timed: at least those prefetched
 
 
 def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
   import jax
   import numpy as np
 
-  from vit_jax import config
+  from vit_jax.data.config import DataConfig
   from vit_jax.data.pipeline import TrainPipeline
   from vit_jax.data.sources.base import Record, Source
 
@@ -58,7 +58,7 @@ def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator
     def labels(self) -> np.ndarray:
       return np.zeros(RECORDS, np.int32)
 
-  data = config.DataConfig(image_size=(size, size), crop='inception', area=AREA, threads=threads)
+  data = DataConfig(image_size=(size, size), crop='inception', area=AREA, threads=threads)
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   pipeline = TrainPipeline(Files(), data, batch_size=batch_size, seed=0, sharding=sharding)
   with pipeline.stream(0, 2**40) as batches:
@@ -130,7 +130,7 @@ def pytorch(files: list[str], size: int, batch_size: int, threads: int) -> Itera
 
 
 def work(name: str, args: argparse.Namespace, files: list[str]) -> None:
-  """A contender's process: a line in is a turn, a line out its figures."""
+  """The process of a contender: each line in is a turn, each line out its figures."""
   os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
   function = {'ours': ours, 'tf.data': tf_data, 'PyTorch': pytorch}[name]
   batches = function(files, args.image_size, args.batch_size, args.threads)
@@ -147,13 +147,13 @@ def work(name: str, args: argparse.Namespace, files: list[str]) -> None:
 
 
 def family() -> list[pathlib.Path]:
-  """This process and its children, in /proc."""
+  """The folders of this process and its children in /proc."""
   children = pathlib.Path(f'/proc/self/task/{os.getpid()}/children').read_text().split()
   return [pathlib.Path('/proc/self'), *(pathlib.Path('/proc') / child for child in children)]
 
 
 def processor_seconds() -> float:
-  """Of this process, and of its children, whose clock ticks 100 times a second."""
+  """Processor seconds of this process and its children; the children's to a hundredth."""
   ticks = 0
   for process in family()[1:]:
     ticks += sum(map(int, (process / 'stat').read_text().rpartition(')')[2].split()[11:13]))
@@ -161,13 +161,13 @@ def processor_seconds() -> float:
 
 
 def memory() -> int:
-  """Bytes resident now; what processes share is counted once."""
+  """Resident bytes of this process and its children; shared ones count once."""
   lines = [line for p in family() for line in (p / 'smaps_rollup').read_text().splitlines()]
   return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith('Pss:'))
 
 
 def fidelity(files: list[str], size: int) -> str:
-  """PSNR of our boxes against those cut out of a full decode and resized in float32."""
+  """The PSNR of our boxes against boxes that are cut out of a full decode and resized in float32."""
   import numpy as np
   from PIL import Image
 
@@ -211,8 +211,39 @@ def files_of(images: pathlib.Path) -> Iterator[list[str]]:
     yield found
 
 
-def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> subprocess.Popen | None:
-  """A contender's process, or None and a sentence."""
+class Contender:
+  """The process of a contender, which waits for its turns."""
+
+  def __init__(self, command: list[str]):
+    environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
+    self._errors = tempfile.TemporaryFile('w+')  # noqa: SIM115 (open as long as the process runs)
+    self._process = subprocess.Popen(
+      command,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._errors,
+      text=True,
+      env=environment,
+    )
+
+  def turn(self, batches: int) -> dict[str, float]:
+    """The figures of a turn of so many batches."""
+    assert self._process.stdin and self._process.stdout
+    self._process.stdin.write(f'{batches}\n')
+    self._process.stdin.flush()
+    line = self._process.stdout.readline()
+    if not line:
+      self._errors.seek(0)
+      sys.exit(f'A contender ended early: {self._errors.read()}')
+    return json.loads(line)
+
+  def end(self) -> None:
+    """Ends the process."""
+    self._process.communicate()
+
+
+def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> Contender | None:
+  """The process of a contender; where its library is missing, None, and a sentence on the screen."""
   python = args.tensorflow_python if name == 'tf.data' else sys.executable
   module = {'ours': 'vit_jax', 'tf.data': 'tensorflow', 'PyTorch': 'torch'}[name]
   if not python or subprocess.run([python, '-c', f'import {module}'], capture_output=True).returncode:
@@ -220,42 +251,31 @@ def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> su
     print(f'{name} is left out: there is no {module} ({remedy}).')
     return None
   own = [f'--contender={name}', f'--listing={listing}', f'--threads={threads}']
-  command = [python, __file__, *own, f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
-  environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
-  pipe, said = subprocess.PIPE, tempfile.TemporaryFile('w+')  # noqa: SIM115
-  process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True, env=environment)
-  process.said = said
-  return process
-
-
-def turn(process: subprocess.Popen, batches: int) -> dict[str, float]:
-  process.stdin.write(f'{batches}\n')
-  process.stdin.flush()
-  line = process.stdout.readline()
-  if not line:
-    process.said.seek(0)
-    sys.exit(f'A contender ended early: {process.said.read()}')
-  return json.loads(line)
+  sizes = [f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
+  return Contender([python, __file__, *own, *sizes])
 
 
 def race(args: argparse.Namespace, threads: int, listing: str) -> None:
-  """Alternating turns of all contenders with so many threads and cores."""
-  processes = {name: start(name, args, threads, listing) for name in CONTENDERS}
-  processes = {name: process for name, process in processes.items() if process}
-  turns: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
+  """Prints the medians of alternating turns, with so many threads and cores."""
+  started = {name: start(name, args, threads, listing) for name in CONTENDERS}
+  contenders = {name: contender for name, contender in started.items() if contender}
+  turns: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
   for number in range(1 + args.turns):
-    for name, process in processes.items():
-      figures = turn(process, args.batches)
+    for name, contender in contenders.items():
+      figures = contender.turn(args.batches)
       if number:  # the first turn imports and compiles
         turns[name].append(figures)
-  for process in processes.values():
-    process.stdin.close()
-    process.wait()
-  median = lambda name, key: statistics.median(t[key] for t in turns[name])
-  ratio = lambda name, key: statistics.median(
-    a[key] / b[key] for a, b in zip(turns[name], turns['tf.data'], strict=True)
-  )
-  for name in processes:
+  for contender in contenders.values():
+    contender.end()
+
+  def median(name: str, key: str) -> float:
+    return statistics.median(figures[key] for figures in turns[name])
+
+  def ratio(name: str, key: str) -> float:
+    pairs = zip(turns[name], turns['tf.data'], strict=True)
+    return statistics.median(own[key] / other[key] for own, other in pairs)
+
+  for name in contenders:
     text = f'{threads} threads, {name:8} {median(name, "rate"):6,.0f} images/s, '
     text += f'{median(name, "per_core"):6,.0f} per second of a core, {median(name, "mib"):5,.0f} MiB'
     if 'tf.data' in turns and name != 'tf.data':

@@ -3,9 +3,9 @@
   pip install -e .
   python benchmarks/load_checkpoint.py --variants=B/16,L/16,H/14,R50+L/32
 
-Files with random weights, in float32 and in the released naming, are written first, in a temporary folder,
-and read in a process each. Memory is the peak of the process's resident set above what it was before, as a
-multiple of the file: 2.3 would be the model, and 1.3 files beside it.
+It writes files with random weights, in float32 and in the released naming, to a temporary folder, and reads
+each in a process of its own. Memory is the peak of the process's resident set, less what it was before, as a
+multiple of the file: 1 is the model itself, and what is above 1 is needed to load it.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 MIB = 2**20
 
@@ -27,15 +28,17 @@ def write(variant: str, path: pathlib.Path) -> None:
 
   from vit_jax import config as c
   from vit_jax import pytrees
-  from vit_jax.pretrained import released
-  from vit_jax.pretrained.base import Portable, Preprocess
+  from vit_jax.models.base import Architecture
+  from vit_jax.pretrained.base import FORMATS, Pretrained
+  from vit_jax.pretrained.preprocess import Preprocess
 
-  model, size = c.ViTConfig(variant=variant), (224, 224)
-  _, shapes = pytrees.shapes(model, size, 3, 1000)
+  architecture = Architecture(
+    c.ViTConfig(variant=variant).resolved(), (224, 224), channels=3, num_classes=1000
+  )
   rng = np.random.default_rng(0)
-  params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in shapes.items()}
-  portable = Portable(model, size, 3, 1000, pytrees.unflatten(params), Preprocess(size))
-  released.write(portable, path)
+  params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in architecture.shapes().items()}
+  pretrained = Pretrained(architecture, pytrees.unflatten(params), Preprocess(architecture.image_size))
+  FORMATS['npz']().write(pretrained, path)
 
 
 def load(path: pathlib.Path) -> None:
@@ -46,30 +49,29 @@ def load(path: pathlib.Path) -> None:
 
 
 def fine_tune(path: pathlib.Path) -> None:
-  """What a training run does at step 0, on eight devices that share out every parameter.
+  """What a training run does at step 0, on eight devices with a part of every parameter each.
 
-  The optimizer is SGD without momentum: its state would be another model's worth of memory.
+  Frozen parameters have no optimizer state, which would take as much memory as the model.
   """
   import jax
 
   from vit_jax import config as c
-  from vit_jax.parallel.mesh import make_mesh
   from vit_jax.pretrained import formats
-  from vit_jax.training import initialization
-  from vit_jax.training.step import make_train_step
+  from vit_jax.training.initialization import initial_state, read_initial
+  from vit_jax.training.run import Dataset, Run
 
   config = c.Config(
     total='10 steps',
     batch_size=8,
-    model=formats.model_config(path),
+    model=formats.architecture(path).model.for_classification(),
     init=c.InitConfig(checkpoint=str(path)),
     data=c.DataConfig(image_size=(224, 224)),
     optimizer=c.OptimizerConfig(name='sgd', momentum=0.0, freeze=('^(blocks|stem)',)),
     mesh=c.MeshConfig(fsdp=8),
   )
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=1000, examples=100)
-  arrays = initialization.load(config, program, lambda text: None)
-  jax.block_until_ready(initialization.start(program, 0, arrays))
+  run = Run(config, Dataset(100, num_classes=1000))
+  arrays, _ = read_initial(config, run.architecture)
+  jax.block_until_ready(initial_state(run.program, 0, arrays))
 
 
 def main() -> None:
@@ -99,14 +101,15 @@ def main() -> None:
 
 
 def run(how: str, path: pathlib.Path, variant: str, devices: int) -> str:
-  """A process of its own; the last line it prints."""
+  """Runs this file in a process of its own; returns the last line that it prints."""
   environment = dict(os.environ, XLA_FLAGS=f'--xla_force_host_platform_device_count={devices}')
   command = [sys.executable, __file__, f'--how={how}', f'--path={path}', f'--variants={variant}']
   output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
   return output.strip().splitlines()[-1] if output.strip() else ''
 
 
-def measure(function, path: pathlib.Path) -> None:
+def measure(function: Callable[[pathlib.Path], None], path: pathlib.Path) -> None:
+  """Prints the seconds and MiB that a function takes."""
   import jax.numpy as jnp
 
   import vit_jax.loading
@@ -120,7 +123,7 @@ def measure(function, path: pathlib.Path) -> None:
 
 
 def peak() -> float:
-  """MiB."""
+  """The highest resident set of this process so far, in MiB."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,15 +1,14 @@
-"""The same training on every mesh: how far losses and parameters are from those of one device.
+"""The same training on every mesh: how far losses and parameters deviate from those of one device.
 
   python benchmarks/mesh_equality.py
   python benchmarks/mesh_equality.py --data=cifar10 --optimizers=sgd,adam
 
-A small ViT in float32 with everything random switched on (crops, RandAugment, mirroring, mixup, CutMix,
-dropout, attention dropout, stochastic depth) is trained by the trainer's own step on its own batches: on one
-device, then on each mesh of eight, which are those of one process, of two and of four
-(`launch/local_pod.py`). All of them compute the same sums in another order, so what differs is rounding, and
-how training magnifies it. The row 'last bit' says how much that is: one device again, where each first
-parameter is the next float32 number up or down. Prints a table of the largest deviations; the exit code is 1
-if one is beyond the limit.
+The trainer's own step trains a small ViT in float32 on its own batches, with everything random switched on
+(crops, RandAugment, mirroring, mixup, CutMix, dropout, attention dropout, drop path): on one device, then on
+each mesh of eight devices, of one, two and four processes (`launch/local_pod.py`). All of them compute the
+same sums in another order, so that they differ by rounding, which training magnifies. The row 'last bit' says
+by how much: it is one device again, with each initial parameter replaced by the next float32 number up or
+down. It prints a table of the largest deviations; the exit code is 1 if one is beyond the limit.
 """
 
 import argparse
@@ -37,19 +36,19 @@ MESHES = {
 ONE_DEVICE = {'one': {}, 'accumulation 4': {'accumulation': 4}, 'last bit': {}}
 SIZES = {'digits': (8, 1, 2), 'cifar10': (32, 3, 4)}  # pixels, channels, patch
 # The optimizer, its learning rate, and the largest relative deviation that is rounding. Adam divides by the
-# gradient's size, so that where a gradient is small its rounding counts as much as another's: ten times more.
+# size of the gradient, so that rounding counts as much in small gradients as in large ones: ten times more.
 OPTIMIZERS = {
   'sgd': (c.OptimizerConfig(name='sgd', weight_decay=0.1, clip_norm=1.0), 0.1, 2e-5),
   'adam': (c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0), 1e-3, 2e-4),
 }
-# Softmax does not change when all keys are shifted: the gradient is zero but for rounding.
+# Shifting all keys does not change the softmax: the gradient is zero except for rounding.
 WITHOUT_GRADIENT = 'blocks/attention/key/bias'
 
-Run = dict[str, np.ndarray]  # 'loss' of every step, and the last parameters by path
+Outcome = dict[str, np.ndarray]  # 'loss' of every step, and the last parameters by path
 
 
 def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -> c.Config:
-  """A run of the table; `settings` are axes of the mesh, and the accumulation."""
+  """The config of a row; `settings` are axes of the mesh, and the accumulation."""
   side, channels, patch = SIZES[data]
   chosen, rate, _ = OPTIMIZERS[optimizer]
   axes = {axis: size for axis, size in settings.items() if axis != 'accumulation'}
@@ -84,20 +83,18 @@ def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -
   )
 
 
-def train(config: c.Config, *, nudged: bool = False) -> Run:
+def train(config: c.Config, *, nudged: bool = False) -> Outcome:
   """Losses and last parameters of a run over all devices of all processes; `nudged`: the row 'last bit'."""
   import jax
   from jax.experimental import multihost_utils
 
-  from vit_jax.data import sources
+  from vit_jax import pytrees
   from vit_jax.data.pipeline import TrainPipeline
-  from vit_jax.parallel.mesh import batch_sharding, make_mesh
-  from vit_jax.training.step import make_train_step
+  from vit_jax.parallel.mesh import batch_sharding
+  from vit_jax.training.run import open_training
 
-  mesh = make_mesh(config.mesh)
-  source = sources.open_source(config.data.source, config.data.split, data=config.data)
-  program = make_train_step(config, mesh, num_classes=len(source.class_names), examples=len(source))
-  sharding = batch_sharding(mesh)
+  run, source = open_training(config)
+  program, sharding = run.program, batch_sharding(run.mesh)
   pipeline = TrainPipeline(
     source, config.data, batch_size=config.batch_size, seed=config.seed, sharding=sharding
   )
@@ -105,16 +102,16 @@ def train(config: c.Config, *, nudged: bool = False) -> Run:
   if nudged:
     state = state._replace(params=jax.tree.map(_next_numbers, state.params))
   loss = []
-  for step in range(int(config.total.split()[0])):
+  for step in range(run.timeline.total):
     state, metrics = program.step(state, pipeline.batch(step))
     loss.append(float(metrics['train/loss']))
   whole = multihost_utils.process_allgather(state.params, tiled=True)
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
-  return {'loss': np.array(loss)} | {name(p): np.asarray(x) for p, x in jax.tree.leaves_with_path(whole)}
+  params = {path: np.asarray(leaf) for path, leaf in pytrees.flatten(whole).items()}
+  return {'loss': np.array(loss)} | params
 
 
 def _next_numbers(leaf):
-  """Each element the next float32 number up or down, at random."""
+  """Replaces each element by the next float32 number up or down, at random."""
   import jax
 
   up = np.random.default_rng(0).random(leaf.shape) < 0.5
@@ -122,7 +119,7 @@ def _next_numbers(leaf):
 
 
 def work(args: argparse.Namespace) -> None:
-  """What each process of a pod runs: all rows of the table of its kind, saved by the first process."""
+  """The work of a process of a pod: all rows for as many devices; the first process saves them."""
   from vit_jax.parallel import distributed
 
   distributed.initialize()
@@ -131,9 +128,9 @@ def work(args: argparse.Namespace) -> None:
   rows = MESHES if jax.device_count() > 1 else ONE_DEVICE
   for optimizer in args.optimizers.split(','):
     for name, settings in rows.items():
-      run = train(config_of(args.data, optimizer, args.steps, settings), nudged=name == 'last bit')
+      outcome = train(config_of(args.data, optimizer, args.steps, settings), nudged=name == 'last bit')
       if jax.process_index() == 0:
-        np.savez(pathlib.Path(args.work) / f'{optimizer}, {name}.npz', **run)
+        np.savez(pathlib.Path(args.work) / f'{optimizer}, {name}.npz', **outcome)
 
 
 def start(args: argparse.Namespace, folder: pathlib.Path, processes: int, devices: int) -> None:
@@ -149,36 +146,38 @@ def start(args: argparse.Namespace, folder: pathlib.Path, processes: int, device
   subprocess.run([*launch, '--', *own], env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-def load(path: pathlib.Path) -> Run:
+def load(path: pathlib.Path) -> Outcome:
+  """An outcome that a process of a pod has saved."""
   with np.load(path, allow_pickle=False) as file:
     return dict(file)
 
 
-def deviations(run: Run, expected: Run) -> tuple[float, float, float]:
-  """(of the losses, of the parameters each to the largest of its array, of the parameters absolute)."""
-  loss = np.abs(run['loss'] - expected['loss']).max() / np.abs(expected['loss']).max()
+def deviations(outcome: Outcome, expected: Outcome) -> tuple[float, float, float]:
+  """The largest deviations of losses, of parameters relative to the largest of their array, and absolute."""
+  loss = np.abs(outcome['loss'] - expected['loss']).max() / np.abs(expected['loss']).max()
   names = [name for name in expected if name not in ('loss', WITHOUT_GRADIENT)]
-  absolute = {name: np.abs(run[name] - expected[name]).max() for name in names}
+  absolute = {name: np.abs(outcome[name] - expected[name]).max() for name in names}
   relative = max(absolute[name] / np.abs(expected[name]).max() for name in names)
   return float(loss), float(relative), float(max(absolute.values()))
 
 
 def table(args: argparse.Namespace, folder: pathlib.Path) -> bool:
-  """Prints the rows; whether all are within the tolerance."""
+  """Prints the rows; returns whether all are within their limits."""
   print('| optimizer | devices | mesh | loss | parameters | parameters, absolute |')
   print('|---|---|---|---|---|---|')
   good = True
   for optimizer in args.optimizers.split(','):
     expected = load(folder / 'one device' / f'{optimizer}, one.npz')
     limit = OPTIMIZERS[optimizer][2]
-    for pod, rows in {'one device': ONE_DEVICE, **dict.fromkeys(PODS, MESHES)}.items():
+    rows_by_pod = {'one device': ONE_DEVICE, **dict.fromkeys(PODS, MESHES)}
+    for pod, rows in rows_by_pod.items():
       for name in rows:
         if name == 'one':
           continue
         found = deviations(load(folder / pod / f'{optimizer}, {name}.npz'), expected)
         numbers = ' | '.join(f'{number:.1e}' for number in found)
         print(f'| {optimizer} | {pod} | {name} | {numbers} |')
-        good &= all(deviation <= limit for deviation in found[:2])  # not so where it is NaN
+        good &= all(deviation <= limit for deviation in found[:2])  # False for NaN
     curve = expected['loss']
     print(f'{optimizer}: loss from {curve[0]:.3f} to {curve[-1]:.3f}, limit {limit:g}', file=sys.stderr)
   return good

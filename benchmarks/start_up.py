@@ -1,11 +1,12 @@
-"""From the command to the first step, with an empty cache of compiled programs and with a filled one.
+"""Time from the command to the first step, with an empty cache of compiled programs and with a filled one.
 
   python benchmarks/start_up.py
 
-Each start is the real command, with the paper's B/16 at 224 px, fully sharded over 8 fake CPU devices, a
-batch of 8 digits; it is killed once it has logged its first step. Cold starts find an empty cache directory,
-warm ones what the cold one before them left there. A start that is not measured comes first: it brings
-Python's files into memory. 'processor' is what both cores together worked for, which other load changes less.
+Each start is the real command, with the paper's B/16 at 224 px, fully sharded over 8 fake CPU devices, and a
+batch of 8 digits. It is killed once it has logged its first step. A cold start finds an empty cache
+directory, a warm one what the cold start before it left there. A first start, which brings Python's files
+into memory, is not measured. 'processor' is processor time over all cores, which depends less on what else
+the machine does.
 """
 
 import argparse
@@ -25,12 +26,12 @@ COMMAND = [
   *('--config.mesh.data=1', '--config.mesh.fsdp=8'),
   *('--config.total=2 steps', '--config.schedule.warmup=0 steps', '--config.log_every=1 steps'),
 ]
-# What the run says when a part of its start is over.
+# The beginning of the line that a run prints at the end of each part of its start.
 PARTS = {'built': 'Devices:', 'compiled': 'Memory per device', 'first step': 'step 1/2:'}
 
 
 def start(folder: pathlib.Path) -> dict[str, float]:
-  """Seconds from the command to the end of each part; the cache lies in `folder`."""
+  """Seconds from the command to the end of each part, and processor seconds; the cache is in `folder`."""
   environment = dict(
     os.environ,
     JAX_PLATFORMS='cpu',
@@ -42,7 +43,11 @@ def start(folder: pathlib.Path) -> dict[str, float]:
   begin = time.perf_counter()
   process = subprocess.Popen(
     [*COMMAND, f'--workdir={folder / "run"}'],
-    **{'cwd': ROOT, 'env': environment, 'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT},
+    cwd=ROOT,
+    env=environment,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
   )
   seconds, lines = {}, []
   for line in process.stdout:
@@ -59,7 +64,7 @@ def start(folder: pathlib.Path) -> dict[str, float]:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--turns', type=int, default=3, help='of a cold and a warm start each')
+  parser.add_argument('--turns', type=int, default=3, help='of one cold and one warm start')
   args = parser.parse_args()
   measured = {'cold': [], 'warm': []}
   with tempfile.TemporaryDirectory() as scratch:

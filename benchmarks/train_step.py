@@ -3,9 +3,9 @@
   pip install -e . && pip install torch==2.13.0 transformers
   python benchmarks/train_step.py
 
-Each contender is a process of its own, which builds its model, waits, and runs some steps when it is its
-turn; turns alternate, so that whatever else the machine does falls on all of them. All train the same ViT
-with AdamW and clipping, from images that are there already, in float32 on the CPU.
+Each contender is a process of its own, which builds its model and runs some steps whenever it is its turn.
+Turns alternate, so that whatever else the machine does slows all of them. All train the same ViT with AdamW
+and clipping, from images in memory, in float32 on the CPU.
 """
 
 import argparse
@@ -20,16 +20,21 @@ CONTENDERS = ('peer', 'scanned', 'unrolled')
 SIZES = {'S/16': (384, 12, 6, 1536), 'Ti/16': (192, 12, 3, 768)}  # width, blocks, heads, hidden
 CLASSES = 1000
 
+Contender = tuple[Callable[[], None], str]
 
-def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: bool):
-  """(a function that takes a step, what was compiled in how many seconds)."""
-  del threads  # XLA takes the cores there are
+
+def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: bool) -> Contender:
+  """vit_jax's training step.
+
+  Returns:
+    (a function that runs a step, a text about its compilation).
+  """
+  del threads  # XLA takes all cores
   import jax
   import numpy as np
 
   from vit_jax import config as c
-  from vit_jax.parallel.mesh import make_mesh
-  from vit_jax.training.step import make_train_step
+  from vit_jax.training.run import Dataset, Run
 
   config = c.Config(
     total='1000 steps',
@@ -38,7 +43,7 @@ def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: b
     data=c.DataConfig(image_size=(image_size, image_size)),
     optimizer=c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
   )
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=CLASSES, examples=1000)
+  program = Run(config, Dataset(1000, num_classes=CLASSES)).program
   begin = time.perf_counter()
   step = program.step.lower(program.state, program.batch).compile()
   seconds = time.perf_counter() - begin
@@ -59,8 +64,8 @@ def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: b
   return run, f'compiled in {seconds:.1f} s, {temporary:.0f} MiB of temporaries'
 
 
-def peer(variant: str, batch_size: int, image_size: int, threads: int):
-  """transformers.ViTForImageClassification with torch.optim.AdamW."""
+def peer(variant: str, batch_size: int, image_size: int, threads: int) -> Contender:
+  """The step of transformers.ViTForImageClassification with torch.optim.AdamW; returns as `ours`."""
   import torch
   import transformers
 
@@ -95,7 +100,7 @@ def peer(variant: str, batch_size: int, image_size: int, threads: int):
 
 
 def work(name: str, args: argparse.Namespace) -> None:
-  """A contender's process: one line in is a turn, one line out its seconds a step."""
+  """The process of a contender: each line in is a turn, each line out its seconds a step and peak MiB."""
   settings = (args.variant, args.batch_size, args.image_size, args.threads)
   run, text = peer(*settings) if name == 'peer' else ours(*settings, unroll=name == 'unrolled')
   _time(run, 2)
@@ -107,6 +112,7 @@ def work(name: str, args: argparse.Namespace) -> None:
 
 
 def _time(run: Callable[[], None], steps: int) -> float:
+  """Seconds a step."""
   begin = time.perf_counter()
   for _ in range(steps):
     run()
@@ -128,7 +134,7 @@ def main() -> None:
 
   command = [sys.executable, __file__, *sys.argv[1:]]
   processes, texts = {}, {}
-  for name in CONTENDERS:  # one after the other: a compilation is timed too
+  for name in CONTENDERS:  # one after the other, for compilation is timed too
     processes[name] = subprocess.Popen(
       [*command, f'--contender={name}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -6,8 +6,12 @@ import jax
 import numpy as np
 
 import vit_jax
+from vit_jax import pytrees
+from vit_jax.models.base import Architecture
+from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.pretrained.released import ReleasedFormat
 from vit_jax.pretrained.runs import RunFormat
 
@@ -37,6 +41,20 @@ def read(file: pathlib.Path, image_size: tuple[int, int] | None = None, **told) 
 def write(pretrained: Pretrained, file: pathlib.Path, naming: str | None = None) -> tuple[str, ...]:
   """Writes an .npz; the notes."""
   return ReleasedFormat().write(pretrained, file, naming=naming)
+
+
+def write_random(
+  model: ViTConfig, file: pathlib.Path, *, image_size: tuple[int, int], num_classes: int
+) -> pathlib.Path:
+  """Writes an .npz of a model with random parameters, all of which matter; its path."""
+  architecture = Architecture(model.resolved(), image_size, 3, num_classes)
+  rng = np.random.default_rng(0)
+  flat = {
+    name: 0.3 * rng.standard_normal(leaf.shape, np.float32) for name, leaf in architecture.shapes().items()
+  }
+  preprocess = Preprocess.from_range(image_size, -1.0, 1.0)
+  write(Pretrained(architecture, pytrees.unflatten(flat), preprocess), file)
+  return file
 
 
 def write_run(pretrained: Pretrained, workdir: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ def write(workdir: pathlib.Path, config: c.Config, accuracies: dict[int, float])
   return workdir
 
 
-def test_the_command(tmp_path):
+def test_command_writes_the_tables_and_the_curves(tmp_path):
   one = write(tmp_path / 'a/seed_0', RUN, {1000: 0.5, 2000: 0.75, 4000: 0.7})
   two = write(tmp_path / 'b/seed_0', dataclasses.replace(RUN, batch_size=32, seed=1), {2000: 0.25})
   script = [sys.executable, '-m', 'vit_jax.compare', str(one), str(two), f'--out={tmp_path}/out']
@@ -61,7 +61,7 @@ def test_seeds_of_a_config_have_a_mean(tmp_path):
   assert 'Means' not in compare.report(compare.read_runs(dirs[:2]))
 
 
-def test_what_is_no_run_is_said(tmp_path):
+def test_folder_that_is_no_run_is_refused(tmp_path):
   one = write(tmp_path / 'a', RUN, {1: 0.5})
   for workdirs, said in (
     ([], 'Name the workdirs'),

@@ -1,4 +1,4 @@
-"""The config of a run: round trips, overrides, and one sentence for every wrong option."""
+"""The schema: round trips, overrides, and the messages of wrong options."""
 
 import dataclasses
 import json
@@ -13,30 +13,18 @@ from vit_jax.models.base import MODELS
 from vit_jax.objectives.base import OBJECTIVES
 
 FULL = c.Config(
-  evaluators={
-    'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8),
-    'web': c.FewShotEvaluatorConfig(shots=(1, 5), grid=(1.0, 0.1)),
-  },
+  evaluators={'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8)},
   optimizer=c.OptimizerConfig(lr_multipliers=(('^head', 10.0),), freeze=('^blocks',), clip_norm=1.0),
 )
-MIXER = c.MixerConfig('custom', 4, 32, 48, 2, 24, unroll=True)
-RESNET = dataclasses.replace(FULL, model=c.ResNetConfig('R50x1', blocks=(1, 2)))
-MASKED = c.Config(
-  model=c.ViTConfig(pool='none', mask_token=True), objective=c.MaskedPatchesObjective(label_smoothing=0.1)
-)
 
 
-@pytest.mark.parametrize(
-  'config',
-  [c.Config(), FULL, dataclasses.replace(FULL, model=MIXER), RESNET, MASKED],
-  ids=['default', 'full', 'mixer', 'resnet', 'masked_patches'],
-)
-def test_a_config_survives_ml_collections_and_json(config):
+@pytest.mark.parametrize('config', [c.Config(), FULL])
+def test_round_trips(config):
   assert c.from_config_dict(c.to_config_dict(config)) == config
   assert c.from_config_dict(json.loads(json.dumps(c.as_json(config)))) == config
 
 
-def test_an_option_that_is_none_can_be_overridden():
+def test_none_can_be_overridden():
   values = c.to_config_dict(c.Config())
   values.model.patch = 8
   values.model.stem_blocks = (3, 4, 9)
@@ -48,14 +36,7 @@ def test_an_option_that_is_none_can_be_overridden():
 
 
 def test_flatten_names_options_as_on_the_command_line():
-  flat = c.flatten(FULL)
-  assert flat['evaluators.val.batch_size'] == 8 and flat['evaluators.web.shots'] == (1, 5)
-  assert flat['model.name'] == 'vit' and flat['evaluators.web.type'] == 'fewshot'
-
-
-def test_a_section_has_the_options_of_its_own_kind_only():
-  assert 'model.blocks' in c.flatten(RESNET) and 'model.heads' not in c.flatten(RESNET)
-  assert 'evaluators.val.shots' not in c.flatten(FULL) and 'evaluators.web.real_labels' not in c.flatten(FULL)
+  assert c.flatten(FULL)['evaluators.val.batch_size'] == 8
 
 
 @pytest.mark.parametrize(
@@ -63,160 +44,179 @@ def test_a_section_has_the_options_of_its_own_kind_only():
   [
     ({'modle': {}}, 'config.modle is not an option; did you mean config.model?'),
     ({'model': {'ptach': 3}}, 'config.model.ptach is not an option; did you mean config.model.patch?'),
-    ({'model': {'name': 'resnet', 'blokcs': (1,)}}, 'did you mean config.model.blocks?'),
-    ({'model': {'name': 'rasnet'}}, "config.model.name is 'rasnet'; did you mean 'resnet'?"),
-    ({'model': {'name': 'Swin'}}, "config.model.name is 'Swin'; choose one of ['vit', 'mixer', 'resnet']"),
+    ({'batch_size': 'many'}, "config.batch_size is 'many', which is not of type int."),
+    ({'batch_size': True}, 'config.batch_size is True, which is not of type int.'),
+    ({'batch_size': 0}, 'config.batch_size is 0; it must be at least 1.'),
     (
-      {'model': {'name': 'vit', 'blocks': [1, 2]}},
-      "config.model.blocks is an option of the model 'resnet', and config.model.name is 'vit'; leave it out, "
-      "or choose 'resnet'.",
+      {'batch_size': 10, 'accumulation': 3},
+      'config.batch_size 10 does not divide into config.accumulation 3 equal parts; change one of them.',
     ),
     (
-      {'model': {'name': 'mixer', 'heads': 4}},
-      "config.model.heads is an option of the model 'vit', and config.model.name is 'mixer'",
+      {'total': '3 weeks'},
+      "config.total is '3 weeks'; it must be a duration such as '90 epochs', '500 steps' or '5%'.",
     ),
-    ({'batch_size': 'many'}, "config.batch_size is 'many', which is not of type int"),
-    ({'batch_size': True}, 'not of type int'),
-    ({'batch_size': 0}, 'config.batch_size is 0; it must be at least 1'),
-    ({'batch_size': 10, 'accumulation': 3}, 'does not divide'),
-    ({'seed': -1}, 'config.seed is -1; it must be between'),
-    ({'ema': 1.0}, 'config.ema is 1.0; it must be between'),
-    ({'nonfinite': 'go on'}, "config.nonfinite is 'go on'; choose one of ['stop', 'skip']"),
-    ({'total': '3 weeks'}, "config.total is '3 weeks'; it must be a duration such as '90 epochs'"),
-    ({'total': '0 steps'}, "config.total is '0 steps'; it must be more than nothing"),
-    ({'model': {'pool': 'max'}}, "choose one of ['token', 'gap', 'token_gap', 'map', 'none']"),
-    ({'model': {'pool': 'none'}}, 'gives an image no logits'),
-    ({'model': {'pool': 'token', 'class_token': False}}, 'class_token is False'),
+    ({'total': '0 steps'}, "config.total is '0 steps'; it must be more than nothing."),
+    (
+      {'model': {'pool': 'max'}},
+      "config.model.pool is 'max'; choose one of ['token', 'gap', 'token_gap', 'map', 'none'].",
+    ),
+    (
+      {'model': {'pool': 'none'}},
+      "config.model.pool is 'none', which gives an image no logits; choose token, gap or map.",
+    ),
+    (
+      {'model': {'pool': 'token', 'class_token': False}},
+      "config.model.pool is 'token' but class_token is False; choose pool 'gap' or 'map'.",
+    ),
     (
       {'model': {'axial': True}},
-      "config.model.pool 'token' brings a token that is in none; choose pool 'gap'",
+      'config.model.axial attends along rows and columns of patches, and config.model.pool '
+      "'token' brings a token that is in none; choose pool 'gap' or 'map'.",
     ),
-    ({'model': {'axial': True, 'pool': 'gap', 'class_token': True}}, 'config.model.class_token brings'),
-    ({'model': {'axial': True, 'pool': 'gap', 'register_tokens': 1}}, 'config.model.register_tokens brings'),
-    ({'model': {'pool': 'token_gap', 'class_token': False}}, "pool is 'token_gap' but class_token is False"),
-    ({'model': {'gelu': 'exact'}}, "choose one of ['tanh', 'erf']"),
-    ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be at least'),
-    ({'model': {'layer_scale': -1.0}}, 'config.model.layer_scale is -1.0; it must be at least 0'),
-    ({'model': {'register_tokens': -1}}, 'config.model.register_tokens is -1; it must be at least 0'),
+    (
+      {'model': {'axial': True, 'pool': 'gap', 'class_token': True}},
+      'config.model.axial attends along rows and columns of patches, and '
+      'config.model.class_token brings a token that is in none; leave it out.',
+    ),
+    (
+      {'model': {'axial': True, 'pool': 'gap', 'register_tokens': 1}},
+      'config.model.axial attends along rows and columns of patches, and '
+      'config.model.register_tokens brings a token that is in none; leave them out.',
+    ),
+    (
+      {'model': {'pool': 'token_gap', 'class_token': False}},
+      "config.model.pool is 'token_gap' but class_token is False; choose pool 'gap' or 'map'.",
+    ),
+    ({'model': {'gelu': 'exact'}}, "config.model.gelu is 'exact'; choose one of ['tanh', 'erf']."),
+    ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be at least 1e-12.'),
+    ({'model': {'layer_scale': -1.0}}, 'config.model.layer_scale is -1.0; it must be at least 0.'),
+    ({'model': {'register_tokens': -1}}, 'config.model.register_tokens is -1; it must be at least 0.'),
     (
       {'model': {'name': 'mixer', 'tokens_mlp_dim': 0}},
-      'config.model.tokens_mlp_dim is 0; it must be at least 1',
+      'config.model.tokens_mlp_dim is 0; it must be at least 1.',
     ),
-    ({'model': {'stem_blocks': [3, 4.5]}}, 'config.model.stem_blocks is 4.5, which is not of type int'),
-    ({'model': {'dropout': 1.5}}, 'config.model.dropout is 1.5; it must be between'),
-    ({'schedule': {'learning_rate': -1.0}}, 'config.schedule.learning_rate is -1.0'),
-    ({'schedule': {'decay': 'linear', 'cooldown': '5%'}}, 'ends at end_value by itself'),
-    ({'data': {'image_size': [0, 8]}}, 'config.data.image_size is 0; it must be at least 1'),
-    ({'data': {'area': [0.5, 0.1]}}, 'config.data.area'),
-    ({'data': {'value_range': [1, -1]}}, 'config.data.value_range'),
-    ({'data': {'crop': 'random', 'resize': 100}}, 'smaller than image_size'),
-    ({'data': {'image_size': [8, 8, 3]}}, 'not of type tuple[int, int]'),
-    ({'data': {'max_per_class': 0}}, 'config.data.max_per_class is 0; it must be at least 1'),
-    ({'data': {'repeats': 3}}, 'config.batch_size 512 does not divide by config.data.repeats 3'),
-    ({'data': {'max_labels': 4}}, "config.objective.loss is 'softmax'; choose 'sigmoid'"),
-    ({'data': {'mixture': [['digits', 0.0]]}}, "'digits' has the weight 0.0; it must be more than 0"),
-    ({'data': {'channels': 4}}, 'config.data.channels is 4; choose one of [1, 3]'),
+    ({'model': {'stem_blocks': [3, 4.5]}}, 'config.model.stem_blocks is 4.5, which is not of type int.'),
+    ({'model': {'dropout': 1.5}}, 'config.model.dropout is 1.5; it must be between 0 and 0.999.'),
+    ({'model': {'name': 'swin'}}, "config.model.name is 'swin'; choose one of ['vit', 'mixer', 'resnet']."),
+    ({'schedule': {'learning_rate': -1.0}}, 'config.schedule.learning_rate is -1.0; it must be at least 0.'),
+    (
+      {'schedule': {'decay': 'linear', 'cooldown': '5%'}},
+      'config.schedule.cooldown is for decay constant and rsqrt, and decay is linear, which '
+      'ends at end_value by itself.',
+    ),
+    ({'data': {'image_size': [0, 8]}}, 'config.data.image_size is 0; it must be at least 1.'),
+    (
+      {'data': {'area': [0.5, 0.1]}},
+      'config.data.area is (0.5, 0.1); it must be two shares with 0 < low <= high <= 1.',
+    ),
+    (
+      {'data': {'value_range': [1, -1]}},
+      'config.data.value_range is (1.0, -1.0); the first must be the smaller one.',
+    ),
+    (
+      {'data': {'crop': 'random', 'resize': 100}},
+      'config.data.resize is 100 pixels, smaller than image_size (224, 224).',
+    ),
+    (
+      {'data': {'image_size': [8, 8, 3]}},
+      'config.data.image_size is [8, 8, 3], which is not of type tuple[int, int].',
+    ),
+    ({'data': {'max_per_class': 0}}, 'config.data.max_per_class is 0; it must be at least 1.'),
+    (
+      {'data': {'repeats': 3}},
+      'config.batch_size 512 does not divide by config.data.repeats 3; change one of them.',
+    ),
+    (
+      {'data': {'max_labels': 4}},
+      'config.data.max_labels is 4, so images have lists of classes, and '
+      "config.objective.loss is 'softmax'; choose 'sigmoid'.",
+    ),
+    (
+      {'data': {'mixture': [['digits', 0.0]]}},
+      "config.data.mixture: 'digits' has the weight 0.0; it must be more than 0.",
+    ),
     (
       {'data': {'mixture': [['digits', 1]]}, 'evaluators': {'test': {'type': 'classification'}}},
-      'config.evaluators.test.source is not given',
-    ),
-    ({'mesh': {'data': -1, 'fsdp': -1}}, 'at most one may be -1'),
-    (
-      {'objective': {'name': 'classify'}},
-      "config.objective.name is 'classify'; did you mean 'classification'?",
+      'config.evaluators.test.source is not given; name the data to evaluate on, since '
+      'config.data.mixture has several.',
     ),
     (
-      {'objective': {'name': 'masked_patches', 'loss': 'sigmoid'}},
-      "an option of the objective 'classification'",
+      {'mesh': {'data': -1, 'fsdp': -1}},
+      "config.mesh is {'replica': 1, 'data': -1, 'fsdp': -1, 'tensor': 1}; each axis must be "
+      'at least 1, and at most one may be -1.',
     ),
-    ({'optimizer': {'freeze': ['(']}}, "config.optimizer.freeze is '('; it must be a regular expression"),
-    ({'evaluators': {'val': {'split': 'test'}}}, "it must be a section with the option 'type'"),
     (
-      {'evaluators': {'val': {'type': 'classification', 'crop': 'inception'}}},
-      "choose one of ['resize', 'central']",
+      {'optimizer': {'freeze': ['(']}},
+      "config.optimizer.freeze is '('; it must be a regular expression (missing ), "
+      'unterminated subpattern at position 0).',
+    ),
+    ({'optimizer': {'name': 'lyon'}}, "config.optimizer: there is no optimizer 'lyon'; did you mean 'lion'?"),
+    (
+      {'evaluators': {'val': {'crop': 'inception', 'type': 'classification'}}},
+      "config.evaluators.val.crop is 'inception'; choose one of ['resize', 'central'].",
     ),
     (
       {'evaluators': {'val': {'type': 'classification', 'splt': 'test'}}},
-      'did you mean config.evaluators.val.split?',
+      'config.evaluators.val.splt is not an option; did you mean config.evaluators.val.split?',
     ),
     (
       {'evaluators': {'val': {'type': 'classification', 'batch_size': 0}}},
-      'config.evaluators.val.batch_size is 0',
+      'config.evaluators.val.batch_size is 0; it must be at least 1.',
     ),
-    ({'evaluators': {'val': {'type': 'knn'}}}, "choose one of ['classification', 'fewshot']"),
+    (
+      {'evaluators': {'val': {'type': 'knn'}}},
+      "config.evaluators.val.type is 'knn'; choose one of ['classification', 'fewshot'].",
+    ),
     (
       {'evaluators': {'val': {'type': 'fewshot', 'real_labels': 'download'}}},
       "config.evaluators.val.real_labels is an option of the evaluator 'classification', and "
-      "config.evaluators.val.type is 'fewshot'",
+      "config.evaluators.val.type is 'fewshot'; leave it out, or choose 'classification'.",
     ),
     (
       {'evaluators': {'val': {'type': 'fewshot', 'probe': 'svm'}}},
-      "choose one of ['ridge', 'logistic', 'knn']",
+      "config.evaluators.val.probe is 'svm'; choose one of ['ridge', 'logistic', 'knn'].",
     ),
-    ({'evaluators': {'val': {'type': 'fewshot', 'pool': 'max'}}}, 'config.evaluators.val.pool'),
-    ({'evaluators': {'val': {'type': 'fewshot', 'shots': []}}}, 'give at least one number'),
+    (
+      {'evaluators': {'val': {'type': 'fewshot', 'pool': 'max'}}},
+      "config.evaluators.val.pool is 'max'; choose one of ['token', 'gap', 'token_gap', 'map'].",
+    ),
+    (
+      {'evaluators': {'val': {'type': 'fewshot', 'shots': []}}},
+      'config.evaluators.val.shots is (); give at least one number.',
+    ),
     (
       {'evaluators': {'val': {'type': 'fewshot', 'grid': [0.0]}}},
-      'config.evaluators.val.grid is 0.0; it must be at least',
+      'config.evaluators.val.grid is 0.0; it must be at least 1e-12.',
     ),
     (
       {'evaluators': {'web': {'type': 'fewshot'}}, 'checkpoint': {'best': 'web/accuracy'}},
-      'choose one of web_5shot/accuracy',
+      "config.checkpoint.best is 'web/accuracy', which no evaluator gives; choose one of web_5shot/accuracy.",
     ),
     (
-      {'evaluators': {'val': {'type': 'classification'}}, 'checkpoint': {'best': 'val_ema/accuracy'}},
-      'choose one of val/accuracy, val/loss',
+      {'evaluators': {'val': {}}},
+      "config.evaluators.val is {}; it must be a section with the option 'type'.",
     ),
+    ({'model': 3}, "config.model is 3; it must be a section with the option 'name'."),
+    ({'evaluators': [1]}, "config.evaluators is [1]; it must be a section with the option 'type'."),
   ],
 )
-def test_a_wrong_option_is_refused_in_one_sentence(change, said):
+def test_what_is_wrong_is_said_in_one_sentence(change, said):
   with pytest.raises(UserError) as raised:
     c.from_config_dict(change)
-  text = str(raised.value)
-  assert said in text
-  assert '\n' not in text
+  assert str(raised.value) == said
 
 
-@pytest.mark.parametrize('values', [[], 'model', None])
-def test_json_that_is_no_object_is_refused(values):
-  with pytest.raises(UserError, match='A config is a JSON object'):
-    c.from_config_dict(values)
-
-
-@pytest.mark.parametrize(
-  'best', ['val_ema/loss', 'val/accuracy', 'web_ema_5shot/accuracy', 'web_1shot/accuracy']
-)
-def test_best_may_name_what_evaluators_give_of_the_parameters_or_their_ema(best):
-  config = dataclasses.replace(FULL, ema=0.9, checkpoint=c.CheckpointConfig(best=best))
-  assert c.from_config_dict(c.to_config_dict(config)) == config
-
-
-@pytest.mark.parametrize(
-  ('change', 'differing'),
-  [
-    ({'mesh.fsdp': 4, 'checkpoint.keep': 9, 'log_every': '1 steps', 'step_limit': 5.0}, []),
-    ({'model.unroll': True, 'model.attention': 'xla', 'data.threads': 9, 'data.prefetch': 1}, []),
-    ({'model.depth': 2, 'seed': 1}, ['model.depth', 'seed']),
-    ({'optimizer.b1': 0.9, 'optimizer.b2': 0.999}, []),  # the optimizer's own
-    ({'optimizer.b1': 0.8}, ['optimizer.b1']),
-    (
-      {'optimizer.name': 'sgd', 'optimizer.momentum': 0.9},
-      ['optimizer.b1', 'optimizer.b2', 'optimizer.momentum', 'optimizer.name'],
-    ),
-    ({'evaluators.val.every': '2 epochs'}, ['evaluators.val.every']),
-    ({'ema': 0.9}, ['ema']),
-  ],
-)
-def test_a_run_may_be_resumed_with_other_options_that_change_no_result(change, differing):
-  values = c.to_config_dict(FULL)
-  values.update_from_flattened_dict(change)
-  assert c.differing_options(FULL, c.from_config_dict(values)) == differing
-
-
-def test_resumable_options_are_options():
-  flat = [name for config in (FULL, dataclasses.replace(FULL, model=MIXER)) for name in c.flatten(config)]
-  for name in options.resumable(c.Config):
-    assert any(each == name or (name.endswith('.') and each.startswith(name)) for each in flat), name
+def test_resumable_options_are_those_that_change_no_result():
+  changed = dataclasses.replace(
+    FULL,
+    log_every='7 steps',
+    mesh=c.MeshConfig(fsdp=2),
+    data=dataclasses.replace(FULL.data, threads=3, prefetch=5, bad_images='skip'),
+    checkpoint=c.CheckpointConfig(keep=9),
+  )
+  assert c.differing_options(FULL, changed) == []
+  other = dataclasses.replace(changed, batch_size=64)
+  assert c.differing_options(FULL, other) == ['batch_size']
 
 
 @pytest.mark.parametrize(
@@ -231,28 +231,21 @@ def test_resumable_options_are_options():
     ('0.26 epochs', 3),
   ],
 )
-def test_durations_in_steps_are_rounded_to_the_nearest(text, steps):
+def test_durations(text, steps):
   assert durations.steps(text, batch_size=100, examples=1000, total=1000) == steps
 
 
-def test_a_total_in_percent_is_refused():
+def test_a_share_of_the_whole_is_no_total():
   with pytest.raises(UserError, match=r'config\.total'):
     durations.steps('5%', batch_size=1, examples=1)
 
 
-@pytest.mark.parametrize(
-  'section',
-  [
-    *(registry[name] for registry in (MODELS, OBJECTIVES, EVALUATORS) for name in registry.names()),
-    c.Config,
-    c.DataConfig,
-    c.InitConfig,
-    c.OptimizerConfig,
-    c.ScheduleConfig,
-    c.MeshConfig,
-    c.CheckpointConfig,
-  ],
-)
-def test_every_section_has_defaults_that_its_own_types_accept(section):
-  """An option of a type that the schema cannot check would pass unchecked."""
-  assert options.from_dict(section, options.as_dict(section())) == section()
+@pytest.mark.parametrize('registry', [MODELS, OBJECTIVES, EVALUATORS], ids=lambda registry: registry.what)
+def test_every_option_has_a_type_that_is_checked(registry):
+  for name in registry.names():
+    section = registry[name]()
+    values = options.as_dict(section)
+    assert options.from_dict(registry[name], values) == section
+    for option in values:
+      with pytest.raises(UserError, match=f'config.{option} is '):
+        options.from_dict(registry[name], values | {option: object()})

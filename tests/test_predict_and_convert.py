@@ -56,7 +56,7 @@ def expected(file: pathlib.Path, images: list[pathlib.Path]) -> np.ndarray:
   return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
 
-def test_predict(golden, tmp_path, photos):
+def test_predict_prints_the_most_probable_classes_of_load(golden, tmp_path, photos):
   file = path(golden, 'a_vit_token')
   result = run(
     'predict', f'--checkpoint={file}', photos, photos / 'a.png', '--top=3', '--batch_size=2', cwd=tmp_path
@@ -73,7 +73,7 @@ def test_predict(golden, tmp_path, photos):
   assert [row['rank'] for row in rows[:3]] == ['1', '2', '3']
 
 
-def test_predict_json_names_and_damaged_images(golden, tmp_path, photos):
+def test_predict_names_classes_and_leaves_damaged_images_out(golden, tmp_path, photos):
   (photos / 'bad.jpg').write_text('nonsense')
   (tmp_path / 'names').write_text('\n'.join(f'class number {number}' for number in range(10)))
   result = run(
@@ -94,7 +94,7 @@ def test_predict_json_names_and_damaged_images(golden, tmp_path, photos):
       assert prediction['name'] == f'class number {prediction["class"]}'
 
 
-def test_predict_for_a_reader_that_has_seen_enough(golden, tmp_path, photos):
+def test_predict_ends_quietly_when_its_reader_has_seen_enough(golden, tmp_path, photos):
   checkpoint = path(golden, 'a_vit_token')
   command = [sys.executable, '-m', 'vit_jax.predict', f'--checkpoint={checkpoint}', str(photos)]
   environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
@@ -105,7 +105,7 @@ def test_predict_for_a_reader_that_has_seen_enough(golden, tmp_path, photos):
   assert process.returncode == 0
 
 
-def test_predict_is_told_what_is_wrong(golden, tmp_path):
+def test_predict_refuses_wrong_arguments_in_one_sentence(golden, tmp_path):
   checkpoint = f'--checkpoint={path(golden, "b_vit_gap")}'
   assert 'Name the images' in said(run('predict', checkpoint, cwd=tmp_path))
   assert 'There is no image nothing.jpg' in said(run('predict', checkpoint, 'nothing.jpg', cwd=tmp_path))
@@ -123,7 +123,7 @@ def test_convert_there_and_back(golden, tmp_path):
     assert_same(path(golden, 'c_vit_token_rep32', naming), tmp_path / f'{naming}.npz')
 
 
-def test_convert_is_told_what_is_wrong(golden, tmp_path):
+def test_convert_refuses_wrong_arguments_in_one_sentence(golden, tmp_path):
   source = path(golden, 'b_vit_gap')
   assert 'say --format=run or --format=hf' in said(run('convert', source, 'x', cwd=tmp_path))
   assert 'Usage: ' in said(run('convert', source, cwd=tmp_path))

@@ -181,7 +181,7 @@ def test_old_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
   assert signal.set_wakeup_fd(-1) == -1
-  with signals.end_at_interrupt('outer'):
+  with signals.end_at_interrupt('outer', 75):
     with signals.end_at_interrupt('inner'):
       pass
     signal.raise_signal(signal.SIGINT)
@@ -190,7 +190,7 @@ def test_old_handlers_come_back():
   )
   process = start(script)
   _, errors = process.communicate(timeout=30)
-  assert (process.returncode, errors) == (130, 'outer\n')
+  assert (process.returncode, errors) == (75, 'outer\n')
 
 
 @pytest.mark.parametrize('body', [BODIES['fifo'], BODIES['c']], ids=['fifo', 'c'])
@@ -226,3 +226,19 @@ def test_sigterm_ends_the_first_process_of_a_container(joined, monkeypatch):
   os.kill(int(child), signal.SIGTERM)
   _, errors = process.communicate(timeout=5)
   assert (process.returncode, errors) == (143, f'{SENTENCE}\n')
+
+
+def test_listener_without_a_block_hears_an_interrupt_while_modules_are_imported_and_at_the_exit():
+  script = """
+    import atexit, gc
+    atexit.register(time.sleep, 60)
+    signals.end_at_interrupt('Interrupted; nothing was saved.').start()
+    gc.collect()
+    with signals.end_at_interrupt('inner'):
+      pass
+    print('ready', flush=True)
+  """
+  process = start(textwrap.dedent(BEGIN) + textwrap.dedent(script))
+  seconds, errors = interrupt(process)
+  assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
+  assert seconds < 1

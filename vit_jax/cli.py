@@ -1,5 +1,8 @@
 """What all commands share: flags, --help, one-sentence errors, exit codes, and the command `vit_jax`."""
 
+import contextlib
+import difflib
+import errno
 import os
 import re
 import runpy
@@ -13,7 +16,7 @@ from absl import flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from vit_jax import files, signals
+from vit_jax import config_files, files, signals
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 # Command -> (module, what it does).
@@ -47,7 +50,8 @@ def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positio
   """
   with signals.end_at_interrupt():
     code = _exit_code(main, sys.argv if argv is None else argv, positional)
-  sys.stdout.flush()
+  with contextlib.suppress(OSError):  # of a disk that is full, which has been said
+    sys.stdout.flush()
   sys.stderr.flush()
   if code in (1, EXIT_USER_ERROR):
     # Not sys.exit: of several processes, one that fails alone would wait at its exit for the others, which
@@ -63,18 +67,37 @@ def main() -> None:
     print(_commands_text())
     return
   if command not in COMMANDS:
-    print(f'There is no command {command!r}; choose one of {", ".join(COMMANDS)}.', file=sys.stderr)
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f'did you mean {near[0]}?' if near else f'choose one of {", ".join(COMMANDS)}.'
+    print(f'There is no command {command!r}; {hint}', file=sys.stderr)
     sys.exit(EXIT_USER_ERROR)
   module, _ = COMMANDS[command]
   sys.argv = [f'vit_jax {command}', *arguments]
-  runpy.run_module(module, run_name='__main__', alter_sys=False)
+  runpy.run_module(module, run_name='__main__', alter_sys=True)  # so that its docstring is __main__'s
 
 
 def define_config() -> flags.FlagHolder:
   """The flag --config of a command."""
-  return config_flags.DEFINE_config_file(
-    'config', None, 'A file of configs/, with options as --config.section.option=value.'
+  holder = config_flags.DEFINE_config_file(
+    'config',
+    None,
+    "A config file, or the name of one that comes with vit_jax, and behind a ':' its argument, such as "
+    'vit_l16:jft. Options are set as --config.section.option=value.',
   )
+  flags.FLAGS['config'].parser = _ConfigParser()
+  return holder
+
+
+class _ConfigParser(flags.ArgumentParser):
+  """Turns the value of --config into what the file's `get_config` returns."""
+
+  def parse(self, argument: str) -> Any:
+    values = config_files.load(argument)
+    values.lock()  # an option that there is not is an error
+    return values
+
+  def flag_type(self) -> str:
+    return 'config file'
 
 
 def config_of(holder: flags.FlagHolder) -> Any:
@@ -85,12 +108,9 @@ def config_of(holder: flags.FlagHolder) -> Any:
   """
   from vit_jax import config
 
-  name = config_name(holder)
-  try:
-    values = holder.value.to_dict()
-  except OSError as error:  # ml_collections keeps the reason for the first look at the config
-    raise UserError(f'There is no file {name}; --config names one, such as configs/quickstart.py.') from error
-  return config.from_config_dict(values)
+  if not holder.present:
+    raise _missing(holder.name)
+  return config.from_config_dict(holder.value.to_dict())
 
 
 def config_name(holder: flags.FlagHolder) -> str:
@@ -120,19 +140,29 @@ def required(holder: flags.FlagHolder) -> Any:
   return holder.value
 
 
+def missing_arguments(sentence: str) -> UserError:
+  """The error where arguments that are no flags are missing.
+
+  Args:
+    sentence: what to give, without a full stop; an example of the command follows.
+  """
+  return UserError(f'{sentence}, for example: {_example("")}')
+
+
 def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool) -> int:
   try:
     if any(argument in _HELP for argument in argv[1:]):
       print(_help_text(main, argv))
-      return 0
-    arguments = _parse(argv)
-    if arguments and not positional:
-      raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
-    absl_logging.set_verbosity(absl_logging.WARNING)
-    if positional:
-      main(arguments)
     else:
-      main()
+      arguments = _parse(argv)
+      if arguments and not positional:
+        raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
+      absl_logging.set_verbosity(absl_logging.WARNING)
+      if positional:
+        main(arguments)
+      else:
+        main()
+    sys.stdout.flush()
   except UserError as error:
     return _fail(str(error), EXIT_USER_ERROR)
   except Preempted as stop:
@@ -141,11 +171,8 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except OSError as error:
-    place = error.filename or 'the workdir'
-    if error.errno in files.DISK_FULL:
-      return _fail(f'The disk is full: {place} cannot be written; free some space there.', EXIT_USER_ERROR)
-    if error.errno in files.UNWRITABLE:
-      text = f'{place} cannot be written ({error.strerror}); choose a place that can.'
+    text = _os_error_text(error)
+    if text:
       return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
@@ -153,6 +180,20 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
     traceback.print_exc()
     return 1
   return 0
+
+
+def _os_error_text(error: OSError) -> str | None:
+  """What a person can mend about files, in one sentence; None: it is no such error."""
+  place = error.filename or 'the output'
+  if error.errno in files.DISK_FULL:
+    return f'The disk is full: {place} cannot be written; free some space there.'
+  if error.errno == errno.EISDIR:
+    return f'{place} is a folder; name a file.'
+  if error.errno not in files.UNWRITABLE:
+    return None
+  if os.path.exists(place) and not os.access(place, os.R_OK):
+    return f'{place} cannot be read ({error.strerror}); give yourself the right to read it.'
+  return f'{place} cannot be written ({error.strerror}); choose a place that can.'
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -174,19 +215,49 @@ def _parse(argv: Sequence[str]) -> list[str]:
 def _parse_error(error: Exception, argv: Sequence[str]) -> UserError:
   """What is wrong with the command line, in one sentence."""
   text = ' '.join(str(error).split())
-  unknown = re.search(r"Unknown command line flag '([^']*)'(?:\. Did you mean: (\S+) \?)?", text)
-  if unknown:
-    hint = f'did you mean --{unknown[2]}?' if unknown[2] else '--help lists the flags.'
-    return UserError(f'--{unknown[1]} is not a flag; {hint}')
-  wrong = re.match(r'flag --(config\.\S+?)=(.*?): ', text)
+  if isinstance(error, flags.UnrecognizedFlagError):
+    return _unknown_flag(error.flagname, argv)
+  wrong = re.match(r'flag --(\S+?)=(.*?): ', text)
   if wrong:
-    kind = _type_name(argv, wrong[1].removeprefix('config.'))
-    return UserError(f'{wrong[1]} is {wrong[2]!r}, which is not of type {kind}.')
+    return _wrong_value(wrong[1], wrong[2], argv)
+  without_value = re.match(r'Missing value for flag -+(\S+)', text)
+  if without_value:
+    return UserError(f'--{without_value[1]} has no value; write --{without_value[1]}=VALUE.')
   if 'Did you mean' in text or isinstance(error, KeyError | AttributeError):
     for name in _overrides(argv):
       if name not in _option_names(argv):
         return _unknown_option(name, argv)
   return UserError(text)
+
+
+def _unknown_flag(name: str, argv: Sequence[str]) -> UserError:
+  """The error for a flag that the command does not have."""
+  from vit_jax import option_docs
+
+  if 'config' in flags.FLAGS:
+    if name.startswith('config.'):  # options of a config are flags once there is a config
+      return _missing('config')
+    names = {flag.name for flag in _own_flags(argv)}
+    near = next(iter(difflib.get_close_matches(name, names, n=1)), None)
+    if near is None:
+      option = option_docs.nearest(name, _option_names(argv))
+      near = f'config.{option}' if option else None
+  else:
+    near = option_docs.nearest(name, {flag.name for flag in _own_flags(argv)})
+  hint = f'did you mean --{near}?' if near else '--help lists the flags.'
+  return UserError(f'--{name} is not a flag; {hint}')
+
+
+def _wrong_value(name: str, value: str, argv: Sequence[str]) -> UserError:
+  """The error for a value that a flag, or an option of the config, cannot have."""
+  if name.startswith('config.'):
+    kind = _type_name(argv, name.removeprefix('config.'))
+    return UserError(f'{name} is {value!r}, which is not of type {kind}.')
+  parser = flags.FLAGS[name].parser
+  if isinstance(parser, flags.EnumParser):
+    return UserError(f'--{name}={value} is unknown; choose one of {", ".join(parser.enum_values)}.')
+  kind = 'true or false' if isinstance(parser, flags.BooleanParser) else parser.syntactic_help
+  return UserError(f'--{name}={value} is not possible; give {kind}.')
 
 
 def _overrides(argv: Sequence[str]) -> list[str]:
@@ -196,16 +267,15 @@ def _overrides(argv: Sequence[str]) -> list[str]:
 
 
 def _written_config(argv: Sequence[str]) -> Any:
-  """The config of the command line's file without the overrides; the default one if that cannot be read."""
+  """The config of the command line without its overrides; the default one where it cannot be read."""
   from vit_jax import config
 
-  names = (re.match(r'--?config=(.+)', argument) for argument in argv[1:])
-  name = next((match[1] for match in names if match), '')
-  path, _, argument = name.partition(':')
+  written = re.search(r'^--?config[=\n](.+)$', '\n'.join(argv[1:]), re.MULTILINE)
+  if written is None:
+    return config.Config()
   try:
-    get_config = runpy.run_path(path)['get_config']
-    return config.from_config_dict(get_config(argument) if argument else get_config())
-  except Exception:  # what is wrong with the file is told elsewhere
+    return config.from_config_dict(config_files.load(written[1]))
+  except UserError:  # what is wrong with the file is told elsewhere
     return config.Config()
 
 
@@ -234,38 +304,40 @@ def _type_name(argv: Sequence[str], name: str) -> str:
 
 def _missing(name: str) -> UserError:
   """The error for a flag that is missing, with the example of the command's docstring that has it."""
-  examples = [line.strip() for line in _module_doc().splitlines() if line.strip().startswith('python -m')]
-  fitting = [line for line in examples if f'--{name}=' in line] or examples
-  hint = f'for example: {fitting[0]}' if fitting else '--help lists the flags.'
-  return UserError(f'--{name} is missing; {hint}')
+  return UserError(f'--{name} is missing; for example: {_example(f"--{name}=")}')
 
 
-def _module_doc() -> str:
-  return sys.modules['__main__'].__doc__ or ''
+def _example(part: str) -> str:
+  """An example of the command's docstring, one with `part` in it if there is such a one."""
+  doc = sys.modules['__main__'].__doc__ or ''
+  examples = [line.strip() for line in doc.replace('\\\n', '').splitlines()]
+  examples = [' '.join(line.split()) for line in examples if line.startswith('python ')]
+  fitting = [line for line in examples if part in line] or [*examples, f'{sys.argv[0]} --help']
+  return fitting[0]
 
 
 def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
   """The command's docstring, its own flags with their defaults and, where it has --config, all options."""
   doc = sys.modules[main.__module__].__doc__ or ''
-  own = [flag for flag in flags.FLAGS.get_key_flags_for_module(argv[0]) if flag.name != 'debug']
-  own += [
-    flag for flag in flags.FLAGS.get_key_flags_for_module('vit_jax.cli') if flag.name in ('config', 'debug')
-  ]
   lines = [doc.strip(), '', 'Flags:']
-  names = set()
-  for flag in own:
-    if flag.name in names or not flag.help:
-      continue
-    names.add(flag.name)
-    default = '' if flag.default is None else f' (default: {flag.default})'
+  for flag in _own_flags(argv):
+    default = '' if flag.default in (None, []) else f' (default: {flag.default_as_str})'
     lines.append(f'  --{flag.name}{default}')
-    lines.append(textwrap.fill(flag.help, 100, initial_indent='      ', subsequent_indent='      '))
+    lines.append(textwrap.fill(flag.help or '', 100, initial_indent='      ', subsequent_indent='      '))
   if 'config' in flags.FLAGS:
     from vit_jax import config, option_docs
 
-    lines += ['', 'Options of a config, with the defaults that a file of configs/ replaces:', '']
+    lines += ['', 'Options of a config, with the defaults that a config file replaces:', '']
     lines.append(option_docs.help_text(config.Config()))
   return '\n'.join(lines)
+
+
+def _own_flags(argv: Sequence[str]) -> list[flags.Flag]:
+  """The flags of this command, --config first and --debug last; none of the libraries'."""
+  own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
+  shared = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module('vit_jax.cli')}
+  first = {name: flag for name, flag in shared.items() if name == 'config'}
+  return [*(first | own | {'debug': shared['debug']}).values()]
 
 
 def _commands_text() -> str:

@@ -1,10 +1,12 @@
 """Runs side by side: their curves in one picture, their results and what differs in their configs as tables.
 
-python -m vit_jax.compare runs/small runs/wide runs/wide_augmented --out=compared
+python -m vit_jax.compare runs/small runs/wide runs/wide_augmented
+python -m vit_jax.compare runs/seed_0 runs/seed_1 runs/seed_2 --out=seeds
+python -m vit_jax.compare runs/* --out=all_runs
 
-Runs that differ in their seed alone also share a row, with the mean over the seeds. DIR gets `curves.png` and
-`compare.md`, which is printed too. A run may still be going on. Where batch sizes differ, curves are over
-images instead of steps.
+The folder --out gets `curves.png` and `compare.md`, which is printed too. Runs that differ only in their
+seed also share a row with the mean over the seeds. A run may still be going on. Where batch sizes differ,
+the curves are over images instead of steps.
 """
 
 import pathlib
@@ -41,6 +43,8 @@ class Run(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
   """Writes and prints the comparison."""
+  if not arguments:
+    raise cli.missing_arguments('Name the workdirs of the runs to compare')
   runs = read_runs([pathlib.Path(argument) for argument in arguments])
   out = pathlib.Path(cli.required(_OUT)).expanduser()
   out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
 """Draws training images under each level of augmentation, to look at before a long run.
 
-python -m vit_jax.contact_sheet --config=configs/cifar10_scratch.py --workdir=runs/cifar10
+python -m vit_jax.contact_sheet --config=quickstart --workdir=runs/quickstart
+python -m vit_jax.contact_sheet --config=folder:/path/to/images --workdir=runs/mine
+python -m vit_jax.contact_sheet --config=cifar10_scratch --workdir=runs/cifar10 --config.data.augment=medium2
 
 Writes <workdir>/report/augmentations.png: the same 64 images with the same crops under each of AugReg's
 levels, 3-Augment and the config's own augmentation, mirrored and mixed with each other as in a training step.
@@ -112,10 +114,10 @@ def main() -> None:
   """Writes the picture."""
   config = cli.config_of(_CONFIG)
   path = pathlib.Path(cli.required(_WORKDIR)).expanduser() / 'report' / 'augmentations.png'
+  path.parent.mkdir(parents=True, exist_ok=True)  # before the work, so that an error comes at once
   distributed.skip_absent_tpu()
   source = sources.open_training(config.data, config.seed)
   squares = {title: training_images(source, data, config.seed) for title, data in levels(config.data).items()}
-  path.parent.mkdir(parents=True, exist_ok=True)
   draw(squares).save(path)
   print(f'Wrote {path}: {_ACROSS**2} images under {len(squares)} augmentations.')
 

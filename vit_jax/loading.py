@@ -140,15 +140,10 @@ def load(
     keep_pre_logits: keep the pre-logits layer below a new head.
     position_resize: how positions are resized to another image size (models/position_resize.py). None: as the
       checkpoint's own project does it.
-<<<<<<< HEAD
     gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an
       .npz gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said
       here.
-=======
-    gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an .npz
-      gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said here.
     weights: of a training run: 'raw' (also None), or 'ema' for the moving average of its parameters.
->>>>>>> h-pretrained
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.

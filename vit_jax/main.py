@@ -1,7 +1,7 @@
 """Trains, resumes or evaluates a model by a config.
 
-python -m vit_jax.main --config=configs/quickstart.py
-python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/wide --config.model.width=128
+python -m vit_jax.main --config=quickstart
+python -m vit_jax.main --config=quickstart --workdir=runs/wide --config.model.width=128
 python -m vit_jax.main --workdir=runs/wide --mode=eval
 
 The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a

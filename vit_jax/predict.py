@@ -5,9 +5,9 @@ python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --forma
 python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
-The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result is on
-stdout: the classes of the highest logits, and their share in the softmax. An image that cannot be read is
-named on stderr and left out, and the exit code is 2 then.
+The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to
+stdout: the classes with the highest logits, and their probabilities by softmax. An image that cannot be
+read is named on stderr and left out; the exit code is then 2.
 """
 
 import concurrent.futures
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
   """Prints the classes of the images."""
   checkpoint = cli.required(_CHECKPOINT)
   if not arguments:
-    raise UserError('Name the images to classify, or folders of them, behind the flags.')
+    raise cli.missing_arguments('Name the images to classify, or folders of them, behind the flags')
   paths = image_files(arguments)
   from vit_jax.loading import load
   from vit_jax.parallel import distributed

@@ -8,14 +8,13 @@ can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ 
 Where nothing is to be saved, SIGTERM needs no listener: its default action ends the process at once.
 """
 
-import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Self
 
 _SECONDS_FOR_OUTPUT = 0.5
 
@@ -28,12 +27,14 @@ class Listener:
 
   Inside the `with` block the signals have no other effect; after it they have the handlers they had before.
   Enter and leave it in the main thread. In nested blocks only the innermost listener hears the signals.
+  `start` is for a listener that stays until the process ends.
   """
 
   def __init__(self, numbers: Sequence[int], react: Callable[[int], None]):
     self._numbers, self._react = numbers, react
 
-  def __enter__(self) -> 'Listener':
+  def start(self) -> None:
+    """Begins to listen; without a `with` block, it goes on until the process ends."""
     # Python's C handler writes the number of each signal into this pipe, whatever the main thread is doing.
     self._read_end, self._write_end = os.pipe()
     os.set_blocking(self._write_end, False)
@@ -41,6 +42,9 @@ class Listener:
     self._thread.start()
     self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
     self._old_handlers = {number: signal.signal(number, _ignore) for number in self._numbers}
+
+  def __enter__(self) -> Self:
+    self.start()
     return self
 
   def __exit__(self, *_: object) -> None:
@@ -58,23 +62,29 @@ class Listener:
         self._react(number)
 
 
-@contextlib.contextmanager
-def end_at_interrupt(sentence: str = 'Interrupted.') -> Iterator[None]:
-  """Ends the process at Ctrl-C (SIGINT) with `sentence` on stderr and exit code 130, at once and anywhere.
+def end_at_interrupt(sentence: str = 'Interrupted.', code: int | None = None) -> Listener:
+  """A listener that ends the process at Ctrl-C (SIGINT), at once and anywhere, with `sentence` on stderr.
 
+      with signals.end_at_interrupt():
+        ...
+
+  The exit code is 130, or `code`: that is 75 where something has been saved and the same command goes on.
   No `KeyboardInterrupt` is raised, so no `finally` block runs. A process that was started with SIGINT
-  ignored, as in the background of a script, goes on ignoring it. Use it in the main thread.
+  ignored, as in the background of a script, goes on ignoring it.
 
   SIGTERM is left to its default action, except in the first process of a container: there the kernel ignores
-  signals that have no handler, so SIGTERM ends that process as Ctrl-C does, with exit code 143.
+  signals that have no handler, so SIGTERM ends that process as Ctrl-C does (143 in place of 130).
   """
   numbers = []
   if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
     numbers.append(signal.SIGINT)
   if os.getpid() == 1:
     numbers.append(signal.SIGTERM)
-  with Listener(numbers, lambda number: end_process(sentence, 128 + number)):
-    yield
+
+  def end(number: int) -> None:
+    end_process(sentence, 128 + number if code is None else code)
+
+  return Listener(numbers, end)
 
 
 def end_process(sentence: str, code: int) -> NoReturn:
@@ -89,8 +99,12 @@ def end_process(sentence: str, code: int) -> NoReturn:
     sys.stdout.flush()
 
   writer = threading.Thread(target=write, daemon=True)
-  writer.start()
-  writer.join(_SECONDS_FOR_OUTPUT)
+  try:
+    writer.start()
+  except RuntimeError:  # Python is shutting down and starts no more threads
+    write()
+  else:
+    writer.join(_SECONDS_FOR_OUTPUT)
   os._exit(code)
 
 

@@ -217,3 +217,18 @@ def test_shapes_under_old_names_are_checked(tmp_path):
       UserError, match=r'params pre_logits/kernel is float32 \(2, 2\) there and float32 \(2, 3'
     ):
       manager.restore(1, wide)
+
+
+@pytest.mark.parametrize('probe', ['', '_5shot'])
+def test_best_step_by_an_old_name_of_its_metric_is_kept(tmp_path, probe):
+  items = {'params': {'kernel': jnp.ones(2)}}
+  with Manager(tmp_path, CheckpointConfig(keep=1, best=f'val_average{probe}/accuracy')) as manager:
+    for step, accuracy in enumerate((0.9, 0.1, 0.2), 1):
+      manager.save(step, items, {}, {f'val_average{probe}/accuracy': accuracy, 'val/accuracy': 1 - accuracy})
+    manager.wait()
+    assert manager.all_steps() == [1, 3]
+  with Manager(tmp_path, CheckpointConfig(keep=1, best=f'val_ema{probe}/accuracy')) as manager:
+    for step, accuracy in enumerate((0.5, 0.4), 4):
+      manager.save(step, items, {}, {f'val_ema{probe}/accuracy': accuracy, 'val/accuracy': 0.0})
+    manager.wait()
+    assert manager.all_steps() == [1, 5]

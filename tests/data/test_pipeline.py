@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import os
 import pathlib
 import threading
 
@@ -318,7 +319,8 @@ for name, grid in (('split', devices), ('shared', devices.T)):  # 'shared': both
 
 
 def test_two_processes_make_the_same_batch_and_only_their_rows(split_over, tmp_path, monkeypatch):
-  monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(__file__).parent))
+  here = pathlib.Path(__file__).parent
+  monkeypatch.setenv('PYTHONPATH', os.pathsep.join(map(str, (here, here.parent))))  # fake_data, image_bytes
   run(PROCESS, 2, arguments=(tmp_path,))
   pipeline = train(FakeSource(30), split_over(1))
   expected, indices = np.asarray(pipeline.batch(3)['image']), pipeline.indices(3)

@@ -214,7 +214,7 @@ def folder(transformers, tmp_path_factory):
 def test_images_are_prepared_as_by_transformers(folder, transformers):
   model = vit_jax.load(folder)
   image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
-  expected = transformers.BitImageProcessor.from_pretrained(folder)(image, return_tensors='np')
+  expected = transformers.BitImageProcessorPil.from_pretrained(folder)(image, return_tensors='np')
   np.testing.assert_allclose(
     model.preprocess([image]), expected['pixel_values'].transpose(0, 2, 3, 1), atol=1e-5
   )
@@ -245,7 +245,7 @@ def test_folder_that_we_cannot_compute_is_refused(folder, tmp_path, changes, mes
 
 def test_resnet_is_written_as_no_folder(folder):
   pretrained = read(folder)
-  with pytest.raises(UserError, match="No kind of hf can hold this model: not 'bit', since it can be"):
+  with pytest.raises(UserError, match="No kind of hf can hold this model: not 'vit', since it is for Vis"):
     formats.written_by('hf', pretrained)
   with pytest.raises(UserError, match='but not written'):
     formats.written_by('bit', pretrained)

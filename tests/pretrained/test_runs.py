@@ -1,6 +1,7 @@
 """Training runs as checkpoints: npz -> run -> npz bit for bit, and what a run tells of itself."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.preprocess import Preprocess
 
 FIXTURES = ['b_vit_gap', 'c_vit_token_rep32', 'd1_hybrid_1_1_w05']
@@ -105,3 +108,123 @@ def test_directory_that_is_no_checkpoint_is_refused(golden, tmp_path):
     write_run(read(path(golden, 'b_vit_gap')), tmp_path / 'empty')
   with pytest.raises(UserError, match="pool is 'none'"):
     write_run(read(path(golden, 'a4_vit_token_unpooled'), pool='none'), tmp_path / 'run')
+
+
+SIZES = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
+
+
+def save_run(
+  workdir, config, architecture: Architecture, *items: str, **meta
+) -> dict[str, dict[str, np.ndarray]]:
+  """Saves a step of a run whose items are random parameters; the items by name, each by path."""
+  rng = np.random.default_rng(0)
+  saved = {
+    item: {
+      path: rng.standard_normal(leaf.shape).astype(np.float32) for path, leaf in architecture.shapes().items()
+    }
+    for item in items
+  }
+  meta = {'config': config, 'class_names': ['cat', 'dog'], 'examples': 9}
+  with Manager(workdir / 'checkpoints', c.CheckpointConfig()) as manager:
+    manager.save(3, {item: pytrees.unflatten(params) for item, params in saved.items()}, meta)
+  return saved
+
+
+def assert_params(pretrained: Pretrained, expected: dict[str, np.ndarray]) -> None:
+  found = pytrees.flatten(pretrained.params)
+  assert found.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
+
+
+@pytest.mark.parametrize('best', [None, 'val_ema/accuracy'])
+def test_ema_is_read_where_it_is_asked_for(tmp_path, best):
+  config = c.Config(
+    model=c.ViTConfig('custom', **SIZES),
+    data=c.DataConfig(image_size=(16, 16)),
+    evaluators={'val': c.ClassificationEvaluatorConfig()},
+    checkpoint=c.CheckpointConfig(best=best),
+    ema=0.9,
+  )
+  architecture = Architecture(config.model, (16, 16), 3, 2)
+  saved = save_run(tmp_path / 'run', c.as_json(config), architecture, 'params', 'ema')
+  usual = formats.read(tmp_path / 'run')
+  assert_params(usual, saved['params'])
+  (note,) = usual.notes
+  assert 'has an EMA of its parameters' in note and "weights='ema' (--weights=ema)" in note
+  assert ('checkpoint.best (val_ema/accuracy)' in note) == (best is not None)
+  raw, ema = (formats.read(tmp_path / 'run', weights=weights) for weights in ('raw', 'ema'))
+  assert_params(raw, saved['params'])
+  assert_params(ema, saved['ema'])
+  assert raw.notes == ema.notes == () and raw.architecture == ema.architecture == usual.architecture
+  # EMA -> npz -> load, bit for bit.
+  write(ema, tmp_path / 'ema.npz')
+  assert_params(read(tmp_path / 'ema.npz'), saved['ema'])
+  images = np.random.default_rng(1).uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)
+  of_npz = vit_jax.load(tmp_path / 'ema.npz')(images)
+  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run', weights='ema')(images), of_npz)
+  with pytest.raises(UserError, match=r"is a released .npz, which has one set of parameters; .*'ema'"):
+    formats.read(tmp_path / 'ema.npz', weights='ema')
+
+
+def test_ema_of_a_run_without_one_is_refused(golden, tmp_path):
+  write_run(read(path(golden, 'b_vit_gap')), tmp_path / 'run')
+  with pytest.raises(UserError, match=r'has no EMA of its parameters \(its config.ema is 0\)'):
+    formats.read(tmp_path / 'run', weights='ema')
+
+
+def test_run_of_the_first_edition_is_read(tmp_path):
+  """Its config was flat, the EMA was called average, and the layer below the head representation."""
+  model = c.ViTConfig('custom', **SIZES, pre_logits_size=24)
+  older = {
+    'model': {
+      'variant': 'custom',
+      **SIZES,
+      'tokens_mlp_dim': None,
+      'resnet_blocks': None,
+      'representation_size': 24,
+      'pool': 'token',
+    },
+    'data': {'image_size': [16, 16], 'grow': []},
+    'loss': {'name': 'sigmoid', 'label_smoothing': 0.0},
+    'average': 0.9,
+  }
+  architecture = Architecture(model, (16, 16), 3, 2)
+  rng = np.random.default_rng(0)
+  saved = {}
+  for item in ('params', 'average'):
+    saved[item] = {
+      leaf_path.replace('pre_logits/', 'representation/'): rng.standard_normal(leaf.shape).astype(np.float32)
+      for leaf_path, leaf in architecture.shapes().items()
+    }
+  meta = {'config': older, 'class_names': ['cat', 'dog'], 'examples': 9, 'position_resize': 'bicubic'}
+  with Manager(tmp_path / 'run/checkpoints', c.CheckpointConfig()) as manager:
+    manager.save(3, {item: pytrees.unflatten(params) for item, params in saved.items()}, meta)
+  for weights, item in (('raw', 'params'), ('ema', 'average')):
+    found = formats.read(tmp_path / 'run', weights=weights)
+    assert_params(
+      found, {name.replace('representation/', 'pre_logits/'): array for name, array in saved[item].items()}
+    )
+    assert found.architecture == dataclasses.replace(
+      architecture, model=dataclasses.replace(model, position_resize='bicubic')
+    )
+
+
+def test_fixed_positions_are_read_as_learned_ones(tmp_path):
+  config = c.Config(
+    model=c.ViTConfig('custom', **SIZES, position='sincos2d'), data=c.DataConfig(image_size=(16, 24))
+  )
+  architecture = Architecture(config.model, (16, 24), 3, 2)
+  save_run(tmp_path / 'run', c.as_json(config), architecture, 'params')
+  found = read(tmp_path / 'run')
+  assert found.architecture.model == dataclasses.replace(config.model, position='learned')
+  fixed = config.model.fixed_positions((2, 3))
+  np.testing.assert_array_equal(found.params['position_embedding'], fixed)
+  assert pytrees.flatten(found.params).keys() == found.architecture.shapes().keys()
+
+
+def test_architecture_is_read_without_the_arrays(golden, tmp_path):
+  write_run(read(path(golden, 'c_vit_token_rep32')), tmp_path / 'run')
+  wanted = read(tmp_path / 'run').architecture
+  shutil.rmtree(tmp_path / 'run/checkpoints/0/params')
+  assert formats.architecture(tmp_path / 'run') == wanted

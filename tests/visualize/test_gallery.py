@@ -9,20 +9,20 @@ import tiny
 from flax import nnx
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from vit_jax.config import MixerConfig, ResNetConfig
 from vit_jax.errors import UserError
-from vit_jax.pretrained.base import Preprocess
+from vit_jax.loading import LoadedModel
+from vit_jax.models.base import ModelConfig
+from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.visualize import figures, gallery, model_parts
-from vit_jax.visualize.observations import Observer, Seen
+from vit_jax.visualize.observations import Observation, Observer
 
+MIXER = MixerConfig(variant='custom', patch=4, width=32, mlp_dim=48, depth=2, tokens_mlp_dim=16)
+RESNET = ResNetConfig(variant='custom', blocks=(1,), width=32)
 MODELS = {
-  'vit': {'register_tokens': 1},
-  'hybrid': {'stem_blocks': (1,), 'stem_width': 32, 'patch': 1},
-  'mixer': {'tokens_mlp_dim': 16, 'heads': None, 'pool': 'gap'},
-}
-RESNET = {
-  'resnet_blocks': (1,),
-  'pool': 'gap',
-  **dict.fromkeys(('patch', 'mlp_dim', 'depth', 'heads')),
+  'vit': tiny.options(register_tokens=1),
+  'hybrid': tiny.options(stem_blocks=(1,), stem_width=32, patch=1),
+  'mixer': MIXER,
 }
 NONE_OF = {
   'vit': set(),
@@ -31,14 +31,20 @@ NONE_OF = {
 }
 
 
-def module(image_size=(12, 8), channels=3, num_classes=5, **options):
-  parts = tiny.build(
-    tiny.options(**options), image_size=image_size, channels=channels, num_classes=num_classes
-  )
-  model = nnx.merge(*parts)
-  model.preprocess = Preprocess.from_range(image_size, -1, 1, channels=channels)
-  model.class_names = tuple(f'<{letter}>' for letter in 'abcde')
-  return model
+def loaded(
+  config: ModelConfig | None = None,
+  *,
+  image_size: tuple[int, int] = (12, 8),
+  channels: int = 3,
+  num_classes: int = 5,
+  **changes: np.ndarray,
+) -> LoadedModel:
+  """A model with random parameters, of which `changes` replaces some by name."""
+  config = config or tiny.options()
+  graphdef, params = tiny.build(config, image_size=image_size, channels=channels, num_classes=num_classes)
+  module = nnx.merge(graphdef, params | changes)
+  preprocess = Preprocess.from_range(image_size, -1, 1, channels=channels)
+  return LoadedModel(module, preprocess, tuple(f'<{letter}>' for letter in 'abcde'))
 
 
 class Page(html.parser.HTMLParser):
@@ -55,9 +61,9 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_all_of_a_model(name, tmp_path):
+def test_page_shows_every_picture_that_the_model_has(name, tmp_path):
   size = (32, 64) if name == 'hybrid' else (12, 8)
-  model = module(size, 1 if name == 'mixer' else 3, **MODELS[name])
+  model = loaded(MODELS[name], image_size=size, channels=1 if name == 'mixer' else 3)
   paths = [pathlib.Path(f'<i>{number}&.png') for number in range(3)]
   rng = np.random.default_rng(0)
 
@@ -85,44 +91,48 @@ def test_all_of_a_model(name, tmp_path):
     assert 'over all patches and 2 images' in ' '.join(text.split())
 
 
-def test_nothing_to_read(tmp_path):
+def test_images_of_which_none_can_be_read_are_an_error(tmp_path):
   with pytest.raises(UserError, match='None of the images can be read'):
-    gallery.make(module(), [], [pathlib.Path('a')], lambda path: None, tmp_path, title='')
+    gallery.make(loaded(), [], [pathlib.Path('a')], lambda path: None, tmp_path, title='')
 
 
 @pytest.mark.parametrize(
-  'options, picture, reason',
+  'config, num_classes, picture, reason',
   [
-    ({'pool': 'none'}, 'predictions', 'logits of every token'),
-    ({'num_classes': 0}, 'predictions', 'no head'),
-    (MODELS['mixer'], 'positions', 'weights for each place'),
-    (RESNET, 'heads', 'no attention'),
-    (RESNET, 'layers', 'no tokens'),
-    (RESNET, 'positions', 'no position embedding'),
-    ({'position': 'none'}, 'positions', 'knows nothing of positions'),
-    ({'position': 'rotary'}, 'positions', "attention itself knows of positions ('rotary')"),
-    (MODELS['mixer'], 'heads', 'no attention'),
+    (tiny.options(pool='none'), 5, 'predictions', 'logits of every token'),
+    (tiny.options(), 0, 'predictions', 'no head'),
+    (MIXER, 5, 'positions', 'weights for each place'),
+    (RESNET, 5, 'heads', 'no attention'),
+    (RESNET, 5, 'layers', 'no tokens'),
+    (RESNET, 5, 'positions', 'no position embedding'),
+    (tiny.options(position='none'), 5, 'positions', 'knows nothing of positions'),
+    (tiny.options(position='rotary'), 5, 'positions', "attention itself knows of positions ('rotary')"),
+    (MIXER, 5, 'heads', 'no attention'),
   ],
 )
-def test_reasons(options, picture, reason):
-  assert reason in model_parts.absent(module(**options))[picture]
+def test_missing_picture_comes_with_its_reason(config, num_classes, picture, reason):
+  assert reason in model_parts.absent(loaded(config, num_classes=num_classes))[picture]
 
 
 def test_filters_of_a_resnet_are_its_first_convolution():
-  figure = figures.filters(module(**RESNET))
+  figure = figures.filters(loaded(RESNET))
   assert '28 principal components\nof 32 filters of 7 × 7 pixels' in figure.get_suptitle()
 
 
-def test_whose_attention():
-  """Of the class token only where the head reads it."""
-  reads = {
-    pool: model_parts.reads_class_token(module(pool=pool, class_token=True)) for pool in ('token', 'gap')
-  }
-  assert reads == {'token': True, 'gap': False}
-  assert not model_parts.reads_class_token(module(pool='gap'))
+@pytest.mark.parametrize(
+  'options, expected',
+  [
+    ({'pool': 'token', 'class_token': True}, 'the class token'),
+    ({'pool': 'gap', 'class_token': True}, 'the mean of all patches'),
+    ({'pool': 'gap'}, 'the mean of all patches'),
+  ],
+)
+def test_attention_shown_is_the_class_tokens_only_where_the_head_reads_it(options, expected):
+  seen = Observer(loaded(tiny.options(**options))).look(np.zeros((12, 8, 3), np.uint8))
+  assert seen.attending == expected
 
 
-def test_spread():
+def test_images_to_draw_are_spread_evenly_over_all():
   assert gallery.spread(range(9), 3) == [0, 4, 8]
   assert gallery.spread(range(2), 3) == [0, 1]
   assert gallery.spread(range(9), 1) == [0]
@@ -140,14 +150,24 @@ def painted(figure, number):
 @pytest.mark.parametrize(
   'picture, axes', [('patches', [0]), ('layers', [0, 1]), ('heads', [0]), ('rollout', [0, 1, 2])]
 )
-def test_right_side_up(picture, axes):
+def test_every_picture_is_right_side_up(picture, axes):
   """Of 3 x 2 patches the one above on the right is bright, in every picture and at the photograph's place."""
   bright = np.zeros((3, 2))
   bright[0, 1] = 1
   photograph = bright.repeat(4, axis=0).repeat(4, axis=1)[..., None].repeat(3, axis=2)
   layers = bright[None, ..., None].repeat(3, axis=-1).repeat(3, axis=0)
   maps = bright[None, None].repeat(2, axis=0)
-  seen = Seen('', photograph, (), (3, 2), 'the class token', maps, bright, None, layers)
+  seen = Observation(
+    name='',
+    photograph=photograph,
+    predictions=(),
+    grid=(3, 2),
+    attending='the class token',
+    heads=maps,
+    rollout=bright,
+    distances=None,
+    layers=layers,
+  )
   figure = getattr(figures, picture)(seen)
   for number in axes:
     pixels = painted(figure, number)
@@ -158,9 +178,8 @@ def test_right_side_up(picture, axes):
     assert abs(width / height - 2 / 3) < 0.1
 
 
-def test_tokens_lie_where_their_patches_do():
-  model = module()
-  model.position_embedding[...] *= 0
+def test_tokens_are_drawn_where_their_patches_lie():
+  model = loaded(position_embedding=np.zeros((1, 7, 32), np.float32))
   pixels = np.full((12, 8, 3), 100, np.uint8)
   pixels[:4, 4:] = 255
   colours = Observer(model).look(pixels).layers

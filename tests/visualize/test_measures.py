@@ -9,7 +9,8 @@ import tiny
 from flax import nnx
 from models import numpy_vit
 
-from vit_jax.pretrained.base import Preprocess
+from vit_jax.loading import LoadedModel
+from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.visualize import measures
 from vit_jax.visualize.observations import Observer
 
@@ -22,20 +23,20 @@ CASES = {
 
 
 def in_numpy(params, images, model):
-  """What a head of the first image gives: (L, H, N, N)."""
+  """(L, H, N, N): the attention weights of the first image."""
   seen = []
 
-  def look(place, layer, weights):
+  def keep(place, layer, weights):
     if place == 'attention_weights':
       seen.append(weights[0])
     return weights
 
-  numpy_vit.forward(params, images, drop=look, pool=model.pool)
+  numpy_vit.forward(params, images, drop=keep, pool=model.pool)
   return np.stack(seen)
 
 
 def expected_distance(head, first):
-  """Patch by patch; the patches are the tokens from `first` on."""
+  """Mean attention distance of a head, patch by patch; the patches are the tokens from `first` on."""
   means = []
   for i, (top, left) in enumerate(CENTRES):
     given = head[first + i, first:]
@@ -52,15 +53,14 @@ def expected_rollout(weights):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_attention_of_an_image(case):
+def test_observation_equals_the_same_computed_in_numpy(case):
   model = tiny.options(depth=3, **CASES[case])
   graphdef, params = tiny.build(model)
   params['blocks']['attention']['query']['kernel'] *= 4  # far from equal weights
-  module = nnx.merge(graphdef, params)
-  module.preprocess, module.class_names = Preprocess.from_range((12, 8), -1, 1), None
+  loaded = LoadedModel(nnx.merge(graphdef, params), Preprocess.from_range((12, 8), -1, 1), None)
   pixels = np.random.default_rng(2).integers(0, 256, (12, 8, 3), dtype=np.uint8)
   with jax.default_matmul_precision('highest'):
-    seen = Observer(module).look(pixels)
+    seen = Observer(loaded).look(pixels)
 
   images = pixels[None] / 127.5 - 1
   weights = in_numpy(params, images, model)
@@ -76,7 +76,7 @@ def test_attention_of_an_image(case):
   np.testing.assert_allclose(seen.rollout.ravel(), flow[rows, first:].mean(axis=0), rtol=1e-4)
   maps = weights[:, :, rows, first:].mean(axis=2).reshape(3, 4, *GRID)
   np.testing.assert_allclose(seen.heads, maps, atol=1e-5)
-  assert seen.by == ('the class token' if rows.stop == 1 else 'the mean of all patches')
+  assert seen.attending == ('the class token' if rows.stop == 1 else 'the mean of all patches')
   logits = numpy_vit.forward(params, images, pool=model.pool)['logits'][0]
   best = np.argsort(-logits)[:3]
   shares = np.exp(logits[best]) / np.exp(logits).sum()
@@ -86,7 +86,7 @@ def test_attention_of_an_image(case):
 
 
 @pytest.mark.parametrize('shape', [(4, 4, 3, 100), (8, 8, 3, 50), (2, 2, 1, 9)])
-def test_principal_filters(shape):
+def test_principal_filters_are_the_singular_vectors_of_the_centred_filters(shape):
   kernel = np.random.default_rng(0).standard_normal(shape) * np.linspace(1, 3, shape[-1])
   components, shares = measures.principal_filters(kernel, 10)
   filters = np.stack([kernel[..., number].ravel() for number in range(shape[-1])])
@@ -99,7 +99,7 @@ def test_principal_filters(shape):
   assert (components.max(axis=(1, 2, 3)) == np.abs(components).max(axis=(1, 2, 3))).all()
 
 
-def test_position_similarity():
+def test_position_similarity_is_the_cosine_of_the_patches_embeddings():
   positions = np.random.default_rng(0).standard_normal((7, 5))  # of a class token too
   similarity = measures.position_similarity(positions, GRID)
   one, other = positions[1 + 1], positions[1 + 4]  # row 0, column 1; row 2, column 0
@@ -110,8 +110,7 @@ def test_position_similarity():
   )
 
 
-def test_token_colours():
-  """The one token that differs has a colour of its own; a turned component does not turn the colours."""
+def test_token_that_differs_has_its_own_colour_and_the_block_before_fixes_the_signs():
   tokens = np.ones((3, 2, 8))
   tokens[0, 1] = np.arange(8)
   colours, components = measures.token_colours(tokens)

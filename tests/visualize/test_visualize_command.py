@@ -8,23 +8,19 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from released_files import write_random
 
-from vit_jax import config, pytrees
-from vit_jax.pretrained import released
-from vit_jax.pretrained.base import Portable, Preprocess
+from vit_jax.config import ViTConfig
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
 def place(tmp_path) -> pathlib.Path:
   """A folder with a checkpoint of 32 px, and a folder of photographs of which one is damaged."""
-  model = config.ViTConfig(variant='custom', patch=16, width=32, mlp_dim=48, depth=2, heads=4)
-  _, shapes = pytrees.shapes(model, (32, 32), 3, 4)
+  model = ViTConfig(variant='custom', patch=16, width=32, mlp_dim=48, depth=2, heads=4)
+  write_random(model, tmp_path / 'model.npz', image_size=(32, 32), num_classes=4)
   rng = np.random.default_rng(0)
-  flat = {path: 0.3 * rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}
-  preprocess = Preprocess.from_range((32, 32), -1.0, 1.0)
-  released.write(Portable(model, (32, 32), 3, 4, pytrees.unflatten(flat), preprocess), tmp_path / 'model.npz')
   (tmp_path / 'photos').mkdir()
   (tmp_path / 'empty').mkdir()
   for number in range(3):
@@ -47,7 +43,7 @@ def said(result):
   return result.stderr.strip().splitlines()[-1]
 
 
-def test_pictures_of_a_folder(place):
+def test_folder_is_drawn_without_the_image_that_cannot_be_read(place):
   result = visualize(place, 'photos', '--image_size=32,48', '--class_names=names.txt', '--count=3')
   assert said(result).startswith('1 of 3 images could not be read')
   assert '1.jpg is not an image' in result.stderr
@@ -67,6 +63,6 @@ def test_pictures_of_a_folder(place):
     (['photos', '--image_size=large'], '--image_size=large is no size'),
   ],
 )
-def test_what_is_wrong(place, arguments, sentence):
+def test_wrong_arguments_are_one_sentence_and_leave_nothing_behind(place, arguments, sentence):
   assert sentence in said(visualize(place, *arguments))
   assert not list(place.glob('seen/*'))

@@ -6,6 +6,7 @@ from typing import Any
 
 from orbax.checkpoint import checkpoint_managers
 
+from vit_jax.checkpoint import renamed
 from vit_jax.errors import UserError
 
 
@@ -37,7 +38,7 @@ class Best(checkpoint_managers.PreservationPolicy):
     """Notes the metrics of a step, whatever they are; one whose value is NaN is never the best."""
     if self._metric is None or metrics is None:
       return
-    value = metrics.get(self._metric, math.nan)
+    value = metrics.get(renamed.stored_metric(self._metric, metrics), math.nan)
     if not math.isnan(value):
       self._scores[step] = -value if self._lower_is_better else value
 

@@ -139,6 +139,7 @@ class Writer:
     )
     with contextlib.suppress(Exception):  # it failed already
       self._orbax.close()
+    time.sleep(1)  # whoever removes the files may not have done yet
     self._orbax = self._opened()
 
   def _notice_removed_steps(self) -> None:

@@ -217,13 +217,13 @@ class StopSignal(signals.Listener):
     self._longest_step = 0.0  # seconds
     self._left = threading.Event()
 
-  def __enter__(self) -> 'StopSignal':
+  def start(self) -> None:
+    """Begins to listen."""
     self._joined = jax.distributed.is_initialized()
     if self._joined:
       self._tell_jax = _jax_sigterm_handler()
     self._last_call = time.monotonic()
-    super().__enter__()
-    return self
+    super().start()
 
   def __exit__(self, *unused: object) -> None:
     super().__exit__(*unused)

@@ -14,12 +14,12 @@ from vit_jax.pretrained.json_values import JsonObject
 
 # Files of other projects by how their names end, to say so instead of what is wrong with them as an .npz.
 _FOREIGN = {
-  '.onnx': 'ONNX',
-  '.pt': 'PyTorch (a pickle, which could run code)',
-  '.pth': 'PyTorch (a pickle, which could run code)',
-  '.h5': 'Keras',
-  '.keras': 'Keras',
-  '.tflite': 'LiteRT',
+  '.onnx': 'an ONNX file',
+  '.pt': 'a pickle of PyTorch, which could run code',
+  '.pth': 'a pickle of PyTorch, which could run code',
+  '.h5': 'a file of Keras',
+  '.keras': 'a file of Keras',
+  '.tflite': 'a file of LiteRT',
 }
 
 
@@ -137,8 +137,8 @@ def refuse_foreign(path: str | os.PathLike[str]) -> None:
   suffix = pathlib.Path(path).suffix.lower()
   if suffix in _FOREIGN:
     raise UserError(
-      f'{os.fspath(path)} is of {_FOREIGN[suffix]}, which vit_jax neither reads nor writes; it has '
-      f'{", ".join(names_to_write())}.'
+      f'{os.fspath(path)} is {_FOREIGN[suffix]}, which vit_jax neither reads nor writes; its formats are '
+      f'{", ".join(FORMATS.names())}.'
     )
 
 

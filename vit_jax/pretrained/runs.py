@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import pytrees
 from vit_jax import options as options_lib
+from vit_jax import pytrees
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
@@ -147,6 +147,7 @@ def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str
     directory = path / 'checkpoints'
   elif path.name.isdigit():
     directory, step = path.parent, int(path.name)
+  _check_regular(directory if step is None else path)
   manager = Manager(directory, CheckpointConfig(), read_only=True)
   if step is not None:
     return manager.restore(step, wanted)
@@ -154,6 +155,15 @@ def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str
   if newest is None:
     raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
   return newest[1], newest[2]
+
+
+def _check_regular(directory: pathlib.Path) -> None:
+  """Raises UserError where something is no file: reading a pipe would wait forever, a device may have no end."""
+  for folder, _, names in os.walk(directory):
+    for name in names:
+      file = pathlib.Path(folder, name)
+      if file.exists() and not file.is_file():
+        raise UserError(f'{file} is not a regular file; get the checkpoint again.')
 
 
 def _about_ema(config: Config) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ class TensorFiles:
 
   def _open(self, path: pathlib.Path) -> None:
     library = _library('safetensors')
+    _check_start(path)
     try:
       file = self._stack.enter_context(library.safe_open(path, framework='np'))
       for name in list(file.keys()):
@@ -127,6 +128,15 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
     files.move_into_place(partial, folder / FILE)
   finally:
     partial.unlink(missing_ok=True)
+
+
+def _check_start(path: pathlib.Path) -> None:
+  """Raises UserError where a file cannot be safetensors, before the library maps it into memory."""
+  with open(path, 'rb') as file:
+    start = file.read(9)
+  # The length of the JSON header, and the header.
+  if start[8:] != b'{' or int.from_bytes(start[:8], 'little') > path.stat().st_size - 8:
+    raise UserError(f'{path} is cut short or no safetensors file (it begins with {start!r}); get it again.')
 
 
 def _sha256(path: pathlib.Path) -> str:

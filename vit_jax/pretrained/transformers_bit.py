@@ -43,6 +43,7 @@ class BitFormat(FolderFormat):
   """
 
   title = "a folder of transformers' BiT"
+  group = None  # of none that is written
   tellable = frozenset({'norm_epsilon'})
 
   def recognises(self, path: pathlib.Path) -> bool:

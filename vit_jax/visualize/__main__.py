@@ -1,11 +1,13 @@
 """Draws what a model sees: its filters, positions and attention, as pictures and a page that shows them.
 
 python -m vit_jax.visualize --checkpoint=runs/mine --out=seen photo.jpg photos/
+python -m vit_jax.visualize --checkpoint=runs/mine --out=seen --count=20 --average_over=500 photos/
 python -m vit_jax.visualize --checkpoint=imagenet21k+imagenet2012/ViT-L_16 --image_size=512 --out=seen photos/
 
-The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. Open seen/index.html: it
-needs no network. What a model has no picture of is said there, and here. An image that cannot be read is
-named on stderr and left out, and the exit code is 2 then. docs/visualize.md explains the pictures.
+The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. Open seen/index.html:
+it needs no network. The page and the screen say which pictures the model does not have, and why. An image
+that cannot be read is named on stderr and left out; the exit code is then 2. docs/visualize.md explains the
+pictures.
 """
 
 import pathlib
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
   """Writes the pictures and the page."""
   checkpoint, out = cli.required(_CHECKPOINT), pathlib.Path(cli.required(_OUT)).expanduser()
   if not arguments:
-    raise UserError('Name the images to look at, or folders of them, behind the flags.')
+    raise cli.missing_arguments('Name the images to look at, or folders of them, behind the flags')
   image_size = _image_size(_IMAGE_SIZE.value)
   paths = image_files(arguments)
   out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,83 @@
+"""Checkpoints made to exhaust memory or time, to reach other files, or to be read as what they are not.
+
+All are read in one process with little memory; each must end in one sentence within five seconds.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hostile_files import FILES, OTHERS
+from hostile_folders import FOLDERS
+
+from vit_jax import pytrees
+from vit_jax.config import ViTConfig
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.preprocess import Preprocess
+
+READER = pathlib.Path(__file__).with_name('read_checkpoints.py')
+SECONDS = 5
+CASES = FOLDERS | FILES | OTHERS
+
+
+@pytest.fixture(scope='module')
+def sound(tmp_path_factory) -> pathlib.Path:
+  """A small model in every format."""
+  folder = tmp_path_factory.mktemp('sound')
+  sizes: dict[str, Any] = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
+  model = ViTConfig(variant='custom', **sizes)
+  dinov2 = dataclasses.replace(model, layer_scale=0.1, register_tokens=2)
+  for kind in ('vit', 'dinov2', 'timm', 'npz', 'run'):
+    architecture = Architecture(dinov2 if kind == 'dinov2' else model, (16, 16), 3, 3)
+    rng = np.random.default_rng(0)
+    params = {
+      path: rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in architecture.shapes().items()
+    }
+    pretrained = Pretrained(architecture, pytrees.unflatten(params), Preprocess((16, 16)))
+    writer, _ = formats.written_by(kind, pretrained)
+    writer.write(pretrained, folder / ('vit.npz' if kind == 'npz' else kind))
+    formats.read(folder / ('vit.npz' if kind == 'npz' else kind))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def outcomes(sound, tmp_path_factory) -> dict[str, tuple[str, str, float]]:
+  """Case -> (what came of reading it, the sentence, seconds)."""
+  paths = {'sound': str(sound / 'vit')}
+  for name, (make, _) in CASES.items():
+    paths[name] = str(make(tmp_path_factory.mktemp('case'), sound))
+  cases = tmp_path_factory.mktemp('cases') / 'cases.json'
+  cases.write_text(json.dumps(paths))
+  environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2]), 'JAX_PLATFORMS': 'cpu'}
+  environment |= {'XLA_FLAGS': '', 'NPROC': '2'}
+  process = subprocess.run(
+    [sys.executable, str(READER), str(cases)],
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  lines = [json.loads(line) for line in process.stdout.splitlines()]
+  found = {name: (kind, text, seconds) for name, kind, text, seconds in lines}
+  assert found.get('sound', ('none',))[0] == 'read', process.stderr
+  return found
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_hostile_checkpoint_is_one_sentence_in_bounded_time_and_memory(outcomes, name):
+  assert name in outcomes, 'the process that read it died, there or before'
+  kind, text, seconds = outcomes[name]
+  assert kind == 'UserError', f'{kind}: {text}'
+  assert re.search(CASES[name][1], text), text
+  assert '\n' not in text and len(text) < 1000 and text.endswith('.')
+  assert seconds < SECONDS

@@ -1,0 +1,200 @@
+"""How folders of Hugging Face prepare images, against transformers itself, and folders that are damaged."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from released_files import read, write_folder
+from transformers_peers import (
+  make_peer,
+  safetensors_numpy,
+  tensors_in,
+  transformers,
+)
+
+from vit_jax.errors import UserError
+
+
+def make_photographs() -> list[Image.Image]:
+  rng = np.random.default_rng(1)
+  coarse = [rng.integers(0, 256, (5, 7, 3), np.uint8), rng.integers(0, 256, (9, 6, 3), np.uint8)]
+  return [
+    Image.fromarray(coarse[0]).resize((70, 41), Image.Resampling.BICUBIC),
+    Image.fromarray(coarse[1]).resize((30, 50), Image.Resampling.BICUBIC),
+  ]
+
+
+PROCESSORS = {
+  'vit': ('ViTImageProcessor', {'size': {'height': 16, 'width': 32}, 'image_mean': [0.1, 0.2, 0.3]}),
+  'vit raw': ('ViTImageProcessor', {'size': {'height': 16, 'width': 32}, 'do_normalize': False}),
+  'vit range': ('ViTImageProcessor', {'size': {'height': 16, 'width': 32}, 'rescale_factor': 1 / 127.5}),
+  'deit': (
+    'DeiTImageProcessor',
+    {'size': {'height': 20, 'width': 36}, 'crop_size': {'height': 16, 'width': 32}},
+  ),
+  'bit': ('BitImageProcessor', {'size': {'shortest_edge': 33}, 'crop_size': {'height': 16, 'width': 32}}),
+}
+
+
+@pytest.mark.parametrize('name', PROCESSORS)
+def test_images_are_prepared_as_by_transformers_both_ways(name, tmp_path):
+  cls, options = PROCESSORS[name]
+  theirs = getattr(transformers, cls + 'Pil')(**options)
+  make_peer('vit').save_pretrained(tmp_path / 'theirs')
+  theirs.save_pretrained(tmp_path / 'theirs')
+  pretrained = read(tmp_path / 'theirs')
+  photographs = make_photographs()
+  wanted = theirs(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
+  np.testing.assert_allclose(pretrained.preprocess(photographs), wanted, atol=1e-5)
+  assert not write_folder(pretrained, tmp_path / 'ours')
+  again = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'ours', backend='pil')
+  given = again(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
+  np.testing.assert_allclose(given, wanted, atol=1e-5)
+  again = read(tmp_path / 'ours').preprocess
+  np.testing.assert_allclose(again(photographs), wanted, atol=1e-5)
+
+
+def test_preprocessing_for_another_size_is_adapted_and_noted(tmp_path):
+  make_peer('dinov2').save_pretrained(tmp_path)
+  processor = {'size': {'shortest_edge': 10}, 'crop_size': {'height': 8, 'width': 8}, 'do_center_crop': True}
+  processor |= {'image_processor_type': 'BitImageProcessor', 'resample': 3}
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(processor))
+  pretrained = read(tmp_path)
+  assert (pretrained.preprocess.size, pretrained.preprocess.shorter) == ((16, 16), 20)
+  assert any('image_size=(8, 8)' in note for note in pretrained.notes)
+
+
+# Bad folders: what is done to a good one, and what must be said.
+
+
+def _change_config(**changes):
+  def damage(folder: pathlib.Path) -> None:
+    path = folder / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+  return damage
+
+
+def _change_tensors(change):
+  def damage(folder: pathlib.Path) -> None:
+    tensors = tensors_in(folder)
+    change(tensors)
+    safetensors_numpy.save_file(tensors, folder / 'model.safetensors')
+
+  return damage
+
+
+def _truncate(folder: pathlib.Path) -> None:
+  path = folder / 'model.safetensors'
+  path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _with_nan(tensors) -> None:
+  tensors['vit.layernorm.weight'][3] = np.nan
+
+
+def _of_integers(tensors) -> None:
+  tensors['vit.layernorm.weight'] = np.zeros(32, np.int32)
+
+
+def _to_pickle(folder: pathlib.Path) -> None:
+  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+
+
+DAMAGES = {
+  'no config': (lambda folder: (folder / 'config.json').unlink(), 'has no config.json; get it'),
+  'no tensors': (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors'),
+  'a pickle': (_to_pickle, r'pytorch_model\.bin, a pickle.*save_pretrained'),
+  'cut short': (_truncate, 'cut short or no safetensors file'),
+  'text': (lambda folder: (folder / 'model.safetensors').write_text('<html>' * 9), 'no safetensors file'),
+  'config no JSON': (lambda folder: (folder / 'config.json').write_text('<html>'), 'cannot be read as JSON'),
+  'config a list': (lambda folder: (folder / 'config.json').write_text('[]'), 'not a JSON object'),
+  'another model': (
+    _change_config(model_type='swin'),
+    "'swin', which vit_jax does not have; of folders it reads .*vit, deit, dinov2",
+  ),
+  'ReLU': (_change_config(hidden_act='relu'), "hidden_act 'relu'"),
+  'a size of text': (_change_config(hidden_size='32'), "hidden_size '32', which must be a positive integer"),
+  'a long patch': (_change_config(patch_size=[8, 4]), 'patches of 8 x 4'),
+  'fewer blocks': (
+    _change_config(num_hidden_layers=2),
+    r'encoder\.layer\.2\..* \(and 15 more\) that no model',
+  ),
+  'more blocks': (_change_config(num_hidden_layers=4), r'no tensor vit\.encoder\.layer\.3\..*and 15 more'),
+  'another size': (
+    _change_config(image_size=24),
+    r'position_embeddings of shape \(1, 9, 32\).*\(1, 10, 32\)',
+  ),
+  'names': (_change_config(id2label={'0': 'a'}), 'head of 5 classes, and id2label'),
+  'missing': (
+    _change_tensors(lambda tensors: tensors.pop('vit.layernorm.bias')),
+    r'no tensor vit\.layernorm\.bias, which',
+  ),
+  'extra': (
+    _change_tensors(lambda tensors: tensors.update(gate=np.zeros(3, np.float32))),
+    'has a tensor gate that no model of its kind has',
+  ),
+  'wrong shape': (
+    _change_tensors(lambda tensors: tensors.update({'vit.layernorm.bias': np.zeros(31, np.float32)})),
+    r'vit\.layernorm\.bias of shape \(31,\)',
+  ),
+  'NaN': (_change_tensors(_with_nan), r'NaN or infinite values in vit\.layernorm\.weight'),
+  'integers': (_change_tensors(_of_integers), r'vit\.layernorm\.weight as I32'),
+}
+
+
+@pytest.fixture(scope='module')
+def sound(tmp_path_factory) -> pathlib.Path:
+  folder = tmp_path_factory.mktemp('sound')
+  make_peer('vit').save_pretrained(folder)
+  return folder
+
+
+@pytest.mark.parametrize('name', DAMAGES)
+def test_bad_folder_is_one_sentence(name, sound, tmp_path):
+  damage, words = DAMAGES[name]
+  folder = tmp_path / 'bad'
+  shutil.copytree(sound, folder)
+  damage(folder)
+  with pytest.raises(UserError, match=words) as error:
+    read(folder)
+  assert str(error.value).endswith('.') and '\n' not in str(error.value)
+
+
+def test_bad_processor_is_one_sentence(sound, tmp_path):
+  folder = tmp_path / 'bad'
+  shutil.copytree(sound, folder)
+  for changes, words in (
+    ({'resample': 9}, 'asks for resample 9'),
+    ({'size': {'longest_edge': 3}}, 'has the size'),
+    ({'size': {'shortest_edge': 3}}, 'without do_center_crop'),
+    ({'image_mean': [0.5, 0.5]}, 'must be 3 numbers'),
+    ({'do_resize': False}, 'do_resize false'),
+  ):
+    (folder / 'preprocessor_config.json').write_text(json.dumps(changes))
+    with pytest.raises(UserError, match=words):
+      read(folder)
+
+
+def test_missing_folder_is_one_sentence(tmp_path):
+  with pytest.raises(UserError, match='There is no checkpoint'):
+    read(tmp_path / 'nowhere')
+
+
+def test_without_safetensors_the_extra_is_named(sound, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'safetensors', None)
+  with pytest.raises(UserError, match=r'vit_jax\[huggingface\]'):
+    read(sound)
+
+
+def test_the_package_never_imports_torch():
+  program = (
+    'import sys; from vit_jax.pretrained import huggingface; '
+    'sys.exit(any(name in sys.modules for name in ("torch", "safetensors", "transformers")))'
+  )
+  assert subprocess.run([sys.executable, '-c', program], check=False).returncode == 0

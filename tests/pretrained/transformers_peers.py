@@ -1,0 +1,136 @@
+"""Small models of transformers beside ours, and small models of ours for its folders."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import config, pytrees
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.preprocess import Preprocess
+
+REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
+torch = pytest.importorskip('torch', reason=REASON)
+transformers = pytest.importorskip('transformers', reason=REASON)
+safetensors = pytest.importorskip('safetensors', reason=REASON)
+safetensors_numpy = pytest.importorskip('safetensors.numpy', reason=REASON)
+
+SIZES = {'hidden_size': 32, 'num_hidden_layers': 3, 'num_attention_heads': 4, 'patch_size': 8}
+MLP = {'intermediate_size': 48}
+PEERS = {
+  'vit': ('ViTForImageClassification', {**MLP, 'image_size': [16, 32], 'num_labels': 5}),
+  'vit tanh': (
+    'ViTForImageClassification',
+    {**MLP, 'image_size': 16, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-2},
+  ),
+  'vit gray, no bias': (
+    'ViTForImageClassification',
+    {**MLP, 'image_size': 16, 'num_channels': 1, 'qkv_bias': False},
+  ),
+  'vit model': ('ViTModel', {**MLP, 'image_size': 16}),
+  'deit': ('DeiTForImageClassification', {**MLP, 'image_size': 16, 'num_labels': 5}),
+  'deit distilled': ('DeiTForImageClassificationWithTeacher', {**MLP, 'image_size': 16, 'num_labels': 5}),
+  'deit model': ('DeiTModel', {**MLP, 'image_size': 16}),
+  'dinov2': ('Dinov2ForImageClassification', {'mlp_ratio': 2, 'image_size': 16, 'num_labels': 5}),
+  'dinov2 model': ('Dinov2Model', {'mlp_ratio': 2, 'image_size': 16}),
+  'registers': (
+    'Dinov2WithRegistersForImageClassification',
+    {'mlp_ratio': 2, 'image_size': 16, 'num_labels': 5, 'num_register_tokens': 3},
+  ),
+  'registers model': ('Dinov2WithRegistersModel', {'mlp_ratio': 2, 'image_size': 16}),
+}
+
+
+def make_peer(name: str, seed: int = 0):
+  """A small model of transformers, in which no parameter is zero, one or equal to another."""
+  cls, options = PEERS[name]
+  cls = getattr(transformers, cls)
+  return randomise(cls(cls.config_class(**{**SIZES, **options})), seed)
+
+
+def randomise(model, seed: int):
+  generator = torch.Generator().manual_seed(seed)
+  with torch.no_grad():
+    for key, parameter in model.named_parameters():
+      noise = torch.randn(parameter.shape, generator=generator)
+      center = 1.0 if 'norm' in key and key.endswith('weight') else 0.0
+      scale = 0.15 if parameter.ndim == 2 else 0.3
+      parameter.copy_(center + scale * noise)
+  return model.eval()
+
+
+def make_images(pretrained: Pretrained, size: tuple[int, int] | None = None) -> np.ndarray:
+  architecture = pretrained.architecture
+  shape = (2, *(size or architecture.image_size), architecture.channels)
+  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def to_torch(images: np.ndarray):
+  return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def make_ours(pretrained: Pretrained) -> nnx.Module:
+  graphdef, shapes = pretrained.architecture.graph_and_shapes()
+  flat = pytrees.flatten(pretrained.params)
+  assert {path: leaf.shape for path, leaf in flat.items()} == {
+    path: leaf.shape for path, leaf in shapes.items()
+  }
+  return nnx.merge(graphdef, jax.tree.map(jax.numpy.asarray, pretrained.params))
+
+
+def outputs(peer, images: np.ndarray):
+  with torch.no_grad():
+    return peer(to_torch(images), output_hidden_states=True)
+
+
+@jax.jit
+def run(ours: nnx.Module, images: np.ndarray):
+  """The tokens of every layer, those after the last norm, what the head reads, and the logits."""
+  states = [ours.embed(images), *(ours.features(images, layer=i) for i in range(ours.config.num_layers))]
+  final = ours.features(images)
+  return states, final, ours.head_input(final), ours(images)
+
+
+def assert_same(pretrained: Pretrained, peer, *, logits: str = 'logits') -> None:
+  """All hidden states, and the logits or what a model without head gives."""
+  images = make_images(pretrained)
+  states, final, pooled, mine = run(make_ours(pretrained), images)
+  theirs = outputs(peer, images)
+  assert len(theirs.hidden_states) == len(states)
+  for state, other in zip(states, theirs.hidden_states, strict=True):
+    np.testing.assert_allclose(state, other, atol=1e-4, rtol=0)
+  if pretrained.architecture.num_classes:
+    np.testing.assert_allclose(mine, theirs[logits], atol=1e-4, rtol=0)
+  else:
+    np.testing.assert_allclose(final, theirs.last_hidden_state, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(pooled, theirs.pooler_output, atol=1e-4, rtol=0)
+
+
+def tensors_in(folder: pathlib.Path) -> dict[str, np.ndarray]:
+  return safetensors_numpy.load_file(folder / 'model.safetensors')
+
+
+def metadata(folder: pathlib.Path) -> dict[str, str]:
+  with safetensors.safe_open(folder / 'model.safetensors', 'np') as file:
+    return file.metadata()
+
+
+def make_pretrained(
+  model: config.ViTConfig, *, num_classes: int = 3, image_size=(16, 16), **options
+) -> Pretrained:
+  sizes = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
+  options_of_model = {field.name for field in dataclasses.fields(model)}
+  sizes = {name: size for name, size in sizes.items() if name in options_of_model}
+  model = dataclasses.replace(model, variant='custom', **sizes)
+  architecture = Architecture(model, image_size, 3, num_classes)
+  rng = np.random.default_rng(3)
+  flat = {
+    path: (0.2 * rng.normal(size=leaf.shape) + path.endswith('scale')).astype(np.float32)
+    for path, leaf in sorted(architecture.shapes().items())
+  }
+  preprocess = Preprocess.from_range(image_size, -1, 1)
+  return Pretrained(architecture, pytrees.unflatten(flat), preprocess, **options)

@@ -1,0 +1,377 @@
+"""Every command that `cli.COMMANDS` lists: help, missing and unknown flags, files that cannot be used.
+
+The tests read a command's flags and examples off its source, so a command is covered as soon as it is listed
+there and has a line in INPUTS and OUTPUTS.
+"""
+
+import ast
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import CONFIG, ROOT, assert_said
+from PIL import Image
+from released_files import path as released_file
+
+from vit_jax import cli, config_files
+from vit_jax import config as c
+
+# Command -> command lines, each with one input that cannot be used: its name begins with 'bad'.
+INPUTS = {
+  'train': ['--config=bad.py --workdir=run'],
+  'predict': ['--checkpoint=bad.npz photo.png', '--checkpoint=model.npz bad.png'],
+  'convert': ['bad.npz run --format=run'],
+  'prepare': ['bad.tar prepared', 'bad.csv prepared'],
+  'transfer': ['--checkpoint=bad.npz --workdir=table --suite=digits'],
+  'compare': ['bad'],
+  'visualize': ['--checkpoint=bad.npz --out=seen photo.png', '--checkpoint=model.npz --out=seen bad.png'],
+  'plan': ['--config=bad.py --topology=cpu:1'],
+  'contact_sheet': ['--config=bad.py --workdir=run'],
+}
+# Command -> command lines, each with one output, {out}.
+OUTPUTS = {
+  'train': ['--config=config.py --workdir={out}'],
+  'predict': [],  # writes to stdout
+  'convert': ['model.npz {out}.npz', 'model.npz {out} --format=run', 'model.npz {out} --format=hf'],
+  'prepare': ['photos {out}'],
+  'transfer': ['--checkpoint=model.npz --workdir={out} --suite=digits'],
+  'compare': ['run --out={out}'],
+  'visualize': ['--checkpoint=model.npz --out={out} photo.png'],
+  'plan': ['--config=config.py --topology=cpu:1 --json={out}.json'],
+  'contact_sheet': ['--config=config.py --workdir={out}'],
+}
+EACH_INPUT = [(name, line) for name, lines in INPUTS.items() for line in lines]
+EACH_OUTPUT = [(name, line) for name, lines in OUTPUTS.items() for line in lines]
+
+# Root may read and write everything, unless it gives up these two capabilities.
+AS_ANYBODY = ['setpriv', '--bounding-set=-dac_override,-dac_read_search'] if os.geteuid() == 0 else []
+needs_permissions = pytest.mark.skipif(
+  bool(AS_ANYBODY) and not shutil.which('setpriv'), reason='root needs setpriv to be denied a file'
+)
+
+
+def run(*command: str, cwd: pathlib.Path, prefix: list[str] | None = None) -> subprocess.CompletedProcess:
+  """`python -m …` in a folder."""
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  return subprocess.run(
+    [*(prefix or []), sys.executable, '-m', *command],
+    cwd=cwd,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def module_of(name: str) -> str:
+  return cli.COMMANDS[name][0]
+
+
+@functools.cache
+def source_of(name: str) -> ast.Module:
+  """The source of the module that `python -m` runs."""
+  spec = importlib.util.find_spec(module_of(name))
+  assert spec is not None
+  if spec.submodule_search_locations:
+    spec = importlib.util.find_spec(f'{module_of(name)}.__main__')
+  assert spec is not None and spec.origin is not None
+  return ast.parse(pathlib.Path(spec.origin).read_text())
+
+
+def calls(name: str) -> list[tuple[str, list[ast.expr]]]:
+  """(function, its arguments) for each call of the command's source."""
+  nodes = [node for node in ast.walk(source_of(name)) if isinstance(node, ast.Call)]
+  return [(ast.unparse(node.func), node.args) for node in nodes]
+
+
+def flags_of(name: str) -> dict[str, Any]:
+  """Flag -> its default."""
+  found: dict[str, Any] = {}
+  for function, arguments in calls(name):
+    if function.startswith('flags.DEFINE_'):
+      found[ast.literal_eval(arguments[0])] = ast.literal_eval(arguments[1])
+    elif function == 'cli.define_config':
+      found['config'] = None
+  return found
+
+
+def required_flags(name: str) -> list[str]:
+  """Flags that the source asks for by `cli.required` and have no default, and --config."""
+  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function == 'cli.required'}
+  holders = {flag: f'_{flag.upper()}' for flag, default in flags_of(name).items() if default is None}
+  return [flag for flag, holder in holders.items() if holder in texts or flag == 'config']
+
+
+def examples(name: str) -> list[list[str]]:
+  """The command lines in the docstring, split into words, without 'python -m MODULE'."""
+  doc = (ast.get_docstring(source_of(name)) or '').replace('\\\n', '')
+  lines = [line.strip() for line in doc.splitlines()]
+  start = f'python -m {module_of(name)} '
+  return [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
+
+
+@pytest.fixture(scope='module')
+def workplace(golden, tmp_path_factory) -> pathlib.Path:
+  """A folder with everything that the command lines of INPUTS and OUTPUTS name and that is not bad."""
+  folder = tmp_path_factory.mktemp('workplace')
+  shutil.copy(released_file(golden, 'a_vit_token'), folder / 'model.npz')
+  (folder / 'config.py').write_text(CONFIG)
+  pixels = np.random.default_rng(0).integers(0, 256, (6, 40, 30, 3), dtype=np.uint8)
+  Image.fromarray(pixels[0]).save(folder / 'photo.png')
+  for number, image in enumerate(pixels):
+    place = folder / 'photos' / ('cat', 'dog')[number % 2]
+    place.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(place / f'{number}.png')
+  (folder / 'run').mkdir()
+  (folder / 'run/config.json').write_text(json.dumps(c.as_json(c.Config())))
+  (folder / 'run/metrics.jsonl').write_text('{"step": 1, "train/loss": 0.5, "learning_rate": 0.1}\n')
+  return folder
+
+
+@pytest.fixture
+def place(workplace, tmp_path) -> pathlib.Path:
+  """A copy of `workplace` for one test."""
+  return shutil.copytree(workplace, tmp_path / 'place')
+
+
+def test_every_command_has_its_inputs_and_outputs_in_these_tests():
+  assert INPUTS.keys() == OUTPUTS.keys() == cli.COMMANDS.keys()
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_docstring_has_three_examples_with_flags_that_the_command_has(name):
+  assert len(examples(name)) >= 3
+  words = {word for example in examples(name) for word in example if word.startswith('--') and word != '--'}
+  used = {re.split(r'[=.]', word)[0] for word in words}
+  assert used <= {f'--{flag}' for flag in flags_of(name)}
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path):
+  helps = [
+    run(module_of(name), '--help', cwd=tmp_path),
+    run('vit_jax', name, '-h', cwd=tmp_path),
+    run(module_of(name), '--no_such_flag=1', '--helpfull', cwd=tmp_path),
+  ]
+  for result in helps:
+    assert result.returncode == 0 and not result.stderr, result.stderr
+  text = helps[0].stdout
+  assert all(result.stdout == text for result in helps)
+  assert text.startswith((ast.get_docstring(source_of(name)) or '').strip())
+  lines = text.splitlines()
+  for flag, default in flags_of(name).items():
+    (line,) = (line for line in lines if re.match(rf'  --{flag}( \(|$)', line))
+    written = ','.join(default) if isinstance(default, list) else str(default).lower()
+    assert line.endswith(f"(default: '{written}')") or (default in (None, []) and line == f'  --{flag}'), line
+  assert ('--config.schedule.learning_rate=' in text) == ('config' in flags_of(name))
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_command_line_without_anything_is_answered_with_an_example(name, tmp_path):
+  result = run(module_of(name), cwd=tmp_path)
+  assert_said(result, f'python -m {module_of(name)} ')
+  assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  ('name', 'flag'), [(name, flag) for name in cli.COMMANDS for flag in required_flags(name)]
+)
+def test_missing_flag_is_named_with_an_example_that_has_it(name, flag, tmp_path):
+  example = next(example for example in examples(name) if any(f'--{flag}=' in word for word in example))
+  words = [word for word in example if not re.match(rf'--{flag}[=.]', word)]
+  result = run(module_of(name), *words, cwd=tmp_path)
+  assert_said(result, f'--{flag} is missing', f'python -m {module_of(name)} ', f' --{flag}=')
+
+
+def test_some_commands_have_required_flags():
+  assert required_flags('visualize') == ['checkpoint', 'out']
+  assert {name for name in cli.COMMANDS if required_flags(name)} >= {'train', 'predict', 'transfer', 'plan'}
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_unknown_flag_is_answered_with_the_nearest_one(name, tmp_path):
+  flag = max(flags_of(name), key=len)
+  misspelt = flag[:-2] + flag[-1] + flag[-2]
+  assert_said(
+    run(module_of(name), f'--{misspelt}=1', cwd=tmp_path), f'--{misspelt} is not', f'mean --{flag}?'
+  )
+
+
+def make_bad(file: pathlib.Path, kind: str) -> None:
+  """Makes an input that cannot be used: a file, or a folder where the name has no ending."""
+  if kind == 'missing':
+    return
+  if not file.suffix:
+    shutil.copytree(file.parent / 'run', file)
+  if kind == 'damaged':
+    for damaged in [file] if file.suffix else list(file.iterdir()):
+      damaged.write_bytes(b'\x00\xff nonsense (')
+  else:
+    if file.suffix:
+      file.write_text('')
+    file.chmod(0)
+
+
+@pytest.mark.parametrize('kind', ['missing', 'damaged', pytest.param('forbidden', marks=needs_permissions)])
+@pytest.mark.parametrize(('name', 'line'), EACH_INPUT)
+def test_input_that_cannot_be_used_is_named_in_one_sentence(name, line, kind, place):
+  bad = next(match for match in re.findall(r'bad[\w.]*', line))
+  make_bad(place / bad, kind)
+  result = run(module_of(name), *line.split(), cwd=place, prefix=AS_ANYBODY)
+  (place / bad).chmod(0o700) if kind == 'forbidden' else None
+  assert result.returncode == 2, result.stdout + result.stderr
+  assert 'Traceback' not in result.stderr
+  assert bad in result.stderr
+  assert 'cannot be written' not in result.stderr
+  if kind == 'forbidden':
+    assert 'ermission denied' in result.stderr
+  assert not (place / 'table').exists() and not (place / 'prepared').exists()
+
+
+@pytest.mark.parametrize(
+  'kind', ['in the way', 'below a file', pytest.param('forbidden', marks=needs_permissions)]
+)
+@pytest.mark.parametrize(('name', 'line'), EACH_OUTPUT)
+def test_output_that_cannot_be_written_is_named_in_one_sentence(name, line, kind, place):
+  blocked = place / 'blocked'
+  if kind == 'forbidden':
+    blocked.mkdir(mode=0o500)
+    out = 'blocked/out'
+  elif kind == 'below a file':
+    blocked.write_text('mine')
+    out = 'blocked/out'
+  else:
+    out = 'out'
+    suffix = re.findall(r'{out}(\.\w+)?', line)[0]
+    if suffix:
+      (place / f'out{suffix}').mkdir()
+    else:
+      (place / 'out').write_text('mine')
+  result = run(module_of(name), *line.format(out=out).split(), cwd=place, prefix=AS_ANYBODY)
+  assert_said(result, out if kind == 'in the way' else 'blocked')
+  if kind == 'below a file':
+    assert blocked.read_text() == 'mine'
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_full_disk_below_stdout_is_one_sentence(name, tmp_path):
+  command = [sys.executable, '-m', module_of(name), '--help']
+  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
+  with open('/dev/full', 'w') as full:
+    result = subprocess.run(
+      command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+  assert result.returncode == 2
+  assert result.stderr == b'The disk is full: the output cannot be written; free some space there.\n'
+
+
+@pytest.mark.parametrize('arguments', [[], ['--help'], ['-h']])
+def test_without_a_command_all_commands_are_listed(arguments, tmp_path):
+  result = run('vit_jax', *arguments, cwd=tmp_path)
+  assert result.returncode == 0 and not result.stderr
+  for name, (_, text) in cli.COMMANDS.items():
+    assert re.search(rf'^  {name} +{re.escape(text)}$', result.stdout, re.MULTILINE)
+
+
+def test_unknown_command_is_answered_with_the_nearest_one(tmp_path):
+  assert_said(run('vit_jax', 'tarin', cwd=tmp_path), "no command 'tarin'", 'did you mean train?')
+  assert_said(run('vit_jax', 'xyz', cwd=tmp_path), *cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'texts'),
+  [
+    (['predict', '--top=0'], ['--top=0', 'positive integer']),
+    (['predict', '--top=many'], ['--top=many', 'positive integer']),
+    (['predict', '--format=xml'], ['--format=xml', 'csv, json']),
+    (['predict', '--checkpoint'], ['--checkpoint has no value']),
+    (['train', '--takeover=perhaps'], ['--takeover=perhaps', 'true or false']),
+    (['train', '--batch_size=3'], ['--batch_size', 'did you mean --config.batch_size?']),
+    (['train', '--learning_rate=3'], ['did you mean --config.schedule.learning_rate?']),
+    (['train', '--config.seed=3'], ['--config is missing']),
+    (['train', '--config=quickstart', 'now'], ["'now' is not a flag"]),
+    (
+      ['train', '--config=quickstart', '--config.learning_rate=1'],
+      ['did you mean config.schedule.learning_rate?'],
+    ),
+    (['train', '--config=quickstart', '--config.evaluators.val.every=1'], ['config.evaluators.test.every?']),
+  ],
+  ids=lambda value: value[-1] if value and isinstance(value[-1], str) else None,
+)
+def test_wrong_value_is_answered_with_what_is_possible(arguments, texts, tmp_path):
+  result = run('vit_jax', *arguments, cwd=tmp_path)
+  assert_said(result, *texts)
+  assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  ('value', 'variant'),
+  [('vit_l16:jft', 'L/16'), ('ablations/position:rotary', 'custom'), ('position:rotary', 'custom')],
+)
+def test_shipped_config_is_found_by_name(value, variant, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert c.from_config_dict(config_files.load(value)).model.variant == variant
+
+
+def test_file_here_goes_before_the_shipped_config_of_that_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'quickstart').write_text(CONFIG)
+  assert c.from_config_dict(config_files.load('quickstart')).model.width == 16
+  (tmp_path / 'quickstart').unlink()
+  (tmp_path / 'quickstart').mkdir()  # a run's folder, say
+  assert c.from_config_dict(config_files.load('quickstart')).model.width == 64
+
+
+@pytest.mark.slow
+def test_shipped_config_trains_from_any_folder(tmp_path):
+  flags = ['--config=quickstart', '--config.total=2 steps', '--config.model.depth=1']
+  result = run('vit_jax', 'train', *flags, cwd=tmp_path)
+  assert result.returncode == 0, result.stderr
+  assert (tmp_path / 'runs/quickstart/checkpoints/2').is_dir()
+
+
+@pytest.mark.parametrize(
+  ('value', 'texts'),
+  [
+    ('quikstart', ["no config 'quikstart'", 'did you mean --config=quickstart?']),
+    ('positions', ['did you mean --config=ablations/position?']),
+    ('configs/quickstart.py', ['no config file configs/quickstart.py', '--config=quickstart.']),
+    ('mine/xyz.py', ['no config file mine/xyz.py', 'check the path']),
+    ('xyz', ["no config 'xyz'", 'quickstart', 'ablations/position']),
+    ('quickstart:big', ['The config quickstart takes no argument', "':big'"]),
+    ('vit_l16:nope', ["no recipe 'nope'", 'imagenet21k, augreg, jft, imagenet2012']),
+  ],
+)
+def test_unknown_config_is_answered_with_the_nearest_one(value, texts, tmp_path):
+  assert_said(run('vit_jax', 'train', f'--config={value}', cwd=tmp_path), *texts)
+
+
+@pytest.mark.parametrize(
+  ('content', 'texts'),
+  [
+    (
+      'from vit_jax.config import *\n\ndef get_config():\n  return Config(btch_size=3)\n',
+      ['Line 4', 'btch_size'],
+    ),
+    ('import no_such_module\n', ['Line 1', 'ModuleNotFoundError', 'no_such_module']),
+    ('def get_config():\n  return (\n', ['Line 2', 'SyntaxError']),
+    ('CONFIG = {}\n', ['no function get_config()']),
+    ('def get_config(size):\n  return size\n', ['needs an argument', '--config=mine.py:size']),
+    ('def get_config():\n  pass\n', ['get_config()', 'NoneType', 'to_config_dict']),
+  ],
+)
+def test_config_file_that_fails_is_named_with_its_line(content, texts, tmp_path):
+  (tmp_path / 'mine.py').write_text(content)
+  result = run('vit_jax', 'train', '--config=mine.py', '--config.seed=1', cwd=tmp_path)
+  assert_said(result, 'mine.py', *texts)
+  assert len(result.stderr.splitlines()) == 1
