@@ -242,3 +242,22 @@ def test_listener_without_a_block_hears_an_interrupt_while_modules_are_imported_
   seconds, errors = interrupt(process)
   assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
   assert seconds < 1
+
+
+@pytest.mark.parametrize('cleanup, code, said', [(0, 75, 'cleaned up'), (60, 130, 'Interrupted.')])
+def test_block_that_cleans_up_gets_a_keyboard_interrupt_and_some_seconds(cleanup, code, said):
+  body = f"""
+    try:
+      with signals.raise_at_interrupt(seconds=1):
+        try:
+          time.sleep(60)
+        finally:
+          time.sleep({cleanup})
+    except KeyboardInterrupt:
+      sys.stderr.write('cleaned up\\n')
+      sys.exit(75)
+  """
+  process = start(inside(body))
+  seconds, errors = interrupt(process)
+  assert (process.returncode, errors) == (code, f'{said}\n')
+  assert seconds < 3

@@ -8,11 +8,12 @@ can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ 
 Where nothing is to be saved, SIGTERM needs no listener: its default action ends the process at once.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -85,6 +86,28 @@ def end_at_interrupt(sentence: str = 'Interrupted.', code: int | None = None) ->
     end_process(sentence, 128 + number if code is None else code)
 
   return Listener(numbers, end)
+
+
+@contextlib.contextmanager
+def raise_at_interrupt(seconds: float = 5.0) -> Iterator[None]:
+  """Inside, Ctrl-C raises KeyboardInterrupt, for code that has to clean up, such as a pool of processes.
+
+  A main thread that has not left the block within `seconds` of Ctrl-C hangs: the process ends with exit code
+  130.
+  """
+  left = threading.Event()
+
+  def end_if_it_hangs(number: int) -> None:
+    if not left.wait(seconds):
+      end_process('Interrupted.', 128 + number)
+
+  before = signal.getsignal(signal.SIGINT)
+  with Listener([signal.SIGINT], end_if_it_hangs):
+    signal.signal(signal.SIGINT, before if before == signal.SIG_IGN else signal.default_int_handler)
+    try:
+      yield
+    finally:
+      left.set()
 
 
 def end_process(sentence: str, code: int) -> NoReturn:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import tqdm
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import cli, signals
 from vit_jax.errors import Preempted, UserError
 from vit_jax.prepare import run, storage
 from vit_jax.prepare.images import Shrinking
@@ -105,7 +105,8 @@ def main(arguments: Sequence[str]) -> None:
       bar.update(done)
 
     try:
-      result = run.prepare(source, destination, options, progress)
+      with signals.raise_at_interrupt():  # the processes have to be ended
+        result = run.prepare(source, destination, options, progress)
     except KeyboardInterrupt:
       raise Preempted('Interrupted.') from None
   _print(result, destination)
