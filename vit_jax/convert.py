@@ -75,9 +75,7 @@ def _format_name(destination: str) -> str:
       f'{destination} may become a run or a Hugging Face folder; say --format=run or --format=hf.'
     )
   if name not in names:
-    raise UserError(
-      f'--format is {name!r}, which vit_jax does not write; choose one of {", ".join(names)}.'
-    )
+    raise UserError(f'--format is {name!r}, which vit_jax does not write; choose one of {", ".join(names)}.')
   return name
 
 
