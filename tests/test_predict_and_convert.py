@@ -112,7 +112,7 @@ def test_predict_refuses_wrong_arguments_in_one_sentence(golden, tmp_path):
   assert 'There are no images below .' in said(run('predict', checkpoint, '.', cwd=tmp_path))
 
 
-def test_convert_there_and_back(golden, tmp_path):
+def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
   source = path(golden, 'c_vit_token_rep32')
   result = run('convert', source, 'run', '--format=run', cwd=tmp_path)
   assert result.returncode == 0, result.stderr
@@ -123,14 +123,47 @@ def test_convert_there_and_back(golden, tmp_path):
     assert_same(path(golden, 'c_vit_token_rep32', naming), tmp_path / f'{naming}.npz')
 
 
-def test_convert_refuses_wrong_arguments_in_one_sentence(golden, tmp_path):
-  source = path(golden, 'b_vit_gap')
-  assert 'say --format=run or --format=hf' in said(run('convert', source, 'x', cwd=tmp_path))
-  assert 'Usage: ' in said(run('convert', source, cwd=tmp_path))
-  assert 'There is no checkpoint nothing.npz' in said(run('convert', 'nothing.npz', 'x.npz', cwd=tmp_path))
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['{b_vit_gap}', 'x'], 'say --format=run or --format=hf'),
+    (['{b_vit_gap}'], 'Usage: '),
+    (['nothing.npz', 'x.npz'], 'There is no checkpoint nothing.npz'),
+    (
+      ['{b_vit_gap}', 'x.onnx'],
+      'x.onnx is an ONNX file, which vit_jax neither reads nor writes; its formats are run',
+    ),
+    (
+      ['{b_vit_gap}', 'x', '--format=onnx'],
+      "--format is 'onnx', which vit_jax does not write; choose one of run",
+    ),
+    (['{b_vit_gap}', 'x', '--format=run', '--naming=linen'], 'A training run has one naming'),
+    (
+      ['{b_vit_gap}', 'x', '--format=vit'],
+      "cannot hold this model: it has pool 'token' and this model 'gap'",
+    ),
+    (['{b_vit_gap}', 'x', '--format=run', '--weights=ema'], 'only a training run may have weights'),
+    (['{b_vit_gap}', 'x', '--format=run', '--heads=2'], 'which knows its heads; leave heads out'),
+  ],
+)
+def test_convert_names_what_is_wrong(golden, tmp_path, arguments, message):
+  files = {'b_vit_gap': path(golden, 'b_vit_gap')}
+  assert message in said(run('convert', *(argument.format(**files) for argument in arguments), cwd=tmp_path))
+  assert not (tmp_path / 'x').exists()
 
 
-def test_hugging_face_and_back(golden, tmp_path):
+def test_convert_prints_the_kind_of_folder_that_it_chose_and_why(golden, tmp_path):
+  pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
+  result = run('convert', path(golden, 'b_vit_gap'), 'folder', '--format=hf', cwd=tmp_path)
+  assert result.returncode == 0, result.stderr
+  chosen = result.stdout.splitlines()[0]
+  assert (
+    "Of hf, the kind 'timm' is written; not 'vit', since it has pool 'token' and this model 'gap'" in chosen
+  )
+  assert 'timm has no name for a model of these sizes' in result.stderr
+
+
+def test_folder_to_a_run_and_back_keeps_every_bit_and_logit(golden, tmp_path):
   """npz -> folder -> run -> folder: the same tensors and texts, bit for bit, and the same logits."""
   pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
   source = path(golden, 'a_vit_token')

@@ -40,12 +40,15 @@ def sizes_of_terabytes(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Pat
 
 
 def unpacks_to_half_a_gigabyte(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
-  with zipfile.ZipFile(folder / 'x.npz', 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-    with archive.open('head/bias.npy', 'w') as file:
-      file.write(array_file(header('(134217728,)'), data=b''))
-      for _ in range(512):
-        file.write(bytes(2**20))
-  return folder / 'x.npz'
+  path = folder / 'x.npz'
+  with (
+    zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    archive.open('head/bias.npy', 'w') as file,
+  ):
+    file.write(array_file(header('(134217728,)'), data=b''))
+    for _ in range(512):
+      file.write(bytes(2**20))
+  return path
 
 
 def same_name_twice(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
