@@ -168,6 +168,6 @@ OTHERS: dict[str, tuple[Make, str]] = {
   'a terminal': (at('/dev/tty'), 'is not a regular file|There is no checkpoint'),
   'a pipe': (pipe, 'is not a regular file'),
   'ONNX': (file_of('x.onnx'), 'x.onnx is an ONNX file, which vit_jax neither reads nor writes'),
-  "PyTorch's pickle": (file_of('x.pth'), 'a pickle, which could run code'),
+  "PyTorch's pickle": (file_of('x.pth'), r'a PyTorch pickle \(it could run code\)'),
   'a run with a pipe': (run_with_pipe, 'is not a regular file'),
 }

@@ -15,8 +15,8 @@ from vit_jax.pretrained.json_values import JsonObject
 # Files of other projects by how their names end, to say so instead of what is wrong with them as an .npz.
 _FOREIGN = {
   '.onnx': 'an ONNX file',
-  '.pt': 'a pickle of PyTorch, which could run code',
-  '.pth': 'a pickle of PyTorch, which could run code',
+  '.pt': 'a PyTorch pickle (it could run code)',
+  '.pth': 'a PyTorch pickle (it could run code)',
   '.h5': 'a file of Keras',
   '.keras': 'a file of Keras',
   '.tflite': 'a file of LiteRT',
