@@ -1,4 +1,4 @@
-"""The schema: round trips, overrides, and the messages of wrong options."""
+"""The config of a run: round trips, overrides, and one sentence for every wrong option."""
 
 import dataclasses
 import json
@@ -13,18 +13,30 @@ from vit_jax.models.base import MODELS
 from vit_jax.objectives.base import OBJECTIVES
 
 FULL = c.Config(
-  evaluators={'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8)},
+  evaluators={
+    'val': c.ClassificationEvaluatorConfig(split='test', batch_size=8),
+    'web': c.FewShotEvaluatorConfig(shots=(1, 5), grid=(1.0, 0.1)),
+  },
   optimizer=c.OptimizerConfig(lr_multipliers=(('^head', 10.0),), freeze=('^blocks',), clip_norm=1.0),
+)
+MIXER = c.MixerConfig('custom', 4, 32, 48, 2, 24, unroll=True)
+RESNET = dataclasses.replace(FULL, model=c.ResNetConfig('R50x1', blocks=(1, 2)))
+MASKED = c.Config(
+  model=c.ViTConfig(pool='none', mask_token=True), objective=c.MaskedPatchesObjective(label_smoothing=0.1)
 )
 
 
-@pytest.mark.parametrize('config', [c.Config(), FULL])
-def test_round_trips(config):
+@pytest.mark.parametrize(
+  'config',
+  [c.Config(), FULL, dataclasses.replace(FULL, model=MIXER), RESNET, MASKED],
+  ids=['default', 'full', 'mixer', 'resnet', 'masked_patches'],
+)
+def test_a_config_survives_ml_collections_and_json(config):
   assert c.from_config_dict(c.to_config_dict(config)) == config
   assert c.from_config_dict(json.loads(json.dumps(c.as_json(config)))) == config
 
 
-def test_none_can_be_overridden():
+def test_an_option_that_is_none_can_be_overridden():
   values = c.to_config_dict(c.Config())
   values.model.patch = 8
   values.model.stem_blocks = (3, 4, 9)
@@ -36,7 +48,14 @@ def test_none_can_be_overridden():
 
 
 def test_flatten_names_options_as_on_the_command_line():
-  assert c.flatten(FULL)['evaluators.val.batch_size'] == 8
+  flat = c.flatten(FULL)
+  assert flat['evaluators.val.batch_size'] == 8 and flat['evaluators.web.shots'] == (1, 5)
+  assert flat['model.name'] == 'vit' and flat['evaluators.web.type'] == 'fewshot'
+
+
+def test_a_section_has_the_options_of_its_own_kind_only():
+  assert 'model.blocks' in c.flatten(RESNET) and 'model.heads' not in c.flatten(RESNET)
+  assert 'evaluators.val.shots' not in c.flatten(FULL) and 'evaluators.web.real_labels' not in c.flatten(FULL)
 
 
 @pytest.mark.parametrize(
@@ -198,25 +217,86 @@ def test_flatten_names_options_as_on_the_command_line():
     ),
     ({'model': 3}, "config.model is 3; it must be a section with the option 'name'."),
     ({'evaluators': [1]}, "config.evaluators is [1]; it must be a section with the option 'type'."),
+    (
+      {'model': {'name': 'resnet', 'blokcs': (1,)}},
+      'config.model.blokcs is not an option; did you mean config.model.blocks?',
+    ),
+    ({'model': {'name': 'rasnet'}}, "config.model.name is 'rasnet'; did you mean 'resnet'?"),
+    (
+      {'model': {'name': 'vit', 'blocks': [1, 2]}},
+      "config.model.blocks is an option of the model 'resnet', and config.model.name is 'vit'; leave it out, "
+      "or choose 'resnet'.",
+    ),
+    (
+      {'model': {'name': 'mixer', 'heads': 4}},
+      "config.model.heads is an option of the model 'vit', and config.model.name is 'mixer'; leave it out, "
+      "or choose 'vit'.",
+    ),
+    ({'seed': -1}, 'config.seed is -1; it must be between 0 and 4294967295.'),
+    ({'ema': 1.0}, 'config.ema is 1.0; it must be between 0 and 0.999999999.'),
+    ({'nonfinite': 'go on'}, "config.nonfinite is 'go on'; choose one of ['stop', 'skip']."),
+    ({'data': {'channels': 4}}, 'config.data.channels is 4; choose one of [1, 3].'),
+    (
+      {'objective': {'name': 'classify'}},
+      "config.objective.name is 'classify'; did you mean 'classification'?",
+    ),
+    (
+      {'objective': {'name': 'masked_patches', 'loss': 'sigmoid'}},
+      "config.objective.loss is an option of the objective 'classification', and config.objective.name is "
+      "'masked_patches'; leave it out, or choose 'classification'.",
+    ),
+    (
+      {'evaluators': {'val': {'type': 'classification'}}, 'checkpoint': {'best': 'val_ema/accuracy'}},
+      "config.checkpoint.best is 'val_ema/accuracy', which no evaluator gives; choose one of val/accuracy, val/loss.",
+    ),
   ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(change, said):
+def test_a_wrong_option_is_refused_in_one_sentence(change, said):
   with pytest.raises(UserError) as raised:
     c.from_config_dict(change)
   assert str(raised.value) == said
 
 
-def test_resumable_options_are_those_that_change_no_result():
-  changed = dataclasses.replace(
-    FULL,
-    log_every='7 steps',
-    mesh=c.MeshConfig(fsdp=2),
-    data=dataclasses.replace(FULL.data, threads=3, prefetch=5, bad_images='skip'),
-    checkpoint=c.CheckpointConfig(keep=9),
-  )
-  assert c.differing_options(FULL, changed) == []
-  other = dataclasses.replace(changed, batch_size=64)
-  assert c.differing_options(FULL, other) == ['batch_size']
+@pytest.mark.parametrize('values', [[], 'model', None])
+def test_json_that_is_no_object_is_refused(values):
+  with pytest.raises(UserError, match='A config is a JSON object'):
+    c.from_config_dict(values)
+
+
+@pytest.mark.parametrize(
+  'best', ['val_ema/loss', 'val/accuracy', 'web_ema_5shot/accuracy', 'web_1shot/accuracy']
+)
+def test_best_may_name_what_evaluators_give_of_the_parameters_or_their_ema(best):
+  config = dataclasses.replace(FULL, ema=0.9, checkpoint=c.CheckpointConfig(best=best))
+  assert c.from_config_dict(c.to_config_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+  ('change', 'differing'),
+  [
+    ({'mesh.fsdp': 4, 'checkpoint.keep': 9, 'log_every': '1 steps', 'step_limit': 5.0}, []),
+    ({'model.unroll': True, 'model.attention': 'xla', 'data.threads': 9, 'data.prefetch': 1}, []),
+    ({'model.depth': 2, 'seed': 1}, ['model.depth', 'seed']),
+    ({'optimizer.b1': 0.9, 'optimizer.b2': 0.999}, []),  # the optimizer's own
+    ({'optimizer.b1': 0.8}, ['optimizer.b1']),
+    (
+      {'optimizer.name': 'sgd', 'optimizer.momentum': 0.9},
+      ['optimizer.b1', 'optimizer.b2', 'optimizer.momentum', 'optimizer.name'],
+    ),
+    ({'evaluators.val.every': '2 epochs'}, ['evaluators.val.every']),
+    ({'ema': 0.9}, ['ema']),
+  ],
+)
+def test_a_run_may_be_resumed_with_other_options_that_change_no_result(change, differing):
+  values = c.to_config_dict(FULL)
+  values.update_from_flattened_dict(change)
+  assert c.differing_options(FULL, c.from_config_dict(values)) == differing
+
+
+def test_resumable_options_are_options():
+  flat = [name for config in (FULL, dataclasses.replace(FULL, model=MIXER)) for name in c.flatten(config)]
+  for name in options.resumable(c.Config):
+    assert any(each == name or (name.endswith('.') and each.startswith(name)) for each in flat), name
 
 
 @pytest.mark.parametrize(
@@ -231,21 +311,31 @@ def test_resumable_options_are_those_that_change_no_result():
     ('0.26 epochs', 3),
   ],
 )
-def test_durations(text, steps):
+def test_durations_in_steps_are_rounded_to_the_nearest(text, steps):
   assert durations.steps(text, batch_size=100, examples=1000, total=1000) == steps
 
 
-def test_a_share_of_the_whole_is_no_total():
+def test_a_total_in_percent_is_refused():
   with pytest.raises(UserError, match=r'config\.total'):
     durations.steps('5%', batch_size=1, examples=1)
 
 
-@pytest.mark.parametrize('registry', [MODELS, OBJECTIVES, EVALUATORS], ids=lambda registry: registry.what)
-def test_every_option_has_a_type_that_is_checked(registry):
-  for name in registry.names():
-    section = registry[name]()
-    values = options.as_dict(section)
-    assert options.from_dict(registry[name], values) == section
-    for option in values:
-      with pytest.raises(UserError, match=f'config.{option} is '):
-        options.from_dict(registry[name], values | {option: object()})
+@pytest.mark.parametrize(
+  'section',
+  [
+    *(registry[name] for registry in (MODELS, OBJECTIVES, EVALUATORS) for name in registry.names()),
+    c.Config,
+    c.DataConfig,
+    c.InitConfig,
+    c.OptimizerConfig,
+    c.ScheduleConfig,
+    c.MeshConfig,
+    c.CheckpointConfig,
+  ],
+)
+def test_every_option_has_a_type_that_is_checked(section):
+  values = options.as_dict(section())
+  assert options.from_dict(section, values) == section()
+  for option in values:
+    with pytest.raises(UserError, match=rf'config\.{option} is '):
+      options.from_dict(section, values | {option: object()})

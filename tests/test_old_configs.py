@@ -1,16 +1,18 @@
 """Configs that the first edition wrote into its workdirs mean what they meant then.
 
-The files of fixtures/old_configs are config.json of runs of commit 2314a29.
+The files of fixtures/old_configs are of commit 2314a29: config.json of three runs, and in recipes.json what
+config.json would be of runs of 'FILE:ARGUMENT' in configs/.
 """
 
 import dataclasses
 import json
 import pathlib
-import runpy
 
 import pytest
+from config_files import load
 
 from vit_jax import config as config_lib
+from vit_jax.errors import UserError
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
@@ -24,20 +26,29 @@ def old(name):
   return json.loads((FOLDER / f'{name}.json').read_text())
 
 
-def from_file(name, argument=None):
-  get_config = runpy.run_path(str(ROOT / 'configs' / f'{name}.py'))['get_config']
-  return config_lib.from_config_dict(get_config(argument) if argument else get_config())
+RECIPES = old('recipes')
+
+
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_a_recipe_is_the_same_run(recipe):
+  name, _, argument = recipe.partition(':')
+  there, here = config_lib.from_config_dict(RECIPES[recipe]), load(name, argument or None)
+  assert config_lib.differing_options(there, here) == []
+  # The first edition spelled out the decays of the optimizer.
+  there, here = (
+    dataclasses.replace(config, optimizer=config.optimizer.with_defaults()) for config in (there, here)
+  )
+  assert there == here
 
 
 def test_quickstart_is_the_same_run():
   assert (
-    config_lib.differing_options(config_lib.from_config_dict(old('quickstart')), from_file('quickstart'))
-    == []
+    config_lib.differing_options(config_lib.from_config_dict(old('quickstart')), load('quickstart')) == []
   )
 
 
 def test_masked_patches_are_the_same_run():
-  there, here = config_lib.from_config_dict(old('masked_patch')), from_file('masked_patch', 'cifar10')
+  there, here = config_lib.from_config_dict(old('masked_patch')), load('masked_patch', 'cifar10')
   assert isinstance(there.objective, MaskedPatchesObjective)
   changed_on_the_command_line = {'total', 'data.max_per_class', 'evaluators.probe.every'}
   assert set(config_lib.differing_options(there, here)) == changed_on_the_command_line
@@ -69,3 +80,52 @@ def test_migration_is_done_once(name):
   config = config_lib.from_config_dict(old(name))
   assert config_lib.from_config_dict(json.loads(json.dumps(config_lib.as_json(config)))) == config
   assert dataclasses.is_dataclass(config.model)
+
+
+def test_the_section_of_few_shot_probes_becomes_the_evaluators_own():
+  evaluator = old('masked_patch')['evaluators']['probe']
+  assert evaluator['type'] == 'fewshot' and evaluator['fewshot']['pool'] == 'gap'
+  config = config_lib.from_config_dict(old('masked_patch'))
+  probe = {
+    name: tuple(value) if isinstance(value, list) else value for name, value in evaluator['fewshot'].items()
+  }
+  given = {name: evaluator[name] for name in ('source', 'split', 'crop', 'resize', 'batch_size', 'every')}
+  assert config.evaluators['probe'] == config_lib.FewShotEvaluatorConfig(**given, **probe)
+
+
+@pytest.mark.parametrize(
+  ('best', 'now'),
+  [
+    ('test/accuracy', 'test/accuracy'),
+    ('test_average/accuracy', 'test_ema/accuracy'),
+    ('web_average_5shot/accuracy', 'web_ema_5shot/accuracy'),
+  ],
+)
+def test_best_of_the_average_becomes_best_of_the_ema(best, now):
+  values = old('quickstart') | {'average': 0.9}
+  values['evaluators']['web'] = old('masked_patch')['evaluators']['probe']
+  values['checkpoint']['best'] = best
+  assert config_lib.from_config_dict(values).checkpoint.best == now
+
+
+def test_a_loss_becomes_its_objective():
+  for loss, objective in (
+    ({'name': 'sigmoid', 'label_smoothing': 0.1}, config_lib.ClassificationObjective('sigmoid', 0.1)),
+    ({'name': 'softmax', 'label_smoothing': 0.0}, config_lib.ClassificationObjective()),
+  ):
+    assert config_lib.from_config_dict(old('quickstart') | {'loss': loss}).objective == objective
+
+
+def test_a_mixer_keeps_its_sizes():
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'tokens_mlp_dim': 24}
+  model = old('quickstart')['model'] | sizes | {'variant': 'custom', 'heads': None, 'pool': 'gap'}
+  config = config_lib.from_config_dict(old('quickstart') | {'model': model})
+  assert config.model == MixerConfig('custom', **sizes)
+
+
+def test_a_config_of_this_version_is_not_changed():
+  """Such as the momentum of an optimizer that has none, which must not be passed over."""
+  values = config_lib.as_json(load('quickstart'))
+  values['optimizer']['momentum'] = 0.9
+  with pytest.raises(UserError, match="the optimizer 'adam' does not take momentum"):
+    config_lib.from_config_dict(values)

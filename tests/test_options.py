@@ -273,7 +273,7 @@ def test_another_model_brings_its_own_defaults(config_with):
 
 
 def test_a_flag_that_chooses_another_model_does_not_silently_drop_sizes(config_with):
-  with pytest.raises(UserError, match=r"patch is an option of the model 'vit', and .*name is 'resnet'"):
+  with pytest.raises(UserError, match=r"depth is an option of the model 'vit', and .*name is 'resnet'"):
     config_with('--config.model.name=resnet')
 
 
