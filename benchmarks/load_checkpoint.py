@@ -27,15 +27,15 @@ def write(variant: str, path: pathlib.Path) -> None:
 
   from vit_jax import config as c
   from vit_jax import pytrees
-  from vit_jax.pretrained import released
-  from vit_jax.pretrained.base import Portable, Preprocess
+  from vit_jax.models.base import Architecture
+  from vit_jax.pretrained.base import FORMATS, Pretrained
+  from vit_jax.pretrained.preprocess import Preprocess
 
-  model, size = c.ViTConfig(variant=variant), (224, 224)
-  _, shapes = pytrees.shapes(model, size, 3, 1000)
+  architecture = Architecture(c.ViTConfig(variant=variant), (224, 224), 3, 1000)
   rng = np.random.default_rng(0)
-  params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in shapes.items()}
-  portable = Portable(model, size, 3, 1000, pytrees.unflatten(params), Preprocess(size))
-  released.write(portable, path)
+  params = {name: rng.standard_normal(leaf.shape, np.float32) for name, leaf in architecture.shapes().items()}
+  pretrained = Pretrained(architecture, pytrees.unflatten(params), Preprocess((224, 224)))
+  FORMATS['npz']().write(pretrained, path)
 
 
 def load(path: pathlib.Path) -> None:
@@ -53,23 +53,22 @@ def fine_tune(path: pathlib.Path) -> None:
   import jax
 
   from vit_jax import config as c
-  from vit_jax.parallel.mesh import make_mesh
   from vit_jax.pretrained import formats
   from vit_jax.training import initialization
-  from vit_jax.training.step import make_train_step
+  from vit_jax.training.run import Dataset, Run
 
   config = c.Config(
     total='10 steps',
     batch_size=8,
-    model=formats.model_config(path),
+    model=formats.architecture(path).model,
     init=c.InitConfig(checkpoint=str(path)),
     data=c.DataConfig(image_size=(224, 224)),
     optimizer=c.OptimizerConfig(name='sgd', momentum=0.0, freeze=('^(blocks|stem)',)),
     mesh=c.MeshConfig(fsdp=8),
   )
-  program = make_train_step(config, make_mesh(config.mesh), num_classes=1000, examples=100)
-  arrays = initialization.load(config, program, lambda text: None)
-  jax.block_until_ready(initialization.start(program, 0, arrays))
+  run = Run(config, Dataset(examples=100, num_classes=1000))
+  arrays, _ = initialization.read_initial(config, run.architecture)
+  jax.block_until_ready(initialization.initial_state(run.program, 0, arrays))
 
 
 def main() -> None:
@@ -111,7 +110,10 @@ def measure(function, path: pathlib.Path) -> None:
 
   import vit_jax.loading
   import vit_jax.training.initialization  # noqa: F401 (imports are not what is measured)
+  from vit_jax.pretrained.base import FORMATS
 
+  for name in FORMATS.names():
+    assert FORMATS[name]  # which imports it
   jnp.zeros(1).block_until_ready()
   before = peak()
   begin = time.perf_counter()
