@@ -1,6 +1,6 @@
 """Checkpoints made to exhaust memory or time, to reach other files, or to be read as what they are not.
 
-All are read in one process with little memory; each must end in one sentence within five seconds.
+All are read in one process with little memory; each must end in one sentence after five seconds of computing at most.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.preprocess import Preprocess
 
 READER = pathlib.Path(__file__).with_name('read_checkpoints.py')
-SECONDS = 5
+SECONDS = 5  # of the process, not of the clock, which a busy machine stretches
 CASES = FOLDERS | FILES | OTHERS
 
 
@@ -65,7 +65,7 @@ def outcomes(sound, tmp_path_factory) -> dict[str, tuple[str, str, float]]:
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=600,
+    timeout=1200,
   )
   lines = [json.loads(line) for line in process.stdout.splitlines()]
   found = {name: (kind, text, seconds) for name, kind, text, seconds in lines}
