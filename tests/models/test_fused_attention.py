@@ -1,7 +1,6 @@
 """Attention kernels: splash is interpreted on the CPU; for cuDNN's, its call in the program is checked."""
 
 import dataclasses
-import functools
 import re
 import types
 
@@ -235,7 +234,7 @@ def test_splash_is_chosen_on_a_tpu_for_many_tokens():
   for pixels, splash in ((384, True), (224, False)):
     model = c.ViTConfig(variant='B/16', depth=1, dtype='bfloat16')
     architecture = Architecture(model, (pixels, pixels), 3, 10)
-    network = nnx.eval_shape(functools.partial(architecture.build, nnx.Rngs(0), sharding))
+    network = nnx.eval_shape(lambda built=architecture: built.build(nnx.Rngs(0), sharding))
     graphdef, params = nnx.split(network)
     images = jax.ShapeDtypeStruct((4, pixels, pixels, 3), jnp.float32, sharding=sharding)
 
