@@ -4,8 +4,8 @@
   python tests/kill_and_resume.py --kills=20 --processes=2
   python tests/kill_and_resume.py --kills=20 --processes=2 --finish_as_one
 
-Dropout, stochastic depth, augmentation, gradient accumulation and a running average are on. Every second
-kill waits for a checkpoint that is being written. Parameters, optimizer state, average and all values of
+Dropout, stochastic depth, augmentation, gradient accumulation and an EMA are on. Every second kill waits for
+a checkpoint that is being written. Parameters, optimizer state, EMA and all values of
 `metrics.jsonl` but those of speed must be the same to the last bit.
 """
 
@@ -39,12 +39,12 @@ def get_config():
       variant='custom', patch=2, width=32, mlp_dim=64, depth=3, heads=4,
       dropout=0.1, attention_dropout=0.1, stochastic_depth=0.2,
     ),
-    data=Data(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True),
+    data=DataConfig(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True),
     evaluators={'test': ClassificationEvaluatorConfig(split='test', every='30 steps')},
-    optimizer=Optimizer(weight_decay=0.1, clip_norm=1.0),
-    schedule=Schedule(learning_rate=2e-3, warmup='10%'),
+    optimizer=OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
+    schedule=ScheduleConfig(learning_rate=2e-3, warmup='10%'),
     ema=0.99,
-    checkpoint=Checkpoint(every='5 steps'),
+    checkpoint=CheckpointConfig(every='5 steps'),
     log_every='3 steps',
   ))
 """
@@ -115,7 +115,7 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   """Every array of the last checkpoint by name, read with Orbax alone."""
   step = workdir / 'checkpoints' / str(max(int(path.name) for path in (workdir / 'checkpoints').iterdir()))
   handler, result = ocp.PyTreeCheckpointHandler(), {}
-  for item in ('params', 'opt_state', 'average', 'counters'):
+  for item in ('params', 'opt_state', 'ema', 'counters'):
     tree = handler.metadata(step / item).tree
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
     tree = handler.restore(step / item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))

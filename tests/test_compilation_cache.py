@@ -21,7 +21,7 @@ def home(tmp_path, monkeypatch) -> pathlib.Path:
 
 @pytest.fixture
 def settings():
-  """JAX's own settings in this process, as they are where no test runs; afterwards as they were."""
+  """JAX's own settings in this process as they are outside of tests; restored afterwards."""
   names = ('jax_enable_compilation_cache', 'jax_compilation_cache_dir', 'jax_compilation_cache_max_size')
   before = {name: getattr(jax.config, name) for name in names}
   jax.config.update('jax_enable_compilation_cache', True)
@@ -60,20 +60,20 @@ SHARED = """
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   events = []
   jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
-  sharding = batch_sharding(make_mesh(config.Mesh()))
+  sharding = batch_sharding(make_mesh(config.MeshConfig()))
   total = jax.jit(lambda: jax.lax.with_sharding_constraint(jnp.arange(8), sharding).sum())()
   print('sum', int(total), 'found', sum(name.endswith('cache_hits') for name in events))
 """
 
 
-def test_several_processes(home):
+def test_process_0_of_several_finds_what_it_compiled(home):
   """Process 0 writes. On CPUs, unlike GPUs and TPUs, JAX's key holds the process too: the others compile."""
   for found in (0, 1):
     outputs = run(SHARED, 2)
     assert f'sum 28 found {found}' in outputs[0] and 'sum 28 found 0' in outputs[1]
 
 
-def test_what_was_half_written_is_dropped(tmp_path, settings, monkeypatch):
+def test_a_half_written_program_is_dropped(tmp_path, settings, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   directory = tmp_path / 'vit_jax' / 'xla'
   directory.mkdir(parents=True)

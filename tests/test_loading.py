@@ -1,8 +1,10 @@
-"""`vit_jax.load`: what the module can do, and what it costs."""
+"""`vit_jax.load`: images to logits, other sizes, heads and dtypes, and the module inside."""
 
+import dataclasses
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,9 @@ from released_files import path, tensors
 
 import vit_jax
 from vit_jax.errors import UserError
+from vit_jax.models.position_resize import PositionResize
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import FORMATS, Pretrained
 
 
 def test_importing_vit_jax_does_not_start_jax():
@@ -20,7 +25,7 @@ def test_importing_vit_jax_does_not_start_jax():
   subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
 
 
-def test_pictures_of_every_kind(golden):
+def test_images_of_every_mode_become_the_models_input(golden):
   model = vit_jax.load(path(golden, 'a_vit_token'))
   rgb = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
   images = [
@@ -32,75 +37,153 @@ def test_pictures_of_every_kind(golden):
     rgb.convert('1'),
   ]
   prepared = model.preprocess([*images, np.asarray(rgb), np.asarray(rgb.convert('L'))])
-  assert prepared.shape == (8, 32, 32, 3) and prepared.dtype == np.float32
+  chex.assert_shape(prepared, (8, 32, 32, 3))
+  chex.assert_type(prepared, np.float32)
   assert prepared.min() >= -1 and prepared.max() <= 1
   np.testing.assert_array_equal(prepared[6], prepared[0])
   np.testing.assert_array_equal(prepared[2], prepared[0])
   np.testing.assert_array_equal(prepared[7], prepared[1])
   gray = np.asarray(model.preprocess([rgb.convert('L')])[0])
   np.testing.assert_array_equal(gray[..., 0], gray[..., 2])
-  assert model(prepared).shape == (8, 10)
+  chex.assert_shape(model(prepared), (8, 10))
 
 
 @pytest.mark.parametrize('case', ['down', 'up', 'odd'])
-def test_preprocessing_of_the_original(golden, case):
+def test_preprocessing_equals_the_originals(golden, case):
   cases = tensors(golden / 'j_preprocess.npz')
   image, expected = cases[f'{case}/image'], cases[f'{case}/eval']
   model = vit_jax.load(path(golden, 'a_vit_token'))
-  preprocess = model.preprocess.resized(expected.shape[:2])
+  preprocess = model.preprocess.at(expected.shape[:2])
   np.testing.assert_allclose(preprocess([image])[0], expected, rtol=0, atol=1e-5)
 
 
-def test_another_size(golden):
+def test_a_model_loaded_for_another_size_prepares_and_takes_such_images(golden):
   model = vit_jax.load(path(golden, 'a_vit_token'), image_size=(48, 24))
   images = model.preprocess([Image.new('RGB', (100, 100))])
-  assert images.shape == (1, 48, 24, 3)
-  assert model(images).shape == (1, 10)
-  assert vit_jax.load(path(golden, 'a_vit_token'), image_size=48).position_embedding.shape == (1, 37, 64)
+  chex.assert_shape(images, (1, 48, 24, 3))
+  chex.assert_shape(model(images), (1, 10))
+  larger = vit_jax.load(path(golden, 'a_vit_token'), image_size=48)
+  chex.assert_shape(larger.module.position_embedding[...], (1, 37, 64))
   with pytest.raises(UserError, match='does not divide into patches of 8'):
     vit_jax.load(path(golden, 'a_vit_token'), image_size=50)
 
 
+# Format -> how its own project resizes positions.
+RESIZES: dict[str, PositionResize] = {
+  'npz': 'linear',
+  'run': 'linear',
+  'vit': 'bicubic',
+  'timm': 'bicubic_antialias',
+  'dinov2': 'bicubic',
+}
+
+
+def dinov2_like(pretrained: Pretrained) -> Pretrained:
+  """The same function with LayerScale of factor one, which DINOv2's format demands."""
+  architecture = pretrained.architecture
+  model = dataclasses.replace(architecture.model, layer_scale=1.0)
+  scale = np.ones((model.depth, model.width), np.float32)
+  blocks = pretrained.params['blocks'] | {'attention_scale': scale, 'mlp_scale': scale}
+  return dataclasses.replace(
+    pretrained,
+    architecture=dataclasses.replace(architecture, model=model),
+    params=pretrained.params | {'blocks': blocks},
+  )
+
+
+@pytest.mark.parametrize('name', RESIZES)
+def test_loading_for_a_size_and_calling_with_that_size_give_the_same_logits(golden, tmp_path, name):
+  """There is one answer: `model.position_resize`, which is that of the checkpoint's own project."""
+  pretrained = formats.read(path(golden, 'a_vit_token'))
+  if name == 'dinov2':
+    pretrained = dinov2_like(pretrained)
+  destination = tmp_path / ('x.npz' if name == 'npz' else 'checkpoint')
+  FORMATS[name]().write(pretrained, destination)
+  as_trained = vit_jax.load(destination)
+  assert as_trained.config.position_resize == RESIZES[name]
+  for size in ((48, 24), (16, 40)):
+    images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
+    resized = vit_jax.load(destination, image_size=size)
+    with jax.default_matmul_precision('highest'):
+      np.testing.assert_allclose(resized(images), as_trained(images), atol=1e-5)
+      other = vit_jax.load(destination, image_size=size, position_resize='bilinear')
+      np.testing.assert_allclose(
+        vit_jax.load(destination, position_resize='bilinear')(images), other(images), atol=1e-5
+      )
+      assert abs(other(images) - resized(images)).max() > 1e-4
+
+
 def test_position_resize_is_an_option(golden):
-  load = lambda method: vit_jax.load(path(golden, 'a_vit_token'), image_size=48, position_resize=method)
-  linear, bicubic = (load(method).position_embedding[...] for method in ('linear', 'bicubic'))
-  assert np.abs(linear - bicubic).max() > 1e-3
+  linear, bicubic = (
+    vit_jax.load(path(golden, 'a_vit_token'), image_size=48, position_resize=method).module.position_embedding
+    for method in ('linear', 'bicubic')
+  )
+  assert np.abs(linear[...] - bicubic[...]).max() > 1e-3
 
 
-def test_the_head(golden):
+def test_a_head_of_another_size_begins_at_zero(golden):
   images = tensors(golden / 'a_vit_token.io.npz')['images']
   kept = vit_jax.load(path(golden, 'a_vit_token'), num_classes=10)
-  assert kept.head.kernel[...].any()
+  assert kept.module.head.kernel[...].any() and kept.num_classes == 10
   new = vit_jax.load(path(golden, 'a_vit_token'), num_classes=3)
-  assert not np.asarray(new(images)).any() and new(images).shape == (2, 3)
-  assert new.class_names is None
+  np.testing.assert_array_equal(new(images), np.zeros((2, 3)))
+  assert new.class_names is None and new.num_classes == 3
 
 
-def test_dtype(golden):
+def test_bfloat16_computes_in_it_and_keeps_parameters_in_float32(golden):
   io = tensors(golden / 'a_vit_token.io.npz')
-  model = vit_jax.load(path(golden, 'a_vit_token'), dtype=jnp.bfloat16)
-  assert model.features(io['images']).dtype == jnp.bfloat16
-  assert model.head.kernel.dtype == jnp.float32
+  model = vit_jax.load(path(golden, 'a_vit_token'), dtype='bfloat16')
+  chex.assert_type(model.features(io['images']), jnp.bfloat16)
+  chex.assert_type(model.module.head.kernel[...], jnp.float32)
   difference = np.abs(np.asarray(model(io['images'])) - io['logits']).max()
   assert 1e-4 < difference < 0.2
 
 
-def test_layers_and_transformations(golden):
-  """An NNX module like any other: under jit, grad and split."""
+def test_the_module_can_be_split_differentiated_and_compiled(golden):
   images = tensors(golden / 'a_vit_token.io.npz')['images']
   model = vit_jax.load(path(golden, 'a_vit_token'))
   layers = [model.features(images, layer=layer) for layer in (0, 1, None)]
-  assert all(layer.shape == (2, 17, 64) for layer in layers)
-  np.testing.assert_allclose(model.norm(layers[1]), layers[2], atol=1e-5)
-  graphdef, params = nnx.split(model)
-  loss = lambda params: nnx.merge(graphdef, params)(images).sum()
-  gradients = jax.jit(jax.grad(loss))(params)
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-  np.testing.assert_allclose(jax.jit(lambda m, x: m(x))(model, images), model(images), atol=1e-4)
+  chex.assert_shape(layers, (2, 17, 64))
+  np.testing.assert_allclose(model.module.norm(layers[1]), layers[2], atol=1e-5)
+  graphdef, params = nnx.split(model.module)
+
+  def loss(params):
+    return nnx.merge(graphdef, params)(images).sum()
+
+  chex.assert_tree_all_finite(nnx.to_pure_dict(jax.jit(jax.grad(loss))(params)))
+  compiled = jax.jit(lambda module, x: module(x))(model.module, images)
+  np.testing.assert_allclose(compiled, model(images), atol=1e-4)
 
 
-def test_what_became_of_the_tensors_is_said(golden, caplog):
+def test_the_compiled_methods_are_those_of_the_module(golden):
+  images = tensors(golden / 'a_vit_token.io.npz')['images']
+  model = vit_jax.load(path(golden, 'a_vit_token'))
+  module = model.module
+  with jax.default_matmul_precision('highest'):
+    tokens = module.features(images)
+    for ours, expected in (
+      (model(images), module(images)),
+      (model.features(images), tokens),
+      (model.embeddings(images), module.head_input(tokens)),
+      (model.attention(images), module.attention(images)),
+      (model.hidden_states(images), module.hidden_states(images)),
+      (model.pool(tokens, 'gap'), tokens.mean(axis=1)),
+    ):
+      np.testing.assert_allclose(ours, expected, atol=1e-5)
+  assert model.config is module.config
+
+
+def test_classify_names_the_most_probable_class(golden):
+  model = vit_jax.load(path(golden, 'a_vit_token'))
+  images = [np.full((40, 40, 3), value, np.uint8) for value in (0, 255)]
+  best = np.asarray(model(model.preprocess(images))).argmax(axis=-1)
+  assert model.classify(images) == [str(number) for number in best]
+  model.class_names = tuple('abcdefghij')
+  assert model.classify(images) == ['abcdefghij'[number] for number in best]
+
+
+def test_tensors_that_are_left_out_are_logged(golden, caplog):
   vit_jax.load(path(golden, 'c_vit_token_rep32'))
   assert not caplog.messages
   vit_jax.load(path(golden, 'c_vit_token_rep32'), num_classes=3)
-  assert 'ignored: head/bias (10,), head/kernel (32, 10), representation/bias' in caplog.text
+  assert 'ignored: head/bias (10,), head/kernel (32, 10), pre_logits/bias' in caplog.text

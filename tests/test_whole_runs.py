@@ -55,7 +55,7 @@ def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   assert steps == list(range(3, STEPS + 1, 3))
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
   assert_done(run(tmp_path))
   newest = tmp_path / 'run' / 'checkpoints' / '4'
   for path in newest.rglob('*'):
@@ -80,18 +80,18 @@ def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   result = run(tmp_path, '--mode=eval', '--config.ema=0.5', '--config.evaluators.test.batch_size=50')
   assert result.returncode == 0, result.stderr
   assert f'test/accuracy {final["test/accuracy"]:.2%}' in result.stdout
-  assert f'test_average/accuracy {final["test_average/accuracy"]:.2%}' in result.stdout
+  assert f'test_ema/accuracy {final["test_ema/accuracy"]:.2%}' in result.stdout
   after = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
   assert before.items() <= after.items()
   added = {str(path.relative_to(tmp_path / 'run')) for path in after.keys() - before.keys()}
   assert added == {
     f'report/{name}{what}'
-    for name in ('test', 'test_average')
+    for name in ('test', 'test_ema')
     for what in ('.json', '_confusion.png', '_classes.png')
   }
 
 
-def test_what_a_run_leaves(tmp_path):
+def test_a_run_leaves_its_metrics_report_and_checkpoints(tmp_path):
   result = run(tmp_path)
   assert_done(result)
   for text in ('Devices: 8 × cpu', 'patch_embedding/kernel', '1,437 images, 10 classes', '360 images', 'MiB'):

@@ -123,7 +123,7 @@ def test_formats_refuse_positions_they_have_no_place_for(tmp_path, kind):
   pretrained = formats.read(tmp_path / 'run')
   with pytest.raises(UserError, match=f"has no place for position '{kind}'"):
     FORMATS['npz']().write(pretrained, tmp_path / 'x.npz')
-  with pytest.raises(UserError, match=f"have learned positions, this model '{kind}'"):
+  with pytest.raises(UserError, match=f"it has learned positions, and this model '{kind}'"):
     FORMATS['vit']().write(pretrained, tmp_path / 'folder')
 
 
