@@ -10,11 +10,10 @@ import nbformat
 import numpy as np
 import pytest
 from PIL import Image
+from released_files import write_random
 
 import vit_jax
-from vit_jax import config, pytrees
-from vit_jax.pretrained import released
-from vit_jax.pretrained.base import Portable, Preprocess
+from vit_jax.config import ViTConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOK = ROOT / 'docs' / 'colab.ipynb'
@@ -24,14 +23,8 @@ NAMES = [f'thing number {number}' for number in range(10)]
 @pytest.fixture
 def checkpoint(tmp_path) -> pathlib.Path:
   """A released file of two blocks and 32 px, with random parameters."""
-  model = config.ViTConfig(variant='custom', patch=32, width=32, mlp_dim=48, depth=2, heads=4)
-  _, shapes = pytrees.shapes(model, (64, 64), 3, len(NAMES))
-  rng = np.random.default_rng(0)
-  flat = {path: 0.3 * rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}
-  preprocess = Preprocess.from_range((64, 64), -1.0, 1.0)
-  portable = Portable(model, (64, 64), 3, len(NAMES), pytrees.unflatten(flat), preprocess)
-  released.write(portable, tmp_path / 'model.npz')
-  return tmp_path / 'model.npz'
+  model = ViTConfig(variant='custom', patch=32, width=32, mlp_dim=48, depth=2, heads=4)
+  return write_random(model, tmp_path / 'model.npz', image_size=(64, 64), num_classes=len(NAMES))
 
 
 @pytest.fixture
