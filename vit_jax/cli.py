@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import os
+import pathlib
 import re
 import runpy
 import sys
@@ -191,9 +192,16 @@ def _os_error_text(error: OSError) -> str | None:
     return f'{place} is a folder; name a file.'
   if error.errno not in files.UNWRITABLE:
     return None
-  if os.path.exists(place) and not os.access(place, os.R_OK):
+  if error.errno in (errno.EACCES, errno.EPERM) and _may_not_read(place):
     return f'{place} cannot be read ({error.strerror}); give yourself the right to read it.'
   return f'{place} cannot be written ({error.strerror}); choose a place that can.'
+
+
+def _may_not_read(place: str) -> bool:
+  """Whether one may not read a path, or the nearest folder above it that one can see."""
+  path = pathlib.Path(place).absolute()
+  seen = next(str(folder) for folder in (path, *path.parents) if os.path.exists(folder))
+  return not os.access(seen, os.R_OK)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

@@ -102,6 +102,6 @@ def _failed(file: str, error: Exception) -> UserError:
   lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
   if isinstance(error, SyntaxError) and error.filename == file:
     lines = [error.lineno]
-  place = f'line {lines[-1]} of {file}' if lines else file
+  place = f'Line {lines[-1]} of {file}' if lines else f'The config file {file}'
   reason = ' '.join(str(error).split())
-  return UserError(f'{place[0].upper()}{place[1:]} fails with {type(error).__name__}: {reason}')
+  return UserError(f'{place} fails with {type(error).__name__}: {reason}')

@@ -11,6 +11,10 @@ EXIT_RESTART = 75  # stopped after a save (preemption): the same command goes on
 class UserError(Exception):
   """A wrong config or input. Its text is one sentence: what is wrong, where, and what to do."""
 
+  def _render_traceback_(self) -> list[str]:
+    """What IPython, and so a notebook, shows in the place of a traceback."""
+    return [str(self)]
+
 
 class BadImage(UserError):
   """An image whose content cannot be decoded, now or ever: `name` is what errors call it."""

@@ -8,6 +8,7 @@ import jax
 import tensorboardX
 
 from vit_jax import files
+from vit_jax.errors import UserError
 from vit_jax.parallel import hardware
 from vit_jax.training.run import Run
 
@@ -49,10 +50,17 @@ class MetricsLog:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The lines of a run's `metrics.jsonl` so far; a last line that was cut short is left out."""
+  """The lines of a run's `metrics.jsonl` so far; a last line that was cut short is left out.
+
+  Raises:
+    UserError: the file is damaged.
+  """
   path = workdir / 'metrics.jsonl'
-  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-  return [json.loads(line) for line in lines if line.endswith('\n')]
+  try:
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith('\n')]
+  except ValueError as error:
+    raise UserError(f'{path} is damaged ({error}); remove the damaged lines.') from error
 
 
 class Speedometer:
