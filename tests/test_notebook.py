@@ -1,111 +1,189 @@
-"""The notebook, run from top to bottom by a real kernel, on a small checkpoint and a folder of images."""
+"""The notebook: what is stored in it, and every cell run by a real kernel, also from a wheel in a fresh venv."""
 
 import json
 import os
 import pathlib
+import re
+import shutil
+import subprocess
 import sys
 
 import nbclient
 import nbformat
 import numpy as np
 import pytest
+from execute_notebook import NOTEBOOK, ROOT, execute, load, parameters
 from PIL import Image
 from released_files import write_random
+from sklearn.datasets import load_sample_image
 
 import vit_jax
 from vit_jax.config import ViTConfig
 
-ROOT = pathlib.Path(__file__).parents[1]
-NOTEBOOK = ROOT / 'docs' / 'colab.ipynb'
 NAMES = [f'thing number {number}' for number in range(10)]
+UNREACHABLE = 'http://127.0.0.1:9/names.txt'  # nobody listens on that port
+PICTURES = {'curves': 2, 'predict': 1, 'attention': 2, 'layers': 4}
+PUBLISHED = {'published': 1, 'results': 2}  # those of the second part
 
 
 @pytest.fixture
-def checkpoint(tmp_path) -> pathlib.Path:
-  """A released file of two blocks and 32 px, with random parameters."""
+def values(tmp_path) -> dict[str, str | int]:
+  """Parameters for a run without a network: a small checkpoint, and two classes of 30 images."""
   model = ViTConfig(variant='custom', patch=32, width=32, mlp_dim=48, depth=2, heads=4)
-  return write_random(model, tmp_path / 'model.npz', image_size=(64, 64), num_classes=len(NAMES))
-
-
-@pytest.fixture
-def folder(tmp_path) -> pathlib.Path:
-  """Two classes of 30 images, of which one is bright and one is dark."""
+  checkpoint = write_random(model, tmp_path / 'model.npz', image_size=(64, 64), num_classes=len(NAMES))
   rng = np.random.default_rng(1)
   for name, low in (('bright', 150), ('dark', 0)):
     (tmp_path / 'photos' / name).mkdir(parents=True)
     for number in range(30):
       pixels = rng.integers(low, low + 100, (50, 70, 3), dtype=np.uint8)
       Image.fromarray(pixels).save(tmp_path / 'photos' / name / f'{number:02}.jpg')
-  return tmp_path / 'photos'
+  (tmp_path / 'names.txt').write_text('\n'.join(NAMES))
+  return {
+    'INSTALL': '',
+    'EPOCHS': 1,
+    'CHECKPOINT': str(checkpoint),
+    'CLASS_NAMES': (tmp_path / 'names.txt').as_uri(),
+    'FOLDER': str(tmp_path / 'photos'),
+    'STEPS': 20,
+  }
 
 
-def tagged(notebook: nbformat.NotebookNode, tag: str) -> nbformat.NotebookNode:
-  (cell,) = (cell for cell in notebook.cells if tag in cell.metadata.get('tags', ()))
+def cell_of(notebook: nbformat.NotebookNode, name: str) -> nbformat.NotebookNode:
+  (cell,) = (cell for cell in notebook.cells if cell.id == name)
   return cell
 
 
-def outputs(notebook: nbformat.NotebookNode, name: str) -> list[nbformat.NotebookNode]:
-  (cell,) = (cell for cell in notebook.cells if cell.id == name)
-  return cell.outputs
-
-
 def text(notebook: nbformat.NotebookNode, name: str) -> str:
-  return ''.join(output.text for output in outputs(notebook, name) if output.output_type == 'stream')
+  outputs = cell_of(notebook, name).outputs
+  return ''.join(output.text for output in outputs if output.output_type == 'stream')
 
 
 def pictures(notebook: nbformat.NotebookNode, name: str) -> int:
-  return sum('image/png' in output.get('data', ()) for output in outputs(notebook, name))
+  return sum('image/png' in output.get('data', ()) for output in cell_of(notebook, name).outputs)
 
 
-def test_what_is_stored():
-  """A valid notebook without outputs; its checkpoint is a published one."""
+def error(notebook: nbformat.NotebookNode, name: str) -> str:
+  """What a cell that failed shows in the place of a traceback."""
+  (output,) = (output for output in cell_of(notebook, name).outputs if output.output_type == 'error')
+  return '\n'.join(output.traceback)
+
+
+def assert_complete(notebook: nbformat.NotebookNode, folder: pathlib.Path, checkpoint: str | int) -> None:
+  """Every cell did what it is for."""
+  assert {name: pictures(notebook, name) for name in PICTURES | PUBLISHED} == PICTURES | PUBLISHED
+  assert re.search(r'Done after \d+ steps: test/accuracy \d\d\.\d\d%', text(notebook, 'digits'))
+  model = vit_jax.load(checkpoint)
+  logits = np.asarray(model(model.preprocess([load_sample_image('flower.jpg')]))[0])
+  lines = text(notebook, 'published').splitlines()
+  assert [line[8:] for line in lines] == [NAMES[number] for number in np.argsort(-logits)[:5]]
+  assert 'reinitialised: head/bias (2,)' in text(notebook, 'train')
+  assert 'Done after 20 steps' in text(notebook, 'train')
+  run = folder / 'place/runs/mine'
+  metrics = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
+  assert metrics[-1]['step'] == 20 and metrics[-1]['test/accuracy'] == 1
+  assert vit_jax.load(run).class_names == ('bright', 'dark')
+
+
+def test_stored_notebook_was_run_from_top_to_bottom_and_has_its_pictures():
   notebook = nbformat.read(NOTEBOOK, as_version=4)
   nbformat.validate(notebook)
-  for cell in notebook.cells:
-    if cell.cell_type == 'code':
-      assert not cell.outputs and cell.execution_count is None
-  assert "'imagenet21k+imagenet2012/ViT-B_16'" in tagged(notebook, 'parameters').source
-  assert "pip install --quiet --editable '.[cuda]'" in tagged(notebook, 'install').source
+  cells = [cell for cell in notebook.cells if cell.cell_type == 'code']
+  assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+  assert not any(output.output_type == 'error' for cell in cells for output in cell.outputs)
+  assert {name: pictures(notebook, name) for name in PICTURES} == PICTURES
+  accuracy = re.findall(r'Done after .*test/accuracy ([\d.]+)%', text(notebook, 'digits'))
+  assert float(accuracy[0]) > 90
+  content = NOTEBOOK.read_text()
+  assert len(content) < 600_000
+  assert not re.search(r'/(work|tmp|root|home)/', content)
+
+
+def test_stored_parameters_are_published_places():
+  values = dict(line.split(' = ') for line in parameters(load()).source.splitlines())
+  assert values['INSTALL'] == "'vit_jax'"
+  assert values['CHECKPOINT'] == "'imagenet21k+imagenet2012/ViT-B_16'"
+  assert values['CLASS_NAMES'].startswith("'https://")
 
 
 @pytest.mark.slow
-def test_every_cell_runs(checkpoint, folder, tmp_path, monkeypatch):
-  (tmp_path / 'names.txt').write_text('\n'.join(NAMES))
-  (tmp_path / 'configs').symlink_to(ROOT / 'configs')
-  notebook = nbformat.read(NOTEBOOK, as_version=4)
-  notebook.cells.remove(tagged(notebook, 'install'))
-  values = {'CHECKPOINT': str(checkpoint), 'FOLDER': str(folder), 'STEPS': 20}
-  values['CLASS_NAMES'] = (tmp_path / 'names.txt').as_uri()
-  parameters = tagged(notebook, 'parameters')
-  given = {line.split(' = ')[0] for line in parameters.source.splitlines()}
-  assert given == values.keys()
-  parameters.source = '\n'.join(f'{name} = {value!r}' for name, value in values.items())
+def test_every_cell_runs(values, tmp_path):
+  notebook = load()
+  execute(notebook, tmp_path / 'here', **values)
+  assert_complete(notebook, tmp_path / 'here', values['CHECKPOINT'])
 
-  monkeypatch.setenv('JUPYTER_RUNTIME_DIR', str(tmp_path / 'jupyter'))
-  environment = {
-    **os.environ,
-    'IPYTHONDIR': str(tmp_path / 'ipython'),
-    'JAX_PLATFORMS': 'cpu',
-    'PATH': os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ['PATH']]),
-    'PYTHONPATH': str(ROOT),
-    'XLA_FLAGS': '',
-  }
-  client = nbclient.NotebookClient(
-    notebook, timeout=300, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}
+
+@pytest.mark.slow
+def test_second_part_is_skipped_in_one_sentence_without_a_network(tmp_path):
+  notebook = load(['parameters', 'install', 'setup', 'published', 'train', 'results'])
+  execute(notebook, tmp_path / 'here', INSTALL='', CLASS_NAMES=UNREACHABLE)
+  for name in ('published', 'train', 'results'):
+    assert text(notebook, name).startswith('Skipped: there is no network here')
+    assert text(notebook, name).count('\n') == 1 and not pictures(notebook, name)
+
+
+@pytest.mark.slow
+def test_cell_that_fails_stops_the_rest_with_one_sentence(values, tmp_path):
+  notebook = load(['parameters', 'install', 'setup', 'published', 'train', 'results'])
+  values['FOLDER'] = str(tmp_path / 'nowhere')
+  with pytest.raises(nbclient.exceptions.CellExecutionError):
+    execute(notebook, tmp_path / 'here', **values)
+  assert error(notebook, 'train').startswith('vit_jax.main ended with exit code 2')
+  assert str(tmp_path / 'nowhere') in text(notebook, 'train').splitlines()[-1]
+  assert cell_of(notebook, 'results').execution_count is None
+
+
+@pytest.mark.parametrize(
+  'source',
+  ['no/such/vit_jax.whl', 'file:///no/such/vit_jax-0.1.0-py3-none-any.whl', 'no-such-package-is-here'],
+)
+def test_install_cell_stops_the_rest_with_one_sentence(source, tmp_path, monkeypatch):
+  monkeypatch.setenv('PIP_NO_INDEX', '1')
+  notebook = load(['parameters', 'install', 'setup'])
+  with pytest.raises(nbclient.exceptions.CellExecutionError):
+    execute(notebook, tmp_path / 'here', INSTALL=source)
+  said = error(notebook, 'install')
+  assert said.startswith(f'INSTALL = {source!r} cannot be installed (ERROR: ')
+  assert said.endswith('set it to an address or a wheel.') and '\n' not in said
+  assert cell_of(notebook, 'setup').execution_count is None
+
+
+def test_wrong_input_is_one_sentence_in_ipython(tmp_path):
+  line = 'import vit_jax; vit_jax.load("nothing.npz")'
+  command = [sys.executable, '-m', 'IPython', '--no-banner', '--colors=NoColor', '-c', line]
+  environment = dict(os.environ, IPYTHONDIR=str(tmp_path), PYTHONPATH=str(ROOT))
+  result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+  assert result.stdout.startswith('There is no checkpoint nothing.npz') and result.stdout.count('\n') == 1
+
+
+@pytest.fixture
+def wheel(tmp_path) -> pathlib.Path:
+  """The package as a wheel, built from a copy of its sources."""
+  copy = tmp_path / 'sources'
+  copy.mkdir()
+  for name in ('vit_jax', 'configs'):
+    ignored = shutil.ignore_patterns('__pycache__')
+    shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
+  for name in ('pyproject.toml', 'setup.py', 'MANIFEST.in', 'README.md', 'LICENSE'):
+    shutil.copy(ROOT / name, copy)
+  command = [sys.executable, '-m', 'build', '--wheel', '--outdir', str(tmp_path / 'dist'), str(copy)]
+  subprocess.run(command, check=True, capture_output=True)
+  (built,) = (tmp_path / 'dist').glob('*.whl')
+  return built
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  'VIT_JAX_NIGHTLY' not in os.environ, reason='installs everything: nightly, VIT_JAX_NIGHTLY=1'
+)
+def test_every_cell_runs_from_a_wheel_in_a_fresh_venv(values, wheel, tmp_path, monkeypatch):
+  monkeypatch.delenv('PYTHONPATH', raising=False)
+  python = tmp_path / 'venv/bin/python'
+  subprocess.run([sys.executable, '-m', 'venv', str(tmp_path / 'venv')], check=True)
+  subprocess.run([python, '-m', 'pip', 'install', '--quiet', 'ipykernel'], check=True)
+  notebook = load()
+  execute(notebook, tmp_path / 'fresh', str(python), **values | {'INSTALL': str(wheel)})
+  assert_complete(notebook, tmp_path / 'fresh', values['CHECKPOINT'])
+  where = subprocess.run(
+    [python, '-c', 'import vit_jax; print(vit_jax.__file__)'], check=True, capture_output=True, text=True
   )
-  client.execute(env=environment)
-  nbformat.write(notebook, tmp_path / 'executed.ipynb')
-
-  model = vit_jax.load(checkpoint)
-  logits = model(model.preprocess([Image.open(folder / 'bright' / '00.jpg')]))
-  lines = text(notebook, 'predict').splitlines()
-  assert len(lines) == 5 and lines[0].endswith(NAMES[int(np.argmax(logits))])
-  assert 'reinitialised: head/bias (2,)' in text(notebook, 'train')
-  assert 'Done after 20 steps' in text(notebook, 'train')
-  metrics = [json.loads(line) for line in (tmp_path / 'runs/mine/metrics.jsonl').read_text().splitlines()]
-  assert metrics[-1]['step'] == 20 and metrics[-1]['test/accuracy'] == 1
-  assert vit_jax.load(tmp_path / 'runs/mine').class_names == ('bright', 'dark')
-  assert pictures(notebook, 'curves') == 2
-  assert pictures(notebook, 'results') == 1
-  assert pictures(notebook, 'attention') == 2
-  assert pictures(notebook, 'layers') == 4
+  assert where.stdout.startswith(str(tmp_path / 'venv'))
