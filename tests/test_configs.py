@@ -113,7 +113,11 @@ def test_augregs_levels_are_those_published(name, source, level):
   [
     ('vit_h14', 'imagenet21k', "configs/vit_h14.py has no recipe 'imagenet21k'; choose one of jft, imagenet"),
     ('vit_l32', 'augreg', "configs/vit_l32.py has no recipe 'augreg'; choose one of imagenet21k, jft"),
-    ('vit_s16', 'jft', "configs/vit_s16.py has no recipe 'jft'; choose one of imagenet21k, imagenet2012"),
+    (
+      'vit_s16',
+      'jft',
+      "configs/vit_s16.py has no recipe 'jft'; choose one of imagenet21k, augreg, imagenet2012",
+    ),
     ('vit_b16', 'imagenet', "configs/vit_b16.py has no recipe 'imagenet'; choose one of imagenet21k"),
     ('masked_patch', 'imagenet', 'choose one of'),
     ('finetune', 'b16,cifar', 'did you mean cifar10'),

@@ -43,7 +43,7 @@ def imported_modules(file: pathlib.Path) -> set[str]:
       modules |= {alias.name.split('.')[0] for alias in node.names}
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
       modules.add(node.module.split('.')[0])
-  return modules - set(sys.stdlib_module_names)
+  return modules - set(sys.stdlib_module_names) - {'_typeshed'}  # of type checkers
 
 
 RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface']]

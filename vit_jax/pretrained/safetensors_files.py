@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib
 import os
 import pathlib
 import re
@@ -52,7 +51,7 @@ class TensorFiles:
       undo.pop_all()
 
   def _open(self, path: pathlib.Path) -> None:
-    library = _library('safetensors')
+    library = _safetensors()
     _check_start(path)
     try:
       file = self._stack.enter_context(library.safe_open(path, framework='np'))
@@ -113,7 +112,7 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
   Raises:
     UserError: the folder holds something already.
   """
-  from_numpy = _library('safetensors.numpy')
+  from_numpy = _safetensors().numpy
   if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
     raise UserError(f'{folder} is there already and not empty; choose another folder.')
   files.make_directories(folder)
@@ -186,11 +185,12 @@ def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
   return paths
 
 
-def _library(module: str) -> types.ModuleType:
-  """A module of safetensors, which only those need who read or write such files."""
+def _safetensors() -> types.ModuleType:
+  """The package safetensors, which only those need who read or write such files."""
   try:
-    return importlib.import_module(module)
+    import safetensors.numpy
   except ImportError:
     raise UserError(
       "Hugging Face's files need the package safetensors: pip install 'vit_jax[huggingface]'."
     ) from None
+  return safetensors
