@@ -15,8 +15,8 @@ from PIL import Image
   ('flags', 'texts'),
   [
     (['--config.modle.width=3'], ['modle', 'model']),
-    (['--config.model.widht=3'], ["no option 'widht'; did you mean 'width'?"]),
-    (['--config.optimizer.b7=3'], ["no option 'b7'; vit_jax/config.py"]),
+    (['--config.model.widht=3'], ['no option config.model.widht; did you mean config.model.width?']),
+    (['--config.optimizer.b7=3'], ['no option config.optimizer.b7; did you mean config.optimizer.b']),
     (['--config.batch_size=many'], ['config.batch_size', 'many']),
     (['--config.model.pool=max'], ['config.model.pool', "'gap'"]),
     (['--config.schedule.learning_rate=-0.1'], ['config.schedule.learning_rate', 'at least 0']),
@@ -36,8 +36,11 @@ def test_a_bucket_as_workdir(tmp_path):
   assert_said(run(tmp_path, workdir='gs://bucket/run'), 'gs://bucket/run', 'mount')
 
 
-def test_no_workdir(tmp_path):
-  assert_said(run(tmp_path, workdir=None), '--workdir')
+def test_without_a_workdir_the_run_lives_in_a_folder_named_after_its_config(tmp_path):
+  result = run(tmp_path, workdir=None)
+  assert_done(result)
+  assert 'Workdir: runs/config' in result.stderr
+  assert (tmp_path / 'runs' / 'config' / 'checkpoints' / '4').is_dir()
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,12 @@ def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path, '--config.log_every=1 steps', '--config.mesh.fsdp=2'))
 
 
-def test_a_damaged_config_in_the_workdir(tmp_path):
+def test_a_damaged_config_in_the_workdir_is_replaced_only_before_the_first_checkpoint(tmp_path):
   (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
+  result = run(tmp_path)
+  assert_done(result)
+  assert 'config.json is damaged' in result.stdout
   (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
   assert_said(run(tmp_path), 'config.json is damaged', 'remove it')
 
