@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -84,19 +86,24 @@ def restore(manager: Manager, run: Run) -> TrainState | None:
   Raises:
     UserError: the classes of the training data have changed since.
   """
-  newest = manager.restore_newest(run.program.state.items())
-  if newest is None:
-    return None
-  _, items, meta = newest
+
+  def wanted(meta: dict[str, Any]) -> dict[str, Any]:
+    _check_classes(meta['class_names'], run)
+    return run.program.state.items()
+
+  newest = manager.restore_newest(wanted)
+  return None if newest is None else TrainState.from_items(newest[1])
+
+
+def _check_classes(names_there: Sequence[str], run: Run) -> None:
+  """Raises UserError where the training data has other classes than when the run began."""
   names = list(run.dataset.class_names)
-  if meta['class_names'] != names:
-    changed = sorted(set(meta['class_names']) ^ set(names)) or ['their order']
+  if names_there != names:
+    changed = sorted(set(names_there) ^ set(names)) or ['their order']
     raise UserError(
       'The classes of the training data are not those the run began with '
-      f'(changed: {", ".join(changed[:5])}); '
-      'restore the data, or begin a new --workdir.'
+      f'(changed: {", ".join(changed[:5])}); restore the data, or begin a new --workdir.'
     )
-  return TrainState.from_items(items)
 
 
 def checkpoint_meta(run: Run) -> dict[str, object]:
