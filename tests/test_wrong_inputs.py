@@ -16,7 +16,7 @@ from PIL import Image
   [
     (['--config.modle.width=3'], ['modle', 'model']),
     (['--config.model.widht=3'], ['no option config.model.widht; did you mean config.model.width?']),
-    (['--config.optimizer.b7=3'], ['no option config.optimizer.b7; did you mean config.optimizer.b']),
+    (['--config.optimizer.b7=3'], ['no option config.optimizer.b7; --help lists the options']),
     (['--config.batch_size=many'], ['config.batch_size', 'many']),
     (['--config.model.pool=max'], ['config.model.pool', "'gap'"]),
     (['--config.schedule.learning_rate=-0.1'], ['config.schedule.learning_rate', 'at least 0']),
