@@ -94,8 +94,9 @@ def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
 def test_a_run_leaves_its_metrics_report_and_checkpoints(tmp_path):
   result = run(tmp_path)
   assert_done(result)
-  for text in ('Devices: 8 × cpu', 'patch_embedding/kernel', '1,437 images, 10 classes', '360 images', 'MiB'):
+  for text in ('Devices: 8 × cpu', 'Vision Transformer, 1 blocks', '1,437 images, 10 classes', '360 images'):
     assert text in result.stdout
+  assert 'patch_embedding/kernel' in (tmp_path / 'run' / 'report' / 'parameters.txt').read_text()
   lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
   assert lines[-1]['step'] == 4
   assert {'train/loss', 'train/accuracy', 'learning_rate', 'test/accuracy', 'test/loss'} <= lines[-1].keys()
