@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from typing import Any
+from unittest import mock
 
 import nbclient
 import nbformat
@@ -63,13 +64,14 @@ def execute(
   command = [python, '-m', 'ipykernel_launcher', '-f', '{connection_file}']
   (kernel / 'kernel.json').write_text(json.dumps({'argv': command, 'display_name': 'here'}))
   environment = dict(os.environ, IPYTHONDIR=str(folder / 'ipython'), JAX_PLATFORMS='cpu', XLA_FLAGS='')
-  os.environ |= {'JUPYTER_PATH': str(folder / 'jupyter'), 'JUPYTER_RUNTIME_DIR': str(folder / 'jupyter')}
   (folder / 'place').mkdir()
   resources = {'metadata': {'path': str(folder / 'place')}}
   client = nbclient.NotebookClient(
     notebook, timeout=900, kernel_name='here', resources=resources, coalesce_streams=True
   )
-  client.execute(env=environment)
+  folders = {'JUPYTER_PATH': str(folder / 'jupyter'), 'JUPYTER_RUNTIME_DIR': str(folder / 'jupyter')}
+  with mock.patch.dict(os.environ, folders):
+    client.execute(env=environment | folders)
 
 
 def main() -> None:

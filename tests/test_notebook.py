@@ -183,7 +183,8 @@ def test_every_cell_runs_from_a_wheel_in_a_fresh_venv(values, wheel, tmp_path, m
   notebook = load()
   execute(notebook, tmp_path / 'fresh', str(python), **values | {'INSTALL': str(wheel)})
   assert_complete(notebook, tmp_path / 'fresh', values['CHECKPOINT'])
-  where = subprocess.run(
-    [python, '-c', 'import vit_jax; print(vit_jax.__file__)'], check=True, capture_output=True, text=True
-  )
+  command = [python, '-c', 'import vit_jax; print(vit_jax.__file__)']
+  where = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
   assert where.stdout.startswith(str(tmp_path / 'venv'))
+  listing = subprocess.run([tmp_path / 'venv/bin/vit_jax'], check=True, capture_output=True, text=True)
+  assert 'classifies images with any checkpoint' in listing.stdout
