@@ -2,15 +2,19 @@
 
 import json
 import pathlib
+import sys
 import time
+from typing import TYPE_CHECKING
 
 import jax
-import tensorboardX
 
 from vit_jax import files
 from vit_jax.errors import UserError
 from vit_jax.parallel import hardware
 from vit_jax.training.run import Run
+
+if TYPE_CHECKING:
+  import tensorboardX
 
 _SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time that is left
 
@@ -30,7 +34,7 @@ class MetricsLog:
     kept = [line for line in read_metrics(workdir) if line['step'] <= resume_step]
     files.write_text(path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = path.open('a', buffering=1)
-    self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=resume_step + 1)
+    self._board = _summary_writer(workdir / 'tensorboard', resume_step)
 
   def write(self, step: int, values: dict[str, float]) -> None:
     """Adds the values of a step."""
@@ -47,6 +51,22 @@ class MetricsLog:
       return
     self._file.close()
     self._board.close()
+
+
+def _summary_writer(folder: pathlib.Path, resume_step: int) -> 'tensorboardX.SummaryWriter':
+  """TensorBoard's writer, which drops the events after `resume_step`.
+
+  tensorboardX imports PyTorch wherever it is installed, which takes seconds and is of no use here: None in
+  `sys.modules` keeps it out.
+  """
+  hidden = {} if 'torch' in sys.modules else {'torch': None}
+  sys.modules.update(hidden)  # pyright: ignore[reportArgumentType, reportCallIssue]
+  try:
+    import tensorboardX
+  finally:
+    for name in hidden:
+      del sys.modules[name]
+  return tensorboardX.SummaryWriter(str(folder), purge_step=resume_step + 1)
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
