@@ -3,14 +3,18 @@
 import logging
 import math
 import pathlib
+import sys
 import time
+from typing import TYPE_CHECKING
 
 import jax
-import tensorboardX
 
 from vit_jax import json_lines
 from vit_jax.parallel import hardware
 from vit_jax.training.run import Run
+
+if TYPE_CHECKING:
+  import tensorboardX
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +44,7 @@ class MetricsLog:
     if last + log_every <= resume_step:
       _log.warning('%s lacks the lines between the steps %d and %d, which are lost.', path, last, resume_step)
     self._lines = json_lines.Writer(path, kept)
-    self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=resume_step + 1)
+    self._board = _summary_writer(workdir / 'tensorboard', resume_step)
 
   def write(self, step: int, values: dict[str, float]) -> None:
     """Adds the values of a step. NaN and infinity are null in the file."""
@@ -62,6 +66,22 @@ class MetricsLog:
       return
     self._lines.close()
     self._board.close()
+
+
+def _summary_writer(folder: pathlib.Path, resume_step: int) -> 'tensorboardX.SummaryWriter':
+  """TensorBoard's writer, which drops the events after `resume_step`.
+
+  tensorboardX imports PyTorch wherever it is installed, which takes seconds and is of no use here: None in
+  `sys.modules` keeps it out.
+  """
+  hidden = {} if 'torch' in sys.modules else {'torch': None}
+  sys.modules.update(hidden)  # pyright: ignore[reportArgumentType, reportCallIssue]
+  try:
+    import tensorboardX
+  finally:
+    for name in hidden:
+      del sys.modules[name]
+  return tensorboardX.SummaryWriter(str(folder), purge_step=resume_step + 1)
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
