@@ -65,7 +65,8 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     screen.say(note)
   state = workdir.restore(manager, run)
   first_step = 0 if state is None else int(state.step)
-  log = MetricsLog(folder, first_step)
+  log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
+  log = MetricsLog(folder, first_step, log_every)
   pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
   screen.setup(run, evaluators, folder)
 
@@ -80,7 +81,6 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
 
-  log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
   eval_every = {name: timeline.period(options.every) for name, options in config.evaluators.items()}
   meta = workdir.checkpoint_meta(run)
   speed = Speedometer(run)
@@ -125,6 +125,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       saving = step % save_every == 0 or last or stopping
       if saving:
         guard.flush()
+        log.sync()
         with watchdog.paused():
           manager.save(step, state.items(), meta, metrics=scores if best in scores else None)
         stop.saved = True
