@@ -21,7 +21,9 @@ def test_other_settings_are_refused_once_a_shard_is_complete(pets, copy_of_pets,
   before = files(tmp_path / 'set')
   with pytest.raises(UserError, match='set was prepared with quality 95, not with quality 90'):
     prepared(pets, tmp_path / 'set', shrinking=Shrinking(quality=90))
-  with pytest.raises(UserError, match=r'set was prepared with source .*, not with source .*; choose another folder'):
+  with pytest.raises(
+    UserError, match=r'set was prepared with source .*, not with source .*; choose another folder'
+  ):
     prepared(copy_of_pets, tmp_path / 'set')
   assert files(tmp_path / 'set') == before
   prepared(pets, tmp_path / 'set')

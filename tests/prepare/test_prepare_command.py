@@ -149,7 +149,7 @@ def test_mistyped_source_does_not_lock_the_destination(photos, tmp_path):
   code, output, errors = run(photos, tmp_path / 'set')
   assert code == 0 and output.startswith(f'Wrote {tmp_path}/set: train 40 images'), errors
   assert errors == (
-    f'{tmp_path}/set was begun with source {tmp_path}/empty, and no file of that is complete; '
+    f'Warning: {tmp_path}/set was begun with source {tmp_path}/empty, and no file of that is complete; '
     f'it starts anew with source {photos}.\n'
   )
 

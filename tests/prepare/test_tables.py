@@ -31,7 +31,10 @@ def test_names_without_ending_and_folder_are_found_in_the_one_folder_that_has_th
   expected = {'train/a.jpg': ('train', 'cat'), 'train/b.jpg': ('train', 'dog')}
   assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')) == expected
   folder_of(tmp_path, 'test/a.jpg')
-  assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')).keys() == {'a', 'b'}  # which of the two is meant?
+  assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')).keys() == {
+    'a',
+    'b',
+  }  # which of the two is meant?
 
 
 def test_a_cell_may_have_several_labels(listed, tmp_path):
