@@ -1,12 +1,18 @@
 """Every test runs on the CPU with eight fake devices; several-process tests start real processes."""
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 
 from processes import xla_flags
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # no test finds what another one, or a run, compiled
+if 'PYTEST_XDIST_WORKER' not in os.environ:  # but for commands that are forked (fork_server.py)
+  os.environ['TESTS_COMPILED'] = tempfile.mkdtemp(prefix='vit_jax_compiled_')
+  atexit.register(shutil.rmtree, os.environ['TESTS_COMPILED'], ignore_errors=True)
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {xla_flags(devices=8)}'
 
 # Eight devices wait for each other in threads of one pool, which has as many as the machine has cores.

@@ -4,6 +4,8 @@ A fork runs a module as `python -m` does, in a folder, with arguments and an env
 as a process of its own.
 """
 
+import atexit
+import contextlib
 import ctypes
 import functools
 import json
@@ -11,13 +13,17 @@ import os
 import pathlib
 import runpy
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from processes import xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
 _SECONDS = 300  # that a command may take
@@ -31,77 +37,197 @@ _IMPORTED = """
 _CAP_VERSION, _DAC_OVERRIDE, _DAC_READ_SEARCH, _PR_CAPBSET_DROP = 0x20080522, 1, 2, 24
 
 
-def run(
+class Command:
+  """A command that runs, with the methods of `subprocess.Popen` that tests use; its output goes to files."""
+
+  def __init__(self, server: '_Server', pid: int, outputs: Sequence[str]):
+    self.pid = pid
+    self._server, self._outputs = server, outputs
+
+  def poll(self) -> int | None:
+    """The exit code (negative: the signal that killed it), or None while it runs."""
+    return self._server.code(self.pid, 0)
+
+  def wait(self, timeout: float | None = None) -> int:
+    """The exit code, once it has ended.
+
+    Raises:
+      subprocess.TimeoutExpired: it still runs after so many seconds.
+    """
+    code = self._server.code(self.pid, timeout)
+    if code is None:
+      raise subprocess.TimeoutExpired(f'fork {self.pid}', timeout or 0, *map(_text, self._outputs))
+    return code
+
+  def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+    """Waits for the end; what it wrote to stdout and to stderr."""
+    self.wait(timeout)
+    stdout, stderr = map(_text, self._outputs)
+    return stdout, stderr
+
+  def send_signal(self, number: int) -> None:
+    """Sends a signal, unless it has ended."""
+    if self.poll() is None:
+      os.kill(self.pid, number)
+
+
+def start(
   module: str,
   *arguments: str,
   cwd: pathlib.Path,
   environment: Mapping[str, str] | None = None,
   as_anybody: bool = False,
   interrupt_at: int | None = None,
-) -> subprocess.CompletedProcess:
-  """What `python -m module arguments` does; call it from tests.
+  log: pathlib.Path | None = None,
+) -> Command:
+  """Starts what `python -m module arguments` does; call it from tests.
 
   Args:
     module: a module, or a package with a `__main__`.
     arguments: of the command line.
     cwd: the folder to run in.
-    environment: variables to set, beside this process's.
+    environment: variables to set, beside this process's and XLA_FLAGS for one device; not those that JAX reads
+      when it is imported.
     as_anybody: whether root gives up the right to read and write every file.
     interrupt_at: sends Ctrl-C at this audit event (an import, the opening of a file, …) after the command has
       begun to listen to signals.
+    log: a file to which stdout and stderr are added, instead of one file for each.
   """
-  with tempfile.TemporaryDirectory() as folder:
-    request = {
-      'module': module,
-      'arguments': arguments,
-      'cwd': str(cwd),
-      'environment': {**os.environ, 'PYTHONPATH': str(ROOT), **(environment or {})},
-      'as_anybody': as_anybody and os.geteuid() == 0,
-      'interrupt_at': interrupt_at,
-      'outputs': [f'{folder}/stdout', f'{folder}/stderr'],
-    }
-    code = _ask(_server(), request)
-    outputs = [pathlib.Path(path).read_text() for path in request['outputs']]
-  return subprocess.CompletedProcess([module, *arguments], code, *outputs)
+  server = _server()
+  outputs = [str(log)] * 2 if log else [tempfile.mkstemp(dir=server.folder)[1] for _ in range(2)]
+  request = {
+    'module': module,
+    'arguments': arguments,
+    'cwd': str(cwd),
+    'environment': {
+      **os.environ,
+      'PYTHONPATH': str(ROOT),
+      'XLA_FLAGS': xla_flags(devices=1),
+      **(environment or {}),
+    },
+    'as_anybody': as_anybody and os.geteuid() == 0,
+    'interrupt_at': interrupt_at,
+    'outputs': outputs,
+  }
+  return Command(server, server.fork(request), outputs)
+
+
+def run(module: str, *arguments: str, cwd: pathlib.Path, **options: Any) -> subprocess.CompletedProcess:
+  """Runs a command to its end; the `options` are those of `start`."""
+  command = start(module, *arguments, cwd=cwd, **options)
+  try:
+    outputs = command.communicate(_SECONDS)
+  except subprocess.TimeoutExpired:
+    command.send_signal(signal.SIGKILL)
+    raise
+  return subprocess.CompletedProcess([module, *arguments], command.wait(), *outputs)
+
+
+def _text(path: str) -> str:
+  return pathlib.Path(path).read_text()
+
+
+class _Server:
+  """This file as a process that forks; it ends, with its forks, when the process that started it does."""
+
+  def __init__(self) -> None:
+    self.folder = tempfile.mkdtemp(prefix='vit_jax_forks_')
+    atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+    self._process = subprocess.Popen(
+      [sys.executable, __file__],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      env={**os.environ, 'PYTHONPATH': str(ROOT), 'OPENBLAS_NUM_THREADS': '1', **_shared_programs()},
+      start_new_session=True,
+      text=True,
+    )
+    self._changed = threading.Condition()
+    self._started: list[int] = []
+    self._codes: dict[int, int] = {}
+    threading.Thread(target=self._read, daemon=True).start()
+
+  def fork(self, request: Mapping[str, Any]) -> int:
+    """The process id of a new fork."""
+    assert self._process.stdin is not None
+    with self._changed:
+      self._process.stdin.write(json.dumps(request) + '\n')
+      self._process.stdin.flush()
+      assert self._changed.wait_for(lambda: bool(self._started), _SECONDS), 'the server does not fork'
+      return self._started.pop()
+
+  def code(self, pid: int, timeout: float | None) -> int | None:
+    """The exit code of a fork, or None if it still runs after so many seconds."""
+    with self._changed:
+      self._changed.wait_for(lambda: pid in self._codes, timeout)
+      return self._codes.get(pid)
+
+  def _read(self) -> None:
+    """In a thread: notes who started and who ended."""
+    assert self._process.stdout is not None
+    for line in self._process.stdout:
+      word, pid, code = line.split()
+      with self._changed:
+        if word == 'started':
+          self._started.append(int(pid))
+        else:
+          self._codes[int(pid)] = int(code)
+        self._changed.notify_all()
+
+
+def _shared_programs() -> dict[str, str]:
+  """Variables of JAX by which no command compiles what another one did in the same run of the tests."""
+  if 'TESTS_COMPILED' not in os.environ:  # not in pytest: conftest.py makes that folder
+    return {}
+  return {
+    'JAX_ENABLE_COMPILATION_CACHE': 'true',
+    'JAX_COMPILATION_CACHE_DIR': os.environ['TESTS_COMPILED'],
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+  }
 
 
 @functools.cache
-def _server() -> subprocess.Popen:
-  """This file as a process; it ends with the process that started it, whose pipe it reads."""
-  environment = dict(os.environ, PYTHONPATH=str(ROOT))
-  return subprocess.Popen(
-    [sys.executable, __file__],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    env=environment,
-    start_new_session=True,
-  )
-
-
-def _ask(server: subprocess.Popen, request: Mapping[str, Any]) -> int:
-  """The exit code of a command."""
-  assert server.stdin is not None and server.stdout is not None
-  server.stdin.write(json.dumps(request).encode() + b'\n')
-  server.stdin.flush()
-  if not select.select([server.stdout], [], [], _SECONDS)[0]:
-    os.killpg(server.pid, signal.SIGKILL)
-    _server.cache_clear()
-    raise TimeoutError(f'{request["module"]} {request["arguments"]} took more than {_SECONDS} s')
-  return int(server.stdout.readline())
+def _server() -> _Server:
+  """One of each process that runs tests."""
+  return _Server()
 
 
 def _serve() -> None:
-  """Forks for each request of stdin; answers with its exit code."""
+  """In the server: forks for each line of stdin, and says who started and who ended, without threads."""
   for name in _IMPORTED.split():
     __import__(name)
   answers = os.fdopen(os.dup(1), 'w', buffering=1)
-  for line in sys.stdin:
-    child = os.fork()
-    if not child:
-      _run(json.loads(line))
-      return
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), file=answers)
+  child_ended, wakeup = os.pipe()
+  os.set_blocking(wakeup, False)
+  signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+  signal.signal(signal.SIGCHLD, lambda *_: None)
+  requests = b''
+  while True:
+    ready = select.select([0, child_ended], [], [])[0]
+    if child_ended in ready:
+      os.read(child_ended, 4096)
+      for pid, code in _ended():
+        print('ended', pid, code, file=answers)
+    if 0 in ready:
+      received = os.read(0, 65536)
+      if not received:
+        os.killpg(0, signal.SIGKILL)
+      *lines, requests = (requests + received).split(b'\n')
+      for line in lines:
+        pid = os.fork()
+        if not pid:
+          signal.set_wakeup_fd(-1)
+          signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+          _run(json.loads(line))
+          return
+        print('started', pid, 0, file=answers)
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+  """(process id, exit code) of the forks that have ended."""
+  with contextlib.suppress(ChildProcessError):  # there are no forks
+    while (found := os.waitpid(-1, os.WNOHANG))[0]:
+      yield found[0], os.waitstatus_to_exitcode(found[1])
 
 
 def _run(request: Mapping[str, Any]) -> None:
@@ -112,7 +238,7 @@ def _run(request: Mapping[str, Any]) -> None:
   sys.path[0] = request['cwd']
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   for descriptor, path in enumerate(request['outputs'], start=1):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
   signal.signal(signal.SIGINT, signal.default_int_handler)
   if request['as_anybody']:
     _give_up_privileges()

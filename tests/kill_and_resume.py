@@ -16,11 +16,10 @@ import pathlib
 import random
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 
+import fork_server
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -50,28 +49,24 @@ def get_config():
 """
 
 
-def start(config: pathlib.Path, workdir: pathlib.Path, processes: int) -> list[subprocess.Popen]:
-  """The run's processes, joined by jax.distributed where there are several."""
-  command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}', f'--workdir={workdir}']
-  result = []
-  for index, variables in enumerate(joined(processes, DEVICES // processes)):
-    environment = dict(os.environ) | cached(config.parent / 'cache') | variables
-    log = (workdir.parent / f'{workdir.name}.{index}.log').open('a')
-    result.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
-  return result
+def start(
+  config: pathlib.Path, workdir: pathlib.Path, processes: int, devices: int = DEVICES
+) -> list[fork_server.Command]:
+  """The run's processes, joined by jax.distributed where there are several, on so many CPU devices in all."""
+  flags = [f'--config={config}', f'--workdir={workdir}']
+  return [
+    fork_server.start(
+      'vit_jax.main',
+      *flags,
+      cwd=workdir.parent,
+      environment=variables,
+      log=workdir.parent / f'{workdir.name}.{index}.log',
+    )
+    for index, variables in enumerate(_joined(processes, devices // processes))
+  ]
 
 
-def cached(folder: pathlib.Path) -> dict[str, str]:
-  """The environment of a run on CPUs whose compiled programs are kept in `folder`."""
-  return {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_ENABLE_COMPILATION_CACHE': 'true',
-    'JAX_COMPILATION_CACHE_DIR': str(folder),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.2',
-  }
-
-
-def joined(processes: int, devices: int) -> list[dict[str, str]]:
+def _joined(processes: int, devices: int) -> list[dict[str, str]]:
   """The variables of each of a run's processes, which have so many CPU devices each."""
   flags = {'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'}
   if processes == 1:
@@ -83,7 +78,7 @@ def joined(processes: int, devices: int) -> list[dict[str, str]]:
   return [common | {'JAX_PROCESS_ID': str(index)} for index in range(processes)]
 
 
-def kill_once(run: list[subprocess.Popen], workdir: pathlib.Path, rng: random.Random, saving: bool) -> str:
+def kill_once(run: list[fork_server.Command], workdir: pathlib.Path, rng: random.Random, saving: bool) -> str:
   """Kills all processes of a run at a random moment after its first new line, or during a save."""
   before = len(lines(workdir))
   deadline = time.monotonic() + 300
@@ -112,7 +107,7 @@ def lines(workdir: pathlib.Path) -> list[str]:
   return path.read_text().splitlines() if path.exists() else []
 
 
-def finish(run: list[subprocess.Popen], workdir: pathlib.Path) -> None:
+def finish(run: list[fork_server.Command], workdir: pathlib.Path) -> None:
   codes = [process.wait() for process in run]
   assert codes == [0] * len(codes), (workdir.parent / f'{workdir.name}.0.log').read_text()[-3000:]
 
@@ -186,6 +181,7 @@ if __name__ == '__main__':
   parser.add_argument('--finish_as_one', action='store_true')
   parser.add_argument('--seed', type=int, default=0)
   args = parser.parse_args()
+  os.environ['JAX_PLATFORMS'] = 'cpu'
   with tempfile.TemporaryDirectory() as folder:
     finish_as = 1 if args.finish_as_one else args.processes
     print(check(args.kills, args.processes, finish_as, pathlib.Path(folder), seed=args.seed))

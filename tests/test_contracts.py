@@ -1,11 +1,9 @@
 """What is registered outside the package is as good as what is inside it: trained, planned and evaluated."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
+import fork_server
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -13,14 +11,7 @@ CONFIG = ROOT / 'tests' / 'swin_like.py'
 
 
 def run(module, *flags, cwd):
-  result = subprocess.run(
-    [sys.executable, '-m', f'vit_jax.{module}', f'--config={CONFIG}', *flags],
-    cwd=cwd,
-    env=dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS=''),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  result = fork_server.run(f'vit_jax.{module}', f'--config={CONFIG}', *flags, cwd=cwd)
   assert result.returncode == 0, result.stdout + result.stderr
   return result.stdout
 

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import fork_server
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,15 +20,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def run(command: str, *arguments, cwd: pathlib.Path) -> subprocess.CompletedProcess:
-  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
-  return subprocess.run(
-    [sys.executable, '-m', f'vit_jax.{command}', *map(str, arguments)],
-    cwd=cwd,
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  return fork_server.run(f'vit_jax.{command}', *map(str, arguments), cwd=cwd)
 
 
 def said(result: subprocess.CompletedProcess) -> str:

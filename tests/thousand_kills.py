@@ -5,7 +5,7 @@
 A round is a run that is killed again and again until it ends by itself. Its kills take turns: while a checkpoint
 is written, around an evaluation (which is most of the time between two lines of metrics), during start-up, at any
 moment. A round is then compared with a run of as many devices that was left alone, and added to `rounds.jsonl` in
-the folder with its seed. Processes are forked (`forked_commands`), so that a start does not import everything again.
+the folder with its seed. Processes are forked (`fork_server`), so that a start does not import everything again.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import signal
 import time
 
 import kill_and_resume
-from forked_commands import Forked, ForkServer
+from fork_server import Command
 
 ROUND = 20  # kills of one run at most
 PROCESSES = (1, 1, 2, 1, 3, 1, 2, 1, 4)  # of the rounds, in turn
@@ -35,17 +35,14 @@ MOMENTS = ('while saving', 'around an evaluation', 'while starting', 'at any mom
 class Harness:
   """Runs in a folder, killed and compared."""
 
-  def __init__(self, folder: pathlib.Path, server: ForkServer):
-    self.folder, self._server = folder, server
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
     self._config = folder / 'config.py'
     self._config.write_text(CONFIG)
 
-  def start(self, workdir: pathlib.Path, processes: int) -> list[Forked]:
+  def start(self, workdir: pathlib.Path, processes: int) -> list[Command]:
     """Starts, or resumes, the run in a workdir."""
-    arguments = ['vit_jax.main', f'--config={self._config}', f'--workdir={workdir}']
-    logs = [workdir.parent / f'{workdir.name}.{index}.log' for index in range(processes)]
-    variables = kill_and_resume.joined(processes, DEVICES[processes] // processes)
-    return [self._server.start(arguments, each, log) for each, log in zip(variables, logs, strict=True)]
+    return kill_and_resume.start(self._config, workdir, processes, DEVICES[processes])
 
   def reference(self, processes: int) -> pathlib.Path:
     """The workdir of a run of so many processes that is left alone."""
@@ -56,7 +53,7 @@ class Harness:
       (self.folder / f'alone_{processes}.done').touch()
     return workdir
 
-  def finish(self, run: list[Forked], workdir: pathlib.Path) -> None:
+  def finish(self, run: list[Command], workdir: pathlib.Path) -> None:
     """Waits for the end of a run, which must be a good one."""
     codes = [process.wait() for process in run]
     assert codes == [0] * len(codes), f'{codes}, see {workdir}.0.log'
@@ -84,7 +81,7 @@ class Harness:
       shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {'seed': seed, 'processes': processes, 'kills': dict(moments), 'arrays': arrays, 'lines': lines}
 
-  def _wait_for(self, moment: str, run: list[Forked], workdir: pathlib.Path, rng: random.Random) -> bool:
+  def _wait_for(self, moment: str, run: list[Command], workdir: pathlib.Path, rng: random.Random) -> bool:
     """Waits until a moment of a run; False if one of its processes ended before."""
     end = time.monotonic() + rng.uniform(0, 4) if moment == 'while starting' else None
     before = len(kill_and_resume.lines(workdir))
@@ -114,15 +111,14 @@ def main() -> None:
   args.folder.mkdir(parents=True, exist_ok=True)
   log = args.folder / 'rounds.jsonl'
   rounds = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-  environment = dict(os.environ) | kill_and_resume.cached(args.folder / 'cache')
-  with ForkServer(environment) as server:
-    harness = Harness(args.folder, server)
-    while (done := _total(rounds).total()) < args.total:
-      seed = len(rounds)
-      rounds.append(harness.round(seed, PROCESSES[seed % len(PROCESSES)], min(ROUND, args.total - done)))
-      with log.open('a') as file:
-        file.write(json.dumps(rounds[-1]) + '\n')
-      print(json.dumps(rounds[-1]), f'{_total(rounds).total()} of {args.total}', flush=True)
+  os.environ |= {'JAX_PLATFORMS': 'cpu', 'TESTS_COMPILED': str(args.folder / 'compiled')}
+  harness = Harness(args.folder)
+  while (done := _total(rounds).total()) < args.total:
+    seed = len(rounds)
+    rounds.append(harness.round(seed, PROCESSES[seed % len(PROCESSES)], min(ROUND, args.total - done)))
+    with log.open('a') as file:
+      file.write(json.dumps(rounds[-1]) + '\n')
+    print(json.dumps(rounds[-1]), f'{_total(rounds).total()} of {args.total}', flush=True)
   print(f'{_total(rounds).total()} kills of {len(rounds)} runs, no bit differs: {dict(_total(rounds))}')
 
 

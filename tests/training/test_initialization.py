@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import subprocess
-import sys
 
 import chex
+import fork_server
 import jax
 import numpy as np
 import pytest
@@ -123,9 +122,7 @@ def test_fine_tuning_begins_from_the_released_checkpoint_of_its_model(golden):
 
 
 def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
-  command = [sys.executable, '-m', 'vit_jax.main', *flags]
-  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
-  return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+  return fork_server.run('vit_jax.main', *flags, cwd=cwd)
 
 
 def test_fine_tuning_by_the_real_command(golden, tmp_path):

@@ -1,10 +1,8 @@
 """The command in a process of its own."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
+import fork_server
 import numpy as np
 import pytest
 from PIL import Image
@@ -32,9 +30,7 @@ def place(tmp_path) -> pathlib.Path:
 
 
 def visualize(place, *arguments):
-  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
-  command = [sys.executable, '-m', 'vit_jax.visualize', '--checkpoint=model.npz', '--out=seen', *arguments]
-  return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+  return fork_server.run('vit_jax.visualize', '--checkpoint=model.npz', '--out=seen', *arguments, cwd=place)
 
 
 def said(result):
