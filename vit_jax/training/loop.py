@@ -20,6 +20,7 @@ from vit_jax.training.console import Console
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import MetricsLog, Speedometer
+from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import Run, evaluate, open_training
 from vit_jax.training.state import TrainState
 from vit_jax.training.watchdog import Watchdog
@@ -90,6 +91,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     contextlib.closing(log),
     contextlib.closing(screen),
     pipeline.stream(first_step, timeline.total) as batches,
+    Profiler(config.profile, folder / 'profile', screen.say) as profiler,
     Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt') as watchdog,
   ):
     speed.restart()
@@ -97,8 +99,10 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     for step in range(first_step + 1, timeline.total + 1):
       last = step == timeline.total
       watchdog.begin(step)
-      batch = _timed_next(batches, speed)
-      state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
+      with profiler.step(step):
+        batch = _timed_next(batches, speed)
+        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
+      profiler.finish(step, step_metrics)
       guard.check(step, step_metrics)
       speed.stepped()
       screen.step(speed.seconds_left(step))
