@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from absl import flags
 
-from vit_jax import cli, config, markdown
+from vit_jax import cli, config, files, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.training import workdir
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     raise cli.missing_arguments('Name the workdirs of the runs to compare')
   runs = read_runs([pathlib.Path(argument) for argument in arguments])
   out = pathlib.Path(cli.required(_OUT)).expanduser()
-  out.mkdir(parents=True, exist_ok=True)
+  files.make_directories(out)
   text = report(runs)
   (out / 'compare.md').write_text(text)
   draw(runs, out / 'curves.png')

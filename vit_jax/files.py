@@ -109,7 +109,10 @@ def make_directories(path: Path) -> None:
   while not os.path.isdir(directory):
     missing.append(directory)
     directory = os.path.dirname(directory)
-  os.makedirs(path, exist_ok=True)
+  try:
+    os.makedirs(path, exist_ok=True)
+  except FileNotFoundError as error:  # in a file system of the kernel's own, such as /proc
+    raise PermissionError(errno.EPERM, 'no folder can be made there', error.filename) from error
   for made in missing:
     fsync_directory(os.path.dirname(made))
 
