@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import fork_server
+from processes import xla_flags
 
 ROOT = fork_server.ROOT
 CONFIG = """
@@ -40,7 +41,7 @@ def run(
     command.append('--config=config.py')
   if workdir is not None:
     command.append(f'--workdir={workdir}')
-  environment = {'TFDS_DATA_DIR': str(tmp_path / 'tfds')}
+  environment = {'TFDS_DATA_DIR': str(tmp_path / 'tfds'), 'XLA_FLAGS': xla_flags(devices=8)}
   if fork:
     return fork_server.run('vit_jax.main', *command, *flags, cwd=tmp_path, environment=environment)
   return subprocess.run(
