@@ -128,7 +128,7 @@ def test_damaged_files_and_other_data_are_refused(listed, source, tmp_path):
 
 def test_row_without_an_image_is_a_bad_image(tmp_path):
   path = parquet(tmp_path / 'x.parquet', {'image': [picture(0), None], 'label': [0, 1]})
-  with pytest.raises(UserError, match=r'1 of 2 images are bad, such as x/0000001'):
+  with pytest.raises(UserError, match=r'1 of 2 images \w+ bad\S* .*x/0000001'):
     prepared(path, tmp_path / 'set')
   assert prepared(path, tmp_path / 'set', skip_bad=True).bad == 1
 

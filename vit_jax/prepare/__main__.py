@@ -72,8 +72,8 @@ _IMAGE_COLUMN = flags.DEFINE_string(
 _LABEL_COLUMN = flags.DEFINE_string(
   'label_column',
   None,
-  "The column of a table, or field of WebDataset's .json files, with the labels. By default label or labels, "
-  'and in WebDataset first the .cls file.',
+  "The column of a table, or field of WebDataset's .json files, with the labels. By default label or labels, in "
+  'a table also class, category or target, in WebDataset first the .cls file.',
 )
 _WEIGHT_COLUMN = flags.DEFINE_string(
   'weight_column',
@@ -143,9 +143,7 @@ def main(arguments: Sequence[str]) -> None:
         result = run.prepare(source, destination, options, progress)
     except KeyboardInterrupt:
       raise Preempted('Interrupted.') from None
-  _print(result, destination)
-  if name:
-    print(f'Train on it: {training_command(name, sum(result.records.values()))}')
+  _print(result, destination, name)
 
 
 def _places(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -180,14 +178,26 @@ def _absolute(path: str) -> str:
   return path if storage.is_address(path) else os.path.abspath(os.path.expanduser(path))
 
 
-def _print(result: run.Result, destination: str) -> None:
+def _counted(number: int, noun: str, plural: str = 's') -> str:
+  return f'{number:,} {noun}{"" if number == 1 else plural}'
+
+
+def _print(result: run.Result, destination: str, name: str | None) -> None:
   splits = ', '.join(f'{split} {records:,}' for split, records in result.records.items())
   labels = ', several labels an image' if result.multi_label else ''
   labels += ' with weights' if result.weighted else ''
+  classes, shards = _counted(result.classes, 'class', 'es'), _counted(result.shards, 'file')
   print(
-    f'Wrote {destination}: {splits} images, {result.classes:,} classes{labels}; {result.shards} files, '
-    f'{result.record_bytes / 2**20:,.1f} MiB.'
+    f'Wrote {destination}: {splits} images, {classes}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
   )
+  if name:
+    print(f'Train on it: {training_command(name, sum(result.records.values()))}')
+  else:
+    print(f'Train on it with --config.data.source=tfds:{destination}')
+  if result.classes == 1:
+    print(
+      'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr
+    )
   if result.bad:
     print(f'{result.bad:,} bad images are left out, see {storage.join(destination, metadata.BAD_IMAGES)}.')
   if result.copies:
