@@ -196,7 +196,7 @@ def test_records_without_named_features_are_refused(folder):
 def test_pipe_in_place_of_a_file_does_not_hang(folder):
   (folder / 'features.json').unlink()
   os.mkfifo(folder / 'features.json')
-  with pytest.raises(UserError, match=r'features\.json is not a regular file'):
+  with pytest.raises(UserError, match=r'features\.json cannot be read \(it is not a regular file\)'):
     open_source(f'tfds:{folder}', 'train', data=DataConfig())
 
 
