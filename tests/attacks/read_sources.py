@@ -3,6 +3,7 @@
 python read_sources.py CASES.json: {name: [reader, path]} in, one line of JSON a case out, as read_checkpoints.py.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -24,7 +25,7 @@ def main() -> None:
   cases = json.loads(pathlib.Path(sys.argv[1]).read_text())
   restrict_memory(MEMORY)
   for name, (reader, path) in cases.items():
-    print(json.dumps([name, *outcome(lambda: READERS[reader](path))]), flush=True)
+    print(json.dumps([name, *outcome(functools.partial(READERS[reader], path))]), flush=True)
 
 
 def prepare(path: str) -> None:
