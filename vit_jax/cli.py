@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import io
+import logging
 import os
 import pathlib
 import re
@@ -35,6 +36,10 @@ COMMANDS = {
 }
 
 _HELP = ('--help', '-h', '-help', '--helpfull', '--helpshort', '-helpfull', '-helpshort')
+_OUT_OF_MEMORY = (
+  'The memory of the devices is too small for this; make the batch or the images smaller, take a larger '
+  "config.accumulation or config.model.remat='block', or spread the model by config.mesh.fsdp."
+)
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
 
 
@@ -161,7 +166,7 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
       arguments = _parse(argv)
       if arguments and not positional:
         raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
-      absl_logging.set_verbosity(absl_logging.WARNING)
+      _show_warnings()
       if positional:
         main(arguments)
       else:
@@ -180,10 +185,32 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
       return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
-  except Exception:
+  except Exception as error:
+    if _is_out_of_memory(error):
+      return _fail(_OUT_OF_MEMORY, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+  """Whether XLA could not allocate what a program needs."""
+  return type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError') and 'RESOURCE_EXHAUSTED' in str(error)
+
+
+class _WarningLines(logging.Handler):
+  """Writes a warning to stderr as a line of its own, above the progress bar if there is one."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(f'{record.levelname.capitalize()}: {record.getMessage()}', file=sys.stderr)
+
+
+def _show_warnings() -> None:
+  """Shows warnings of this package and of the libraries once each, without the names of their loggers."""
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  logging.basicConfig(handlers=[_WarningLines()], force=True)
 
 
 def _os_error_text(error: OSError) -> str | None:

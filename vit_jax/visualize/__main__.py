@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from vit_jax import cli, foreign_files
+from vit_jax import cli, files, foreign_files
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     raise cli.missing_arguments('Name the images to look at, or folders of them, behind the flags')
   image_size = _image_size(_IMAGE_SIZE.value)
   paths = image_files(arguments)
-  out.mkdir(parents=True, exist_ok=True)
+  files.make_directories(out)
   from vit_jax.data.decode import Picture
   from vit_jax.loading import load
   from vit_jax.parallel import distributed
