@@ -67,7 +67,7 @@ def test_absurd_value_is_refused_by_its_name(changes):
 
 @pytest.mark.parametrize('padding', [8, 9, 100_000])
 def test_padding_that_a_crop_may_lie_in_is_refused(padding):
-  with pytest.raises(UserError, match='config.data.padding is'):
+  with pytest.raises(UserError, match=r'config\.data\.padding is'):
     changed({'data.crop': 'random', 'data.padding': padding})
   config = changed({'data.crop': 'random', 'data.padding': 7, 'data.progressive_resizing': (('1 steps', 4),)})
   run = Run(config, Dataset(100, num_classes=10))
