@@ -15,7 +15,7 @@ from vit_jax.errors import Preempted
 from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.training import figures, workdir
+from vit_jax.training import figures, memory, workdir
 from vit_jax.training.board import Board
 from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping
@@ -44,6 +44,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   """
   # Everything that can be wrong is opened before the slow part begins.
   run, source = open_training(config)
+  memory.check(run)
   evaluators = run.open_evaluators()
   timeline, first_size = run.timeline, config.data.image_size
   pipeline = TrainPipeline(
@@ -123,7 +124,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       scores: dict[str, float] = {}
       due = _due(evaluators, eval_every, step, last)
       if due:
-        with watchdog.paused():
+        with watchdog.paused(), stop.busy():
           ending = last or stopper.may_end
           scores = evaluate(state, due, report if ending and config.tensorboard.pictures else None)
         screen.evaluation(step, scores)
@@ -136,7 +137,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       if saving:
         guard.flush()
         log.sync()
-        with watchdog.paused():
+        with watchdog.paused(), stop.busy():
           metrics = scores if best in scores else None
           manager.save(step, state.items(), meta | stopper.meta(), metrics=metrics)
         stop.saved = True
