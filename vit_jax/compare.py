@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> None:
   text = report(runs)
   (out / 'compare.md').write_text(text)
   draw(runs, out / 'curves.png')
+  files.sync([out / 'compare.md', out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
 
@@ -74,7 +75,8 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     if not (path / 'config.json').is_file() or not lines:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
     options = config.flatten(workdir.read_config(path))
-    result.append(Run('/'.join(path.parts[-parts:]), options, lines))
+    name = '/'.join(path.parts[-parts:]).encode(errors='surrogateescape')
+    result.append(Run(name.decode(errors='backslashreplace'), options, lines))
   return result
 
 

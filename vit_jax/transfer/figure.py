@@ -4,9 +4,11 @@ import pathlib
 import textwrap
 from collections.abc import Sequence
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vit_jax import files
 from vit_jax.transfer.published import QUOTED
 from vit_jax.transfer.runner import Accuracies, Line
 
@@ -24,6 +26,7 @@ _OUR_COLOUR, _SCRATCH_COLOUR = 'C0', 'C1'
 _QUOTED_COLOURS = {column: f'C{number}' for number, column in enumerate(QUOTED, 2)}
 
 
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def draw(
   lines: Sequence[Line],
   header: Sequence[str],
@@ -61,6 +64,7 @@ def draw(
   for number, note in enumerate(notes):
     figure.text(_MARGIN / width, (below - 0.12 - _NOTE_LINE * number) / total, note, fontsize=8, va='top')
   figure.savefig(path, dpi=130)
+  files.sync([path])
 
 
 def _write_cells(

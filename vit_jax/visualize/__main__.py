@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from vit_jax import cli, files
+from vit_jax import cli, files, foreign_files
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str]) -> None:
 
   def read(path: pathlib.Path) -> np.ndarray | None:
     try:
-      return Picture(path.read_bytes(), model.preprocess.channels, str(path)).pixels()
+      return Picture(
+        foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), model.preprocess.channels, str(path)
+      ).pixels()
     except (UserError, OSError) as error:
       unreadable.append(path)
       print(error, file=sys.stderr)
@@ -74,6 +76,7 @@ def main(arguments: Sequence[str]) -> None:
   absent = gallery.make(model, averaged, shown, read, out, title=checkpoint, class_names=names)
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')
+  files.sync([out / 'index.html', *out.glob('*.png')])
   print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
   if unreadable:
     text = f'{len(unreadable)} of {len(averaged)} images could not be read and are left out'
