@@ -186,6 +186,7 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
           row = json.loads(text)
           if not isinstance(row, dict):
             raise ValueError('it is not an object')
+          json.dumps(row, ensure_ascii=False).encode()  # JSON may escape half of a character: a ValueError
           yield line, row
         return
       lines = _lines(file)

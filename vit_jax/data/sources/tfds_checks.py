@@ -81,7 +81,7 @@ def _check_features(folder: epath.Path) -> None:
     for name in _class_names(feature):
       if name not in _ALLOWED:
         raise UserError(
-          f'{folder / file} names the feature class {name!r}, which is not one of TFDS itself, and reading '
+          f'{folder / file} names the feature class {name[:100]!r}, which is not one of TFDS itself, and reading '
           f'it would '
           f'run code from elsewhere; prepare the data again with the features of tfds.features.'
         )
