@@ -46,9 +46,14 @@ class DataConfig:
   repeats: Count = 1
   # Classes of the head. None: what the data set says.
   num_classes: Count | None = None
-  # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid'. Accuracy is then
+  # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid' or label_weights.
+  # Accuracy is then
   # whether the most probable class is on the list (precision@1; no, for an empty one). None: one class each.
   max_labels: Count | None = None
+  # The classes of an image have weights from 0 to 1, its soft targets (soft labels), where the data has them;
+  # elsewhere each is 1. 'softmax' divides them by their sum. Accuracy is then whether the most probable class
+  # is the one with the largest weight. Needs max_labels.
+  label_weights: bool = False
   # How a training image is cut: 'inception' (a random box, distorted), 'random' (resize, pad,
   # random position), 'central' (resize the shorter side, cut the middle) or 'resize' (squash).
   crop: Crop = 'inception'
@@ -96,6 +101,10 @@ class DataConfig:
       raise UserError(f'{path}.area is {self.area}; it must be two shares with 0 < low <= high <= 1.')
     if not self.value_range[0] < self.value_range[1]:
       raise UserError(f'{path}.value_range is {self.value_range}; the first must be the smaller one.')
+    if self.label_weights and self.max_labels is None:
+      raise UserError(
+        f'{path}.label_weights is on and {path}.max_labels is None; set it to the length of the longest list.'
+      )
     resize = self.resize or max(self.image_size)
     if self.crop in ('random', 'central') and resize + 2 * self.padding < max(self.image_size):
       raise UserError(f'{path}.resize is {resize} pixels, smaller than image_size {self.image_size}.')
