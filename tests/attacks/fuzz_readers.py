@@ -96,7 +96,7 @@ def _batch(folder: str, seed: int, first: int, last: int, readers: list[str]) ->
     process.wait()
     errors.seek(0)
     said = errors.read().decode(errors='replace')[-2000:]
-  found = [json.loads(line) for line in lines.splitlines()]
+  found = [json.loads(line) for line in lines.splitlines() if line.startswith(b'{')]  # libraries print too
   if not found and process.returncode:
     raise RuntimeError(said)
   if first + len(found) < last:
