@@ -20,6 +20,8 @@ from typing import Any
 
 import mutations
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from limited import outcome, restrict_memory
 from PIL import Image
 
@@ -142,7 +144,7 @@ def read_source(folder: pathlib.Path) -> Any:
       try:
         contents.append(archives.read(image.path, image.location or 0, image.size))
       except Exception as error:  # as `prepare.images` does, which names the image
-        raise UserError(f'{image.name} cannot be read ({" ".join(str(error).split())}).') from error
+        raise UserError(f'{image.name} cannot be read ({" ".join(str(error).split())[:200]}).') from error
   return [(image.name, image.split, image.labels) for image in found], contents
 
 
@@ -194,6 +196,16 @@ def read_real(folder: pathlib.Path) -> Any:
   return [labels.of(f'ILSVRC2012_val_{number:08}.JPEG').tolist() for number in range(1, 51)]
 
 
+def parquet_file(folder: pathlib.Path) -> None:
+  """One image a row, as Hugging Face writes them."""
+  images(folder / 'images')
+  paths = sorted((folder / 'images').rglob('*.png'))
+  cells = [{'bytes': path.read_bytes(), 'path': path.name} for path in paths]
+  table = pyarrow.table({'image': cells, 'label': [path.parent.name for path in paths]})
+  pyarrow.parquet.write_table(table, folder / 'x.parquet')
+  shutil.rmtree(folder / 'images')
+
+
 def name_list(folder: pathlib.Path) -> None:
   (folder / 'names.txt').write_text('cat\ndog\nbird\n')
 
@@ -219,6 +231,7 @@ TARGETS = {
   'metrics.jsonl': Target(metrics_file, ('metrics.jsonl',), read_metrics),
   'real.json': Target(real_labels, ('real.json',), read_real),
   'class names': Target(name_list, ('names.txt',), lambda folder: class_names.read(f'{folder}/names.txt', 3)),
+  'parquet': Target(parquet_file, ('x.parquet',), read_source),
 }
 
 

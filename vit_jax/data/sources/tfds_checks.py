@@ -48,6 +48,7 @@ _CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')
 # What a split's files are called after, in both spellings.
 _FILE_KEYS = ('name', 'filepathTemplate', 'filepath_template')
 _MOST_SHARDS = 100_000
+_LONGEST_NAME = 255  # characters, as file systems have it
 
 _CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
 # Shards have checksums of their own, and would take long; the lists of bad and equal images nobody reads.
@@ -98,7 +99,7 @@ def _check_files(file: epath.Path, info: Any) -> None:
     if isinstance(shards, list) and len(shards) > _MOST_SHARDS:
       raise UserError(f'{file} names {len(shards):,} shards of a split; prepare the data again with fewer.')
   for part in parts:
-    if isinstance(part, str) and ('/' in part or not part.isprintable()):
+    if isinstance(part, str) and ('/' in part or not part.isprintable() or len(part) > _LONGEST_NAME):
       raise UserError(
         f'{file} has {part[:100]!r} in the names of its files, which is no file of its folder; prepare it again.'
       )
