@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from vit_jax.data import augment_policy
 from vit_jax.durations import Duration
 from vit_jax.errors import UserError
-from vit_jax.options import RESUMABLE, TINY, Amount, Between, Count, ImageSize
+from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels
 
 Crop = Literal['inception', 'random', 'central', 'resize']
 
@@ -30,7 +30,7 @@ class DataConfig:
   # ((until, height), …): smaller images at first, such as (('40%', 128), ('70%', 160)), with the width,
   # `resize` and `padding` in proportion. The model is that of `image_size`, at which it is evaluated; its
   # positions are interpolated.
-  progressive_resizing: tuple[tuple[Duration, Count], ...] = ()
+  progressive_resizing: tuple[tuple[Duration, Pixels], ...] = ()
   # 3: colour, 1: grayscale.
   channels: Literal[1, 3] = 3
   # ((source, weight), …): several sources, drawn from in proportion to their weights, instead of `source`;
@@ -60,7 +60,7 @@ class DataConfig:
   # 'inception': the box's share of the image, at least and at most.
   area: tuple[float, float] = (0.05, 1.0)
   # Pixels before the cut: 'random' both sides, 'central' the shorter one.
-  resize: Count | None = None
+  resize: Pixels | None = None
   # 'random': zero pixels added on every side.
   padding: Amount = 0
   # Mirror half of the training images left to right.
@@ -85,9 +85,9 @@ class DataConfig:
   # What was replaced is counted as data/bad_images and listed in report/bad_images.jsonl.
   bad_images: Annotated[Literal['stop', 'replace'], RESUMABLE] = 'stop'
   # Threads that decode images, in each process.
-  threads: Annotated[int, Between(1, math.inf), RESUMABLE] = 2
+  threads: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
   # Batches made ahead, in each process.
-  prefetch: Annotated[int, Between(1, math.inf), RESUMABLE] = 2
+  prefetch: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
 
   @property
   def title(self) -> str:
@@ -108,6 +108,11 @@ class DataConfig:
     resize = self.resize or max(self.image_size)
     if self.crop in ('random', 'central') and resize + 2 * self.padding < max(self.image_size):
       raise UserError(f'{path}.resize is {resize} pixels, smaller than image_size {self.image_size}.')
+    if self.crop == 'random' and self.padding >= min(self.image_size):
+      raise UserError(
+        f'{path}.padding is {self.padding} pixels, as much as image_size {self.image_size} or more: a crop could '
+        f'lie beside its image; make it smaller.'
+      )
     for source, weight in self.mixture:
       if not 0 < weight < math.inf:
         raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')
