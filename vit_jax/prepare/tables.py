@@ -138,7 +138,7 @@ def _split(row: dict[str, Any], name: str, where: str) -> str:
   split = row.get('split') or SPLITS.get(name.split('/')[0], 'train')
   if not isinstance(split, str) or not re.fullmatch(r'[A-Za-z]\w*', split) or split == 'all':
     raise UserError(
-      f'{where} has the split {str(split)[:100]!r}; write train, val, test or another single word.'
+      f'{where} has the split {repr(split)[:100]}; write train, val, test or another single word.'
     )
   return SPLITS.get(split, split)
 
