@@ -19,6 +19,7 @@ def get_config():
     data=DataConfig(source='digits', image_size=(8, 8)),
     evaluators={'test': ClassificationEvaluatorConfig(split='test')},
     checkpoint=CheckpointConfig(every='2 steps'),
+    tensorboard=TensorBoardConfig(pictures=False),
   ))
 """
 

@@ -30,6 +30,7 @@ from vit_jax.objectives.masked_patches import MaskedPatchesObjective
 from vit_jax.options import RESUMABLE, Between, Count, NotNegative, flatten, to_config_dict
 from vit_jax.parallel.mesh import MeshConfig
 from vit_jax.pretrained.config import InitConfig
+from vit_jax.training.config import StopConfig, TensorBoardConfig
 from vit_jax.training.optimizer import OptimizerConfig
 from vit_jax.training.profiling import ProfiledSteps
 from vit_jax.training.schedule import ScheduleConfig
@@ -48,6 +49,8 @@ __all__ = [
   'OptimizerConfig',
   'ResNetConfig',
   'ScheduleConfig',
+  'StopConfig',
+  'TensorBoardConfig',
   'ViTConfig',
   'as_json',
   'differing_options',
@@ -84,7 +87,9 @@ class Config:
   nonfinite: Literal['stop', 'skip'] = 'stop'
   mesh: Annotated[MeshConfig, RESUMABLE] = MeshConfig()  # noqa: RUF009
   checkpoint: Annotated[CheckpointConfig, RESUMABLE] = CheckpointConfig()  # noqa: RUF009
+  stop: Annotated[StopConfig, RESUMABLE] = StopConfig()  # noqa: RUF009
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
+  tensorboard: Annotated[TensorBoardConfig, RESUMABLE] = TensorBoardConfig()  # noqa: RUF009
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
   profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
@@ -106,7 +111,8 @@ class Config:
     self.objective.check_run(self.model, self.data)
     for name, evaluator in self.evaluators.items():
       self._check_evaluator(f'{path}.evaluators.{name}', evaluator)
-    self._check_best(f'{path}.checkpoint.best')
+    self._check_metric(f'{path}.checkpoint.best', self.checkpoint.best)
+    self._check_metric(f'{path}.stop.metric', self.stop.metric)
 
   def _check_evaluator(self, path: str, evaluator: EvaluatorConfig) -> None:
     if self.data.mixture and evaluator.source is None:
@@ -120,15 +126,14 @@ class Config:
         f'choose {" or ".join(map(repr, fitting))}.'
       )
 
-  def _check_best(self, path: str) -> None:
+  def _check_metric(self, path: str, metric: str | None) -> None:
     names = []
     for name, evaluator in self.evaluators.items():
       names += evaluator.best_metrics(name, self.data)
       if self.ema:
         names += evaluator.best_metrics(f'{name}{EMA_SUFFIX}', self.data)
-    best = self.checkpoint.best
-    if best is not None and best not in names:
-      raise UserError(f'{path} is {best!r}, which no evaluator gives; choose one of {", ".join(names)}.')
+    if metric is not None and metric not in names:
+      raise UserError(f'{path} is {metric!r}, which no evaluator gives; choose one of {", ".join(names)}.')
 
 
 def from_config_dict(values: ml_collections.ConfigDict | Mapping[str, Any]) -> Config:

@@ -91,11 +91,12 @@ class Console:
 
   def evaluation(self, step: int, values: dict[str, float]) -> None:
     """The numbers of an evaluation, on a terminal in lines that fit."""
-    texts = [f'{name} {format_metric(name, value)}' for name, value in sorted(values.items())]
+    # A name and its value stay in one line: textwrap does not break at the no-break space.
+    texts = [f'{name}\xa0{format_metric(name, value)}' for name, value in sorted(values.items())]
     line = f'step {step}: {", ".join(texts)}'
     if self._bar is not None:
       line = textwrap.fill(line, _columns() - 1, subsequent_indent='  ', break_long_words=False)
-    self.say(line)
+    self.say(line.replace('\xa0', ' '))
 
   def finished(self, total: int, folder: pathlib.Path, checkpoint: str) -> None:
     """The last line: the results and where they lie."""

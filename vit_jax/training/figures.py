@@ -5,12 +5,15 @@ import pathlib
 import jax
 import matplotlib
 import numpy as np
+from flax import nnx
 from matplotlib.figure import Figure
 
 from vit_jax.data.config import DataConfig
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
-from vit_jax.training.step import Batch, model_inputs
+from vit_jax.training.step import Batch, Params, model_inputs
+
+_ATTENTION_IMAGES = 4
 
 
 def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
@@ -29,6 +32,44 @@ def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
   labels = [arrays[name].reshape(len(images), -1) for name in ('label', 'label_b') if name in arrays]
   path = workdir / 'report' / 'first_batch.png'
   save_first_batch(path, images, np.concatenate(labels, axis=1), run.dataset.class_names, run.config.data)
+
+
+def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path) -> None:
+  """Writes report/attention.png: images of a batch and the attention that their patches get in the last block.
+
+  It is the mean over heads and tokens. The CPU computes it, since training may fill the memory of the devices.
+  Nothing is written of a model without attention, or in a run of several processes.
+
+  Args:
+    run: the run.
+    params: of its network.
+    batch: of step 0, as the pipeline gives it.
+    workdir: the run's.
+  """
+  if jax.process_count() > 1:
+    return
+  prepared = jax.jit(lambda batch: model_inputs(run.config, batch, 0)['image'])(batch)
+  images = np.asarray(prepared.addressable_data(0))[:_ATTENTION_IMAGES]
+  graphdef, _ = run.architecture.graph_and_shapes()
+  arguments = jax.device_put((jax.device_get(params), images), jax.local_devices(backend='cpu')[0])
+  weights = jax.jit(lambda params, images: nnx.merge(graphdef, params).attention(images))(*arguments)
+  if weights is None:
+    return
+  rows, columns = run.config.model.grid(images.shape[1:3])
+  received = np.asarray(weights)[-1].mean(axis=(1, 2))[:, -rows * columns :].reshape(-1, rows, columns)
+  figure = Figure(figsize=(2 * len(images), 4.4), layout='constrained')
+  figure.suptitle('Attention to each patch in the last block, mean over heads and tokens')
+  low, high = run.config.data.value_range
+  height, width, channels = images.shape[1:]
+  for (above, below), image, share in zip(
+    figure.subplots(2, len(images), squeeze=False).T, images, received, strict=True
+  ):
+    pixels = np.clip((image - low) / (high - low), 0, 1)
+    above.imshow(pixels if channels == 3 else pixels[..., 0], cmap='gray', vmin=0, vmax=1)
+    below.imshow(share, cmap='inferno', extent=(0, width, height, 0))
+    above.set_axis_off()
+    below.set_axis_off()
+  figure.savefig(workdir / 'report' / 'attention.png', dpi=100)
 
 
 @matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs

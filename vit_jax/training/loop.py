@@ -12,11 +12,13 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.errors import Preempted
-from vit_jax.evaluation.base import Evaluator, metric_kind
+from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import figures, memory, workdir
+from vit_jax.training.board import Board
 from vit_jax.training.console import Console
+from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import MetricsLog, Speedometer
@@ -64,10 +66,11 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   note = workdir.claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
   if note:
     screen.say(note)
-  state = workdir.restore(manager, run)
+  state, restored = workdir.restore(manager, run)
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
   log = MetricsLog(folder, first_step, log_every)
+  log.board.config(config)
   pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
   screen.setup(run, evaluators, folder)
 
@@ -79,11 +82,15 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   if state is None:
     state = initial_state(run.program, config.seed, initial)
     figures.draw_first_batch(run, pipeline.batch(0), folder)
+    log.board.picture(0, 'first_batch', folder / 'report' / 'first_batch.png')
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
 
   eval_every = {name: timeline.period(options.every) for name, options in config.evaluators.items()}
+  histograms, report = config.tensorboard.histograms, folder / 'report'
+  histograms_every = timeline.period(histograms) if histograms else None
   meta = workdir.checkpoint_meta(run)
+  stopper = EarlyStopping.restored(config.stop, restored)
   speed = Speedometer(run)
   guard = FiniteGuard(config, pipeline, manager, folder)
   with (
@@ -97,7 +104,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   ):
     speed.restart()
     screen.begin(first_step, timeline.total)
-    for step in range(first_step + 1, timeline.total + 1):
+    for step in stopper.steps(first_step, timeline.total):
       last = step == timeline.total
       watchdog.begin(step)
       with profiler.step(step):
@@ -118,8 +125,11 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       due = _due(evaluators, eval_every, step, last)
       if due:
         with watchdog.paused(), stop.busy():
-          scores = evaluate(state, due)
+          ending = last or stopper.may_end
+          scores = evaluate(state, due, report if ending and config.tensorboard.pictures else None)
         screen.evaluation(step, scores)
+        stopper.update(step, scores)
+        last = last or stopper.due
       if values or scores:
         log.write(step, values | scores)
       stopping = not last and stop.stop_requested(step)
@@ -128,16 +138,42 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
         guard.flush()
         log.sync()
         with watchdog.paused(), stop.busy():
-          manager.save(step, state.items(), meta, metrics=scores if best in scores else None)
+          metrics = scores if best in scores else None
+          manager.save(step, state.items(), meta | stopper.meta(), metrics=metrics)
         stop.saved = True
       if stopping:
         raise Preempted(f'Stopped at step {step} of {timeline.total} after saving {manager.path(step)}.')
+      log.board.histograms(step, state.params, histograms_every)
       if values or scores or saving:
         speed.restart()
     stop.leave()
+    _finish(run, state, pipeline, stopper, first_step, folder, screen, log.board)
   if jax.process_index() == 0:
     figures.save_curves(folder)
-    screen.finished(timeline.total, folder, manager.path(timeline.total))
+    screen.finished(int(state.step), folder, manager.path(int(state.step)))
+
+
+def _finish(
+  run: Run,
+  state: TrainState,
+  pipeline: TrainPipeline,
+  stopper: EarlyStopping,
+  first_step: int,
+  folder: pathlib.Path,
+  screen: Console,
+  board: Board,
+) -> None:
+  """Says whether the run ended early, and draws what it has learned; a run that was complete is left alone."""
+  step, report = int(state.step), folder / 'report'
+  if stopper.due:
+    screen.say(stopper.text(step, run.timeline.total))
+  if step == first_step or not run.config.tensorboard.pictures:
+    return
+  figures.draw_attention(run, state.params, pipeline.batch(0), folder)
+  board.picture(step, 'attention', report / 'attention.png')
+  for name in run.config.evaluators:
+    for evaluated in (name, f'{name}{EMA_SUFFIX}'):
+      board.picture(step, f'{evaluated}/confusion', report / f'{evaluated}_confusion.png')
 
 
 def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:

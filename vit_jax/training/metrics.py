@@ -1,23 +1,20 @@
-"""A run's metrics: `metrics.jsonl` and TensorBoard, and how fast the run is."""
+"""A run's metrics: `metrics.jsonl`, and TensorBoard beside it, and how fast the run is."""
 
 import logging
 import math
 import pathlib
-import sys
 import time
-from typing import TYPE_CHECKING
 
 import jax
 
 from vit_jax import json_lines
 from vit_jax.parallel import hardware
+from vit_jax.training.board import Board
 from vit_jax.training.run import Run
-
-if TYPE_CHECKING:
-  import tensorboardX
 
 _log = logging.getLogger(__name__)
 
+_TIME = 'perf/time'  # not what a run computes, as everything below perf/
 _SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time that is left
 
 
@@ -26,6 +23,9 @@ class MetricsLog:
 
   A resumed run continues where its checkpoint was: later lines, which it will compute again, are
   dropped, and so is a line that a kill cut short. Where earlier lines are missing or damaged, a warning says so.
+
+  Attributes:
+    board: TensorBoard's file.
   """
 
   def __init__(self, workdir: pathlib.Path, resume_step: int, log_every: int = 1):
@@ -36,6 +36,7 @@ class MetricsLog:
       log_every: steps between two lines.
     """
     self._writes = jax.process_index() == 0
+    self.board = Board(workdir, resume_step)
     if not self._writes:
       return
     path = workdir / 'metrics.jsonl'
@@ -44,16 +45,12 @@ class MetricsLog:
     if last + log_every <= resume_step:
       _log.warning('%s lacks the lines between the steps %d and %d, which are lost.', path, last, resume_step)
     self._lines = json_lines.Writer(path, kept)
-    self._board = _summary_writer(workdir / 'tensorboard', resume_step)
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    """Adds the values of a step. NaN and infinity are null in the file."""
-    if not self._writes:
-      return
-    self._lines.append({'step': step, **values})
-    for name, value in values.items():
-      self._board.add_scalar(name, value, step)
-    self._board.flush()
+    """Adds the values of a step, and the time in seconds since 1970. NaN and infinity are null in the file."""
+    self.board.scalars(step, values)
+    if self._writes:
+      self._lines.append({'step': step, **values, _TIME: round(time.time(), 3)})
 
   def sync(self) -> None:
     """Returns when the lines survive a power failure, as a checkpoint that is saved after them does."""
@@ -62,26 +59,9 @@ class MetricsLog:
 
   def close(self) -> None:
     """Ends both logs."""
-    if not self._writes:
-      return
-    self._lines.close()
-    self._board.close()
-
-
-def _summary_writer(folder: pathlib.Path, resume_step: int) -> 'tensorboardX.SummaryWriter':
-  """TensorBoard's writer, which drops the events after `resume_step`.
-
-  tensorboardX imports PyTorch wherever it is installed, which takes seconds and is of no use here: None in
-  `sys.modules` keeps it out.
-  """
-  hidden = {} if 'torch' in sys.modules else {'torch': None}
-  sys.modules.update(hidden)  # pyright: ignore[reportArgumentType, reportCallIssue]
-  try:
-    import tensorboardX
-  finally:
-    for name in hidden:
-      del sys.modules[name]
-  return tensorboardX.SummaryWriter(str(folder), purge_step=resume_step + 1)
+    self.board.close()
+    if self._writes:
+      self._lines.close()
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:

@@ -124,8 +124,8 @@ def _stored_config(workdir: pathlib.Path) -> Config | None:
   return None if meta is None else config_lib.from_config_dict(meta['config'])
 
 
-def restore(manager: Manager, run: Run) -> TrainState | None:
-  """The state of the newest sound checkpoint; None where there is none.
+def restore(manager: Manager, run: Run) -> tuple[TrainState | None, dict[str, Any]]:
+  """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
 
   Raises:
     UserError: the classes of the training data have changed since.
@@ -136,7 +136,7 @@ def restore(manager: Manager, run: Run) -> TrainState | None:
     return run.program.state.items()
 
   newest = manager.restore_newest(wanted)
-  return None if newest is None else TrainState.from_items(newest[1])
+  return (None, {}) if newest is None else (TrainState.from_items(newest[1]), newest[2])
 
 
 def _check_classes(names_there: Sequence[str], run: Run) -> None:

@@ -1,0 +1,140 @@
+"""Early stopping: when a run ends, that a resumed one ends in the same bits, and what TensorBoard shows of it."""
+
+import io
+import json
+import math
+import pathlib
+
+import commands
+import numpy as np
+import pytest
+import tensorboard_events
+from flax import nnx
+from PIL import Image
+
+import vit_jax
+from vit_jax import config as c
+from vit_jax import pytrees
+from vit_jax.errors import UserError
+from vit_jax.training.early_stopping import EarlyStopping
+
+
+def last_step(config: c.StopConfig, values: list[float], resumed_at: int | None = None) -> int:
+  """The step after which a run ends whose step i evaluates to values[i - 1], perhaps after a restart."""
+  stopper, last = EarlyStopping(config), 0
+  for until in (resumed_at or 0, len(values)):
+    stopper = EarlyStopping.restored(config, json.loads(json.dumps(stopper.meta())))
+    for step in stopper.steps(last, until):
+      stopper.update(step, {'val/loss': values[step - 1], 'val/accuracy': 0.5})
+      last = step
+  return last
+
+
+@pytest.mark.parametrize(
+  ('values', 'options', 'expected'),
+  [
+    ([3, 2, 2, 2, 1], {'patience': 2}, 4),  # equal is not better
+    ([3, 2, 2, 1, 2, 2], {'patience': 3}, 6),
+    ([3, 4, 1, 4, 4], {'patience': 2}, 5),
+    ([1, 2, 3, 4], {'patience': 1}, 2),
+    ([1, 2, 3, 4], {'patience': 1, 'direction': 'higher'}, 4),
+    ([4, 3, 2, 1], {'patience': 2, 'direction': 'higher'}, 3),
+    ([math.nan, 3, math.nan, math.nan, 1], {'patience': 2}, 4),
+    ([math.nan, math.nan, 3, 2], {'patience': 2}, 4),  # before the first number nothing is missed
+    ([1, 2, 3, 4], {'patience': 1, 'metric': None}, 4),
+  ],
+)
+def test_run_ends_after_as_many_evaluations_without_a_better_value(values, options, expected):
+  config = c.StopConfig(**{'metric': 'val/loss', **options})
+  assert last_step(config, values) == expected
+  for step in range(1, len(values) + 1):
+    assert last_step(config, values, resumed_at=step) == expected
+
+
+def test_higher_accuracy_is_better_unless_the_config_says_otherwise():
+  stopper = EarlyStopping(c.StopConfig('val/accuracy', patience=1))
+  for step, value in enumerate([0.1, 0.2, 0.3], start=1):
+    stopper.update(step, {'val/accuracy': value})
+  assert not stopper.due and stopper.best == 0.3
+  stopper.update(4, {'val/loss': 1.0})  # another evaluator
+  assert not stopper.due
+
+
+def test_other_metric_begins_anew():
+  stopper = EarlyStopping(c.StopConfig('val/loss', patience=1), best=1.0, best_step=3, misses=1)
+  assert EarlyStopping.restored(c.StopConfig('val/accuracy'), stopper.meta()).misses == 0
+  assert EarlyStopping.restored(c.StopConfig('val/loss'), stopper.meta()).misses == 1
+
+
+def test_metric_that_no_evaluator_gives_is_refused_with_those_there_are():
+  evaluators = {'val': c.ClassificationEvaluatorConfig()}
+  with pytest.raises(UserError, match=r'config.stop.metric .*val/los.*choose one of val/accuracy, val/loss'):
+    values = c.to_config_dict(c.Config(evaluators=evaluators, stop=c.StopConfig('val/los')))
+    c.from_config_dict(values)
+
+
+# The loss falls, so that it is never higher than at its first evaluation.
+STOP = ['--config.stop.metric=test/loss', '--config.stop.direction=higher', '--config.total=40 steps']
+STOP += [
+  '--config.evaluators.test.every=2 steps',
+  '--config.optimizer.name=adam',
+  '--config.log_every=1 steps',
+]
+
+
+@pytest.fixture(scope='module')
+def stopped(tmp_path_factory) -> pathlib.Path:
+  """The workdir of a run that was best at step 2 and ended at step 8."""
+  folder = tmp_path_factory.mktemp('stopped')
+  pictures = ['--config.tensorboard.pictures=True', '--config.tensorboard.histograms=4 steps']
+  result = commands.run(folder, *STOP, *pictures, '--config.stop.patience=3')
+  assert result.returncode == 0, result.stderr
+  assert 'Stopped early, at step 8 of 40: test/loss was best at step 2 ' in result.stdout
+  assert 'Done after 8 steps' in result.stdout
+  return folder / 'run'
+
+
+def arrays(workdir: pathlib.Path) -> dict:
+  """Name, shape and checksum of every array of step 8."""
+  return json.loads((workdir / 'checkpoints/8/meta/metadata').read_text())['items']
+
+
+def numbers(workdir: pathlib.Path) -> list[dict]:
+  lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  return [{name: line[name] for name in line if not name.startswith('perf/')} for line in lines]
+
+
+def test_resumed_run_stops_at_the_same_step_with_the_same_bits(stopped, tmp_path):
+  first = commands.run(tmp_path, *STOP, '--config.stop.patience=1')
+  assert 'Stopped early, at step 4 of 40' in first.stdout
+  second = commands.run(tmp_path, *STOP, '--config.stop.patience=3')
+  assert 'Resuming from step 4' in second.stdout and 'Stopped early, at step 8 of 40' in second.stdout
+  assert arrays(stopped) == arrays(tmp_path / 'run')
+  assert numbers(stopped) == numbers(tmp_path / 'run')
+
+
+def test_run_that_stopped_early_is_complete_when_it_is_started_again(stopped):
+  before = (stopped / 'metrics.jsonl').read_text()
+  again = commands.run(stopped.parent, *STOP, '--config.stop.patience=3')
+  assert again.returncode == 0 and 'Stopped early, at step 8 of 40' in again.stdout
+  assert (stopped / 'metrics.jsonl').read_text() == before
+  assert sorted(path.name for path in (stopped / 'checkpoints').iterdir()) == ['6', '8']
+
+
+def test_tensorboard_has_config_hyper_parameters_pictures_and_histograms(stopped):
+  found = {(step, value.tag): value for step, value in tensorboard_events.read(stopped)}
+  (text,) = found[0, 'config/text_summary'].tensor.string_val
+  assert b'"metric": "test/loss"' in text
+  assert {'_hparams_/experiment', '_hparams_/session_start_info'} <= {tag for _, tag in found}
+  for key in [(0, 'first_batch'), (8, 'attention'), (8, 'test/confusion')]:
+    name = {'test/confusion': 'test_confusion'}.get(key[1], key[1])
+    shown = Image.open(io.BytesIO(found[key].image.encoded_image_string)).convert('RGB')
+    drawn = Image.open(stopped / f'report/{name}.png').convert('RGB')
+    np.testing.assert_array_equal(np.asarray(shown), np.asarray(drawn))
+  params = pytrees.flatten(nnx.to_pure_dict(nnx.state(vit_jax.load(stopped).module)))
+  for name, array in params.items():
+    values, histogram = np.asarray(array, np.float64), found[8, name].histo
+    assert histogram.num == values.size == sum(histogram.bucket)
+    np.testing.assert_allclose([histogram.min, histogram.max], [values.min(), values.max()], rtol=1e-6)
+    np.testing.assert_allclose(histogram.sum_squares, (values**2).sum(), rtol=1e-4)
+  assert (4, 'head/kernel') in found and (2, 'head/kernel') not in found
