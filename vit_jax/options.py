@@ -6,6 +6,7 @@ in its method `check`. A section that is one of several kinds is `Annotated[Base
 whose option `REGISTRY.tag` names the kind, and which has the options of that kind only.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -23,6 +24,8 @@ from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
 T = TypeVar('T')
+
+_LONGEST_QUOTE = 200  # characters of a value in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +236,7 @@ def _read(hint: Any, value: Any, path: str) -> Any:
       try:
         rule(value)
       except ValueError as error:
-        raise UserError(f'{path} is {value!r}; {error}.') from None
+        raise UserError(f'{path} is {_shown(value)}; {error}.') from None
   return value
 
 
@@ -242,17 +245,24 @@ def _typed(hint: Any, origin: Any, args: tuple[Any, ...], value: Any, path: str)
   if origin is Literal:
     if value in args and type(value) in {type(arg) for arg in args}:
       return value
-    raise UserError(f'{path} is {value!r}; choose one of {list(args)}.')
+    raise UserError(f'{path} is {_shown(value)}; choose one of {list(args)}.')
   if origin is tuple and isinstance(value, (tuple, list)):
     kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
     if len(kinds) == len(value):
       return tuple(_read(kind, item, path) for kind, item in zip(kinds, value, strict=True))
   if hint is float and isinstance(value, int) and not isinstance(value, bool):
-    return float(value)
+    with contextlib.suppress(OverflowError):
+      return float(value)
   boolean_as_int = hint is int and isinstance(value, bool)
   if isinstance(hint, type) and origin is None and isinstance(value, hint) and not boolean_as_int:
     return value
-  raise UserError(f'{path} is {value!r}, which is not of type {_type_text(hint)}.')
+  raise UserError(f'{path} is {_shown(value)}, which is not of type {_type_text(hint)}.')
+
+
+def _shown(value: Any) -> str:
+  """A value as errors quote it: a file may hold one of any length."""
+  text = repr(value)
+  return text if len(text) <= _LONGEST_QUOTE else f'{text[:_LONGEST_QUOTE]}…'
 
 
 def _read_union(registry: Registry, values: Any, path: str) -> Any:
@@ -265,12 +275,12 @@ def _read_union(registry: Registry, values: Any, path: str) -> Any:
   if dataclasses.is_dataclass(values):  # as it is in Python already
     values = {registry.tag: registry.name_of(type(values))} | as_dict(values)
   if not isinstance(values, Mapping) or registry.tag not in values:
-    raise UserError(f'{path} is {values!r}; it must be a section with the option {registry.tag!r}.')
+    raise UserError(f'{path} is {_shown(values)}; it must be a section with the option {registry.tag!r}.')
   name = values[registry.tag]
   if name not in registry.names():
     near = difflib.get_close_matches(str(name), registry.names(), n=1)
     hint = f'did you mean {near[0]!r}?' if near else f'choose one of {list(registry.names())}.'
-    raise UserError(f'{path}.{registry.tag} is {name!r}; {hint}')
+    raise UserError(f'{path}.{registry.tag} is {_shown(name)}; {hint}')
   cls = registry[name]
   hints, own = _hints(cls), {}
   for option, value in values.items():

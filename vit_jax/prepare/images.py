@@ -72,7 +72,9 @@ def _read(item: Item) -> bytes:
     raise
   except Exception as error:  # files, archives, their compressions and remote systems raise many types
     reason = getattr(error, 'strerror', None) or str(error).strip().rstrip('.') or type(error).__name__
-    raise BadImage(item.name, f'{item.name} cannot be read ({reason}); restore or remove it.') from error
+    raise BadImage(
+      item.name, f'{item.name} cannot be read ({reason[:200]}); restore or remove it.'
+    ) from error
   if len(content) > _LARGEST:
     raise _too_large(item.name)
   return content

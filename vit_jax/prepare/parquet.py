@@ -130,7 +130,7 @@ def _rows(place: str, columns: Columns, limit: int | None) -> Iterator[dict[str,
             return
           left -= 1
           yield {'image': row.pop(chosen.image), **row}
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
       raise UserError(f'{place} cannot be read ({_reason(error)}); restore it.') from error
 
 
@@ -140,8 +140,10 @@ def _opened(file: Any, place: str) -> Any:
   import pyarrow.parquet
 
   try:
-    return pyarrow.parquet.ParquetFile(file)
-  except (pa.ArrowException, OSError) as error:
+    table = pyarrow.parquet.ParquetFile(file)
+    str(table.schema_arrow)  # decodes the names of the columns
+    return table
+  except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
     raise UserError(f'{place} cannot be read as parquet ({_reason(error)}); restore it.') from error
 
 

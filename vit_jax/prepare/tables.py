@@ -137,7 +137,9 @@ def _split(row: dict[str, Any], name: str, where: str) -> str:
   """The split that the column 'split' names, else that of the outermost folder, else 'train'."""
   split = row.get('split') or SPLITS.get(name.split('/')[0], 'train')
   if not isinstance(split, str) or not re.fullmatch(r'[A-Za-z]\w*', split) or split == 'all':
-    raise UserError(f'{where} has the split {split!r}; write train, val, test or another single word.')
+    raise UserError(
+      f'{where} has the split {repr(split)[:100]}; write train, val, test or another single word.'
+    )
   return SPLITS.get(split, split)
 
 
@@ -190,6 +192,7 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
           row = json.loads(text)
           if not isinstance(row, dict):
             raise ValueError('it is not an object')
+          json.dumps(row, ensure_ascii=False).encode()  # JSON may escape half of a character: a ValueError
           yield line, row
         return
       lines = _lines(file)

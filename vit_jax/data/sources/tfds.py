@@ -298,7 +298,7 @@ def _plain(name: str) -> str:
 def _reason(error: Exception) -> str:
   """The first line of an error's text, or its type."""
   lines = str(error).strip().splitlines() or [type(error).__name__]
-  return lines[0].rstrip('.')
+  return lines[0][:500].rstrip('.')
 
 
 def _missing(name: str, data_dir: str) -> UserError | None:

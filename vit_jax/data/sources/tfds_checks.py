@@ -48,6 +48,7 @@ _CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')
 # What a split's files are called after, in both spellings.
 _FILE_KEYS = ('name', 'filepathTemplate', 'filepath_template')
 _MOST_SHARDS = 100_000
+_LONGEST_NAME = 255  # characters, as file systems have it
 
 _CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
 # Shards have checksums of their own, and would take long; the lists of bad and equal images nobody reads.
@@ -81,7 +82,7 @@ def _check_features(folder: epath.Path) -> None:
     for name in _class_names(feature):
       if name not in _ALLOWED:
         raise UserError(
-          f'{folder / file} names the feature class {name!r}, which is not one of TFDS itself, and reading '
+          f'{folder / file} names the feature class {name[:100]!r}, which is not one of TFDS itself, and reading '
           f'it would '
           f'run code from elsewhere; prepare the data again with the features of tfds.features.'
         )
@@ -98,7 +99,7 @@ def _check_files(file: epath.Path, info: Any) -> None:
     if isinstance(shards, list) and len(shards) > _MOST_SHARDS:
       raise UserError(f'{file} names {len(shards):,} shards of a split; prepare the data again with fewer.')
   for part in parts:
-    if isinstance(part, str) and ('/' in part or not part.isprintable()):
+    if isinstance(part, str) and ('/' in part or not part.isprintable() or len(part) > _LONGEST_NAME):
       raise UserError(
         f'{file} has {part[:100]!r} in the names of its files, which is no file of its folder; prepare it again.'
       )
