@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import flags
 from absl import logging as absl_logging
@@ -75,6 +75,24 @@ def main() -> None:
   module, _ = COMMANDS[command]
   sys.argv = [f'vit_jax {command}', *arguments]
   runpy.run_module(module, run_name='__main__', alter_sys=True)  # so that its docstring is __main__'s
+
+
+def define_weights() -> flags.FlagHolder[str | None]:
+  """--weights, of the commands that load a checkpoint."""
+  return flags.DEFINE_enum(
+    'weights',
+    None,
+    ['raw', 'ema'],
+    'Of a run that has an EMA of its parameters: which to take (default: those by which it chose its best).',
+  )
+
+
+def weights(holder: flags.FlagHolder[str | None]) -> Literal['raw', 'ema'] | None:
+  """What --weights says, which has checked it."""
+  match holder.value:
+    case 'raw' | 'ema' as chosen:
+      return chosen
+  return None
 
 
 def define_config() -> flags.FlagHolder:
@@ -344,8 +362,10 @@ def _own_flags(argv: Sequence[str]) -> list[flags.Flag]:
   """The flags of this command, --config first and --debug last; none of the libraries'."""
   own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
   shared = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module('vit_jax.cli')}
-  first = {name: flag for name, flag in shared.items() if name == 'config'}
-  return [*(first | own | {'debug': shared['debug']}).values()]
+  first, last = (
+    {name: shared[name] for name in names if name in shared} for names in (['config'], ['weights', 'debug'])
+  )
+  return [*(first | own | last).values()]
 
 
 def _commands_text() -> str:

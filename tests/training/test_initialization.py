@@ -93,9 +93,9 @@ def test_a_checkpoint_of_another_function_is_refused(golden, tmp_path):
 
 def test_other_pixel_values_are_noted(golden):
   file = path(golden, 'a_vit_token')
-  assert 'value_range' not in said_of(config(file))
-  unit = config(file, data=c.DataConfig(image_size=(48, 48), channels=1, value_range=(0.0, 1.0)))
-  assert 'config.data.value_range is 0 … 1' in said_of(unit)
+  assert 'config.data.mean' not in said_of(config(file))
+  unit = config(file, data=c.DataConfig(image_size=(48, 48), channels=1, mean=(0.0,), std=(1.0,)))
+  assert 'config.data.mean is (0.0,)' in said_of(unit)
 
 
 def test_a_checkpoint_of_another_depth_is_refused(golden):

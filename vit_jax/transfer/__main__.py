@@ -28,6 +28,7 @@ _Number = TypeVar('_Number', int, float)
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
+_WEIGHTS = cli.define_weights()
 _SUITE = flags.DEFINE_string(
   'suite', 'paper', "paper, vtab, fewshot, or a list such as 'cifar10,vtab:dmlab,fewshot:folder:/path'."
 )
@@ -95,6 +96,7 @@ def _settings() -> 'Settings':
 
   return Settings(
     checkpoint=cli.required(_CHECKPOINT),
+    weights=cli.weights(_WEIGHTS),
     seeds=_SEEDS.value,
     shots=_numbers('shots', _SHOTS.value, int, lowest=0),
     steps=_STEPS.value,
