@@ -12,6 +12,7 @@ import pytest
 from config_files import load
 
 from vit_jax import config as config_lib
+from vit_jax import old_configs
 from vit_jax.errors import UserError
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
@@ -133,3 +134,21 @@ def test_a_config_of_this_version_is_not_changed():
   values['optimizer']['momentum'] = 0.9
   with pytest.raises(UserError, match="the optimizer 'adam' does not take momentum"):
     config_lib.from_config_dict(values)
+
+
+@pytest.mark.parametrize(
+  ('old', 'new'),
+  [
+    ('test_average/accuracy', 'test_ema/accuracy'),
+    ('web_average_5shot/accuracy', 'web_ema_5shot/accuracy'),
+    ('test/mean_average_precision', 'test/mean_average_precision'),
+  ],
+)
+def test_only_the_evaluator_of_the_best_metric_is_renamed(old, new):
+  assert old_configs.migrated({'checkpoint': {'best': old}})['checkpoint']['best'] == new
+
+
+def test_a_value_range_is_a_mean_and_a_deviation():
+  config = config_lib.from_config_dict({'data': {'value_range': [0.0, 255.0]}})
+  assert config.data.value_range == pytest.approx((0.0, 255.0))
+  assert config.data.interpolation == 'bilinear'

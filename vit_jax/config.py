@@ -83,6 +83,7 @@ class Config:
   nonfinite: Literal['stop', 'skip'] = 'stop'
   mesh: Annotated[MeshConfig, RESUMABLE] = MeshConfig()  # noqa: RUF009
   checkpoint: Annotated[CheckpointConfig, RESUMABLE] = CheckpointConfig()  # noqa: RUF009
+  # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
   # ends with exit code 75, to be started again. Compiling, evaluating and saving do not count. 0: never.

@@ -45,7 +45,11 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     _drop_unused_decays(result['optimizer'])
   best = result.get('checkpoint', {}).get('best') if isinstance(result.get('checkpoint'), dict) else None
   if isinstance(best, str):
-    result['checkpoint']['best'] = best.replace('_average/', '_ema/').replace('_average_', '_ema_')
+    evaluator, _, metric = best.rpartition(
+      '/'
+    )  # only the former has the suffix: there is mean_average_precision
+    evaluator = f'{evaluator}/'.replace('_average/', '_ema/').replace('_average_', '_ema_')
+    result['checkpoint']['best'] = f'{evaluator}{metric}'
   return result
 
 

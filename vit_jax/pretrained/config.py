@@ -19,6 +19,9 @@ class InitConfig:
   # Of a run that has an EMA of its parameters: 'raw' or 'ema'. None: the EMA where its checkpoint.best is a
   # metric of it, else the parameters as they were trained.
   weights: Weights | None = None
+  # How a head that begins anew begins: 'constant' (zero, and model.head_bias), or 'probe': as a logistic regression
+  # of the frozen features of the training images, its penalty chosen by cross-validation.
+  head: Literal['constant', 'probe'] = 'constant'
   # How position embeddings are resized to another grid: a value of model.position_resize. None: as the
   # checkpoint's own project does it.
   position_resize: PositionResize | None = None
