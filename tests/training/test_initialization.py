@@ -132,7 +132,7 @@ def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
 def test_fine_tuning_by_the_real_command(golden, tmp_path):
   """configs/finetune.py with a file as its model, on digits, at another resolution; then resumed."""
   flags = [
-    f'--config={ROOT}/configs/finetune.py:{path(golden, "c_vit_token_rep32")},digits:',
+    f'--config={ROOT}/configs/finetune.py:{path(golden, "c_vit_token_rep32")},digits:,paper',
     '--config.data.image_size=(48,48)',
     '--config.batch_size=16',
     '--config.evaluators.test.split=test',
