@@ -1,11 +1,13 @@
-"""The real command in a process of its own, on a small config, and what it must say."""
+"""`vit_jax train` in a process of its own, on a small config, and what it must say."""
 
 import os
 import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[1]
+import fork_server
+
+ROOT = fork_server.ROOT
 CONFIG = """
 from vit_jax.config import *
 
@@ -21,17 +23,33 @@ def get_config():
 """
 
 
-def run(tmp_path: pathlib.Path, *flags: str, workdir: str | None = 'run') -> subprocess.CompletedProcess:
-  """`python -m vit_jax.main` on a small config, in a folder of its own."""
+def run(
+  tmp_path: pathlib.Path, *flags: str, workdir: str | None = 'run', fork: bool = True
+) -> subprocess.CompletedProcess:
+  """`python -m vit_jax.main` on a small config, in a folder of its own.
+
+  Args:
+    tmp_path: the folder.
+    flags: of the command.
+    workdir: of the run.
+    fork: runs it faster; not where variables matter that JAX reads when it is imported.
+  """
   (tmp_path / 'config.py').write_text(CONFIG)
-  command = [sys.executable, '-m', 'vit_jax.main']
+  command = []
   if not any(flag.startswith('--config=') for flag in flags):
     command.append('--config=config.py')
   if workdir is not None:
     command.append(f'--workdir={workdir}')
-  environment = dict(os.environ, PYTHONPATH=str(ROOT), TFDS_DATA_DIR=str(tmp_path / 'tfds'))
+  environment = {'TFDS_DATA_DIR': str(tmp_path / 'tfds')}
+  if fork:
+    return fork_server.run('vit_jax.main', *command, *flags, cwd=tmp_path, environment=environment)
   return subprocess.run(
-    [*command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    [sys.executable, '-m', 'vit_jax.main', *command, *flags],
+    cwd=tmp_path,
+    env={**os.environ, 'PYTHONPATH': str(ROOT), **environment},
+    capture_output=True,
+    text=True,
+    timeout=300,
   )
 
 

@@ -19,6 +19,16 @@ os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
 import golden as golden_files
 import pytest
 
+NIGHTLY = os.environ.get('VIT_JAX_NIGHTLY') == '1'
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Skips the tests marked `nightly` unless VIT_JAX_NIGHTLY=1."""
+  if not NIGHTLY:
+    for item in items:
+      if item.get_closest_marker('nightly'):
+        item.add_marker(pytest.mark.skip(reason='nightly: VIT_JAX_NIGHTLY=1'))
+
 
 @pytest.fixture(scope='session')
 def golden(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:

@@ -52,29 +52,35 @@ def get_config():
 
 def start(config: pathlib.Path, workdir: pathlib.Path, processes: int) -> list[subprocess.Popen]:
   """The run's processes, joined by jax.distributed where there are several."""
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    address = f'localhost:{free.getsockname()[1]}'
+  command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}', f'--workdir={workdir}']
   result = []
-  for index in range(processes):
-    environment = dict(
-      os.environ,
-      JAX_PLATFORMS='cpu',
-      XLA_FLAGS=f'--xla_force_host_platform_device_count={DEVICES // processes}',
-      JAX_ENABLE_COMPILATION_CACHE='true',
-      JAX_COMPILATION_CACHE_DIR=str(config.parent / 'cache'),
-      JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0.2',
-    )
-    if processes > 1:
-      environment |= {
-        'JAX_COORDINATOR_ADDRESS': address,
-        'JAX_PROCESS_ID': str(index),
-        'JAX_PROCESS_COUNT': str(processes),
-      }
-    command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}', f'--workdir={workdir}']
+  for index, variables in enumerate(joined(processes, DEVICES // processes)):
+    environment = dict(os.environ) | cached(config.parent / 'cache') | variables
     log = (workdir.parent / f'{workdir.name}.{index}.log').open('a')
     result.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
   return result
+
+
+def cached(folder: pathlib.Path) -> dict[str, str]:
+  """The environment of a run on CPUs whose compiled programs are kept in `folder`."""
+  return {
+    'JAX_PLATFORMS': 'cpu',
+    'JAX_ENABLE_COMPILATION_CACHE': 'true',
+    'JAX_COMPILATION_CACHE_DIR': str(folder),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.2',
+  }
+
+
+def joined(processes: int, devices: int) -> list[dict[str, str]]:
+  """The variables of each of a run's processes, which have so many CPU devices each."""
+  flags = {'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'}
+  if processes == 1:
+    return [flags]
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  common = flags | {'JAX_COORDINATOR_ADDRESS': address, 'JAX_PROCESS_COUNT': str(processes)}
+  return [common | {'JAX_PROCESS_ID': str(index)} for index in range(processes)]
 
 
 def kill_once(run: list[subprocess.Popen], workdir: pathlib.Path, rng: random.Random, saving: bool) -> str:
@@ -155,16 +161,22 @@ def check(
     print(f'kill {number + 1}: {moment}, {len(lines(killed))} lines in metrics.jsonl', flush=True)
   finish(start(config, killed, finish_as), killed)
 
+  arrays, steps = compare(alone, killed)
+  saves = moments.count('during a save')
+  return (
+    f'{kills} kills ({saves} during a save), {processes} processes, finished as {finish_as}: '
+    f'{arrays} arrays and {steps} lines of metrics are bit-identical.'
+  )
+
+
+def compare(alone: pathlib.Path, killed: pathlib.Path) -> tuple[int, int]:
+  """Numbers of arrays and of lines of metrics of two runs; AssertionError where a bit differs."""
   expected, got = final_arrays(alone), final_arrays(killed)
   assert expected.keys() == got.keys()
   for name, array in expected.items():
     assert array.dtype == got[name].dtype and array.tobytes() == got[name].tobytes(), f'{name} differs'
   assert values(alone) == values(killed), 'metrics.jsonl differs'
-  saves = moments.count('during a save')
-  return (
-    f'{kills} kills ({saves} during a save), {processes} processes, finished as {finish_as}: '
-    f'{len(expected)} arrays and {len(values(alone))} lines of metrics are bit-identical.'
-  )
+  return len(expected), len(values(alone))
 
 
 if __name__ == '__main__':

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import CONFIG, ROOT, assert_said
+from fork_server import run
 from PIL import Image
 from released_files import path as released_file
 
@@ -50,27 +51,16 @@ OUTPUTS = {
   'plan': ['--config=config.py --topology=cpu:1 --json={out}.json'],
   'contact_sheet': ['--config=config.py --workdir={out}'],
 }
+# Of commands that write no file.
+WORKING = {'predict': ['--checkpoint=model.npz photo.png']}
+# Events after the command's begin at which Ctrl-C comes; the last ones come when some commands have ended.
+MOMENTS = [4**power for power in range(8)]
 EACH_INPUT = [(name, line) for name, lines in INPUTS.items() for line in lines]
 EACH_OUTPUT = [(name, line) for name, lines in OUTPUTS.items() for line in lines]
 
-# Root may read and write everything, unless it gives up these two capabilities.
-AS_ANYBODY = ['setpriv', '--bounding-set=-dac_override,-dac_read_search'] if os.geteuid() == 0 else []
 needs_permissions = pytest.mark.skipif(
-  bool(AS_ANYBODY) and not shutil.which('setpriv'), reason='root needs setpriv to be denied a file'
+  os.geteuid() == 0 and sys.platform != 'linux', reason='root cannot be denied a file here'
 )
-
-
-def run(*command: str, cwd: pathlib.Path, prefix: list[str] | None = None) -> subprocess.CompletedProcess:
-  """`python -m …` in a folder."""
-  environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu', XLA_FLAGS='')
-  return subprocess.run(
-    [*(prefix or []), sys.executable, '-m', *command],
-    cwd=cwd,
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
 
 
 def module_of(name: str) -> str:
@@ -227,7 +217,7 @@ def make_bad(file: pathlib.Path, kind: str) -> None:
 def test_input_that_cannot_be_used_is_named_in_one_sentence(name, line, kind, place):
   bad = next(match for match in re.findall(r'bad[\w.]*', line))
   make_bad(place / bad, kind)
-  result = run(module_of(name), *line.split(), cwd=place, prefix=AS_ANYBODY)
+  result = run(module_of(name), *line.split(), cwd=place, as_anybody=True)
   if kind == 'forbidden':
     (place / bad).chmod(0o700)  # so that pytest can remove it
   assert result.returncode == 2, result.stdout + result.stderr
@@ -257,7 +247,7 @@ def test_output_that_cannot_be_written_is_named_in_one_sentence(name, line, kind
       (place / f'out{suffix}').mkdir()
     else:
       (place / 'out').write_text('mine')
-  result = run(module_of(name), *line.format(out=out).split(), cwd=place, prefix=AS_ANYBODY)
+  result = run(module_of(name), *line.format(out=out).split(), cwd=place, as_anybody=True)
   assert_said(result, out if kind == 'in the way' else 'blocked')
   if kind == 'below a file':
     assert blocked.read_text() == 'mine'
@@ -330,7 +320,6 @@ def test_file_here_goes_before_the_shipped_config_of_that_name(tmp_path, monkeyp
   assert c.from_config_dict(config_files.load('quickstart')).model.width == 64
 
 
-@pytest.mark.slow
 def test_shipped_config_trains_from_any_folder(tmp_path):
   flags = ['--config=quickstart', '--config.total=2 steps', '--config.model.depth=1']
   result = run('vit_jax', 'train', *flags, cwd=tmp_path)
@@ -373,3 +362,15 @@ def test_config_file_that_fails_is_named_with_its_line(content, texts, tmp_path)
   result = run('vit_jax', 'train', '--config=mine.py', '--config.seed=1', cwd=tmp_path)
   assert_said(result, 'mine.py', *texts)
   assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('moment', MOMENTS)
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
+  """The moments are events, such as the opening of a file, so that they do not depend on the machine's speed."""
+  line = ([line.format(out='out') for line in OUTPUTS[name]] or WORKING[name])[0]
+  result = run(module_of(name), *line.split(), cwd=place, interrupt_at=moment)
+  said = [line for line in result.stderr.splitlines() if not line.startswith('Workdir:')]
+  assert result.returncode in ((130,) if moment == 1 else (130, 75, 0)), result.stderr
+  if result.returncode:
+    assert 'Traceback' not in result.stderr and 'Interrupted' in said[-1] and len(said) <= 2, result.stderr

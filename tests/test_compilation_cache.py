@@ -39,7 +39,7 @@ def test_a_second_run_does_not_compile_the_step_and_ends_in_the_same_bits(tmp_pa
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')  # the step is a small one
   monkeypatch.setenv('JAX_EXPLAIN_CACHE_MISSES', 'true')
   missed = "PERSISTENT COMPILATION CACHE MISS for 'jit_step'"
-  first, second = (commands.run(tmp_path, workdir=name) for name in ('first', 'second'))
+  first, second = (commands.run(tmp_path, workdir=name, fork=False) for name in ('first', 'second'))
   assert first.returncode == second.returncode == 0, first.stderr + second.stderr
   assert missed in first.stderr and missed not in second.stderr
   programs = home / 'vit_jax' / 'xla'

@@ -1,9 +1,6 @@
-import os
-import subprocess
-import sys
-
+import fork_server
 import numpy as np
-from commands import CONFIG, ROOT
+from commands import CONFIG
 from PIL import Image
 
 from vit_jax import contact_sheet
@@ -13,15 +10,9 @@ from vit_jax.data.config import DataConfig
 def test_picture_has_a_square_of_images_for_each_level(tmp_path):
   """The real command; the picture's cells are the images of its pipeline, enlarged."""
   (tmp_path / 'config.py').write_text(CONFIG)
-  command = [sys.executable, '-m', 'vit_jax.contact_sheet', '--config=config.py', '--workdir=run']
-  environment = dict(os.environ, PYTHONPATH=str(ROOT))
-  result = subprocess.run(
-    [*command, '--config.data.crop=resize', '--config.data.flip=False', '--config.data.cutmix=1.0'],
-    cwd=tmp_path,
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=300,
+  flags = ['--config.data.crop=resize', '--config.data.flip=False', '--config.data.cutmix=1.0']
+  result = fork_server.run(
+    'vit_jax.contact_sheet', '--config=config.py', '--workdir=run', *flags, cwd=tmp_path
   )
   assert result.returncode == 0, result.stderr
   path = tmp_path / 'run/report/augmentations.png'

@@ -105,14 +105,12 @@ def test_stored_parameters_are_published_places():
   assert values['CLASS_NAMES'].startswith("'https://")
 
 
-@pytest.mark.slow
 def test_every_cell_runs(values, tmp_path):
   notebook = load()
   execute(notebook, tmp_path / 'here', **values)
   assert_complete(notebook, tmp_path / 'here', values['CHECKPOINT'])
 
 
-@pytest.mark.slow
 def test_second_part_is_skipped_in_one_sentence_without_a_network(tmp_path):
   notebook = load(['parameters', 'install', 'setup', 'published', 'train', 'results'])
   execute(notebook, tmp_path / 'here', INSTALL='', CLASS_NAMES=UNREACHABLE)
@@ -121,7 +119,6 @@ def test_second_part_is_skipped_in_one_sentence_without_a_network(tmp_path):
     assert text(notebook, name).count('\n') == 1 and not pictures(notebook, name)
 
 
-@pytest.mark.slow
 def test_cell_that_fails_stops_the_rest_with_one_sentence(values, tmp_path):
   notebook = load(['parameters', 'install', 'setup', 'published', 'train', 'results'])
   values['FOLDER'] = str(tmp_path / 'nowhere')
@@ -171,10 +168,7 @@ def wheel(tmp_path) -> pathlib.Path:
   return built
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-  'VIT_JAX_NIGHTLY' not in os.environ, reason='installs everything: nightly, VIT_JAX_NIGHTLY=1'
-)
+@pytest.mark.nightly
 def test_every_cell_runs_from_a_wheel_in_a_fresh_venv(values, wheel, tmp_path, monkeypatch):
   monkeypatch.delenv('PYTHONPATH', raising=False)
   python = tmp_path / 'venv/bin/python'

@@ -18,7 +18,6 @@ STEPS = 90
 CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(('kills', 'processes', 'finish_as'), [(3, 1, 1), (1, 2, 2), (1, 2, 1)])
 def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_as):
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))
@@ -31,7 +30,6 @@ def wait_for(path: pathlib.Path, processes: list[subprocess.Popen], seconds: flo
     time.sleep(0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('processes', 'number'), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
 )

@@ -83,14 +83,13 @@ def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path, '--config.log_every=1 steps', '--config.mesh.fsdp=2'))
 
 
-def test_a_damaged_config_in_the_workdir_is_replaced_only_before_the_first_checkpoint(tmp_path):
+def test_a_damaged_config_in_the_workdir_is_written_again(tmp_path):
   (tmp_path / 'run').mkdir()
-  (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
-  result = run(tmp_path)
-  assert_done(result)
-  assert 'config.json is damaged' in result.stdout
-  (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
-  assert_said(run(tmp_path), 'config.json is damaged', 'remove it')
+  for moved in ('config.json.damaged', 'config.json.damaged-2'):  # before the first checkpoint, and after it
+    (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
+    result = run(tmp_path)
+    assert_done(result)
+    assert 'config.json is damaged' in result.stdout and moved in result.stdout
 
 
 def test_a_workdir_that_is_a_file(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import logging
 import os
 import pathlib
 import re
@@ -11,7 +12,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from absl import flags
 from absl import logging as absl_logging
@@ -34,6 +35,10 @@ COMMANDS = {
 }
 
 _HELP = ('--help', '-h', '-help', '--helpfull', '--helpshort', '-helpfull', '-helpshort')
+_OUT_OF_MEMORY = (
+  'The memory of the devices is too small for this; make the batch or the images smaller, take a larger '
+  "config.accumulation or config.model.remat='block', or spread the model by config.mesh.fsdp."
+)
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
 
 
@@ -75,24 +80,6 @@ def main() -> None:
   module, _ = COMMANDS[command]
   sys.argv = [f'vit_jax {command}', *arguments]
   runpy.run_module(module, run_name='__main__', alter_sys=True)  # so that its docstring is __main__'s
-
-
-def define_weights() -> flags.FlagHolder[str | None]:
-  """--weights, of the commands that load a checkpoint."""
-  return flags.DEFINE_enum(
-    'weights',
-    None,
-    ['raw', 'ema'],
-    'Of a run that has an EMA of its parameters: which to take (default: those by which it chose its best).',
-  )
-
-
-def weights(holder: flags.FlagHolder[str | None]) -> Literal['raw', 'ema'] | None:
-  """What --weights says, which has checked it."""
-  match holder.value:
-    case 'raw' | 'ema' as chosen:
-      return chosen
-  return None
 
 
 def define_config() -> flags.FlagHolder:
@@ -176,7 +163,7 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
       arguments = _parse(argv)
       if arguments and not positional:
         raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
-      absl_logging.set_verbosity(absl_logging.WARNING)
+      _show_warnings()
       if positional:
         main(arguments)
       else:
@@ -195,10 +182,32 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
       return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
-  except Exception:
+  except Exception as error:
+    if _is_out_of_memory(error):
+      return _fail(_OUT_OF_MEMORY, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+  """Whether XLA could not allocate what a program needs."""
+  return type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError') and 'RESOURCE_EXHAUSTED' in str(error)
+
+
+class _WarningLines(logging.Handler):
+  """Writes a warning to stderr as a line of its own, above the progress bar if there is one."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(f'{record.levelname.capitalize()}: {record.getMessage()}', file=sys.stderr)
+
+
+def _show_warnings() -> None:
+  """Shows warnings of this package and of the libraries once each, without the names of their loggers."""
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  logging.basicConfig(handlers=[_WarningLines()], force=True)
 
 
 def _os_error_text(error: OSError) -> str | None:
@@ -362,10 +371,8 @@ def _own_flags(argv: Sequence[str]) -> list[flags.Flag]:
   """The flags of this command, --config first and --debug last; none of the libraries'."""
   own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
   shared = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module('vit_jax.cli')}
-  first, last = (
-    {name: shared[name] for name in names if name in shared} for names in (['config'], ['weights', 'debug'])
-  )
-  return [*(first | own | last).values()]
+  first = {name: flag for name, flag in shared.items() if name == 'config'}
+  return [*(first | own | {'debug': shared['debug']}).values()]
 
 
 def _commands_text() -> str:

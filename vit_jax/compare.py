@@ -9,6 +9,7 @@ seed also share a row with the mean over the seeds. A run may still be going on.
 the curves are over images instead of steps.
 """
 
+import math
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from absl import flags
 
-from vit_jax import cli, config, markdown
+from vit_jax import cli, config, files, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.training import workdir
@@ -37,7 +38,7 @@ class Run(NamedTuple):
   lines: list[dict[str, float]]  # of metrics.jsonl
 
   def values(self, metric: str) -> list[tuple[int, float]]:
-    """(step, value) wherever the metric was measured."""
+    """(step, value) wherever the metric was measured; the value may be NaN."""
     return [(int(line['step']), line[metric]) for line in self.lines if metric in line]
 
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     raise cli.missing_arguments('Name the workdirs of the runs to compare')
   runs = read_runs([pathlib.Path(argument) for argument in arguments])
   out = pathlib.Path(cli.required(_OUT)).expanduser()
-  out.mkdir(parents=True, exist_ok=True)
+  files.make_directories(out)
   text = report(runs)
   (out / 'compare.md').write_text(text)
   draw(runs, out / 'curves.png')
@@ -139,9 +140,10 @@ def _result(run: Run, metric: str) -> str:
   if not values:
     return ''
   choose = max if metric_kind(metric).higher_is_better else min
-  step, best = choose(values, key=lambda pair: pair[1])
   last = values[-1][1]
-  if best == last or metric.startswith('train/'):  # one batch is too noisy to name the best
+  finite = [pair for pair in values if math.isfinite(pair[1])]
+  step, best = choose(finite or values[-1:], key=lambda pair: pair[1])
+  if best is last or best == last or metric.startswith('train/'):  # one batch is too noisy to name the best
     return _form(metric, last)
   return f'{_form(metric, last)} ({_form(metric, best)} at {step:,})'
 

@@ -31,6 +31,7 @@ from vit_jax.options import RESUMABLE, Between, Count, NotNegative, flatten, to_
 from vit_jax.parallel.mesh import MeshConfig
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.training.optimizer import OptimizerConfig
+from vit_jax.training.profiling import ProfiledSteps
 from vit_jax.training.schedule import ScheduleConfig
 
 __all__ = [
@@ -85,6 +86,8 @@ class Config:
   checkpoint: Annotated[CheckpointConfig, RESUMABLE] = CheckpointConfig()  # noqa: RUF009
   # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
+  # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
+  profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
   # ends with exit code 75, to be started again. Compiling, evaluating and saving do not count. 0: never.
   step_limit: Annotated[NotNegative, RESUMABLE] = 1800.0

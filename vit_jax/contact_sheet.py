@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 from PIL import Image, ImageDraw, ImageFont
 
-from vit_jax import cli
+from vit_jax import cli, files
 from vit_jax.data import augment_policy, on_device, sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
@@ -114,7 +114,7 @@ def main() -> None:
   """Writes the picture."""
   config = cli.config_of(_CONFIG)
   path = pathlib.Path(cli.required(_WORKDIR)).expanduser() / 'report' / 'augmentations.png'
-  path.parent.mkdir(parents=True, exist_ok=True)  # before the work, so that an error comes at once
+  files.make_directories(path.parent)  # before the work, so that an error comes at once
   distributed.skip_absent_tpu()
   source = sources.open_training(config.data, config.seed)
   squares = {title: training_images(source, data, config.seed) for title, data in levels(config.data).items()}

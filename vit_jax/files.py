@@ -77,7 +77,7 @@ def write_json(path: Path, content: Any) -> None:
   Raises:
     TypeError: `content` holds something that JSON cannot express.
   """
-  write_text(path, json.dumps(_as_json(content), indent=2, allow_nan=False) + '\n')
+  write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False) + '\n')
 
 
 def move_into_place(partial: Path, path: Path) -> None:
@@ -91,6 +91,17 @@ def move_into_place(partial: Path, path: Path) -> None:
   fsync_directory(os.path.dirname(os.path.abspath(path)))
 
 
+def move_aside(path: Path) -> str:
+  """Renames a damaged file to `<path>.damaged`, or `.damaged-2` and so on where that is taken; its new path."""
+  aside, number = f'{os.fspath(path)}.damaged', 1
+  while os.path.lexists(aside):
+    number += 1
+    aside = f'{os.fspath(path)}.damaged-{number}'
+  os.rename(path, aside)
+  fsync_directory(os.path.dirname(os.path.abspath(path)))
+  return aside
+
+
 def make_directories(path: Path) -> None:
   """Makes a directory and the missing ones above it, so that they survive a power failure."""
   missing = []
@@ -98,7 +109,10 @@ def make_directories(path: Path) -> None:
   while not os.path.isdir(directory):
     missing.append(directory)
     directory = os.path.dirname(directory)
-  os.makedirs(path, exist_ok=True)
+  try:
+    os.makedirs(path, exist_ok=True)
+  except FileNotFoundError as error:  # in a file system of the kernel's own, such as /proc
+    raise PermissionError(errno.EPERM, 'no folder can be made there', error.filename) from error
   for made in missing:
     fsync_directory(os.path.dirname(made))
 
@@ -115,14 +129,14 @@ def fsync_directory(path: Path) -> None:
     os.close(descriptor)
 
 
-def _as_json(value: Any) -> Any:
-  """`value` without NumPy scalars, NaN and infinity."""
+def as_json(value: Any) -> Any:
+  """`value` as JSON can hold it: NumPy scalars become numbers, NaN and infinity None."""
   if isinstance(value, np.generic):
     value = value.item()
   if isinstance(value, Mapping):
-    return {key: _as_json(item) for key, item in value.items()}
+    return {key: as_json(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
-    return [_as_json(item) for item in value]
+    return [as_json(item) for item in value]
   if isinstance(value, float) and not math.isfinite(value):
     return None
   return value

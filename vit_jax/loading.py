@@ -17,6 +17,7 @@ from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import DType, Model, ModelConfig, Pooling
 from vit_jax.models.position_resize import PositionResize
+from vit_jax.parallel import distributed
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Link, Pretrained
@@ -161,6 +162,7 @@ def load(
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
   """
+  distributed.skip_absent_tpu()
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   options = {'gelu': gelu, 'norm_epsilon': norm_epsilon, 'pool': pool, 'heads': heads}
   told = {name: value for name, value in options.items() if value is not None}

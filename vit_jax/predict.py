@@ -22,7 +22,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import cli, weights_flag
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
-_WEIGHTS = cli.define_weights()
+_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
-  model = load(checkpoint, weights=cli.weights(_WEIGHTS))
+  model = load(checkpoint, weights=weights_flag.chosen(_WEIGHTS))
   if not model.num_classes:
     raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
   given = _CLASS_NAMES.value

@@ -12,8 +12,6 @@ import pull_the_plug
 import pytest
 from pull_the_plug import CASES, Case
 
-NIGHTLY = os.environ.get('VIT_JAX_NIGHTLY') == '1'
-
 
 @pytest.fixture(autouse=True)
 def disks(tmp_path):
@@ -68,7 +66,7 @@ def test_data_that_was_not_synced_is_lost(tmp_path):
     pull_the_plug.unmount(tmp_path / 'restored')
 
 
-@pytest.mark.skipif(not NIGHTLY, reason='hundreds of power cuts: set VIT_JAX_NIGHTLY=1')
+@pytest.mark.nightly
 def test_newest_saved_checkpoint_survives_any_power_cut(tmp_path):
   for number, case in enumerate(CASES):
     _cut(case, 20, tmp_path / str(number), seed=time.time_ns())

@@ -101,7 +101,6 @@ def assert_gone(numbers: list[int], within: float = 0) -> None:
   assert not any(map(is_running, numbers))
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_one(start, tmp_path):
   config = tmp_path / 'it is.py'
   config.write_text(TINY.format(total=4))
@@ -115,7 +114,6 @@ def test_two_processes_train_as_one(start, tmp_path):
   assert lines[-1]['step'] == 4
 
 
-@pytest.mark.slow
 def test_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   config = tmp_path / 'config.py'
   config.write_text(TINY.format(total=1000000))

@@ -115,7 +115,6 @@ def test_parameters_are_gathered_one_layer_at_a_time(on_cpu):
   _check_gathers(on_cpu[1].as_text())
 
 
-@pytest.mark.slow
 def test_split_batch_and_gathers_by_layer_on_a_tpu(on_tpu):
   _, compiled = on_tpu
   hlo = compiled.as_text()
@@ -126,7 +125,6 @@ def test_split_batch_and_gathers_by_layer_on_a_tpu(on_tpu):
   assert expected <= compiled.memory_analysis().argument_size_in_bytes < 1.01 * expected
 
 
-@pytest.mark.slow
 def test_gradients_are_reduced_and_scattered_on_a_tpu(on_tpu):
   """TPUs have a reduce-scatter as an all-reduce that is fused with taking a part."""
   hlo = on_tpu[1].as_text()

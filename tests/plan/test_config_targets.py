@@ -5,7 +5,6 @@ A few are compiled in every run of the tests, all of them with VIT_JAX_NIGHTLY=1
   VIT_JAX_NIGHTLY=1 python -m pytest tests/plan/test_config_targets.py -n 0 -rP
 """
 
-import os
 import pathlib
 import re
 import sys
@@ -67,10 +66,14 @@ def test_header_names_a_target(path):
   assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', name)
 
 
-@pytest.mark.parametrize(('name', 'argument'), CASES, ids=[f'{n}:{a}' for n, a in CASES])
+@pytest.mark.parametrize(
+  ('name', 'argument'),
+  [
+    pytest.param(*case, id=':'.join(case), marks=() if case in QUICK else pytest.mark.nightly)
+    for case in CASES
+  ],
+)
 def test_config_compiles_for_its_target_and_fits(name, argument, config_of):
-  if (name, argument) not in QUICK and not os.environ.get('VIT_JAX_NIGHTLY'):
-    pytest.skip('compiled nightly: VIT_JAX_NIGHTLY=1')
   path = next(CONFIGS.rglob(f'{name}.py'))
   place, options = target_of(path)
   config = config_of(path, argument, options)

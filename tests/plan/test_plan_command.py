@@ -54,7 +54,7 @@ def test_plan_for_a_tpu_has_its_memory_traffic_and_time(tmp_path):
   assert 'data 2 × fsdp 4' in result.stdout and 'nothing was measured' in result.stdout
 
 
-@pytest.mark.skipif('VIT_JAX_NIGHTLY' not in os.environ, reason='half a minute: nightly, VIT_JAX_NIGHTLY=1')
+@pytest.mark.nightly
 def test_plan_that_does_not_fit_names_what_would_make_it_fit(tmp_path):
   pytest.importorskip('libtpu')
   large = ('--config.data.image_size=(224,224)', '--config.batch_size=4096', '--config.model.patch=16')

@@ -19,9 +19,11 @@ def test_other_settings_are_refused_once_a_shard_is_complete(pets, copy_of_pets,
     interrupted_after(1, patches)
     prepared(pets, tmp_path / 'set')
   before = files(tmp_path / 'set')
-  with pytest.raises(UserError, match='set was prepared with quality 95, not 90'):
+  with pytest.raises(UserError, match='set was prepared with quality 95, not with quality 90'):
     prepared(pets, tmp_path / 'set', shrinking=Shrinking(quality=90))
-  with pytest.raises(UserError, match=r'set was prepared with source .*, not .*; choose another folder'):
+  with pytest.raises(
+    UserError, match=r'set was prepared with source .*, not with source .*; choose another folder'
+  ):
     prepared(copy_of_pets, tmp_path / 'set')
   assert files(tmp_path / 'set') == before
   prepared(pets, tmp_path / 'set')
@@ -50,7 +52,7 @@ def test_new_source_takes_the_folder_over_before_a_shard_is_complete(
   assert (tmp_path / 'set/.unfinished/settings.json').exists()
   prepared(pets_tar, tmp_path / 'set')
   assert f'set was begun with source {wrong}, and no file of that is complete' in caplog.text
-  assert f'it starts anew with {pets_tar}' in caplog.text
+  assert f'it starts anew with source {pets_tar}' in caplog.text
   prepared(pets_tar, tmp_path / 'undisturbed/set')
   assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
 

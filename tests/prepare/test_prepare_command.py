@@ -128,7 +128,7 @@ def test_bad_images_end_the_command_or_are_skipped(photos, tmp_path):
   (tmp_path / 'x/a/2.jpg').write_bytes(b'')
   code, output, errors = run(tmp_path / 'x', tmp_path / 'set')
   assert (code, output) == (2, '') and errors.startswith(
-    '1 of 2 images are bad, such as a/2.jpg, which is empty (0 bytes) (all: '
+    '1 of 2 images is bad: a/2.jpg, which is empty (0 bytes); repair it and '
   )
   code, output, _ = run(tmp_path / 'x', tmp_path / 'set', '--bad_images=skip')
   assert code == 0 and f'1 bad images are left out, see {tmp_path}/set/bad_images.csv.' in output
@@ -149,8 +149,8 @@ def test_mistyped_source_does_not_lock_the_destination(photos, tmp_path):
   code, output, errors = run(photos, tmp_path / 'set')
   assert code == 0 and output.startswith(f'Wrote {tmp_path}/set: train 40 images'), errors
   assert errors == (
-    f'{tmp_path}/set was begun with source {tmp_path}/empty, and no file of that is complete; '
-    f'it starts anew with {photos}.\n'
+    f'Warning: {tmp_path}/set was begun with source {tmp_path}/empty, and no file of that is complete; '
+    f'it starts anew with source {photos}.\n'
   )
 
 

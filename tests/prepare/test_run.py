@@ -146,7 +146,7 @@ def test_bad_images_stop_it_until_they_are_repaired(pets, copy_of_pets, tmp_path
   damage(copy_of_pets)
   with pytest.raises(
     UserError,
-    match=r'^3 of 66 images are bad, such as .*, which .* \(all: .*set/.unfinished/bad_images.csv\); repair',
+    match=r'^3 of 66 images are bad \(all: .*set/.unfinished/bad_images.csv\), such as .*, which .*; repair',
   ):
     prepared(copy_of_pets, tmp_path / 'set')
   found = bad_images(tmp_path / 'set/.unfinished')
@@ -183,7 +183,7 @@ def test_bad_images_are_left_out_on_demand(copy_of_pets, tmp_path, in_this_proce
 
 
 def test_a_file_that_vanishes_is_a_bad_image(copy_of_pets, tmp_path):
-  with pytest.raises(UserError, match='1 of 66 images are bad'):
+  with pytest.raises(UserError, match=r'1 of 66 images is bad: .* repair it'):
     work = str(tmp_path / 'set/.unfinished')
     shard_plan.make(str(copy_of_pets), work, 2**20)
     os.remove(copy_of_pets / 'val/cat/2.jpg')
@@ -205,11 +205,13 @@ def test_other_settings_are_refused(pets, copy_of_pets, tmp_path):
   assert not run.is_complete(str(pets), str(tmp_path / 'set'), options)
   run.prepare(str(pets), str(tmp_path / 'set'), options)
   assert run.is_complete(str(pets), str(tmp_path / 'set'), options)
-  with pytest.raises(UserError, match=r'set was prepared with source .*pets, not .*pets; choose another'):
+  with pytest.raises(
+    UserError, match=r'set was prepared with source .*pets, not with source .*pets; choose another'
+  ):
     run.is_complete(str(copy_of_pets), str(tmp_path / 'set'), options)
-  with pytest.raises(UserError, match='set was prepared with longest_side None, not 100'):
+  with pytest.raises(UserError, match='set was prepared without longest_side, not with longest_side 100'):
     run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(Shrinking(longest_side=100)))
-  with pytest.raises(UserError, match='set was prepared with image_column None, not id'):
+  with pytest.raises(UserError, match='set was prepared without image_column, not with image_column id'):
     run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(WHOLE, columns=Columns(image='id')))
 
 

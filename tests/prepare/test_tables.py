@@ -24,6 +24,19 @@ def test_csv_has_an_image_a_label_and_a_split_in_each_line(listed, tmp_path):
   }
 
 
+def test_names_without_ending_and_folder_are_found_in_the_one_folder_that_has_them(listed, tmp_path):
+  """As Kaggle's tables have them: `id` is a file of train/, without '.jpg'."""
+  folder_of(tmp_path, 'train/a.jpg', 'train/b.jpg', 'test/c.jpg')
+  (tmp_path / 'x.csv').write_text('id;breed\na;cat\nb;dog\n')
+  expected = {'train/a.jpg': ('train', 'cat'), 'train/b.jpg': ('train', 'dog')}
+  assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')) == expected
+  folder_of(tmp_path, 'test/a.jpg')
+  assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')).keys() == {
+    'a',
+    'b',
+  }  # which of the two is meant?
+
+
 def test_a_cell_may_have_several_labels(listed, tmp_path):
   (tmp_path / 'x.csv').write_text('image,label\na.jpg,cat;dog\nb.jpg,\ntrain/c.jpg, dog | cat|dog \n')
   assert listed(tmp_path / 'x.csv') == {
@@ -109,8 +122,8 @@ def test_numbers_as_labels_are_sorted_by_number(tmp_path):
       r"line 2 has no column 'image' or .*'id', but picture, label; .* --image_column",
     ),
     (
-      'image,class\na.jpg,x\n',
-      r"line 2 has no column 'label' or 'labels', but image, class; .* --label_column",
+      'image,breed\na.jpg,x\n',
+      r"line 2 has no column 'label' or .*'target', but image, breed; .* --label_column",
     ),
     ('image,label\n,x\n', 'line 2 has no path of an image'),
     ('image,label,split\na.jpg,x,my split\n', "line 2 has the split 'my split'; write train, val, test"),

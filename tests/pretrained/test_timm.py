@@ -169,7 +169,6 @@ def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
       read(tmp_path)
 
 
-@pytest.mark.slow
 def test_our_tables_agree_with_timm():
   """Heads and GELU of every published model whose tensors look like ours."""
   seen = 0

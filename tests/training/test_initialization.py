@@ -128,7 +128,6 @@ def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
   return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.slow
 def test_fine_tuning_by_the_real_command(golden, tmp_path):
   """configs/finetune.py with a file as its model, on digits, at another resolution; then resumed."""
   flags = [

@@ -5,6 +5,7 @@ import time
 import types
 
 import numpy as np
+import processes
 import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
@@ -145,3 +146,17 @@ def test_curves_are_drawn_from_the_log(tmp_path):
   figures.save_curves(tmp_path)
   width, height = Image.open(tmp_path / 'report' / 'curves.png').size
   assert (width, height) == (1300, 400)
+
+
+def test_a_run_writes_to_tensorboard_without_importing_pytorch(tmp_path):
+  code = """
+    import pathlib, sys
+    from vit_jax.training.metrics import MetricsLog
+
+    log = MetricsLog(pathlib.Path(sys.argv[1]), 0)
+    log.write(1, {'train/loss': 0.5})
+    log.close()
+    assert 'tensorboardX' in sys.modules and 'torch' not in sys.modules
+  """
+  processes.run(code, arguments=(tmp_path,))
+  assert list((tmp_path / 'tensorboard').glob('events.*'))

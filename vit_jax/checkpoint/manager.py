@@ -5,6 +5,7 @@ A step lies in `<directory>/<step>/`: an Orbax item for each tree of arrays (ite
 module unverified. A step that was saved (writer.py) survives a power loss (durable.py).
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -157,6 +158,14 @@ class Manager:
       return self._verified(step, abstract_items)
     except Damaged as error:
       raise UserError(f'Checkpoint {self.path(step)} is damaged ({error}); choose another step.') from error
+
+  def newest_meta(self) -> dict[str, Any] | None:
+    """The caller's meta of the newest step whose meta is sound; None: there is none. Other processes need not
+    call it."""
+    for step in reversed(self.all_steps()):
+      with contextlib.suppress(Damaged):
+        return step_meta.read(self._directory / str(step))['meta']
+    return None
 
   def wait(self) -> None:
     """Returns when all saves survive a power loss; raises UserError as `save` does."""

@@ -1,11 +1,10 @@
 """The list of training images that could not be decoded and were replaced (`data.bad_images='replace'`)."""
 
-import json
 import logging
 import pathlib
 import threading
 
-from vit_jax import files
+from vit_jax import files, json_lines
 from vit_jax.errors import BadImage
 
 _log = logging.getLogger(__name__)
@@ -39,8 +38,7 @@ class BadImages:
       steps: what the steps from this one on added to the file is dropped.
     """
     self._path = path
-    for text in path.read_text().splitlines() if path.exists() else ():
-      line = json.loads(text)
+    for line in json_lines.recover(path, _is_sound):
       if line['step'] < steps:
         self.add(line['step'], BadImage(line['name'], line['error']))
 
@@ -52,11 +50,18 @@ class BadImages:
     """
     with self._lock:
       found = sorted((step, name, error) for name, (step, error) in self._found.items() if step < steps)
-    if self._path and len(found) > self._written:
+    if self._path and found and (len(found) > self._written or not self._path.exists()):
       self._path.parent.mkdir(parents=True, exist_ok=True)
       with files.atomic_write(self._path) as file:
         for step, name, error in found:
-          file.write(json.dumps({'step': step, 'name': name, 'error': error}) + '\n')
+          file.write(json_lines.text({'step': step, 'name': name, 'error': error}))
       _log.warning('%d images that cannot be decoded were replaced by others: see %s', len(found), self._path)
       self._written = len(found)
     return {'data/bad_images': len(found)} if found else {}
+
+
+def _is_sound(line: json_lines.Line) -> bool:
+  """Whether a line has all that is read of it."""
+  return (
+    type(line.get('step')) is int and isinstance(line.get('name'), str) and isinstance(line.get('error'), str)
+  )

@@ -29,7 +29,7 @@ def save(folder: pathlib.Path, name: str, examples: Examples, class_names: Seque
     examples: what the model says of them.
     class_names: label -> name; outputs of the head beyond these are called by their number.
   """
-  folder.mkdir(parents=True, exist_ok=True)
+  files.make_directories(folder)
   names = [*class_names, *map(str, range(len(class_names), examples.num_classes))]
   single = examples.label.ndim == 1
   matrix = None

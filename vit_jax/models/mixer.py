@@ -178,9 +178,11 @@ class MixerBlock(nnx.Module):
       keys: (B,) typed PRNG keys of drop path; None: nothing is dropped.
     """
     keys = keys if self.drops_path else None
-    y = self.token_mlp(self.token_norm(z).swapaxes(1, 2)).swapaxes(1, 2)
-    z = z + drop_path(y, drop_path_rate, keys, Place.ATTENTION_PATH)  # the place of a ViT's first branch
-    return z + drop_path(self.channel_mlp(self.channel_norm(z)), drop_path_rate, keys, Place.MLP_PATH)
+    with jax.named_scope('token_mlp'):
+      y = self.token_mlp(self.token_norm(z).swapaxes(1, 2)).swapaxes(1, 2)
+      z = z + drop_path(y, drop_path_rate, keys, Place.ATTENTION_PATH)  # the place of a ViT's first branch
+    with jax.named_scope('channel_mlp'):
+      return z + drop_path(self.channel_mlp(self.channel_norm(z)), drop_path_rate, keys, Place.MLP_PATH)
 
 
 class Mixer(Model[MixerConfig]):

@@ -96,12 +96,14 @@ class Block(nnx.Module):
     """
     path_keys = keys if self.drops_path else None
     # Equation 2: z' = MSA(LN(z)) + z.
-    y = dropout(self._attend(self.attention_norm(z), keys, grid), self.dropout, keys, Place.ATTENTION_OUT)
-    y = _scaled(y, self.attention_scale)
-    z = z + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
+    with jax.named_scope('attention'):
+      y = dropout(self._attend(self.attention_norm(z), keys, grid), self.dropout, keys, Place.ATTENTION_OUT)
+      y = _scaled(y, self.attention_scale)
+      z = z + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     # Equation 3: z = MLP(LN(z')) + z'.
-    y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
-    return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
+    with jax.named_scope('mlp'):
+      y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
+      return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
 
   def _attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
     """Multi-head self-attention of the tokens (B, N, D), or of those of each row or column."""
@@ -213,11 +215,13 @@ class ViT(Model[ViTConfig]):
       float32 (B, K); with pool 'none' (B, N, K).
     """
     tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images))
-    return self.head(self.head_input(tokens).astype(jnp.float32))
+    with jax.named_scope('head'):
+      return self.head(self.head_input(tokens).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class token, registers and patches, with positions (equation 1)."""
-    return self.add_positions(self.patches(images), images.shape[1:3])
+    with jax.named_scope('embedding'):
+      return self.add_positions(self.patches(images), images.shape[1:3])
 
   def patches(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): the patch embeddings alone (x_p E in equation 1)."""

@@ -62,7 +62,9 @@ _IMAGE_COLUMN = flags.DEFINE_string(
   "The column of a table with the images' paths. By default image, file_name, filename, file, path or id.",
 )
 _LABEL_COLUMN = flags.DEFINE_string(
-  'label_column', None, 'The column of a table with the labels. By default label or labels.'
+  'label_column',
+  None,
+  'The column of a table with the labels. By default label, labels, class, category or target.',
 )
 
 
@@ -117,13 +119,22 @@ def _absolute(path: str) -> str:
   return path if storage.is_address(path) else os.path.abspath(os.path.expanduser(path))
 
 
+def _counted(number: int, noun: str, plural: str = 's') -> str:
+  return f'{number:,} {noun}{"" if number == 1 else plural}'
+
+
 def _print(result: run.Result, destination: str) -> None:
   splits = ', '.join(f'{split} {records:,}' for split, records in result.records.items())
   labels = ', several labels an image' if result.multi_label else ''
+  classes, shards = _counted(result.classes, 'class', 'es'), _counted(result.shards, 'file')
   print(
-    f'Wrote {destination}: {splits} images, {result.classes:,} classes{labels}; {result.shards} files, '
-    f'{result.record_bytes / 2**20:,.1f} MiB.'
+    f'Wrote {destination}: {splits} images, {classes}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
   )
+  print(f'Train on it with --config.data.source=tfds:{destination}')
+  if result.classes == 1:
+    print(
+      'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr
+    )
   if result.bad:
     print(f'{result.bad} bad images are left out, see {os.path.join(destination, "bad_images.csv")}.')
 

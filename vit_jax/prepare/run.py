@@ -156,11 +156,10 @@ def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:
       raise _prepared_differently(destination, difference)
     name, old, new = difference
     _log.warning(
-      '%s was begun with %s %s, and no file of that is complete; it starts anew with %s.',
+      '%s was begun %s, and no file of that is complete; it starts anew %s.',
       destination,
-      name,
-      old,
-      new,
+      _setting_text(name, old),
+      _setting_text(name, new),
     )
     _discard(destination, work)
   storage.write_json(path, settings, work)
@@ -177,8 +176,13 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str,
 def _prepared_differently(destination: str, difference: tuple[str, Any, Any]) -> UserError:
   name, old, new = difference
   return UserError(
-    f'{destination} was prepared with {name} {old}, not {new}; choose another folder, or remove that one.'
+    f'{destination} was prepared {_setting_text(name, old)}, not {_setting_text(name, new)}; choose another '
+    f'folder, or remove that one.'
   )
+
+
+def _setting_text(name: str, value: Any) -> str:
+  return f'without {name}' if value is None else f'with {name} {value}'
 
 
 def _has_records(destination: str, work: str) -> bool:
@@ -274,9 +278,11 @@ def _check_reports(work: str, reports: Mapping[str, Sequence[shards.Report]], op
     with storage.atomic_path(table, work) as local:
       metadata.write_bad_images(local, reports)
     name, reason = bad[0]
+    count, them = f'{len(bad)} of {len(bad) + good} images', 'it' if len(bad) == 1 else 'them'
+    said = f'{count} is bad: {name}' if len(bad) == 1 else f'{count} are bad (all: {table}), such as {name}'
     raise UserError(
-      f'{len(bad)} of {len(bad) + good} images are bad, such as {name}, which {reason} (all: {table}); '
-      f'repair them and start the same command again, or leave them out with --bad_images=skip.'
+      f'{said}, which {reason}; repair {them} and start the same command again, or leave {them} out with '
+      f'--bad_images=skip.'
     )
   for split, parts in reports.items():
     if not any(report.records for report in parts):

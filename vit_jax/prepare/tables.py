@@ -20,7 +20,7 @@ from vit_jax.prepare.source_image import SourceImage
 _METADATA = ('metadata.csv', 'metadata.jsonl')
 _TABLES = ('.csv', '.tsv')
 _IMAGE_COLUMNS = ('image', 'file_name', 'filename', 'file', 'path', 'id')  # the first that is there
-_LABEL_COLUMNS = ('label', 'labels')
+_LABEL_COLUMNS = ('label', 'labels', 'class', 'category', 'target')
 _DELIMITERS = (',', ';', '\t')
 
 
@@ -78,6 +78,7 @@ def _table_images(table: str, root: str, split_folder: str, columns: Columns) ->
     columns: as for `list_images`.
   """
   is_metadata = posixpath.basename(table) in _METADATA
+  folder = split_folder if is_metadata else None  # below the root, in which the images are
   for line, row in _rows(table, columns):
     where = f'{table} line {line}'
     path = _cell(row, columns.image, _IMAGE_COLUMNS, 'image', where)
@@ -85,7 +86,9 @@ def _table_images(table: str, root: str, split_folder: str, columns: Columns) ->
       raise UserError(f'{where} has no path of an image; fill it in, or remove the line.')
     if is_metadata:
       _check_inside(path, where)
-    name = path if storage.is_address(path) else posixpath.join(split_folder, posixpath.normpath(path))
+    if folder is None:
+      folder = _image_folder(path, root)
+    name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
     labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', where), where))
     yield SourceImage(name, place, None, storage.size(place), _split(row, name, where), labels)
@@ -95,6 +98,22 @@ def _check_inside(path: str, where: str) -> None:
   """Checks that metadata, which comes with a download, names no other file of this machine."""
   if storage.is_address(path) or os.path.isabs(path) or '..' in path.split('/'):
     raise UserError(f'{where} names {path}, which is not below its folder; remove the line.')
+
+
+def _image_folder(path: str, root: str) -> str:
+  """The folder in the root in which a table's first image is, if there is just one; else '', the root itself.
+
+  Kaggle's tables name files of the folder beside them, and not that folder.
+  """
+  if storage.is_address(path) or storage.is_address(root) or _exists(path, root):
+    return ''
+  folders = [entry.name for entry in os.scandir(root or '.') if entry.is_dir()]
+  found = [name for name in folders if _exists(f'{name}/{path}', root)]
+  return found[0] if len(found) == 1 else ''
+
+
+def _exists(path: str, root: str) -> bool:
+  return os.path.exists(_located(posixpath.normpath(path), root)[1])
 
 
 def _located(name: str, root: str) -> tuple[str, str]:

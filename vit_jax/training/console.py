@@ -158,7 +158,8 @@ def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
   for name, evaluator in evaluators.items():
     options = config.evaluators[name]
     where = f'{options.source or config.data.source} {options.split}'
-    lines.append(f'Evaluator {name}: {where}, {evaluator.examples:,} images')
+    images = f'{evaluator.examples:,} image{"" if evaluator.examples == 1 else "s"}'
+    lines.append(f'Evaluator {name}: {where}, {images}')
   return '\n'.join(lines)
 
 

@@ -93,4 +93,6 @@ def save_curves(workdir: pathlib.Path) -> None:
     axis.grid(alpha=0.3)
     if title != 'learning rate' and members:
       axis.legend()
-  figure.savefig(workdir / 'report' / 'curves.png', dpi=100)
+  path = workdir / 'report' / 'curves.png'
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=100)

@@ -23,6 +23,7 @@ from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import MetricsLog, Speedometer
 from vit_jax.training.probe_head import with_probe
+from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import Run, evaluate, open_training
 from vit_jax.training.state import TrainState
 from vit_jax.training.watchdog import Watchdog
@@ -70,7 +71,9 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     screen.say(note)
   state = workdir.restore(manager, run)
   first_step = 0 if state is None else int(state.step)
-  log = MetricsLog(folder, first_step)
+  log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
+  log_every = min(log_every, max(timeline.total // _LINES, 1))
+  log = MetricsLog(folder, first_step, log_every)
   pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
   screen.setup(run, evaluators, folder)
 
@@ -83,9 +86,6 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   else:
     screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
 
-  # A run that is shorter than some such periods shows numbers all the same.
-  log_every = min(timeline.period(config.log_every), max(timeline.total // _LINES, 1))
-  save_every = timeline.period(config.checkpoint.every)
   eval_every = {name: timeline.period(options.every) for name, options in config.evaluators.items()}
   meta = workdir.checkpoint_meta(run)
   speed = Speedometer(run)
@@ -96,6 +96,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     contextlib.closing(log),
     contextlib.closing(screen),
     pipeline.stream(first_step, timeline.total) as batches,
+    Profiler(config.profile, folder / 'profile', screen.say) as profiler,
     Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt') as watchdog,
   ):
     speed.restart()
@@ -103,8 +104,10 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     for step in range(first_step + 1, timeline.total + 1):
       last = step == timeline.total
       watchdog.begin(step)
-      batch = _timed_next(batches, speed)
-      state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
+      with profiler.step(step):
+        batch = _timed_next(batches, speed)
+        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
+      profiler.finish(step, step_metrics)
       guard.check(step, step_metrics)
       speed.stepped()
       screen.step(speed.seconds_left(step))
@@ -127,6 +130,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       saving = step % save_every == 0 or last or stopping
       if saving:
         guard.flush()
+        log.sync()
         with watchdog.paused():
           manager.save(step, state.items(), meta, metrics=scores if best in scores else None)
         stop.saved = True

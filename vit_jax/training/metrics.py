@@ -1,16 +1,22 @@
 """A run's metrics: `metrics.jsonl` and TensorBoard, and how fast the run is."""
 
-import json
+import logging
+import math
 import pathlib
+import sys
 import time
+from typing import TYPE_CHECKING
 
 import jax
-import tensorboardX
 
-from vit_jax import files
-from vit_jax.errors import UserError
+from vit_jax import json_lines
 from vit_jax.parallel import hardware
 from vit_jax.training.run import Run
+
+if TYPE_CHECKING:
+  import tensorboardX
+
+_log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time that is left
 
@@ -19,48 +25,76 @@ class MetricsLog:
   """Appends a line a logged step to `metrics.jsonl`, and the same numbers to TensorBoard, on process 0.
 
   A resumed run continues where its checkpoint was: later lines, which it will compute again, are
-  dropped, and so is a line that a kill cut short.
+  dropped, and so is a line that a kill cut short. Where earlier lines are missing or damaged, a warning says so.
   """
 
-  def __init__(self, workdir: pathlib.Path, resume_step: int):
+  def __init__(self, workdir: pathlib.Path, resume_step: int, log_every: int = 1):
+    """
+    Args:
+      workdir: the run's.
+      resume_step: the step of the checkpoint from which the run goes on; 0: it begins.
+      log_every: steps between two lines.
+    """
     self._writes = jax.process_index() == 0
     if not self._writes:
       return
     path = workdir / 'metrics.jsonl'
-    kept = [line for line in read_metrics(workdir) if line['step'] <= resume_step]
-    files.write_text(path, ''.join(json.dumps(line) + '\n' for line in kept))
-    self._file = path.open('a', buffering=1)
-    self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=resume_step + 1)
+    kept = [line for line in json_lines.recover(path, _is_sound) if line['step'] <= resume_step]
+    last = kept[-1]['step'] if kept else 0
+    if last + log_every <= resume_step:
+      _log.warning('%s lacks the lines between the steps %d and %d, which are lost.', path, last, resume_step)
+    self._lines = json_lines.Writer(path, kept)
+    self._board = _summary_writer(workdir / 'tensorboard', resume_step)
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    """Adds the values of a step."""
+    """Adds the values of a step. NaN and infinity are null in the file."""
     if not self._writes:
       return
-    self._file.write(json.dumps({'step': step, **values}) + '\n')
+    self._lines.append({'step': step, **values})
     for name, value in values.items():
       self._board.add_scalar(name, value, step)
     self._board.flush()
+
+  def sync(self) -> None:
+    """Returns when the lines survive a power failure, as a checkpoint that is saved after them does."""
+    if self._writes:
+      self._lines.sync()
 
   def close(self) -> None:
     """Ends both logs."""
     if not self._writes:
       return
-    self._file.close()
+    self._lines.close()
     self._board.close()
 
 
-def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The lines of a run's `metrics.jsonl` so far; a last line that was cut short is left out.
+def _summary_writer(folder: pathlib.Path, resume_step: int) -> 'tensorboardX.SummaryWriter':
+  """TensorBoard's writer, which drops the events after `resume_step`.
 
-  Raises:
-    UserError: the file is damaged.
+  tensorboardX imports PyTorch wherever it is installed, which takes seconds and is of no use here: None in
+  `sys.modules` keeps it out.
   """
-  path = workdir / 'metrics.jsonl'
+  hidden = {} if 'torch' in sys.modules else {'torch': None}
+  sys.modules.update(hidden)  # pyright: ignore[reportArgumentType, reportCallIssue]
   try:
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith('\n')]
-  except ValueError as error:
-    raise UserError(f'{path} is damaged ({error}); remove the damaged lines.') from error
+    import tensorboardX
+  finally:
+    for name in hidden:
+      del sys.modules[name]
+  return tensorboardX.SummaryWriter(str(folder), purge_step=resume_step + 1)
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """The sound lines of a run's `metrics.jsonl` so far, null as NaN; a warning says what was left out."""
+  lines = json_lines.read(workdir / 'metrics.jsonl', _is_sound)
+  return [{name: math.nan if value is None else value for name, value in line.items()} for line in lines]
+
+
+def _is_sound(line: json_lines.Line) -> bool:
+  """Whether a line has a step, and numbers or null else."""
+  return type(line.get('step')) is int and all(
+    value is None or type(value) in (int, float) for value in line.values()
+  )
 
 
 class Speedometer:

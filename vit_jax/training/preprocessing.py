@@ -7,13 +7,12 @@ import dataclasses
 import math
 import pathlib
 
-from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.evaluation.base import EvaluatorConfig
 from vit_jax.pretrained import formats
-from vit_jax.training.workdir import read_config
+from vit_jax.training.workdir import stored_config
 
 
 def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
@@ -26,8 +25,9 @@ def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
   Raises:
     UserError: config.init.checkpoint is not there, or damaged.
   """
-  if workdir is not None and _has_begun(config, workdir):
-    config = as_begun(config, read_config(workdir))
+  begun = None if workdir is None else stored_config(workdir)
+  if begun is not None:
+    config = as_begun(config, begun)
   data, evaluators = config.data, config.evaluators.values()
   said = (data.mean, data.std, data.interpolation, *(evaluator.crop for evaluator in evaluators))
   if None not in said:
@@ -36,12 +36,6 @@ def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
   if config.init.checkpoint is not None:
     own = formats.preprocess(config.init.checkpoint, image_size=data.image_size).at(data.image_size)
   return _filled(config, own)
-
-
-def _has_begun(config: Config, workdir: pathlib.Path) -> bool:
-  if not (workdir / 'config.json').exists():
-    return False
-  return Manager(workdir / 'checkpoints', config.checkpoint, read_only=True).latest_step() is not None
 
 
 def as_begun(config: Config, begun: Config) -> Config:

@@ -125,7 +125,8 @@ def _make_step(
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     chex.assert_shape(batch['image'], (config.batch_size, None, None, config.data.channels))
     chex.assert_type([batch['image'], batch['label']], [jnp.uint8, jnp.int32])
-    inputs = model_inputs(config, batch, state.step)
+    with jax.named_scope('inputs'):
+      inputs = model_inputs(config, batch, state.step)
     grads, loss, logged = _gradients(loss_function, state.params, inputs, config.accumulation, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
@@ -133,10 +134,12 @@ def _make_step(
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     rate = jnp.asarray(schedule(state.step))
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    updates = jax.tree.map(lambda update: -rate * update, updates)
-    params: Any = optax.apply_updates(state.params, updates)
-    ema: Any = optax.incremental_update(params, state.ema, 1 - config.ema) if config.ema else {}
+    with jax.named_scope('optimizer'):
+      updates, opt_state = tx.update(grads, state.opt_state, state.params)
+      updates = jax.tree.map(lambda update: -rate * update, updates)
+      params: Any = optax.apply_updates(state.params, updates)
+    with jax.named_scope('ema'):
+      ema: Any = optax.incremental_update(params, state.ema, 1 - config.ema) if config.ema else {}
 
     def keep_if_finite(new: Any, old: Any) -> Any:
       """Nothing is learnt from a step that is not finite: the loop stops there, or counts it."""

@@ -1,6 +1,7 @@
 """A run's workdir: its config, its checkpoints, and going on where it stopped."""
 
 import json
+import logging
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +10,21 @@ import jax
 
 from vit_jax import config as config_lib
 from vit_jax import files
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
+_log = logging.getLogger(__name__)
+
 
 def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
   """Writes `config.json`, or checks that the run there has the same config.
 
-  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over.
+  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. A damaged
+  config.json is moved aside; the checkpoint has the config too.
 
   Args:
     config: the run.
@@ -28,28 +33,35 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
     takeover: go on with a run of another config.
 
   Returns:
-    A sentence for the person where another config is taken over, else ''.
+    Sentences for the person where another config is taken over, or config.json is damaged, else ''.
 
   Raises:
-    UserError: a run of another config has begun there, or config.json is damaged.
+    UserError: a run of another config has begun there, or neither config.json nor a checkpoint can be read.
   """
-  path, note = workdir / 'config.json', ''
+  path, notes = workdir / 'config.json', []
   if path.exists():
-    note = _takeover_note(config, workdir, begun=begun, takeover=takeover)
+    try:
+      there, damage = _parsed(path), ''
+    except UserError as error:
+      there, damage = stored_config(workdir) if begun else None, str(error)
+      if begun and there is None:
+        raise _unrepairable(error) from error
+    if there is not None:
+      notes.append(_takeover_note(there, config, workdir, begun=begun, takeover=takeover))
+    if damage:
+      what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
+      aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
+      notes.append(f'{damage}; it was moved to {aside} and is written again: {what}.')
   if jax.process_index() == 0:
     (workdir / 'report').mkdir(parents=True, exist_ok=True)
     files.write_json(path, config_lib.as_json(config))
-  return note
+  return '\n'.join(filter(None, notes))
 
 
-def _takeover_note(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
-  """As `claim`, of a workdir that has a config.json."""
-  try:
-    there = read_config(workdir)
-  except UserError:
-    if begun:
-      raise
-    return f'{workdir / "config.json"} is damaged, and the run there has no checkpoint yet: it begins anew.'
+def _takeover_note(
+  there: Config, config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool
+) -> str:
+  """As `claim`, of a workdir whose run has the config `there`."""
   differing = config_lib.differing_options(there, config)
   if not differing:
     return ''
@@ -68,16 +80,48 @@ def _takeover_note(config: Config, workdir: pathlib.Path, *, begun: bool, takeov
 def read_config(workdir: pathlib.Path) -> Config:
   """The config of the run in a workdir, perhaps of an older version.
 
+  Where config.json is damaged, it is that of the newest checkpoint, and a warning says so.
+
   Raises:
-    UserError: there is none, or it is damaged.
+    UserError: there is none, or it is damaged and there is no checkpoint.
   """
   path = workdir / 'config.json'
+  if not path.exists():
+    raise UserError(f'There is no run in {workdir} (it has no config.json); check --workdir.')
   try:
-    return config_lib.from_config_dict(json.loads(path.read_text()))
-  except FileNotFoundError:
-    raise UserError(f'There is no run in {workdir} (it has no config.json); check --workdir.') from None
-  except (ValueError, OSError) as error:
-    raise UserError(f'{path} is damaged ({error}); remove it and give the config of the run.') from error
+    return _parsed(path)
+  except UserError as error:
+    stored = stored_config(workdir)
+    if stored is None:
+      raise _unrepairable(error) from error
+    _log.warning('%s; the config of the newest checkpoint is used.', error)
+    return stored
+
+
+def _parsed(path: pathlib.Path) -> Config:
+  """The config that a file holds.
+
+  Raises:
+    UserError: it is damaged; the sentence has no remedy yet.
+  """
+  try:
+    values = json.loads(path.read_bytes())
+    if not isinstance(values, dict) or not values:
+      raise UserError('it is not a JSON object with options')
+    return config_lib.from_config_dict(values)
+  except (ValueError, RecursionError, OSError, UserError) as error:
+    raise UserError(f'{path} is damaged ({str(error).removesuffix(".")})') from error
+
+
+def _unrepairable(damage: UserError) -> UserError:
+  """The error where a damaged config.json has no checkpoint beside it to take the config from."""
+  return UserError(f'{damage}; remove it and give the config of the run.')
+
+
+def stored_config(workdir: pathlib.Path) -> Config | None:
+  """The config that the newest checkpoint of a workdir has; None: there is none that can be read."""
+  meta = Manager(workdir / 'checkpoints', CheckpointConfig(), read_only=True).newest_meta()
+  return None if meta is None else config_lib.from_config_dict(meta['config'])
 
 
 def restore(manager: Manager, run: Run) -> TrainState | None:

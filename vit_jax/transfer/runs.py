@@ -5,6 +5,7 @@ A run that has ended leaves `result.json` and is not done again; one that was st
 
 import contextlib
 import json
+import logging
 import math
 import pathlib
 import shutil
@@ -16,12 +17,15 @@ import jax
 
 from vit_jax import files
 from vit_jax.config import Config
+from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShotEvaluator
 from vit_jax.training import loop, preprocessing
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.run import Dataset, Run, evaluate, open_training
 from vit_jax.training.workdir import claim
+
+_log = logging.getLogger(__name__)
 
 _NAMED_CLASSES = 5  # in a note
 
@@ -65,6 +69,10 @@ def finetune(config: Config, workdir: pathlib.Path, *, keep: bool) -> Result:
   with _output_in_log(workdir):
     loop.train(config, workdir)
   lines = read_metrics(workdir)
+  if not lines:  # of a run that had ended already
+    raise UserError(
+      f'{workdir}/metrics.jsonl is lost, and the results with it; remove {workdir} to train again.'
+    )
   metrics = {name: value for name, value in lines[-1].items() if name.split('/')[0] in config.evaluators}
   run, _ = open_training(config)
   result = _result(metrics, run.training_flops(), training_seconds(lines))
@@ -123,7 +131,7 @@ def _result(metrics: dict[str, float], flops: float, seconds: float) -> Result:
 
 
 def _read(config: Config, workdir: pathlib.Path) -> Result | None:
-  """The result of the run that has ended in `workdir`; None if none has.
+  """The result of the run that has ended in `workdir`; None if none has, or it is damaged: it is moved aside.
 
   Raises:
     UserError: its config is another one.
@@ -132,7 +140,14 @@ def _read(config: Config, workdir: pathlib.Path) -> Result | None:
   if not path.exists():
     return None
   claim(config, workdir, begun=True, takeover=False)
-  result = Result(**json.loads(path.read_text()))
+  try:
+    result = Result(**json.loads(path.read_bytes()))
+    if not isinstance(result.metrics, dict):
+      raise TypeError('its metrics are not an object')
+  except (ValueError, TypeError, RecursionError) as error:
+    aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
+    _log.warning('%s is damaged (%s); it was moved to %s, and the run is done again.', path, error, aside)
+    return None
   metrics = {name: math.nan if value is None else value for name, value in result.metrics.items()}
   return result._replace(metrics=metrics)
 

@@ -189,7 +189,24 @@ def test_tiny_folder_holds_out_one_image_of_each_class(tmp_path, caplog, count):
   assert sorted(set(names(train).values())) == ['ant', 'cat', 'dog', 'one']
   assert len(train) + len(val) == 3 * count + 1
   (message,) = [record.getMessage() for record in caplog.records if 'val_fraction' in record.getMessage()]
-  assert 'data.val_fraction 0.1 of' in message and 'one image of each class is held out instead' in message
+  assert 'val_fraction 0.1 holds out no image of 3 of 4 classes; one image of each of them' in message
+
+
+def test_small_class_beside_a_large_one_is_held_out_too(tmp_path):
+  files = [f'large/{i:03}.jpg' for i in range(60)]
+  above = (file for file in (f'small/{i}.jpg' for i in range(99)) if not is_held_out(file, 0.1))
+  write(tmp_path, *files, *itertools.islice(above, 5))
+  held = {file for file in files if is_held_out(file, 0.1)}
+  val = opened(tmp_path, 'val')
+  found = {os.path.relpath(val[i].name, tmp_path) for i in range(len(val))}
+  assert held and found - held <= {f'small/{i}.jpg' for i in range(99)} and len(found) == len(held) + 1
+
+
+def test_one_class_folder_beside_a_table_names_the_command_for_the_table(tmp_path):
+  write(tmp_path, 'img/1.jpg', 'img/2.jpg')
+  (tmp_path / 'labels.csv').write_text('id,label\n1,cat\n2,dog\n')
+  with pytest.raises(UserError, match=rf'beside it labels.csv; .*vit_jax.prepare {tmp_path}/labels.csv'):
+    opened(tmp_path)
 
 
 def test_folder_whose_fraction_holds_out_some_is_divided_by_the_fraction_alone(tmp_path):

@@ -30,7 +30,6 @@ def small(task: str) -> c.Config:
   )
 
 
-@pytest.mark.slow
 def test_every_task_trains_twenty_steps(prepared):
   """One compiled step serves all tasks."""
   first = small('dmlab')

@@ -72,6 +72,7 @@ class FolderSource(NamedSource):
     if class_names is None and len(train_classes) == 1:
       for top in sorted({part.top for part in parts.values()}):
         _check_level(self._listing, top, self._root)
+      _check_no_table(self._root, train_classes[0])
     ranges = select(split, {name: len(part.numbers) for name, part in parts.items()}, root)
     self._numbers = np.concatenate([ordered[name][0][first:last] for name, first, last in ranges])
     self._labels = np.concatenate([ordered[name][1][first:last] for name, first, last in ranges])
@@ -221,26 +222,38 @@ def _check_level(listing: Listing, top: str, root: pathlib.Path) -> None:
   )
 
 
+def _check_no_table(root: pathlib.Path, name: str) -> None:
+  """Raises UserError if a table, which may have the classes, lies beside the only class folder."""
+  tables = sorted(file for file in os.listdir(root) if file.lower().endswith(_TABLES))
+  if tables:
+    raise UserError(
+      f'{root} has one class folder, {name!r}, and beside it {tables[0]}; if this has the classes, prepare the '
+      f'images once (python -m vit_jax.prepare {root / tables[0]} ~/data/NAME/1.0.0) and train on '
+      f'tfds:~/data/NAME/1.0.0.'
+    )
+
+
 def _hold_out(part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Path) -> dict[str, _Part]:
   """Divides a folder into 'train' and 'val' by a hash of each path, so that adding files moves no other.
 
-  The image with the highest hash of each class is always trained on, so that no class is only held out. If
-  `fraction` holds out nothing at all, as in a folder of a dozen images, the image with the lowest hash of
-  each class that has two is held out.
+  The image with the highest hash of each class is always trained on, so that no class is only held out. Where
+  `fraction` holds out none of a class with two images or more, the one with the lowest hash is held out.
   """
   own = hashes[part.numbers]
   highest = np.zeros(len(part.classes), np.uint64)
   np.maximum.at(highest, part.members, own)
   may_be_held = own != highest[part.members]
   held = (own < np.uint64(math.ceil(fraction * 2**64))) & may_be_held
-  if not held.any() and may_be_held.any():
-    lowest = highest.copy()
-    np.minimum.at(lowest, part.members, own)
-    held = (own == lowest[part.members]) & may_be_held
+  lowest = highest.copy()
+  np.minimum.at(lowest, part.members, own)
+  evaluated = np.isin(np.arange(len(part.classes)), part.members[held])
+  extra = (own == lowest[part.members]) & may_be_held & ~evaluated[part.members]
+  if extra.any():
     _warn(
-      f'{root}: data.val_fraction {fraction:g} of {len(own)} images holds out none; one image of each class '
-      f'is held out instead.'
+      f'{root}: config.data.val_fraction {fraction:g} holds out no image of {extra.sum()} of '
+      f'{len(part.classes)} classes; one image of each of them is held out.'
     )
+  held |= extra
   return {'train': _chosen(part, ~held), 'val': _chosen(part, held)}
 
 

@@ -281,6 +281,10 @@ def _reason(error: Exception) -> str:
 
 def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:
   """The error for a name that neither TFDS nor the data directory knows."""
+  if os.path.isdir(os.path.expanduser(name)):
+    return UserError(
+      f'There is no data set tfds:{name}; to read the folder of that name here, write tfds:./{name}.'
+    )
   elsewhere = 'set TFDS_DATA_DIR if it is elsewhere'
   names = sorted({path.split('/')[0] for path in prepared})
   near = difflib.get_close_matches(name, names, n=3) or names[:3]

@@ -1,0 +1,84 @@
+"""Profiles of steps, read back with JAX's own reader."""
+
+import os
+import pathlib
+import signal
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.config import Config, from_config_dict
+from vit_jax.errors import UserError
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.training import profiling
+from vit_jax.training.profiling import Profiler
+from vit_jax.training.run import Dataset, Run
+
+
+def run_steps(steps: str | None, folder: pathlib.Path, count: int, ask_at: int | None = None) -> list[str]:
+  """Runs `count` compiled steps; what the profiler said."""
+  step_function = jax.jit(lambda x: jnp.sin(x) @ x)
+  said, x = [], jnp.ones((8, 8))
+  with Profiler(steps, folder, said.append) as profiler:
+    for step in range(1, count + 1):
+      if step == ask_at:
+        os.kill(os.getpid(), signal.SIGUSR1)
+      with profiler.step(step):
+        x = step_function(x)
+      profiler.finish(step, x)
+  return said
+
+
+def traced_steps(folder: pathlib.Path) -> list[int]:
+  """The numbers of the steps in the only trace of a folder."""
+  (path,) = folder.glob('plugins/profile/*/*.xplane.pb')
+  planes = jax.profiler.ProfileData.from_file(str(path)).planes
+  events = [event for plane in planes for line in plane.lines for event in line.events]
+  return sorted(dict(event.stats)['step_num'] for event in events if event.name == 'train')
+
+
+def test_a_profile_holds_the_steps_that_were_named(tmp_path):
+  (text,) = run_steps('steps 3-5', tmp_path, 8)
+  assert traced_steps(tmp_path) == [3, 4, 5]
+  assert text.startswith(f'Profile of steps 3 to 5: {tmp_path} ')
+
+
+def test_sigusr1_profiles_the_next_ten_steps(tmp_path):
+  before = signal.getsignal(signal.SIGUSR1)
+  (text,) = run_steps(None, tmp_path, 20, ask_at=4)
+  assert traced_steps(tmp_path) == list(range(4, 14))
+  assert 'steps 4 to 13' in text
+  assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_run_that_ends_early_keeps_the_profile_so_far(tmp_path):
+  assert not run_steps('steps 2-9', tmp_path, 4)
+  assert traced_steps(tmp_path) == [2, 3, 4]
+
+
+def test_nothing_is_written_without_a_request(tmp_path):
+  assert not run_steps(None, tmp_path, 3)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ('text', 'steps'), [('steps 10-20', (10, 20)), ('step 7', (7, 7)), (' steps 1 - 2', (1, 2))]
+)
+def test_steps_are_read(text, steps):
+  assert profiling.parse(text) == steps
+
+
+@pytest.mark.parametrize('text', ['10-20', 'steps 0-3', 'steps 9-3', 'steps', '3 epochs'])
+def test_other_text_is_refused_by_the_name_of_the_option(text):
+  with pytest.raises(UserError, match=r'config\.profile .*steps 10-20'):
+    from_config_dict({'profile': text})
+
+
+def test_operations_of_the_compiled_step_name_the_part_of_the_model():
+  model = ViTConfig(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2)
+  run = Run(Config(total='9 steps', batch_size=8, ema=0.9, model=model), Dataset(32, num_classes=4))
+  program = run.program
+  text = program.step.lower(program.state, program.batch).as_text(debug_info=True)
+  for part in ('inputs', 'embedding', 'attention', 'mlp', 'head', 'optimizer', 'ema'):
+    assert f'/{part}/' in text or f'({part})/' in text, part
