@@ -6,6 +6,7 @@ import pathlib
 import commands
 import jax
 import pytest
+from jax._src import compilation_cache as jax_cache
 from processes import run
 
 from vit_jax import compilation_cache
@@ -22,12 +23,20 @@ def home(tmp_path, monkeypatch) -> pathlib.Path:
 @pytest.fixture
 def settings():
   """JAX's own settings in this process as they are outside of tests; restored afterwards."""
-  names = ('jax_enable_compilation_cache', 'jax_compilation_cache_dir', 'jax_compilation_cache_max_size')
+  names = (
+    'jax_enable_compilation_cache',
+    'jax_compilation_cache_dir',
+    'jax_compilation_cache_max_size',
+    'jax_persistent_cache_enable_xla_caches',
+    'jax_persistent_cache_min_compile_time_secs',
+  )
   before = {name: getattr(jax.config, name) for name in names}
   jax.config.update('jax_enable_compilation_cache', True)
+  jax_cache.reset_cache()
   yield
   for name, value in before.items():
     jax.config.update(name, value)
+  jax_cache.reset_cache()
 
 
 def _arrays(workdir: pathlib.Path) -> dict:

@@ -90,6 +90,7 @@ FOUNDATION = {
   'durations',
   'errors',
   'files',
+  'foreign_files',
   'json_lines',
   'options',
   'pytrees',

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import io
 import logging
 import os
 import pathlib
@@ -156,6 +157,8 @@ def missing_arguments(sentence: str) -> UserError:
 
 
 def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool) -> int:
+  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == 'strict':
+    sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be of any bytes
   try:
     if any(argument in _HELP for argument in argv[1:]):
       print(_help_text(main, argv))

@@ -74,7 +74,8 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     if not (path / 'config.json').is_file() or not lines:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
     options = config.flatten(workdir.read_config(path))
-    result.append(Run('/'.join(path.parts[-parts:]), options, lines))
+    name = '/'.join(path.parts[-parts:]).encode(errors='surrogateescape')
+    result.append(Run(name.decode(errors='backslashreplace'), options, lines))
   return result
 
 

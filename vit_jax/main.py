@@ -62,6 +62,12 @@ def _config_and_workdir() -> tuple['Config', pathlib.Path]:
   if '://' in place:
     raise UserError(f'--workdir={place} is a bucket; mount it (gcsfuse) and give the path there.')
   workdir = pathlib.Path(place).expanduser().absolute()
+  try:
+    str(workdir).encode()
+  except UnicodeEncodeError:
+    raise UserError(
+      f'--workdir={place} has bytes that are not UTF-8, in which Orbax names files; choose another.'
+    ) from None
   if _MODE.value == 'eval' and not cli.has_overrides():
     from vit_jax.training.workdir import read_config
 

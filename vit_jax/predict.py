@@ -22,7 +22,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from vit_jax import cli, weights_flag
+from vit_jax import cli, foreign_files, weights_flag
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -101,7 +101,9 @@ def _batches(
     from vit_jax.data.decode import Picture
 
     try:
-      picture = Picture(path.read_bytes(), preprocess.channels, str(path))
+      picture = Picture(
+        foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), preprocess.channels, str(path)
+      )
       return str(path), preprocess([picture.pixels()])
     except (UserError, OSError) as error:
       return str(path), error

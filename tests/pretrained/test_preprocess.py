@@ -113,3 +113,24 @@ def test_image_that_can_be_meant_in_several_ways_is_refused(image, message):
 def test_single_image_is_not_taken_for_a_list_of_its_rows(image):
   with pytest.raises(UserError, match=r'takes a list of images.*preprocess\(\[image\]\)'):
     Preprocess((8, 8))(image)
+
+
+@pytest.mark.parametrize(
+  ('image', 'words'),
+  [
+    (Image.new('RGB', (0, 5)), 'An image has 0 x 5 pixels'),
+    (Image.new('La', (5, 5)), "mode 'La' has no conversion to 'RGB'"),
+    ('photo.jpg', r'An image is a str; give one of Pillow, such as Image\.open'),
+    (None, 'An image is a NoneType; give'),
+    ([[1, 2], [3]], 'An image is no array'),
+  ],
+)
+def test_what_is_no_image_is_refused_in_one_sentence(image, words):
+  with pytest.raises(UserError, match=words) as error:
+    UNIT([image])
+  assert '\n' not in str(error.value)
+
+
+def test_empty_list_of_images_is_refused():
+  with pytest.raises(UserError, match='give at least one'):
+    UNIT([])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from vit_jax.data.config import DataConfig, Interpolation
@@ -107,6 +108,8 @@ class Preprocess:
       raise UserError(
         'preprocess takes a list of images, and this is a single one; write preprocess([image]).'
       )
+    if not len(images):
+      raise UserError('preprocess takes a list of images, and this one is empty; give at least one.')
     pixels = np.stack([self._resized(_pixels(image, self.channels)) for image in images])
     # (x / 255 - mean) / std as one product and sum, in float64.
     scale = 1 / (255 * np.asarray(self.std, np.float64))
@@ -171,22 +174,37 @@ def pillow_resize(
 
 def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
   """uint8 (H, W, channels)."""
-  picture = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else _picture(np.asarray(image))
+  picture = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else _picture(image)
+  if not picture.width or not picture.height:
+    raise UserError(f'An image has {picture.width} x {picture.height} pixels; leave it out.')
   if picture.mode in ('I', 'F'):
     raise UserError('An image has 32 bits a pixel, and 8 or 16 are supported; convert it first.')
   if picture.mode.startswith('I;16'):
     gray = (np.asarray(picture) >> 8).astype(np.uint8)
     return np.repeat(gray[:, :, None], channels, axis=2)
-  pixels = np.asarray(picture.convert(_MODES[channels]))
+  try:
+    pixels = np.asarray(picture.convert(_MODES[channels]))
+  except ValueError as error:  # Pillow has no conversion from 'LAB' to 'L', and none from 'La'
+    raise UserError(
+      f'An image of the mode {picture.mode!r} has no conversion to {_MODES[channels]!r}; convert it first.'
+    ) from error
   return pixels.reshape(*pixels.shape[:2], channels)
 
 
-def _picture(pixels: np.ndarray) -> Image.Image:
+def _picture(image: npt.ArrayLike) -> Image.Image:
   """An array as an image of Pillow's.
 
   Raises:
     UserError: it is no uint8 (H, W) or (H, W, 1 to 4), and guessing would give other pixels without a word.
   """
+  try:
+    pixels = np.asarray(image)
+  except ValueError as error:  # rows of several lengths
+    raise UserError(f'An image is no array ({error}).') from error
+  if pixels.dtype.kind not in 'biufc':
+    raise UserError(
+      f'An image is a {type(image).__name__}; give one of Pillow, such as Image.open(path), or an array of uint8.'
+    )
   if pixels.dtype != np.uint8:
     raise UserError(
       f'An image is an array of {pixels.dtype}, whose range is not known; give uint8 from 0 to 255, such as '
@@ -196,7 +214,7 @@ def _picture(pixels: np.ndarray) -> Image.Image:
     pixels = pixels[:, :, 0]
   gray, colour = pixels.ndim == 2, pixels.ndim == 3 and pixels.shape[2] in (2, 3, 4)
   if not (gray or colour) or not pixels.size:
-    channels_first = pixels.ndim == 3 and pixels.shape[0] in (1, 2, 3, 4)
+    channels_first = pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4) and pixels.shape[2] > 4
     hint = '; its channels come first: give image.transpose(1, 2, 0)' if channels_first else ''
     raise UserError(
       f'An image is an array of shape {pixels.shape}, and (height, width) or (height, width, 1 to 4 channels) is '

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax import foreign_files
 from vit_jax.errors import UserError
 from vit_jax.pretrained import download
 
@@ -74,7 +75,7 @@ def _read(place: str) -> list[np.ndarray]:
   else:
     path = pathlib.Path(address).expanduser()
   try:
-    lists = json.loads(path.read_text())
+    lists = json.loads(foreign_files.read_text(path))
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f'The labels of ImageNet ReaL cannot be read from {path} ({error}).') from error
   sound = isinstance(lists, list) and all(

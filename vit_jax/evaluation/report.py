@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib import colors
 from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ _LONGEST = 22  # characters of a class name
 _LARGEST = 4000  # classes; more have no confusion matrix (128 MB)
 
 
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save(folder: pathlib.Path, name: str, examples: Examples, class_names: Sequence[str]) -> None:
   """Writes <name>.json and, where each example has one class, <name>_confusion.png and <name>_classes.png.
 

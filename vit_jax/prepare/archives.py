@@ -3,10 +3,11 @@
 import bz2
 import functools
 import gzip
+import io
 import logging
 import lzma
 import math
-import shutil
+import os
 import tarfile
 import zipfile
 import zlib
@@ -20,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 _DECOMPRESSORS = {b'\x1f\x8b': gzip.open, b'BZh': bz2.open, b'\xfd7zXZ': lzma.open}  # by a file's first bytes
 _COPY_BYTES = 2**20
+_LARGEST_RATIO = 100  # of unpacked bytes to packed ones; bitmaps of one colour reach a few times ten
+_SMALL = 2**20  # bytes of a packed archive that count at least
+_LARGEST_READ = 2**28  # bytes; the directory of a zip of two million files has as many
 _READABLE = ('.tar', '.zip')
 _COMPRESSED = ('.tar.gz', '.tgz', '.tar.bz2', '.tbz2', '.tar.xz', '.txz', '.tar.zst', '.7z', '.rar')
 
@@ -45,36 +49,38 @@ class _CutShort(tarfile.ReadError):
   """A tar ends after a member, without the blocks that mark its end."""
 
 
-def members(path: str, *, allow_cut: bool = False) -> Iterator[Member]:
+def members(path: str, *, name: str | None = None, allow_cut: bool = False) -> Iterator[Member]:
   """Lists the regular files of a tar or zip.
 
   A tar within a tar stands for a folder of its name: 'n01440764.tar' for 'n01440764/'.
 
   Args:
     path: the path or address of the archive.
+    name: what errors call it; None: its path.
     allow_cut: whether a tar that was cut off after a member is only warned of.
 
   Raises:
     UserError: it is not an archive, is damaged, or was cut off.
   """
+  name = name or path
   try:
-    with storage.open_file(path) as file:
+    with _opened(path) as file:
       if tarfile.is_tarfile(file):
-        yield from _tar_members(file, path, 0, math.inf, allow_cut)
+        yield from _tar_members(file, name, 0, math.inf, allow_cut)
       elif zipfile.is_zipfile(file):
         yield from _zip_members(file)
       else:
-        raise UserError(f'{path} is neither a tar nor a zip; give one of these, a folder or a .csv file.')
+        raise UserError(f'{name} is neither a tar nor a zip; give one of these, a folder or a .csv file.')
   except UserError:
     raise
   except _CutShort as error:
     raise UserError(
-      f'{path} cannot be read as an archive ({error}); restore it, or prepare the files that are left with '
+      f'{name} cannot be read as an archive ({error}); restore it, or prepare the files that are left with '
       f'--bad_images=skip.'
     ) from error
   except Exception as error:  # tarfile and zipfile raise many types for a damaged archive
-    reason = getattr(error, 'strerror', None) or error
-    raise UserError(f'{path} cannot be read as an archive ({reason}); restore it.') from error
+    reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
+    raise UserError(f'{name} cannot be read as an archive ({reason}); restore it.') from error
 
 
 def decompressed(path: str, folder: str) -> str:
@@ -104,12 +110,32 @@ def decompressed(path: str, folder: str) -> str:
     tar = storage.join(folder, 'source.tar')
     try:
       with opener(file) as content, storage.atomic_path(tar, folder) as local, open(local, 'wb') as copy:
-        shutil.copyfileobj(cast(BinaryIO, content), copy, _COPY_BYTES)
+        _copy(cast(BinaryIO, content), copy, file, path)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
       if getattr(error, 'errno', None):  # of the system; bzip2's and gzip's own OSErrors have no number
         raise
       raise UserError(f'{path} cannot be decompressed ({error}); restore it.') from error
   return tar
+
+
+def _copy(content: BinaryIO, copy: BinaryIO, packed: BinaryIO, path: str) -> None:
+  """Copies what a packed file unpacks to.
+
+  Args:
+    content: the unpacked bytes.
+    copy: where to.
+    packed: the file that `content` reads from, which says how much has been read.
+    path: what errors call it.
+
+  Raises:
+    UserError: it unpacks to far more than images do.
+  """
+  while block := content.read(_COPY_BYTES):
+    copy.write(block)
+    if copy.tell() > _LARGEST_RATIO * max(packed.tell(), _SMALL):
+      raise UserError(
+        f'{path} unpacks to more than {_LARGEST_RATIO} times its size, which images do not; check what it is.'
+      )
 
 
 def is_archive(name: str) -> bool:
@@ -173,13 +199,15 @@ def _tar_members(file: BinaryIO, name: str, start: int, end: float, allow_cut: b
     while (info := archive.next()) is not None and info.offset < end:
       # tarfile would keep all of them; its stubs lack the list.
       archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
+      if info.size < 0:
+        raise tarfile.ReadError(f'damaged at byte {info.offset}')
       if not info.isreg() or info.sparse is not None:
         continue
       if not info.name.lower().endswith('.tar'):
         yield Member(info.name, info.offset_data, info.size)
         continue
       folder = stem(info.name)
-      inner_end = info.offset_data + info.size
+      inner_end = min(info.offset_data + info.size, end)  # no byte belongs to two tars beside each other
       for inner in _tar_members(file, f'{name}/{info.name}', info.offset_data, inner_end, allow_cut):
         yield inner._replace(
           name=f'{folder}/{inner.name}', folder=f'{folder}/{inner.folder}' if inner.folder else folder
@@ -209,4 +237,39 @@ def _check_end(file: BinaryIO, name: str, offset: int, end: float, allow_cut: bo
 @functools.lru_cache(maxsize=8)
 def _opened_zip(path: str) -> zipfile.ZipFile:
   """An open zip, kept open because reading its directory takes long."""
-  return zipfile.ZipFile(storage.open_file(path))
+  return zipfile.ZipFile(_opened(path))
+
+
+class _Bounded(io.BufferedIOBase):
+  """A file of which only so much is read at a time: archives state sizes, and what claims more is damaged."""
+
+  def __init__(self, file: BinaryIO):
+    self._file = file
+
+  def read(self, size: int | None = -1) -> bytes:
+    if size is None or size < 0 or size > _LARGEST_READ:
+      content = self._file.read(_LARGEST_READ + 1)
+      if len(content) > _LARGEST_READ:
+        raise OSError(f'a part of it has more than {_LARGEST_READ // 2**20} MiB')
+      return content
+    return self._file.read(size)
+
+  def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+    return self._file.seek(position, whence)
+
+  def tell(self) -> int:
+    return self._file.tell()
+
+  def seekable(self) -> bool:
+    return True
+
+  def readable(self) -> bool:
+    return True
+
+  def close(self) -> None:
+    self._file.close()
+    super().close()
+
+
+def _opened(path: str) -> BinaryIO:
+  return cast(BinaryIO, _Bounded(storage.open_file(path)))

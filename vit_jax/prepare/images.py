@@ -5,12 +5,13 @@ import dataclasses
 import cv2
 import numpy as np
 
+from vit_jax import foreign_files
 from vit_jax.data.decode import Picture
 from vit_jax.errors import BadImage, UserError
 from vit_jax.prepare import archives, storage
 from vit_jax.prepare.shard_plan import MIB, Item
 
-_LARGEST = 256 * MIB  # bytes of an encoded image; an archive may claim, and unpack to, any size
+_LARGEST = foreign_files.LARGEST_IMAGE  # an archive may claim, and unpack to, any size
 _OVERSAMPLING = 2  # a JPEG is decoded at a reduced scale that is at least so many times the wanted size
 
 

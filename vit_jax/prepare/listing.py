@@ -104,7 +104,7 @@ class Listing:
       self._layout.may_be_wrapped = False
       yield from self._in_folder()
     else:
-      yield from self._in_archive(archives.decompressed(self._source, work), '')
+      yield from self._in_archive(archives.decompressed(self._source, work), '', self._source)
 
   def _in_folder(self) -> Iterator[SourceImage]:
     """The images in a folder; if it has none, those in its archives."""
@@ -123,7 +123,8 @@ class Listing:
         raise UserError(
           f'{self._source} holds {name}, which has no random access; give that archive itself, or unpack it.'
         )
-      yield from self._in_archive(storage.join(self._source, name), archives.stem(name))
+      path = storage.join(self._source, name)
+      yield from self._in_archive(path, archives.stem(name), path)
 
   def _ignore_archives(self, names: list[str]) -> None:
     """Counts archives beside images as files that are not images, unless they are a series of parts."""
@@ -133,14 +134,15 @@ class Listing:
     for name in names:
       self._ignore(name)
 
-  def _in_archive(self, path: str, folder: str) -> Iterator[SourceImage]:
+  def _in_archive(self, path: str, folder: str, title: str) -> Iterator[SourceImage]:
     """The images in an archive.
 
     Args:
       path: the archive's path or address.
       folder: the folder that the archive stands for; '' for the source itself.
+      title: what errors call it.
     """
-    for member in archives.members(path, allow_cut=self._allow_cut):
+    for member in archives.members(path, name=title, allow_cut=self._allow_cut):
       file = SourceImage(f'{folder}/{member.name}', path, member.location, member.size)
       if image := self._image(file, f'{folder}/{member.folder}'):
         yield image

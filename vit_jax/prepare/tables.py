@@ -22,6 +22,7 @@ _TABLES = ('.csv', '.tsv')
 _IMAGE_COLUMNS = ('image', 'file_name', 'filename', 'file', 'path', 'id')  # the first that is there
 _LABEL_COLUMNS = ('label', 'labels', 'class', 'category', 'target')
 _DELIMITERS = (',', ';', '\t')
+_LONGEST_LINE = 2**20  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _table_images(table: str, root: str, split_folder: str, columns: Columns) ->
   for line, row in _rows(table, columns):
     where = f'{table} line {line}'
     path = _cell(row, columns.image, _IMAGE_COLUMNS, 'image', where)
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str) or not path or '\0' in path:
       raise UserError(f'{where} has no path of an image; fill it in, or remove the line.')
     if is_metadata:
       _check_inside(path, where)
@@ -181,15 +182,16 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
   try:
     with io.TextIOWrapper(storage.open_file(table), 'utf-8-sig', newline='') as file:
       if table.endswith('.jsonl'):
-        for line, text in enumerate(file, start=1):
+        for line, text in enumerate(_lines(file), start=1):
           row = json.loads(text)
           if not isinstance(row, dict):
             raise ValueError('it is not an object')
           yield line, row
         return
-      header = file.readline()
+      lines = _lines(file)
+      header = next(lines, '')
       delimiter = _delimiter(header, columns)
-      reader = csv.DictReader(itertools.chain([header], file), delimiter=delimiter)
+      reader = csv.DictReader(itertools.chain([header], lines), delimiter=delimiter)
       for row in reader:
         line = reader.line_num
         yield line, row
@@ -198,6 +200,18 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
   except OSError as error:
     reason = error.strerror or error
     raise UserError(f'{table} cannot be read ({reason}); give a table that can.') from error
+
+
+def _lines(file: io.TextIOWrapper) -> Iterator[str]:
+  """The lines of a table.
+
+  Raises:
+    ValueError: one is longer than any table's, so that the file is something else.
+  """
+  while line := file.readline(_LONGEST_LINE + 1):
+    if len(line) > _LONGEST_LINE:
+      raise ValueError(f'it has a line of more than {_LONGEST_LINE:,} characters')
+    yield line
 
 
 def _delimiter(header: str, columns: Columns) -> str:

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from vit_jax import foreign_files
 from vit_jax.errors import UserError
 from vit_jax.pretrained import download
 
@@ -18,9 +19,10 @@ def read(place: str, num_classes: int) -> tuple[str, ...]:
   """
   path = download.local_file(place, 'text') if download.is_address(place) else pathlib.Path(place)
   try:
-    names = tuple(path.read_text().splitlines())
+    names = tuple(foreign_files.read_text(path).splitlines())
   except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'--class_names={place} cannot be read ({error}).') from error
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'--class_names={place} cannot be read ({reason}); give a text in UTF-8.') from error
   if len(names) != num_classes:
     raise UserError(f'{place} has {len(names)} names, and the checkpoint {num_classes} classes.')
   return names

@@ -4,7 +4,7 @@ import json
 import pathlib
 import reprlib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from vit_jax.errors import UserError
 
@@ -13,6 +13,17 @@ T = TypeVar('T')
 _LARGEST_FILE = 2**26  # bytes; an index of a hundred thousand tensors has a sixth of that
 _LARGEST_SIZE = 10**6
 _LONGEST_TEXT = 200
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+  """Whether a value of JSON is a string that can be written: JSON may escape half of a character."""
+  if not isinstance(value, str):
+    return False
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
 
 
 class JsonObject:
@@ -84,7 +95,7 @@ class JsonObject:
   def text(self, name: str, default: str = '') -> str:
     """A string."""
     value = self.raw(name, default)
-    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+    if not is_text(value) or len(value) > _LONGEST_TEXT:
       raise self.error(name, value, 'a short text')
     return value
 
@@ -138,7 +149,7 @@ class JsonObject:
         f'name 0 to {num_classes - 1}; get the config that belongs to the tensors.'
       )
     ordered = [names[str(i)] for i in range(num_classes)]
-    if not all(isinstance(name, str | int | float) for name in ordered):
+    if not all(is_text(name) or isinstance(name, int | float) for name in ordered):
       raise self.error('id2label', names, 'an object of texts')
     texts = tuple(str(name) for name in ordered)
     # What transformers calls classes that nobody named.

@@ -13,7 +13,7 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
-from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 
@@ -325,7 +325,7 @@ def _class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | N
   names = published.raw('label_names')
   if names is None:
     return None
-  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+  if not isinstance(names, list) or not all(map(is_text, names)):
     raise published.error('label_names', names, 'a list of texts')
   return tuple(names) if names and len(names) == num_classes else None
 

@@ -4,6 +4,7 @@ import pathlib
 import textwrap
 from collections.abc import Sequence
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,6 +25,7 @@ _OUR_COLOUR, _SCRATCH_COLOUR = 'C0', 'C1'
 _QUOTED_COLOURS = {column: f'C{number}' for number, column in enumerate(QUOTED, 2)}
 
 
+@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def draw(
   lines: Sequence[Line],
   header: Sequence[str],

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from vit_jax import cli, files, weights_flag
+from vit_jax import cli, files, foreign_files, weights_flag
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -66,7 +66,9 @@ def main(arguments: Sequence[str]) -> None:
 
   def read(path: pathlib.Path) -> np.ndarray | None:
     try:
-      return Picture(path.read_bytes(), model.preprocess.channels, str(path)).pixels()
+      return Picture(
+        foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), model.preprocess.channels, str(path)
+      ).pixels()
     except (UserError, OSError) as error:
       unreadable.append(path)
       print(error, file=sys.stderr)

@@ -71,7 +71,8 @@ def make(
     raise UserError('None of the images can be read; restore them, or name others.')
   files = _draw_model(model, distances, observer.absent, out)
   text = page.write(_facts(model, title, len(distances), observer.absent), files, drawn)
-  (out / 'index.html').write_text(text, encoding='utf-8')
+  # A file's name may have bytes that are not UTF-8.
+  (out / 'index.html').write_text(text, encoding='utf-8', errors='backslashreplace')
   return observer.absent
 
 

@@ -196,7 +196,7 @@ def test_records_without_named_features_are_refused(folder):
 def test_pipe_in_place_of_a_file_does_not_hang(folder):
   (folder / 'features.json').unlink()
   os.mkfifo(folder / 'features.json')
-  with pytest.raises(UserError, match=r'features\.json is not a regular file'):
+  with pytest.raises(UserError, match=r'features\.json cannot be read \(it is not a regular file\)'):
     open_source(f'tfds:{folder}', 'train', data=DataConfig())
 
 
@@ -253,3 +253,38 @@ def test_damaged_checksums_are_noticed(summed):
     path.write_text(damaged)
     with pytest.raises(UserError, match='SHA256SUMS'):
       open_source(f'tfds:{summed}', 'train', data=DataConfig())
+
+
+def in_info(change):
+  def attack(folder):
+    edit_json(folder / 'dataset_info.json', change)
+
+  return attack
+
+
+FILES = {
+  'a template that leads elsewhere': in_info(
+    lambda c: c['splits'][0].update(filepathTemplate='../x-{SPLIT}')
+  ),
+  'the other spelling': in_info(lambda c: c['splits'][0].update(filepath_template='/dev/{SPLIT}')),
+  'a name that leads elsewhere': in_info(lambda c: c.update(name='../x')),
+  'a name of two lines': in_info(lambda c: c.update(name='a\nb')),
+  'a split that leads elsewhere': in_info(lambda c: c['splits'][0].update(name='../x')),
+}
+
+
+@pytest.mark.parametrize('attack', FILES.values(), ids=FILES)
+def test_shards_are_files_of_their_folder(folder, attack):
+  attack(folder)
+  with pytest.raises(UserError, match=r'dataset_info\.json has .* which is no file of its folder') as error:
+    open_source(f'tfds:{folder}', 'train', data=DataConfig())
+  assert '\n' not in str(error.value)
+
+
+def test_shards_without_end_are_refused_before_anything_is_made_of_them(folder):
+  in_info(lambda c: c['splits'][0].update(shardLengths=['1'] * 200_000))(folder)
+  with pytest.raises(UserError, match='names 200,000 shards of a split'):
+    open_source(f'tfds:{folder}', 'train', data=DataConfig())
+  in_info(lambda c: [split.update(shardLengths=[str(10**18)]) for split in c['splits']])(folder)
+  with pytest.raises(UserError, match=r'less than the 1,000,000,000,000,000,000 records|cannot be read'):
+    open_source(f'tfds:{folder}', 'train', data=DataConfig())

@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from vit_jax import foreign_files
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources.base import NamedSource, Record, check_split, select
 from vit_jax.data.sources.folder_listing import EXTENSIONS, Listing, files_below, folders_in, list_images
@@ -88,10 +89,10 @@ class FolderSource(NamedSource):
     """Raises UserError for a file that cannot be read."""
     path = os.path.join(self._root, self._listing.path(self._numbers[index]))
     try:
-      with open(path, 'rb') as file:
-        return Record(file.read(), int(self._labels[index]), path)
+      image = foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE)
     except OSError as error:
       raise UserError(f'{path} cannot be read ({error.strerror}); restore or remove it.') from error
+    return Record(image, int(self._labels[index]), path)
 
   def labels(self) -> np.ndarray:
     return self._labels

@@ -27,6 +27,7 @@ _CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait
 _OTHER_FILES = 512  # that a run may have open beside its data
 _SAMPLES, _SAMPLE_BYTES = 8, 1024  # of a shard, which tell that it was replaced
+_MANY_RECORDS = 10**6  # of one shard
 _RANDOM_ACCESS = ('array_record', 'parquet')
 
 
@@ -64,6 +65,8 @@ class TfdsSource(NamedSource):
       self._records = builder.as_data_source(split=split, decoders=decoders)  # pyright: ignore[reportCallIssue]
     except (ValueError, NotImplementedError) as error:
       raise bad_split(split, name, error) from None
+    except OSError as error:  # Parquet files are opened here
+      raise UserError(f'{name} cannot be read ({error.strerror or error}); restore it.') from error
     if not len(self._records):
       raise UserError(f'Split {split!r} of {name} has no records; choose another.')
     self.class_names = tuple(class_names or reader.names)
@@ -71,6 +74,7 @@ class TfdsSource(NamedSource):
     self._reader, self._name = reader, f'{name}/{split} record'
     instructions = builder.info.splits[split].file_instructions
     self._files = [instruction.filename for instruction in instructions]
+    _check_claims(self._files, [instruction.take for instruction in instructions])
     self._file_ends = list(itertools.accumulate(instruction.take for instruction in instructions))
     _allow_open_files(len(self._files), name)
 
@@ -180,6 +184,16 @@ def _check_format(builder: tfds.core.DatasetBuilder) -> None:
       f'convert it, where TensorFlow is installed, with: tfds convert_format '
       f'--dataset_version_dir={builder.data_dir} --out_file_format=array_record'
     )
+
+
+def _check_claims(files: Sequence[str], records: Sequence[int]) -> None:
+  """Raises UserError where a shard is said to have more records than bytes.
+
+  Only shards of very many records are looked at, since on a network each look takes a moment.
+  """
+  for file, count in zip(files, records, strict=True):
+    if count > _MANY_RECORDS and '://' not in file and os.path.exists(file) and count > os.path.getsize(file):
+      raise UserError(f'{file} has less than the {count:,} records that {INFO} says; prepare the data again.')
 
 
 def _allow_open_files(count: int, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax import foreign_files
 from vit_jax.errors import UserError
 
 INFO = 'dataset_info.json'
@@ -44,6 +45,10 @@ _ALLOWED = frozenset(
 # The keys of a feature's class: of protocol buffers in JSON, in both of their spellings, and of old versions.
 _CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')
 
+# What a split's files are called after, in both spellings.
+_FILE_KEYS = ('name', 'filepathTemplate', 'filepath_template')
+_MOST_SHARDS = 100_000
+
 _CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
 # Shards have checksums of their own, and would take long; the list of bad images is read by nobody.
 _UNCHECKED = re.compile(r'.+\.array_record-\d+-of-\d+|bad_images\.csv')
@@ -71,6 +76,7 @@ def _check_features(folder: epath.Path) -> None:
   info = _read_json(folder / INFO)
   # Of the other fields, the schema has keys called 'type' that name no class.
   named_in_info = info.get('features') if isinstance(info, dict) else None
+  _check_files(folder / INFO, info)
   for file, feature in ((_FEATURES, features), (INFO, named_in_info)):
     for name in _class_names(feature):
       if name not in _ALLOWED:
@@ -79,6 +85,23 @@ def _check_features(folder: epath.Path) -> None:
           f'it would '
           f'run code from elsewhere; prepare the data again with the features of tfds.features.'
         )
+
+
+def _check_files(file: epath.Path, info: Any) -> None:
+  """Checks that the shards of a dataset_info.json are files of its folder, and not without end."""
+  splits = info.get('splits') if isinstance(info, dict) else None
+  splits = [split for split in splits if isinstance(split, dict)] if isinstance(splits, list) else []
+  parts = [info.get('name')] if isinstance(info, dict) else []
+  for split in splits:
+    parts += [split.get(key) for key in _FILE_KEYS]
+    shards = split.get('shardLengths') or split.get('shard_lengths')
+    if isinstance(shards, list) and len(shards) > _MOST_SHARDS:
+      raise UserError(f'{file} names {len(shards):,} shards of a split; prepare the data again with fewer.')
+  for part in parts:
+    if isinstance(part, str) and ('/' in part or not part.isprintable()):
+      raise UserError(
+        f'{file} has {part[:100]!r} in the names of its files, which is no file of its folder; prepare it again.'
+      )
 
 
 def _class_names(feature: Any) -> Iterator[str]:
@@ -120,9 +143,9 @@ def _read(path: epath.Path) -> bytes | None:
   try:
     if not path.exists():
       return None
-    if '://' not in os.fspath(path) and not os.path.isfile(path):  # such as a pipe, which epath calls a file
-      raise UserError(f'{path} is not a regular file; restore it or prepare the data again.')
-    return path.read_bytes()
+    if '://' in os.fspath(path):
+      return path.read_bytes()
+    return foreign_files.read_bytes(path, foreign_files.LARGEST_TEXT)
   except OSError as error:
     raise UserError(
       f'{path} cannot be read ({error.strerror}); restore it or check its permissions.'
@@ -136,7 +159,9 @@ def _check_checksums(folder: epath.Path) -> None:
   for line in content.decode(errors='replace').splitlines():
     match = _CHECKSUM.fullmatch(line)
     if match is None:
-      raise UserError(f'{folder / _CHECKSUMS} is damaged at {line!r}; restore it or prepare the data again.')
+      raise UserError(
+        f'{folder / _CHECKSUMS} is damaged at {line[:100]!r}; restore it or prepare the data again.'
+      )
     digest, name = match[1], match[2]
     if _UNCHECKED.fullmatch(name):
       continue

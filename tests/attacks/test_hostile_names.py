@@ -1,0 +1,134 @@
+"""Names that are formulas, markup or no UTF-8, in every picture and table: nothing ends the run, nothing is markup."""
+
+import io
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import tiny
+from absl.testing import flagsaver
+from flax import nnx
+from PIL import Image
+from vit_jax.pretrained.preprocess import Preprocess
+
+from vit_jax import cli, compare, main
+from vit_jax import config as c
+from vit_jax.data.sources.folder import FolderSource
+from vit_jax.errors import UserError
+from vit_jax.evaluation import report
+from vit_jax.evaluation.classification_metrics import Examples
+from vit_jax.loading import LoadedModel
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.training import figures
+from vit_jax.transfer import figure
+from vit_jax.transfer.runner import Accuracies, Line
+from vit_jax.visualize import gallery
+
+# matplotlib cannot draw any of these as a formula.
+NAMES = ('$10_$20', '\\frac', r'$\frac$', '$$', '_^{', '<script>alert(1)</script>', '%s {0}', 'a\nb', '')
+
+
+@pytest.fixture(scope='module')
+def hostile_folder(tmp_path_factory):
+  """Images of a class for each name that a folder can have, and of one that is not UTF-8."""
+  root = tmp_path_factory.mktemp('images')
+  for name in (*(os.fsencode(name) for name in NAMES if name and '/' not in name), b'caf\xe9'):
+    folder = os.path.join(os.fsencode(root), name)
+    os.mkdir(folder)
+    for file in (b'$x_$.png', b'\xff.png'):
+      Image.new('RGB', (8, 8)).save(root / 'x.png')
+      os.rename(root / 'x.png', os.path.join(folder, file))
+  return root
+
+
+def test_folders_of_any_name_are_classes_that_can_be_written_as_text(hostile_folder):
+  names = FolderSource(str(hostile_folder), 'train', val_fraction=0.5).class_names
+  assert set(names) >= {'$10_$20', '\\frac', 'caf\\xe9'}
+  assert json.loads(json.dumps(names).encode()) == list(names) and '\n'.join(names).encode()
+
+
+def test_first_batch_and_curves_draw_any_name(tmp_path):
+  images, labels = np.zeros((len(NAMES), 8, 8, 3), np.float32), np.arange(len(NAMES))
+  figures.save_first_batch(tmp_path / 'report/first_batch.png', images, labels, NAMES, c.DataConfig())
+  lines = [{'step': step, **{f'{name}/loss': 1.0 for name in NAMES}} for step in (1, 2)]
+  (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  figures.save_curves(tmp_path)
+  assert {path.name for path in (tmp_path / 'report').iterdir()} == {'first_batch.png', 'curves.png'}
+
+
+@pytest.mark.parametrize('classes', [len(NAMES), 40])  # the axes name the classes, or bars do
+def test_report_of_an_evaluation_draws_any_name(tmp_path, classes):
+  names = (NAMES * 5)[:classes]
+  label = np.arange(classes)
+  examples = Examples(
+    num_classes=classes,
+    label=label,
+    prediction=np.roll(label, 1),
+    confidence=np.full(classes, 0.5, np.float32),
+    rank=np.zeros(classes, np.int32),
+    loss=np.ones(classes, np.float32),
+  )
+  report.save(tmp_path, '$a_$', examples, names)
+  assert len(list(tmp_path.glob('*.png'))) == 2
+  found = json.loads((tmp_path / '$a_$.json').read_text())['classes']
+  assert [entry['name'] for entry in found] == list(names)
+
+
+def test_comparison_draws_runs_and_metrics_of_any_name(tmp_path):
+  folders = [os.path.join(os.fsencode(tmp_path), name) for name in (b'$10_$20', b'\xff\\frac')]
+  for folder in folders:
+    os.mkdir(folder)
+    with open(os.path.join(folder, b'config.json'), 'w') as file:
+      json.dump(c.as_json(c.Config()), file)
+    with open(os.path.join(folder, b'metrics.jsonl'), 'w') as file:
+      file.write(json.dumps({'step': 1, '$x_$/loss': 1.0, 'learning_rate': 0.1}) + '\n')
+  runs = compare.read_runs([compare.pathlib.Path(os.fsdecode(folder)) for folder in folders])
+  assert [run.name for run in runs] == ['$10_$20', '\\xff\\frac']
+  assert compare.report(runs).encode()
+  compare.draw(runs, tmp_path / 'curves.png')
+
+
+def test_table_of_transfer_draws_any_name(tmp_path):
+  accuracies = Accuracies(0.5, 0.1, None)
+  lines = [Line(name, accuracies, None, (), (), '', '', ()) for name in NAMES]
+  figure.draw(lines, ['$x_$', 'ours'], [[name, '50'] for name in NAMES], list(NAMES), tmp_path / 'table.png')
+  assert Image.open(tmp_path / 'table.png').width > 100
+
+
+def test_page_of_pictures_shows_any_name_as_text(tmp_path):
+  graphdef, params = tiny.build(tiny.options(), image_size=(12, 8), channels=3, num_classes=len(NAMES))
+  preprocess = Preprocess.from_range((12, 8), -1, 1)
+  model = LoadedModel(nnx.merge(graphdef, params), preprocess, NAMES)
+  path = compare.pathlib.Path(os.fsdecode(b'$x_$<b>\xff.png'))
+  gallery.make(model, [path], [path], lambda _: np.zeros((9, 9, 3), np.uint8), tmp_path, title=NAMES[0])
+  text = (tmp_path / 'index.html').read_text(encoding='utf-8')
+  assert '<script' not in text and '<b>' not in text and r'&lt;b&gt;\udcff.png' in text
+
+
+def test_output_is_of_names_of_any_bytes(monkeypatch):
+  """As of `predict`, whose table has the names of the files."""
+  written = io.BytesIO()
+  monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(written, 'utf-8', errors='strict'))
+  monkeypatch.setattr(sys, 'argv', ['command'])
+  monkeypatch.setattr(sys, 'exit', lambda code: None)
+  assert cli._exit_code(lambda: print(os.fsdecode(b'caf\xe9')), ['command'], False) == 0
+  assert written.getvalue() == b'caf\\udce9\n'
+
+
+def test_half_a_character_in_json_is_no_name(tmp_path):
+  (tmp_path / 'config.json').write_text(r'{"id2label": {"0": "\ud800"}, "model_type": "\udfff"}')
+  values = JsonObject.read(tmp_path / 'config.json')
+  with pytest.raises(UserError, match=r'id2label .* must be an object of texts'):
+    values.class_names(1)
+  with pytest.raises(UserError, match=r'model_type .* must be a short text'):
+    values.text('model_type')
+
+
+def test_workdir_that_checkpoints_cannot_be_written_to_is_refused_before_training():
+  with (
+    flagsaver.as_parsed(workdir=os.fsdecode(b'runs/caf\xe9')),
+    pytest.raises(UserError, match='bytes that are not UTF-8'),
+  ):
+    main._config_and_workdir()

@@ -1,0 +1,42 @@
+"""Reads small files from elsewhere whole, in bounded time and memory, whatever lies at their path."""
+
+import errno
+import os
+import stat
+
+LARGEST_IMAGE = 256 * 2**20  # bytes of an encoded image
+LARGEST_TEXT = 64 * 2**20  # bytes of JSON or of names
+
+
+def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
+  """The content of a regular file.
+
+  Args:
+    path: the file. A named pipe or a device, which might never end, is not opened for long.
+    at_most: bytes; a file that has more is not read.
+
+  Raises:
+    OSError: it cannot be read, is no regular file or too large; `strerror` says which.
+  """
+  descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+  try:
+    state = os.fstat(descriptor)
+    if not stat.S_ISREG(state.st_mode):
+      raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
+    with open(descriptor, 'rb', closefd=False) as file:
+      content = file.read(at_most + 1) if state.st_size <= at_most else b''
+    if max(state.st_size, len(content)) > at_most:
+      raise OSError(errno.EFBIG, f'it has more than {at_most // 2**20} MiB', os.fspath(path))
+    return content
+  finally:
+    os.close(descriptor)
+
+
+def read_text(path: str | os.PathLike[str], at_most: int = LARGEST_TEXT) -> str:
+  """The content of a regular file in UTF-8.
+
+  Raises:
+    OSError: as `read_bytes`.
+    UnicodeDecodeError: it is not UTF-8.
+  """
+  return read_bytes(path, at_most).decode()
