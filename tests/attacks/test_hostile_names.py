@@ -11,10 +11,10 @@ import tiny
 from absl.testing import flagsaver
 from flax import nnx
 from PIL import Image
-from vit_jax.pretrained.preprocess import Preprocess
 
 from vit_jax import cli, compare, main
 from vit_jax import config as c
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.errors import UserError
 from vit_jax.evaluation import report
