@@ -151,6 +151,11 @@ def test_a_section_has_the_options_of_its_own_kind_only():
       "config.objective.loss is 'softmax'; choose 'sigmoid'.",
     ),
     (
+      {'data': {'label_weights': True}},
+      'config.data.label_weights is on and config.data.max_labels is None; set it to the length of the '
+      'longest list.',
+    ),
+    (
       {'data': {'mixture': [['digits', 0.0]]}},
       "config.data.mixture: 'digits' has the weight 0.0; it must be more than 0.",
     ),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from vit_jax.errors import UserError
 
+_LARGEST = 1e18  # of any unit
 _DURATION = re.compile(r'\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(epochs?|steps?|examples?|%)\s*')
 
 
@@ -20,7 +21,7 @@ def parse(text: str) -> tuple[float, str]:
     number = float(match[1]) if match else math.nan
   except ValueError:  # '1.2.3 steps'
     number = math.nan
-  if not match or not math.isfinite(number):
+  if not match or not number <= _LARGEST:
     raise ValueError(f"{text!r} is not a duration such as '90 epochs', '500 steps' or '5%'")
   return number, match[2].rstrip('s')
 

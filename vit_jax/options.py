@@ -34,13 +34,20 @@ class Between:
 
   def __call__(self, value: float) -> None:
     if not self.low <= value <= self.high:
-      span = f'at least {self.low}' if self.high == math.inf else f'between {self.low} and {self.high}'
-      raise ValueError(f'it must be {span}')
+      raise ValueError(f'it must be between {self.low} and {self.high}')
 
 
-def AtLeast(low: float) -> Between:  # noqa: N802 (read as a type)
-  """A rule: a number from `low` on."""
-  return Between(low, math.inf)
+class AtLeast(Between):
+  """A rule: a number from `low` on, below a limit that only a slip exceeds."""
+
+  def __init__(self, low: float, at_most: float = math.inf):
+    super().__init__(low, at_most)
+
+  def __call__(self, value: float) -> None:
+    if value > self.high:
+      raise ValueError(f'it must be at most {self.high:,}')
+    if not value >= self.low:
+      raise ValueError(f'it must be at least {self.low}')
 
 
 def regex(pattern: str) -> None:
@@ -63,13 +70,15 @@ RESUMABLE = _Resumable()
 TINY = 1e-12
 
 # Types of options.
-Count = Annotated[int, AtLeast(1)]
-Amount = Annotated[int, AtLeast(0)]
+Count = Annotated[int, AtLeast(1, at_most=2**31 - 1)]
+Amount = Annotated[int, AtLeast(0, at_most=2**31 - 1)]
+Size = Annotated[int, AtLeast(1, at_most=1_000_000)]  # of an axis of a network's arrays
+Pixels = Annotated[int, AtLeast(1, at_most=16_384)]  # along a side of an image
 Positive = Annotated[float, AtLeast(TINY)]
 NotNegative = Annotated[float, AtLeast(0)]
 Rate = Annotated[float, Between(0, 0.999)]  # of dropout and its kin
 Regex = Annotated[str, regex]
-ImageSize = Annotated[tuple[Count, Count], _Square()]  # height, width in pixels
+ImageSize = Annotated[tuple[Pixels, Pixels], _Square()]  # height, width in pixels
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], path: str = 'config') -> T:

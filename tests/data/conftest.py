@@ -3,14 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from fake_data import Lists, Shades
+from fake_data import Lists, Shades, SoftLists
 
 
 @pytest.fixture(scope='session')
 def shades_dir(tmp_path_factory):
-  """A data directory with the prepared data sets `shades` and `lists`."""
+  """A data directory with the prepared data sets `shades`, `lists` and `soft_lists`."""
   folder = tmp_path_factory.mktemp('tfds')
-  for builder in (Shades, Lists):
+  for builder in (Shades, Lists, SoftLists):
     builder(data_dir=str(folder), file_format='array_record').download_and_prepare()
   return folder
 

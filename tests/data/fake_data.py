@@ -57,6 +57,20 @@ class Lists(tfds.core.GeneratorBasedBuilder):
       yield number, {'image': image, 'labels': np.flatnonzero(bits)}
 
 
+class SoftLists(Lists):
+  """The same with a weight for each class: 0.25, 0.5, 0.75 and 1."""
+
+  name = 'soft_lists'
+
+  def _info(self):
+    features = dict(super()._info().features.items()) | {'weights': tfds.features.Sequence(np.float32)}
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _generate_examples(self):
+    for number, example in super()._generate_examples():
+      yield number, example | {'weights': np.float32(0.25 * (1 + example['labels']))}
+
+
 class FakeSource(Source):
   """Records whose label is their number and whose image is random but fixed.
 

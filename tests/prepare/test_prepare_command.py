@@ -157,9 +157,12 @@ def test_mistyped_source_does_not_lock_the_destination(photos, tmp_path):
 @pytest.mark.parametrize(
   'arguments,message',
   [
-    (['src'], 'SRC or DST is missing; give both: python -m vit_jax.prepare /path/to/images'),
+    (['src'], 'SRC or DST is missing; write: python -m vit_jax.prepare /path/to/images'),
     (['src', 'dst', 'more'], "'more' is neither SRC nor DST"),
-    (['/no/source', 'dst'], 'There is no /no/source; give a folder, a tar or zip archive, or a .csv file.'),
+    (
+      ['/no/source', 'dst'],
+      'There is no /no/source; give a folder, a tar or zip archive, or a file .csv or .parquet.',
+    ),
     (['src', 'dst', '--shortest_side=0'], 'shortest_side'),
   ],
 )

@@ -51,7 +51,7 @@ def test_paths_are_relative_to_the_table_absolute_or_addresses(tmp_path):
   (tmp_path / 'b.jpg').write_bytes(PICTURE)
   (tmp_path / 's').mkdir()
   first, second, third = Listing(str(tmp_path / 'x.csv'), tmp_path / 's', '')
-  assert first == SourceImage('b.jpg', str(tmp_path / 'b.jpg'), None, len(PICTURE), 'train', ['1'])
+  assert first == SourceImage('b.jpg', str(tmp_path / 'b.jpg'), None, len(PICTURE), 'train', ['1'], [])
   assert (second.path, second.size) == ('/c.jpg', None)
   assert (third.name, third.path, third.size) == ('s3://d/e.jpg', 's3://d/e.jpg', None)
 
@@ -110,8 +110,8 @@ def test_missing_endings_of_file_names_are_found(tmp_path):
 def test_numbers_as_labels_are_sorted_by_number(tmp_path):
   (tmp_path / 'x.csv').write_text('image,label\na.jpg,10\nb.jpg,9\n')
   listing = Listing(str(tmp_path / 'x.csv'), tmp_path, str(tmp_path))
-  assert listing.sorted_classes({'9', '10', '09'}) == ['09', '9', '10']
-  assert listing.sorted_classes({'9', '10', 'x'}) == ['10', '9', 'x']
+  assert listing.ordered_classes({'9', '10', '09'})[1] == ['09', '9', '10']
+  assert listing.ordered_classes({'9', '10', 'x'})[1] == ['10', '9', 'x']
 
 
 @pytest.mark.parametrize(

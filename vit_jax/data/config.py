@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.data import augment_policy
 from vit_jax.durations import Duration
 from vit_jax.errors import UserError
-from vit_jax.options import RESUMABLE, TINY, Amount, Between, Count, ImageSize, Positive
+from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels, Positive
 
 Crop = Literal['inception', 'random', 'central', 'resize']
 Interpolation = Literal['bilinear', 'pillow_nearest', 'pillow_bilinear', 'pillow_bicubic', 'pillow_lanczos']
@@ -34,7 +34,7 @@ class DataConfig:
   # ((until, height), …): smaller images at first, such as (('40%', 128), ('70%', 160)), with the width,
   # `resize` and `padding` in proportion. The model is that of `image_size`, at which it is evaluated; its
   # positions are interpolated.
-  progressive_resizing: tuple[tuple[Duration, Count], ...] = ()
+  progressive_resizing: tuple[tuple[Duration, Pixels], ...] = ()
   # 3: colour, 1: grayscale.
   channels: Literal[1, 3] = 3
   # ((source, weight), …): several sources, drawn from in proportion to their weights, instead of `source`;
@@ -50,16 +50,21 @@ class DataConfig:
   repeats: Count = 1
   # Classes of the head. None: what the data set says.
   num_classes: Count | None = None
-  # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid'. Accuracy is then
+  # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid' or label_weights.
+  # Accuracy is then
   # whether the most probable class is on the list (precision@1; no, for an empty one). None: one class each.
   max_labels: Count | None = None
+  # The classes of an image have weights from 0 to 1, its soft targets (soft labels), where the data has them;
+  # elsewhere each is 1. 'softmax' divides them by their sum. Accuracy is then whether the most probable class
+  # is the one with the largest weight. Needs max_labels.
+  label_weights: bool = False
   # How a training image is cut: 'inception' (a random box, distorted), 'random' (resize, pad,
   # random position), 'central' (resize the shorter side, cut the middle) or 'resize' (squash).
   crop: Crop = 'inception'
   # 'inception': the box's share of the image, at least and at most.
   area: tuple[float, float] = (0.05, 1.0)
   # Pixels before the cut: 'random' both sides, 'central' the shorter one.
-  resize: Count | None = None
+  resize: Pixels | None = None
   # 'random': zero pixels added on every side.
   padding: Amount = 0
   # Mirror half of the training images left to right.
@@ -90,9 +95,9 @@ class DataConfig:
   # What was replaced is counted as data/bad_images and listed in report/bad_images.jsonl.
   bad_images: Annotated[Literal['stop', 'replace'], RESUMABLE] = 'stop'
   # Threads that decode images, in each process.
-  threads: Annotated[int, Between(1, math.inf), RESUMABLE] = 2
+  threads: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
   # Batches made ahead, in each process.
-  prefetch: Annotated[int, Between(1, math.inf), RESUMABLE] = 2
+  prefetch: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
 
   @property
   def title(self) -> str:
@@ -117,9 +122,18 @@ class DataConfig:
         raise UserError(
           f'{path}.{name} is {values}; give one number, or one for each of the {self.channels} channels.'
         )
+    if self.label_weights and self.max_labels is None:
+      raise UserError(
+        f'{path}.label_weights is on and {path}.max_labels is None; set it to the length of the longest list.'
+      )
     resize = self.resize or max(self.image_size)
     if self.crop in ('random', 'central') and resize + 2 * self.padding < max(self.image_size):
       raise UserError(f'{path}.resize is {resize} pixels, smaller than image_size {self.image_size}.')
+    if self.crop == 'random' and self.padding >= min(self.image_size):
+      raise UserError(
+        f'{path}.padding is {self.padding} pixels, as much as image_size {self.image_size} or more: a crop could '
+        f'lie beside its image; make it smaller.'
+      )
     for source, weight in self.mixture:
       if not 0 < weight < math.inf:
         raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')

@@ -33,33 +33,33 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   """Mirrors, mixes and scales a training batch.
 
   Args:
-    batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n).
+    batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n).
     data: flip, mixup, cutmix, mix_per, mean, std.
     key: a typed PRNG key of this step.
 
   Returns:
-    'image', float32 (B, H, W, C), and 'label', of the shape it had. If images are mixed, also 'label_b', of
-    the same shape, and 'lam', float32 (B,), between 0.5 and 1: 'label' belongs to the image that makes up the
-    share `lam` of the mixture, 'label_b' to the other one.
+    'image', float32 (B, H, W, C), 'label' and, if there is one, 'weight', of the shapes they had. If images are
+    mixed, also 'label_b' (and 'weight_b'), of the same shapes, and 'lam', float32 (B,), between 0.5 and 1:
+    'label' belongs to the image that makes up the share `lam` of the mixture, 'label_b' to the other one.
   """
   flip_key, mix_key = jax.random.split(key)
-  images, labels = batch['image'], batch['label']
+  images = batch['image']
+  targets = {name: batch[name] for name in ('label', 'weight') if name in batch}
   if data.flip:
     mirrored = jax.vmap(jax.random.bernoulli)(keys_of_rows(flip_key, len(images)))
     images = jnp.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
   weights = _weights(mix_key, data, images.shape)
   if weights is None:
-    return {'image': prepare(images, data), 'label': labels}
+    return {'image': prepare(images, data), **targets}
   mixed = weights * images + (1 - weights) * _neighbours(images)
   own = jnp.broadcast_to(weights.mean(axis=(1, 2, 3)), len(images))  # share of each row's own image
-  is_larger = (own >= 0.5).reshape(-1, *[1] * (labels.ndim - 1))
-  neighbours = _neighbours(labels)
-  return {
-    'image': prepare(mixed, data),
-    'label': jnp.where(is_larger, labels, neighbours),
-    'label_b': jnp.where(is_larger, neighbours, labels),
-    'lam': jnp.maximum(own, 1 - own),
-  }
+  is_larger = (own >= 0.5).reshape(-1, *[1] * (batch['label'].ndim - 1))
+  result = {'image': prepare(mixed, data), 'lam': jnp.maximum(own, 1 - own)}
+  for name, values in targets.items():
+    neighbours = _neighbours(values)
+    result[name] = jnp.where(is_larger, values, neighbours)
+    result[f'{name}_b'] = jnp.where(is_larger, neighbours, values)
+  return result
 
 
 def keys_of_rows(key: jax.Array, rows: int) -> jax.Array:

@@ -60,7 +60,21 @@ class _Pipeline(abc.ABC):
       labels = np.zeros(rows, np.int32)
     else:
       labels = np.full((rows, data.max_labels), -1, np.int32)
-    return {'image': np.zeros((rows, *data.image_size, data.channels), np.uint8), 'label': labels}
+    buffers = {'image': np.zeros((rows, *data.image_size, data.channels), np.uint8), 'label': labels}
+    if data.label_weights:
+      buffers['weight'] = np.zeros(labels.shape, np.float32)
+    return buffers
+
+  def _set_labels(self, buffers: dict[str, np.ndarray], row: int, record: Record) -> None:
+    """Writes the label of a record, and its weights if the run has them, into a row of the buffers.
+
+    Raises:
+      UserError: as `_label`.
+    """
+    buffers['label'][row] = self._label(record)
+    if 'weight' in buffers:
+      count = np.size(record.label)
+      buffers['weight'][row, :count] = 1 if record.weights is None else record.weights
 
   def _label(self, record: Record) -> int | np.ndarray:
     """A row of the batch's labels: the record's class, or its list of classes padded with -1.
@@ -94,7 +108,8 @@ class TrainPipeline(_Pipeline):
   """Shuffled, augmented training batches.
 
   A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. If images have lists of
-  classes, 'label' is (B, data.max_labels), padded with -1.
+  classes, 'label' is (B, data.max_labels), padded with -1; with data.label_weights there is also 'weight',
+  float32 of the same shape, padded with 0.
   """
 
   def __init__(
@@ -160,10 +175,11 @@ class TrainPipeline(_Pipeline):
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     for row in rows:
       position = step * self._batch_size + self._rows.numbers[row]
-      buffers['image'][row], buffers['label'][row] = self._example_at(position)
+      buffers['image'][row], record = self._example_at(position)
+      self._set_labels(buffers, row, record)
 
-  def _example_at(self, position: int) -> tuple[np.ndarray, int | np.ndarray]:
-    """The example at a position, or the one that replaces it, in the image size of the position's step."""
+  def _example_at(self, position: int) -> tuple[np.ndarray, Record]:
+    """The image, in the size of the position's step, and record of an example, or of that which replaces it."""
     step = position // self._batch_size
     data = self._data_at(step)
     error = None
@@ -183,10 +199,10 @@ class TrainPipeline(_Pipeline):
     distinct = self._batch_size // self._data.repeats  # records per batch
     return self._shuffle[step * distinct + row % distinct]
 
-  def _example(self, position: int, data: DataConfig) -> tuple[np.ndarray, int | np.ndarray]:
+  def _example(self, position: int, data: DataConfig) -> tuple[np.ndarray, Record]:
     record = self._source[self._record_number(position)]
     image = train_image(record.image, record.name, data, self._rngs[position])
-    return image, self._label(record)
+    return image, record
 
 
 class ExtraLabels(Protocol):
@@ -261,7 +277,7 @@ class EvalPipeline(_Pipeline):
         record = self._source[index]
         image = eval_image(record.image, record.name, self._data, self._crop, self._resize)
         buffers['image'][row] = image
-        buffers['label'][row] = self._label(record)
+        self._set_labels(buffers, row, record)
         buffers['mask'][row] = True
         if self._real:
           buffers['real'][row] = self._real.of(record.name)

@@ -17,7 +17,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.durations import Duration
 from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
-from vit_jax.options import Count
+from vit_jax.options import Count, Pixels
 from vit_jax.registry import Registry
 
 Params = dict[str, Any]  # nested dicts of a model's parameters
@@ -106,7 +106,7 @@ class EvaluatorConfig(abc.ABC):
   crop: Literal['resize', 'central'] | None = None
   # Pixels of the shorter side ('central') or the height ('resize') before the middle is cut. None: of
   # image_size; with crop None as init.checkpoint was evaluated.
-  resize: Count | None = None
+  resize: Pixels | None = None
   # None: the training batch size.
   batch_size: Count | None = None
   # How often; it also runs at the end.

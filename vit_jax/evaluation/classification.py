@@ -15,13 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
-from vit_jax.evaluation import classification_metrics
+from vit_jax.evaluation import classification_metrics, ranking
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
-from vit_jax.evaluation.ranking import MeanAveragePrecision
 from vit_jax.models.base import Model
 from vit_jax.objectives.base import ClassScores
-from vit_jax.objectives.classification import class_targets, ranks
+from vit_jax.objectives.classification import ranks
 from vit_jax.parallel import mesh as mesh_lib
 
 Batch = dict[str, jax.Array]
@@ -141,12 +140,13 @@ def make_eval_step(
     labels = batch['label']
     chex.assert_shape(logits, (len(labels), num_classes))
     chex.assert_type([logits, labels], [jnp.float32, jnp.int32])
+    targets = class_scores.targets(labels, num_classes, batch.get('weight'))
     single = labels.ndim == 1
     examples = {name: values for name, values in batch.items() if name != 'image'} | {
       'prediction': logits.argmax(axis=-1).astype(jnp.int32),
       'confidence': class_scores.confidence(logits),
       'rank': ranks(logits, labels) if single else jnp.full(len(logits), -1, jnp.int32),
-      'loss': class_scores.cross_entropy(logits, class_targets(labels, num_classes), smooth=False),
+      'loss': class_scores.cross_entropy(logits, targets, smooth=False),
     }
     result = {'examples': examples, 'num_classes': jnp.int32(num_classes)}
     if data.max_labels:
@@ -182,15 +182,16 @@ class _Collector:
   def __init__(self) -> None:
     self._rows: dict[str, list[np.ndarray]] = {}
     self._num_classes = 0
-    self._ranking: MeanAveragePrecision | None = None
+    self._ranking: ranking.MeanAveragePrecision | None = None
 
   def add(
     self, examples: dict[str, jax.Array], num_classes: jax.Array, scores: jax.Array | None = None
   ) -> None:
     self._num_classes = int(num_classes)
     if scores is not None:
-      self._ranking = self._ranking or MeanAveragePrecision()
-      self._ranking.add(scores, examples['label'], examples['mask'])
+      self._ranking = self._ranking or ranking.MeanAveragePrecision()
+      labels = ranking.positives(examples['label'], examples.get('weight'))
+      self._ranking.add(scores, labels, examples['mask'])
     mask = np.asarray(examples['mask'])
     for name, values in examples.items():
       if name != 'mask':

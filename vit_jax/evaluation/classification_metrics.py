@@ -5,13 +5,15 @@ size and number of processes, as far as the model itself does. The metrics, by t
 (behind '<evaluator>/'):
 
   accuracy              whether the most probable class is the example's, or on its list (precision@1, to
-                        which an example with an empty list counts as a miss)
+                        which an example with an empty list counts as a miss), or the one with the largest
+                        weight on a list with weights
   loss                  mean cross-entropy, without label smoothing
   top_5_accuracy        whether the example's class is among the 5 most probable; where there are more than 5
   mean_class_accuracy   mean, over the classes that have examples, of the accuracy among a class's examples
   calibration_error     see `calibration`
   real_accuracy         see `real_labels.py`; where the evaluator has such labels
-  mean_average_precision   of lists of classes, see `ranking.py`; instead of the three in the middle
+  mean_average_precision   of lists of classes, see `ranking.py`; instead of the three in the middle. Of
+                        classes with weights, those of at least a half count.
 """
 
 import dataclasses
@@ -49,6 +51,7 @@ class Examples(NamedTuple):
     loss: float32 (N,).
     real: int32 (N, M) padded with -1, the classes that ReaL accepts; None: not asked for.
     mean_average_precision: of lists; None: of single classes.
+    weight: float32 (N, max_labels), of the classes of lists; None: each is 1.
   """
 
   num_classes: int
@@ -59,6 +62,7 @@ class Examples(NamedTuple):
   loss: np.ndarray
   real: np.ndarray | None = None
   mean_average_precision: float | None = None
+  weight: np.ndarray | None = None
 
 
 def summarise(examples: Examples) -> dict[str, float]:
@@ -81,10 +85,13 @@ def summarise(examples: Examples) -> dict[str, float]:
 
 
 def hits(examples: Examples) -> np.ndarray:
-  """bool (N,): whether the most probable class is the example's own, or on its list."""
+  """bool (N,): whether the most probable class is the example's own, or on its list, as `accuracy` counts."""
   if examples.label.ndim == 1:
     return examples.prediction == examples.label
-  return (examples.prediction[:, None] == examples.label).any(axis=1)
+  is_top = examples.prediction[:, None] == examples.label
+  if (weight := examples.weight) is not None:
+    is_top &= (weight == weight.max(axis=1, keepdims=True)) & (weight > 0)
+  return is_top.any(axis=1)
 
 
 def real_accuracy(prediction: np.ndarray, real: np.ndarray) -> float:

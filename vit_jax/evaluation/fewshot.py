@@ -156,7 +156,7 @@ class FewShotEvaluator(Evaluator):
     self._step = features_lib.make_step(context.graphdef, context.data, context.mesh)
     # The probe's classes are its own; those of the training data are chosen only where it is the same data.
     chosen_classes = () if options.source else context.data.classes
-    data = dataclasses.replace(context.data, max_labels=None, classes=chosen_classes)
+    data = dataclasses.replace(context.data, max_labels=None, label_weights=False, classes=chosen_classes)
     train = sources.open_source(source, options.train_split, data=data)
     test = sources.open_source(source, options.split, data=data, class_names=train.class_names)
     labels = train.labels()

@@ -5,8 +5,22 @@ Each process keeps the scores of its devices' classes in host memory.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+
+
+def positives(labels: jax.Array, weights: jax.Array | None) -> jax.Array:
+  """The classes of each example that count as its own: those of a weight of at least a half.
+
+  Args:
+    labels: int32 (B, max_labels), padded with -1.
+    weights: float32 (B, max_labels); None: each is 1.
+
+  Returns:
+    int32 (B, max_labels): the labels, with -1 in place of the others.
+  """
+  return labels if weights is None else jnp.where(weights >= 0.5, labels, -1)
 
 
 class MeanAveragePrecision:

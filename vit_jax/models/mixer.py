@@ -22,7 +22,7 @@ from vit_jax.models import flops, scanned_blocks, variants
 from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head
-from vit_jax.options import RESUMABLE, Count, Rate
+from vit_jax.options import RESUMABLE, Rate, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +63,15 @@ class MixerConfig(ModelConfig):
   # variant's own; 'custom' needs all of them.
   variant: str = 'Mixer-B/16'
   # Pixels along a side of a patch.
-  patch: Count | None = None
+  patch: Size | None = None
   # D, the size of a token.
-  width: Count | None = None
+  width: Size | None = None
   # Hidden units of a block's MLP over channels.
-  mlp_dim: Count | None = None
+  mlp_dim: Size | None = None
   # L, blocks.
-  depth: Count | None = None
+  depth: Size | None = None
   # Hidden units of a block's MLP over tokens.
-  tokens_mlp_dim: Count | None = None
+  tokens_mlp_dim: Size | None = None
   # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
   gelu: Literal['tanh', 'erf'] = 'tanh'
   # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion

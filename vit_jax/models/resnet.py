@@ -44,7 +44,7 @@ from vit_jax.models.convolutions import (
   check_stage_sizes,
 )
 from vit_jax.models.layers import initial_head
-from vit_jax.options import Count, Positive
+from vit_jax.options import Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +83,9 @@ class ResNetConfig(ModelConfig):
   # 'R50x1' … 'R200x3', or 'custom', which needs blocks and width.
   variant: str = 'R50x1'
   # Bottlenecks in each stage.
-  blocks: tuple[Count, ...] | None = None
+  blocks: tuple[Size, ...] | None = None
   # Channels of the root, a multiple of 32.
-  width: Count | None = None
+  width: Size | None = None
   # Of every group norm; 1e-5 in the published models.
   norm_epsilon: Positive = dataclasses.field(default=1e-5, kw_only=True)
 

@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import flops, position, variants
 from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, PositionTable, ShardingRules
 from vit_jax.models.position_resize import PositionResize
-from vit_jax.options import RESUMABLE, Amount, Count, NotNegative, Rate
+from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
 
 Position = Literal['none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'rotary']
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
@@ -105,18 +105,18 @@ class ViTConfig(ModelConfig):
   # replaces the variant's own; 'custom' needs patch, width, mlp_dim, depth and heads.
   variant: str = 'B/16'
   # Pixels along a side of a patch (of a hybrid, cells of the ResNet's output).
-  patch: Count | None = None
+  patch: Size | None = None
   # D, the size of a token.
-  width: Count | None = None
+  width: Size | None = None
   # Hidden units of a block's MLP.
-  mlp_dim: Count | None = None
+  mlp_dim: Size | None = None
   # L, encoder blocks.
-  depth: Count | None = None
-  heads: Count | None = None
+  depth: Size | None = None
+  heads: Size | None = None
   # Bottlenecks in each stage of a ResNet that the patches are cut from; (): its root alone. None: no ResNet.
-  stem_blocks: tuple[Count, ...] | None = None
+  stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
-  stem_width: Count = 64
+  stem_width: Size = 64
   # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
   # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
   # or 'none' (every token gets logits; only objective 'masked_patches' trains such a model).
@@ -141,7 +141,7 @@ class ViTConfig(ModelConfig):
   # A learned embedding for hidden patches, which objective 'masked_patches' needs.
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
-  pre_logits_size: Count | None = None
+  pre_logits_size: Size | None = None
   # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
   gelu: Literal['tanh', 'erf'] = 'tanh'
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,

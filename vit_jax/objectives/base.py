@@ -22,6 +22,10 @@ Metrics = dict[str, jax.Array]
 class ClassScores(Protocol):
   """What logits say of classes, for evaluation and prediction; `ClassificationObjective` has it."""
 
+  def targets(self, labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
+    """float32 (B, K): the target of each class for labels (B,), or lists (B, n) and perhaps their weights."""
+    ...
+
   def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
     """float32 (B,): the loss of logits (B, K) and targets (B, K), with label smoothing if `smooth`."""
     ...
@@ -48,8 +52,8 @@ class Objective(abc.ABC):
 
     Args:
       model: with the parameters that are trained.
-      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label'; where images
-        are mixed also 'label_b' and 'lam'.
+      batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label', perhaps
+        with 'weight'; where images are mixed also 'label_b' (with 'weight_b') and 'lam'.
       keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
         example's randomness must depend on its own key only.
       data: the run's data options.

@@ -20,7 +20,7 @@ class ClassificationObjective(Objective):
   """Cross-entropy of the classes of images."""
 
   # 'softmax': one class an image. 'sigmoid': the sum of the classes' binary cross-entropies, as the paper
-  # pre-trains on ImageNet-21k and JFT; needed where images have lists of classes.
+  # pre-trains on ImageNet-21k and JFT; needed where images have lists of classes without weights.
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
   label_smoothing: Rate = 0.0
 
@@ -33,9 +33,8 @@ class ClassificationObjective(Objective):
     logits = model(batch['image'], keys=keys)
     chex.assert_shape(logits, (len(keys), None))
     chex.assert_type(logits, jnp.float32)
-    targets = mixed_targets(batch, logits.shape[-1])
-    loss = self.cross_entropy(logits, targets).mean()
-    return loss, {'accuracy': hits(logits, batch['label']).mean()}
+    loss = self.cross_entropy(logits, self.mixed_targets(batch, logits.shape[-1])).mean()
+    return loss, {'accuracy': hits(logits, batch['label'], batch.get('weight')).mean()}
 
   def head_size(self, classes: int, data: DataConfig) -> int:
     return requested_classes(classes, data)
@@ -56,11 +55,31 @@ class ClassificationObjective(Objective):
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     super().check_run(model, data)
-    if data.max_labels and self.loss == 'softmax':
+    if data.max_labels and self.loss == 'softmax' and not data.label_weights:
       raise UserError(
         f'config.data.max_labels is {data.max_labels}, so images have lists of classes, and '
         f"config.objective.loss is {self.loss!r}; choose 'sigmoid'."
       )
+
+  def targets(self, labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
+    """As `class_targets`; where classes have weights, 'softmax' divides those of an example by their sum."""
+    targets = class_targets(labels, num_classes, weights)
+    if weights is None or self.loss == 'sigmoid':
+      return targets
+    return targets / jnp.maximum(targets.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+  def mixed_targets(self, batch: Batch, num_classes: int) -> jax.Array:
+    """float32 (B, K): the targets of 'label' or, where images are mixed, of both labels by their shares.
+
+    Args:
+      batch: of `data.on_device.prepare_training`.
+      num_classes: K.
+    """
+    targets = self.targets(batch['label'], num_classes, batch.get('weight'))
+    if 'label_b' not in batch:
+      return targets
+    lam = batch['lam'][:, None]
+    return lam * targets + (1 - lam) * self.targets(batch['label_b'], num_classes, batch.get('weight_b'))
 
   def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
     """Cross-entropy of each example.
@@ -86,47 +105,44 @@ class ClassificationObjective(Objective):
     return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1))
 
 
-def class_targets(labels: jax.Array, num_classes: int) -> jax.Array:
-  """The target of each class: 1 for an example's own, 0 for the others.
+def class_targets(labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
+  """The target of each class: 1, or its weight, for an example's own, 0 for the others.
 
   Args:
     labels: int32 (B,), or (B, max_labels) where each example has a list of classes, padded with -1.
     num_classes: K.
+    weights: float32 (B, max_labels), of lists; None: each is 1.
 
   Returns:
     float32 (B, K): one-hot or, of lists, multi-hot (all zero for an empty one).
   """
   if labels.ndim == 1:
     return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
-  return (labels[:, :, None] == jnp.arange(num_classes)).any(axis=1).astype(jnp.float32)
+  own = labels[:, :, None] == jnp.arange(num_classes)
+  if weights is None:
+    return own.any(axis=1).astype(jnp.float32)
+  return jnp.where(own, weights[:, :, None], 0.0).max(axis=1)
 
 
-def mixed_targets(batch: Batch, num_classes: int) -> jax.Array:
-  """float32 (B, K): the targets of 'label' or, where images are mixed, of both labels by their shares.
-
-  Args:
-    batch: of `data.on_device.prepare_training`.
-    num_classes: K.
-  """
-  targets = class_targets(batch['label'], num_classes)
-  if 'label_b' not in batch:
-    return targets
-  lam = batch['lam'][:, None]
-  return lam * targets + (1 - lam) * class_targets(batch['label_b'], num_classes)
-
-
-def hits(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def hits(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> jax.Array:
   """Whether the most probable class is (one of) the example's own: its mean is accuracy, or precision@1.
 
   Args:
     logits: float32 (B, K).
     labels: int32 (B,) or (B, max_labels), as for `class_targets`.
+    weights: as for `class_targets`; of a list only the class with the largest weight, or all that have it,
+      counts.
 
   Returns:
     bool (B,); False for an empty list.
   """
   top = logits.argmax(axis=-1)
-  return top == labels if labels.ndim == 1 else (top[:, None] == labels).any(axis=1)
+  if labels.ndim == 1:
+    return top == labels
+  is_top = top[:, None] == labels
+  if weights is not None:
+    is_top &= (weights == weights.max(axis=1, keepdims=True)) & (weights > 0)
+  return is_top.any(axis=1)
 
 
 def ranks(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,13 +1,19 @@
 """Prepares images for training: any common source becomes a TFDS directory that is read fast in any order.
 
 Usage: python -m vit_jax.prepare SRC DST [-- Apache Beam's options]
+       python -m vit_jax.prepare imagenet21k|imagenet2012 SRC [DST]
 
 SRC is a folder with a folder of images for each class (below train/, val/ and test/, or without these), a tar
-or zip of such folders, a .csv file with the columns image, label and perhaps split, or a Hugging Face image
-folder. DST is then read by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for
-byte, or shrunk. After an interruption, the same command goes on, and the result is the same, byte for byte.
+or zip of such folders or of a tar for each class, a .csv file with the columns image, label and perhaps
+split, a Hugging Face image folder, shards of WebDataset, or parquet files with the images in them. DST is
+then read by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for byte, or shrunk.
+After an interruption, the same command goes on, and the result is the same, byte for byte.
+
+The names imagenet21k and imagenet2012 give the data the splits and, without DST, the place that recipes
+expect.
 
 Examples:
+  python -m vit_jax.prepare imagenet21k ~/downloads/winter21_whole.tar.gz
   python -m vit_jax.prepare /path/to/images ~/data/flowers/1.0.0
   python -m vit_jax.prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
   python -m vit_jax.prepare train.csv ~/data/photos --image_column=id --label_column=breed
@@ -22,8 +28,10 @@ from absl import flags
 
 from vit_jax import cli, signals
 from vit_jax.errors import Preempted, UserError
-from vit_jax.prepare import run, storage
+from vit_jax.prepare import metadata, run, storage
 from vit_jax.prepare.images import Shrinking
+from vit_jax.prepare.named_sets import NAMED_SETS, NamedSet, default_destination, training_command
+from vit_jax.prepare.selection import Selection, read_lines
 from vit_jax.prepare.tables import Columns
 
 _LONGEST_SIDE = flags.DEFINE_integer(
@@ -64,7 +72,31 @@ _IMAGE_COLUMN = flags.DEFINE_string(
 _LABEL_COLUMN = flags.DEFINE_string(
   'label_column',
   None,
-  'The column of a table with the labels. By default label, labels, class, category or target.',
+  "The column of a table, or field of WebDataset's .json files, with the labels. By default label or labels, in "
+  'a table also class, category or target, in WebDataset first the .cls file.',
+)
+_WEIGHT_COLUMN = flags.DEFINE_string(
+  'weight_column',
+  None,
+  'The column or field with a weight from 0 to 1 for each label. By default label_probs or weights.',
+)
+_CLASS_NAMES = flags.DEFINE_string(
+  'class_names', None, 'A file with a name a line, for classes that SRC numbers from 0.'
+)
+_CLASSES = flags.DEFINE_string(
+  'classes', None, 'A file with a class a line, as SRC calls it: only these are prepared.'
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit',
+  None,
+  'A rehearsal: so many images of each class folder, shard of WebDataset or parquet file.',
+  lower_bound=1,
+)
+_DUPLICATES = flags.DEFINE_enum(
+  'duplicates',
+  'report',
+  ['report', 'merge'],
+  'Equal images are listed in duplicates.csv; merge makes those of a split one, with the labels of all.',
 )
 
 
@@ -78,12 +110,8 @@ def main(arguments: Sequence[str]) -> None:
     UserError: something about the arguments, the source or the destination is wrong.
     Preempted: interrupted; the same command goes on.
   """
-  if len(arguments) < 2:
-    raise UserError(
-      'SRC or DST is missing; give both: python -m vit_jax.prepare /path/to/images ~/data/flowers/1.0.0'
-    )
-  source, destination = map(_absolute, arguments[:2])
-  runner_options = tuple(arguments[2:])
+  name, (source, destination, *rest) = _places(arguments)
+  runner_options = tuple(rest)
   if runner_options and _RUNNER.value == 'local':
     raise UserError(
       f'{runner_options[0]!r} is neither SRC nor DST; leave it out, or choose a --runner of Apache Beam.'
@@ -95,7 +123,9 @@ def main(arguments: Sequence[str]) -> None:
     workers=_WORKERS.value or len(os.sched_getaffinity(0)),
     runner=_RUNNER.value,
     runner_options=runner_options,
-    columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value),
+    columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value, _WEIGHT_COLUMN.value),
+    selection=_selection(NAMED_SETS.get(name or '')),
+    merge_copies=_DUPLICATES.value == 'merge',
   )
   if run.is_complete(source, destination, options):
     print(f'{destination} is complete; nothing is left to do.')
@@ -103,7 +133,9 @@ def main(arguments: Sequence[str]) -> None:
   with tqdm.tqdm(desc='listing', unit='image', disable=not sys.stderr.isatty()) as bar:
 
     def progress(done: int, total: int) -> None:
-      bar.desc, bar.total = '', total
+      if total and not bar.total:  # all are listed
+        bar.reset(total)
+        bar.set_description('')
       bar.update(done)
 
     try:
@@ -111,7 +143,34 @@ def main(arguments: Sequence[str]) -> None:
         result = run.prepare(source, destination, options, progress)
     except KeyboardInterrupt:
       raise Preempted('Interrupted.') from None
-  _print(result, destination)
+  _print(result, destination, name)
+
+
+def _places(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+  """The name of a data set that recipes know, if one is given; and SRC, DST and the options of Beam."""
+  name = arguments[0] if arguments and arguments[0] in NAMED_SETS else None
+  places = list(arguments[1:] if name else arguments)
+  if name and len(places) == 1:
+    places.append(default_destination(name))
+  if len(places) < 2:
+    example = f'{name} /path/to/the/data' if name else '/path/to/images ~/data/flowers/1.0.0'
+    raise UserError(
+      f'{"SRC" if name else "SRC or DST"} is missing; write: python -m vit_jax.prepare {example}'
+    )
+  return name, [*map(_absolute, places[:2]), *places[2:]]
+
+
+def _selection(named: NamedSet | None) -> Selection:
+  """Which images the flags and the name of a data set select."""
+  classes = read_lines(_CLASSES.value, 'classes')
+  return Selection(
+    split=named.split if named else None,
+    val_name='validation' if named else 'val',
+    num_classes=named.num_classes if named else None,
+    limit=_LIMIT.value,
+    classes=None if classes is None else frozenset(classes),
+    class_names=read_lines(_CLASS_NAMES.value, 'class_names'),
+  )
 
 
 def _absolute(path: str) -> str:
@@ -123,20 +182,28 @@ def _counted(number: int, noun: str, plural: str = 's') -> str:
   return f'{number:,} {noun}{"" if number == 1 else plural}'
 
 
-def _print(result: run.Result, destination: str) -> None:
+def _print(result: run.Result, destination: str, name: str | None) -> None:
   splits = ', '.join(f'{split} {records:,}' for split, records in result.records.items())
   labels = ', several labels an image' if result.multi_label else ''
+  labels += ' with weights' if result.weighted else ''
   classes, shards = _counted(result.classes, 'class', 'es'), _counted(result.shards, 'file')
   print(
     f'Wrote {destination}: {splits} images, {classes}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
   )
-  print(f'Train on it with --config.data.source=tfds:{destination}')
+  if name:
+    print(f'Train on it: {training_command(name, sum(result.records.values()))}')
+  else:
+    print(f'Train on it with --config.data.source=tfds:{destination}')
   if result.classes == 1:
     print(
       'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr
     )
   if result.bad:
-    print(f'{result.bad} bad images are left out, see {os.path.join(destination, "bad_images.csv")}.')
+    print(f'{result.bad:,} bad images are left out, see {storage.join(destination, metadata.BAD_IMAGES)}.')
+  if result.copies:
+    merged = 'were merged with' if _DUPLICATES.value == 'merge' else 'equal'
+    table = storage.join(destination, metadata.DUPLICATES)
+    print(f'{result.copies:,} images {merged} another one, see {table}.')
 
 
 if __name__ == '__main__':

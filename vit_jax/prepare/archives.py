@@ -4,6 +4,7 @@ import bz2
 import functools
 import gzip
 import io
+import itertools
 import logging
 import lzma
 import math
@@ -49,7 +50,9 @@ class _CutShort(tarfile.ReadError):
   """A tar ends after a member, without the blocks that mark its end."""
 
 
-def members(path: str, *, name: str | None = None, allow_cut: bool = False) -> Iterator[Member]:
+def members(
+  path: str, *, name: str | None = None, allow_cut: bool = False, limit: int | None = None
+) -> Iterator[Member]:
   """Lists the regular files of a tar or zip.
 
   A tar within a tar stands for a folder of its name: 'n01440764.tar' for 'n01440764/'.
@@ -58,6 +61,7 @@ def members(path: str, *, name: str | None = None, allow_cut: bool = False) -> I
     path: the path or address of the archive.
     name: what errors call it; None: its path.
     allow_cut: whether a tar that was cut off after a member is only warned of.
+    limit: files of each tar within a tar; None: all.
 
   Raises:
     UserError: it is not an archive, is damaged, or was cut off.
@@ -66,7 +70,7 @@ def members(path: str, *, name: str | None = None, allow_cut: bool = False) -> I
   try:
     with _opened(path) as file:
       if tarfile.is_tarfile(file):
-        yield from _tar_members(file, name, 0, math.inf, allow_cut)
+        yield from _tar_members(file, name, 0, math.inf, allow_cut, limit)
       elif zipfile.is_zipfile(file):
         yield from _zip_members(file)
       else:
@@ -184,7 +188,9 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
         yield Member(info.filename, info.filename, info.file_size)
 
 
-def _tar_members(file: BinaryIO, name: str, start: int, end: float, allow_cut: bool) -> Iterator[Member]:
+def _tar_members(
+  file: BinaryIO, name: str, start: int, end: float, allow_cut: bool, limit: int | None
+) -> Iterator[Member]:
   """Lists the members of the tar that lies from byte `start` to byte `end` of a file.
 
   Args:
@@ -193,6 +199,7 @@ def _tar_members(file: BinaryIO, name: str, start: int, end: float, allow_cut: b
     start: its first byte.
     end: the byte after its last one; infinity: the end of the file.
     allow_cut: as for `members`.
+    limit: as for `members`.
   """
   file.seek(start)
   with tarfile.open(fileobj=file, mode='r:') as archive:
@@ -208,7 +215,8 @@ def _tar_members(file: BinaryIO, name: str, start: int, end: float, allow_cut: b
         continue
       folder = stem(info.name)
       inner_end = min(info.offset_data + info.size, end)  # no byte belongs to two tars beside each other
-      for inner in _tar_members(file, f'{name}/{info.name}', info.offset_data, inner_end, allow_cut):
+      content = _tar_members(file, f'{name}/{info.name}', info.offset_data, inner_end, allow_cut, limit)
+      for inner in itertools.islice(content, limit):
         yield inner._replace(
           name=f'{folder}/{inner.name}', folder=f'{folder}/{inner.folder}' if inner.folder else folder
         )

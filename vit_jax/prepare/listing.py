@@ -6,6 +6,8 @@
 - A .csv or .tsv file with a column for the image, a column for the label and, if there are splits, a column
   split. Paths are absolute, addresses, or relative to the file.
 - A folder with metadata.csv or metadata.jsonl (a Hugging Face image folder), in it or in its splits' folders.
+- Shards of WebDataset (webdataset.py), and parquet files with the images in them (parquet.py).
+- A folder with the two tars of ImageNet's challenge of 2012 and its development kit (imagenet2012.py).
 
 In tables, a label is the name of a class, or several names with ';' or '|' between them (in .jsonl also a
 list).
@@ -15,16 +17,28 @@ import json
 import logging
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.errors import UserError
-from vit_jax.prepare import archives, class_archives, storage, tables
+from vit_jax.prepare import (
+  archives,
+  class_archives,
+  imagenet2012,
+  parquet,
+  sample_labels,
+  storage,
+  tables,
+  webdataset,
+)
 from vit_jax.prepare.class_archives import ClassArchives
 from vit_jax.prepare.layout import Layout
+from vit_jax.prepare.selection import EVERYTHING, Selection
 from vit_jax.prepare.source_image import SourceImage
 
 _log = logging.getLogger(__name__)
+
+_COUNTED = 1000  # images, after which progress is told
 
 
 class Listing:
@@ -37,36 +51,43 @@ class Listing:
     work: str,
     *,
     columns: tables.Columns = tables.USUAL_COLUMNS,
+    selection: Selection = EVERYTHING,
     allow_cut: bool = False,
+    listed: Callable[[int], None] | None = None,
   ):
     """Lists a source.
 
     Args:
       source: its path or address.
       scratch: a local folder for the list.
-      work: a folder or address for a decompressed archive.
+      work: a folder or address for a decompressed archive, or for what is copied out of parquet files.
       columns: which columns of a table to read.
+      selection: which images to list, and what their split and classes are called.
       allow_cut: whether a tar that was cut short is only warned of.
+      listed: called with the number of images that were listed since the last call.
 
     Raises:
       UserError: there is no such source, it is of an unknown kind, has no images, or its layout is wrong.
     """
     self._source, self._list = source, scratch / 'listing.jsonl'
-    self._allow_cut = allow_cut
+    self._selection, self._allow_cut = selection, allow_cut
     self._ignored, self._num_ignored = '', 0  # the first file that is no image; the number of them
     self._layout, self._archives = Layout(), ClassArchives(source)
     check_exists(source)
     self._is_table = tables.is_table(source)
-    if self._is_table:
-      images = tables.list_images(source, columns)
-    elif columns == tables.USUAL_COLUMNS:
-      images = self._found(work)
-    else:
-      raise UserError(f'{source} is not a table; leave out --image_column and --label_column.')
+    self._has_labels = True  # else they follow from the layout, once all images are known
+    self._class_names = selection.class_names
+    self._keeps_numbers = False  # of classes that are numbers
+    images = self._images(work, columns)
     with open(self._list, 'w') as file:
-      for image in images:
+      count = 0
+      for count, image in enumerate(images, start=1):
         file.write(json.dumps(image) + '\n')
-    if not self._is_table:
+        if listed and count % _COUNTED == 0:
+          listed(_COUNTED)
+      if listed:
+        listed(count % _COUNTED)
+    if not self._has_labels:
       self._layout.settle(source)
       self._archives.check(self._layout.is_class)
     self._warn()
@@ -76,16 +97,53 @@ class Listing:
     with open(self._list) as file:
       for line in file:
         image = SourceImage(*json.loads(line))
-        placed = image if self._is_table else self._layout.placed(image)
-        if placed is not None:
-          yield placed
+        placed = image if self._has_labels else self._layout.placed(image)
+        if placed is not None and (selected := self._selection.of(placed)):
+          yield selected
 
-  def sorted_classes(self, names: Iterable[str]) -> list[str]:
-    """Sorts classes by name, or by number if the classes of a table are all numbers."""
+  def ordered_classes(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The classes in the order of their labels: by name, or by number if those of a table are all numbers.
+
+    Args:
+      names: of the classes that images have.
+
+    Returns:
+      What the images call the classes, and what the data set calls them.
+
+    Raises:
+      UserError: `selection.class_names` does not fit the classes.
+    """
     names = list(names)
+    if self._keeps_numbers:
+      return sample_labels.ordered_classes(names, self._class_names)
+    if self._class_names is not None:
+      raise UserError(f'{self._source} has names for its classes; leave out --class_names.')
     if self._is_table and all(re.fullmatch('[0-9]+', name) for name in names):
-      return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
+      ordered = sorted(names, key=lambda name: (int(name), name))
+    else:
+      ordered = sorted(names)
+    return ordered, ordered
+
+  def _images(self, work: str, columns: tables.Columns) -> Iterator[SourceImage]:
+    """The images of any source; sets what is known of their labels."""
+    source, limit = self._source, self._selection.limit
+    if self._is_table:
+      if columns.weight or limit:
+        raise UserError(f'{source} is a table; leave out --weight_column and --limit.')
+      return tables.list_images(source, columns)
+    if parquet.is_parquet(source):
+      self._keeps_numbers = True
+      self._class_names = self._class_names or parquet.class_names(source, columns)
+      return parquet.list_images(source, work, columns, limit=limit)
+    if webdataset.is_shards(source):
+      self._keeps_numbers = True
+      return webdataset.list_images(source, columns, allow_cut=self._allow_cut, limit=limit)
+    if columns != tables.USUAL_COLUMNS:
+      raise UserError(f'{source} is not a table; leave out --image_column and --label_column.')
+    if imagenet2012.is_challenge(source):
+      return imagenet2012.list_images(source, allow_cut=self._allow_cut, limit=limit)
+    self._has_labels = False
+    return self._found(work)
 
   def _warn(self) -> None:
     if self._num_ignored:
@@ -142,7 +200,8 @@ class Listing:
       folder: the folder that the archive stands for; '' for the source itself.
       title: what errors call it.
     """
-    for member in archives.members(path, name=title, allow_cut=self._allow_cut):
+    limit = self._selection.limit
+    for member in archives.members(path, name=title, allow_cut=self._allow_cut, limit=limit):
       file = SourceImage(f'{folder}/{member.name}', path, member.location, member.size)
       if image := self._image(file, f'{folder}/{member.folder}'):
         yield image
@@ -165,6 +224,9 @@ class Listing:
     if not is_image:
       self._ignore(name)
       return None
+    limit = self._selection.limit
+    if limit is not None and self._layout.folders[parts[:-1]] >= limit:
+      return None
     self._layout.folders[parts[:-1]] += 1
     return file._replace(name=name)
 
@@ -176,7 +238,7 @@ class Listing:
 def check_exists(source: str) -> None:
   """Raises UserError if there is no such source."""
   if not storage.exists(source):
-    raise UserError(f'There is no {source}; give a folder, a tar or zip archive, or a .csv file.')
+    raise UserError(f'There is no {source}; give a folder, a tar or zip archive, or a file .csv or .parquet.')
 
 
 def _parts(path: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The files that make complete shards a TFDS data set.
 
 TFDS's dataset_info.json, features.json and class names; metadata.json, how the set was prepared, which TFDS
-reads as `builder.info.metadata`; bad_images.csv, which images were left out and why; SHA256SUMS, for
-`sha256sum --check`.
+reads as `builder.info.metadata`; bad_images.csv, which images were left out and why; duplicates.csv, which
+images are equal; SHA256SUMS, for `sha256sum --check`.
 """
 
 import csv
@@ -18,12 +18,13 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info
 from tensorflow_datasets.core.splits import SplitDict
 
-from vit_jax.prepare import shards, storage
+from vit_jax.prepare import duplicates, shards, storage
 from vit_jax.prepare.shard_plan import Plan
 
 INFO = 'dataset_info.json'
 METADATA = 'metadata.json'
 BAD_IMAGES = 'bad_images.csv'
+DUPLICATES = 'duplicates.csv'
 _CHECKSUMS = 'SHA256SUMS'
 
 
@@ -53,6 +54,7 @@ def write(
   plan: Plan,
   reports: Mapping[str, Sequence[shards.Report]],
   settings: Mapping[str, Any],
+  copies: duplicates.Groups,
 ) -> None:
   """Completes a data set whose shards are written; dataset_info.json, without which it is none, comes last.
 
@@ -62,6 +64,7 @@ def write(
     plan: its splits and classes.
     reports: split -> the reports of its shards, in order.
     settings: how it was prepared.
+    copies: images that are equal.
   """
   digests = {
     shard_name(destination, split, number, len(parts)): report.sha256
@@ -73,6 +76,8 @@ def write(
     _dataset_info(destination, folder, plan, reports, settings).write_to_directory(folder)
     if any(report.bad for parts in reports.values() for report in parts):
       write_bad_images(folder / BAD_IMAGES, reports)
+    if copies:
+      duplicates.write_table(folder / DUPLICATES, copies, plan.classes)
     for path in folder.iterdir():
       digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = [f'{digest}  {name}\n' for name, digest in sorted(digests.items())]
@@ -107,7 +112,7 @@ def _dataset_info(
   info = tfds.core.DatasetInfo(
     builder=identity,
     description=f'Images of {len(plan.classes)} classes, prepared by vit_jax.prepare.',
-    features=shards.features(plan.classes, plan.multi_label),
+    features=shards.features(plan.classes, plan.multi_label, plan.weighted),
     supervised_keys=('image', 'labels' if plan.multi_label else 'label'),
     metadata=tfds.core.MetadataDict(settings),
   )

@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import filelock
 
 from vit_jax import files
 from vit_jax.errors import UserError
-from vit_jax.prepare import beam, listing, metadata, processes, shard_plan, shards, storage
+from vit_jax.prepare import beam, duplicates, listing, metadata, processes, shard_plan, shards, storage
 from vit_jax.prepare.images import Shrinking
+from vit_jax.prepare.selection import EVERYTHING, Selection
 from vit_jax.prepare.tables import USUAL_COLUMNS, Columns
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Options:
     runner: 'local', or the name of a runner of Apache Beam.
     runner_options: Beam's own command-line options.
     columns: which columns of a table to read.
+    selection: which images to prepare.
+    merge_copies: whether equal images of a split become one with the labels of all.
   """
 
   shrinking: Shrinking
@@ -42,11 +45,14 @@ class Options:
   runner: str = 'local'
   runner_options: tuple[str, ...] = ()
   columns: Columns = USUAL_COLUMNS
+  selection: Selection = EVERYTHING
+  merge_copies: bool = False
 
   def settings(self, source: str) -> dict[str, Any]:
     """What the result depends on, apart from the images."""
     columns = {f'{what}_column': name for what, name in dataclasses.asdict(self.columns).items() if name}
-    return {'source': source, 'shard_mib': self.shard_mib, **dataclasses.asdict(self.shrinking), **columns}
+    others = columns | self.selection.settings() | ({'duplicates': 'merge'} if self.merge_copies else {})
+    return {'source': source, 'shard_mib': self.shard_mib, **dataclasses.asdict(self.shrinking), **others}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Result:
     multi_label: whether images may have several labels, or none.
     record_bytes: the size of all records.
     bad: the number of images that were left out.
+    weighted: whether labels have weights.
+    copies: the number of images that equal an earlier one.
   """
 
   records: Mapping[str, int]
@@ -68,13 +76,15 @@ class Result:
   multi_label: bool
   record_bytes: int
   bad: int
+  weighted: bool
+  copies: int
 
 
 def prepare(
   source: str,
   destination: str,
   options: Options,
-  progress: Callable[[int, int], None] | None = None,
+  progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
   """Prepares a source as a TFDS directory, or goes on where a preparation was interrupted.
 
@@ -84,7 +94,8 @@ def prepare(
     source: an absolute path or an address; see `listing`.
     destination: a folder or address that is new, empty or of an unfinished preparation.
     options: how to prepare.
-    progress: called with the number of images that were done since the last call, and of all images.
+    progress: called with the number of images that were done since the last call, and of all images; 0 while
+      they are listed.
 
   Raises:
     UserError: the source cannot be used; there are bad images that are not to be skipped; or the destination
@@ -105,17 +116,58 @@ def prepare(
       work,
       options.shard_mib and options.shard_mib * shard_plan.MIB,
       columns=options.columns,
+      selection=options.selection,
+      lists=options.merge_copies,
       allow_cut=options.skip_bad,
+      listed=lambda count: progress(count, 0),
     )
-    jobs = _jobs(destination, work, plan, options.shrinking)
-    _write_shards(jobs, options, plan, progress or _no_progress)
-    reports: dict[str, list[shards.Report]] = {}
-    for job in jobs:
-      reports.setdefault(job.split, []).append(shards.read_report(job))
-    _check_reports(work, reports, options)
-    metadata.write(destination, work, plan, reports, settings)
+    reports, copies = _write(destination, work, plan, options, progress)
+    metadata.write(destination, work, plan, reports, settings, copies)
   storage.remove(work)
-  return _result(plan, reports)
+  return _result(plan, reports, copies)
+
+
+def _write(
+  destination: str, work: str, plan: shard_plan.Plan, options: Options, progress: Callable[[int, int], None]
+) -> tuple[dict[str, list[shards.Report]], duplicates.Groups]:
+  """Writes all shards, and again those with copies that are merged.
+
+  Returns:
+    split -> the reports of its shards, and the images that are equal.
+  """
+  merges = duplicates.load_merges(work)
+  if merges is None:
+    jobs = _jobs(destination, work, plan, options.shrinking)
+    _write_shards(jobs, options, plan, progress)
+    reports = _reports(jobs)
+    _check_reports(work, reports, options)
+    copies = _copies(work, reports)
+    if not (copies and options.merge_copies):
+      return reports, copies
+    duplicates.save_merges(work, copies)
+    merges = duplicates.load_merges(work)
+    assert merges is not None, 'they were just written'
+  copies, merged = merges
+  jobs = _jobs(destination, work, plan, options.shrinking, merged)
+  _write_shards(jobs, options, plan, progress)
+  return _reports(jobs), copies
+
+
+def _reports(jobs: Sequence[shards.Job]) -> dict[str, list[shards.Report]]:
+  """split -> the reports of its shards, in order."""
+  reports: dict[str, list[shards.Report]] = {}
+  for job in jobs:
+    reports.setdefault(job.split, []).append(shards.read_report(job))
+  return reports
+
+
+def _copies(work: str, reports: Mapping[str, Sequence[shards.Report]]) -> duplicates.Groups:
+  digests = {
+    (split, number): (report.digests, {name for name, _ in report.bad})
+    for split, parts in reports.items()
+    for number, report in enumerate(parts)
+  }
+  return duplicates.groups(work, digests)
 
 
 def is_complete(source: str, destination: str, options: Options) -> bool:
@@ -131,10 +183,6 @@ def is_complete(source: str, destination: str, options: Options) -> bool:
     raise _prepared_differently(destination, difference)
   storage.remove(storage.join(destination, _WORK))
   return True
-
-
-def _no_progress(done: int, total: int) -> None:
-  del done, total
 
 
 def _check_destination(destination: str, work: str) -> None:
@@ -227,8 +275,14 @@ def _locked(work: str) -> Iterator[None]:
     raise UserError(f'Another command is preparing {os.path.dirname(work)}; wait until it is done.') from None
 
 
-def _jobs(destination: str, work: str, plan: shard_plan.Plan, shrinking: Shrinking) -> list[shards.Job]:
-  """All shards of a plan, split by split."""
+def _jobs(
+  destination: str,
+  work: str,
+  plan: shard_plan.Plan,
+  shrinking: Shrinking,
+  merged: Collection[tuple[str, int]] = (),
+) -> list[shards.Job]:
+  """All shards of a plan, split by split; those of `merged` (split, number) have copies to be merged."""
   return [
     shards.Job(
       path=storage.join(destination, metadata.shard_name(destination, name, shard, split.shards)),
@@ -238,6 +292,8 @@ def _jobs(destination: str, work: str, plan: shard_plan.Plan, shrinking: Shrinki
       num_classes=len(plan.classes),
       multi_label=plan.multi_label,
       shrinking=shrinking,
+      weighted=plan.weighted,
+      merged=(name, shard) in merged,
     )
     for name, split in plan.splits.items()
     for shard in range(split.shards)
@@ -247,7 +303,10 @@ def _jobs(destination: str, work: str, plan: shard_plan.Plan, shrinking: Shrinki
 def _write_shards(
   jobs: Sequence[shards.Job], options: Options, plan: shard_plan.Plan, progress: Callable[[int, int], None]
 ) -> None:
-  """Writes the shards that are not written, and those with bad images, which may have been repaired."""
+  """Writes the shards that are not written, and those with bad images, which may have been repaired.
+
+  A shard that was written before its copies were merged is not written yet.
+  """
   images = sum(split.images for split in plan.splits.values())
 
   def done(report: shards.Report) -> None:
@@ -257,7 +316,7 @@ def _write_shards(
   remaining = []
   for job in jobs:
     report = shards.read_report(job) if os.path.basename(job.report_path) in written else None
-    if report is not None and (options.skip_bad or not report.bad):
+    if report is not None and report.merged == job.merged and (options.skip_bad or not report.bad):
       done(report)
     else:
       remaining.append(job)
@@ -290,7 +349,9 @@ def _check_reports(work: str, reports: Mapping[str, Sequence[shards.Report]], op
       raise UserError(f'All images of {split} are bad, such as {name}; check the source.')
 
 
-def _result(plan: shard_plan.Plan, reports: Mapping[str, Sequence[shards.Report]]) -> Result:
+def _result(
+  plan: shard_plan.Plan, reports: Mapping[str, Sequence[shards.Report]], copies: duplicates.Groups
+) -> Result:
   every = [report for parts in reports.values() for report in parts]
   return Result(
     records={split: sum(report.records for report in parts) for split, parts in reports.items()},
@@ -299,4 +360,6 @@ def _result(plan: shard_plan.Plan, reports: Mapping[str, Sequence[shards.Report]
     multi_label=plan.multi_label,
     record_bytes=sum(report.record_bytes for report in every),
     bad=sum(len(report.bad) for report in every),
+    weighted=plan.weighted,
+    copies=sum(len(group) - 1 for group in copies),
   )

@@ -15,7 +15,7 @@ import math
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from vit_jax.data.sources.folder_listing import path_hash
 from vit_jax.errors import UserError
 from vit_jax.prepare import storage
 from vit_jax.prepare.listing import Listing
+from vit_jax.prepare.selection import EVERYTHING, Selection
 from vit_jax.prepare.source_image import SourceImage
 from vit_jax.prepare.tables import USUAL_COLUMNS, Columns
 
@@ -51,11 +52,13 @@ class Plan:
     splits: name -> size.
     classes: label -> name.
     multi_label: whether an image may have several labels, or none.
+    weighted: whether labels have weights.
   """
 
   splits: dict[str, Split]
   classes: list[str]
   multi_label: bool
+  weighted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Item:
   location: int | str | None
   size: int | None
   labels: list[int]
+  weights: list[float] = dataclasses.field(default_factory=list)
 
 
 def load(work: str) -> Plan | None:
@@ -84,7 +88,10 @@ def make(
   shard_bytes: int | None,
   *,
   columns: Columns = USUAL_COLUMNS,
+  selection: Selection = EVERYTHING,
+  lists: bool = False,
   allow_cut: bool = False,
+  listed: Callable[[int], None] | None = None,
 ) -> Plan:
   """Lists a source, and writes the plan and the list of each shard's images.
 
@@ -93,26 +100,41 @@ def make(
     work: the folder or address for the plan.
     shard_bytes: about the size of a shard; None: it follows from the size of the split.
     columns: which columns of a table to read.
+    selection: which images to prepare.
+    lists: whether every image has a list of labels, also if none has several.
     allow_cut: whether a tar that was cut short is only warned of.
+    listed: as for `Listing`.
 
   Raises:
     UserError: the source cannot be listed, or its labels cannot be used.
   """
   with tempfile.TemporaryDirectory() as folder:
     scratch = pathlib.Path(folder)
-    listing = Listing(source, scratch, work, columns=columns, allow_cut=allow_cut)
-    census = _Census(listing, source)
-    plan = census.plan(shard_bytes)
-    _write_lists(listing, plan, census.boundaries(plan), scratch / 'lists', work)
+    listing = Listing(
+      source, scratch, work, columns=columns, selection=selection, allow_cut=allow_cut, listed=listed
+    )
+    census = _Census(listing, source, selection)
+    plan = census.plan(shard_bytes, lists=lists)
+    _write_lists(listing, census.labels, plan, census.boundaries(plan), scratch / 'lists', work)
   storage.write_json(plan_path(work), dataclasses.asdict(plan), work)  # last: with it the plan is complete
   return plan
 
 
-def items(work: str, split: str, shard: int) -> list[Item]:
-  """The images of a shard, in the order of its records."""
+def items(work: str, split: str, shard: int, *, merged: bool = False) -> list[Item]:
+  """The images of a shard, in the order of its records.
+
+  Args:
+    work: the folder with the plan.
+    split: of the shard.
+    shard: its number in the split.
+    merged: whether the shard's file of merges says which images are left out, and the labels of others.
+  """
   with storage.open_file(_list_path(work, split, shard)) as file:
     found = [Item(*json.loads(line)) for line in file]
-  return sorted(found, key=lambda item: (path_hash(item.name), item.name))
+  merges = storage.read_json(merges_path(work, split, shard)) if merged else {}
+  kept = [item for item in found if merges.get(item.name, item.labels) is not None]
+  labelled = [dataclasses.replace(item, labels=merges.get(item.name, item.labels)) for item in kept]
+  return sorted(labelled, key=lambda item: (path_hash(item.name), item.name))
 
 
 def plan_path(work: str) -> str:
@@ -120,28 +142,41 @@ def plan_path(work: str) -> str:
   return storage.join(work, 'plan.json')
 
 
-class _Census:
-  """What must be known of all images before the first is assigned to a shard. Takes eight bytes an image."""
+def merges_path(work: str, split: str, shard: int) -> str:
+  """The file of a shard's merges: name of an image -> its labels, or null if another one has them."""
+  return storage.join(work, 'merges', f'{split}-{shard}.json')
 
-  def __init__(self, listing: Listing, source: str):
+
+class _Census:
+  """What must be known of all images before the first is assigned to a shard. Takes eight bytes an image.
+
+  Attributes:
+    labels: what images call a class -> its label.
+  """
+
+  def __init__(self, listing: Listing, source: str, selection: Selection):
     """Raises UserError where the labels of the images cannot be used."""
     self._source = source
     self._hashes: dict[str, array.array] = {}  # split -> uint64
     self._bytes: collections.Counter[str] = collections.Counter()
-    self._most_labels = 0
+    self._most_labels, self._weighted = 0, False
     self._unlabelled: str | None = None  # the first image without a label
     classes: dict[str, set[str]] = {}
     for image in listing:
       self._hashes.setdefault(image.split, array.array('Q')).append(path_hash(image.name))
       self._bytes[image.split] += _UNKNOWN_SIZE if image.size is None else image.size
       self._most_labels = max(self._most_labels, len(image.labels))
+      self._weighted = self._weighted or bool(image.weights)
       if not image.labels and self._unlabelled is None:
         self._unlabelled = image.name
       classes.setdefault(image.split, set()).update(image.labels)
-    self._classes = listing.sorted_classes(set().union(*classes.values()))
+    found = set().union(*classes.values())
+    own_names, self._classes = listing.ordered_classes(found)
+    self.labels = {name: label for label, name in enumerate(own_names)}
     self._check(classes)
+    self._check_chosen(found, selection)
 
-  def plan(self, shard_bytes: int | None) -> Plan:
+  def plan(self, shard_bytes: int | None, *, lists: bool) -> Plan:
     """The plan for shards of about `shard_bytes`; None: the usual number of shards."""
     splits = {}
     for name in sorted(self._hashes):
@@ -149,7 +184,10 @@ class _Census:
       target = shard_bytes or min(max(total / _USUAL_SHARDS, _SMALLEST_SHARD), _LARGEST_SHARD)
       shards = max(math.ceil(total / target), 1)
       splits[name] = Split(images, min(shards, images))
-    return Plan(splits, self._classes, self._most_labels > 1)
+    if lists and self._weighted:
+      raise UserError(f'{self._source} has weights of labels, which are not merged; leave out --duplicates.')
+    multi_label = lists or self._weighted or self._most_labels > 1
+    return Plan(splits, self._classes, multi_label, self._weighted)
 
   def boundaries(self, plan: Plan) -> dict[str, list[int]]:
     """For each split, the hashes at which its shards begin, without the first shard."""
@@ -181,17 +219,33 @@ class _Census:
           unknown[0],
         )
 
+  def _check_chosen(self, found: set[str], selection: Selection) -> None:
+    missing = sorted((selection.classes or frozenset()) - found)
+    if selection.num_classes not in (None, len(self._classes)):
+      raise UserError(
+        f'{self._source} has {len(self._classes):,} classes and not {selection.num_classes:,}; check it, or '
+        f'prepare it under another name: python -m vit_jax.prepare {self._source} /path/to/NAME/1.0.0'
+      )
+    if missing:
+      _log.warning(
+        '%s has no images of %d of the chosen classes, such as %s.', self._source, len(missing), missing[0]
+      )
+
 
 def _write_lists(
-  listing: Listing, plan: Plan, boundaries: Mapping[str, list[int]], scratch: pathlib.Path, work: str
+  listing: Listing,
+  labels: Mapping[str, int],
+  plan: Plan,
+  boundaries: Mapping[str, list[int]],
+  scratch: pathlib.Path,
+  work: str,
 ) -> None:
   """Writes each shard's list, by way of local files, since object stores cannot append."""
-  numbers = {name: number for number, name in enumerate(plan.classes)}
   scratch.mkdir()
   lines: dict[pathlib.Path, list[str]] = collections.defaultdict(list)
   for count, image in enumerate(listing, start=1):
     shard = bisect.bisect_right(boundaries[image.split], path_hash(image.name))
-    lines[scratch / f'{image.split}-{shard}'].append(_line(image, numbers))
+    lines[scratch / f'{image.split}-{shard}'].append(_line(image, labels))
     if count % _BUFFERED_LINES == 0:
       _append(lines)
       lines.clear()
@@ -205,8 +259,12 @@ def _write_lists(
 
 
 def _line(image: SourceImage, numbers: Mapping[str, int]) -> str:
-  labels = sorted(numbers[label] for label in image.labels)
-  return json.dumps([image.name, image.path, image.location, image.size, labels]) + '\n'
+  weights = image.weights or [1.0] * len(image.labels)
+  pairs = list(zip((numbers[label] for label in image.labels), weights, strict=True))
+  if not image.weights:  # else they stay in the order of the source
+    pairs.sort()
+  labels, weights = [label for label, _ in pairs], [weight for _, weight in pairs]
+  return json.dumps([image.name, image.path, image.location, image.size, labels, weights]) + '\n'
 
 
 def _append(lines: Mapping[pathlib.Path, Sequence[str]]) -> None:

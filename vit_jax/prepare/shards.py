@@ -4,16 +4,17 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]  # C++
 from tensorflow_datasets.core import example_serializer
 
 from vit_jax import files
 from vit_jax.errors import BadImage
-from vit_jax.prepare import images, shard_plan, storage
+from vit_jax.prepare import duplicates, images, shard_plan, storage
 
 # Groups of one record give random access. Encoded images hardly compress: zstd takes off less than 1 %.
 _OPTIONS = 'group_size:1,uncompressed'
@@ -31,6 +32,8 @@ class Job:
     num_classes: the number of classes.
     multi_label: whether an image may have several labels, or none.
     shrinking: the size that images are shrunk to.
+    weighted: whether labels have weights.
+    merged: whether copies of an image are merged, by the shard's file of merges.
   """
 
   path: str
@@ -40,6 +43,8 @@ class Job:
   num_classes: int
   multi_label: bool
   shrinking: images.Shrinking
+  weighted: bool = False
+  merged: bool = False
 
   @property
   def report_path(self) -> str:
@@ -56,12 +61,16 @@ class Report:
     record_bytes: their size.
     sha256: the digest of the file, in hexadecimal.
     bad: the names of images that were left out, each with the reason.
+    digests: `duplicates.digest` of each image, in base64.
+    merged: as of the job.
   """
 
   records: int
   record_bytes: int
   sha256: str
   bad: list[tuple[str, str]]
+  digests: str = ''
+  merged: bool = False
 
 
 def write(job: Job) -> Report:
@@ -71,18 +80,19 @@ def write(job: Job) -> Report:
     OSError: the shard cannot be written.
     UserError: the place that an image is in cannot be reached.
   """
-  serialize = serializer(features(job.num_classes, job.multi_label))
+  serialize = serializer(features(job.num_classes, job.multi_label, job.weighted))
   records = record_bytes = 0
-  bad = []
+  bad, digests = [], []
   with storage.atomic_path(job.path, job.work) as path, _disk_full_as_oserror(job.path):
     writer = array_record_module.ArrayRecordWriter(path, _OPTIONS)
-    for item in shard_plan.items(job.work, job.split, job.shard):
+    for item in shard_plan.items(job.work, job.split, job.shard, merged=job.merged):
       try:
         image = images.load(item, job.shrinking)
       except BadImage as error:
         bad.append((item.name, _reason(error)))
         continue
-      record = serialize(image, item.labels, item.name)
+      record = serialize(image, item.labels, item.name, item.weights)
+      digests.append(duplicates.digest(image))
       writer.write(record)
       records += 1
       record_bytes += len(record)
@@ -90,7 +100,7 @@ def write(job: Job) -> Report:
     _verify(path, records)
     with open(path, 'rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
-  report = Report(records, record_bytes, digest, bad)
+  report = Report(records, record_bytes, digest, bad, duplicates.packed(digests), job.merged)
   storage.write_json(job.report_path, dataclasses.asdict(report), job.work)
   return report
 
@@ -105,32 +115,41 @@ def reports_folder(work: str) -> str:
   return storage.join(work, 'reports')
 
 
-def features(classes: int | list[str], multi_label: bool) -> tfds.features.FeaturesDict:
+def features(
+  classes: int | list[str], multi_label: bool, weighted: bool = False
+) -> tfds.features.FeaturesDict:
   """The features of a record: 'image', 'label' (or 'labels', if an image may have several) and 'file_name'.
+
+  If labels have weights, also 'weights'.
 
   Args:
     classes: the names of the classes, or only their number.
     multi_label: whether an image may have several labels, or none.
+    weighted: whether labels have weights.
   """
   if isinstance(classes, int):
     label = tfds.features.ClassLabel(num_classes=classes)
   else:
     label = tfds.features.ClassLabel(names=classes)
-  labels = {'labels': tfds.features.Sequence(label)} if multi_label else {'label': label}
+  labels: dict[str, Any] = {'labels': tfds.features.Sequence(label)} if multi_label else {'label': label}
+  if weighted:
+    labels['weights'] = tfds.features.Sequence(np.float32)
   image = tfds.features.Image(shape=(None, None, 3))
   return tfds.features.FeaturesDict({'image': image, **labels, 'file_name': tfds.features.Text()})
 
 
-def serializer(features: tfds.features.FeaturesDict) -> Callable[[bytes, list[int], str], bytes]:
-  """Makes a function (encoded image, labels, file name) -> serialized tf.train.Example.
+def serializer(features: tfds.features.FeaturesDict) -> Callable[..., bytes]:
+  """Makes a function (encoded image, labels, file name, weights) -> serialized tf.train.Example.
 
   The bytes are the same in every process.
   """
   specs: Any = features.get_serialized_info()
   examples = example_serializer.ExampleSerializer(specs)
 
-  def serialize(image: bytes, labels: list[int], name: str) -> bytes:
-    values = {'labels': labels} if 'labels' in features else {'label': labels[0]}
+  def serialize(image: bytes, labels: list[int], name: str, weights: Sequence[float] = ()) -> bytes:
+    values: dict[str, Any] = {'labels': labels} if 'labels' in features else {'label': labels[0]}
+    if 'weights' in features:
+      values['weights'] = np.array(weights, np.float32)
     example = {'image': image, **values, 'file_name': name.encode(errors='surrogateescape')}
     # Without `deterministic`, the order of a protocol buffer's map is that of a hash seeded by the process.
     return examples.get_tf_example(features.encode_example(example)).SerializeToString(deterministic=True)

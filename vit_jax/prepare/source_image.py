@@ -14,6 +14,7 @@ class SourceImage(NamedTuple):
     size: in bytes; None: unknown.
     split: its split; '' before it is known.
     labels: the names of its classes.
+    weights: of each of these classes, from 0 to 1; (): the source has no weights.
   """
 
   name: str
@@ -22,3 +23,4 @@ class SourceImage(NamedTuple):
   size: int | None
   split: str = ''
   labels: Sequence[str] = ()
+  weights: Sequence[float] = ()

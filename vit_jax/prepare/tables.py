@@ -27,10 +27,14 @@ _LONGEST_LINE = 2**20  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """Which columns of a table have the path and the label of an image; None: one of the usual names."""
+  """Which columns have an image, its label and its labels' weights; None: one of the usual names.
+
+  Parquet files and the samples of WebDataset have weights; a .csv has none.
+  """
 
   image: str | None = None
   label: str | None = None
+  weight: str | None = None
 
 
 USUAL_COLUMNS = Columns()

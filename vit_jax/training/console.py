@@ -13,6 +13,7 @@ import tqdm
 
 from vit_jax import pytrees
 from vit_jax.evaluation.base import Evaluator, format_metric, metric_kind
+from vit_jax.training.memory import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Program
@@ -209,16 +210,9 @@ def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
 
 def memory_text(program: Program, compiled: Any) -> str:
   """Estimated bytes that a device needs for the training step, by the compiler."""
-  params, state = _device_bytes(program.state.params), _device_bytes(program.state)
+  params, state = device_bytes(program.state.params), device_bytes(program.state)
   temporary = compiled.memory_analysis().temp_size_in_bytes
   return (
     f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
     f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
-  )
-
-
-def _device_bytes(tree: Any) -> int:
-  """Bytes on one device, of ShapeDtypeStructs with shardings."""
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
   )

@@ -17,7 +17,7 @@ from vit_jax.errors import Preempted
 from vit_jax.evaluation.base import Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.training import figures, preprocessing, workdir
+from vit_jax.training import figures, memory, preprocessing, workdir
 from vit_jax.training.console import Console
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
@@ -48,6 +48,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   # Everything that can be wrong is opened before the slow part begins.
   config = preprocessing.resolved(config, folder)
   run, source = open_training(config)
+  memory.check(run)
   evaluators = run.open_evaluators()
   timeline, first_size = run.timeline, config.data.image_size
   pipeline = TrainPipeline(

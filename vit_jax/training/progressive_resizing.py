@@ -76,4 +76,5 @@ def _data_at(data: DataConfig, size: Size) -> DataConfig:
   """The data options at another image size."""
   ratio = size[0] / data.image_size[0]
   resize = None if data.resize is None else round(data.resize * ratio)
-  return dataclasses.replace(data, image_size=size, resize=resize, padding=round(data.padding * ratio))
+  padding = min(round(data.padding * ratio), min(size) - 1)  # less than the image, as config.check demands
+  return dataclasses.replace(data, image_size=size, resize=resize, padding=padding)

@@ -201,7 +201,10 @@ def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:
   data = config.data
   image = (config.batch_size, *data.image_size, data.channels)
   label = (config.batch_size, data.max_labels) if data.max_labels else (config.batch_size,)
-  return {
+  shapes = {
     'image': jax.ShapeDtypeStruct(image, jnp.uint8, sharding=sharding),
     'label': jax.ShapeDtypeStruct(label, jnp.int32, sharding=sharding),
   }
+  if data.label_weights:
+    shapes['weight'] = jax.ShapeDtypeStruct(label, jnp.float32, sharding=sharding)
+  return shapes

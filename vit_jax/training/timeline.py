@@ -3,6 +3,9 @@
 import dataclasses
 
 from vit_jax import durations
+from vit_jax.errors import UserError
+
+_MOST_STEPS = 2**31 - 1  # devices count steps in int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +24,16 @@ class Timeline:
 
   @classmethod
   def of(cls, total: str, *, batch_size: int, examples: int) -> 'Timeline':
-    """The timeline of a run that lasts `total`, a duration in epochs, steps or examples."""
+    """The timeline of a run that lasts `total`, a duration in epochs, steps or examples.
+
+    Raises:
+      UserError: it is less than a step, or more than can be counted.
+    """
     steps = durations.steps(total, batch_size=batch_size, examples=examples)
+    if not 1 <= steps <= _MOST_STEPS:
+      raise UserError(
+        f'config.total is {total!r}, which is {steps:.4g} steps; it must be from 1 to {_MOST_STEPS:,} steps.'
+      )
     return cls(batch_size, examples, steps)
 
   @property

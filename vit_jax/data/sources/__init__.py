@@ -18,6 +18,8 @@ from vit_jax.data.sources.base import SOURCES, SPLITS, Source
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.errors import UserError
 
+_UNPREPARED = ('wds', 'webdataset', 'parquet')  # kinds of data that `vit_jax.prepare` reads
+
 _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
 
 
@@ -100,6 +102,13 @@ def parse(spec: str, split: str) -> tuple[str, str, str]:
 
 
 def _no_source(spec: str) -> UserError:
+  kind, _, place = spec.partition(':')
+  if kind in _UNPREPARED and place:
+    folder = re.split(r'/[^/]*[*?{]', place)[0]  # without a pattern of names
+    return UserError(
+      f'{spec!r} has no random access; prepare it once with: python -m vit_jax.prepare {folder} '
+      f'~/tensorflow_datasets/NAME/1.0.0, and train on tfds:NAME.'
+    )
   forms: list[str] = []
   for kind in SOURCES.names():
     forms += SOURCES[kind].forms or (f'{kind}:PLACE',)

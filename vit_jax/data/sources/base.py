@@ -21,6 +21,7 @@ class Record(NamedTuple):
   image: bytes | np.ndarray  # an encoded file, or uint8 pixels (H, W) or (H, W, C)
   label: int | np.ndarray  # its class; or its list of classes, int (classes,), which may be empty
   name: str  # what errors call it: a path, or 'cifar10/train record 17'
+  weights: np.ndarray | None = None  # of its list of classes, float32 (classes,); None: each is 1
 
 
 class Part(NamedTuple):

@@ -163,9 +163,22 @@ def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
     raise _no_images(root / top, root)
   others = np.where(folder_classes >= 0, listing.others, 0)
   if others.any():
+    _refuse_archives([root / listing.folders[number] for number in np.flatnonzero(others)])
     example = os.path.join(root, listing.folders[others.argmax()])
     _warn(f'{root / top}: ignored {others.sum()} files that are not images, most in {example}.')
   return _Part(top, tuple(classes), numbers, members[numbers])
+
+
+def _refuse_archives(folders: Sequence[pathlib.Path]) -> None:
+  """Raises UserError if one of these folders of images has an archive or parquet file too."""
+  for folder in folders:
+    for name in sorted(os.listdir(folder)):
+      if name.lower().endswith(_ARCHIVES) and name[0] != '.':
+        raise UserError(
+          f'{folder} has images and {name}, whose images would be left out; move it away or, if it holds the '
+          f'data, prepare it (python -m vit_jax.prepare {folder / name} ~/data/NAME/1.0.0) and train on '
+          f'tfds:~/data/NAME/1.0.0.'
+        )
 
 
 def _class_name(folder: str) -> str:

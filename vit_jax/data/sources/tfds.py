@@ -18,6 +18,7 @@ from etils import epath
 
 from vit_jax import cache
 from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import getting
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
 from vit_jax.data.sources.tfds_checks import INFO, check_directory
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
@@ -81,7 +82,7 @@ class TfdsSource(NamedSource):
   @classmethod
   def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
     builder = builder_of(place)
-    reader = of_features(builder.info, lists=data.max_labels is not None)
+    reader = of_features(builder.info, lists=data.max_labels is not None, weights=data.label_weights)
     return cls(builder, split, class_names, reader)
 
   def __len__(self) -> int:
@@ -90,13 +91,18 @@ class TfdsSource(NamedSource):
   def __getitem__(self, index: int) -> Record:
     """Raises UserError for a record that cannot be read or has no label (TFDS's -1)."""
     record = self._read(index)
-    labels = self._label_map[self._own_labels(record, index)]
+    labels, weights = self._label_map[self._own_labels(record, index)], self._reader.weights(record)
+    if weights is not None and len(weights) != len(labels):
+      raise UserError(
+        f'{self._name} {index} has {len(labels)} classes and {len(weights)} weights; restore it.'
+      )
     name = f'{self._name} {index}'
     file = self._reader.file_name(record)
     return Record(
       self._reader.image(record),
       labels if self._reader.lists else int(labels),
       f'{name} ({file})' if file else name,
+      weights,
     )
 
   def labels(self) -> np.ndarray:
@@ -236,13 +242,15 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   try:
     builder = tfds.builder(name, data_dir=str(folder))
   except tfds.core.DatasetNotFoundError:
-    raise _unknown(name, data_dir, prepared) from None
+    raise _missing(name, data_dir) or _unknown(name, data_dir, prepared) from None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
     raise UserError(f'tfds:{name} cannot be opened ({_reason(error)}); check its name and config.') from error
   if not builder.is_prepared():
     # Written as a name with its version: 'data_set/config:1.0.0'.
     versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
     hint = f'; prepared there: {", ".join(versions)}' if versions else ''
+    if not hint and (error := _missing(name, data_dir)):
+      raise error
     raise UserError(
       f'tfds:{name} is not prepared in {data_dir}{hint}; set TFDS_DATA_DIR to where it is, or prepare it, '
       f'where TensorFlow is installed, with: tfds build {name} --file_format=array_record '
@@ -291,6 +299,14 @@ def _reason(error: Exception) -> str:
   """The first line of an error's text, or its type."""
   lines = str(error).strip().splitlines() or [type(error).__name__]
   return lines[0].rstrip('.')
+
+
+def _missing(name: str, data_dir: str) -> UserError | None:
+  """The error for a missing data set that recipes name."""
+  advice = getting.advice(name)
+  if advice is None:
+    return None
+  return UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {advice}.')
 
 
 def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:

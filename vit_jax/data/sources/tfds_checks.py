@@ -50,8 +50,8 @@ _FILE_KEYS = ('name', 'filepathTemplate', 'filepath_template')
 _MOST_SHARDS = 100_000
 
 _CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
-# Shards have checksums of their own, and would take long; the list of bad images is read by nobody.
-_UNCHECKED = re.compile(r'.+\.array_record-\d+-of-\d+|bad_images\.csv')
+# Shards have checksums of their own, and would take long; the lists of bad and equal images nobody reads.
+_UNCHECKED = re.compile(r'.+\.array_record-\d+-of-\d+|(bad_images|duplicates)\.csv')
 
 
 def check_directory(folder: epath.Path) -> None:

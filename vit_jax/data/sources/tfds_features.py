@@ -13,6 +13,8 @@ from vit_jax.errors import UserError
 # What TFDS's data sets call the feature that has the name of an image's file.
 _FILE_NAMES = ('file_name', 'filename', 'image/file_name')
 
+_WEIGHTS = 'weights'  # as `vit_jax.prepare` calls them
+
 Value = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
 
 
@@ -28,6 +30,7 @@ class RecordReader:
     image_feature: the feature that is the image.
     scale: factor of the pixels.
     file_feature: the feature that is the name of the image's file, if there is one.
+    weight_feature: the feature that has a weight for each class of a list; None: they have none.
   """
 
   key: str
@@ -37,6 +40,7 @@ class RecordReader:
   image_feature: str
   scale: int
   file_feature: str | None
+  weight_feature: str | None = None
 
   def image(self, record: Value) -> bytes | np.ndarray:
     """The encoded image, or, if it has to be scaled, uint8 (H, W, 1)."""
@@ -52,25 +56,34 @@ class RecordReader:
     name = record[self.file_feature]
     return name.decode(errors='backslashreplace') if isinstance(name, bytes) else str(name)
 
+  def weights(self, record: Value) -> np.ndarray | None:
+    """float32 (classes,): the weights of a record's list of classes; None: they have none."""
+    return None if self.weight_feature is None else np.asarray(record[self.weight_feature], np.float32)
+
   def is_empty(self, record: Value) -> bool:
     """Whether the record lacks its image or label, as those of a truncated file do."""
     return record[self.image_feature] is None or self.label(record) is None
 
 
-def of_features(info: tfds.core.DatasetInfo, *, lists: bool) -> RecordReader:
+def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = False) -> RecordReader:
   """The reader of the image and the class that the features name.
 
   Args:
     info: of the data set.
     lists: whether images may have lists of classes; if the data has single classes, it reads those.
+    weights: whether the classes of a list may have weights; if the data has none, it reads none.
 
   Raises:
-    UserError: no image or no class among the features, or several of which none has the usual name.
+    UserError: no image or no class among the features, or several of which none has the usual name; or
+      weights that are not asked for.
   """
   features, name = features_of(info), info.full_name
   key = _label_feature(features, lists, name)
   feature = features[key]
   is_list = isinstance(feature, tfds.features.Sequence)
+  has_weights = is_list and _WEIGHTS in features
+  if has_weights and not weights:
+    raise UserError(f'The classes of {name} have weights; set config.data.label_weights=True.')
   class_label = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
   assert isinstance(class_label, tfds.features.ClassLabel)
   return RecordReader(
@@ -81,6 +94,7 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool) -> RecordReader:
     image_feature=image_feature(features, name),
     scale=1,
     file_feature=file_feature(features),
+    weight_feature=_WEIGHTS if has_weights else None,
   )
 
 
@@ -141,7 +155,8 @@ def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str)
   if several and not single:
     raise UserError(
       f'{name} has lists of classes ({", ".join(several)}); set config.data.max_labels to the length of the '
-      f"longest and config.objective.loss to 'sigmoid'."
+      f"longest, and config.objective.loss to 'sigmoid' or, if they have weights, config.data.label_weights "
+      f'to True.'
     )
   return _choose(single, 'label', 'a class', name, features)
 

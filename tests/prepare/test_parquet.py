@@ -1,0 +1,148 @@
+"""Parquet files with images, as Hugging Face and img2dataset write them."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from made_samples import parquet, picture
+from made_sources import folder_of
+from prepared_sets import files, prepared
+
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.prepare import parquet as parquet_module
+from vit_jax.prepare.selection import Selection
+from vit_jax.prepare.tables import Columns
+
+pytestmark = pytest.mark.usefixtures('in_this_process')
+
+FEATURES = {
+  'image': {'_type': 'Image'},
+  'label': {'_type': 'ClassLabel', 'names': ['tench', 'crane', 'crane']},
+}
+
+
+def structs(first, count):
+  return [{'bytes': picture(first + k), 'path': f'{k}.JPEG'} for k in range(count)]
+
+
+@pytest.fixture
+def source(tmp_path):
+  """Hugging Face's layout: three files of three splits, images in structs, the names of the classes."""
+  for split, first, labels in (('train', 0, [2, 0, 2]), ('validation', 10, [1]), ('test', 20, [0, 1])):
+    parquet(
+      tmp_path / f'hub/data/{split}-00000-of-00001.parquet',
+      {'image': structs(first, len(labels)), 'label': labels},
+      FEATURES,
+      row_group_size=2,
+    )
+  (tmp_path / 'hub/README.md').write_text('x')
+  return tmp_path / 'hub'
+
+
+def records(destination, split='train', **options):
+  source = open_source(f'tfds:{destination}', split, data=DataConfig(**options))
+  return {source[k].image: source[k].label for k in range(len(source))}, source.class_names
+
+
+def test_labels_and_names_are_those_of_hugging_face(source, tmp_path):
+  prepared(source, tmp_path / 'set')
+  train, names = records(tmp_path / 'set')
+  assert train == {picture(0): 2, picture(1): 0, picture(2): 2}
+  assert names == ('tench', 'crane', 'crane (2)')
+  assert records(tmp_path / 'set', 'val')[0] == {picture(10): 1}
+  assert records(tmp_path / 'set', 'test')[0] == {picture(20): 0, picture(21): 1}
+  assert not (tmp_path / 'set/.unfinished').exists()  # the copies of the images
+
+
+def test_img2dataset_columns_of_bytes_and_lists_are_read(tmp_path):
+  path = parquet(tmp_path / 'x.parquet', {'jpg': [picture(0), picture(1)], 'labels': [[4, 1], []]})
+  prepared(path, tmp_path / 'set')
+  labels, names = records(tmp_path / 'set', max_labels=2)
+  assert {image: list(label) for image, label in labels.items()} == {picture(0): [1, 4], picture(1): []}
+  assert len(names) == 5
+
+
+def test_columns_are_chosen_by_flags(listed, tmp_path):
+  path = parquet(tmp_path / 'x.parquet', {'photo': [picture(0)], 'label': [1], 'breed': ['pug']})
+  assert set(listed(path, columns=Columns('photo', 'breed')).values()) == {('train', 'pug')}
+
+
+def test_limit_takes_the_first_rows_of_each_file(listed, source):
+  found = listed(source, selection=Selection(limit=1))
+  assert sorted(found) == [
+    f'data/{split}-00000-of-00001/0000000-0.JPEG' for split in ('test', 'train', 'validation')
+  ]
+
+
+def test_killed_copying_goes_on_with_the_next_file(source, tmp_path, monkeypatch):
+  prepared(source, tmp_path / 'undisturbed/set')
+  unpack, done = parquet_module._unpack, []
+
+  def stop_at_the_second(name, *arguments):
+    if done:
+      raise KeyboardInterrupt
+    unpack(name, *arguments)
+    done.append(name)
+
+  with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+    patches.setattr(parquet_module, '_unpack', stop_at_the_second)
+    prepared(source, tmp_path / 'set')
+  again = []
+  monkeypatch.setattr(
+    parquet_module, '_unpack', lambda name, *rest: (again.append(name), unpack(name, *rest))
+  )
+  prepared(source, tmp_path / 'set')
+  assert len(again) == 2 and done[0] not in again
+  assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
+
+
+@pytest.mark.parametrize(
+  'columns,message',
+  [
+    ({'url': ['http://x'], 'labels': [[1]]}, 'has addresses of images and no images; .*img2dataset'),
+    ({'photo': [b'x'], 'label': [1]}, "has no column 'image' or .*, but photo, label; .*--image_column"),
+    ({'image': [b'x'], 'kind': [1]}, "has no column 'label' or .*, but image, kind; .*--label_column"),
+    ({'image': ['a.jpg'], 'label': [1]}, "no images in its column 'image', which is of type string"),
+    ({'image': [b'x'], 'labels': [[1, 2]], 'weights': [[0.5]]}, 'row 0 has 2 labels and 1 weights'),
+    ({'image': [{'bytes': None, 'path': 'a.jpg'}], 'label': [1]}, 'row 0 has the path a.jpg and no bytes'),
+  ],
+)
+def test_unusable_columns_are_refused_by_name(listed, tmp_path, columns, message):
+  if isinstance(columns.get('image', [0])[0], dict):
+    kind = pa.struct([('bytes', pa.binary()), ('path', pa.string())])
+    columns = columns | {'image': pa.array(columns['image'], kind)}
+  path = parquet(tmp_path / 'x.parquet', columns)
+  with pytest.raises(UserError, match=message):
+    listed(path)
+
+
+def test_damaged_files_and_other_data_are_refused(listed, source, tmp_path):
+  (tmp_path / 'x.parquet').write_bytes(b'PAR1' + b'\0' * 100)
+  with pytest.raises(UserError, match=r'x.parquet cannot be read as parquet'):
+    listed(tmp_path / 'x.parquet')
+  folder_of(source, 'z/1.jpg')
+  with pytest.raises(UserError, match=r'holds z/1.jpg beside parquet files'):
+    listed(source)
+
+
+def test_row_without_an_image_is_a_bad_image(tmp_path):
+  path = parquet(tmp_path / 'x.parquet', {'image': [picture(0), None], 'label': [0, 1]})
+  with pytest.raises(UserError, match=r'1 of 2 images \w+ bad\S* .*x/0000001'):
+    prepared(path, tmp_path / 'set')
+  assert prepared(path, tmp_path / 'set', skip_bad=True).bad == 1
+
+
+def test_weights_are_kept_with_their_labels(tmp_path):
+  """COYO-Labeled-300M's columns: classes by probability, most probable first."""
+  labels, weights = [[7, 2, 5], [3], []], [[0.75, 0.5, 0.1], [1.0], []]
+  columns = {'jpg': [picture(k) for k in range(3)], 'labels': labels, 'label_probs': weights}
+  result = prepared(parquet(tmp_path / 'x.parquet', columns), tmp_path / 'set')
+  assert result.weighted and result.multi_label
+  source = open_source(f'tfds:{tmp_path / "set"}', 'train', data=DataConfig(max_labels=3, label_weights=True))
+  found = {source[k].image: source[k] for k in range(3)}
+  for k in range(3):
+    record = found[picture(k)]
+    assert dict(zip(record.label.tolist(), record.weights.tolist(), strict=True)) == dict(
+      zip(labels[k], np.array(weights[k], np.float32).tolist(), strict=True)
+    )

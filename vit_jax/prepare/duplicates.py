@@ -1,0 +1,113 @@
+"""Finds images that are there more than once, by their bytes, and merges their labels.
+
+A digest has 64 bits: among 14 million different images, one pair is alike by chance once in 190,000 sets.
+"""
+
+import base64
+import collections
+import csv
+import hashlib
+import itertools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.prepare import shard_plan, storage
+
+_MERGES = 'merges.json'  # in the work folder
+
+
+class Copy(NamedTuple):
+  """An image of a group of equal ones."""
+
+  name: str
+  split: str
+  shard: int
+  labels: list[int]
+
+
+Groups = list[list[Copy]]
+
+
+def digest(image: bytes) -> int:
+  """64 bits that depend on the bytes only."""
+  return int.from_bytes(hashlib.blake2b(image, digest_size=8).digest())
+
+
+def packed(digests: Sequence[int]) -> str:
+  """Digests as text for a report."""
+  return base64.b64encode(np.array(digests, '<u8').tobytes()).decode()
+
+
+def unpacked(text: str) -> np.ndarray:
+  """uint64 (images,), from `packed`."""
+  return np.frombuffer(base64.b64decode(text), '<u8')
+
+
+def repeated(digests: Sequence[np.ndarray]) -> np.ndarray:
+  """The sorted digests that are there more than once, uint64."""
+  if not digests:
+    return np.zeros(0, np.uint64)
+  ordered = np.sort(np.concatenate(digests))
+  return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, set[str]]]) -> Groups:
+  """The images that are equal, group by group, each sorted by split and name.
+
+  Args:
+    work: the folder with the plan.
+    shards: (split, number) of each shard -> the digests of its images (`packed`), and the names of those that
+      have none since they are bad.
+  """
+  digests = {shard: unpacked(text) for shard, (text, _) in shards.items()}
+  wanted = repeated(list(digests.values()))
+  found: dict[int, list[Copy]] = collections.defaultdict(list)
+  for (split, number), (_, bad) in shards.items():
+    own = digests[split, number]
+    rows = np.flatnonzero(np.isin(own, wanted))
+    if not len(rows):
+      continue
+    good = [item for item in shard_plan.items(work, split, number) if item.name not in bad]
+    for row in rows:
+      found[int(own[row])].append(Copy(good[row].name, split, number, good[row].labels))
+  return sorted(sorted(group, key=lambda copy: (copy.split, copy.name)) for group in found.values())
+
+
+def write_table(path: str | pathlib.Path, found: Groups, classes: Sequence[str]) -> None:
+  """Writes a local table of the images of each group: its number, name, split and classes."""
+  with open(path, 'w', newline='', errors='surrogateescape') as file:
+    table = csv.writer(file, lineterminator='\n')
+    table.writerow(('group', 'image', 'split', 'classes'))
+    for number, group in enumerate(found):
+      for copy in group:
+        table.writerow((number, copy.name, copy.split, ';'.join(classes[label] for label in copy.labels)))
+
+
+def save_merges(work: str, found: Groups) -> None:
+  """Writes down that the copies within a split become one record with the labels of all."""
+  merges: dict[tuple[str, int], dict[str, list[int] | None]] = collections.defaultdict(dict)
+  for group in found:
+    for _, same_split in itertools.groupby(group, key=lambda copy: copy.split):
+      first, *others = same_split
+      if others:
+        union = first.labels + [label for copy in others for label in copy.labels]
+        merges[first.split, first.shard][first.name] = sorted(set(union))
+      for copy in others:
+        merges[copy.split, copy.shard][copy.name] = None
+  for (split, shard), changes in merges.items():
+    storage.write_json(shard_plan.merges_path(work, split, shard), changes, work)
+  content = {'groups': found, 'shards': sorted(merges)}
+  storage.write_json(storage.join(work, _MERGES), content, work)  # last: with it the merges are complete
+
+
+def load_merges(work: str) -> tuple[Groups, set[tuple[str, int]]] | None:
+  """The groups that `save_merges` wrote down and the shards that have some; None: it did not."""
+  path = storage.join(work, _MERGES)
+  if not storage.exists(path):
+    return None
+  content = storage.read_json(path)
+  found = [[Copy(*copy) for copy in group] for group in content['groups']]
+  return found, {(split, shard) for split, shard in content['shards']}

@@ -1,0 +1,196 @@
+"""Parquet files with the images in them, as Hugging Face and img2dataset write them.
+
+A column holds the images: bytes, or a struct of bytes and path. A row of parquet cannot be read without its
+whole row group, and records are written in another order. So the images of each file are first copied into a
+file in the work folder, which takes as much disk as the source. A killed command goes on with the next file.
+"""
+
+import json
+import os
+import posixpath
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from vit_jax.data.sources.folder_listing import EXTENSIONS
+from vit_jax.errors import UserError
+from vit_jax.prepare import archives, sample_labels, storage
+from vit_jax.prepare.source_image import SourceImage
+from vit_jax.prepare.tables import Columns
+
+_IMAGES = ('image', 'jpg', 'img', 'png', 'webp')  # 'jpg': img2dataset
+_ROWS = 64  # in memory at once, beside the row group
+
+
+class _Chosen(NamedTuple):
+  """The columns of a file: of images, of labels, and of weights if there are any."""
+
+  image: str
+  label: str
+  weight: str | None
+
+
+def is_parquet(source: str) -> bool:
+  """Whether a source is a parquet file, or a folder whose first file of data is one."""
+  if not storage.is_folder(source):
+    return _has_ending(source)
+  for name, _ in storage.list_files(source):
+    if _has_ending(name):
+      return True
+    if name.lower().endswith(EXTENSIONS) or archives.is_archive(name):
+      return False
+  return False
+
+
+def list_images(source: str, work: str, columns: Columns, *, limit: int | None) -> Iterator[SourceImage]:
+  """Copies the images of all files into the work folder, and lists them.
+
+  Args:
+    source: the path or address of a file, or of a folder with files.
+    work: the folder for the copies.
+    columns: which columns are the image, the label and its weights.
+    limit: rows of each file; None: all.
+
+  Raises:
+    UserError: a file cannot be read, lacks a column, or has a value that cannot be used.
+    OSError: the copy cannot be written.
+  """
+  for number, (name, place) in enumerate(_files(source)):
+    index = storage.join(work, 'unpacked', f'{number:06}.jsonl')
+    if not storage.exists(index):
+      _unpack(name, place, index, work, columns, limit)
+    with storage.open_file(index) as lines:
+      for line in lines:
+        yield SourceImage(*json.loads(line))
+
+
+def class_names(source: str, columns: Columns) -> tuple[str, ...] | None:
+  """The names of the classes that Hugging Face's metadata has; None if there are none."""
+  place = next(place for _, place in _files(source))
+  with storage.open_file(place) as file:
+    schema = _opened(file, place).schema_arrow
+  try:
+    features = json.loads((schema.metadata or {})[b'huggingface'])['info']['features']
+    feature = features[_columns(schema, columns, place).label]
+    while feature.get('_type') != 'ClassLabel':  # in a list of them
+      feature = feature['feature']
+    return tuple(map(str, feature['names']))
+  except (KeyError, TypeError, AttributeError, ValueError):
+    return None
+
+
+def _files(source: str) -> Iterator[tuple[str, str]]:
+  """The name of each file, relative to the source, and its path or address."""
+  if not storage.is_folder(source):
+    yield posixpath.basename(source), source
+    return
+  for name, _ in storage.list_files(source):
+    if _has_ending(name):
+      yield name, storage.join(source, name)
+    elif name.lower().endswith(EXTENSIONS) or archives.is_archive(name):
+      raise UserError(
+        f'{source} holds {name} beside parquet files; give a folder of the parquet files alone.'
+      )
+
+
+def _unpack(name: str, place: str, index: str, work: str, columns: Columns, limit: int | None) -> None:
+  """Writes the images of a file one after the other, and then the index, a `SourceImage` a line."""
+  images = index.removesuffix('.jsonl') + '.images'
+  stem, split = os.path.splitext(name)[0], sample_labels.split_of(name)
+  offset = 0
+  with (
+    storage.atomic_path(index, work) as local_index,
+    open(local_index, 'w') as lines,
+    storage.atomic_path(images, work) as local_images,  # in its place before the index is
+    open(local_images, 'wb') as copy,
+  ):
+    for row, fields in enumerate(_rows(place, columns, limit)):
+      where = f'{place} row {row}'
+      content, path = _content(fields.pop('image'), where)
+      labels, weights = sample_labels.labels_and_weights(fields, columns, where)
+      title = '-'.join(filter(None, (f'{row:07}', posixpath.basename(path))))
+      image = SourceImage(f'{stem}/{title}', images, offset, len(content), split, labels, weights)
+      lines.write(json.dumps(image) + '\n')
+      copy.write(content)
+      offset += len(content)
+
+
+def _rows(place: str, columns: Columns, limit: int | None) -> Iterator[dict[str, Any]]:
+  """The rows of a file: 'image', and the label and weights under the names of their columns."""
+  import pyarrow as pa
+
+  left = float('inf') if limit is None else limit
+  with storage.open_file(place) as file:
+    table = _opened(file, place)
+    chosen = _columns(table.schema_arrow, columns, place)
+    names = [name for name in chosen if name is not None]
+    try:
+      for batch in table.iter_batches(_ROWS, columns=names):
+        for row in batch.to_pylist():
+          if left <= 0:
+            return
+          left -= 1
+          yield {'image': row.pop(chosen.image), **row}
+    except (pa.ArrowException, OSError) as error:
+      raise UserError(f'{place} cannot be read ({_reason(error)}); restore it.') from error
+
+
+def _opened(file: Any, place: str) -> Any:
+  """A pyarrow.parquet.ParquetFile."""
+  import pyarrow as pa
+  import pyarrow.parquet
+
+  try:
+    return pyarrow.parquet.ParquetFile(file)
+  except (pa.ArrowException, OSError) as error:
+    raise UserError(f'{place} cannot be read as parquet ({_reason(error)}); restore it.') from error
+
+
+def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
+  """Chooses the columns of a file.
+
+  Raises:
+    UserError: there is no column of images or labels.
+  """
+  there = ', '.join(schema.names)
+
+  def find(chosen: str | None, usual: tuple[str, ...], flag: str) -> str:
+    for name in usual if chosen is None else (chosen,):
+      if name in schema.names:
+        return name
+    if flag == 'image' and 'url' in schema.names and chosen is None:
+      raise UserError(
+        f'{place} has addresses of images and no images; download them first (img2dataset does, with '
+        f'--save_additional_columns for the labels) and prepare what it writes.'
+      )
+    wanted = ' or '.join(map(repr, usual)) if chosen is None else repr(chosen)
+    raise UserError(f'{place} has no column {wanted}, but {there}; name the right one with --{flag}_column.')
+
+  image = find(columns.image, _IMAGES, 'image')
+  kind = str(schema.field(image).type)
+  if 'binary' not in kind:
+    raise UserError(
+      f'{place} has no images in its column {image!r}, which is of type {kind}; name the column of the bytes '
+      f'with --image_column.'
+    )
+  label = find(columns.label, sample_labels.LABELS, 'label')
+  weight = columns.weight or next((name for name in sample_labels.WEIGHTS if name in schema.names), None)
+  if weight is not None:
+    find(weight, (), 'weight')
+  return _Chosen(image, label, weight)
+
+
+def _content(value: Any, where: str) -> tuple[bytes, str]:
+  """The bytes of an image and the path that it had, or ''. No bytes are a bad image, found later."""
+  if isinstance(value, dict):
+    if value.get('bytes') is None and value.get('path'):
+      raise UserError(f'{where} has the path {value["path"]} and no bytes; embed the images in the file.')
+    return value.get('bytes') or b'', value.get('path') or ''
+  return value or b'', ''
+
+
+def _has_ending(name: str) -> bool:
+  return name.lower().endswith('.parquet')
+
+
+def _reason(error: Exception) -> str:
+  return str(error).strip().splitlines()[0].rstrip('.') if str(error).strip() else type(error).__name__

@@ -1,0 +1,125 @@
+"""The label of a sample of WebDataset or a row of parquet, checked: classes by number or name, and weights."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vit_jax.data.sources.folder import SPLITS
+from vit_jax.errors import UserError
+from vit_jax.prepare.tables import Columns
+
+LABELS = ('label', 'labels', 'cls')  # the first that is there
+WEIGHTS = ('label_probs', 'weights')  # 'label_probs': COYO-Labeled-300M
+
+_MOST_CLASSES = 1_000_000  # a larger number is an identifier and no class
+
+
+def split_of(path: str) -> str:
+  """The split that a word of a path names: 'data/imagenet12k-validation-0003.tar' -> 'val'; else 'train'."""
+  words = re.split(r'[^A-Za-z]+', path)
+  return next((SPLITS[word] for word in words if word in SPLITS), 'train')
+
+
+def labels_and_weights(
+  fields: Mapping[str, Any], columns: Columns, where: str
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+  """The classes of a sample and their weights; () where it has none.
+
+  Args:
+    fields: name -> value.
+    columns: which fields are the label and its weights.
+    where: what errors call the sample.
+
+  Raises:
+    UserError: there is no label, or the weights do not fit the labels.
+  """
+  key = _chosen(fields, columns.label, LABELS)
+  if key is None:
+    there = ', '.join(map(str, fields)) or 'nothing'
+    wanted = repr(columns.label) if columns.label else ' or '.join(map(repr, LABELS))
+    raise UserError(
+      f'{where} has no label: it has {there} and not {wanted}; name the right one with --label_column.'
+    )
+  labels = tuple(_class(value, where) for value in _as_list(fields[key]))
+  weight_key = _chosen(fields, columns.weight, WEIGHTS)
+  if weight_key is None:
+    if columns.weight:
+      raise UserError(f'{where} has no {columns.weight!r}; correct --weight_column.')
+    return tuple(dict.fromkeys(labels)), ()
+  weights = tuple(_as_list(fields[weight_key]))
+  if len(weights) != len(labels):
+    raise UserError(
+      f'{where} has {len(labels)} labels and {len(weights)} weights ({weight_key}); correct the source, or '
+      f'--weight_column.'
+    )
+  for weight in weights:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+      raise UserError(f'{where} has the weight {weight!r} ({weight_key}); a weight is from 0 to 1.')
+  if len(set(labels)) < len(labels):
+    raise UserError(f'{where} has a label twice; correct the source.')
+  return labels, tuple(map(float, weights))
+
+
+def ordered_classes(names: Iterable[str], given: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
+  """The classes of a source in the order of their labels.
+
+  Classes that are all numbers keep their numbers, also where some number has no image.
+
+  Args:
+    names: of the classes that images have.
+    given: the name of each number; None: they are called by their numbers.
+
+  Returns:
+    What images call the classes, and what the data set calls them.
+
+  Raises:
+    UserError: a number without a name, or names for classes that are not numbers.
+  """
+  names = list(names)
+  if not all(re.fullmatch('[0-9]+', name) for name in names):
+    if given is not None:
+      raise UserError(
+        f'--class_names is for classes that are numbers, and one is {min(names)!r}; leave it out.'
+      )
+    return sorted(names), sorted(names)
+  largest = max(map(int, names), default=-1)
+  if largest >= _MOST_CLASSES:
+    raise UserError(f'The label {largest} is too large for the number of a class; correct --label_column.')
+  count = largest + 1 if given is None else len(given)
+  if largest >= count:
+    raise UserError(
+      f'An image has the class number {largest}, and there are {count} class names; correct them.'
+    )
+  numbers = [str(number) for number in range(count)]
+  return numbers, numbers if given is None else _unique(given)
+
+
+def _chosen(fields: Mapping[str, Any], chosen: str | None, usual: tuple[str, ...]) -> str | None:
+  return next((name for name in (usual if chosen is None else (chosen,)) if name in fields), None)
+
+
+def _as_list(value: Any) -> list[Any]:
+  if value is None:
+    return []
+  return value if isinstance(value, list) else [value]
+
+
+def _class(value: Any, where: str) -> str:
+  """The class as text; a number without leading zeros."""
+  if isinstance(value, float) and value.is_integer() and math.isfinite(value):
+    value = int(value)
+  text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ''
+  if not text or text.startswith('-'):
+    raise UserError(f'{where} has the label {value!r}; a label is the number or the name of a class.')
+  return str(int(text)) if re.fullmatch('[0-9]+', text) else text
+
+
+def _unique(names: tuple[str, ...]) -> list[str]:
+  """The names; the second of two that are equal ('crane', the bird and the machine) gets its number behind."""
+  seen: set[str] = set()
+  result = []
+  for number, name in enumerate(names):
+    result.append(f'{name} ({number})' if name in seen else name)
+    seen.add(name)
+  return result

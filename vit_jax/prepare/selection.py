@@ -1,0 +1,73 @@
+"""What a preparation takes of its source, and what it calls it."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.prepare.source_image import SourceImage
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+  """Which images are prepared, their split, and the names of their classes.
+
+  Attributes:
+    split: the one split of all images; None: those of the source.
+    val_name: what the split of validation is called.
+    num_classes: so many classes there must be; None: any number.
+    limit: images of each class folder, shard or parquet file, for a rehearsal; None: all.
+    classes: the classes that are prepared; None: all.
+    class_names: the names of classes that the source numbers; None: what the source says.
+  """
+
+  split: str | None = None
+  val_name: str = 'val'
+  num_classes: int | None = None
+  limit: int | None = None
+  classes: frozenset[str] | None = None
+  class_names: tuple[str, ...] | None = None
+
+  def of(self, image: SourceImage) -> SourceImage | None:
+    """The image as it is prepared; None: it is left out."""
+    split = self.split or (self.val_name if image.split == 'val' else image.split)
+    image = image._replace(split=split)
+    if self.classes is None:
+      return image
+    kept = [number for number, label in enumerate(image.labels) if label in self.classes]
+    if not kept:
+      return None
+    return image._replace(
+      labels=tuple(image.labels[number] for number in kept),
+      weights=tuple(image.weights[number] for number in kept) if image.weights else (),
+    )
+
+  def settings(self) -> dict[str, Any]:
+    """The options that are not as usual, as JSON."""
+    usual, given = dataclasses.asdict(Selection()), dataclasses.asdict(self)
+    changed = {name: value for name, value in given.items() if value != usual[name]}
+    return {
+      n: v if isinstance(v, str | int) else sorted(v) if n == 'classes' else list(v)
+      for n, v in changed.items()
+    }
+
+
+EVERYTHING = Selection()
+
+
+def read_lines(path: str | None, flag: str) -> tuple[str, ...] | None:
+  """The lines of a file that a flag names, without white space around them and empty ones; None: no file.
+
+  Raises:
+    UserError: the file cannot be read, or has no lines.
+  """
+  if path is None:
+    return None
+  try:
+    lines = pathlib.Path(path).expanduser().read_text('utf-8').splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'--{flag}={path} cannot be read ({error}); give a text file.') from error
+  found = tuple(line.strip() for line in lines if line.strip())
+  if not found:
+    raise UserError(f'--{flag}={path} has no lines; write a class a line.')
+  return found

@@ -1,0 +1,142 @@
+"""Shards of WebDataset: tars of samples, each an image and files of the same name (`.cls`, `.json`).
+
+A sample's name ends at the first dot of the last part of its path. Its class is the content of `.cls`, the
+number or name of one class; without `.cls`, `.json` has it, or a list of classes and perhaps their weights.
+"""
+
+import itertools
+import json
+import posixpath
+from collections.abc import Iterator
+from typing import Any
+
+from vit_jax.data.sources.folder_listing import EXTENSIONS
+from vit_jax.errors import UserError
+from vit_jax.prepare import archives, sample_labels, storage
+from vit_jax.prepare.archives import Member
+from vit_jax.prepare.source_image import SourceImage
+from vit_jax.prepare.tables import Columns
+
+_LABEL_PARTS = ('cls', 'json')
+_LARGEST_LABEL = 2**20  # bytes of a .cls or .json file
+_LOOKED_AT = 20  # members of the first tar, which tell whether it is a shard
+
+
+def is_shards(source: str) -> bool:
+  """Whether a source is a shard, or a folder whose first archive is one."""
+  first = source
+  if storage.is_folder(source):
+    name = next((name for name, _ in storage.list_files(source) if _is_data(name)), '')
+    first = storage.join(source, name)
+  if not first.lower().endswith('.tar'):
+    return False
+  try:
+    members = list(itertools.islice(archives.members(first, allow_cut=True), _LOOKED_AT))
+  except UserError:  # damaged, of which listing it says more
+    return False
+  names = {member.name for member in members if not member.folder}
+  images = {_key(name) for name in names if _is_image(name)}
+  return any(_key(name) in images and _part(name) in _LABEL_PARTS for name in names)
+
+
+def list_images(
+  source: str, columns: Columns, *, allow_cut: bool, limit: int | None
+) -> Iterator[SourceImage]:
+  """Lists the samples of all shards.
+
+  Args:
+    source: the path or address of a shard, or of a folder with shards.
+    columns: which fields of `.json` files are the label and its weights.
+    allow_cut: whether a shard that was cut off is only warned of.
+    limit: samples of each shard; None: all.
+
+  Raises:
+    UserError: a shard cannot be read, a sample has no label, or there is other data beside the shards.
+  """
+  for shard, place in _shards(source):
+    split = sample_labels.split_of(shard)
+    members = archives.members(place, allow_cut=allow_cut)
+    samples = (group for _, group in itertools.groupby(members, key=lambda member: _key(member.name)))
+    images = (image for group in samples if (image := _image(place, shard, list(group), columns)))
+    for image in itertools.islice(images, limit):
+      yield image._replace(split=split)
+
+
+def _shards(source: str) -> Iterator[tuple[str, str]]:
+  """The name of each shard without its ending, and its path or address."""
+  if not storage.is_folder(source):
+    yield archives.stem(posixpath.basename(source)), source
+    return
+  for name, _ in storage.list_files(source):
+    if archives.is_compressed(name):
+      raise UserError(f'{source} holds {name}, which has no random access; decompress it.')
+    if name.lower().endswith('.tar'):
+      yield archives.stem(name), storage.join(source, name)
+    elif _is_data(name):
+      raise UserError(
+        f'{source} holds {name} beside shards of WebDataset; give a folder of the shards alone.'
+      )
+
+
+def _image(place: str, shard: str, members: list[Member], columns: Columns) -> SourceImage | None:
+  """The image of a sample; None: the files of this name are no sample, for they have no image."""
+  images = [member for member in members if _is_image(member.name)]
+  parts = {_part(member.name): member for member in members}
+  where = f'{place}: {members[0].name}'
+  if any(member.folder for member in members):
+    raise UserError(f'{where} is in an archive within the shard; give a folder of the shards alone.')
+  if not images:
+    if 'cls' in parts:
+      raise UserError(f'{where} belongs to no image; correct the shard.')
+    return None
+  if len(images) > 1:
+    raise UserError(f'{where} and {images[1].name} are two images of one sample; correct the shard.')
+  image = images[0]
+  if 'cls' in parts and columns.label is None:
+    fields: dict[str, Any] = {'cls': _text(place, parts['cls'])}
+  elif 'json' in parts:
+    fields = _json(place, parts['json'])
+  else:
+    raise UserError(
+      f'{place}: {image.name} has no label, neither a .cls nor a .json file; list the images in a .csv file.'
+    )
+  labels, weights = sample_labels.labels_and_weights(fields, columns, f'{place}: {image.name}')
+  return SourceImage(f'{shard}/{image.name}', place, image.location, image.size, '', labels, weights)
+
+
+def _text(place: str, member: Member) -> str:
+  if member.size > _LARGEST_LABEL:
+    raise UserError(
+      f'{place}: {member.name} has {member.size} bytes, too many for a label; correct the shard.'
+    )
+  try:
+    return archives.read(place, member.location, member.size).decode('utf-8').strip()
+  except (OSError, EOFError, UnicodeDecodeError) as error:
+    raise UserError(f'{place}: {member.name} cannot be read ({error}); restore the shard.') from error
+
+
+def _json(place: str, member: Member) -> dict[str, Any]:
+  try:
+    content = json.loads(_text(place, member))
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{place}: {member.name} is not JSON ({error}); correct the shard.') from error
+  if not isinstance(content, dict):
+    raise UserError(f'{place}: {member.name} is not an object of JSON; correct the shard.')
+  return content
+
+
+def _key(name: str) -> str:
+  folder, base = posixpath.split(name)
+  return posixpath.join(folder, base.partition('.')[0])
+
+
+def _part(name: str) -> str:
+  return posixpath.basename(name).partition('.')[2].lower()
+
+
+def _is_image(name: str) -> bool:
+  return name.lower().endswith(EXTENSIONS)
+
+
+def _is_data(name: str) -> bool:
+  return _is_image(name) or archives.is_archive(name) or name.lower().endswith('.parquet')

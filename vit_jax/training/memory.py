@@ -1,0 +1,52 @@
+"""Memory that a run needs, before anything is compiled: what cannot fit by far is refused at once."""
+
+import math
+import os
+from typing import Any
+
+import jax
+
+from vit_jax.errors import UserError
+from vit_jax.training.run import Run
+
+_GIB = 2**30
+
+
+def check(run: Run) -> None:
+  """Refuses a model or batches that are larger than the memory of this machine and its devices.
+
+  Activations are not counted: what they take, the compiler knows.
+
+  Raises:
+    UserError: the parameters with the optimizer's state, or the batches made ahead, do not fit.
+  """
+  host = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  devices = jax.local_devices()
+  stats = devices[0].memory_stats()  # None on CPUs, which share the host's memory
+  room = stats['bytes_limit'] if stats and 'bytes_limit' in stats else host // len(devices)
+  state = device_bytes(run.program.state)
+  if state > room:
+    raise UserError(
+      f'The parameters and the optimizer state take {state / _GIB:,.1f} GiB on each device, which has '
+      f'{room / _GIB:,.1f} GiB; choose a smaller config.model, or split it over more devices (config.mesh).'
+    )
+  data = run.config.data
+  sizes = {'batch_size': run.config.batch_size}
+  sizes |= {
+    f'evaluators.{name}.batch_size': item.batch_size or 0 for name, item in run.config.evaluators.items()
+  }
+  for name, images in sizes.items():
+    size = images // jax.process_count() * math.prod(data.image_size) * data.channels * (data.prefetch + 1)
+    if size > host:
+      height, width = data.image_size
+      raise UserError(
+        f'config.{name} is {images:,}: with config.data.prefetch {data.prefetch}, batches of images of {height} × '
+        f'{width} pixels take {size / _GIB:,.1f} GiB of the {host / _GIB:,.1f} GiB of this machine; lower it.'
+      )
+
+
+def device_bytes(tree: Any) -> int:
+  """Bytes on one device, of ShapeDtypeStructs with shardings."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+  )
