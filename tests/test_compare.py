@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 from PIL import Image
@@ -70,3 +72,14 @@ def test_folder_that_is_no_run_is_refused(tmp_path):
   ):
     with pytest.raises(UserError, match=said):
       compare.read_runs(workdirs)
+
+
+def test_what_compare_wrote_is_synced_before_it_says_so(tmp_path, monkeypatch, capsys):
+  synced = set()
+  monkeypatch.setattr(os, 'fsync', lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+  workdir = write(tmp_path / 'a', RUN, {1: 0.5})
+  monkeypatch.setattr(compare, '_OUT', types.SimpleNamespace(value=str(tmp_path / 'out'), name='out'))
+  compare.main([str(workdir)])
+  assert 'Wrote' in capsys.readouterr().out
+  for path in (tmp_path / 'out', tmp_path / 'out' / 'compare.md', tmp_path / 'out' / 'curves.png'):
+    assert path.stat().st_ino in synced

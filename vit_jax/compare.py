@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> None:
   text = report(runs)
   (out / 'compare.md').write_text(text)
   draw(runs, out / 'curves.png')
+  files.sync([out / 'compare.md', out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
 

@@ -119,6 +119,7 @@ def main() -> None:
   source = sources.open_training(config.data, config.seed)
   squares = {title: training_images(source, data, config.seed) for title, data in levels(config.data).items()}
   draw(squares).save(path)
+  files.sync([path])
   print(f'Wrote {path}: {_ACROSS**2} images under {len(squares)} augmentations.')
 
 

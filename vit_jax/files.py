@@ -10,7 +10,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
@@ -89,6 +89,17 @@ def move_into_place(partial: Path, path: Path) -> None:
     os.fsync(file.fileno())
   os.replace(partial, path)
   fsync_directory(os.path.dirname(os.path.abspath(path)))
+
+
+def sync(paths: Iterable[Path]) -> None:
+  """Makes complete files survive a power failure under the names that they have; for pictures and pages."""
+  folders = set()
+  for path in paths:
+    with open(path, 'rb') as file:
+      os.fsync(file.fileno())
+    folders.add(os.path.dirname(os.path.abspath(path)))
+  for folder in folders:
+    fsync_directory(folder)
 
 
 def move_aside(path: Path) -> str:

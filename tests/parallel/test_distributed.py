@@ -233,6 +233,31 @@ def test_save_after_a_signal_has_a_limit_of_its_own(limit, code, said):
   assert processes[0].returncode == code and output.startswith(said), output
 
 
+@pytest.mark.parametrize(
+  'limit, code, said', [(600, 0, 'saved'), (1, 75, 'did not end an evaluation or a save within 1 s')]
+)
+def test_first_evaluation_may_be_longer_than_any_step_before_it_and_the_run_still_saves(limit, code, said):
+  script = f"""
+    import time
+    from vit_jax.parallel import distributed
+    distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, {limit}
+    with distributed.StopSignal(saved=True) as stop:
+      for step in (1, 2, 3):
+        assert not stop.stop_requested(step)
+      print('ready', flush=True)
+      with stop.busy():
+        time.sleep(4)
+      assert stop._longest_step < 4
+      assert stop.stop_requested(4)
+    print('saved')
+  """
+  processes = start(script)
+  _wait_until_ready(processes)
+  processes[0].send_signal(signal.SIGTERM)
+  (output,) = finish(processes)
+  assert processes[0].returncode == code and said in output, output
+
+
 def test_sigterm_ends_joined_processes_that_hang(fifo):
   """Before the loop at once, in the loop after the time to react; JAX itself would only note the signal."""
   before_loop = """

@@ -57,7 +57,8 @@ def test_classes_are_the_sorted_synsets_and_images_their_files(whole, tmp_path):
 
 
 def test_merged_copies_are_one_record_with_the_labels_of_all(whole, tmp_path):
-  prepared(whole, tmp_path / 'set', selection=FULL, skip_bad=True, merge_copies=True)
+  result = prepared(whole, tmp_path / 'set', selection=FULL, skip_bad=True, merge_copies=True)
+  assert result.longest == 2
   source = open_source(f'tfds:{tmp_path / "set"}', 'full', data=DataConfig(max_labels=2))
   found = [source[k] for k in range(len(source))]
   assert len(found) == len({record.image for record in found}) == SYNSETS * IMAGES - 2
@@ -99,6 +100,9 @@ def test_recipes_find_what_prepare_wrote_by_default(whole, tmp_path, monkeypatch
     data = from_config_dict(config).data
     source = open_training(data, 0)
     assert len(source) == 32 and len(source.class_names) == SYNSETS
+  assert named_sets.label_options(None, False) == ''
+  lists = named_sets.label_options(5, True)
+  assert 'data.max_labels=5' in lists and 'data.label_weights=True' in lists
 
 
 def test_a_recipe_is_refused_where_prepared_classes_are_too_few(tmp_path):

@@ -1,5 +1,6 @@
 """Joins the processes of a run, and stops them all at the same step."""
 
+import contextlib
 import ctypes
 import functools
 import glob
@@ -10,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -192,6 +193,8 @@ class StopSignal(signals.Listener):
       with StopSignal(saved=resumed) as stop:
         for step in ...:
           ...
+          with stop.busy():
+            evaluate
           if stop.stop_requested(step):
             save and leave
         stop.leave()
@@ -201,7 +204,8 @@ class StopSignal(signals.Listener):
   - At a second Ctrl-C: at once, with exit code 130.
   - When the main thread hangs: after a signal, the loop has not called `stop_requested` for 8 s, or for twice
     as long as its longest step so far. The exit code is 75 if `saved`, else 128 + the signal's number.
-  - When saving and leaving take longer than ten minutes; the exit codes are the same.
+  - When an evaluation or a save (`busy`), or saving and leaving, take longer than ten minutes; the exit codes
+    are the same.
 
   Attributes:
     saved: whether there is a checkpoint from which the same command can go on. The loop sets it after a save.
@@ -214,6 +218,7 @@ class StopSignal(signals.Listener):
     self._interrupts = 0
     self._requested = False
     self._leaving = False
+    self._busy = False
     self._longest_step = 0.0  # seconds
     self._left = threading.Event()
 
@@ -243,6 +248,20 @@ class StopSignal(signals.Listener):
     self._leaving = self._requested
     return self._requested
 
+  @contextlib.contextmanager
+  def busy(self) -> Iterator[None]:
+    """Inside, the run evaluates or saves, which takes longer than a step: after a signal it has ten minutes.
+
+    It would lose the steps since the last save if it were ended before it can save.
+    """
+    begun = time.monotonic()
+    self._busy = True
+    try:
+      yield
+    finally:
+      self._last_call += time.monotonic() - begun  # not a part of the step
+      self._busy = False
+
   def leave(self) -> None:
     """Tells that the last step is over: after a signal, what is left to save may now take ten minutes."""
     self._leaving = True
@@ -265,10 +284,16 @@ class StopSignal(signals.Listener):
     signalled = time.monotonic()
     to_react = max(_SECONDS_TO_REACT, 2 * self._longest_step)
     while not self._left.wait(0.1):
-      limit = _SECONDS_TO_SAVE if self._leaving else to_react
+      limit = _SECONDS_TO_SAVE if self._leaving or self._busy else to_react
       if time.monotonic() - max(signalled, self._last_call) < limit:
         continue
-      task = 'save' if self._leaving else 'reach the end of a step'
+      task = (
+        'save'
+        if self._leaving
+        else 'end an evaluation or a save'
+        if self._busy
+        else 'reach the end of a step'
+      )
       sentence = f'The run did not {task} within {limit:.0f} s of {signal.Signals(number).name}; '
       if self.saved:
         sentence += 'start the same command again to go on from the last checkpoint.'

@@ -30,7 +30,13 @@ from vit_jax import cli, signals
 from vit_jax.errors import Preempted, UserError
 from vit_jax.prepare import metadata, run, storage
 from vit_jax.prepare.images import Shrinking
-from vit_jax.prepare.named_sets import NAMED_SETS, NamedSet, default_destination, training_command
+from vit_jax.prepare.named_sets import (
+  NAMED_SETS,
+  NamedSet,
+  default_destination,
+  label_options,
+  training_command,
+)
 from vit_jax.prepare.selection import Selection, read_lines
 from vit_jax.prepare.tables import Columns
 
@@ -190,10 +196,11 @@ def _print(result: run.Result, destination: str, name: str | None) -> None:
   print(
     f'Wrote {destination}: {splits} images, {classes}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
   )
+  lists = label_options(result.longest if result.multi_label else None, result.weighted)
   if name:
-    print(f'Train on it: {training_command(name, sum(result.records.values()))}')
+    print(f'Train on it: {training_command(name, sum(result.records.values()), lists)}')
   else:
-    print(f'Train on it with --config.data.source=tfds:{destination}')
+    print(f'Train on it with --config.data.source=tfds:{destination}{lists}')
   if result.classes == 1:
     print(
       'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr

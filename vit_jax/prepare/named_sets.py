@@ -37,10 +37,16 @@ def default_destination(name: str) -> str:
   return f'{folder.rstrip("/")}/{name}/{NAMED_SETS[name].version}'
 
 
-def training_command(name: str, records: int) -> str:
-  """The command that trains on a named data set, also on a rehearsal of it with few images."""
+def training_command(name: str, records: int, labels: str = '') -> str:
+  """The command that trains on a named data set, also on a rehearsal of it with few images.
+
+  Args:
+    name: of the data set.
+    records: the number of its images.
+    labels: `label_options` of it.
+  """
   named = NAMED_SETS[name]
-  command = f'python -m vit_jax.main --config={named.recipe}'
+  command = f'python -m vit_jax.main --config={named.recipe}{labels}'
   if not named.held_out or records > named.held_out:
     return command
   held = max(records // 10, 1)
@@ -48,3 +54,14 @@ def training_command(name: str, records: int) -> str:
     f"{command} --config.data.split='{named.split}[{held}:]' "
     f"--config.evaluators.val.split='{named.split}[:{held}]'"
   )
+
+
+def label_options(longest: int | None, weighted: bool) -> str:
+  """The options of a run on images with lists of classes: at most `longest` each, perhaps with weights.
+
+  None: images have one class each.
+  """
+  if longest is None:
+    return ''
+  options = f" --config.data.max_labels={longest} --config.objective.loss='sigmoid'"
+  return options + ' --config.data.label_weights=True' if weighted else options

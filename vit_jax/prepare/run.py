@@ -68,6 +68,7 @@ class Result:
     bad: the number of images that were left out.
     weighted: whether labels have weights.
     copies: the number of images that equal an earlier one.
+    longest: the most labels that an image has.
   """
 
   records: Mapping[str, int]
@@ -78,6 +79,7 @@ class Result:
   bad: int
   weighted: bool
   copies: int
+  longest: int
 
 
 def prepare(
@@ -362,4 +364,5 @@ def _result(
     bad=sum(len(report.bad) for report in every),
     weighted=plan.weighted,
     copies=sum(len(group) - 1 for group in copies),
+    longest=max(report.longest for report in every),
   )

@@ -63,6 +63,7 @@ class Report:
     bad: the names of images that were left out, each with the reason.
     digests: `duplicates.digest` of each image, in base64.
     merged: as of the job.
+    longest: the most labels that a record has.
   """
 
   records: int
@@ -71,6 +72,7 @@ class Report:
   bad: list[tuple[str, str]]
   digests: str = ''
   merged: bool = False
+  longest: int = 0
 
 
 def write(job: Job) -> Report:
@@ -81,7 +83,7 @@ def write(job: Job) -> Report:
     UserError: the place that an image is in cannot be reached.
   """
   serialize = serializer(features(job.num_classes, job.multi_label, job.weighted))
-  records = record_bytes = 0
+  records = record_bytes = longest = 0
   bad, digests = [], []
   with storage.atomic_path(job.path, job.work) as path, _disk_full_as_oserror(job.path):
     writer = array_record_module.ArrayRecordWriter(path, _OPTIONS)
@@ -96,11 +98,12 @@ def write(job: Job) -> Report:
       writer.write(record)
       records += 1
       record_bytes += len(record)
+      longest = max(longest, len(item.labels))
     writer.close()
     _verify(path, records)
     with open(path, 'rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
-  report = Report(records, record_bytes, digest, bad, duplicates.packed(digests), job.merged)
+  report = Report(records, record_bytes, digest, bad, duplicates.packed(digests), job.merged, longest)
   storage.write_json(job.report_path, dataclasses.asdict(report), job.work)
   return report
 

@@ -122,7 +122,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       scores: dict[str, float] = {}
       due = _due(evaluators, eval_every, step, last)
       if due:
-        with watchdog.paused():
+        with watchdog.paused(), stop.busy():
           scores = evaluate(state, due)
         screen.evaluation(step, scores)
       if values or scores:
@@ -132,7 +132,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       if saving:
         guard.flush()
         log.sync()
-        with watchdog.paused():
+        with watchdog.paused(), stop.busy():
           manager.save(step, state.items(), meta, metrics=scores if best in scores else None)
         stop.saved = True
       if stopping:

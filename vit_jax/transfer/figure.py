@@ -8,6 +8,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vit_jax import files
 from vit_jax.transfer.published import QUOTED
 from vit_jax.transfer.runner import Accuracies, Line
 
@@ -63,6 +64,7 @@ def draw(
   for number, note in enumerate(notes):
     figure.text(_MARGIN / width, (below - 0.12 - _NOTE_LINE * number) / total, note, fontsize=8, va='top')
   figure.savefig(path, dpi=130)
+  files.sync([path])
 
 
 def _write_cells(

@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> None:
   absent = gallery.make(model, averaged, shown, read, out, title=checkpoint, class_names=names)
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')
+  files.sync([out / 'index.html', *out.glob('*.png')])
   print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
   if unreadable:
     text = f'{len(unreadable)} of {len(averaged)} images could not be read and are left out'

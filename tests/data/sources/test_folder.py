@@ -303,3 +303,14 @@ def test_folder_without_permissions_says_that_it_cannot_be_read(pets):
       opened(pets)
   finally:
     pets.chmod(0o755)
+
+
+@pytest.mark.parametrize('name', ['data-000.tar', 'train.parquet', 'more.zip'])
+def test_archives_beside_images_of_a_class_are_refused(tmp_path, name):
+  for label in ('a', 'b'):
+    (tmp_path / label).mkdir()
+    for number in range(3):
+      (tmp_path / label / f'{number}.jpg').touch()
+  (tmp_path / 'b' / name).touch()
+  with pytest.raises(UserError, match=f'b has images and {name}, .*vit_jax.prepare {tmp_path}/b/{name}'):
+    open_source(f'folder:{tmp_path}', 'train', data=DataConfig())

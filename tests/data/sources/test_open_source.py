@@ -46,6 +46,20 @@ def test_wrong_spec_lists_the_forms_of_all_sources(spec):
   assert str(error.value) == f'{spec!r} is not a source; write {forms}.'
 
 
+@pytest.mark.parametrize(
+  'spec,folder',
+  [
+    ('wds:/data/i21k/{000..999}.tar', '/data/i21k'),
+    ('wds:/data/i21k', '/data/i21k'),
+    ('parquet:/data/hub/*.parquet', '/data/hub'),
+  ],
+)
+def test_unprepared_data_is_refused_with_the_command_that_prepares_it(spec, folder):
+  with pytest.raises(UserError) as error:
+    open_source(spec, 'train', data=DataConfig())
+  assert f'python -m vit_jax.prepare {folder} ~/' in str(error.value)
+
+
 class NpySource(NamedSource):
   """A pair of .npy files, <place>_images.npy and <place>_labels.npy."""
 

@@ -72,6 +72,18 @@ def test_unknown_name_names_the_nearest_and_the_data_directory(tmp_path, monkeyp
     opened('tfds:cifar1O')
 
 
+@pytest.mark.parametrize('name', ['imagenet21k', 'imagenet2012'])
+def test_missing_data_of_a_recipe_says_how_to_get_and_prepare_it(tmp_path, monkeypatch, name):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'none'))
+  with pytest.raises(UserError) as error:
+    opened(f'tfds:{name}')
+  text = str(error.value)
+  assert text.startswith(f'There is no tfds:{name} in {tmp_path}/none') and '\n' not in text
+  assert f'python -m vit_jax.prepare {name} ' in text
+  assert '--config.data.source=folder:/path:train --config.evaluators.val.split=val' in text
+  assert ('recipe :imagenet2012' in text) == (name == 'imagenet21k')
+
+
 def test_directory_without_version_names_the_one_with_it(shades):
   with pytest.raises(UserError, match=rf'did you mean tfds:{shades}\?'):
     opened(f'tfds:{shades.parent}')
