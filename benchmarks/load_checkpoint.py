@@ -28,9 +28,9 @@ def write(variant: str, path: pathlib.Path) -> None:
 
   from vit_jax import config as c
   from vit_jax import pytrees
+  from vit_jax.data.preprocess import Preprocess
   from vit_jax.models.base import Architecture
   from vit_jax.pretrained.base import FORMATS, Pretrained
-  from vit_jax.pretrained.preprocess import Preprocess
 
   architecture = Architecture(
     c.ViTConfig(variant=variant).resolved(), (224, 224), channels=3, num_classes=1000

@@ -1,17 +1,24 @@
-"""Fine-tuning as in the paper (table 4): a released model, or a checkpoint, and a data set as argument.
+"""Fine-tuning: a released model, or a checkpoint, and a data set as argument, and perhaps a recipe.
 
-python -m vit_jax.main --config=configs/finetune.py:b16,cifar10 --workdir=runs/b16_cifar10
 python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images --workdir=runs/mine
-python -m vit_jax.main --config=configs/finetune.py:/path/to/model.npz,folder:/images --workdir=runs/mine
+python -m vit_jax.main --config=configs/finetune.py:/path/to/dinov2,folder:/images --workdir=runs/mine
+python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images,all --workdir=runs/mine
+python -m vit_jax.main --config=configs/finetune.py:b16,cifar10 --workdir=runs/b16_cifar10
 python -m vit_jax.main --config=configs/finetune.py:l16,imagenet2012 --workdir=runs/l16_imagenet \\
   --config.evaluators.test.real_labels=download        # ImageNet ReaL beside ImageNet
 
-It begins from the model's released ImageNet-21k checkpoint (downloaded), with a new head, at 384 px (378
-for H/14); --config.init.checkpoint=... names another one of the same architecture. A checkpoint instead of
-a model (a path, an address, a name such as augreg/B_16; an .npz, a workdir, a Hugging Face folder) brings its
-own architecture.
-Data: imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, folder:/path or tfds:NAME; for the
-tasks of VTAB see configs/vtab.py. The rate is one of those that the paper sweeps.
+Recipes: `head` trains the head alone: it begins as a logistic regression of the checkpoint's features, which
+some hundred images and two cores are enough for; one epoch on crops follows. `all` begins so too, and trains
+every layer, for as many epochs as suit the number of images. Both choose batch size and resolution by the
+data and the checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to 20,000
+steps, with one of the rates that the paper sweeps. Without a recipe it is `paper` for the data sets of the
+paper's table (imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102), and `head` for folder:/path,
+tfds:NAME and other sources. For the tasks of VTAB see configs/vtab.py.
+
+It begins from the model's released ImageNet-21k checkpoint (downloaded), with a new head;
+--config.init.checkpoint=... names another one of the same architecture. A checkpoint instead of a model (a
+path, an address, a name such as augreg/B_16; an .npz, a workdir, a Hugging Face folder) brings its own
+architecture, and how images are prepared.
 
 Published, not measured here:
   quoted from the original project's table (from ImageNet-21k, 384 px): B/16 CIFAR-10 99.02 %, CIFAR-100
@@ -28,5 +35,4 @@ from vit_jax.config import to_config_dict
 
 
 def get_config(model_and_data: str = 'b16,cifar10'):
-  model, _, data = model_and_data.partition(',')
-  return to_config_dict(recipes.finetuning(model, data or 'cifar10'))
+  return to_config_dict(recipes.chosen_finetuning(model_and_data))

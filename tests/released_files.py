@@ -7,11 +7,11 @@ import numpy as np
 
 import vit_jax
 from vit_jax import pytrees
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.pretrained.released import ReleasedFormat
 from vit_jax.pretrained.runs import RunFormat
 

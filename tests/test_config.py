@@ -129,8 +129,8 @@ def test_a_section_has_the_options_of_its_own_kind_only():
       'config.data.area is (0.5, 0.1); it must be two shares with 0 < low <= high <= 1.',
     ),
     (
-      {'data': {'value_range': [1, -1]}},
-      'config.data.value_range is (1.0, -1.0); the first must be the smaller one.',
+      {'data': {'mean': [0.5, 0.4]}},
+      'config.data.mean is (0.5, 0.4); give one number, or one for each of the 3 channels.',
     ),
     (
       {'data': {'crop': 'random', 'resize': 100}},

@@ -17,7 +17,7 @@ ARGUMENTS = {
     'b16,cifar10',
     'l16,imagenet2012',
     'ti16,oxford_iiit_pet',
-    'b32,folder:/images',
+    'b32,folder:/images,paper',
     's16,cifar100',
   ],
   'vtab': ['l16,clevr_count', 'b32,dsprites_location,val'],

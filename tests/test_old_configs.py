@@ -12,11 +12,13 @@ import pytest
 from config_files import load
 
 from vit_jax import config as config_lib
+from vit_jax import old_configs
 from vit_jax.errors import UserError
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
+from vit_jax.training import preprocessing
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / 'tests' / 'fixtures' / 'old_configs'
@@ -33,6 +35,7 @@ RECIPES = old('recipes')
 def test_a_recipe_is_the_same_run(recipe):
   name, _, argument = recipe.partition(':')
   there, here = config_lib.from_config_dict(RECIPES[recipe]), load(name, argument or None)
+  here = preprocessing.as_begun(here, there)
   assert config_lib.differing_options(there, here) == []
   # The first edition spelled out the decays of the optimizer.
   there, here = (
@@ -42,13 +45,15 @@ def test_a_recipe_is_the_same_run(recipe):
 
 
 def test_quickstart_is_the_same_run():
-  assert (
-    config_lib.differing_options(config_lib.from_config_dict(old('quickstart')), load('quickstart')) == []
-  )
+  there, here = config_lib.from_config_dict(old('quickstart')), preprocessing.resolved(load('quickstart'))
+  assert config_lib.differing_options(there, here) == []
 
 
 def test_masked_patches_are_the_same_run():
-  there, here = config_lib.from_config_dict(old('masked_patch')), load('masked_patch', 'cifar10')
+  there, here = (
+    config_lib.from_config_dict(old('masked_patch')),
+    preprocessing.resolved(load('masked_patch', 'cifar10')),
+  )
   assert isinstance(there.objective, MaskedPatchesObjective)
   changed_on_the_command_line = {'total', 'data.max_per_class', 'evaluators.probe.every'}
   assert set(config_lib.differing_options(there, here)) == changed_on_the_command_line
@@ -129,3 +134,21 @@ def test_a_config_of_this_version_is_not_changed():
   values['optimizer']['momentum'] = 0.9
   with pytest.raises(UserError, match="the optimizer 'adam' does not take momentum"):
     config_lib.from_config_dict(values)
+
+
+@pytest.mark.parametrize(
+  ('old', 'new'),
+  [
+    ('test_average/accuracy', 'test_ema/accuracy'),
+    ('web_average_5shot/accuracy', 'web_ema_5shot/accuracy'),
+    ('test/mean_average_precision', 'test/mean_average_precision'),
+  ],
+)
+def test_only_the_evaluator_of_the_best_metric_is_renamed(old, new):
+  assert old_configs.migrated({'checkpoint': {'best': old}})['checkpoint']['best'] == new
+
+
+def test_a_value_range_is_a_mean_and_a_deviation():
+  config = config_lib.from_config_dict({'data': {'value_range': [0.0, 255.0]}})
+  assert config.data.value_range == pytest.approx((0.0, 255.0))
+  assert config.data.interpolation == 'bilinear'

@@ -105,7 +105,7 @@ ARROWS = {
   'checkpoint': set(),
   'objectives': {'models', 'data'},
   'evaluation': {'models', 'data', 'objectives', 'parallel', 'pretrained'},
-  'pretrained': {'models', 'checkpoint', 'config', 'evaluation'},
+  'pretrained': {'models', 'data', 'checkpoint', 'config', 'evaluation'},
   'training': {
     *('models', 'data', 'parallel', 'checkpoint', 'objectives', 'evaluation', 'pretrained', 'config'),
   },

@@ -88,6 +88,7 @@ class Config:
   mesh: Annotated[MeshConfig, RESUMABLE] = MeshConfig()  # noqa: RUF009
   checkpoint: Annotated[CheckpointConfig, RESUMABLE] = CheckpointConfig()  # noqa: RUF009
   stop: Annotated[StopConfig, RESUMABLE] = StopConfig()  # noqa: RUF009
+  # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
   tensorboard: Annotated[TensorBoardConfig, RESUMABLE] = TensorBoardConfig()  # noqa: RUF009
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).

@@ -69,7 +69,7 @@ def training_images(source: Source, data: DataConfig, seed: int) -> np.ndarray:
     seed=seed,
     sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data')),
   )
-  as_bytes = dataclasses.replace(data, value_range=(0.0, 255.0))
+  as_bytes = dataclasses.replace(data, mean=(0.0,), std=(1 / 255,))
   batch = on_device.prepare_training(pipeline.batch(0), as_bytes, jax.random.key(seed))
   return np.asarray(batch['image']).round().astype(np.uint8)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import cli, weights_flag
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ _NAMING = flags.DEFINE_enum(
 _GELU = flags.DEFINE_enum('gelu', None, ['tanh', 'erf'], 'Of an SRC that cannot tell, such as an .npz.')
 _NORM_EPSILON = flags.DEFINE_float('norm_epsilon', None, 'Of an SRC that cannot tell.')
 _HEADS = flags.DEFINE_integer('heads', None, "Of an SRC that cannot tell, such as timm's.", lower_bound=1)
-_WEIGHTS = flags.DEFINE_enum(
-  'weights', None, ['raw', 'ema'], 'Of a run that has an EMA of its parameters: which to take (default: raw).'
-)
+_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -48,8 +46,7 @@ def main(arguments: Sequence[str]) -> None:
 
   name = _format_name(destination)
   distributed.skip_absent_tpu()
-  weights: Any = _WEIGHTS.value  # one of those that the flag allows
-  pretrained = formats.read(source, told=_told(), weights=weights)
+  pretrained = formats.read(source, told=_told(), weights=weights_flag.chosen(_WEIGHTS))
   writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
   for note in chosen:
     print(note)

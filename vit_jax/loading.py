@@ -14,14 +14,14 @@ from flax import nnx
 from PIL import Image
 
 from vit_jax import pytrees
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import DType, Model, ModelConfig, Pooling
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.parallel import distributed
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import Pretrained, Weights
-from vit_jax.pretrained.config import InitConfig
-from vit_jax.pretrained.preprocess import Preprocess
+from vit_jax.pretrained.base import Link, Pretrained
+from vit_jax.pretrained.config import InitConfig, Weights
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +36,20 @@ class LoadedModel:
     preprocess: makes the float32 (B, H, W, C) input of Pillow's images or uint8 arrays, prepared as for the
       checkpoint's training.
     class_names: of the logits; None: the checkpoint does not name them.
+    link: 'softmax', or 'sigmoid' where an image may have several classes: what `probabilities` computes.
   """
 
-  def __init__(self, module: Model, preprocess: Preprocess, class_names: tuple[str, ...] | None):
+  def __init__(
+    self,
+    module: Model,
+    preprocess: Preprocess,
+    class_names: tuple[str, ...] | None,
+    link: Link = 'softmax',
+  ):
     self.module = module
     self.preprocess = preprocess
     self.class_names = class_names
+    self.link: Link = link
     self._graphdef, self._params = nnx.split(module)
 
   @property
@@ -57,6 +65,10 @@ class LoadedModel:
   def __call__(self, images: jax.typing.ArrayLike) -> jax.Array:
     """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`."""
     return self._logits(self._params, jnp.asarray(images))
+
+  def probabilities(self, logits: jax.Array) -> jax.Array:
+    """(B, K) -> (B, K): of each class, one of which an image has (softmax) or each of which it may have (sigmoid)."""
+    return jax.nn.sigmoid(logits) if self.link == 'sigmoid' else jax.nn.softmax(logits)
 
   def features(self, images: jax.typing.ArrayLike, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm."""
@@ -144,7 +156,8 @@ def load(
     gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an
       .npz gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said
       here.
-    weights: of a training run: 'raw' (also None), or 'ema' for the moving average of its parameters.
+    weights: of a training run: 'raw', or 'ema' for the moving average of its parameters. None: the latter where
+      the run's checkpoint.best is a metric of it, else the former.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -195,7 +208,7 @@ def build(
   arrays, report = adapt(pretrained, architecture, init)
   if report.changes():
     _log.warning('%s', report)
-  preprocess = pretrained.preprocess.at(size)
+  preprocess, link = pretrained.preprocess.at(size), 'softmax' if new_head else pretrained.link
   class_names = None if new_head else pretrained.class_names
   del pretrained  # the caller keeps no reference either: each array goes when it is on the device
   graphdef, shapes = architecture.graph_and_shapes()
@@ -205,4 +218,4 @@ def build(
     array = jax.device_put(arrays.pop(path)) if path in arrays else jnp.zeros(leaf.shape, leaf.dtype)
     leaves[path] = jax.block_until_ready(array)  # so that no more than one is there twice
   module: Model = nnx.merge(graphdef, pytrees.unflatten(leaves))
-  return LoadedModel(jax.block_until_ready(module), preprocess, class_names)
+  return LoadedModel(jax.block_until_ready(module), preprocess, class_names, link)

@@ -30,6 +30,8 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
   for section, names in (('model', _RENAMED_MODEL), ('data', _RENAMED_DATA)):
     if isinstance(result.get(section), dict):
       _rename(result[section], names)
+  if isinstance(result.get('data'), dict) and 'value_range' in result['data']:
+    result['data'] = _data(result['data'])
   if isinstance(result.get('model'), dict) and 'name' not in result['model']:
     result['model'] = _model(result['model'])
   if isinstance(result.get('init'), dict) and 'ignore' in result['init']:
@@ -43,7 +45,11 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     _drop_unused_decays(result['optimizer'])
   best = result.get('checkpoint', {}).get('best') if isinstance(result.get('checkpoint'), dict) else None
   if isinstance(best, str):
-    result['checkpoint']['best'] = best.replace('_average/', '_ema/').replace('_average_', '_ema_')
+    evaluator, _, metric = best.rpartition(
+      '/'
+    )  # only the former has the suffix: there is mean_average_precision
+    evaluator = f'{evaluator}/'.replace('_average/', '_ema/').replace('_average_', '_ema_')
+    result['checkpoint']['best'] = f'{evaluator}{metric}'
   return result
 
 
@@ -65,6 +71,13 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
     return {'name': 'mixer', **{n: value for n, value in model.items() if n not in _NOT_OF_MIXER}}
   model.pop('tokens_mlp_dim', None)
   return {'name': 'vit', **model}
+
+
+def _data(data: dict[str, Any]) -> dict[str, Any]:
+  """Until mean and std there was one range for all channels, and one interpolation."""
+  data = dict(data)
+  low, high = data.pop('value_range')
+  return {**data, 'mean': [-low / (high - low)], 'std': [1 / (high - low)], 'interpolation': 'bilinear'}
 
 
 def _objective(loss: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.j
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to
-stdout: the classes with the highest logits, and their probabilities by softmax. An image that cannot be
-read is named on stderr and left out; the exit code is then 2.
+stdout: the classes with the highest logits, and their probabilities by softmax, or by sigmoid where the model
+was trained so. An image that cannot be read is named on stderr and left out; the exit code is then 2.
 """
 
 import concurrent.futures
@@ -16,26 +16,24 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tqdm
 from absl import flags
 
-from vit_jax import cli, foreign_files
+from vit_jax import cli, foreign_files, weights_flag
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
+  from vit_jax.data.preprocess import Preprocess
   from vit_jax.loading import LoadedModel
-  from vit_jax.pretrained.preprocess import Preprocess
 
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
-_WEIGHTS = flags.DEFINE_enum(
-  'weights', None, ['raw', 'ema'], 'Of a run that has an EMA of its parameters: which to take (default: raw).'
-)
+_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
@@ -67,8 +65,7 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
-  weights: Any = _WEIGHTS.value  # one of those that the flag allows
-  model = load(checkpoint, weights=weights)
+  model = load(checkpoint, weights=weights_flag.chosen(_WEIGHTS))
   if not model.num_classes:
     raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
   given = _CLASS_NAMES.value
@@ -142,7 +139,7 @@ def _classified(
     # Filled up with black images, so that one shape is compiled.
     full = np.zeros((batch_size, *images[0].shape[1:]), np.float32)
     full[: len(images)] = np.concatenate(images)
-    shares, numbers = jax.lax.top_k(jax.nn.softmax(model(full)), top)
+    shares, numbers = jax.lax.top_k(model.probabilities(model(full)), top)
     for file, row, best in zip(
       files, np.asarray(shares).tolist(), np.asarray(numbers).tolist(), strict=False
     ):

@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import ml_collections
 
@@ -56,6 +56,12 @@ _FINETUNING_ROWS = {
 }
 
 
+_RECIPES = (',head', ',all', ',paper')  # how the argument of configs/finetune.py may end
+# Of `fitted`: images seen in training all layers, at least three epochs and at most twenty; pixels of a side at most.
+_FITTED_IMAGES, _FITTED_SIDE = 100_000, 224
+_HELD_OUT = ('val', 'validation', 'test')  # the first that there is is evaluated on
+
+
 # The released checkpoints to begin from, pre-trained on ImageNet-21k: the paper's, else AugReg's.
 _PRETRAINED = {
   'B/16': 'imagenet21k/ViT-B_16',
@@ -72,6 +78,23 @@ _PRETRAINED = {
   'R+Ti/16': 'augreg/R_Ti_16',
   'R26+S/32': 'augreg/R26_S_32',
 }
+
+
+def chosen_finetuning(argument: str) -> Config:
+  """The fine-tuning that configs/finetune.py is asked for.
+
+  Args:
+    argument: 'MODEL,DATA' or 'MODEL,DATA,RECIPE'.
+
+  Raises:
+    UserError: as `finetuning` and `fitted`.
+  """
+  model, _, data = argument.partition(',')
+  data, _, recipe = data.rpartition(',') if data.endswith(_RECIPES) else (data or 'cifar10', '', '')
+  if recipe == 'paper' or (not recipe and ':' not in data):
+    return finetuning(model, data)
+  source = data if ':' in data else f'tfds:{data}'
+  return fitted(model, source, 'all' if recipe == 'all' else 'head')
 
 
 def finetuning(model: str, data: str) -> Config:
@@ -98,6 +121,47 @@ def finetuning(model: str, data: str) -> Config:
   return _finetuning(model, DataConfig(source=source, split=split, crop='inception'), evaluator, steps, rate)
 
 
+def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
+  """A fine-tuning of any size: batch, length and resolution follow from the number of images.
+
+  The head begins as a logistic regression of the frozen features, which is most of what some hundred images
+  can teach. 'head' trains it for one more epoch, on crops and mirror images; 'all' trains every layer, gently.
+
+  Args:
+    model: as for `finetuning`.
+    data: any source, which must be here: 'folder:/path', 'tfds:NAME'.
+    trained: the parameters that are.
+
+  Raises:
+    UserError: no such model or data.
+  """
+  from vit_jax.data import sources
+  from vit_jax.data.sources import splits
+
+  network, init, own_side = _pretrained(model)
+  examples = len(sources.open_source(data, 'train', data=DataConfig()))
+  split = splits.first_of(_HELD_OUT, data)
+  # A power of two, an eighth of the images or less.
+  batch_size = 2 ** min(max((examples // 8).bit_length() - 1, 4), 9)
+  epochs = 1 if trained == 'head' else min(max(_FITTED_IMAGES // max(examples, 1), 3), 20)
+  side = min(own_side, _FITTED_SIDE) // network.patch_pixels * network.patch_pixels
+  return Config(
+    total=f'{epochs} epochs',
+    batch_size=batch_size,
+    model=network,
+    init=dataclasses.replace(init, head='probe'),
+    data=DataConfig(source=data, image_size=(side, side), crop='inception', area=(0.25, 1.0)),
+    evaluators={
+      'val': ClassificationEvaluatorConfig(split=split, every='100%' if trained == 'head' else '20%')
+    },
+    optimizer=OptimizerConfig(
+      name='adam', weight_decay=0.05, clip_norm=1.0, freeze=('^(?!head/)',) if trained == 'head' else ()
+    ),
+    schedule=ScheduleConfig(learning_rate=2e-5, warmup='10%', decay='cosine'),
+    checkpoint=CheckpointConfig(every='20%', best='val/accuracy', keep=1),
+  )
+
+
 def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
   """Table 4's last row: 2,500 steps at rate 0.01 on the 1,000 images of a task of VTAB-1k.
 
@@ -120,7 +184,8 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
     flip=definition.flip,
   )
   # The test splits have up to 74,000 images: once, at the end.
-  evaluator = ClassificationEvaluatorConfig(split=test_split, every='2500 steps')
+  # They are squashed, whatever the checkpoint's own evaluation cuts off: some are about what is at the edge.
+  evaluator = ClassificationEvaluatorConfig(split=test_split, every='2500 steps', crop='resize')
   return _finetuning(model, data, evaluator, 2_500, 0.01)
 
 
@@ -128,7 +193,7 @@ def _finetuning(
   model: str, data: DataConfig, evaluator: ClassificationEvaluatorConfig, steps: int, rate: float
 ) -> Config:
   """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels."""
-  network, init = _pretrained(model)
+  network, init, _ = _pretrained(model)
   side = 384 // network.patch_pixels * network.patch_pixels  # 378 for patches of 14
   resize = side * 448 // 384 if data.crop == 'random' else None
   return Config(
@@ -145,11 +210,11 @@ def _finetuning(
   )
 
 
-def _pretrained(model: str) -> tuple[ModelConfig, InitConfig]:
-  """The network, and where its parameters are from."""
+def _pretrained(model: str) -> tuple[ModelConfig, InitConfig, int]:
+  """The network, where its parameters are from, and the height of the images that it was trained with."""
   variant = variant_of(model)
   if variant in _PRETRAINED:
-    return ViTConfig(variant=variant), InitConfig(checkpoint=_PRETRAINED[variant])
+    return ViTConfig(variant=variant), InitConfig(checkpoint=_PRETRAINED[variant]), 224
   if '/' not in model and '.' not in model and not os.path.exists(model):
     raise UserError(
       f'No released checkpoint of {model!r} is known; choose one of {", ".join(_PRETRAINED)}, or name a '
@@ -157,7 +222,8 @@ def _pretrained(model: str) -> tuple[ModelConfig, InitConfig]:
     )
   from vit_jax.pretrained import formats
 
-  return formats.architecture(model).model.for_classification(), InitConfig(checkpoint=model)
+  architecture = formats.architecture(model)
+  return architecture.model.for_classification(), InitConfig(checkpoint=model), architecture.image_size[0]
 
 
 def variant_of(name: str) -> str:

@@ -24,6 +24,7 @@ import pyarrow
 import pyarrow.parquet
 from limited import outcome, restrict_memory
 from PIL import Image
+from vit_jax.pretrained.preprocess import Preprocess
 
 from vit_jax import config as c
 from vit_jax import json_lines, pytrees
@@ -37,7 +38,6 @@ from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.listing import Listing
 from vit_jax.pretrained import class_names, formats
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.training import workdir
 from vit_jax.training.metrics import read_metrics
 

@@ -19,10 +19,10 @@ from hostile_folders import FOLDERS
 
 from vit_jax import pytrees
 from vit_jax.config import ViTConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 
 READER = pathlib.Path(__file__).with_name('read_checkpoints.py')
 SECONDS = 5  # of the process, not of the clock, which a busy machine stretches

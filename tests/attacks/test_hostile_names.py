@@ -14,13 +14,13 @@ from PIL import Image
 
 from vit_jax import cli, compare, main
 from vit_jax import config as c
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.errors import UserError
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.loading import LoadedModel
 from vit_jax.pretrained.json_values import JsonObject
-from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.training import figures
 from vit_jax.transfer import figure
 from vit_jax.transfer.runner import Accuracies, Line

@@ -12,7 +12,7 @@ from vit_jax.data.on_device import keys_of_rows, prepare, prepare_training
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (200, 2, 3, 3), np.uint8)
 LABELS = np.arange(200, dtype=np.int32)
-BYTES = {'value_range': (0.0, 255.0)}
+BYTES = {'mean': (0.0,), 'std': (1 / 255,)}
 
 
 @functools.partial(jax.jit, static_argnames='data')
@@ -20,11 +20,27 @@ def prepared(key, data, images=IMAGES, labels=LABELS):
   return prepare_training({'image': images, 'label': labels}, data, key)
 
 
-@pytest.mark.parametrize('low,high', [(-1.0, 1.0), (0.0, 1.0), (0.0, 255.0)])
-def test_value_range_is_what_0_and_255_become(low, high):
-  got = prepare(IMAGES, DataConfig(value_range=(low, high)))
+@pytest.mark.parametrize(
+  'mean,std', [((0.5,), (0.5,)), ((0.0,), (1 / 255,)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+)
+def test_pixels_are_normalised_by_mean_and_std_of_each_channel(mean, std):
+  data = DataConfig(mean=mean, std=std)
+  got = prepare(IMAGES, data)
   assert got.dtype == np.float32
-  np.testing.assert_allclose(got, low + (high - low) * (IMAGES / 255), atol=1e-6 * (high - low))
+  np.testing.assert_allclose(got, (IMAGES / 255 - mean) / std, rtol=1e-6, atol=1e-6)
+  assert (
+    prepare_training({'image': IMAGES, 'label': LABELS}, data, jax.random.key(0))['image'].dtype == np.float32
+  )
+
+
+def test_without_mean_and_std_the_bits_are_those_of_the_range_from_minus_one_to_one():
+  as_before = jax.jit(lambda images: images.astype(np.float32) * ((1.0 - -1.0) / 255) + -1.0)(IMAGES)
+  for data in (
+    DataConfig(),
+    DataConfig(mean=(0.5,), std=(0.5,)),
+    DataConfig(mean=(0.5,) * 3, std=(0.5,) * 3),
+  ):
+    np.testing.assert_array_equal(jax.jit(lambda images, data=data: prepare(images, data))(IMAGES), as_before)
 
 
 def test_half_of_the_training_images_are_mirrored_independently_of_the_batch_size():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
-from vit_jax.pretrained.preprocess import Preprocess
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
 UNIT = Preprocess((20, 16), mean=(0.0,), std=(1 / 255,), antialias=True)  # pixels as they are

@@ -11,11 +11,11 @@ import vit_jax
 from vit_jax import config as c
 from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 
 FIXTURES = ['b_vit_gap', 'c_vit_token_rep32', 'd1_hybrid_1_1_w05']
 
@@ -64,7 +64,7 @@ def test_trained_run_tells_its_preprocessing_and_falls_back_from_damage(tmp_path
   """Its config says how images are prepared; sizes come from the variant."""
   config = c.Config(
     model=c.ViTConfig(variant='Ti/16', depth=1, width=12, heads=3, mlp_dim=8),
-    data=c.DataConfig(image_size=(32, 48), value_range=(0.0, 1.0), channels=1),
+    data=c.DataConfig(image_size=(32, 48), mean=(0.0,), std=(1.0,), channels=1),
     evaluators={'val': c.ClassificationEvaluatorConfig(crop='central', resize=40)},
   )
   shapes = Architecture(config.model, (32, 48), 1, 2).shapes()
@@ -138,7 +138,7 @@ def assert_params(pretrained: Pretrained, expected: dict[str, np.ndarray]) -> No
 
 
 @pytest.mark.parametrize('best', [None, 'val_ema/accuracy'])
-def test_ema_is_read_where_it_is_asked_for(tmp_path, best):
+def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path, best):
   config = c.Config(
     model=c.ViTConfig('custom', **SIZES),
     data=c.DataConfig(image_size=(16, 16)),
@@ -149,10 +149,10 @@ def test_ema_is_read_where_it_is_asked_for(tmp_path, best):
   architecture = Architecture(config.model, (16, 16), 3, 2)
   saved = save_run(tmp_path / 'run', c.as_json(config), architecture, 'params', 'ema')
   usual = formats.read(tmp_path / 'run')
-  assert_params(usual, saved['params'])
+  assert_params(usual, saved['ema' if best else 'params'])
   (note,) = usual.notes
-  assert 'has an EMA of its parameters' in note and "weights='ema' (--weights=ema)" in note
-  assert ('checkpoint.best (val_ema/accuracy)' in note) == (best is not None)
+  assert f"weights='{'raw' if best else 'ema'}' (--weights={'raw' if best else 'ema'})" in note
+  assert ('checkpoint.best of the run (val_ema/accuracy)' in note) == (best is not None)
   raw, ema = (formats.read(tmp_path / 'run', weights=weights) for weights in ('raw', 'ema'))
   assert_params(raw, saved['params'])
   assert_params(ema, saved['ema'])

@@ -12,13 +12,13 @@ from PIL import Image
 from released_files import read, write_folder
 
 from vit_jax import config, pytrees
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained import timm as timm_folder
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 
 REASON = 'needs torch, safetensors and timm, which needs torchvision'
 torch = pytest.importorskip('torch', reason=REASON)

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from vit_jax import config, pytrees
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 torch = pytest.importorskip('torch', reason=REASON)
@@ -45,11 +45,11 @@ PEERS = {
 }
 
 
-def make_peer(name: str, seed: int = 0):
+def make_peer(name: str, seed: int = 0, **changes):
   """A small model of transformers, in which no parameter is zero, one or equal to another."""
   cls, options = PEERS[name]
   cls = getattr(transformers, cls)
-  return randomise(cls(cls.config_class(**{**SIZES, **options})), seed)
+  return randomise(cls(cls.config_class(**{**SIZES, **options, **changes})), seed)
 
 
 def randomise(model, seed: int):

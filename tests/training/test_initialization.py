@@ -92,9 +92,9 @@ def test_a_checkpoint_of_another_function_is_refused(golden, tmp_path):
 
 def test_other_pixel_values_are_noted(golden):
   file = path(golden, 'a_vit_token')
-  assert 'value_range' not in said_of(config(file))
-  unit = config(file, data=c.DataConfig(image_size=(48, 48), channels=1, value_range=(0.0, 1.0)))
-  assert 'config.data.value_range is 0 … 1' in said_of(unit)
+  assert 'config.data.mean' not in said_of(config(file))
+  unit = config(file, data=c.DataConfig(image_size=(48, 48), channels=1, mean=(0.0,), std=(1.0,)))
+  assert 'config.data.mean is (0.0,)' in said_of(unit)
 
 
 def test_a_checkpoint_of_another_depth_is_refused(golden):
@@ -128,7 +128,7 @@ def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
 def test_fine_tuning_by_the_real_command(golden, tmp_path):
   """configs/finetune.py with a file as its model, on digits, at another resolution; then resumed."""
   flags = [
-    f'--config={ROOT}/configs/finetune.py:{path(golden, "c_vit_token_rep32")},digits:',
+    f'--config={ROOT}/configs/finetune.py:{path(golden, "c_vit_token_rep32")},digits:,paper',
     '--config.data.image_size=(48,48)',
     '--config.batch_size=16',
     '--config.evaluators.test.split=test',

@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from vit_jax import config as c
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained.base import FORMATS, Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ import pytest
 
 from vit_jax import config as c
 from vit_jax.errors import UserError
+from vit_jax.training import preprocessing
 from vit_jax.training.workdir import claim
 from vit_jax.transfer import runner, runs
 
-CONFIG = c.Config(total='3 steps', evaluators={'test': c.ClassificationEvaluatorConfig()})
+CONFIG = preprocessing.resolved(
+  c.Config(total='3 steps', evaluators={'test': c.ClassificationEvaluatorConfig()})
+)
 
 
 def test_run_that_has_ended_is_not_done_again(tmp_path):

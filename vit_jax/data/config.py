@@ -2,14 +2,18 @@
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+import numpy as np
 
 from vit_jax.data import augment_policy
 from vit_jax.durations import Duration
 from vit_jax.errors import UserError
-from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels
+from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels, Positive
 
 Crop = Literal['inception', 'random', 'central', 'resize']
+Interpolation = Literal['bilinear', 'pillow_nearest', 'pillow_bilinear', 'pillow_bicubic', 'pillow_lanczos']
+_HALF = (0.5,)
 
 
 def _augmentation(text: str) -> None:
@@ -77,8 +81,14 @@ class DataConfig:
   cutmix: Annotated[float, Between(0, 100)] = 0.0
   # One draw of the mixing for the whole 'batch', or one for each 'example'.
   mix_per: Literal['batch', 'example'] = 'batch'
-  # What 0 and 255 become.
-  value_range: tuple[float, float] = (-1.0, 1.0)
+  # The model is given (pixel / 255 - mean) / std, of one number for all channels or one for each. None: as
+  # init.checkpoint was trained; without one 0.5 and 0.5, which is -1 to 1.
+  mean: tuple[float, ...] | None = None
+  std: tuple[Positive, ...] | None = None
+  # How images are resized: 'bilinear' without antialiasing, as the paper's code, or as Pillow does:
+  # 'pillow_bicubic', 'pillow_bilinear', 'pillow_lanczos', 'pillow_nearest'. None: as init.checkpoint was
+  # trained; without one 'bilinear'.
+  interpolation: Interpolation | None = None
   # A folder without train/ and val/: the share of its images held out as 'val'.
   val_fraction: Annotated[float, Between(TINY, 1 - TINY)] = 0.1
   # At a training image that cannot be decoded: 'stop', or 'replace' it by that in its row of the next step.
@@ -94,13 +104,24 @@ class DataConfig:
     """What messages call the training data."""
     return ' + '.join(source for source, _ in self.mixture) or self.source
 
+  @property
+  def value_range(self) -> tuple[Any, Any]:
+    """What 0 and 255 become: two floats, or two float64 arrays (C,) where channels differ."""
+    mean, std = self.mean or _HALF, self.std or _HALF
+    if len(set(mean)) == len(set(std)) == 1:
+      return -mean[0] / std[0], (1 - mean[0]) / std[0]
+    return -np.array(mean) / std, (1 - np.array(mean)) / std
+
   def check(self, path: str) -> None:
     """Raises UserError where options contradict each other."""
     low, high = self.area
     if not 0 < low <= high <= 1:
       raise UserError(f'{path}.area is {self.area}; it must be two shares with 0 < low <= high <= 1.')
-    if not self.value_range[0] < self.value_range[1]:
-      raise UserError(f'{path}.value_range is {self.value_range}; the first must be the smaller one.')
+    for name, values in (('mean', self.mean), ('std', self.std)):
+      if values is not None and len(values) not in (1, self.channels):
+        raise UserError(
+          f'{path}.{name} is {values}; give one number, or one for each of the {self.channels} channels.'
+        )
     if self.label_weights and self.max_labels is None:
       raise UserError(
         f'{path}.label_weights is on and {path}.max_labels is None; set it to the length of the longest list.'

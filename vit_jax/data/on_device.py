@@ -7,6 +7,7 @@ image, in uint8, from the device before it.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.data import augment_policy
 from vit_jax.data.config import DataConfig
@@ -19,13 +20,13 @@ def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
 
   Args:
     images: (B, H, W, C) with values 0 … 255: uint8, or float32 after mixing.
-    data: its value_range is what 0 and 255 become.
+    data: its mean and std, by which value_range is what 0 and 255 become.
 
   Returns:
     float32 (B, H, W, C).
   """
   low, high = data.value_range
-  return images.astype(jnp.float32) * ((high - low) / 255) + low
+  return images.astype(jnp.float32) * np.asarray((high - low) / 255, np.float32) + np.asarray(low, np.float32)
 
 
 def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
@@ -33,7 +34,7 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
 
   Args:
     batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n).
-    data: flip, mixup, cutmix, mix_per, value_range.
+    data: flip, mixup, cutmix, mix_per, mean, std.
     key: a typed PRNG key of this step.
 
   Returns:

@@ -25,10 +25,11 @@ import numpy as np
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.config import DataConfig
 from vit_jax.data.prefetch import Batch, Prefetcher, Work
+from vit_jax.data.preprocess import EvalCrop
 from vit_jax.data.rng import PositionRngs
 from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
-from vit_jax.data.transforms import EvalCrop, eval_image, train_image
+from vit_jax.data.transforms import eval_image, train_image
 from vit_jax.errors import BadImage, UserError
 from vit_jax.parallel.mesh import check_batch_divides
 
@@ -230,7 +231,7 @@ class EvalPipeline(_Pipeline):
     source: Source,
     data: DataConfig,
     *,
-    crop: EvalCrop,
+    crop: EvalCrop | None,
     resize: int | None,
     batch_size: int,
     sharding: jax.sharding.Sharding,
@@ -239,9 +240,9 @@ class EvalPipeline(_Pipeline):
     """
     Args:
       source: the records.
-      data: image size, channels, max_labels, threads, prefetch.
+      data: image size, channels, mean, std, interpolation, max_labels, threads, prefetch.
       crop: 'resize' squashes an image, 'central' resizes its shorter side and cuts the middle.
-      resize: for 'central': pixels of the shorter side; None: as few as cover the image size.
+      resize: pixels before the middle is cut; None: as few as cover the image size.
       batch_size: over all devices; it is rounded up to what divides over them.
       sharding: of the batch's first axis.
       real_labels: a second list of labels for each record.
@@ -249,7 +250,7 @@ class EvalPipeline(_Pipeline):
     parts = _parts(sharding)
     super().__init__(source, data, math.ceil(batch_size / parts) * parts, sharding)
     self.examples = len(source)
-    self._crop: EvalCrop = crop
+    self._crop: EvalCrop | None = crop
     self._resize, self._real = resize, real_labels
 
   def __len__(self) -> int:

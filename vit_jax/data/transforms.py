@@ -5,16 +5,14 @@ the device (`on_device.py`).
 """
 
 import math
-from typing import Literal
 
 import cv2
 import numpy as np
 
 from vit_jax.data.augment import augmentation
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, Interpolation
 from vit_jax.data.decode import Box, Picture
-
-EvalCrop = Literal['resize', 'central']
+from vit_jax.data.preprocess import EvalCrop, Preprocess, method_of, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
@@ -28,7 +26,7 @@ def train_image(
   Args:
     image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
     name: what errors call the image.
-    data: crop, area, resize, padding, image_size, channels, augment.
+    data: crop, area, resize, padding, image_size, channels, interpolation, augment.
     rng: the source of randomness.
 
   Returns:
@@ -42,28 +40,32 @@ def train_image(
 
 
 def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:
+  how = data.interpolation or 'bilinear'
   if data.crop == 'inception':
-    return _inception(picture, data.image_size, data.area, rng)
+    return _inception(picture, data.image_size, data.area, rng, how)
   if data.crop == 'random':
     size = (data.resize, data.resize) if data.resize else data.image_size
-    image = resize(picture.pixels(size), size, exact=False)
+    image = resize(picture.pixels(size), size, exact=False, interpolation=how)
     return random_window(image, data.image_size, data.padding, rng)
+  if how != 'bilinear':  # exactly as in evaluation
+    shorter = data.resize if data.crop == 'central' else None
+    return Preprocess.of_run(data, data.crop, shorter).as_bytes(picture.pixels())
   if data.crop == 'central':
     return central(picture, data.image_size, data.resize, exact=False)
   return resize(picture.pixels(data.image_size), data.image_size, exact=False)
 
 
 def eval_image(
-  image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop, shorter: int | None
+  image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop | None, before: int | None
 ) -> np.ndarray:
   """An image for evaluation, decoded at full size and interpolated exactly.
 
   Args:
     image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
     name: what errors call the image.
-    data: image_size, channels.
-    crop: 'resize' squashes the image, 'central' resizes its shorter side and cuts the middle.
-    shorter: for 'central': pixels of the shorter side; None: as few as cover data.image_size.
+    data: image_size, channels, interpolation.
+    crop: 'resize' squashes the image, 'central' resizes its shorter side; see `Preprocess.of_run`.
+    before: pixels before the middle is cut; None: as few as cover data.image_size.
 
   Returns:
     uint8 (*data.image_size, data.channels).
@@ -71,16 +73,18 @@ def eval_image(
   Raises:
     UserError: an image that cannot be decoded.
   """
-  picture = Picture(image, data.channels, name)
-  if crop == 'central':
-    return central(picture, data.image_size, shorter, exact=True)
-  return resize(picture.pixels(), data.image_size, exact=True)
+  return Preprocess.of_run(data, crop, before).as_bytes(Picture(image, data.channels, name).pixels())
 
 
 def resize(
-  image: np.ndarray, size: tuple[int, int], box: Box | None = None, *, exact: bool = True
+  image: np.ndarray,
+  size: tuple[int, int],
+  box: Box | None = None,
+  *,
+  exact: bool = True,
+  interpolation: Interpolation = 'bilinear',
 ) -> np.ndarray:
-  """Bilinear, half-pixel centres, no antialiasing, like the original's tf.image.resize.
+  """Resizes an image: by default without antialiasing, half-pixel centres, like the original's tf.image.resize.
 
   Args:
     image: uint8 (H, W, C).
@@ -88,10 +92,13 @@ def resize(
     box: top, left, height, width of the part to resize, possibly in fractions of a pixel; None: all of it.
     exact: interpolate in float32, then round to nearest. Otherwise in fixed point, which takes half the time
       and is off by one for some pixels (the mean is 0.13 of 255 too low).
+    interpolation: as `DataConfig.interpolation`; Pillow's are always exact.
 
   Returns:
     uint8 (*size, C).
   """
+  if interpolation != 'bilinear':
+    return pillow_resize(image, size, method_of(interpolation), box)
   if box and not all(float(number).is_integer() for number in box):
     return _resize_between_pixels(image, size, box)
   if box:
@@ -157,11 +164,15 @@ def sample_box(
 
 
 def _inception(
-  picture: Picture, size: tuple[int, int], area: tuple[float, float], rng: np.random.Generator
+  picture: Picture,
+  size: tuple[int, int],
+  area: tuple[float, float],
+  rng: np.random.Generator,
+  interpolation: Interpolation,
 ) -> np.ndarray:
   """A random box of the picture, squashed to `size` ('Going deeper with convolutions', section 6)."""
   pixels, box = picture.part(sample_box(picture.size, area, rng), at_least=size)
-  return resize(pixels, size, box, exact=False)
+  return resize(pixels, size, box, exact=False, interpolation=interpolation)
 
 
 def random_window(

@@ -101,9 +101,11 @@ class EvaluatorConfig(abc.ABC):
   # As data.source. None: data.source.
   source: str | None = None
   split: str = 'test'
-  # 'resize' (squash, as the paper's evaluation) or 'central' (resize the shorter side, cut the middle).
-  crop: Literal['resize', 'central'] = 'resize'
-  # 'central': pixels of the shorter side before the cut.
+  # 'resize' (squash, as the paper's evaluation) or 'central' (resize the shorter side, cut the middle). None:
+  # as init.checkpoint was evaluated; without one 'resize'.
+  crop: Literal['resize', 'central'] | None = None
+  # Pixels of the shorter side ('central') or the height ('resize') before the middle is cut. None: of
+  # image_size; with crop None as init.checkpoint was evaluated.
   resize: Pixels | None = None
   # None: the training batch size.
   batch_size: Count | None = None

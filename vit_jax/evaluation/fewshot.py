@@ -80,7 +80,7 @@ class FeatureKey:
   split: str
   records: bytes | None  # a digest of the records taken from the split; None: all
   data: DataConfig
-  crop: str
+  crop: str | None
   resize: int | None
   layer: int | None
   pool: str | None

@@ -6,8 +6,11 @@ float64 on the host.
 """
 
 import functools
+import math
+import statistics
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +20,7 @@ Predict = Callable[[np.ndarray, float], np.ndarray]
 Fit = Callable[[np.ndarray, np.ndarray, int], Predict]
 
 _BIAS = 100.0  # the constant feature; so large that its weight is hardly penalised
+_FOLDS = 5
 _ITERATIONS = 300  # at most; L-BFGS takes some tens on standardised features
 
 
@@ -88,6 +92,68 @@ class Standard:
   def __call__(self, features: np.ndarray) -> np.ndarray:
     return (features - self._mean) / self._scale
 
+  def folded(self, kernel: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel (F, K) and bias (K,) that give of features what those given here give of standardised ones."""
+    kernel = kernel / self._scale[:, None]
+    return kernel, bias - self._mean @ kernel
+
 
 def _with_bias(features: np.ndarray) -> np.ndarray:
   return np.pad(features, ((0, 0), (0, 1)), constant_values=_BIAS)
+
+
+class Head(NamedTuple):
+  """A linear classifier of features as they are: `features @ kernel + bias`.
+
+  Attributes:
+    kernel: float32 (F, K).
+    bias: float32 (K,).
+    l2: the penalty it was fitted with.
+    accuracy: by cross-validation, with that penalty.
+  """
+
+  kernel: np.ndarray
+  bias: np.ndarray
+  l2: float
+  accuracy: float
+
+
+def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
+  """Multinomial logistic regression whose penalty is chosen by cross-validation.
+
+  Args:
+    features: float (examples, F).
+    labels: int (examples,), at least two of them different.
+    classes: K; a class without examples gets the lowest logit.
+  """
+  from sklearn import exceptions, linear_model, model_selection
+
+  scale = Standard(features)
+  standard, grid = scale(features), GRIDS['logistic']
+  folds = min(_FOLDS, int(np.bincount(labels)[np.unique(labels)].min()))
+
+  def fitted(l2: float, rows: np.ndarray):
+    model = linear_model.LogisticRegression(C=1 / l2, solver='lbfgs', max_iter=_ITERATIONS)
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
+      return model.fit(standard[rows], labels[rows])
+
+  everything, scores = np.arange(len(labels)), [math.nan] * len(grid)
+  if folds > 1:  # else a class has a single image, and there is nothing to choose by
+    divided = list(model_selection.StratifiedKFold(folds).split(standard, labels))
+    scores = [
+      statistics.fmean(fitted(l2, rest).score(standard[held], labels[held]) for rest, held in divided)
+      for l2 in grid
+    ]
+  best = int(np.argmax(scores)) if folds > 1 else grid.index(1.0)
+  model = fitted(grid[best], everything)
+  weights, bias = model.coef_, model.intercept_
+  if len(weights) == 1:  # of two classes scikit-learn gives the second's logit, the first's being 0
+    weights, bias = np.concatenate([0 * weights, weights]), np.concatenate([0 * bias, bias])
+  kernel = np.zeros((features.shape[1], classes))
+  kernel[:, model.classes_] = weights.T
+  biases = np.full(classes, bias.min() - 10)
+  biases[model.classes_] = bias
+  # (x - mean) / scale @ kernel + bias, in terms of x.
+  kernel, biases = scale.folded(kernel, biases)
+  return Head(kernel.astype(np.float32), biases.astype(np.float32), grid[best], scores[best])

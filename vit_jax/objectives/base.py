@@ -6,7 +6,7 @@ A newcomer writes one file with a frozen dataclass of options that is an `Object
 
 import abc
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import jax
 
@@ -77,6 +77,11 @@ class Objective(abc.ABC):
   def class_scores(self) -> ClassScores | None:
     """What the head's outputs say of the data's classes; None: they are not of classes."""
     return None
+
+  @property
+  def link(self) -> Literal['softmax', 'sigmoid']:
+    """What turns logits into probabilities: of one class an image, or of each class by itself."""
+    return 'softmax'
 
   def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the head's outputs, given those of the data's classes; (): they have none."""

@@ -42,6 +42,10 @@ class ClassificationObjective(Objective):
   def class_scores(self) -> ClassScores:
     return self
 
+  @property
+  def link(self) -> Literal['softmax', 'sigmoid']:
+    return self.loss
+
   def check_classes(self, names: tuple[str, ...], title: str) -> None:
     if len(names) == 1 and self.loss == 'softmax':
       raise UserError(

@@ -5,7 +5,7 @@ begins from its checkpoint (config.init).
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import jax
@@ -113,13 +113,13 @@ def draw_corruption(keys: jax.Array, count: int) -> Corruption:
   return Corruption(corrupted, masked, exchanged, others)
 
 
-def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[float, float]) -> jax.Array:
+def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[Any, Any]) -> jax.Array:
   """The mean colour of each patch in three bits a channel.
 
   Args:
     images: float32 (B, H, W, C).
     grid: rows and columns of patches.
-    value_range: the darkest value and the brightest.
+    value_range: the darkest value and the brightest, of all channels or of each.
 
   Returns:
     int32 (B, N), in 0 … 8^C - 1; red counts most.

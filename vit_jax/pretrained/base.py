@@ -10,14 +10,15 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
-from vit_jax.pretrained.preprocess import Preprocess
+from vit_jax.pretrained.config import Weights
 from vit_jax.registry import Registry
 
 M = TypeVar('M', bound=ModelConfig)
 
-Weights = Literal['raw', 'ema']
+Link = Literal['softmax', 'sigmoid']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Pretrained:
     preprocess: how images become its input.
     class_names: of the logits; None: the checkpoint does not name them.
     notes: sentences for the person: what was dropped, what is all zeros.
+    link: what turns its logits into probabilities.
   """
 
   architecture: Architecture
@@ -37,6 +39,7 @@ class Pretrained:
   preprocess: Preprocess
   class_names: tuple[str, ...] | None = None
   notes: tuple[str, ...] = ()
+  link: Link = 'softmax'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ class ReadOptions:
     image_size: height, width that it was trained with, where its tensors do not tell.
     told: options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
     assumed: options of its model that are taken where the format stores none.
-    weights: of a run that has both: the parameters as they were trained ('raw', also None) or their EMA ('ema').
+    weights: of a run that has both: the parameters as they were trained ('raw') or their EMA ('ema'); see InitConfig.
   """
 
   image_size: tuple[int, int] | None = None
@@ -91,6 +94,10 @@ class Format(abc.ABC):
   def architecture(self, path: pathlib.Path) -> Architecture:
     """The network of a checkpoint, without its numbers where that is possible; raises as `read`."""
     return self.read(path, ReadOptions()).architecture
+
+  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
+    """How the images of a checkpoint are prepared, without its numbers where that is possible; raises as `read`."""
+    return self.read(path, options).preprocess
 
   def check_options(self, path: pathlib.Path, options: ReadOptions) -> None:
     """Raises UserError where the caller tells what the checkpoint itself knows, or asks for what it has not."""

@@ -1,9 +1,12 @@
 """The options of where a run's first parameters come from."""
 
 import dataclasses
+from typing import Literal
 
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Regex
+
+Weights = Literal['raw', 'ema']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +16,12 @@ class InitConfig:
   # A released .npz, a training run or a Hugging Face folder: its path, an https:// or gs:// address of
   # an .npz, or a released file's short name such as 'imagenet21k/ViT-B_16'. None: random parameters.
   checkpoint: str | None = None
+  # Of a run that has an EMA of its parameters: 'raw' or 'ema'. None: the EMA where its checkpoint.best is a
+  # metric of it, else the parameters as they were trained.
+  weights: Weights | None = None
+  # How a head that begins anew begins: 'constant' (zero, and model.head_bias), or 'probe': as a logistic regression
+  # of the frozen features of the training images, its penalty chosen by cross-validation.
+  head: Literal['constant', 'probe'] = 'constant'
   # How position embeddings are resized to another grid: a value of model.position_resize. None: as the
   # checkpoint's own project does it.
   position_resize: PositionResize | None = None

@@ -6,10 +6,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import catalogue, download
-from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions, Weights
+from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions
+from vit_jax.pretrained.config import Weights
 from vit_jax.pretrained.json_values import JsonObject
 
 # Files of other projects by how their names end, to say so instead of what is wrong with them as an .npz.
@@ -39,7 +41,7 @@ def read(
     image_size: height, width it was trained with, where its tensors do not tell.
     told: options of its model that its files do not tell; see `ReadOptions`.
     assumed: likewise, taken only where the format stores none.
-    weights: of a training run: 'raw' (also None) or 'ema'.
+    weights: of a training run: 'raw' or 'ema'; see InitConfig.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or of a model that we do not have.
@@ -54,6 +56,12 @@ def architecture(source: str | os.PathLike[str]) -> Architecture:
   """The network of a checkpoint, without its numbers where that is possible; raises as `read`."""
   path = located(source)
   return format_of(path).architecture(path)
+
+
+def preprocess(source: str | os.PathLike[str], *, image_size: tuple[int, int]) -> Preprocess:
+  """How the images of a checkpoint are prepared; arguments and errors as of `read`."""
+  path = located(source)
+  return format_of(path).preprocess(path, ReadOptions(image_size))
 
 
 def format_of(path: pathlib.Path) -> Format:

@@ -11,6 +11,7 @@ import pathlib
 import numpy as np
 
 from vit_jax import pytrees
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
@@ -77,6 +78,10 @@ class FolderFormat(Format):
   def architecture(self, path: pathlib.Path) -> Architecture:
     with TensorFiles(path) as files:
       return self._layout_of(files, path, ReadOptions()).architecture
+
+  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
+    with TensorFiles(path) as files:
+      return self._layout_of(files, path, options).preprocess
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     try:
@@ -171,4 +176,11 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
     notes += (f'The head of {files.source} is all zeros: every class gets the same logit.',)
   if files.dtypes != {'F32'}:
     notes += (f'{files.source} is stored in {", ".join(sorted(files.dtypes))}, and read into float32.',)
-  return Pretrained(architecture, pytrees.unflatten(params), layout.preprocess, layout.class_names, notes)
+  return Pretrained(
+    architecture,
+    pytrees.unflatten(params),
+    layout.preprocess,
+    layout.class_names,
+    notes,
+    layout.link,
+  )

@@ -6,9 +6,9 @@ import pathlib
 import reprlib
 from typing import Any
 
+from vit_jax.data.preprocess import Method, Preprocess
 from vit_jax.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
-from vit_jax.pretrained.preprocess import Method, Preprocess
 
 FILE = 'preprocessor_config.json'
 _RESAMPLE: dict[int, Method] = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
@@ -69,7 +69,7 @@ def write(preprocess: Preprocess) -> tuple[str, tuple[str, ...]]:
       'of images that are shrunk, the pixels differ a little.',
     )
   if preprocess.shorter is not None:
-    kind, size = 'BitImageProcessor', {'shortest_edge': preprocess.shorter}
+    kind, size = 'BitImageProcessor', {'shortest_edge': preprocess.shorter or max(preprocess.size)}
   elif preprocess.whole is not None:
     kind, size = 'DeiTImageProcessor', _sides(preprocess.whole)
   else:

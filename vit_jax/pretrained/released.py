@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax import pytrees
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.models.mixer import MixerConfig
@@ -21,7 +22,6 @@ from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Format, Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.npz_archive import Archive, Writer
-from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.pretrained.released_bit import BitNames
 from vit_jax.pretrained.released_mixer import MixerNames
 from vit_jax.pretrained.released_names import Naming, ReleasedNames, Tensors
@@ -87,6 +87,10 @@ class ReleasedFormat(Format):
   def architecture(self, path: pathlib.Path) -> Architecture:
     with Archive(path) as archive:
       return _infer(archive, _stored(archive)[0], None)[1]
+
+  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
+    with Archive(path) as archive:
+      return _preprocess(_infer(archive, _stored(archive)[0], options.image_size)[1])
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     model = pretrained.architecture.model

@@ -15,11 +15,12 @@ from vit_jax import pytrees
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX
 from vit_jax.models.base import MODELS, Architecture
-from vit_jax.pretrained.base import Format, Pretrained, ReadOptions, Weights
-from vit_jax.pretrained.preprocess import Preprocess
+from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
+from vit_jax.pretrained.config import Weights
 
 _ITEMS: dict[Weights, str] = {'raw': 'params', 'ema': 'ema'}
 
@@ -34,10 +35,11 @@ class RunFormat(Format):
     return (path / 'checkpoints').is_dir() or path.name == 'checkpoints' or (path / 'params').is_dir()
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
-    item = _ITEMS[options.weights or 'raw']
+    chosen = options.weights
 
     def wanted(meta: dict[str, Any]) -> dict[str, Any]:
       run = _Stored(meta)
+      item = _ITEMS[chosen or _reported(run.config)]
       if item == 'ema' and not run.config.ema:
         raise UserError(
           f"{path} has no EMA of its parameters (its config.ema is 0), which weights 'ema' asks for; leave it out."
@@ -48,7 +50,7 @@ class RunFormat(Format):
 
     items, meta = _restored(path, wanted)
     run = _Stored(meta)
-    params = pytrees.flatten(jax.tree.map(np.asarray, items[item]))
+    params = pytrees.flatten(jax.tree.map(np.asarray, items[_ITEMS[chosen or _reported(run.config)]]))
     for name, leaf in run.architecture.shapes().items():
       if not leaf.size:
         params[name] = np.zeros(leaf.shape, leaf.dtype)
@@ -65,10 +67,16 @@ class RunFormat(Format):
       _preprocess(run.config, meta),
       class_names=run.class_names or None,
       notes=notes,
+      link=run.config.objective.link,
     )
 
   def architecture(self, path: pathlib.Path) -> Architecture:
     return _Stored(_restored(path, _nothing)[1]).architecture
+
+  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
+    del options
+    meta = _restored(path, _nothing)[1]
+    return _preprocess(_Stored(meta).config, meta)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """None, although a config that no run can have is refused by `write`, in the config's own words."""
@@ -166,15 +174,23 @@ def _check_regular(directory: pathlib.Path) -> None:
         raise UserError(f'{file} is not a regular file; get the checkpoint again.')
 
 
+def _reported(config: Config) -> Weights:
+  """The parameters by which the run chose its best checkpoint."""
+  best = config.checkpoint.best
+  return 'ema' if config.ema and best is not None and EMA_SUFFIX in best else 'raw'
+
+
 def _about_ema(config: Config) -> tuple[str, ...]:
   if not config.ema:
     return ()
-  best = config.checkpoint.best
-  of_ema = best is not None and EMA_SUFFIX in best
-  also = f', of which its checkpoint.best ({best}) is a metric' if of_ema else ''
+  if _reported(config) == 'ema':
+    return (
+      f'The EMA of the parameters is loaded, since the checkpoint.best of the run ({config.checkpoint.best}) is a '
+      "metric of it; weights='raw' (--weights=raw) loads the others.",
+    )
   return (
-    f"The run also has an EMA of its parameters{also}, and what is loaded is not that; weights='ema' (--weights=ema) "
-    'loads it.',
+    "The run also has an EMA of its parameters, and what is loaded is not that; weights='ema' (--weights=ema) loads "
+    'it.',
   )
 
 
@@ -186,16 +202,17 @@ def _config(pretrained: Pretrained) -> Config:
   """
   preprocess, architecture = pretrained.preprocess, pretrained.architecture
   model = architecture.model
-  low = float(-preprocess.mean[0] / preprocess.std[0])
-  high = float((1 - preprocess.mean[0]) / preprocess.std[0])
   return config_lib.from_config_dict(
     {
+      'objective': {'name': 'classification', 'loss': pretrained.link},
       'model': {MODELS.tag: MODELS.name_of(type(model)), **options_lib.as_dict(model)},
       'data': {
         'image_size': architecture.image_size,
         'channels': architecture.channels,
         'num_classes': architecture.num_classes or None,
-        'value_range': (low, high),
+        'mean': preprocess.mean,
+        'std': preprocess.std,
+        'interpolation': preprocess.interpolation,
       },
     }
   )
@@ -205,9 +222,6 @@ def _preprocess(config: Config, meta: Mapping[str, Any]) -> Preprocess:
   """As `write` stored it, or as the run's evaluation prepares its images."""
   if 'preprocess' in meta:
     return options_lib.from_dict(Preprocess, meta['preprocess'], 'preprocess')
-  size, shorter = config.data.image_size, None
-  evaluators = list(config.evaluators.values())
-  if evaluators and evaluators[0].crop == 'central':
-    # As data/transforms.py cuts it: at least as large as covers the image.
-    shorter = evaluators[0].resize or max(size)
-  return Preprocess.from_range(size, *config.data.value_range, channels=config.data.channels, shorter=shorter)
+  evaluator = next(iter(config.evaluators.values()), None)
+  crop, resize = (evaluator.crop, evaluator.resize) if evaluator else (None, None)
+  return Preprocess.of_run(config.data, crop, resize)

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.preprocess import Method, Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject, is_text
-from vit_jax.pretrained.preprocess import Method, Preprocess
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 

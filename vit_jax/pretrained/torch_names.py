@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained.preprocess import Preprocess
+from vit_jax.pretrained.base import Link
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
@@ -119,6 +120,7 @@ class Layout:
     zeros: paths of ours that it lacks, and that are zero there.
     ignored: tensors that logits do not depend on.
     notes: sentences for the person.
+    link: what turns its logits into probabilities.
   """
 
   architecture: Architecture
@@ -129,6 +131,7 @@ class Layout:
   zeros: frozenset[str] = frozenset()
   ignored: frozenset[str] = frozenset()
   notes: tuple[str, ...] = ()
+  link: Link = 'softmax'
 
 
 @dataclasses.dataclass(frozen=True)

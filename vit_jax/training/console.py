@@ -17,8 +17,10 @@ from vit_jax.training.memory import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Program
+from vit_jax.training.timeline import Timeline
 
 _MIB = 2**20
+_ABSURD_EPOCHS = 2_000  # the paper's longest fine-tuning, on the 1,000 images of VTAB, has 1,280
 _NARROWEST_BAR = 10  # cells of the bar itself, whatever stands behind it
 
 
@@ -40,6 +42,8 @@ class Console:
     self.say(data_text(run, evaluators))
     timeline = run.timeline
     self.say(f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs')
+    if timeline.epochs > _ABSURD_EPOCHS:
+      self.say(length_warning(timeline))
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
@@ -159,6 +163,14 @@ def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
     images = f'{evaluator.examples:,} image{"" if evaluator.examples == 1 else "s"}'
     lines.append(f'Evaluator {name}: {where}, {images}')
   return '\n'.join(lines)
+
+
+def length_warning(timeline: Timeline) -> str:
+  """A sentence about a run that sees its few images absurdly often."""
+  return (
+    f'Warning: the {timeline.examples:,} images are seen {timeline.epochs:,.0f} times each; if that is not '
+    f'meant, lower config.total, or use configs/finetune.py:CHECKPOINT,DATA, which fits the length to the data.'
+  )
 
 
 def parameters_text(params: dict[str, Any], model: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.errors import UserError
+from vit_jax.training import preprocessing
 from vit_jax.training.console import Console
 from vit_jax.training.run import Dataset, Run, evaluate
 
@@ -18,6 +19,7 @@ def evaluate_newest(config: Config, workdir: pathlib.Path) -> dict[str, float]:
   """
   if not config.evaluators:
     raise UserError('config.evaluators is empty; name at least one split to evaluate.')
+  config = preprocessing.resolved(config, workdir)
   runs: list[Run] = []
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:

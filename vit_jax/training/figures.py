@@ -95,7 +95,8 @@ def save_first_batch(
   figure = Figure(figsize=(1.5 * columns, 1.75 * rows + 0.5), layout='constrained')
   low, high = data.value_range
   height, width, channels = images.shape[1:]
-  figure.suptitle(f'First batch: {height} × {width} × {channels}, values {low:g} to {high:g}')
+  values = f'{np.min(low):.4g} to {np.max(high):.4g}'
+  figure.suptitle(f'First batch: {height} × {width} × {channels}, values {values}')
   axes = np.atleast_2d(figure.subplots(rows, columns))
   for axis in axes.flat:
     axis.set_axis_off()

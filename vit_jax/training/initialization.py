@@ -10,12 +10,12 @@ import numpy as np
 from vit_jax import pytrees
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.preprocess import Preprocess
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Program
 
@@ -39,7 +39,9 @@ def read_initial(config: Config, architecture: Architecture) -> tuple[dict[str, 
     return {}, ''
   # A format that cannot tell how its tensors are computed is taken to agree with the config.
   assumed = {name: getattr(model, name) for name in model.function_options}
-  pretrained = formats.read(checkpoint, image_size=config.data.image_size, assumed=assumed)
+  pretrained = formats.read(
+    checkpoint, image_size=config.data.image_size, assumed=assumed, weights=config.init.weights
+  )
   _check_function(pretrained, model)
   arrays, report = adapt(pretrained, architecture, config.init)
   notes = [*pretrained.notes, *_different_preprocessing(pretrained, config.data)]
@@ -96,12 +98,13 @@ def _check_function(pretrained: Pretrained, model: ModelConfig) -> None:
 
 
 def _different_preprocessing(pretrained: Pretrained, data: DataConfig) -> list[str]:
-  """A sentence where the run gives the model other pixel values than it was trained with."""
-  low, high = data.value_range
-  ours, theirs = Preprocess.from_range(data.image_size, low, high), pretrained.preprocess
+  """A sentence where the config gives the model other pixel values than it was trained with."""
+  ours, theirs = Preprocess.of_run(data, None, None), pretrained.preprocess
+  if len(theirs.mean) not in (1, data.channels):
+    return []  # of another number of channels, nothing can be the same
   if np.allclose(ours.mean, theirs.mean) and np.allclose(ours.std, theirs.std):
     return []
   return [
-    f'The checkpoint was trained with (pixel / 255 - {theirs.mean}) / {theirs.std}; here '
-    f'config.data.value_range is {low:g} … {high:g}.'
+    f'The checkpoint was trained with (pixel / 255 - {theirs.mean}) / {theirs.std}; here config.data.mean is '
+    f'{ours.mean} and config.data.std {ours.std}.'
   ]

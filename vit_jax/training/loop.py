@@ -7,25 +7,30 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
+from vit_jax.data.sources import Source
 from vit_jax.errors import Preempted
 from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.training import figures, memory, workdir
+from vit_jax.training import figures, memory, preprocessing, workdir
 from vit_jax.training.board import Board
 from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import MetricsLog, Speedometer
+from vit_jax.training.probe_head import with_probe
 from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import Run, evaluate, open_training
 from vit_jax.training.state import TrainState
 from vit_jax.training.watchdog import Watchdog
+
+_LINES = 20  # of training, at least, as far as there are so many steps
 
 Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
@@ -43,6 +48,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
     Preempted: the run was asked to stop and has saved.
   """
   # Everything that can be wrong is opened before the slow part begins.
+  config = preprocessing.resolved(config, folder)
   run, source = open_training(config)
   memory.check(run)
   evaluators = run.open_evaluators()
@@ -69,18 +75,17 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   state, restored = workdir.restore(manager, run)
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
+  log_every = min(log_every, max(timeline.total // _LINES, 1))
   log = MetricsLog(folder, first_step, log_every)
   log.board.config(config)
   pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
   screen.setup(run, evaluators, folder)
 
-  initial, text = ({}, '') if state is not None else read_initial(config, run.architecture)
-  if text:
-    screen.say(text)
+  initial = {} if state is not None else _read_initial(run, screen)
   steps = _compiled_steps(run, first_step)
   screen.memory(run.program, steps[first_size])
   if state is None:
-    state = initial_state(run.program, config.seed, initial)
+    state = _first_state(run, source, initial, screen)
     figures.draw_first_batch(run, pipeline.batch(0), folder)
     log.board.picture(0, 'first_batch', folder / 'report' / 'first_batch.png')
   else:
@@ -174,6 +179,23 @@ def _finish(
   for name in run.config.evaluators:
     for evaluated in (name, f'{name}{EMA_SUFFIX}'):
       board.picture(step, f'{evaluated}/confusion', report / f'{evaluated}_confusion.png')
+
+
+def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
+  """The parameters of config.init.checkpoint by their paths, which are accounted for on the screen."""
+  arrays, text = read_initial(run.config, run.architecture)
+  if text:
+    screen.say(text)
+  return arrays
+
+
+def _first_state(run: Run, source: Source, initial: dict[str, np.ndarray], screen: Console) -> TrainState:
+  """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
+  state = initial_state(run.program, run.config.seed, initial)
+  if run.config.init.head == 'probe':
+    state, text = with_probe(run, source, state)
+    screen.say(text)
+  return state
 
 
 def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:

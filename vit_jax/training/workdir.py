@@ -43,7 +43,7 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
     try:
       there, damage = _parsed(path), ''
     except UserError as error:
-      there, damage = _stored_config(workdir) if begun else None, str(error)
+      there, damage = stored_config(workdir) if begun else None, str(error)
       if begun and there is None:
         raise _unrepairable(error) from error
     if there is not None:
@@ -91,7 +91,7 @@ def read_config(workdir: pathlib.Path) -> Config:
   try:
     return _parsed(path)
   except UserError as error:
-    stored = _stored_config(workdir)
+    stored = stored_config(workdir)
     if stored is None:
       raise _unrepairable(error) from error
     _log.warning('%s; the config of the newest checkpoint is used.', error)
@@ -118,7 +118,7 @@ def _unrepairable(damage: UserError) -> UserError:
   return UserError(f'{damage}; remove it and give the config of the run.')
 
 
-def _stored_config(workdir: pathlib.Path) -> Config | None:
+def stored_config(workdir: pathlib.Path) -> Config | None:
   """The config that the newest checkpoint of a workdir has; None: there is none that can be read."""
   meta = Manager(workdir / 'checkpoints', CheckpointConfig(), read_only=True).newest_meta()
   return None if meta is None else config_lib.from_config_dict(meta['config'])

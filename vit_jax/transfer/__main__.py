@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
-from vit_jax import cli, files
+from vit_jax import cli, files, weights_flag
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _Number = TypeVar('_Number', int, float)
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
+_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
 _SUITE = flags.DEFINE_string(
   'suite', 'paper', "paper, vtab, fewshot, or a list such as 'cifar10,vtab:dmlab,fewshot:folder:/path'."
 )
@@ -95,6 +96,7 @@ def _settings() -> 'Settings':
 
   return Settings(
     checkpoint=cli.required(_CHECKPOINT),
+    weights=weights_flag.chosen(_WEIGHTS),
     seeds=_SEEDS.value,
     shots=_numbers('shots', _SHOTS.value, int, lowest=0),
     steps=_STEPS.value,

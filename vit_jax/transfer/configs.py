@@ -17,6 +17,7 @@ from vit_jax.config import (
   OptimizerConfig,
 )
 from vit_jax.errors import UserError
+from vit_jax.pretrained.config import Weights
 from vit_jax.transfer.suites import Row
 
 PROBES: tuple[Literal['ridge', 'logistic', 'knn'], ...] = ('ridge', 'logistic', 'knn')
@@ -28,6 +29,7 @@ class Settings:
 
   Attributes:
     checkpoint: as config.init.checkpoint.
+    weights: as config.init.weights.
     seeds: final runs of each data set, and draws of a probe.
     shots: images of each class, for few-shot probes.
     steps, batch_size, image_size, rates: of fine-tuning.
@@ -38,6 +40,7 @@ class Settings:
   """
 
   checkpoint: str
+  weights: Weights | None = None
   seeds: int = 3
   shots: tuple[int, ...] = (5,)
   steps: int | None = None
@@ -56,7 +59,8 @@ class Configs:
   def __init__(self, settings: Settings):
     """Raises UserError for a checkpoint that is not there."""
     self._settings = settings
-    self._base = recipes.finetuning(settings.checkpoint, 'cifar10')  # its data and length are replaced
+    base = recipes.finetuning(settings.checkpoint, 'cifar10')  # its data and length are replaced
+    self._base = dataclasses.replace(base, init=dataclasses.replace(base.init, weights=settings.weights))
 
   def rates(self, row: Row, *, scratch: bool) -> tuple[float, ...]:
     """The learning rates to sweep."""
@@ -66,13 +70,13 @@ class Configs:
 
   def sweep(self, row: Row, rate: float, *, scratch: bool) -> Config:
     """A run on a part of the training split, evaluated on the rest of it."""
-    held_out = ClassificationEvaluatorConfig(split=row.sweep_test)
+    held_out = ClassificationEvaluatorConfig(split=row.sweep_test, crop=_evaluation_crop(row))
     return self._finetuning(row, row.sweep_train, held_out, rate=rate, seed=0, scratch=scratch)
 
   def final(self, row: Row, rate: float, seed: int, *, scratch: bool) -> Config:
     """A run on the whole training split, evaluated on the test split."""
     real_labels = self._settings.real_labels if row.has_real_labels else None
-    test = ClassificationEvaluatorConfig(split=row.test, real_labels=real_labels)
+    test = ClassificationEvaluatorConfig(split=row.test, crop=_evaluation_crop(row), real_labels=real_labels)
     return self._finetuning(row, row.train, test, rate=rate, seed=seed, scratch=scratch)
 
   def probe(self, row: Row, *, scratch: bool) -> Config:
@@ -82,6 +86,7 @@ class Configs:
       evaluators[probe] = FewShotEvaluatorConfig(
         source=row.source,
         split=row.test,
+        crop=_evaluation_crop(row),
         train_split=row.train,
         shots=self._settings.shots,
         seeds=self._settings.seeds,
@@ -159,6 +164,11 @@ class Configs:
         )
       section[last] = _value(text)
     return options_lib.from_dict(Config, values)
+
+
+def _evaluation_crop(row: Row) -> Literal['resize'] | None:
+  """Squashed where training shows whole images too; None: as the checkpoint's own evaluation."""
+  return None if row.crop == 'inception' else 'resize'
 
 
 def _value(text: str) -> Any:

@@ -19,7 +19,7 @@ from vit_jax import files
 from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShotEvaluator
-from vit_jax.training import loop
+from vit_jax.training import loop, preprocessing
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.run import Dataset, Run, evaluate, open_training
@@ -62,6 +62,7 @@ def finetune(config: Config, workdir: pathlib.Path, *, keep: bool) -> Result:
     UserError: as `loop.train`; or a run of another config is there.
     Preempted: the run was asked to stop and has saved.
   """
+  config = preprocessing.resolved(config, workdir)
   known = _read(config, workdir)
   if known is not None:
     return known
@@ -91,6 +92,7 @@ def probe(config: Config, workdir: pathlib.Path) -> Result:
   Raises:
     UserError: data or a checkpoint that is not there or does not fit; or a run of another config is there.
   """
+  config = preprocessing.resolved(config, workdir)
   known = _read(config, workdir)
   if known is not None:
     return known

@@ -3,21 +3,17 @@
 import dataclasses
 import difflib
 import hashlib
-import os
 import re
-from collections.abc import Callable, Collection
 
 from vit_jax.data import sources
-from vit_jax.data.config import Crop, DataConfig
-from vit_jax.data.sources.folder_listing import folders_in
-from vit_jax.data.sources.tfds import builder_of
+from vit_jax.data.config import Crop
+from vit_jax.data.sources import splits
 from vit_jax.data.sources.vtab import TASKS, Task, task_of
 from vit_jax.errors import UserError
 
 FEWSHOT = 'fewshot:'
 VTAB = 'vtab:'
 _RATES = (0.001, 0.003, 0.01, 0.03)
-_TEST_SPLITS = ('test', 'validation', 'val')  # the first that a source has is tested on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,47 +170,8 @@ def _check(name: str) -> None:
 
 def _of_source(name: str) -> Row:
   """The row of a source that the paper does not have."""
-  test = _test_split(name)
+  test = splits.first_of(splits.HELD_OUT, name)
   return Row(name, name, train='train', sweep_train='train[:90%]', sweep_test='train[90%:]', test=test)
-
-
-def _test_split(name: str) -> str:
-  """The split to test on: 'test', or else the one for validation."""
-  kind, place, _ = sources.parse(name, '')
-  splits = _SPLITS[kind](place) if kind in _SPLITS else _splits_that_open(name)
-  for split in _TEST_SPLITS:
-    if split in splits:
-      return split
-  raise UserError(f'{name} has no split to test on (test, validation or val), but {", ".join(splits)}.')
-
-
-def _folder_splits(place: str) -> Collection[str]:
-  """'test' if the folder has one; 'val' is always there, for it is held out where it has no folder."""
-  folder = os.path.expanduser(place)
-  if not os.path.isdir(folder):
-    raise UserError(f'There is no folder {place}; give the path of one that has a sub-folder per class.')
-  return ('test', 'val') if 'test' in folders_in(folder) else ('val',)
-
-
-def _tfds_splits(place: str) -> Collection[str]:
-  return tuple(builder_of(place).info.splits)
-
-
-def _splits_that_open(name: str) -> Collection[str]:
-  """The splits of a source that does not list its splits; raises UserError if not even 'train' opens."""
-  sources.open_source(name, 'train', data=DataConfig())
-  found = ['train']
-  for split in _TEST_SPLITS:
-    try:
-      sources.open_source(name, split, data=DataConfig())
-    except UserError:
-      continue
-    found.append(split)
-  return found
-
-
-# Kind of source -> its splits, by its place.
-_SPLITS: dict[str, Callable[[str], Collection[str]]] = {'folder': _folder_splits, 'tfds': _tfds_splits}
 
 
 def folder_name(name: str) -> str:

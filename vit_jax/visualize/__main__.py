@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from vit_jax import cli, files, foreign_files
+from vit_jax import cli, files, foreign_files, weights_flag
 from vit_jax.data.image_files import image_files
 from vit_jax.errors import UserError
 
@@ -34,6 +34,7 @@ _COUNT = flags.DEFINE_integer(
 _AVERAGE_OVER = flags.DEFINE_integer(
   'average_over', 128, 'Images that attention distance is averaged over, if there are so many.', lower_bound=1
 )
+_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
 )
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.visualize.model_parts import grouped
 
   distributed.skip_absent_tpu()
-  model = load(checkpoint, image_size=image_size)
+  model = load(checkpoint, image_size=image_size, weights=weights_flag.chosen(_WEIGHTS))
   given = _CLASS_NAMES.value
   names = None if given is None else class_names.read(given, model.num_classes)
   count, average_over = cli.required(_COUNT), cli.required(_AVERAGE_OVER)

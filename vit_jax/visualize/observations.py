@@ -101,9 +101,7 @@ class Observer:
     """(class, probability) of the most probable classes."""
     if 'predictions' in self.absent:
       return ()
-    logits = np.asarray(self.model(prepared))[0].astype(np.float64)
-    probabilities = np.exp(logits - logits.max())
-    probabilities /= probabilities.sum()
+    probabilities = np.asarray(self.model.probabilities(self.model(prepared)))[0]
     best = np.argsort(-probabilities, kind='stable')[:count]
     names = self.class_names or tuple(f'class {number}' for number in range(len(probabilities)))
     return tuple((names[number], float(probabilities[number])) for number in best)

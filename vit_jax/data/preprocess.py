@@ -1,4 +1,8 @@
-"""How images of any size become the input of a model, as for the training of its checkpoint."""
+"""How images of any size become the input of a model: one description, in training, evaluation and elsewhere.
+
+A checkpoint has it, a run takes it over into its config (`training/preprocessing.py`), and its evaluators, its
+checkpoints and `vit_jax.load` have it from there.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from vit_jax.data.config import DataConfig, Interpolation
 from vit_jax.errors import UserError
 
+Box = tuple[float, float, float, float]  # top, left, height, width
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
+EvalCrop = Literal['resize', 'central']
 
 _MODES = {1: 'L', 3: 'RGB'}
 _PILLOW = {
@@ -19,6 +26,14 @@ _PILLOW = {
   'bilinear': Image.Resampling.BILINEAR,
   'bicubic': Image.Resampling.BICUBIC,
   'lanczos': Image.Resampling.LANCZOS,
+}
+# Interpolation of a run -> method.
+_METHODS: dict[Interpolation, Method] = {
+  'bilinear': 'bilinear',
+  'pillow_nearest': 'nearest',
+  'pillow_bilinear': 'bilinear',
+  'pillow_bicubic': 'bicubic',
+  'pillow_lanczos': 'lanczos',
 }
 _OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
 
@@ -32,7 +47,8 @@ class Preprocess:
   # (pixel / 255 - mean) / std, with one number for all channels, or one for each.
   mean: tuple[float, ...] = (0.5,)
   std: tuple[float, ...] = (0.5,)
-  # None: squash to `size`. Otherwise resize the shorter side to so many pixels, and cut the middle.
+  # None: squash to `size`. Otherwise resize the shorter side to so many pixels (0: as few as cover `size`), and
+  # cut the middle.
   shorter: int | None = None
   # In place of `shorter`: squash to this height and width, and cut the middle (DeiT in transformers).
   whole: tuple[int, int] | None = None
@@ -45,6 +61,35 @@ class Preprocess:
   def from_range(cls, size: tuple[int, int], low: float, high: float, **options: Any) -> 'Preprocess':
     """0 becomes `low` and 255 `high`."""
     return cls(size=size, mean=(-low / (high - low),), std=(1 / (high - low),), **options)
+
+  @classmethod
+  def of_run(cls, data: DataConfig, crop: EvalCrop | None, resize: int | None) -> 'Preprocess':
+    """What the options of a run say.
+
+    Args:
+      data: image_size, channels, mean, std, interpolation.
+      crop: 'resize' (also None) squashes the image, 'central' resizes its shorter side and cuts the middle.
+      resize: pixels of the height ('resize') or the shorter side ('central') before the middle is cut; None:
+        those of image_size, or as few as cover it.
+    """
+    (height, width), interpolation = data.image_size, data.interpolation or 'bilinear'
+    return cls(
+      data.image_size,
+      data.channels,
+      data.mean or (0.5,),
+      data.std or (0.5,),
+      shorter=None if crop != 'central' else resize or (height if height == width else 0),
+      whole=None if crop == 'central' or not resize else (resize, round(resize * width / height)),
+      method=_METHODS[interpolation],
+      antialias=interpolation != 'bilinear',
+    )
+
+  @property
+  def interpolation(self) -> Interpolation:
+    """As `DataConfig.interpolation` calls it."""
+    if not self.antialias:
+      return 'bilinear'
+    return next(name for name, method in _METHODS.items() if method == self.method and name != 'bilinear')
 
   def __call__(self, images: Sequence[Image.Image | np.ndarray]) -> np.ndarray:
     """Images of any size as a model's input.
@@ -71,6 +116,11 @@ class Preprocess:
     offset = -np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)
     return (pixels * scale + offset).astype(np.float32)
 
+  def as_bytes(self, image: np.ndarray) -> np.ndarray:
+    """An image, uint8 (H, W, channels), resized and cut: uint8 (*size, channels)."""
+    resized = self._resized(image)
+    return resized if resized.dtype == np.uint8 else np.rint(resized).astype(np.uint8)
+
   def at(self, size: tuple[int, int]) -> 'Preprocess':
     """The same for a model of another input size: what is cut off keeps its share of the image."""
     ratios = (size[0] / self.size[0], size[1] / self.size[1])
@@ -85,9 +135,11 @@ class Preprocess:
     height, width = self.size
     whole = self.whole or self.size
     if self.shorter is not None:
+      covering = max(height / image.shape[0], width / image.shape[1])
+      scale = self.shorter / min(image.shape[:2]) if self.shorter else covering
       # Rounded down, as torchvision and transformers do.
-      scale = self.shorter / min(image.shape[:2])
-      whole = (max(int(image.shape[0] * scale), height), max(int(image.shape[1] * scale), width))
+      rounded = int if self.antialias else round
+      whole = (max(rounded(image.shape[0] * scale), height), max(rounded(image.shape[1] * scale), width))
     image = self._resize(image, whole)
     top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
     return image[top : top + height, left : left + width]
@@ -97,11 +149,27 @@ class Preprocess:
       return image
     height, width = size
     if self.antialias:
-      pillow = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-      resized = np.asarray(pillow.resize((width, height), _PILLOW[self.method]))
-    else:
-      resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
+      return pillow_resize(image, size, self.method)
+    resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
     return resized.reshape(height, width, image.shape[2])
+
+
+def method_of(interpolation: Interpolation) -> Method:
+  """'pillow_bicubic' -> 'bicubic'."""
+  return _METHODS[interpolation]
+
+
+def pillow_resize(
+  image: np.ndarray, size: tuple[int, int], method: Method, box: Box | None = None
+) -> np.ndarray:
+  """Pillow's resize, which antialiases: uint8 (H, W, C) -> uint8 (*size, C); of a box or the whole image."""
+  pillow = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+  if box is not None:
+    top, left, height, width = box
+    edges = (left, top, left + width, top + height)
+    box = (max(edges[0], 0), max(edges[1], 0), min(edges[2], pillow.width), min(edges[3], pillow.height))
+  resized = np.asarray(pillow.resize((size[1], size[0]), _PILLOW[method], box=box))
+  return resized.reshape(*size, image.shape[2])
 
 
 def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:

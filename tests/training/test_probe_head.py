@@ -1,0 +1,117 @@
+"""A head that begins as a probe, against scikit-learn; and the recipe that fits its data."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import linear_model
+
+from vit_jax import config as c
+from vit_jax import recipes
+from vit_jax.errors import UserError
+from vit_jax.evaluation import probes
+from vit_jax.training import console, loop
+from vit_jax.training.initialization import initial_state
+from vit_jax.training.probe_head import with_probe
+from vit_jax.training.run import evaluate, open_training
+from vit_jax.training.timeline import Timeline
+
+
+def examples(classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+  rng = np.random.default_rng(seed)
+  labels = np.repeat(np.arange(classes), 20)
+  centres = np.random.default_rng(9).normal(size=(classes, 8))
+  return (3 + centres[labels] + 0.7 * rng.normal(size=(len(labels), 8))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize('classes', [2, 4])
+def test_head_of_raw_features_gives_the_probabilities_of_scikit_learns_regression(classes):
+  features, labels = examples(classes)
+  head = probes.logistic_head(features, labels, classes)
+  mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-5
+  theirs = linear_model.LogisticRegression(C=1 / head.l2, max_iter=1000).fit(
+    (features - mean) / scale, labels
+  )
+  new = examples(classes, seed=1)[0]
+  logits = new @ head.kernel + head.bias
+  ours = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+  np.testing.assert_allclose(ours, theirs.predict_proba((new - mean) / scale), atol=1e-3)
+  assert 0.5 < head.accuracy <= 1
+
+
+def test_class_without_examples_is_never_predicted():
+  features, labels = examples(3)
+  head = probes.logistic_head(features, labels * 2, 6)  # classes 0, 2 and 4
+  assert set((features @ head.kernel + head.bias).argmax(axis=1)) == {0, 2, 4}
+
+
+def config(**changes) -> c.Config:
+  model = c.ViTConfig(variant='custom', patch=4, width=32, mlp_dim=32, depth=1, heads=2, pool='gap')
+  return dataclasses.replace(
+    c.Config(
+      total='2 steps',
+      batch_size=16,
+      model=model,
+      data=c.DataConfig(source='digits', image_size=(8, 8), crop='resize', flip=False),
+      evaluators={'test': c.ClassificationEvaluatorConfig(split='test')},
+      init=c.InitConfig(head='probe'),
+      ema=0.9,
+    ),
+    **changes,
+  )
+
+
+def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alone():
+  run, source = open_training(config())
+  before = initial_state(run.program, 0, {})
+  others = jax.tree.map(np.asarray, {name: leaf for name, leaf in before.params.items() if name != 'head'})
+  state, text = with_probe(run, source, before)
+  assert 'logistic regression of the features of 1,437 images' in text
+  scores = evaluate(state, run.open_evaluators())
+  assert scores['test/accuracy'] > 0.8 and scores['test_ema/accuracy'] == scores['test/accuracy']
+  after = {name: leaf for name, leaf in state.params.items() if name != 'head'}
+  jax.tree.map(np.testing.assert_array_equal, after, others)
+
+
+def test_probe_of_lists_of_classes_is_refused():
+  lists = config(
+    data=c.DataConfig(source='digits', image_size=(8, 8), max_labels=2),
+    objective=c.ClassificationObjective(loss='sigmoid'),
+  )
+  run, source = open_training(lists)
+  with pytest.raises(UserError, match=r"config.init.head is 'probe', which needs images of one class each"):
+    with_probe(run, source, initial_state(run.program, 0, {}))
+
+
+def test_short_run_logs_every_step(tmp_path):
+  loop.train(config(total='3 steps', ema=0.0), tmp_path)
+  assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 3
+
+
+@pytest.fixture
+def photos(tmp_path):
+  for number in range(40):
+    path = tmp_path / 'photos' / 'ab'[number % 2] / f'{number}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((20, 20, 3), number, np.uint8)).save(path)
+  return tmp_path / 'photos'
+
+
+def test_recipe_of_a_folder_fits_its_images_and_the_papers_stays_by_name(photos):
+  head, every, paper = (
+    recipes.chosen_finetuning(f'b16,folder:{photos}{recipe}') for recipe in ('', ',all', ',paper')
+  )
+  assert head == recipes.chosen_finetuning(f'b16,folder:{photos},head')
+  assert (head.total, head.batch_size, head.data.image_size) == ('1 epochs', 16, (224, 224))
+  assert head.init.head == every.init.head == 'probe' and paper.init.head == 'constant'
+  assert head.optimizer.freeze and not every.optimizer.freeze
+  assert every.total == '20 epochs' and head.evaluators['val'].split == 'val'
+  assert (paper.total, paper.batch_size, paper.data.image_size) == ('2500 steps', 512, (384, 384))
+  assert recipes.chosen_finetuning('b16,cifar10') == recipes.finetuning('b16', 'cifar10')
+
+
+def test_absurd_number_of_epochs_is_said_with_the_remedy():
+  timeline = Timeline.of('2500 steps', batch_size=512, examples=300)
+  assert '300 images are seen 4,267 times each' in console.length_warning(timeline)

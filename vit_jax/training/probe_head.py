@@ -1,0 +1,68 @@
+"""A head that begins as a probe of frozen features (config.init.head): good accuracy before the first step."""
+
+import jax
+import numpy as np
+
+from vit_jax.data.pipeline import EvalPipeline
+from vit_jax.data.sources import Source, subset
+from vit_jax.errors import UserError
+from vit_jax.evaluation import features as features_lib
+from vit_jax.evaluation import probes
+from vit_jax.evaluation.base import Params
+from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.training.run import Run
+from vit_jax.training.state import TrainState
+
+_IMAGES = 20_000  # at most; more take minutes, and change the head little
+
+
+def with_probe(run: Run, source: Source, state: TrainState) -> tuple[TrainState, str]:
+  """The state with a logistic regression in its head, and a sentence about it.
+
+  Args:
+    run: its config's init.head is 'probe'.
+    source: its training data.
+    state: of step 0.
+
+  Raises:
+    UserError: images with lists of classes, or of a single class, of which there is no regression.
+  """
+  config, classes = run.config, run.architecture.num_classes
+  if config.data.max_labels is not None or config.objective.class_scores() is None:
+    raise UserError(
+      "config.init.head is 'probe', which needs images of one class each; set it to 'constant'."
+    )
+  sample = subset.at_most(source, max(1, _IMAGES // len(source.class_names)), config.seed)
+  evaluator = next(iter(config.evaluators.values()), None)
+  batches = EvalPipeline(
+    sample,
+    config.data,
+    crop=evaluator.crop if evaluator else None,
+    resize=evaluator.resize if evaluator else None,
+    batch_size=config.batch_size,
+    sharding=mesh_lib.batch_sharding(run.mesh),
+  )
+  step = features_lib.make_step(run.program.graphdef, config.data, run.mesh)
+  features = features_lib.extract(step, state.params, batches, layer=None, pool=None)
+  if len(np.unique(features.labels)) < 2:
+    raise UserError(f'{config.data.title} has images of one class only; there is nothing to tell apart.')
+  head = probes.logistic_head(features.values, features.labels, classes)
+  text = (
+    f'Head: logistic regression of the features of {len(features.labels):,} images (l2 {head.l2:g}), which by '
+    f'cross-validation gets {head.accuracy:.1%} right'
+  )
+  return _with_head(state, {'kernel': head.kernel, 'bias': head.bias}), text
+
+
+def _with_head(state: TrainState, head: dict[str, np.ndarray]) -> TrainState:
+  """The state with these arrays as its head, where the ones before lay; of the EMA too."""
+
+  def replaced(params: Params) -> Params:
+    arrays = {
+      name: jax.make_array_from_callback(leaf.shape, leaf.sharding, head[name].astype(leaf.dtype).__getitem__)
+      for name, leaf in params['head'].items()
+    }
+    return {**params, 'head': arrays}
+
+  ema = replaced(state.ema) if state.ema else state.ema
+  return state._replace(params=replaced(state.params), ema=ema)
