@@ -14,6 +14,7 @@ from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, Params, model_inputs
 
 _ATTENTION_IMAGES = 4
+_MOST_ATTENTION_BYTES = 4 * 2**30  # all blocks and heads of these images are in memory at once
 
 
 def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
@@ -38,7 +39,8 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   """Writes report/attention.png: images of a batch and the attention that their patches get in the last block.
 
   It is the mean over heads and tokens. The CPU computes it, since training may fill the memory of the devices.
-  Nothing is written of a model without attention, or in a run of several processes.
+  Nothing is written of a model without attention, in a run of several processes, or where the weights take more
+  than 4 GiB.
 
   Args:
     run: the run.
@@ -51,10 +53,11 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   prepared = jax.jit(lambda batch: model_inputs(run.config, batch, 0)['image'])(batch)
   images = np.asarray(prepared.addressable_data(0))[:_ATTENTION_IMAGES]
   graphdef, _ = run.architecture.graph_and_shapes()
-  arguments = jax.device_put((jax.device_get(params), images), jax.local_devices(backend='cpu')[0])
-  weights = jax.jit(lambda params, images: nnx.merge(graphdef, params).attention(images))(*arguments)
-  if weights is None:
+  function = jax.jit(lambda params, images: nnx.merge(graphdef, params).attention(images))
+  shape = jax.eval_shape(function, params, images)
+  if shape is None or 4 * shape.size > _MOST_ATTENTION_BYTES:
     return
+  weights = function(*jax.device_put((jax.device_get(params), images), jax.local_devices(backend='cpu')[0]))
   rows, columns = run.config.model.grid(images.shape[1:3])
   received = np.asarray(weights)[-1].mean(axis=(1, 2))[:, -rows * columns :].reshape(-1, rows, columns)
   figure = Figure(figsize=(2 * len(images), 4.4), layout='constrained')
