@@ -24,11 +24,11 @@ import pyarrow
 import pyarrow.parquet
 from limited import outcome, restrict_memory
 from PIL import Image
-from vit_jax.pretrained.preprocess import Preprocess
 
 from vit_jax import config as c
 from vit_jax import json_lines, pytrees
 from vit_jax.data.config import DataConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import folder_listing, open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.real_labels import RealLabels
