@@ -5,14 +5,14 @@ import json
 import os
 import sys
 
+import fork_server
 import numpy as np
 import pytest
 import tiny
-from absl.testing import flagsaver
 from flax import nnx
 from PIL import Image
 
-from vit_jax import cli, compare, main
+from vit_jax import cli, compare
 from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.folder import FolderSource
@@ -126,9 +126,8 @@ def test_half_a_character_in_json_is_no_name(tmp_path):
     values.text('model_type')
 
 
-def test_workdir_that_checkpoints_cannot_be_written_to_is_refused_before_training():
-  with (
-    flagsaver.as_parsed(workdir=os.fsdecode(b'runs/caf\xe9')),
-    pytest.raises(UserError, match='bytes that are not UTF-8'),
-  ):
-    main._config_and_workdir()
+def test_workdir_that_checkpoints_cannot_be_written_to_is_refused_before_training(tmp_path):
+  workdir = os.fsdecode(b'caf\xe9')
+  result = fork_server.run('vit_jax.main', '--config=quickstart', f'--workdir={workdir}', cwd=tmp_path)
+  assert result.returncode == 2 and 'bytes that are not UTF-8' in result.stderr, result.stderr
+  assert not list(tmp_path.iterdir())
