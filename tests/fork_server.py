@@ -43,10 +43,11 @@ class Command:
   def __init__(self, server: '_Server', pid: int, outputs: Sequence[str]):
     self.pid = pid
     self._server, self._outputs = server, outputs
+    self._code: int | None = None
 
   def poll(self) -> int | None:
     """The exit code (negative: the signal that killed it), or None while it runs."""
-    return self._server.code(self.pid, 0)
+    return self._code_after(0)
 
   def wait(self, timeout: float | None = None) -> int:
     """The exit code, once it has ended.
@@ -54,7 +55,7 @@ class Command:
     Raises:
       subprocess.TimeoutExpired: it still runs after so many seconds.
     """
-    code = self._server.code(self.pid, timeout)
+    code = self._code_after(timeout)
     if code is None:
       raise subprocess.TimeoutExpired(f'fork {self.pid}', timeout or 0, *map(_text, self._outputs))
     return code
@@ -64,6 +65,12 @@ class Command:
     self.wait(timeout)
     stdout, stderr = map(_text, self._outputs)
     return stdout, stderr
+
+  def _code_after(self, timeout: float | None) -> int | None:
+    """The exit code, kept because a later process may get the same number; None after `timeout` seconds."""
+    if self._code is None:
+      self._code = self._server.code(self.pid, timeout)
+    return self._code
 
   def send_signal(self, number: int) -> None:
     """Sends a signal, unless it has ended."""
@@ -168,6 +175,7 @@ class _Server:
       word, pid, code = line.split()
       with self._changed:
         if word == 'started':
+          self._codes.pop(int(pid), None)  # of an earlier process that had this number
           self._started.append(int(pid))
         else:
           self._codes[int(pid)] = int(code)

@@ -23,6 +23,7 @@ import fork_server
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from processes import xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = 2  # of a run, whatever the number of its processes: the same mesh adds in the same order
@@ -68,7 +69,7 @@ def start(
 
 def _joined(processes: int, devices: int) -> list[dict[str, str]]:
   """The variables of each of a run's processes, which have so many CPU devices each."""
-  flags = {'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'}
+  flags = {'XLA_FLAGS': xla_flags(devices)}
   if processes == 1:
     return [flags]
   with socket.socket() as free:

@@ -14,7 +14,7 @@ from commands import assert_done, assert_said, run
 from vit_jax.errors import EXIT_RESTART
 
 # Fewer kills and steps than `python tests/kill_and_resume.py --kills=20`, which is run by hand.
-STEPS = 90
+STEPS = 60
 CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
 

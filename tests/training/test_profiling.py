@@ -1,33 +1,50 @@
 """Profiles of steps, read back with JAX's own reader."""
 
-import os
 import pathlib
-import signal
 
 import jax
-import jax.numpy as jnp
+import processes
 import pytest
 
 from vit_jax.config import Config, from_config_dict
 from vit_jax.errors import UserError
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.training import profiling
-from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import Dataset, Run
 
+# A process of its own, since the profiler starts those of all plugins that a process has loaded, libtpu's too.
+SCRIPT = """
+  import os, pathlib, signal, sys
+  import jax, jax.numpy as jnp
+  from vit_jax.training.profiling import Profiler
 
-def run_steps(steps: str | None, folder: pathlib.Path, count: int, ask_at: int | None = None) -> list[str]:
-  """Runs `count` compiled steps; what the profiler said."""
-  step_function = jax.jit(lambda x: jnp.sin(x) @ x)
-  said, x = [], jnp.ones((8, 8))
-  with Profiler(steps, folder, said.append) as profiler:
-    for step in range(1, count + 1):
-      if step == ask_at:
-        os.kill(os.getpid(), signal.SIGUSR1)
-      with profiler.step(step):
-        x = step_function(x)
-      profiler.finish(step, x)
-  return said
+  train_step = jax.jit(lambda x: jnp.sin(x) @ x)
+
+  def run(name, steps, count, ask_at=None):
+    folder, x = pathlib.Path(sys.argv[1]) / name, jnp.ones((8, 8))
+    with Profiler(steps, folder, print) as profiler:
+      for step in range(1, count + 1):
+        if step == ask_at:
+          os.kill(os.getpid(), signal.SIGUSR1)
+        with profiler.step(step):
+          x = train_step(x)
+        profiler.finish(step, x)
+
+  before = signal.getsignal(signal.SIGUSR1)
+  run('named', 'steps 3-5', 8)
+  run('asked', None, 20, ask_at=4)
+  run('short', 'steps 2-9', 4)
+  run('none', None, 3)
+  assert signal.getsignal(signal.SIGUSR1) == before
+"""
+
+
+@pytest.fixture(scope='module')
+def traces(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
+  """A folder with the traces of SCRIPT, and its lines of output."""
+  folder = tmp_path_factory.mktemp('traces')
+  (output,) = processes.run(SCRIPT, arguments=(folder,))
+  return folder, output.splitlines()
 
 
 def traced_steps(folder: pathlib.Path) -> list[int]:
@@ -38,28 +55,24 @@ def traced_steps(folder: pathlib.Path) -> list[int]:
   return sorted(dict(event.stats)['step_num'] for event in events if event.name == 'train')
 
 
-def test_a_profile_holds_the_steps_that_were_named(tmp_path):
-  (text,) = run_steps('steps 3-5', tmp_path, 8)
-  assert traced_steps(tmp_path) == [3, 4, 5]
-  assert text.startswith(f'Profile of steps 3 to 5: {tmp_path} ')
+def test_a_profile_holds_the_steps_that_were_named(traces):
+  folder, lines = traces
+  assert traced_steps(folder / 'named') == [3, 4, 5]
+  assert any(line.startswith(f'Profile of steps 3 to 5: {folder}/named ') for line in lines)
 
 
-def test_sigusr1_profiles_the_next_ten_steps(tmp_path):
-  before = signal.getsignal(signal.SIGUSR1)
-  (text,) = run_steps(None, tmp_path, 20, ask_at=4)
-  assert traced_steps(tmp_path) == list(range(4, 14))
-  assert 'steps 4 to 13' in text
-  assert signal.getsignal(signal.SIGUSR1) == before
+def test_sigusr1_profiles_the_next_ten_steps(traces):
+  folder, lines = traces
+  assert traced_steps(folder / 'asked') == list(range(4, 14))
+  assert any(line.startswith('Profile of steps 4 to 13: ') for line in lines)
 
 
-def test_a_run_that_ends_early_keeps_the_profile_so_far(tmp_path):
-  assert not run_steps('steps 2-9', tmp_path, 4)
-  assert traced_steps(tmp_path) == [2, 3, 4]
+def test_a_run_that_ends_early_keeps_the_profile_so_far(traces):
+  assert traced_steps(traces[0] / 'short') == [2, 3, 4]
 
 
-def test_nothing_is_written_without_a_request(tmp_path):
-  assert not run_steps(None, tmp_path, 3)
-  assert not list(tmp_path.iterdir())
+def test_nothing_is_written_without_a_request(traces):
+  assert not (traces[0] / 'none').exists()
 
 
 @pytest.mark.parametrize(
