@@ -45,9 +45,8 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     _drop_unused_decays(result['optimizer'])
   best = result.get('checkpoint', {}).get('best') if isinstance(result.get('checkpoint'), dict) else None
   if isinstance(best, str):
-    evaluator, _, metric = best.rpartition(
-      '/'
-    )  # only the former has the suffix: there is mean_average_precision
+    # Only the evaluator's name has the suffix: there is the metric mean_average_precision.
+    evaluator, _, metric = best.rpartition('/')
     evaluator = f'{evaluator}/'.replace('_average/', '_ema/').replace('_average_', '_ema_')
     result['checkpoint']['best'] = f'{evaluator}{metric}'
   return result

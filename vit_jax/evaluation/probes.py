@@ -41,22 +41,27 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
 
 def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
   """Multinomial logistic regression by L-BFGS, which minimises the summed cross-entropies + l2 / 2 |W|²."""
-  from sklearn import exceptions, linear_model
-
   del classes  # scikit-learn finds them in the labels
   scale = Standard(features)
 
   @functools.cache
   def model(l2: float):
-    fitted = linear_model.LogisticRegression(C=1 / l2, solver='lbfgs', max_iter=_ITERATIONS)
-    with warnings.catch_warnings():
-      # With a small penalty there may be no finite optimum; validation judges such fits like any other.
-      warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
-      return fitted.fit(scale(features), labels)
+    return _fit_logistic(scale(features), labels, l2)
 
   if len(np.unique(labels)) == 1:  # nothing to separate, which scikit-learn refuses
     return lambda new, l2: np.full(len(new), labels[0])
   return lambda new, l2: model(l2).predict(scale(new))
+
+
+def _fit_logistic(standard: np.ndarray, labels: np.ndarray, l2: float):
+  """scikit-learn's model of standardised features (examples, F) and labels (examples,)."""
+  from sklearn import exceptions, linear_model
+
+  model = linear_model.LogisticRegression(C=1 / l2, solver='lbfgs', max_iter=_ITERATIONS)
+  with warnings.catch_warnings():
+    # With a small penalty there may be no finite optimum; validation judges such fits like any other.
+    warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
+    return model.fit(standard, labels)
 
 
 def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
@@ -109,7 +114,7 @@ class Head(NamedTuple):
     kernel: float32 (F, K).
     bias: float32 (K,).
     l2: the penalty it was fitted with.
-    accuracy: by cross-validation, with that penalty.
+    accuracy: by cross-validation, with that penalty; NaN where a class has a single image.
   """
 
   kernel: np.ndarray
@@ -126,27 +131,23 @@ def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Hea
     labels: int (examples,), at least two of them different.
     classes: K; a class without examples gets the lowest logit.
   """
-  from sklearn import exceptions, linear_model, model_selection
+  from sklearn import model_selection
 
   scale = Standard(features)
   standard, grid = scale(features), GRIDS['logistic']
   folds = min(_FOLDS, int(np.bincount(labels)[np.unique(labels)].min()))
-
-  def fitted(l2: float, rows: np.ndarray):
-    model = linear_model.LogisticRegression(C=1 / l2, solver='lbfgs', max_iter=_ITERATIONS)
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
-      return model.fit(standard[rows], labels[rows])
-
-  everything, scores = np.arange(len(labels)), [math.nan] * len(grid)
+  l2, accuracy = 1.0, math.nan
   if folds > 1:  # else a class has a single image, and there is nothing to choose by
     divided = list(model_selection.StratifiedKFold(folds).split(standard, labels))
     scores = [
-      statistics.fmean(fitted(l2, rest).score(standard[held], labels[held]) for rest, held in divided)
-      for l2 in grid
+      statistics.fmean(
+        _fit_logistic(standard[rest], labels[rest], penalty).score(standard[held], labels[held])
+        for rest, held in divided
+      )
+      for penalty in grid
     ]
-  best = int(np.argmax(scores)) if folds > 1 else grid.index(1.0)
-  model = fitted(grid[best], everything)
+    accuracy, l2 = max(scores), grid[int(np.argmax(scores))]
+  model = _fit_logistic(standard, labels, l2)
   weights, bias = model.coef_, model.intercept_
   if len(weights) == 1:  # of two classes scikit-learn gives the second's logit, the first's being 0
     weights, bias = np.concatenate([0 * weights, weights]), np.concatenate([0 * bias, bias])
@@ -156,4 +157,4 @@ def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Hea
   biases[model.classes_] = bias
   # (x - mean) / scale @ kernel + bias, in terms of x.
   kernel, biases = scale.folded(kernel, biases)
-  return Head(kernel.astype(np.float32), biases.astype(np.float32), grid[best], scores[best])
+  return Head(kernel.astype(np.float32), biases.astype(np.float32), l2, accuracy)

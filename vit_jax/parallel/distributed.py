@@ -287,13 +287,11 @@ class StopSignal(signals.Listener):
       limit = _SECONDS_TO_SAVE if self._leaving or self._busy else to_react
       if time.monotonic() - max(signalled, self._last_call) < limit:
         continue
-      task = (
-        'save'
-        if self._leaving
-        else 'end an evaluation or a save'
-        if self._busy
-        else 'reach the end of a step'
-      )
+      task = 'reach the end of a step'
+      if self._leaving:
+        task = 'save'
+      elif self._busy:
+        task = 'end an evaluation or a save'
       sentence = f'The run did not {task} within {limit:.0f} s of {signal.Signals(number).name}; '
       if self.saved:
         sentence += 'start the same command again to go on from the last checkpoint.'

@@ -49,8 +49,8 @@ class Board:
     options = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in values}
     metrics = [
       metric
-      for name, options in config.evaluators.items()
-      for metric in options.best_metrics(name, config.data)
+      for name, evaluator in config.evaluators.items()
+      for metric in evaluator.best_metrics(name, config.data)
     ]
     file = self._writer.file_writer
     assert file is not None

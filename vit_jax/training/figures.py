@@ -6,6 +6,7 @@ import jax
 import matplotlib
 import numpy as np
 from flax import nnx
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vit_jax.data.config import DataConfig
@@ -62,15 +63,12 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   received = np.asarray(weights)[-1].mean(axis=(1, 2))[:, -rows * columns :].reshape(-1, rows, columns)
   figure = Figure(figsize=(2 * len(images), 4.4), layout='constrained')
   figure.suptitle('Attention to each patch in the last block, mean over heads and tokens')
-  low, high = run.config.data.value_range
-  height, width, channels = images.shape[1:]
+  height, width = images.shape[1:3]
   for (above, below), image, share in zip(
     figure.subplots(2, len(images), squeeze=False).T, images, received, strict=True
   ):
-    pixels = np.clip((image - low) / (high - low), 0, 1)
-    above.imshow(pixels if channels == 3 else pixels[..., 0], cmap='gray', vmin=0, vmax=1)
+    _show(above, image, run.config.data)
     below.imshow(share, cmap='inferno', extent=(0, width, height, 0))
-    above.set_axis_off()
     below.set_axis_off()
   figure.savefig(workdir / 'report' / 'attention.png', dpi=100)
 
@@ -104,12 +102,19 @@ def save_first_batch(
   for axis in axes.flat:
     axis.set_axis_off()
   for axis, image, label in zip(axes.flat, images, labels, strict=False):
-    pixels = np.clip((image - low) / (high - low), 0, 1)
-    axis.imshow(pixels if channels == 3 else pixels[..., 0], cmap='gray', vmin=0, vmax=1)
+    _show(axis, image, data)
     name = ', '.join(class_names[number] for number in np.ravel(label) if number >= 0)
     axis.set_title(name if len(name) <= 16 else name[:15] + '…', fontsize=9)
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=100)
+
+
+def _show(axis: Axes, image: np.ndarray, data: DataConfig) -> None:
+  """Draws an image as the model is given it, float (height, width, channels) in `data.value_range`."""
+  low, high = data.value_range
+  pixels = np.clip((image - low) / (high - low), 0, 1)
+  axis.imshow(pixels if image.shape[-1] == 3 else pixels[..., 0], cmap='gray', vmin=0, vmax=1)
+  axis.set_axis_off()
 
 
 @matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs

@@ -1,5 +1,7 @@
 """A head that begins as a probe of frozen features (config.init.head): good accuracy before the first step."""
 
+import math
+
 import jax
 import numpy as np
 
@@ -47,10 +49,9 @@ def with_probe(run: Run, source: Source, state: TrainState) -> tuple[TrainState,
   if len(np.unique(features.labels)) < 2:
     raise UserError(f'{config.data.title} has images of one class only; there is nothing to tell apart.')
   head = probes.logistic_head(features.values, features.labels, classes)
-  text = (
-    f'Head: logistic regression of the features of {len(features.labels):,} images (l2 {head.l2:g}), which by '
-    f'cross-validation gets {head.accuracy:.1%} right'
-  )
+  text = f'Head: logistic regression of the features of {len(features.labels):,} images (l2 {head.l2:g})'
+  if not math.isnan(head.accuracy):
+    text += f', which by cross-validation gets {head.accuracy:.1%} right'
   return _with_head(state, {'kernel': head.kernel, 'bias': head.bias}), text
 
 

@@ -15,6 +15,7 @@ from vit_jax.config import (
   FewShotEvaluatorConfig,
   InitConfig,
   OptimizerConfig,
+  TensorBoardConfig,
 )
 from vit_jax.errors import UserError
 from vit_jax.pretrained.config import Weights
@@ -60,7 +61,11 @@ class Configs:
     """Raises UserError for a checkpoint that is not there."""
     self._settings = settings
     base = recipes.finetuning(settings.checkpoint, 'cifar10')  # its data and length are replaced
-    self._base = dataclasses.replace(base, init=dataclasses.replace(base.init, weights=settings.weights))
+    self._base = dataclasses.replace(
+      base,
+      init=dataclasses.replace(base.init, weights=settings.weights),
+      tensorboard=TensorBoardConfig(pictures=False),  # its many short runs are seen as a table
+    )
 
   def rates(self, row: Row, *, scratch: bool) -> tuple[float, ...]:
     """The learning rates to sweep."""
