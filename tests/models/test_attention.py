@@ -1,4 +1,6 @@
-"""`Model.attention` against NumPy, and that the logits do not pay for it."""
+"""`Model.attention` against NumPy, that the logits do not pay for it, and which form of attention computes them."""
+
+import types
 
 import chex
 import jax
@@ -7,9 +9,9 @@ import numpy as np
 import numpy_vit
 import pytest
 import tiny
-from flax import nnx
+from flax import linen, nnx
 
-from vit_jax.models.attention import Attention, grouped
+from vit_jax.models.attention import Attention, attend_by_weights, attend_in_groups, grouped, keeps_weights
 
 CASES = {
   'token': {},
@@ -105,3 +107,62 @@ def test_groups_of_tokens_change_nothing(tokens):
     ours = jax.value_and_grad(loss(lambda params, x: nnx.merge(graphdef, params)(x, x)), (0, 1))(params, x)
     expected = jax.value_and_grad(loss(plain), (0, 1))(params, x)
   chex.assert_trees_all_close(ours, expected, rtol=1e-4, atol=2e-4)
+
+
+def _in_float64(query, key, value, grad):
+  """Attention, and the gradients of query, key and value, of (B, N, H, Dh)."""
+  query, key, value, grad = (np.asarray(x, np.float64) for x in (query, key, value, grad))
+  scale = query.shape[-1] ** -0.5
+  weights = np.exp(np.einsum('bqhd,bnhd->bhqn', query, key) * scale)
+  weights /= weights.sum(axis=-1, keepdims=True)
+  of_weights = np.einsum('bqhd,bnhd->bhqn', grad, value)
+  of_logits = weights * (of_weights - (of_weights * weights).sum(axis=-1, keepdims=True)) * scale
+  return (
+    np.einsum('bhqn,bnhd->bqhd', weights, value),
+    np.einsum('bhqn,bnhd->bqhd', of_logits, key),
+    np.einsum('bhqn,bqhd->bnhd', of_logits, query),
+    np.einsum('bhqn,bqhd->bnhd', weights, grad),
+  )
+
+
+@pytest.mark.parametrize('spread', [1, 3], ids=['logits of 1', 'logits of 9'])
+def test_rounded_logits_are_nearer_to_float64_than_those_of_flax(spread):
+  """Of the result and of three gradients in bfloat16, by norms; Flax (big_vision) rounds logits and softmax."""
+  query, key, value, grad = np.random.default_rng(0).standard_normal((4, 2, 50, 2, 64))
+  inputs = [jnp.asarray(x, jnp.bfloat16) for x in (spread * query, spread * key, value, grad)]
+  expected = _in_float64(*inputs)
+
+  def errors(attend):
+    out, backward = jax.vjp(attend, *inputs[:3])
+    found = [np.asarray(x, np.float64) for x in (out, *backward(inputs[3]))]
+    return [np.linalg.norm(x - e) / np.linalg.norm(e) for x, e in zip(found, expected, strict=True)]
+
+  exact = errors(lambda *qkv: attend_in_groups(*((x,) for x in qkv))[0])
+  rounded = errors(lambda *qkv: attend_by_weights(*qkv, round_logits=True))
+  flax = errors(linen.dot_product_attention)
+  assert all(0 < error < 0.007 for error in exact), exact
+  assert all(ours < theirs < 0.03 for ours, theirs in zip(rounded, flax, strict=True)), (rounded, flax)
+
+
+def _on(platform):
+  """A sharding on one device of a platform."""
+  return types.SimpleNamespace(device_set=[types.SimpleNamespace(platform=platform)])
+
+
+@pytest.mark.parametrize(
+  'platform, tokens, dtype, kept',
+  [
+    ('tpu', 197, 'bfloat16', True),
+    ('tpu', 256, 'bfloat16', True),
+    ('tpu', 257, 'bfloat16', False),  # 256 and 1 apart
+    ('tpu', 577, 'bfloat16', False),
+    ('tpu', 197, 'float32', False),
+    ('cpu', 197, 'bfloat16', False),
+    ('gpu', 197, 'bfloat16', False),
+    (None, 197, 'bfloat16', False),
+  ],
+)
+def test_weights_are_kept_where_a_tpu_is_faster_so(platform, tokens, dtype, kept):
+  sharding = platform and _on(platform)
+  assert keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=True) is kept
+  assert not keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=False)

@@ -13,6 +13,8 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.models.layers import LayerNorm
+
 DROP = {'dropout': 0.2, 'attention_dropout': 0.1, 'stochastic_depth': 0.3}
 
 
@@ -102,6 +104,34 @@ def test_bfloat16_keeps_parameters_norms_softmax_and_head_in_float32():
   assert set(dtypes['exp']) == set(dtypes['rsqrt']) == {'float32'}
   assert dtypes['dot_general'].count('float32') == 2  # the head
   assert dtypes['dot_general'].count('bfloat16') >= 2 * 10
+
+
+def test_norm_of_bfloat16_and_its_gradients_equal_float64():
+  """Within bfloat16's rounding of the result, where the mean is three deviations and where a channel is large."""
+  rng = np.random.default_rng(0)
+  x = 3 + rng.standard_normal((4, 7, 64))
+  x[..., 5] *= 30
+  norm = LayerNorm(64, 1e-6)
+  norm.scale[...], norm.bias[...] = jnp.asarray(rng.normal(1, 0.3, (2, 64)), jnp.float32)
+  x, grad = (jnp.asarray(value, jnp.bfloat16) for value in (x, rng.standard_normal(x.shape)))
+  out, backward = jax.vjp(lambda norm, x: norm(x), norm, x)
+  of_norm, of_x = backward(grad)
+  chex.assert_type([out, of_x], jnp.bfloat16)
+
+  y, g = np.asarray(x, np.float64), np.asarray(grad, np.float64)
+  deviation = np.sqrt(y.var(axis=-1, keepdims=True) + 1e-6)
+  y = (y - y.mean(axis=-1, keepdims=True)) / deviation
+  scale, bias = np.asarray(norm.scale[...]), np.asarray(norm.bias[...])
+  h = g * scale
+  expected = (h - h.mean(axis=-1, keepdims=True) - y * (h * y).mean(axis=-1, keepdims=True)) / deviation
+  for found, exact, bound in (
+    (out, y * scale + bias, 2**-8),
+    (of_x, expected, 2**-8),
+    (of_norm.scale[...], (g * y).sum(axis=(0, 1)), 1e-5),
+    (of_norm.bias[...], g.sum(axis=(0, 1)), 1e-5),
+  ):
+    error = np.abs(np.asarray(found, np.float64) - exact)
+    assert (error <= bound * (np.abs(exact) + 1e-3 * np.abs(exact).max())).all(), error.max()
 
 
 @pytest.mark.parametrize('part', ['embed', 'encode'])

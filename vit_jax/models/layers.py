@@ -7,6 +7,7 @@ Norms and GELUs are computed again in the backward pass from their inputs rather
 import functools
 import math
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,8 @@ class LayerNorm(nnx.Module):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(..., D) -> (..., D), of the same dtype."""
-    return _normalise(x, self.scale[...], self.bias[...], self.epsilon)
+    normalise = _normalise_in_one_pass if x.dtype == jnp.bfloat16 else _normalise
+    return normalise(x, self.scale[...], self.bias[...], self.epsilon)
 
 
 @functools.partial(jax.checkpoint, static_argnums=3, prevent_cse=False)
@@ -41,6 +43,45 @@ def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
   y = y - y.mean(axis=-1, keepdims=True)
   variance = jnp.square(y).mean(axis=-1, keepdims=True)
   return (y * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalise_in_one_pass(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+  """`_normalise` of bfloat16: mean and variance from one reading of x, which the backward pass has of it.
+
+  The variance E[x²] - E[x]² loses what float32 has beyond bfloat16's 8 bits. By the TPU v3 compiler's
+  estimate a block of L/16 takes 3 % less time.
+  """
+  return _one_pass_forward(x, scale, bias, epsilon)[0]
+
+
+def _one_pass_forward(
+  x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
+) -> tuple[jax.Array, Any]:
+  y = x.astype(jnp.float32)
+  mean = y.mean(axis=-1)
+  variance = jnp.maximum(jnp.square(y).mean(axis=-1) - jnp.square(mean), 0)
+  saved = x, scale, mean, jax.lax.rsqrt(variance + epsilon)
+  return (_standardised(*saved) * scale + bias).astype(x.dtype), saved
+
+
+def _one_pass_backward(epsilon: float, saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Gradients of x, scale and bias, from that of the output."""
+  x, scale, _, inverse_deviation = saved
+  y, grad = _standardised(*saved), grad.astype(jnp.float32)
+  of_y = grad * scale
+  centred = of_y - of_y.mean(axis=-1, keepdims=True) - y * (of_y * y).mean(axis=-1, keepdims=True)
+  examples = tuple(range(x.ndim - 1))
+  of_x = (inverse_deviation[..., None] * centred).astype(x.dtype)
+  return of_x, (grad * y).sum(axis=examples), grad.sum(axis=examples)
+
+
+def _standardised(x: jax.Array, scale: jax.Array, mean: jax.Array, inverse_deviation: jax.Array) -> jax.Array:
+  """float32 (..., D) of mean 0 and variance 1, of what the forward pass saves."""
+  return (x.astype(jnp.float32) - mean[..., None]) * inverse_deviation[..., None]
+
+
+_normalise_in_one_pass.defvjp(_one_pass_forward, _one_pass_backward)
 
 
 class Depthwise(nnx.Module):

@@ -66,6 +66,7 @@ class Block(nnx.Module):
       ),
       norm_epsilon=config.norm_epsilon if config.qk_norm else None,
       sharding=activation_sharding,
+      unrolled=config.unroll,
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(config)
