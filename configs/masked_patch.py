@@ -13,7 +13,7 @@ Published (quoted from the paper, section 4.6): B/16 so pre-trained on JFT, then
 79.9 %, 2 % more than from scratch, 4 % less than after supervised pre-training. Measured on CIFAR-10:
 benchmarks/RESULTS.md.
 
-Target: v3-128 --config.mesh.fsdp=8
+Target: v3-128
 """
 
 import dataclasses
@@ -50,9 +50,7 @@ def paper(data: DataConfig) -> Config:
   return Config(
     total='1000000 steps',
     batch_size=4096,
-    model=ViTConfig(
-      variant='B/16', pool='none', class_token=True, mask_token=True, dtype='bfloat16', remat='block'
-    ),
+    model=ViTConfig(variant='B/16', pool='none', class_token=True, mask_token=True, dtype='bfloat16'),
     data=dataclasses.replace(data, threads=16, prefetch=4),
     objective=MaskedPatchesObjective(),
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, clip_norm=1.0),

@@ -5,7 +5,7 @@ python -m vit_jax.main --config=configs/vit_h14.py:jft --workdir=runs/vit_h14
 Published (quoted from the paper, table 2, after fine-tuning on ImageNet): 88.55 % from JFT-300M, 2.5k
 TPUv3-core-days. Not measured here.
 
-Target: v3-128 --config.mesh.fsdp=8 --config.model.remat=none
+Target: v3-128
 """
 
 from vit_jax import recipes
@@ -34,7 +34,7 @@ def jft() -> Config:
   return Config(
     total='14 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='H/14', head_bias=-10.0, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='H/14', head_bias=-10.0, dtype='bfloat16'),
     # 375 million labels on 300 million images (arXiv 1707.02968); a list of more than 32 is an error.
     data=DataConfig(
       source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, threads=16, prefetch=4
@@ -51,7 +51,7 @@ def imagenet2012() -> Config:
   return Config(
     total='300 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='H/14', dropout=0.1, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='H/14', dropout=0.1, dtype='bfloat16'),
     data=DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000, threads=16, prefetch=4),
     evaluators={'val': ClassificationEvaluatorConfig(split='validation', every='5 epochs')},
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.3, clip_norm=1.0),

@@ -6,7 +6,7 @@ python -m vit_jax.main --config=configs/vit_l16.py:imagenet21k --workdir=runs/vi
 Published (quoted from the paper, table 2, after fine-tuning on ImageNet): 87.76 % from JFT-300M, 85.30 % from
 ImageNet-21k; 0.68k and 0.23k TPUv3-core-days. AugReg, at 384 px: 85.59 %. Not measured here.
 
-Target: v3-128 --config.mesh.fsdp=8 --config.model.remat=none
+Target: v3-128
 """
 
 from vit_jax import recipes
@@ -43,7 +43,6 @@ def imagenet21k() -> Config:
       pre_logits_size=1024,
       head_bias=-10.0,
       dtype='bfloat16',
-      remat='block',
     ),
     # The 21,843-class release; its authors held the first 102,400 examples out.
     data=DataConfig(
@@ -62,7 +61,7 @@ def augreg() -> Config:
   return Config(
     total='300 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='L/16', head_bias=-10.0, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='L/16', head_bias=-10.0, dtype='bfloat16'),
     data=DataConfig(
       source='tfds:imagenet21k',
       split='full[102400:]',
@@ -84,7 +83,7 @@ def jft() -> Config:
   return Config(
     total='14 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='L/16', head_bias=-10.0, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='L/16', head_bias=-10.0, dtype='bfloat16'),
     # 375 million labels on 300 million images (arXiv 1707.02968); a list of more than 32 is an error.
     data=DataConfig(
       source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, threads=16, prefetch=4
@@ -101,7 +100,7 @@ def imagenet2012() -> Config:
   return Config(
     total='300 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='L/16', dropout=0.1, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='L/16', dropout=0.1, dtype='bfloat16'),
     data=DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000, threads=16, prefetch=4),
     evaluators={'val': ClassificationEvaluatorConfig(split='validation', every='5 epochs')},
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.3, clip_norm=1.0),

@@ -6,7 +6,7 @@ python -m vit_jax.main --config=configs/vit_s16.py:imagenet21k --workdir=runs/vi
 Published (quoted from AugReg, its light1 augmentation, ImageNet-21k, fine-tuned on ImageNet at 384
 px): 83.73 %. Not measured here.
 
-Target: v3-32 --config.model.remat=none
+Target: v3-32
 """
 
 from vit_jax import recipes
@@ -36,7 +36,7 @@ def augreg() -> Config:
   return Config(
     total='300 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='S/16', head_bias=-10.0, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='S/16', head_bias=-10.0, dtype='bfloat16'),
     data=DataConfig(
       source='tfds:imagenet21k',
       split='full[102400:]',
@@ -58,7 +58,7 @@ def imagenet2012() -> Config:
   return Config(
     total='300 epochs',
     batch_size=4096,
-    model=ViTConfig(variant='S/16', dropout=0.1, dtype='bfloat16', remat='block'),
+    model=ViTConfig(variant='S/16', dropout=0.1, dtype='bfloat16'),
     data=DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000, threads=16, prefetch=4),
     evaluators={'val': ClassificationEvaluatorConfig(split='validation', every='5 epochs')},
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.3, clip_norm=1.0),

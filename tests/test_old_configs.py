@@ -41,7 +41,8 @@ def test_a_recipe_is_the_same_run(recipe):
   there, here = (
     dataclasses.replace(config, optimizer=config.optimizer.with_defaults()) for config in (there, here)
   )
-  assert there == here
+  differing = dict(config_lib.flatten(there).items() ^ config_lib.flatten(here).items())
+  assert differing.keys() <= {'mesh.fsdp', 'model.remat', 'model.unroll'}  # chosen at the start today
 
 
 def test_quickstart_is_the_same_run():
@@ -125,7 +126,7 @@ def test_a_mixer_keeps_its_sizes():
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'tokens_mlp_dim': 24}
   model = old('quickstart')['model'] | sizes | {'variant': 'custom', 'heads': None, 'pool': 'gap'}
   config = config_lib.from_config_dict(old('quickstart') | {'model': model})
-  assert config.model == MixerConfig('custom', **sizes)
+  assert config.model == MixerConfig('custom', **sizes, unroll=False, remat='none')
 
 
 def test_a_config_of_this_version_is_not_changed():

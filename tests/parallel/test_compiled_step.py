@@ -34,7 +34,7 @@ class Collective(NamedTuple):
 def _compile(mesh: c.MeshConfig, batch_size: int, dtype: str, devices=None):
   """(the program, its compiled step) of L/16 on ImageNet, 224 px, as the paper trains it."""
   paper = config_files.load('vit_l16', 'imagenet2012')
-  model = dataclasses.replace(paper.model, dtype=dtype)
+  model = dataclasses.replace(paper.model, dtype=dtype, unroll=False, remat='block')
   config = dataclasses.replace(paper, batch_size=batch_size, mesh=mesh, model=model)
   program = Run(config, Dataset(1_281_167, num_classes=K), devices).program
   return program, program.step.lower(program.state, program.batch).compile()

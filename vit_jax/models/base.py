@@ -8,7 +8,7 @@ plans, evaluators, pictures and checkpoint formats know models by this contract 
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from vit_jax import pytrees
 from vit_jax.models.position_resize import PositionResize
-from vit_jax.options import Positive
+from vit_jax.options import RESUMABLE, Positive
 from vit_jax.registry import Registry
 
 Grid = tuple[int, int]  # rows and columns of patches, or of a feature map's cells
@@ -59,8 +59,8 @@ class ModelConfig(abc.ABC):
   # What the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
   # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but
-  # its matrix products ('dots').
-  remat: Remat = dataclasses.field(default='none', kw_only=True)
+  # its matrix products ('dots'). None: the first of 'none', 'dots', 'block' that fits (training/auto.py).
+  remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Of every norm.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
   # Initial bias of the head (the paper's sigmoid pre-training starts at -10).
@@ -169,6 +169,10 @@ class ModelConfig(abc.ABC):
 
   def on_any_device(self) -> Self:
     """The model without options that only some devices have."""
+    return self
+
+  def with_unrolled_blocks(self, unrolled: bool) -> Self:
+    """The model whose blocks are unrolled or a loop, where its options leave that open."""
     return self
 
   def differing_function(self, other: 'ModelConfig') -> str | None:

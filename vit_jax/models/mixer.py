@@ -77,8 +77,9 @@ class MixerConfig(ModelConfig):
   # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
   # to their depth.
   stochastic_depth: Rate = 0.0
-  # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
-  unroll: Annotated[bool, RESUMABLE] = False
+  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs. None: so on
+  # TPUs, in runs of 5,000 steps and more.
+  unroll: Annotated[bool | None, RESUMABLE] = None
 
   title: ClassVar[str] = 'an MLP-Mixer'
   variants: ClassVar = VARIANTS
@@ -128,6 +129,9 @@ class MixerConfig(ModelConfig):
   @property
   def num_layers(self) -> int:
     return self.sizes.depth
+
+  def with_unrolled_blocks(self, unrolled: bool) -> Self:
+    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
 
   @property
   def compute_settings(self) -> dict[str, Any]:
@@ -263,7 +267,7 @@ class Mixer(Model[MixerConfig]):
       depth=config.num_layers,
       drop_path=config.stochastic_depth,
       remat=config.remat,
-      unroll=config.unroll,
+      unroll=bool(config.unroll),
       layers=layers,
       sharding=self.activation_sharding,
       observe=observe,

@@ -278,7 +278,7 @@ class HybridStem(nnx.Module):
     channels: int,
     dtype: jnp.dtype,
     norm_epsilon: float,
-    remat: Remat,
+    remat: Remat | None,
     rngs: nnx.Rngs,
     activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
@@ -307,7 +307,7 @@ class HybridStem(nnx.Module):
       outputs = 4 * width * 2**b
     self.stages = len(blocks)
     self.outputs = outputs
-    self.remat: Remat = remat
+    self.remat: Remat | None = remat
 
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `vit_config.Sizes.stem_stride`."""

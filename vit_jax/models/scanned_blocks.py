@@ -26,7 +26,7 @@ def apply(
   *,
   depth: int,
   drop_path: float,
-  remat: Remat,
+  remat: Remat | None,
   unroll: bool,
   shared: tuple[Any, ...] = (),
   layers: int | None = None,
@@ -86,16 +86,16 @@ def blocks_before(layer: int | None, depth: int) -> int | None:
   return layer + 1
 
 
-def rematerialised(function: Callable[P, R], remat: Remat, *, loop: bool = False) -> Callable[P, R]:
+def rematerialised(function: Callable[P, R], remat: Remat | None, *, loop: bool = False) -> Callable[P, R]:
   """The function, of which the backward pass computes again what `remat` says.
 
   Args:
     function: a block.
-    remat: config.model.remat.
+    remat: config.model.remat; None: nothing.
     loop: whether the function is the body of a loop. Only a loop keeps XLA from merging what is
       computed again with what was computed first; elsewhere it has to be told.
   """
-  if remat == 'none':
+  if remat in (None, 'none'):
     return function
   policy = _is_product_with_kernel if remat == 'dots' else None
   return jax.checkpoint(function, prevent_cse=not loop, policy=policy)

@@ -66,7 +66,7 @@ class Block(nnx.Module):
       ),
       norm_epsilon=config.norm_epsilon if config.qk_norm else None,
       sharding=activation_sharding,
-      unrolled=config.unroll,
+      unrolled=bool(config.unroll),
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(config)
@@ -377,7 +377,7 @@ class ViT(Model[ViTConfig]):
       depth=depth,
       drop_path=config.stochastic_depth,
       remat=config.remat,
-      unroll=config.unroll,
+      unroll=bool(config.unroll),
       shared=(grid,),
       layers=layers,
       sharding=self.activation_sharding,

@@ -165,8 +165,9 @@ class ViTConfig(ModelConfig):
   # Probability that an example skips a branch (attention or MLP) of the last block (drop path); of earlier
   # blocks in proportion to their depth.
   stochastic_depth: Rate = 0.0
-  # Compile the blocks one after the other instead of as a loop: slower to compile, for some faster.
-  unroll: Annotated[bool, RESUMABLE] = False
+  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs. None: so on
+  # TPUs, in runs of 5,000 steps and more.
+  unroll: Annotated[bool | None, RESUMABLE] = None
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
@@ -265,6 +266,9 @@ class ViTConfig(ModelConfig):
 
   def on_any_device(self) -> Self:
     return dataclasses.replace(self, attention='auto')
+
+  def with_unrolled_blocks(self, unrolled: bool) -> Self:
+    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
 
   def differing_function(self, other: ModelConfig) -> str | None:
     name = super().differing_function(other)

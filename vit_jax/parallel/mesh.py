@@ -30,8 +30,9 @@ class MeshConfig:
   replica: int = 1
   # The same; it stays within a slice if `replica` is a multiple of the number of slices.
   data: int = -1
-  # Splits the batch, the parameters and the optimizer state.
-  fsdp: int = 1
+  # Splits the batch, the parameters and the optimizer state. None: by the devices and the model
+  # (training/auto.py); 1 on CPUs.
+  fsdp: int | None = None
   # Splits every layer.
   tensor: int = 1
   # Parameters with fewer elements are copied instead of split.
@@ -48,7 +49,7 @@ class MeshConfig:
   @property
   def sizes(self) -> tuple[int, int, int, int]:
     """Devices along each of `AXES`."""
-    return (self.replica, self.data, self.fsdp, self.tensor)
+    return (self.replica, self.data, 1 if self.fsdp is None else self.fsdp, self.tensor)
 
 
 def make_mesh(

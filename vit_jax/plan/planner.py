@@ -161,7 +161,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
       'images_per_device': config.batch_size / devices,
       'accumulation': config.accumulation,
       'image_size': list(config.data.image_size),
-      **config.model.compute_settings,
+      **run.config.model.compute_settings,
     },
     steps=run.timeline.total,
     parameters=sum(leaf.size for leaf in jax.tree.leaves(program.state.params)),

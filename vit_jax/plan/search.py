@@ -124,7 +124,7 @@ def accumulations(config: Config) -> Iterator[Config]:
     yield dataclasses.replace(config, accumulation=parts)
 
 
-def with_remat(config: Config, remat: Remat) -> Config:
+def with_remat(config: Config, remat: Remat | None) -> Config:
   """The config with another `model.remat`."""
   return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
 

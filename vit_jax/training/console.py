@@ -36,6 +36,8 @@ class Console:
     """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
     params = run.program.state.params
     self.say(devices_text(run.mesh))
+    if run.chosen:
+      self.say(run.chosen)
     self.say(parameters_text(params, run.config.model.describe()))
     if self._prints:
       (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n')

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.sources import Source
@@ -13,6 +15,7 @@ from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Pa
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.training import auto
 from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Program, make_program
@@ -43,7 +46,9 @@ class Run:
   """A config on devices: the mesh, the timeline in steps, the network and its compiled functions.
 
   Attributes:
-    config: the run's.
+    asked: the config as it was given.
+    config: the same with nothing left open (training/auto.py).
+    chosen: a line about what was left open; empty: nothing was.
     dataset: its training data.
     mesh: its devices.
     timeline: its durations in steps.
@@ -61,16 +66,19 @@ class Run:
     Raises:
       UserError: a config that does not fit the data or the devices.
     """
-    self.config, self.dataset = config, dataset
-    self.mesh = mesh_lib.make_mesh(config.mesh, devices)
+    self.dataset, self.asked = dataset, config
     self.timeline = Timeline.of(config.total, batch_size=config.batch_size, examples=dataset.examples)
     self.resizing = ProgressiveResizing(config, self.timeline)
-    self.architecture = Architecture(
+    architecture = Architecture(
       config.model,
       config.data.image_size,
       config.data.channels,
       config.objective.head_size(dataset.classes, config.data),
     )
+    devices = list(jax.devices() if devices is None else devices)
+    self.config, self.chosen = auto.choose(config, architecture, self.timeline.total, devices)
+    self.architecture = dataclasses.replace(architecture, model=self.config.model)
+    self.mesh = mesh_lib.make_mesh(self.config.mesh, devices)
 
   @functools.cached_property
   def program(self) -> Program:

@@ -153,7 +153,7 @@ def _check_classes(names_there: Sequence[str], run: Run) -> None:
 def checkpoint_meta(run: Run) -> dict[str, object]:
   """What a checkpoint says of its run beside the arrays."""
   return {
-    'config': config_lib.as_json(run.config),
+    'config': config_lib.as_json(run.asked),
     'class_names': list(run.dataset.class_names),
     'examples': run.dataset.examples,
   }

@@ -1,0 +1,100 @@
+"""What a config leaves open is chosen by devices, model and batch; what it says is kept."""
+
+import dataclasses
+import types
+
+import config_files
+import pytest
+import tiny
+
+from vit_jax import config as c
+from vit_jax.models.base import Architecture
+from vit_jax.parallel import hardware
+from vit_jax.training import auto
+from vit_jax.training.run import Dataset, Run
+
+
+def _devices(count, kind):
+  platform = {'TPU': 'tpu', 'NVI': 'gpu', 'cpu': 'cpu'}[kind[:3]]
+  return [types.SimpleNamespace(platform=platform, device_kind=kind, slice_index=0)] * count
+
+
+def _choose(config, devices, steps=100_000):
+  architecture = Architecture(config.model, config.data.image_size, 3, 1000)
+  chosen, text = auto.choose(config, architecture, steps, devices)
+  return (chosen.mesh.fsdp, chosen.model.unroll, chosen.model.remat), text
+
+
+@pytest.mark.parametrize(
+  'name, count, kind, expected',
+  [
+    ('vit_l16', 128, 'TPU v3', (8, True, 'none')),
+    ('vit_h14', 128, 'TPU v3', (8, True, 'none')),
+    ('vit_l16', 64, 'TPU v5 lite', (8, True, 'none')),
+    ('vit_h14', 32, 'TPU v3', (8, True, 'block')),
+    ('vit_b16', 8, 'TPU v4', (8, True, 'none')),
+    ('vit_ti16', 32, 'TPU v3', (1, True, 'none')),
+    ('vit_h14', 4, 'TPU v5', (1, True, 'block')),  # 8 do not divide 4
+    ('vit_l16', 1, 'cpu', (1, False, 'none')),
+  ],
+)
+def test_recipes_get_what_their_best_plans_have(name, count, kind, expected):
+  config = config_files.load(name, 'imagenet21k' if name == 'vit_ti16' else 'jft')
+  assert (config.mesh.fsdp, config.model.unroll, config.model.remat) == (None, None, None)
+  chosen, text = _choose(config, _devices(count, kind))
+  assert chosen == expected
+  fsdp, unroll, remat = expected
+  if kind == 'cpu':
+    assert not text
+  else:
+    memory = hardware.of(kind).memory / 2**30
+    assert f'fsdp {fsdp}{", blocks unrolled" if unroll else ""}, remat {remat}; about ' in text
+    assert text.endswith(f' of {memory:.1f} GiB')
+
+
+def test_what_the_config_says_is_kept():
+  config = c.Config(
+    model=tiny.options(remat='dots', unroll=False, dtype='bfloat16'), mesh=c.MeshConfig(fsdp=2)
+  )
+  assert _choose(config, _devices(8, 'TPU v3')) == ((2, False, 'dots'), '')
+  part = dataclasses.replace(config, mesh=c.MeshConfig(), model=tiny.options(remat='block'))
+  assert _choose(part, _devices(8, 'TPU v3'))[0] == (1, True, 'block')
+
+
+def test_short_runs_and_gpus_have_a_loop():
+  config = c.Config(model=tiny.options(), data=c.DataConfig(image_size=(12, 8)))
+  assert _choose(config, _devices(8, 'TPU v3'), steps=100)[0] == (1, False, 'none')
+  assert _choose(config, _devices(8, 'NVIDIA A100-SXM4-80GB'))[0] == (1, False, 'none')
+
+
+def test_state_that_does_not_fit_is_split_further():
+  """H/14 has 632 million parameters: 9.4 GiB with two moments and gradients, more than half of a TPU v2's memory."""
+  config = config_files.load('vit_h14', 'jft')
+  small = dataclasses.replace(config, batch_size=64, ema=0.999)
+  assert _choose(small, _devices(64, 'TPU v2'))[0][0] == 8
+  larger = dataclasses.replace(small, model=dataclasses.replace(small.model, depth=128))
+  assert _choose(larger, _devices(64, 'TPU v2'))[0][0] == 32
+
+
+def test_less_is_saved_the_more_is_computed_again():
+  """With 'block' the input of each of two blocks, of 7 tokens and 32 numbers, and little else."""
+  saved = {
+    remat: auto.saved_bytes(Architecture(tiny.options(remat=remat), (12, 8), 3, 5))
+    for remat in ('none', 'dots', 'block')
+  }
+  inputs = 2 * 7 * 32 * 4
+  assert inputs < saved['block'] < saved['dots'] < saved['none']
+  assert saved['block'] < inputs + 4 * (3 * 12 * 8 + 4 * 7 * 32)
+
+
+def test_a_run_keeps_the_config_as_asked_beside_the_chosen_one():
+  config = c.Config(
+    total='3 steps',
+    batch_size=16,
+    model=tiny.options(),
+    data=c.DataConfig(source='digits', image_size=(8, 8), channels=1),
+  )
+  run = Run(config, Dataset(100, num_classes=10))
+  assert run.asked is config
+  assert (run.config.mesh.fsdp, run.config.model.unroll, run.config.model.remat) == (1, False, 'none')
+  assert run.architecture.model is run.config.model
