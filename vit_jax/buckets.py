@@ -23,23 +23,16 @@ _PARALLEL = 8  # requests at a time for it
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-  """What a scheme needs: the module, its class, the extra that installs it, and how credentials are given."""
+  """What a scheme needs: the package, the extra that installs it, and how credentials are given."""
 
-  module: str
-  file_system: str
+  package: str
   extra: str
   credentials: str
 
 
-# gcsfs's default class asks a further service about each bucket, which anonymous users cannot.
 _KINDS = {
-  'gs': _Kind(
-    'gcsfs.core',
-    'GCSFileSystem',
-    'gcs',
-    'gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS',
-  ),
-  's3': _Kind('s3fs', 'S3FileSystem', 's3', 'aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'),
+  'gs': _Kind('gcsfs', 'gcs', 'gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS'),
+  's3': _Kind('s3fs', 's3', 'aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'),
 }
 
 
@@ -74,7 +67,7 @@ def is_bucket(path: str) -> bool:
 
 def is_installed(path: str) -> bool:
   """Whether the library for the scheme of a bucket's address is there."""
-  return importlib.util.find_spec(_KINDS[path.partition('://')[0]].module.partition('.')[0]) is not None
+  return importlib.util.find_spec(_KINDS[path.partition('://')[0]].package) is not None
 
 
 class Bucket:
@@ -91,16 +84,12 @@ class Bucket:
     """
     self._scheme = address.partition('://')[0]
     self._kind, self._patience = _KINDS[self._scheme], patience
-    options: dict[str, Any] = {'use_listings_cache': False, 'skip_instance_cache': True}
     try:
-      file_system = getattr(importlib.import_module(self._kind.module), self._kind.file_system)
-      if self._scheme == 's3':
-        options['anon'] = not _has_aws_credentials()
+      self._files = _file_system(self._scheme)
     except ImportError as error:
       raise UserError(
         f"{address} needs another package; install it with: pip install 'vit_jax[{self._kind.extra}]'"
       ) from error
-    self._files = file_system(**options)
 
   def entry(self, address: str) -> Entry | None:
     """The object at an address; None: there is none.
@@ -205,8 +194,15 @@ def _is_refusal(error: Exception) -> bool:
   return refused or str(error).startswith('Forbidden')  # gcsfs's 403 is a plain OSError
 
 
-def _has_aws_credentials() -> bool:
-  """Whether AWS's own search finds credentials: in the environment, in ~/.aws, or from the machine."""
-  from botocore import session  # pyright: ignore[reportMissingImports]  # comes with s3fs
+def _file_system(scheme: str) -> Any:
+  """fsspec's file system for a scheme, which finds the platform's credentials, and does without where there are none."""
+  options: dict[str, Any] = {'use_listings_cache': False, 'skip_instance_cache': True}
+  if scheme == 's3':
+    from s3fs import S3FileSystem
 
-  return session.get_session().get_credentials() is not None
+    session = importlib.import_module('botocore.session').get_session()  # which s3fs needs
+    return S3FileSystem(anon=session.get_credentials() is None, **options)
+  # gcsfs's default class would ask a further service about each bucket, which anonymous users cannot.
+  from gcsfs.core import GCSFileSystem
+
+  return GCSFileSystem(**options)
