@@ -38,6 +38,8 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
   protocol_version = 'HTTP/1.1'
+  disable_nagle_algorithm = True  # the body does not wait for the header's acknowledgement
+  wbufsize = -1
   server: FaultyProxy
 
   def handle_any(self) -> None:
@@ -169,6 +171,8 @@ def places(scheme: str) -> Iterator[Place]:
     ):
       patch.delenv(name, raising=False)
     patch.setenv('NO_GCE_CHECK', 'true')
+    patch.setenv('GCE_METADATA_HOST', '127.0.0.1:1')  # refused at once
+    patch.setenv('GCE_METADATA_IP', '127.0.0.1:1')
     patch.setenv('CLOUDSDK_CONFIG', '/nowhere')
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):

@@ -195,7 +195,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _file_system(scheme: str) -> Any:
-  """fsspec's file system for a scheme, which finds the platform's credentials, and does without where there are none."""
+  """fsspec's file system for a scheme, which finds the platform's credentials, or does without."""
   options: dict[str, Any] = {'use_listings_cache': False, 'skip_instance_cache': True}
   if scheme == 's3':
     from s3fs import S3FileSystem
