@@ -74,7 +74,7 @@ def _config_and_workdir() -> tuple['Config', pathlib.Path]:
   if _MODE.value == 'eval' and not cli.has_overrides():
     from vit_jax.training.workdir import read_config
 
-    if (workdir / 'config.json').exists() or not _CONFIG.present:
+    if not _CONFIG.present or any((workdir / name).exists() for name in ('config.json', 'checkpoints')):
       return read_config(workdir), workdir
   return cli.config_of(_CONFIG), workdir
 
