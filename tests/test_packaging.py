@@ -46,7 +46,7 @@ def imported_modules(file: pathlib.Path) -> set[str]:
   return modules - set(sys.stdlib_module_names) - {'_typeshed'}  # of type checkers
 
 
-RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface']]
+RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface'], *EXTRAS['gcs'], *EXTRAS['s3']]
 OPTIONAL = {'timm'}  # which a test compares with where it is installed
 
 

@@ -14,7 +14,7 @@ import ml_collections
 
 from vit_jax import old_configs, options
 from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, check_resize
 from vit_jax.durations import Duration
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
@@ -28,7 +28,7 @@ from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
 from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
-from vit_jax.options import RESUMABLE, Between, Count, NotNegative, flatten, to_config_dict
+from vit_jax.options import RESUMABLE, BatchSize, Between, Count, NotNegative, flatten, to_config_dict
 from vit_jax.parallel.mesh import MeshConfig
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.training.config import StopConfig, TensorBoardConfig
@@ -70,7 +70,7 @@ class Config:
   # How long to train.
   total: Duration = '10 epochs'
   # Images a step, over all devices.
-  batch_size: Count = 512
+  batch_size: BatchSize = 512
   # Parts of a batch computed one after the other, to save memory.
   accumulation: Count = 1
   # 'vit' (hybrids too), 'mixer' or 'resnet', by model.name.
@@ -118,6 +118,7 @@ class Config:
     self._check_metric(f'{path}.stop.metric', self.stop.metric)
 
   def _check_evaluator(self, path: str, evaluator: EvaluatorConfig) -> None:
+    check_resize(f'{path}.resize', evaluator.resize, self.data.image_size)
     if self.data.mixture and evaluator.source is None:
       raise UserError(
         f'{path}.source is not given; name the data to evaluate on, since config.data.mixture has several.'

@@ -6,6 +6,7 @@ import stat
 
 LARGEST_IMAGE = 256 * 2**20  # bytes of an encoded image
 LARGEST_TEXT = 64 * 2**20  # bytes of JSON or of names
+REFUSED = frozenset({errno.EINVAL, errno.EFBIG})  # errors of `read_bytes`: no regular file, too large
 
 
 def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
