@@ -26,6 +26,7 @@ from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
+from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
 from vit_jax.options import RESUMABLE, BatchSize, Between, Count, NotNegative, flatten, to_config_dict
 from vit_jax.parallel.mesh import MeshConfig
@@ -41,6 +42,7 @@ __all__ = [
   'ClassificationObjective',
   'Config',
   'DataConfig',
+  'DistillationObjective',
   'FewShotEvaluatorConfig',
   'InitConfig',
   'MaskedPatchesObjective',
@@ -77,7 +79,7 @@ class Config:
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Name -> what is evaluated; of type 'classification' or 'fewshot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # What is learned: 'classification' or 'masked_patches', by objective.name.
+  # What is learned: 'classification', 'distillation' or 'masked_patches', by objective.name.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009

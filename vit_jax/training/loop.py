@@ -33,7 +33,7 @@ from vit_jax.training.watchdog import Watchdog
 
 _LINES = 20  # of training, at least, as far as there are so many steps
 
-Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
 def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> None:
@@ -83,6 +83,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   screen.setup(run, evaluators, folder)
 
   initial = {} if state is not None else _read_initial(run, screen)
+  frozen = _read_frozen(run, screen)
   steps = _compiled_steps(run, first_step)
   screen.memory(run.program, steps[first_size])
   if state is None:
@@ -115,7 +116,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       watchdog.begin(step)
       with profiler.step(step):
         batch = _timed_next(batches, speed)
-        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
+        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch, frozen)
       profiler.finish(step, step_metrics)
       guard.check(step, step_metrics)
       speed.stepped()
@@ -191,6 +192,14 @@ def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
   return arrays
 
 
+def _read_frozen(run: Run, screen: Console) -> Any:
+  """The parameters of the objective's frozen models, on the mesh, which are accounted for on the screen."""
+  params, text = run.frozen.read(run.dataset.class_names)
+  if text:
+    screen.say(text)
+  return params
+
+
 def _first_state(run: Run, source: Source, initial: dict[str, np.ndarray], screen: Console) -> TrainState:
   """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
   state = initial_state(run.program, run.config.seed, initial)
@@ -204,7 +213,7 @@ def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:
   """The compiled training step for each image size that is still to come."""
   program = run.program
   return {
-    size: program.step.lower(program.state, program.batch_of(size)).compile()
+    size: program.step.lower(program.state, program.batch_of(size), run.frozen.shapes).compile()
     for size in run.resizing.sizes_from(first_step)
   }
 
