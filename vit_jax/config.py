@@ -26,6 +26,7 @@ from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
+from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
 from vit_jax.options import RESUMABLE, BatchSize, Between, Count, NotNegative, flatten, to_config_dict
 from vit_jax.parallel.mesh import MeshConfig
@@ -41,6 +42,7 @@ __all__ = [
   'ClassificationObjective',
   'Config',
   'DataConfig',
+  'DistillationObjective',
   'FewShotEvaluatorConfig',
   'InitConfig',
   'MaskedPatchesObjective',
@@ -77,7 +79,7 @@ class Config:
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Name -> what is evaluated; of type 'classification' or 'fewshot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # What is learned: 'classification' or 'masked_patches', by objective.name.
+  # What is learned: 'classification', 'distillation' or 'masked_patches', by objective.name.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
@@ -91,6 +93,8 @@ class Config:
   # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
   tensorboard: Annotated[TensorBoardConfig, RESUMABLE] = TensorBoardConfig()  # noqa: RUF009
+  # A tracker of experiments that is given the metrics too: 'wandb' or 'mlflow' (docs/evaluation.md). None: none.
+  tracker: Annotated[Literal['wandb', 'mlflow'] | None, RESUMABLE] = None
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
   profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
