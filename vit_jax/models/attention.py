@@ -81,14 +81,8 @@ def grouped(x: jax.Array) -> Groups:
   would take as long as 384. In groups a block of H/14 takes 0.87 of the time, by the compiler's estimate for
   a TPU v3.
   """
-  whole, others = _group_sizes(x.shape[1])
-  return (x[:, :whole], x[:, whole:]) if others else (x,)
-
-
-def _group_sizes(tokens: int) -> tuple[int, int]:
-  """Tokens of the first and of the second group, which may be empty."""
-  whole = tokens // _LANES * _LANES
-  return (whole, tokens - whole) if whole and tokens - whole <= _FEW else (tokens, 0)
+  whole = x.shape[1] // _LANES * _LANES
+  return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
 
 
 def keeps_weights(
@@ -96,14 +90,14 @@ def keeps_weights(
 ) -> bool:
   """Whether the backward pass of XLA's attention reads its weights rather than computes them again.
 
-  In bfloat16 that is a TPU's faster way, with logits rounded to bfloat16 as Flax (and so big_vision) does and
-  the softmax in float32. Milliseconds of a step on v3-128, 32 images a core, by the compiler's estimate:
+  In bfloat16 that is faster on a TPU where tokens do not fill its rows, with logits rounded to bfloat16 as Flax
+  (and so big_vision) does, and the softmax in float32. By the compiler's estimates for v3-128, 32 images a core:
 
-  |                                    | weights read | computed again | why                                   |
-  |------------------------------------|--------------|----------------|---------------------------------------|
-  | L/16, 197 tokens, 3 blocks         | 44.4         | 48.9           | no float32 logits change their layout |
-  | L/16, 24 blocks in a loop          | 373          | AGAIN          | a loop copies the weights of a block  |
-  | H/14, 257 tokens, cut into 256 + 1 |              |                | groups save more: see `grouped`       |
+  |                                    | read   | again  | why                                           |
+  |------------------------------------|--------|--------|-----------------------------------------------|
+  | L/16, 197 tokens, unrolled         | 318 ms | AGAINU | no float32 logits change their layout         |
+  | L/16, 197 tokens, a loop           | 373 ms | AGAINL | a loop copies what each block saves           |
+  | H/14, 257 tokens in groups         | –      | 840 ms | `grouped` saves more                          |
 
   Args:
     tokens: N.
@@ -111,10 +105,9 @@ def keeps_weights(
     sharding: of the tokens, whose devices decide; None: nobody knows the devices.
     unrolled: whether the blocks are compiled one after the other.
   """
-  if not unrolled or sharding is None or dtype != jnp.bfloat16:
+  if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
     return False
-  one_group = not _group_sizes(tokens)[1]
-  return one_group and tokens <= _MOST_KEPT and next(iter(sharding.device_set)).platform == 'tpu'
+  return tokens % _LANES > _FEW and next(iter(sharding.device_set)).platform == 'tpu'
 
 
 @jax.custom_vjp

@@ -139,5 +139,5 @@ def _memory(device: Any) -> float | None:
   known = hardware.of(device.device_kind)
   if known and known.memory:
     return known.memory
-  stats = device.memory_stats() if hasattr(device, 'memory_stats') else None
+  stats = getattr(device, 'memory_stats', dict)()  # a described device has none
   return stats.get('bytes_limit') if stats else None
