@@ -47,7 +47,8 @@ def imported_modules(file: pathlib.Path) -> set[str]:
 
 
 RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface'], *EXTRAS['gcs'], *EXTRAS['s3']]
-OPTIONAL = {'timm'}  # which a test compares with where it is installed
+# Used where they are installed: timm by a test, the others by config.tracker.
+OPTIONAL = {'timm', 'mlflow', *distributions(EXTRAS['mlflow'] + EXTRAS['wandb'])}
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,8 @@ class Config:
   # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
   tensorboard: Annotated[TensorBoardConfig, RESUMABLE] = TensorBoardConfig()  # noqa: RUF009
+  # A tracker of experiments that is given the metrics too: 'wandb' or 'mlflow' (docs/evaluation.md). None: none.
+  tracker: Annotated[Literal['wandb', 'mlflow'] | None, RESUMABLE] = None
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
   profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and

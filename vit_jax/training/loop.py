@@ -28,6 +28,7 @@ from vit_jax.training.probe_head import with_probe
 from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import Run, evaluate, open_training
 from vit_jax.training.state import TrainState
+from vit_jax.training.trackers import open_tracker
 from vit_jax.training.watchdog import Watchdog
 
 _LINES = 20  # of training, at least, as far as there are so many steps
@@ -76,7 +77,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
   log_every = min(log_every, max(timeline.total // _LINES, 1))
-  log = MetricsLog(folder, first_step, log_every)
+  log = MetricsLog(folder, first_step, log_every, open_tracker(config, folder, first_step))
   log.board.config(config)
   pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
   screen.setup(run, evaluators, folder)
@@ -153,6 +154,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       if values or scores or saving:
         speed.restart()
     stop.leave()
+    log.complete = True
     _finish(run, state, pipeline, stopper, first_step, folder, screen, log.board)
   if jax.process_index() == 0:
     figures.save_curves(folder)
