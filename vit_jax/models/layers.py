@@ -50,7 +50,7 @@ def _normalise_in_one_pass(x: jax.Array, scale: jax.Array, bias: jax.Array, epsi
   """`_normalise` of bfloat16: mean and variance from one reading of x, which the backward pass has of it.
 
   The variance E[x²] - E[x]² loses what float32 has beyond bfloat16's 8 bits. By the TPU v3 compiler's
-  estimate a block of L/16 takes 3 % less time.
+  estimate a step of L/16 takes 3 % less time, and one of H/14 2.5 %.
   """
   return _one_pass_forward(x, scale, bias, epsilon)[0]
 
