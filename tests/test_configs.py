@@ -121,6 +121,7 @@ def test_augregs_levels_are_those_published(name, source, level):
     ('vit_b16', 'imagenet', "configs/vit_b16.py has no recipe 'imagenet'; choose one of imagenet21k"),
     ('masked_patch', 'imagenet', 'choose one of'),
     ('finetune', 'b16,cifar', 'did you mean cifar10'),
+    ('finetune', 'b16,folder:/no/photos,al', "'al' is no recipe of fine-tuning; did you mean 'all'?"),
     ('finetune', 'g14,cifar10', "No released checkpoint of 'g14' is known; choose one of B/16"),
   ],
 )

@@ -15,6 +15,7 @@ from PIL import Image
 
 from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig, Pooling
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.parallel import distributed
@@ -63,8 +64,16 @@ class LoadedModel:
     return self.module.head.kernel.shape[-1]
 
   def __call__(self, images: jax.typing.ArrayLike) -> jax.Array:
-    """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`."""
-    return self._logits(self._params, jnp.asarray(images))
+    """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`.
+
+    Raises:
+      UserError: the images are not such an array, as in all methods that take images.
+    """
+    return self._logits(self._params, _checked(images))
+
+  def __repr__(self) -> str:
+    size = sum(leaf.size for leaf in jax.tree.leaves(self._params))
+    return f'<{self.config.describe()}; {size:,} parameters, {self.num_classes:,} classes>'
 
   def probabilities(self, logits: jax.Array) -> jax.Array:
     """(B, K) -> (B, K): of each class, one of which an image has (softmax) or each of which it may have (sigmoid)."""
@@ -72,19 +81,19 @@ class LoadedModel:
 
   def features(self, images: jax.typing.ArrayLike, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm."""
-    return self._features(self._params, jnp.asarray(images), layer)
+    return self._features(self._params, _checked(images), layer)
 
   def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
     """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
-    return self._embeddings(self._params, jnp.asarray(images))
+    return self._embeddings(self._params, _checked(images))
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
-    return self._attention(self._params, jnp.asarray(images))
+    return self._attention(self._params, _checked(images))
 
   def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
-    return self._hidden_states(self._params, jnp.asarray(images))
+    return self._hidden_states(self._params, _checked(images))
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`."""
@@ -124,6 +133,22 @@ class LoadedModel:
   @functools.cached_property
   def _hidden_states(self) -> Any:
     return jax.jit(lambda params, images: self._merged(params).hidden_states(images))
+
+
+def _checked(images: jax.typing.ArrayLike) -> jax.Array:
+  """The images as an array, if they are what `preprocess` makes.
+
+  Raises:
+    UserError: they are not four-dimensional numbers, or are pixels of 0 to 255.
+  """
+  kind = getattr(images, 'dtype', None)
+  if np.ndim(images) == 4 and kind is not None and not np.issubdtype(kind, np.integer):
+    return jnp.asarray(images)
+  given = type(images).__name__ if kind is None else f'{kind} {np.shape(images)}'
+  raise UserError(
+    f'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is {given}; '
+    'write model(model.preprocess([image, …])).'
+  )
 
 
 def load(
@@ -188,6 +213,8 @@ def build(
   """The model of a checkpoint that has been read; the arguments are those of `load`."""
   for note in pretrained.notes:
     _log.warning(note)
+  if not pretrained.architecture.num_classes and not num_classes:
+    _log.warning('The checkpoint has no head: it is for features, or for fine-tuning (num_classes=…).')
   own = pretrained.architecture
   size = own.image_size if image_size is None else image_size
   new_head = num_classes is not None and num_classes != own.num_classes

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
   given = _CLASS_NAMES.value
   names = model.class_names if given is None else class_names.read(given, model.num_classes)
-  batch_size, top = _BATCH_SIZE.value or 32, min(_TOP.value or 5, model.num_classes)
+  batch_size, top = min(_BATCH_SIZE.value or 32, len(paths)), min(_TOP.value or 5, model.num_classes)
   unreadable: list[str] = []
   batches = _batches(paths, model.preprocess, batch_size, unreadable)
   results = _classified(model, batches, names, batch_size, top)
