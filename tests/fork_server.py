@@ -84,7 +84,7 @@ def start(
   cwd: pathlib.Path,
   environment: Mapping[str, str] | None = None,
   as_anybody: bool = False,
-  interrupt_at: int | None = None,
+  signal_at: tuple[int, int] | None = None,
   log: pathlib.Path | None = None,
 ) -> Command:
   """Starts what `python -m module arguments` does; call it from tests.
@@ -96,8 +96,8 @@ def start(
     environment: variables to set, beside this process's and XLA_FLAGS for one device; not those that JAX reads
       when it is imported.
     as_anybody: whether root gives up the right to read and write every file.
-    interrupt_at: sends Ctrl-C at this audit event (an import, the opening of a file, …) after the command has
-      begun to listen to signals.
+    signal_at: (signal, number): the command gets this signal at the audit event (an import, the opening of a
+      file, …) of that number after it has begun to listen to Ctrl-C.
     log: a file to which stdout and stderr are added, instead of one file for each.
   """
   server = _server()
@@ -113,7 +113,7 @@ def start(
       **(environment or {}),
     },
     'as_anybody': as_anybody and os.geteuid() == 0,
-    'interrupt_at': interrupt_at,
+    'signal_at': signal_at,
     'outputs': outputs,
   }
   return Command(server, server.fork(request), outputs)
@@ -250,8 +250,8 @@ def _run(request: Mapping[str, Any]) -> None:
   signal.signal(signal.SIGINT, signal.default_int_handler)
   if request['as_anybody']:
     _give_up_privileges()
-  if request['interrupt_at'] is not None:
-    _interrupt_at(request['interrupt_at'])
+  if request['signal_at'] is not None:
+    _signal_at(*request['signal_at'])
   sys.argv = ['', *request['arguments']]
   try:
     runpy.run_module(request['module'], run_name='__main__', alter_sys=True)
@@ -262,8 +262,8 @@ def _run(request: Mapping[str, Any]) -> None:
     sys.exit(1)
 
 
-def _interrupt_at(number: int) -> None:
-  """Sends Ctrl-C at an audit event, counted from where Ctrl-C no longer raises KeyboardInterrupt."""
+def _signal_at(sent: int, number: int) -> None:
+  """Sends a signal at an audit event, counted from where Ctrl-C no longer raises KeyboardInterrupt."""
   count = 0
 
   def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -271,7 +271,7 @@ def _interrupt_at(number: int) -> None:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
       count += 1
       if count == number:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), sent)
 
   sys.addaudithook(hook)
 

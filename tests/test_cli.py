@@ -13,14 +13,16 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import CONFIG, ROOT, assert_said
-from fork_server import run
+from fork_server import run, start
 from PIL import Image
 from released_files import path as released_file
 
@@ -384,8 +386,24 @@ def test_help_of_a_flag_that_may_be_repeated_is_its_own_text(tmp_path):
 def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
   """The moments are events, such as the opening of a file, so that they do not depend on the machine's speed."""
   line = ([line.format(out='out') for line in OUTPUTS[name]] or WORKING[name])[0]
-  result = run(module_of(name), *line.split(), cwd=place, interrupt_at=moment)
+  result = run(module_of(name), *line.split(), cwd=place, signal_at=(signal.SIGINT, moment))
   said = [line for line in result.stderr.splitlines() if not line.startswith('Workdir:')]
   assert result.returncode in ((130,) if moment == 1 else (130, 75, 0)), result.stderr
   if result.returncode:
     assert 'Traceback' not in result.stderr and 'Interrupted' in said[-1] and len(said) <= 2, result.stderr
+
+
+@pytest.mark.parametrize(('name', 'line'), EACH_OUTPUT)
+def test_sigterm_in_the_middle_of_writing_claims_nothing_and_the_same_command_goes_on(name, line, place):
+  words = line.format(out='out').split()
+  command = start(module_of(name), *words, cwd=place)
+  while command.poll() is None and not list(place.glob('out*')):
+    time.sleep(0.001)
+  command.send_signal(signal.SIGTERM)
+  stdout, stderr = command.communicate(120)  # at most ten on a machine that does nothing else
+  assert command.wait() in (-signal.SIGTERM, 75, 0), stderr
+  if command.wait():
+    assert len(stderr.splitlines()) <= 1 and 'Wrote' not in stdout, stderr
+  if name != 'transfer':  # which trains for minutes; tests/transfer has runs that go on
+    again = run(module_of(name), *words, cwd=place)
+    assert again.returncode == 0, again.stderr

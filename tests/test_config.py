@@ -24,12 +24,13 @@ RESNET = dataclasses.replace(FULL, model=c.ResNetConfig('R50x1', blocks=(1, 2)))
 MASKED = c.Config(
   model=c.ViTConfig(pool='none', mask_token=True), objective=c.MaskedPatchesObjective(label_smoothing=0.1)
 )
+DISTILLED = c.Config(objective=c.DistillationObjective(teachers='runs/one,runs/other', teacher_size=(96, 96)))
 
 
 @pytest.mark.parametrize(
   'config',
-  [c.Config(), FULL, dataclasses.replace(FULL, model=MIXER), RESNET, MASKED],
-  ids=['default', 'full', 'mixer', 'resnet', 'masked_patches'],
+  [c.Config(), FULL, dataclasses.replace(FULL, model=MIXER), RESNET, MASKED, DISTILLED],
+  ids=['default', 'full', 'mixer', 'resnet', 'masked_patches', 'distillation'],
 )
 def test_a_config_survives_ml_collections_and_json(config):
   assert c.from_config_dict(c.to_config_dict(config)) == config

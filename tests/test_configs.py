@@ -3,6 +3,7 @@
 import chex
 import jax
 import pytest
+import teachers
 from config_files import CONFIGS, load
 
 from vit_jax import config as c
@@ -20,6 +21,7 @@ ARGUMENTS = {
     'b32,folder:/images,paper',
     's16,cifar100',
   ],
+  'distill': ['ti16,runs/teacher,folder:/images'],
   'vtab': ['l16,clevr_count', 'b32,dsprites_location,val'],
   'vit_ti16': ['imagenet21k', 'imagenet2012'],
   'vit_s16': ['imagenet21k', 'imagenet2012'],
@@ -52,10 +54,15 @@ CASES = [
 
 
 @pytest.mark.parametrize(('path', 'argument'), CASES, ids=[f'{p.stem}:{a}' for p, a in CASES])
-def test_every_config_is_valid_and_its_step_can_be_traced(path, argument):
+def test_every_config_is_valid_and_its_step_can_be_traced(path, argument, tmp_path, monkeypatch):
   config = load(path, argument)
-  program = Run(config, Dataset(303_000_000, num_classes=config.data.num_classes or 10)).program
-  state, metrics = jax.eval_shape(program.step, program.state, program.batch)
+  classes = config.data.num_classes or 10
+  monkeypatch.chdir(tmp_path)
+  for teacher in config.objective.frozen_models():
+    teachers.write(tmp_path / teacher.checkpoint, channels=config.data.channels, num_classes=classes)
+  run = Run(config, Dataset(303_000_000, num_classes=classes))
+  program = run.program
+  state, metrics = jax.eval_shape(program.step, program.state, program.batch, run.frozen.shapes)
   chex.assert_trees_all_equal_shapes_and_dtypes(state, program.state)
   chex.assert_shape(metrics['train/loss'], ())
   assert path.stem in path.read_text(), 'the header gives the command'
@@ -120,6 +127,7 @@ def test_augregs_levels_are_those_published(name, source, level):
     ),
     ('vit_b16', 'imagenet', "configs/vit_b16.py has no recipe 'imagenet'; choose one of imagenet21k"),
     ('masked_patch', 'imagenet', 'choose one of'),
+    ('distill', 'b16,runs/teacher', 'has 2 of three arguments; give student, teacher and data'),
     ('finetune', 'b16,cifar', 'did you mean cifar10'),
     ('finetune', 'b16,folder:/no/photos,al', "'al' is no recipe of fine-tuning; did you mean 'all'?"),
     ('finetune', 'g14,cifar10', "No released checkpoint of 'g14' is known; choose one of B/16"),

@@ -1,13 +1,15 @@
-"""Files that are written whole and durably, or not at all."""
+"""Files that are written whole and durably, or not at all; and read in bounded memory."""
 
 import errno
 import json
 import os
+import pathlib
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from vit_jax import files
+from vit_jax import files, foreign_files
 
 
 @pytest.fixture
@@ -150,3 +152,22 @@ def test_a_file_system_that_cannot_sync_directories_is_no_error(tmp_path, monkey
   with pytest.raises(OSError) as caught:
     files.fsync_directory(tmp_path)
   assert caught.value.errno == errno.EIO
+
+
+def test_reading_a_foreign_file_takes_as_much_memory_as_it_has_bytes_whatever_it_may_have(tmp_path):
+  (tmp_path / 'x').write_bytes(b'x' * 1000)
+  tracemalloc.start()
+  try:
+    assert foreign_files.read_bytes(tmp_path / 'x', 2**40) == b'x' * 1000
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+  finally:
+    tracemalloc.stop()
+
+
+@pytest.mark.skipif(not pathlib.Path('/proc/self/limits').exists(), reason='has no /proc')
+def test_foreign_file_that_tells_no_size_is_read_to_its_end():
+  path = pathlib.Path('/proc/self/limits')
+  assert path.stat().st_size == 0
+  assert foreign_files.read_bytes(path, 2**20) == path.read_bytes()
+  with pytest.raises(OSError, match='more than 0 MiB'):
+    foreign_files.read_bytes(path, 10)

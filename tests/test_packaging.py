@@ -46,8 +46,9 @@ def imported_modules(file: pathlib.Path) -> set[str]:
   return modules - set(sys.stdlib_module_names) - {'_typeshed'}  # of type checkers
 
 
-RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface']]
-OPTIONAL = {'timm'}  # which a test compares with where it is installed
+RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface'], *EXTRAS['gcs'], *EXTRAS['s3']]
+# Used where they are installed: timm by a test, the others by config.tracker.
+OPTIONAL = {'timm', 'mlflow', *distributions(EXTRAS['mlflow'] + EXTRAS['wandb'])}
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def inside(body: str) -> str:
   return textwrap.dedent(BEGIN) + textwrap.dedent(INSIDE) + textwrap.indent(textwrap.dedent(body), '  ')
 
 
-def interrupt(process: subprocess.Popen) -> tuple[float, str]:
-  """Sends Ctrl-C to a process once it is ready; (seconds until it ended, its stderr)."""
+def interrupt(process: subprocess.Popen, number: int = signal.SIGINT) -> tuple[float, str]:
+  """Sends Ctrl-C, or another signal, to a process once it is ready; (seconds until it ended, its stderr)."""
   assert process.stdout is not None
   for line in process.stdout:
     if line == 'ready\n':
@@ -51,7 +51,7 @@ def interrupt(process: subprocess.Popen) -> tuple[float, str]:
   time.sleep(0.3)
   assert process.poll() is None
   sent = time.monotonic()
-  process.send_signal(signal.SIGINT)
+  process.send_signal(number)
   _, errors = process.communicate(timeout=30)
   return time.monotonic() - sent, errors
 
@@ -303,8 +303,9 @@ def test_listener_without_a_block_hears_an_interrupt_while_modules_are_imported_
   assert seconds < 1
 
 
-@pytest.mark.parametrize('cleanup, code, said', [(0, 75, 'cleaned up'), (60, 130, 'Interrupted.')])
-def test_block_that_cleans_up_gets_a_keyboard_interrupt_and_some_seconds(cleanup, code, said):
+@pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('cleanup, code, said', [(0, 75, 'cleaned up'), (60, None, 'Interrupted.')])
+def test_block_that_cleans_up_gets_a_keyboard_interrupt_and_some_seconds(cleanup, code, said, sent):
   body = f"""
     try:
       with signals.raise_at_interrupt(seconds=1):
@@ -317,6 +318,6 @@ def test_block_that_cleans_up_gets_a_keyboard_interrupt_and_some_seconds(cleanup
       sys.exit(75)
   """
   process = start(inside(body))
-  seconds, errors = interrupt(process)
-  assert (process.returncode, errors) == (code, f'{said}\n')
+  seconds, errors = interrupt(process, sent)
+  assert (process.returncode, errors) == (code or 128 + sent, f'{said}\n')
   assert seconds < 3

@@ -14,7 +14,7 @@ import ml_collections
 
 from vit_jax import old_configs, options
 from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, check_resize
 from vit_jax.durations import Duration
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
@@ -26,8 +26,9 @@ from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
+from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
-from vit_jax.options import RESUMABLE, Between, Count, NotNegative, flatten, to_config_dict
+from vit_jax.options import RESUMABLE, BatchSize, Between, Count, NotNegative, flatten, to_config_dict
 from vit_jax.parallel.mesh import MeshConfig
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.training.config import StopConfig, TensorBoardConfig
@@ -41,6 +42,7 @@ __all__ = [
   'ClassificationObjective',
   'Config',
   'DataConfig',
+  'DistillationObjective',
   'FewShotEvaluatorConfig',
   'InitConfig',
   'MaskedPatchesObjective',
@@ -68,7 +70,7 @@ class Config:
   # How long to train.
   total: Duration = '10 epochs'
   # Images a step, over all devices.
-  batch_size: Count = 512
+  batch_size: BatchSize = 512
   # Parts of a batch computed one after the other, to save memory.
   accumulation: Count = 1
   # 'vit' (hybrids too), 'mixer' or 'resnet', by model.name.
@@ -77,7 +79,7 @@ class Config:
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Name -> what is evaluated; of type 'classification' or 'fewshot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # What is learned: 'classification' or 'masked_patches', by objective.name.
+  # What is learned: 'classification', 'distillation' or 'masked_patches', by objective.name.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
@@ -91,6 +93,8 @@ class Config:
   # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
   tensorboard: Annotated[TensorBoardConfig, RESUMABLE] = TensorBoardConfig()  # noqa: RUF009
+  # A tracker of experiments that is given the metrics too: 'wandb' or 'mlflow' (docs/evaluation.md). None: none.
+  tracker: Annotated[Literal['wandb', 'mlflow'] | None, RESUMABLE] = None
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
   profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
   # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
@@ -116,6 +120,7 @@ class Config:
     self._check_metric(f'{path}.stop.metric', self.stop.metric)
 
   def _check_evaluator(self, path: str, evaluator: EvaluatorConfig) -> None:
+    check_resize(f'{path}.resize', evaluator.resize, self.data.image_size)
     if self.data.mixture and evaluator.source is None:
       raise UserError(
         f'{path}.source is not given; name the data to evaluate on, since config.data.mixture has several.'

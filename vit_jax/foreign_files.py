@@ -6,6 +6,8 @@ import stat
 
 LARGEST_IMAGE = 256 * 2**20  # bytes of an encoded image
 LARGEST_TEXT = 64 * 2**20  # bytes of JSON or of names
+_PIECE = 2**20  # bytes
+REFUSED = frozenset({errno.EINVAL, errno.EFBIG})  # errors of `read_bytes`: no regular file, too large
 
 
 def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
@@ -24,7 +26,10 @@ def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
     if not stat.S_ISREG(state.st_mode):
       raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
     with open(descriptor, 'rb', closefd=False) as file:
-      content = file.read(at_most + 1) if state.st_size <= at_most else b''
+      content = file.read(state.st_size + 1) if state.st_size <= at_most else b''
+      # It has grown since, or tells no size, as in /proc. Never asks for `at_most`, which would be allocated.
+      while state.st_size < len(content) <= at_most and (more := file.read(_PIECE)):
+        content += more
     if max(state.st_size, len(content)) > at_most:
       raise OSError(errno.EFBIG, f'it has more than {at_most // 2**20} MiB', os.fspath(path))
     return content

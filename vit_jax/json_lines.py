@@ -11,10 +11,12 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax import files
+from vit_jax import files, foreign_files
+from vit_jax.errors import UserError
 
 Line = dict[str, Any]
 
+_LARGEST = 2**32  # bytes; a line of a run's metrics has some hundreds
 _log = logging.getLogger(__name__)
 
 
@@ -29,6 +31,7 @@ def read(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> list[Line]:
 
   Raises:
     OSError: the file cannot be read.
+    UserError: it is no regular file, such as a named pipe.
   """
   lines, damaged = _parsed(path, is_sound)
   if damaged:
@@ -111,11 +114,20 @@ class Writer:
 
 
 def _parsed(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> tuple[list[Line], list[int]]:
-  """The sound lines, and the numbers of the damaged ones."""
+  """The sound lines, and the numbers of the damaged ones.
+
+  Raises:
+    OSError: the file cannot be read.
+    UserError: it is no regular file, or a huge one.
+  """
   try:
-    *whole, last = path.read_bytes().split(b'\n')
+    *whole, last = foreign_files.read_bytes(path, _LARGEST).split(b'\n')
   except FileNotFoundError:
     return [], []
+  except OSError as error:
+    if error.errno not in foreign_files.REFUSED:
+      raise
+    raise UserError(f'{path} cannot be read ({error.strerror}); move it elsewhere.') from error
   parsed = [_line(content, is_sound) for content in whole]
   damaged = [number for number, line in enumerate(parsed, 1) if line is None]
   ending = _line(last, is_sound)  # sound where an editor took the last newline

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 class LoadedModel:
   """A network with its parameters, ready to be called: what `vit_jax.load` gives.
 
-  Its methods are compiled at their first call for a shape of images, and again for another shape.
+  Its methods are compiled at their first call for a shape of images, and again for another shape. The module
+  is an argument of the compiled programs, so that parameters or layers that are replaced in it are seen.
 
   Attributes:
     module: the NNX module, for those who transform or train it: `nnx.split(model.module)`.
@@ -51,7 +52,6 @@ class LoadedModel:
     self.preprocess = preprocess
     self.class_names = class_names
     self.link: Link = link
-    self._graphdef, self._params = nnx.split(module)
 
   @property
   def config(self) -> ModelConfig:
@@ -69,10 +69,10 @@ class LoadedModel:
     Raises:
       UserError: the images are not such an array, as in all methods that take images.
     """
-    return self._logits(self._params, _checked(images))
+    return _logits(self.module, _checked(images))
 
   def __repr__(self) -> str:
-    size = sum(leaf.size for leaf in jax.tree.leaves(self._params))
+    size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module)))
     return f'<{self.config.describe()}; {size:,} parameters, {self.num_classes:,} classes>'
 
   def probabilities(self, logits: jax.Array) -> jax.Array:
@@ -81,58 +81,67 @@ class LoadedModel:
 
   def features(self, images: jax.typing.ArrayLike, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm."""
-    return self._features(self._params, _checked(images), layer)
+    return _features(self.module, _checked(images), layer)
 
   def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
     """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
-    return self._embeddings(self._params, _checked(images))
+    return _embeddings(self.module, _checked(images))
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
-    return self._attention(self._params, _checked(images))
+    return _attention(self.module, _checked(images))
 
   def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
-    return self._hidden_states(self._params, _checked(images))
+    return _hidden_states(self.module, _checked(images))
 
-  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+  def pool(self, tokens: jax.typing.ArrayLike, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`."""
-    return self.module.pool(tokens, how)
+    return _pool(self.module, jnp.asarray(tokens), how)
 
   def classify(self, images: Sequence[Image.Image | np.ndarray]) -> list[str]:
-    """The most probable class of each of Pillow's images or uint8 arrays, by name (or number)."""
-    best = np.asarray(self(self.preprocess(images)).argmax(axis=-1))
+    """The most probable class of each of Pillow's images or uint8 arrays, by name (or number).
+
+    Batches are filled up with zeros to the next power of two, so that few shapes are compiled.
+    """
+    prepared = self.preprocess(images)
+    batch = np.zeros((1 << (len(prepared) - 1).bit_length(), *prepared.shape[1:]), prepared.dtype)
+    batch[: len(prepared)] = prepared
+    best = np.asarray(self(batch).argmax(axis=-1))[: len(prepared)]
     return [self.class_names[number] if self.class_names else str(number) for number in best]
 
-  def _merged(self, params: Any) -> Model:
-    return nnx.merge(self._graphdef, params)
 
-  @functools.cached_property
-  def _logits(self) -> Any:
-    return jax.jit(lambda params, images: self._merged(params)(images))
+# A module is a pytree: its parameters are arguments of the program, all else of it decides which program.
 
-  @functools.cached_property
-  def _features(self) -> Any:
-    def features(params: Any, images: jax.Array, layer: int | None) -> jax.Array:
-      return self._merged(params).features(images, layer)
 
-    return jax.jit(features, static_argnums=2)
+@jax.jit
+def _logits(module: Model, images: jax.Array) -> jax.Array:
+  return module(images)
 
-  @functools.cached_property
-  def _embeddings(self) -> Any:
-    def embeddings(params: Any, images: jax.Array) -> jax.Array:
-      model = self._merged(params)
-      return model.head_input(model.features(images)).astype(jnp.float32)
 
-    return jax.jit(embeddings)
+@functools.partial(jax.jit, static_argnums=2)
+def _features(module: Model, images: jax.Array, layer: int | None) -> jax.Array:
+  return module.features(images, layer)
 
-  @functools.cached_property
-  def _attention(self) -> Any:
-    return jax.jit(lambda params, images: self._merged(params).attention(images))
 
-  @functools.cached_property
-  def _hidden_states(self) -> Any:
-    return jax.jit(lambda params, images: self._merged(params).hidden_states(images))
+@jax.jit
+def _embeddings(module: Model, images: jax.Array) -> jax.Array:
+  return module.head_input(module.features(images)).astype(jnp.float32)
+
+
+@jax.jit
+def _attention(module: Model, images: jax.Array) -> jax.Array | None:
+  return module.attention(images)
+
+
+@jax.jit
+def _hidden_states(module: Model, images: jax.Array) -> jax.Array | None:
+  return module.hidden_states(images)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _pool(module: Model, tokens: jax.Array, how: Pooling | None) -> jax.Array:
+  return module.pool(tokens, how)
 
 
 def _checked(images: jax.typing.ArrayLike) -> jax.Array:
@@ -169,8 +178,8 @@ def load(
 
   Args:
     source: a released .npz, a training run's workdir or one of its checkpoints/<step>, or a Hugging Face
-      folder; a path, an https:// or gs:// address of a file, or a short name such as
-      'imagenet21k/ViT-B_16'.
+      folder; a path, an address in a bucket (gs://, s3://), an https:// address of a file, or a short
+      name such as 'imagenet21k/ViT-B_16'.
     image_size: pixels, or height and width, to adapt the position embedding to. None: as trained.
     num_classes: a head of so many classes. Where the checkpoint has another number, the head begins at zero
       and the pre-logits layer goes with the old one.

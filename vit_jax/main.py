@@ -60,7 +60,10 @@ def _config_and_workdir() -> tuple['Config', pathlib.Path]:
     place = default_workdir(cli.config_name(_CONFIG))
     print(f'Workdir: {place}', file=sys.stderr)
   if '://' in place:
-    raise UserError(f'--workdir={place} is a bucket; mount it (gcsfuse) and give the path there.')
+    raise UserError(
+      f'--workdir={place} is a bucket: data and checkpoints are read from one, but a run is kept on a file '
+      f'system; mount it (gcsfuse) and give the path there.'
+    )
   workdir = pathlib.Path(place).expanduser().absolute()
   try:
     str(workdir).encode()
@@ -71,7 +74,7 @@ def _config_and_workdir() -> tuple['Config', pathlib.Path]:
   if _MODE.value == 'eval' and not cli.has_overrides():
     from vit_jax.training.workdir import read_config
 
-    if (workdir / 'config.json').exists() or not _CONFIG.present:
+    if not _CONFIG.present or any((workdir / name).exists() for name in ('config.json', 'checkpoints')):
       return read_config(workdir), workdir
   return cli.config_of(_CONFIG), workdir
 

@@ -5,7 +5,8 @@ a long compilation, a collective that waits for a lost process, or the opening o
 can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ code is printed and ignored.
 `Listener` therefore reacts to signals in a thread of its own.
 
-Where nothing is to be saved, SIGTERM needs no listener: its default action ends the process at once.
+Where nothing is to be saved or cleaned up, SIGTERM needs no listener: its default action ends the process at
+once.
 """
 
 import contextlib
@@ -90,10 +91,10 @@ def end_at_interrupt(sentence: str = 'Interrupted.', code: int | None = None) ->
 
 @contextlib.contextmanager
 def raise_at_interrupt(seconds: float = 5.0) -> Iterator[None]:
-  """Inside, Ctrl-C raises KeyboardInterrupt, for code that has to clean up, such as a pool of processes.
+  """Inside, Ctrl-C and SIGTERM raise KeyboardInterrupt, for code that has to clean up, such as a pool of processes.
 
-  A main thread that has not left the block within `seconds` of Ctrl-C hangs: the process ends with exit code
-  130.
+  A main thread that has not left the block within `seconds` of the signal hangs: the process ends with exit
+  code 130 (SIGTERM: 143).
   """
   left = threading.Event()
 
@@ -102,7 +103,8 @@ def raise_at_interrupt(seconds: float = 5.0) -> Iterator[None]:
       end_process('Interrupted.', 128 + number)
 
   before = signal.getsignal(signal.SIGINT)
-  with Listener([signal.SIGINT], end_if_it_hangs):
+  with Listener([signal.SIGINT, signal.SIGTERM], end_if_it_hangs):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, before if before == signal.SIG_IGN else signal.default_int_handler)
     try:
       yield

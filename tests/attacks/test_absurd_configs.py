@@ -40,6 +40,7 @@ def changed(changes: dict[str, object]) -> c.Config:
     {'checkpoint.every': '1e300 epochs'},
     {'checkpoint.keep': 10**18},
     {'batch_size': 10**12},
+    {'batch_size': 10**7},
     {'accumulation': 10**9},
     {'model.width': 10**12},
     {'model.mlp_dim': 10**15},
@@ -55,7 +56,9 @@ def changed(changes: dict[str, object]) -> c.Config:
     {'data.max_labels': 10**12},
     {'data.num_classes': 10**12},
     {'evaluators.test.resize': 10**9},
+    {'evaluators.test.resize': 10**4},
     {'evaluators.test.batch_size': 10**12},
+    {'evaluators.test.batch_size': 10**7},
   ],
   ids=str,
 )
@@ -85,8 +88,11 @@ def test_run_of_no_step_or_more_than_can_be_counted_is_refused(total):
   [
     ({'model.width': 10**6}, r'optimizer state take .* GiB on each device'),
     ({'model.depth': 10**6, 'model.width': 10**4}, r'optimizer state take .* GiB on each device'),
-    ({'batch_size': 2**30, 'data.image_size': (64, 64)}, r'config\.batch_size is 1,073,741,824'),
-    ({'evaluators.test.batch_size': 2**30, 'data.image_size': (64, 64)}, r'evaluators\.test\.batch_size is'),
+    ({'batch_size': 2**20, 'data.image_size': (1024, 1024)}, r'config\.batch_size is 1,048,576'),
+    (
+      {'evaluators.test.batch_size': 2**20, 'data.image_size': (1024, 1024)},
+      r'evaluators\.test\.batch_size is',
+    ),
     ({'data.prefetch': 1024, 'batch_size': 2**20, 'data.image_size': (64, 64)}, 'prefetch 1024'),
   ],
 )
@@ -94,6 +100,19 @@ def test_what_cannot_fit_into_memory_is_refused_before_it_is_made(changes, said)
   run = Run(changed(changes), Dataset(100, num_classes=10))
   with pytest.raises(UserError, match=said):
     memory.check(run)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'batch_size': 2**20},
+    {'evaluators.test.resize': 10**4, 'data.image_size': (64, 64)},
+    {'data.resize': 10**4, 'data.crop': 'random'},
+  ],
+  ids=str,
+)
+def test_large_value_that_somebody_may_mean_is_not_refused(changes):
+  changed(changes)
 
 
 def test_run_that_fits_is_not_refused():

@@ -58,6 +58,14 @@ def test_resume_keeps_the_sound_lines_of_a_damaged_log_and_the_file_as_it_was(tm
   assert steps_in(tmp_path) == [1, 3, 4]
 
 
+def test_pipe_in_place_of_a_side_file_is_a_sentence(tmp_path):
+  os.mkfifo(tmp_path / 'metrics.jsonl')
+  os.mkfifo(tmp_path / 'config.json')
+  for read in (metrics.read_metrics, lambda folder: metrics.MetricsLog(folder, 0), workdir.read_config):
+    with pytest.raises(UserError, match='it is not a regular file'):
+      read(tmp_path)
+
+
 def test_second_damage_does_not_overwrite_what_was_moved_aside_first(tmp_path):
   for _ in range(3):
     (tmp_path / 'metrics.jsonl').write_bytes(b'?\n')
@@ -179,6 +187,31 @@ def test_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, 
   assert 'config.json is damaged' in said and 'config.json.damaged' in said and '\n' not in said
   assert workdir.read_config(saved) == config
   assert (saved / 'config.json.damaged').read_bytes() == content
+
+
+def test_missing_config_beside_a_checkpoint_is_taken_from_it(saved, config, caplog):
+  for path in saved.glob('config.json*'):
+    path.unlink()
+  assert workdir.read_config(saved) == config and 'config.json is missing' in caplog.text
+  other = dataclasses.replace(config, seed=7)
+  with pytest.raises(UserError, match='another config: seed'):
+    workdir.claim(other, saved, begun=True, takeover=False)
+  assert not (saved / 'config.json').exists()
+  said = workdir.claim(config, saved, begun=True, takeover=False)
+  assert 'config.json is missing; it is written again: the checkpoint has the config too.' in said
+  assert workdir.read_config(saved) == config and not list(saved.glob('*.damaged'))
+  (saved / 'config.json').unlink()
+  assert 'Taking over' in workdir.claim(other, saved, begun=True, takeover=True)
+
+
+def test_missing_config_beside_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, config):
+  with pytest.raises(
+    UserError, match=r'config.json is missing and no checkpoint .* choose another --workdir'
+  ):
+    workdir.claim(config, tmp_path, begun=True, takeover=False)
+  with pytest.raises(UserError, match='There is no run in'):
+    workdir.read_config(tmp_path)
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('content', CONFIGS)

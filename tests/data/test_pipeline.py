@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import logging
 import os
 import pathlib
 import threading
@@ -11,6 +12,7 @@ from fake_data import FakeSource
 from hypothesis import strategies as st
 from processes import run
 
+from vit_jax.data import prefetch
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.data.sources.mixture import Mixture
@@ -331,3 +333,27 @@ def test_two_processes_make_the_same_batch_and_only_their_rows(split_over, tmp_p
       assert len(part['starts']) == 2
       for number, start in enumerate(part['starts']):
         np.testing.assert_array_equal(part[str(number)], expected[start : start + 4])
+
+
+def test_batch_that_is_waited_for_is_spoken_of_until_it_comes(monkeypatch):
+  monkeypatch.setattr(prefetch, '_SECONDS_OF_SILENCE', 0.01)
+  heard = threading.Event()
+
+  class Listener(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+      if '1 of its 2 parts are.' in record.getMessage():
+        heard.set()
+
+  def wait() -> None:
+    assert heard.wait(120)
+
+  def work(step: int) -> prefetch.Work:
+    return [wait, lambda: None], lambda: {'step': np.int64(step)}
+
+  listener, logger = Listener(), logging.getLogger(prefetch.__name__)
+  logger.addHandler(listener)
+  try:
+    with prefetch.Prefetcher(work, range(2), threads=2, prefetch=1) as batches:
+      assert [batch['step'] for batch in batches] == [0, 1]
+  finally:
+    logger.removeHandler(listener)

@@ -11,6 +11,7 @@ import sys
 
 import jax
 import pytest
+import teachers
 from absl import flags
 from ml_collections import config_flags
 from test_configs import ARGUMENTS, CONFIGS, PAPER
@@ -73,11 +74,15 @@ def test_header_names_a_target(path):
     for case in CASES
   ],
 )
-def test_config_compiles_for_its_target_and_fits(name, argument, config_of):
+def test_config_compiles_for_its_target_and_fits(name, argument, config_of, tmp_path, monkeypatch):
   path = next(CONFIGS.rglob(f'{name}.py'))
   place, options = target_of(path)
   config = config_of(path, argument, options)
   data = config.data
+  monkeypatch.chdir(tmp_path)
+  for teacher in config.objective.frozen_models():
+    size = {'image_size': data.image_size, 'channels': data.channels, 'num_classes': data.num_classes or 1000}
+    teachers.write(tmp_path / teacher.checkpoint, c.ResNetConfig('R50x1'), **size)
   examples = PUBLISHED_SIZES.get((data.source, data.split), 50_000)
   plan = make_plan(config, machine(place), Dataset(examples, num_classes=data.num_classes or 1000))
   print(f'{name}:{argument} {place}', text.one_line(plan), sep='  ')

@@ -260,7 +260,21 @@ def test_model_that_a_kind_cannot_hold_is_refused_before_writing(kind, model, op
   assert not list(tmp_path.iterdir())
 
 
-def test_folder_in_use_is_not_overwritten(tmp_path):
-  (tmp_path / 'notes.txt').write_text('mine')
+@pytest.mark.parametrize(
+  'names', [['notes.txt'], ['config.json'], ['model.safetensors.partial', 'notes.txt']]
+)
+def test_folder_in_use_is_not_overwritten(tmp_path, names):
+  for name in names:
+    (tmp_path / name).write_text('mine')
   with pytest.raises(UserError, match='not empty'):
     write_folder(make_pretrained(config.ViTConfig()), tmp_path)
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, 'mine')
+
+
+def test_what_an_interrupted_conversion_left_is_written_over(tmp_path):
+  for name in ('config.json', 'model.safetensors.partial', 'model.safetensors.sha256'):
+    (tmp_path / name).write_text('cut sho')
+  pretrained = make_pretrained(OURS['vit'], class_names=('a', 'b', 'c'))
+  write_folder(pretrained, tmp_path, kind='vit')
+  assert not list(tmp_path.glob('*.partial'))
+  assert formats.read(tmp_path).class_names == ('a', 'b', 'c')

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.data import preprocess as preprocess_lib
+from vit_jax.data.decode import Picture
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.transforms import central
 from vit_jax.errors import UserError
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
@@ -134,3 +137,39 @@ def test_what_is_no_image_is_refused_in_one_sentence(image, words):
 def test_empty_list_of_images_is_refused():
   with pytest.raises(UserError, match='give at least one'):
     UNIT([])
+
+
+@pytest.mark.parametrize('antialias', [False, True])
+@pytest.mark.parametrize('shape', [(60, 900), (901, 33), (700, 700)])
+@pytest.mark.parametrize('shorter', [24, 33, 250])
+def test_middle_of_a_large_image_is_that_of_the_whole_one(shape, shorter, antialias, monkeypatch):
+  rows, columns = np.meshgrid(*(np.linspace(0, 255, extent) for extent in shape), indexing='ij')
+  image = np.stack([rows, columns, (rows + columns) / 2], axis=-1).astype(np.uint8)  # smooth
+  preprocess = dataclasses.replace(UNIT, shorter=shorter, antialias=antialias)
+  expected, central_one = (
+    preprocess([image]),
+    central(Picture(image, 3, 'it'), (20, 16), shorter, exact=False),
+  )
+  monkeypatch.setattr(preprocess_lib, '_LARGEST_RESIZED', 0)
+  step = 255 / shorter  # between two pixels of the resized image, at most
+  np.testing.assert_allclose(preprocess([image]), expected, atol=step + 1)
+  cut = central(Picture(image, 3, 'it'), (20, 16), shorter, exact=False)
+  np.testing.assert_allclose(cut.astype(float), central_one.astype(float), atol=step + 1)
+
+
+@pytest.mark.parametrize('antialias', [False, True])
+@pytest.mark.parametrize('shape', [(1, 60_000), (60_000, 2)])
+def test_strip_whose_resized_image_would_take_gigabytes_is_cut_before(shape, antialias, monkeypatch):
+  resize, sizes = Preprocess._resize, []
+
+  def counted(self, image, size):
+    sizes.append(size)
+    return resize(self, image, size)
+
+  monkeypatch.setattr(Preprocess, '_resize', counted)
+  image = np.full((*shape, 3), 77, np.uint8)
+  image[shape[0] // 3 : -(shape[0] // 3) or None, shape[1] // 3 : -(shape[1] // 3) or None] = 99
+  found = Preprocess((224, 224), mean=(0.0,), std=(1 / 255,), shorter=256, antialias=antialias)([image])
+  assert found.shape == (1, 224, 224, 3)
+  np.testing.assert_allclose(found, 99, atol=1e-3)
+  assert np.prod(sizes[0]) < 2**22

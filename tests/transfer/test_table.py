@@ -51,6 +51,7 @@ def test_table_has_accuracies_deviations_and_compute(tmp_path, lines):
   row = rows_of(tmp_path)['cifar10']
   assert row['runs'] == '0.9 0.92' and float(row['scratch_mean']) == 0.55
   text = (tmp_path / 'table.md').read_text()
+  assert 'TPUv3-core-days of pre-training: H/14 JFT 2.5k, L/16 JFT 0.68k' in text
   assert '91.00 ± 1.41' in text and '2 exaFLOPs' in text and '2 device-hours of TPU v3' in text
   with Image.open(tmp_path / 'table.png') as picture:
     assert picture.width > 1000

@@ -14,6 +14,7 @@ from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, Im
 Crop = Literal['inception', 'random', 'central', 'resize']
 Interpolation = Literal['bilinear', 'pillow_nearest', 'pillow_bilinear', 'pillow_bicubic', 'pillow_lanczos']
 _HALF = (0.5,)
+_LARGEST_RATIO = 256  # of an image's side to the side of the middle that is cut out
 
 
 def _augmentation(text: str) -> None:
@@ -129,6 +130,8 @@ class DataConfig:
     resize = self.resize or max(self.image_size)
     if self.crop in ('random', 'central') and resize + 2 * self.padding < max(self.image_size):
       raise UserError(f'{path}.resize is {resize} pixels, smaller than image_size {self.image_size}.')
+    if self.crop == 'central':
+      check_resize(f'{path}.resize', self.resize, self.image_size)
     if self.crop == 'random' and self.padding >= min(self.image_size):
       raise UserError(
         f'{path}.padding is {self.padding} pixels, as much as image_size {self.image_size} or more: a crop could '
@@ -137,3 +140,16 @@ class DataConfig:
     for source, weight in self.mixture:
       if not 0 < weight < math.inf:
         raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')
+
+
+def check_resize(name: str, resize: int | None, image_size: tuple[int, int]) -> None:
+  """Raises UserError where the option `name` enlarges images of which next to nothing is cut out.
+
+  It would take hours, and the model would see a few pixels of each image, blown up.
+  """
+  height, width = image_size
+  if resize is not None and resize > _LARGEST_RATIO * max(image_size):
+    raise UserError(
+      f'{name} is {resize:,} pixels, of which the middle {height} × {width} (config.data.image_size) would be cut '
+      f'out; make it at most {_LARGEST_RATIO * max(image_size):,}.'
+    )

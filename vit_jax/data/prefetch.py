@@ -1,9 +1,10 @@
 """Batches made ahead of time by threads."""
 
 import collections
+import logging
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from typing import Self
+from typing import NamedTuple, Self
 
 import cv2
 import jax
@@ -12,6 +13,18 @@ Batch = dict[str, jax.Array]
 Task = Callable[[], None]
 # (tasks, assemble): the tasks fill the batch's buffers, `assemble` makes the batch from them afterwards.
 Work = tuple[list[Task], Callable[[], Batch]]
+
+_SECONDS_OF_SILENCE = (
+  60.0  # after which a batch that is waited for is spoken of, and again after twice as many
+)
+_log = logging.getLogger(__name__)
+
+
+class _Pending(NamedTuple):
+  """A batch that is being made: the tasks that fill its buffers, and the batch itself."""
+
+  tasks: list[futures.Future[None]]
+  batch: futures.Future[Batch]
 
 
 class Prefetcher:
@@ -32,7 +45,7 @@ class Prefetcher:
     """
     self._work, self._steps = work, iter(steps)
     self._threads, self._prefetch = threads, prefetch
-    self._pending: collections.deque[futures.Future[Batch]] = collections.deque()
+    self._pending: collections.deque[_Pending] = collections.deque()
 
   def __enter__(self) -> Self:
     self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', _disable_opencv_threads)
@@ -52,7 +65,9 @@ class Prefetcher:
     self._start_next()
     if not self._pending:
       raise StopIteration
-    return self._pending.popleft().result()
+    pending = self._pending.popleft()
+    _wait_for(pending)
+    return pending.batch.result()
 
   def _start_next(self) -> None:
     step = next(self._steps, None)
@@ -60,7 +75,22 @@ class Prefetcher:
       return
     tasks, assemble = self._work(step)
     running = [self._decoders.submit(task) for task in tasks]
-    self._pending.append(self._assembler.submit(_assemble, running, assemble))
+    self._pending.append(_Pending(running, self._assembler.submit(_assemble, running, assemble)))
+
+
+def _wait_for(pending: _Pending) -> None:
+  """Waits until a batch is made, or failed; says so if that takes long."""
+  seconds = wait = _SECONDS_OF_SILENCE
+  while not futures.wait([pending.batch], timeout=wait).done:
+    done = sum(task.done() for task in pending.tasks)
+    _log.warning(
+      'The next batch of images is not ready after %.0f s; %d of its %d parts are. Their storage is slow, or '
+      'there are many of them, or they are enlarged a lot (batch_size, image_size and resize).',
+      seconds,
+      done,
+      len(pending.tasks),
+    )
+    seconds, wait = 2 * seconds, seconds
 
 
 def _disable_opencv_threads() -> None:

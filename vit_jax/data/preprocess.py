@@ -5,6 +5,7 @@ checkpoints and `vit_jax.load` have it from there.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ Box = tuple[float, float, float, float]  # top, left, height, width
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 EvalCrop = Literal['resize', 'central']
 
+_LARGEST_RESIZED = 2**26  # pixels; of larger images only the middle is resized
+_MARGIN = 4  # pixels beside that middle, which interpolation looks at (Lanczos at 3)
 _MODES = {1: 'L', 3: 'RGB'}
 _PILLOW = {
   'nearest': Image.Resampling.NEAREST,
@@ -140,6 +143,7 @@ class Preprocess:
       # Rounded down, as torchvision and transformers do.
       rounded = int if self.antialias else round
       whole = (max(rounded(image.shape[0] * scale), height), max(rounded(image.shape[1] * scale), width))
+    image, whole = middle(image, whole, self.size)
     image = self._resize(image, whole)
     top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
     return image[top : top + height, left : left + width]
@@ -152,6 +156,31 @@ class Preprocess:
       return pillow_resize(image, size, self.method)
     resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
     return resized.reshape(height, width, image.shape[2])
+
+
+def middle(
+  image: np.ndarray, whole: tuple[int, int], size: tuple[int, int]
+) -> tuple[np.ndarray, tuple[int, int]]:
+  """What to resize, and to which size, where the middle is cut out of a resized image.
+
+  It is all of the image, unless that would become so large (of a strip a few pixels wide, say) that memory and
+  time could run out: then the middle of the image, which gives the same up to the position between two pixels.
+
+  Args:
+    image: (H, W, C).
+    whole: height and width of the resized image.
+    size: of its middle, no larger than `whole`.
+  """
+  if math.prod(whole) <= _LARGEST_RESIZED:
+    return image, whole
+  spans, resized = [], []
+  for extent, large, small in zip(image.shape, whole, size, strict=False):
+    scale = large / extent
+    needed = math.ceil(small / scale) + 2 * math.ceil(_MARGIN * max(1, 1 / scale))
+    length = min(extent, needed + (extent - needed) % 2)  # around the same centre
+    spans.append(slice((extent - length) // 2, (extent + length) // 2))
+    resized.append(max(round(length * scale), small))
+  return image[*spans], (resized[0], resized[1])
 
 
 def method_of(interpolation: Interpolation) -> Method:

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.data.augment import augmentation
 from vit_jax.data.config import DataConfig, Interpolation
 from vit_jax.data.decode import Box, Picture
-from vit_jax.data.preprocess import EvalCrop, Preprocess, method_of, pillow_resize
+from vit_jax.data.preprocess import EvalCrop, Preprocess, method_of, middle, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
@@ -213,6 +213,7 @@ def central(picture: Picture, size: tuple[int, int], shorter: int | None, *, exa
   height, width = picture.size
   scale = shorter / min(height, width) if shorter else max(size[0] / height, size[1] / width)
   whole = (max(round(height * scale), size[0]), max(round(width * scale), size[1]))
-  image = resize(picture.pixels(None if exact else whole), whole, exact=exact)
+  pixels, whole = middle(picture.pixels(None if exact else whole), whole, size)
+  image = resize(pixels, whole, exact=exact)
   top, left = (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
   return image[top : top + size[0], left : left + size[1]]

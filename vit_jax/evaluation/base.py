@@ -17,7 +17,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.durations import Duration
 from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
-from vit_jax.options import Count, Pixels
+from vit_jax.options import BatchSize, Pixels
 from vit_jax.registry import Registry
 
 Params = dict[str, Any]  # nested dicts of a model's parameters
@@ -108,7 +108,7 @@ class EvaluatorConfig(abc.ABC):
   # image_size; with crop None as init.checkpoint was evaluated.
   resize: Pixels | None = None
   # None: the training batch size.
-  batch_size: Count | None = None
+  batch_size: BatchSize | None = None
   # How often; it also runs at the end.
   every: Duration = '1 epochs'
 

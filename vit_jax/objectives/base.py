@@ -6,17 +6,38 @@ A newcomer writes one file with a frozen dataclass of options that is an `Object
 
 import abc
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, Protocol
 
 import jax
 
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
-from vit_jax.models.base import Model, ModelConfig
+from vit_jax.models.base import DType, Model, ModelConfig
 from vit_jax.registry import Registry
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+# The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).
+Predictor = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenModel:
+  """A model that an objective asks beside the one that is trained, such as a teacher.
+
+  The trainer reads it, and gives its parameters to the step as arguments, split over the mesh by its own
+  sharding rules. No step changes them, and no checkpoint of the run has them.
+
+  Attributes:
+    checkpoint: anything that `pretrained.formats.read` reads.
+    image_size: height, width of its images; None: as it was trained.
+    dtype: what it computes in; None: as the checkpoint says.
+  """
+
+  checkpoint: str
+  image_size: tuple[int, int] | None = None
+  dtype: DType | None = None
 
 
 class ClassScores(Protocol):
@@ -53,7 +74,8 @@ class Objective(abc.ABC):
     Args:
       model: with the parameters that are trained.
       batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label', perhaps
-        with 'weight'; where images are mixed also 'label_b' (with 'weight_b') and 'lam'.
+        with 'weight'; where images are mixed also 'label_b' (with 'weight_b') and 'lam'; and what `annotated`
+        has added.
       keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
         example's randomness must depend on its own key only.
       data: the run's data options.
@@ -73,6 +95,20 @@ class Objective(abc.ABC):
     Raises:
       UserError: data.num_classes is less than the classes.
     """
+
+  def frozen_models(self) -> tuple[FrozenModel, ...]:
+    """The models that `annotated` asks; each has the head's size."""
+    return ()
+
+  def annotated(self, batch: Batch, predictors: Sequence[Predictor]) -> Batch:
+    """A batch with what the frozen models say of it, for `loss_and_metrics`; nothing of it has a gradient.
+
+    Args:
+      batch: as of `loss_and_metrics`, with the images that the model that is trained sees.
+      predictors: one for each of `frozen_models`, which resizes and scales those images as its model needs them.
+    """
+    del predictors
+    return batch
 
   def class_scores(self) -> ClassScores | None:
     """What the head's outputs say of the data's classes; None: they are not of classes."""
@@ -123,6 +159,7 @@ OBJECTIVES: Registry[Objective] = Registry(
   'objective',
   {
     'classification': 'vit_jax.objectives.classification:ClassificationObjective',
+    'distillation': 'vit_jax.objectives.distillation:DistillationObjective',
     'masked_patches': 'vit_jax.objectives.masked_patches:MaskedPatchesObjective',
   },
 )

@@ -13,7 +13,6 @@ from vit_jax.parallel.hardware import Hardware
 from vit_jax.plan import hlo, timing
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset, Run
-from vit_jax.training.step import Program
 
 GIB = 2**30
 _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30}
@@ -37,6 +36,7 @@ class Memory:
       the program does not fit: the compiler then reports nothing but the total.
     total: at the peak of a step.
     available: to a program; None if not known.
+    frozen: parameters of models that are not trained, such as teachers.
   """
 
   params: int
@@ -46,6 +46,7 @@ class Memory:
   temporaries: int | None
   total: int
   available: int | None
+  frozen: int = 0
 
   @property
   def fits(self) -> bool:
@@ -140,13 +141,13 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   program, devices = run.program, len(topology.devices)
   known = hardware.of(topology.kind)
   begin = time.perf_counter()
-  lowered = program.step.lower(program.state, program.batch)
+  lowered = program.step.lower(program.state, program.batch, run.frozen.shapes)
   compiled = None
   try:
     compiled = lowered.compile()
-    memory = _memory(program, compiled, known)
+    memory = _memory(run, compiled, known)
   except jax.errors.JaxRuntimeError as error:
-    memory = _memory_by_error(program, str(error))
+    memory = _memory_by_error(run, str(error))
     if memory is None:
       raise
   seconds = time.perf_counter() - begin
@@ -187,40 +188,42 @@ def device_bytes(tree: Any) -> int:
   return total
 
 
-def _memory(program: Program, compiled: Any, known: Hardware | None) -> Memory:
+def _memory(run: Run, compiled: Any, known: Hardware | None) -> Memory:
   """The memory of a program that was compiled."""
   analysis = compiled.memory_analysis()
   # The new state takes the place of the old one, which is donated: only the metrics need memory of their own.
   outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
   temporaries = analysis.temp_size_in_bytes
   return Memory(
-    **_argument_bytes(program),
+    **_argument_bytes(run),
     temporaries=temporaries,
     total=analysis.argument_size_in_bytes + outputs + temporaries,
     available=int(known.memory) if known and known.memory else None,
   )
 
 
-def _memory_by_error(program: Program, error: str) -> Memory | None:
+def _memory_by_error(run: Run, error: str) -> Memory | None:
   """The memory of a program that does not fit, by the compiler's error; None if it is another error."""
   found = _TOO_LARGE.search(error)
   if not found:
     return None
   return Memory(
-    **_argument_bytes(program),
+    **_argument_bytes(run),
     temporaries=None,
     total=int(float(found['needed']) * _UNITS[found['needed_unit']]),
     available=int(float(found['available']) * _UNITS[found['available_unit']]),
   )
 
 
-def _argument_bytes(program: Program) -> dict[str, int]:
+def _argument_bytes(run: Run) -> dict[str, int]:
   """Bytes on each device of what a step is given, as fields of `Memory`."""
+  program = run.program
   return {
     'params': device_bytes(program.state.params),
     'opt_state': device_bytes(program.state.opt_state),
     'ema': device_bytes(program.state.ema),
     'batch': device_bytes(program.batch),
+    'frozen': device_bytes(run.frozen.shapes),
   }
 
 

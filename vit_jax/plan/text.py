@@ -48,6 +48,8 @@ def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
   ]
   if memory.ema:
     rows.append(('  EMA of the parameters', _size(memory.ema)))
+  if memory.frozen:
+    rows.append(("  frozen models' parameters", _size(memory.frozen)))
   rows.append(('  batch', _size(memory.batch)))
   if memory.temporaries is not None:
     rows.append(('  activations, gradients, temporaries', _size(memory.temporaries)))

@@ -6,6 +6,7 @@ import urllib.parse
 
 # gs://BUCKET/FILE is public at this address + BUCKET/FILE.
 BUCKETS_URL = 'https://storage.googleapis.com/'
+_BUCKETS = ('vit_models', 'mixer_models', 'bit_models')
 
 # Maps each folder to the files that its authors list. A folder may have more: those are requested as well.
 _FILES = {
@@ -75,6 +76,11 @@ def url(name: str) -> str:
   else:
     place = f'vit_models/{folder}/{file}.npz'
   return BUCKETS_URL + urllib.parse.quote(place)
+
+
+def is_in_bucket(address: str) -> bool:
+  """Whether a gs:// address is in one of the buckets of the published checkpoints."""
+  return address.removeprefix('gs://').partition('/')[0] in _BUCKETS
 
 
 def in_grammar(name: str) -> bool:

@@ -13,8 +13,9 @@ Weights = Literal['raw', 'ema']
 class InitConfig:
   """Where the parameters of step 0 come from; the rest of the model begins as without a checkpoint."""
 
-  # A released .npz, a training run or a Hugging Face folder: its path, an https:// or gs:// address of
-  # an .npz, or a released file's short name such as 'imagenet21k/ViT-B_16'. None: random parameters.
+  # A released .npz, a training run or a Hugging Face folder: its path, its address in a bucket (gs://,
+  # s3://), the https:// address of an .npz, or a released file's short name such as
+  # 'imagenet21k/ViT-B_16'. None: random parameters.
   checkpoint: str | None = None
   # Of a run that has an EMA of its parameters: 'raw' or 'ema'. None: the EMA where its checkpoint.best is a
   # metric of it, else the parameters as they were trained.

@@ -4,16 +4,18 @@ Each address has a folder of its own, named by a digest of the whole address, qu
 ~/.cache/vit_jax/downloads/HOST/DIGEST/FILE.
 """
 
+import contextlib
 import hashlib
 import pathlib
 import re
 import urllib.parse
+from collections.abc import Iterator
 
 import filelock
 
-from vit_jax import cache
+from vit_jax import buckets, cache
 from vit_jax.errors import UserError
-from vit_jax.pretrained import catalogue, file_kinds, http_download
+from vit_jax.pretrained import bucket_files, catalogue, file_kinds, http_download
 from vit_jax.pretrained.http_download import Patience
 
 _PATIENCE = Patience()
@@ -22,7 +24,7 @@ _LONGEST_NAME = 120  # file systems allow 255 bytes
 
 def is_address(source: str) -> bool:
   """Whether `source` is a network address and not a path or a name."""
-  return source.startswith(('https://', 'http://', 'gs://'))
+  return source.startswith(('https://', 'http://')) or buckets.is_bucket(source)
 
 
 def local_file(
@@ -31,14 +33,19 @@ def local_file(
   """The local copy of an address or of a published file, downloaded unless it is in the cache.
 
   Args:
-    source: an https://, http:// or gs:// address, or a published name such as 'imagenet21k/ViT-B_16'.
+    source: an https://, http://, gs:// or s3:// address, or a published name such as 'imagenet21k/ViT-B_16'.
+      In buckets, also of a folder with a model's files.
     kind: what the file has to be; a web page in its place is refused.
-    patience: how long the server may take.
+    patience: how long an http server may take.
 
   Raises:
     UserError: there is no such file, the server cannot be reached or sends something else, the download broke
       off, or the cache cannot be written.
   """
+  if _through_bucket(source):
+    bucket = buckets.Bucket(source)
+    with _cache_errors(source):
+      return bucket_files.local_copy(source, kind, bucket)
   if is_address(source):
     return _cached(public_url(source), source, [], kind, patience)
   if not catalogue.in_grammar(source):
@@ -47,6 +54,17 @@ def local_file(
     )
   near = [] if catalogue.is_published(source) else catalogue.nearest(source)
   return _cached(catalogue.url(source), source, near, kind, patience)
+
+
+def _through_bucket(source: str) -> bool:
+  """Whether an address is read with a bucket's library and credentials.
+
+  The published buckets are read by their https addresses, which need neither and whose files do not change; so
+  are others where the library is not installed.
+  """
+  if not buckets.is_bucket(source):
+    return False
+  return source.startswith('s3://') or (not catalogue.is_in_bucket(source) and buckets.is_installed(source))
 
 
 def public_url(address: str) -> str:
@@ -64,7 +82,7 @@ def _cached(url: str, name: str, near: list[str], kind: file_kinds.Kind, patienc
   except ValueError as error:
     raise UserError(f'{name} is not a valid address ({error}); check it.') from error
   digest = hashlib.sha256(url.encode(errors='surrogatepass')).hexdigest()[:32]
-  try:
+  with _cache_errors(name):
     path = cache.directory() / 'downloads' / _harmless(host) / digest / _file_name(address)
     if http_download.is_complete(path):
       return path
@@ -72,12 +90,19 @@ def _cached(url: str, name: str, near: list[str], kind: file_kinds.Kind, patienc
     with filelock.FileLock(path.with_name('.lock')):  # of several processes one downloads, the others wait
       if not http_download.is_complete(path):
         _download(url, name, near, path, kind, patience)
+    return path
+
+
+@contextlib.contextmanager
+def _cache_errors(name: str) -> Iterator[None]:
+  """Turns errors of the cache's disk into a UserError."""
+  try:
+    yield
   except (OSError, RuntimeError) as error:  # RuntimeError: no home directory, or no locks on that disk
     raise UserError(
       f'{name} cannot be kept in the cache ({error}); make room there, or set XDG_CACHE_HOME to a folder '
       'that can be written.'
     ) from error
-  return path
 
 
 def _download(
@@ -89,6 +114,8 @@ def _download(
     whole = http_download.download(url, path.parent, path.name, patience)
   except http_download.RefusedError as error:
     if error.status in (403, 404, 410):
+      if buckets.is_bucket(name) and not near:
+        suggestion = "; for one that is not public: pip install 'vit_jax[gcs]'"
       raise UserError(
         f'There is no public file {name} ({url} answers {error.status}){suggestion}.'
       ) from error

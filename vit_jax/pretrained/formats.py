@@ -37,7 +37,7 @@ def read(
   """The model of a checkpoint.
 
   Args:
-    source: a path, an https:// or gs:// address of a file, or a published file's short name such as
+    source: a path, an https://, gs:// or s3:// address, or a published file's short name such as
       'imagenet21k/ViT-B_16' or 'augreg/B_16-i21k-300ep-…'. Downloads are kept in ~/.cache/vit_jax.
     image_size: height, width it was trained with, where its tensors do not tell.
     told: options of its model that its files do not tell; see `ReadOptions`.

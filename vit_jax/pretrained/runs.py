@@ -22,6 +22,7 @@ from vit_jax.models.base import MODELS, Architecture
 from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
+_PARTIAL = '.orbax-checkpoint-tmp'  # in the name of a step until it is complete
 _ITEMS: dict[Weights, str] = {'raw': 'params', 'ema': 'ema'}
 
 
@@ -93,7 +94,7 @@ class RunFormat(Format):
     """
     del naming
     workdir = pathlib.Path(destination).absolute()
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    if workdir.exists() and (not workdir.is_dir() or _in_use(workdir)):
       raise UserError(f'{workdir} is not empty; choose another directory.')
     config = _config(pretrained)
     meta = {
@@ -107,6 +108,13 @@ class RunFormat(Format):
     with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
       manager.save(0, {'params': pytrees.unflatten(params)}, meta)
     return ()
+
+
+def _in_use(workdir: pathlib.Path) -> bool:
+  """Whether a directory holds more than a save that was interrupted, which the next one replaces."""
+  checkpoints = workdir / 'checkpoints'
+  others = [path for path in workdir.iterdir() if path != checkpoints]
+  return bool(others) or any(_PARTIAL not in path.name for path in checkpoints.glob('*'))
 
 
 class _Stored:

@@ -19,6 +19,7 @@ from vit_jax.pretrained.json_values import JsonObject
 FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _DTYPES = ('F64', 'F32', 'F16', 'BF16')
+_PARTIAL = '.partial'
 _CHECKSUM = '.sha256'  # behind the name of the file; beside what `write` has written
 # Of the files that an index names: nothing that leads out of the folder.
 _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
@@ -109,24 +110,37 @@ class TensorFiles:
 def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
   """Writes the texts, by the names of their files, and then `model.safetensors` with its SHA-256 beside it.
 
+  Until it is complete there is no `model.safetensors`. What an interrupted call has left is written over.
+
   Raises:
-    UserError: the folder holds something already.
+    UserError: the folder holds something else already.
   """
   from_numpy = _safetensors().numpy
-  if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+  partial, checksum = folder / (FILE + _PARTIAL), folder / (FILE + _CHECKSUM)
+  own = {*texts, checksum.name}
+  if folder.is_file() or (folder.is_dir() and _in_use(folder, own)):
     raise UserError(f'{folder} is there already and not empty; choose another folder.')
   files.make_directories(folder)
-  for name, text in texts.items():
-    files.write_text(folder / name, text)
-  partial = folder / (FILE + '.partial')
   contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
   try:
+    partial.touch()  # first: it tells that what lies beside it is not complete
+    for name, text in texts.items():
+      files.write_text(folder / name, text)
     from_numpy.save_file(contiguous, partial, metadata={'format': 'pt'})  # as transformers and timm write
     # As the command sha256sum writes and checks it.
-    files.write_text(folder / (FILE + _CHECKSUM), f'{_sha256(partial)}  {FILE}\n')
+    files.write_text(checksum, f'{_sha256(partial)}  {FILE}\n')
     files.move_into_place(partial, folder / FILE)
-  finally:
-    partial.unlink(missing_ok=True)
+  except BaseException:
+    for name in (*own, partial.name):
+      (folder / name).unlink(missing_ok=True)
+    raise
+
+
+def _in_use(folder: pathlib.Path, own: set[str]) -> bool:
+  """Whether a folder holds more than what an interrupted `write` of the files `own` has left."""
+  names = {path.name for path in folder.iterdir()}
+  left = own | {name + _PARTIAL for name in (FILE, *own)}
+  return bool(names) and not (FILE + _PARTIAL in names and names <= left)
 
 
 def _check_start(path: pathlib.Path) -> None:

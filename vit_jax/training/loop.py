@@ -28,11 +28,12 @@ from vit_jax.training.probe_head import with_probe
 from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import Run, evaluate, open_training
 from vit_jax.training.state import TrainState
+from vit_jax.training.trackers import open_tracker
 from vit_jax.training.watchdog import Watchdog
 
 _LINES = 20  # of training, at least, as far as there are so many steps
 
-Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
 def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> None:
@@ -76,12 +77,13 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
   log_every = min(log_every, max(timeline.total // _LINES, 1))
-  log = MetricsLog(folder, first_step, log_every)
+  log = MetricsLog(folder, first_step, log_every, open_tracker(config, folder, first_step))
   log.board.config(config)
   pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
   screen.setup(run, evaluators, folder)
 
   initial = {} if state is not None else _read_initial(run, screen)
+  frozen = _read_frozen(run, screen)
   steps = _compiled_steps(run, first_step)
   screen.memory(run.program, steps[first_size])
   if state is None:
@@ -114,7 +116,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       watchdog.begin(step)
       with profiler.step(step):
         batch = _timed_next(batches, speed)
-        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch)
+        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch, frozen)
       profiler.finish(step, step_metrics)
       guard.check(step, step_metrics)
       speed.stepped()
@@ -152,6 +154,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
       if values or scores or saving:
         speed.restart()
     stop.leave()
+    log.complete = True
     _finish(run, state, pipeline, stopper, first_step, folder, screen, log.board)
   if jax.process_index() == 0:
     figures.save_curves(folder)
@@ -189,6 +192,14 @@ def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
   return arrays
 
 
+def _read_frozen(run: Run, screen: Console) -> Any:
+  """The parameters of the objective's frozen models, on the mesh, which are accounted for on the screen."""
+  params, text = run.frozen.read(run.dataset.class_names)
+  if text:
+    screen.say(text)
+  return params
+
+
 def _first_state(run: Run, source: Source, initial: dict[str, np.ndarray], screen: Console) -> TrainState:
   """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
   state = initial_state(run.program, run.config.seed, initial)
@@ -203,7 +214,7 @@ def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:
   """The compiled training step for each image size that is still to come."""
   program = run.program
   return {
-    size: program.step.lower(program.state, program.batch_of(size)).compile()
+    size: program.step.lower(program.state, program.batch_of(size), run.frozen.shapes).compile()
     for size in run.resizing.sizes_from(first_step)
   }
 

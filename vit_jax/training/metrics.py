@@ -11,6 +11,7 @@ from vit_jax import json_lines
 from vit_jax.parallel import hardware
 from vit_jax.training.board import Board
 from vit_jax.training.run import Run
+from vit_jax.training.trackers import Tracker
 
 _log = logging.getLogger(__name__)
 
@@ -19,22 +20,28 @@ _SMOOTHING = 0.7  # weight of the intervals before in the estimate of the time t
 
 
 class MetricsLog:
-  """Appends a line a logged step to `metrics.jsonl`, and the same numbers to TensorBoard, on process 0.
+  """Appends a line a logged step to `metrics.jsonl`, and the same numbers to TensorBoard and a tracker, on process 0.
 
   A resumed run continues where its checkpoint was: later lines, which it will compute again, are
   dropped, and so is a line that a kill cut short. Where earlier lines are missing or damaged, a warning says so.
 
   Attributes:
     board: TensorBoard's file.
+    complete: whether the run has come to its end, which its tracker is told.
   """
 
-  def __init__(self, workdir: pathlib.Path, resume_step: int, log_every: int = 1):
+  def __init__(
+    self, workdir: pathlib.Path, resume_step: int, log_every: int = 1, tracker: Tracker | None = None
+  ):
     """
     Args:
       workdir: the run's.
       resume_step: the step of the checkpoint from which the run goes on; 0: it begins.
       log_every: steps between two lines.
+      tracker: of experiments; None: there is none.
     """
+    self.complete = False
+    self._tracker = tracker
     self._writes = jax.process_index() == 0
     self.board = Board(workdir, resume_step)
     if not self._writes:
@@ -49,6 +56,8 @@ class MetricsLog:
   def write(self, step: int, values: dict[str, float]) -> None:
     """Adds the values of a step, and the time in seconds since 1970. NaN and infinity are null in the file."""
     self.board.scalars(step, values)
+    if self._tracker is not None:
+      self._tracker.write(step, values)
     if self._writes:
       self._lines.append({'step': step, **values, _TIME: round(time.time(), 3)})
 
@@ -58,8 +67,10 @@ class MetricsLog:
       self._lines.sync()
 
   def close(self) -> None:
-    """Ends both logs."""
+    """Ends the logs."""
     self.board.close()
+    if self._tracker is not None:
+      self._tracker.close(self.complete)
     if self._writes:
       self._lines.close()
 

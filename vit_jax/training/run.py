@@ -13,6 +13,7 @@ from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Pa
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.training.frozen import FrozenModels
 from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Program, make_program
@@ -48,6 +49,7 @@ class Run:
     mesh: its devices.
     timeline: its durations in steps.
     resizing: the image size of each step.
+    frozen: the models that the objective asks beside the network.
     architecture: the network with the shapes of its input and output.
   """
 
@@ -72,10 +74,12 @@ class Run:
       config.objective.head_size(dataset.classes, config.data),
     )
 
+    self.frozen = FrozenModels(config, self.mesh, self.architecture.num_classes)
+
   @functools.cached_property
   def program(self) -> Program:
     """The training step and the shapes it works on."""
-    return make_program(self.config, self.mesh, self.architecture, self.timeline)
+    return make_program(self.config, self.mesh, self.architecture, self.timeline, self.frozen)
 
   def open_evaluators(self) -> dict[str, Evaluator]:
     """The evaluators by name, their data opened.
@@ -102,9 +106,12 @@ class Run:
     }
 
   def step_flops(self, image_size: Size) -> float:
-    """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded."""
-    forward = self.architecture.forward_flops(image_size)
-    return float(self.config.batch_size * flops.train_flops(forward))
+    """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded.
+
+    Of frozen models it has the forward pass.
+    """
+    each = flops.train_flops(self.architecture.forward_flops(image_size)) + self.frozen.forward_flops()
+    return float(self.config.batch_size * each)
 
   def training_flops(self) -> float:
     """Model FLOPs of all training steps."""

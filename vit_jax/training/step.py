@@ -1,6 +1,7 @@
 """The training step: a pure function, compiled over a mesh."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from vit_jax.models.base import Architecture, Model
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training import optimizer as optimizer_lib
+from vit_jax.training.frozen import FrozenModels
 from vit_jax.training.schedule import make_schedule
 from vit_jax.training.state import TrainState
 from vit_jax.training.timeline import Timeline
@@ -25,6 +27,7 @@ Batch = dict[str, jax.Array]
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
+Frozen = tuple[Params, ...]
 LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 
 
@@ -35,7 +38,8 @@ class Program:
   Attributes:
     graphdef: the network; with parameters, `nnx.merge` makes it.
     init: seed -> TrainState on the mesh.
-    step: (TrainState, batch) -> (TrainState, metrics); the state given is used up (donated).
+    step: (TrainState, batch, frozen=()) -> (TrainState, metrics); the state given is used up (donated), and `frozen`,
+      the parameters of the objective's frozen models (frozen.py), is not.
     state: the state's ShapeDtypeStructs with their shardings.
     batch: a training batch's ShapeDtypeStructs with their shardings.
   """
@@ -54,7 +58,11 @@ class Program:
 
 
 def make_program(
-  config: Config, mesh: jax.sharding.Mesh, architecture: Architecture, timeline: Timeline
+  config: Config,
+  mesh: jax.sharding.Mesh,
+  architecture: Architecture,
+  timeline: Timeline,
+  frozen: FrozenModels,
 ) -> Program:
   """The step that the loop runs, the plan compiles and the benchmarks time.
 
@@ -63,6 +71,7 @@ def make_program(
     mesh: devices, with the axes of `parallel.mesh`.
     architecture: the network and the shapes of its input and output.
     timeline: the run in steps.
+    frozen: the models that the objective asks beside the network.
 
   Raises:
     UserError: a batch that does not divide over the mesh, or a network that cannot be built.
@@ -91,7 +100,7 @@ def make_program(
   state = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
   )
-  step = _make_step(config, graphdef, tx, schedule, mesh)
+  step = _make_step(config, graphdef, tx, schedule, mesh, frozen)
   return Program(
     graphdef=graphdef,
     init=jax.jit(init, out_shardings=shardings),
@@ -114,20 +123,24 @@ def _make_step(
   tx: optax.GradientTransformation,
   schedule: optax.Schedule,
   mesh: jax.sharding.Mesh,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-  def loss_function(params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+  frozen: FrozenModels,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+  def loss_function(params: Params, batch: Batch, frozen_params: Frozen) -> tuple[jax.Array, Metrics]:
+    with jax.named_scope('frozen'):
+      batch = config.objective.annotated(batch, frozen.predictors(frozen_params))
     model: Model = nnx.merge(graphdef, params)
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
     chex.assert_shape([loss, *metrics.values()], ())
     chex.assert_type(loss, jnp.float32)
     return loss, metrics
 
-  def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+  def step(state: TrainState, batch: Batch, frozen_params: Frozen = ()) -> tuple[TrainState, Metrics]:
     chex.assert_shape(batch['image'], (config.batch_size, None, None, config.data.channels))
     chex.assert_type([batch['image'], batch['label']], [jnp.uint8, jnp.int32])
     with jax.named_scope('inputs'):
       inputs = model_inputs(config, batch, state.step)
-    grads, loss, logged = _gradients(loss_function, state.params, inputs, config.accumulation, mesh)
+    loss_of = functools.partial(loss_function, frozen_params=frozen_params)
+    grads, loss, logged = _gradients(loss_of, state.params, inputs, config.accumulation, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)

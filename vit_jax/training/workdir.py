@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import files
+from vit_jax import files, foreign_files
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
@@ -24,7 +24,7 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
   """Writes `config.json`, or checks that the run there has the same config.
 
   A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. A damaged
-  config.json is moved aside; the checkpoint has the config too.
+  config.json is moved aside; where it is damaged or missing, the checkpoint has the config too.
 
   Args:
     config: the run.
@@ -33,29 +33,36 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
     takeover: go on with a run of another config.
 
   Returns:
-    Sentences for the person where another config is taken over, or config.json is damaged, else ''.
+    Sentences for the person where another config is taken over, or config.json is damaged or missing, else ''.
 
   Raises:
     UserError: a run of another config has begun there, or neither config.json nor a checkpoint can be read.
   """
   path, notes = workdir / 'config.json', []
-  if path.exists():
+  if begun or path.exists():
     try:
       there, damage = _parsed(path), ''
     except UserError as error:
       there, damage = stored_config(workdir) if begun else None, str(error)
       if begun and there is None:
-        raise _unrepairable(error) from error
+        raise _unrepairable(error, path) from error
     if there is not None:
       notes.append(_takeover_note(there, config, workdir, begun=begun, takeover=takeover))
     if damage:
       what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
-      aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
-      notes.append(f'{damage}; it was moved to {aside} and is written again: {what}.')
+      notes.append(f'{damage}{_moved_aside(path)}; it is written again: {what}.')
   if jax.process_index() == 0:
     (workdir / 'report').mkdir(parents=True, exist_ok=True)
     files.write_json(path, config_lib.as_json(config))
   return '\n'.join(filter(None, notes))
+
+
+def _moved_aside(path: pathlib.Path) -> str:
+  """Moves a damaged file aside and says where to; '' if there is none."""
+  if not path.exists():
+    return ''
+  aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
+  return f' and was moved to {aside}'
 
 
 def _takeover_note(
@@ -80,20 +87,20 @@ def _takeover_note(
 def read_config(workdir: pathlib.Path) -> Config:
   """The config of the run in a workdir, perhaps of an older version.
 
-  Where config.json is damaged, it is that of the newest checkpoint, and a warning says so.
+  Where config.json is damaged or missing, it is that of the newest checkpoint, and a warning says so.
 
   Raises:
     UserError: there is none, or it is damaged and there is no checkpoint.
   """
   path = workdir / 'config.json'
-  if not path.exists():
-    raise UserError(f'There is no run in {workdir} (it has no config.json); check --workdir.')
   try:
     return _parsed(path)
   except UserError as error:
     stored = stored_config(workdir)
+    if stored is None and not path.exists():
+      raise UserError(f'There is no run in {workdir} (it has no config.json); check --workdir.') from error
     if stored is None:
-      raise _unrepairable(error) from error
+      raise _unrepairable(error, path) from error
     _log.warning('%s; the config of the newest checkpoint is used.', error)
     return stored
 
@@ -102,10 +109,12 @@ def _parsed(path: pathlib.Path) -> Config:
   """The config that a file holds.
 
   Raises:
-    UserError: it is damaged; the sentence has no remedy yet.
+    UserError: it is damaged or missing; the sentence has no remedy yet.
   """
+  if not path.exists():
+    raise UserError(f'{path} is missing')
   try:
-    values = json.loads(path.read_bytes())
+    values = json.loads(foreign_files.read_bytes(path, foreign_files.LARGEST_TEXT))
     if not isinstance(values, dict) or not values:
       raise UserError('it is not a JSON object with options')
     return config_lib.from_config_dict(values)
@@ -113,9 +122,14 @@ def _parsed(path: pathlib.Path) -> Config:
     raise UserError(f'{path} is damaged ({str(error).removesuffix(".")})') from error
 
 
-def _unrepairable(damage: UserError) -> UserError:
-  """The error where a damaged config.json has no checkpoint beside it to take the config from."""
-  return UserError(f'{damage}; remove it and give the config of the run.')
+def _unrepairable(damage: UserError, path: pathlib.Path) -> UserError:
+  """The error where no checkpoint lies beside a damaged or missing config.json to take the config from."""
+  if path.exists():
+    return UserError(f'{damage}; remove it and give the config of the run.')
+  return UserError(
+    f'{damage} and no checkpoint beside it can be read, so that nothing tells what run this is; restore it, or '
+    f'choose another --workdir.'
+  )
 
 
 def stored_config(workdir: pathlib.Path) -> Config | None:

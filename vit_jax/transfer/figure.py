@@ -93,7 +93,7 @@ def _plot(axes: Axes, lines: Sequence[Line], inches: float) -> None:
   for column, quotes in QUOTED.items():
     rows = [row for row, line in enumerate(lines, 1) if line.name in quotes]
     if rows:
-      means = [quotes[line.name][0] for line in lines if line.name in quotes]
+      means = [quotes[line.name].mean for line in lines if line.name in quotes]
       style = {'color': _QUOTED_COLOURS[column], 'markersize': 11, 'markeredgewidth': 2}
       axes.plot(means, rows, '|', label=f'{column} *', **style)
   scratch = [(line.scratch, row) for row, line in enumerate(lines, 1) if line.scratch]

@@ -11,7 +11,7 @@ from vit_jax import files, markdown
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.evaluation import vtab
 from vit_jax.transfer.figure import draw
-from vit_jax.transfer.published import QUOTED, SOURCE
+from vit_jax.transfer.published import QUOTED, SOURCE, THOUSAND_CORE_DAYS
 from vit_jax.transfer.runner import Accuracies, Compute, Line
 from vit_jax.transfer.suites import VTAB
 
@@ -51,7 +51,15 @@ def accuracy_text(accuracies: Accuracies | None) -> str:
 
 def quoted_text(column: str, row: str) -> str:
   """A published figure as the table shows it; '' where there is none."""
-  return _percent_text(*QUOTED[column][row]) if row in QUOTED[column] else ''
+  if row not in QUOTED[column]:
+    return ''
+  mean, deviation, improved = QUOTED[column][row]
+  return _percent_text(mean, deviation) if improved is None else f'{mean:g}/{improved:g}'
+
+
+def core_days_text() -> str:
+  """The last row of the paper's table: 'H/14 JFT 2.5k, L/16 JFT 0.68k, …'."""
+  return ', '.join(f'{column} {thousands:g}k' for column, thousands in THOUSAND_CORE_DAYS.items())
 
 
 def _percent_text(mean: float, deviation: float | None) -> str:
@@ -116,7 +124,7 @@ def _footnotes(lines: Sequence[Line], settings: dict[str, Any]) -> list[str]:
       'features of a model with random parameters.'
     )
   if any(quoted_text(column, line.name) for column in QUOTED for line in lines):
-    notes.append(f'* {SOURCE}.')
+    notes += [f'* {SOURCE}.', f'* TPUv3-core-days of pre-training: {core_days_text()}.']
   own_notes = dict.fromkeys(f'{line.name}: {note}.' for line in lines for note in line.notes)
   return [*notes, *own_notes]
 
@@ -194,4 +202,10 @@ def _json(lines: Sequence[Line], compute: Compute, settings: dict[str, Any]) -> 
     content['scratch'] = line.scratch._asdict() if line.scratch else None
     content['quoted_percent'] = {column: QUOTED[column].get(line.name) for column in QUOTED}
     contents.append(content)
-  return {'settings': settings, 'lines': contents, 'compute': compute._asdict(), 'quoted': SOURCE}
+  return {
+    'settings': settings,
+    'lines': contents,
+    'compute': compute._asdict(),
+    'quoted': SOURCE,
+    'quoted_thousand_core_days': THOUSAND_CORE_DAYS,
+  }

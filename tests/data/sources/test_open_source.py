@@ -40,7 +40,8 @@ def test_existing_directory_is_not_a_split(tmp_path):
 
 @pytest.mark.parametrize('spec', ['imagenet', 'tfds:', 'folder:', '', 'http://x/y'])
 def test_wrong_spec_lists_the_forms_of_all_sources(spec):
-  forms = "'digits', 'tfds:NAME', 'tfds:/a/prepared/directory', 'folder:/path' or 'vtab:TASK'"
+  tfds = "'tfds:NAME', 'tfds:/a/prepared/directory', 'tfds:gs://bucket/a/prepared/directory'"
+  forms = f"'digits', {tfds}, 'folder:/path' or 'vtab:TASK'"
   with pytest.raises(UserError) as error:
     open_source(spec, 'train', data=DataConfig())
   assert str(error.value) == f'{spec!r} is not a source; write {forms}.'

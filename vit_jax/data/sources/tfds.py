@@ -18,9 +18,9 @@ import tensorflow_datasets as tfds
 import tqdm
 from etils import epath
 
-from vit_jax import cache
+from vit_jax import buckets, cache
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import getting
+from vit_jax.data.sources import getting, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
 from vit_jax.data.sources.tfds_checks import INFO, check_directory
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
@@ -37,7 +37,7 @@ _RANDOM_ACCESS = ('array_record', 'parquet')
 class TfdsSource(NamedSource):
   """One split of a prepared TFDS data set; images stay encoded."""
 
-  forms = ('tfds:NAME', 'tfds:/a/prepared/directory')
+  forms = ('tfds:NAME', 'tfds:/a/prepared/directory', 'tfds:gs://bucket/a/prepared/directory')
 
   def __init__(
     self,
@@ -45,6 +45,7 @@ class TfdsSource(NamedSource):
     split: str,
     class_names: Sequence[str] | None,
     reader: RecordReader,
+    address: str | None = None,
   ):
     """
     Args:
@@ -52,6 +53,7 @@ class TfdsSource(NamedSource):
       split: with TFDS's slices and sums.
       class_names: label -> name; None: the data set's own.
       reader: which features are the image and its class.
+      address: of the folder in a bucket that the records are in; None: they are where the builder says.
 
     Raises:
       UserError: no such split, or data without random access.
@@ -77,15 +79,21 @@ class TfdsSource(NamedSource):
     self._reader, self._name = reader, f'{name}/{split} record'
     instructions = builder.info.splits[split].file_instructions
     self._files = [instruction.filename for instruction in instructions]
+    self._bucket = None
+    if address is not None:
+      self._bucket = buckets.Bucket(address)
+      self._records.data_source = tfds_bucket.records(self._bucket, address, instructions)
+      self._files = [tfds_bucket.beside(address, file) for file in self._files]
     _check_claims(self._files, [instruction.take for instruction in instructions])
     self._file_ends = list(itertools.accumulate(instruction.take for instruction in instructions))
-    _allow_open_files(len(self._files), name)
+    if address is None:
+      _allow_open_files(len(self._files), name)
 
   @classmethod
   def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
     builder = builder_of(place)
     reader = of_features(builder.info, lists=data.max_labels is not None, weights=data.label_weights)
-    return cls(builder, split, class_names, reader)
+    return cls(builder, split, class_names, reader, tfds_bucket.address_of(place))
 
   def __len__(self) -> int:
     return len(self._records)
@@ -123,6 +131,8 @@ class TfdsSource(NamedSource):
       if self._reader.is_empty(record):
         raise ValueError('it is empty')  # as in a truncated file
       return record
+    except UserError:  # of a bucket
+      raise
     except Exception as error:  # array_record and protocol buffers name no types
       file = self._files[bisect.bisect_right(self._file_ends, index)]
       raise UserError(f'{self._name} {index} cannot be read ({_reason(error)}); restore {file}.') from error
@@ -151,7 +161,7 @@ class TfdsSource(NamedSource):
   def _fingerprint(self) -> str:
     """A digest that differs for another split or feature, and after any of the files has changed."""
     with futures.ThreadPoolExecutor(_SCAN_THREADS) as pool:
-      states = list(pool.map(_file_state, self._files))
+      states = list(pool.map(self._bucket.entry if self._bucket else _file_state, self._files))
     text = repr((self._name, self._reader.key, states))
     return hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=16).hexdigest()
 
@@ -227,12 +237,16 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
 
   Args:
     name: a data set as TFDS writes it ('cifar10', 'imagenet2012', 'name/config:1.0.0'), in $TFDS_DATA_DIR or
-      ~/tensorflow_datasets; or the path of a prepared directory, which starts with '/', '~' or '.'.
+      ~/tensorflow_datasets; or the path of a prepared directory, which starts with '/', '~' or '.', or its
+      address in a bucket, whose small files are copied into the cache.
 
   Raises:
     UserError: no such data set, one that is not prepared, or one that `check_directory` refuses.
   """
-  if name[0] in '/~.' or '://' in name:
+  address = tfds_bucket.address_of(name)
+  if address is not None:
+    name = str(tfds_bucket.local_folder(buckets.Bucket(address), address))
+  if name[0] in '/~.':
     return _builder_from_directory(name)
   data_dir = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
   folder = epath.Path(data_dir).expanduser()
@@ -298,7 +312,7 @@ def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
     found = sorted(str(path.parent) for depth in ('*', '*/*') for path in folder.glob(f'{depth}/{INFO}'))
   except UserError:
     raise
-  except Exception as error:  # as above, perhaps remote
+  except Exception as error:  # as above
     raise UserError(
       f'{name} cannot be opened as a TFDS directory ({_reason(error)}); check or prepare it again.'
     ) from error

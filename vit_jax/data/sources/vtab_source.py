@@ -6,7 +6,7 @@ from typing import Self
 import tensorflow_datasets as tfds
 
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import vtab
+from vit_jax.data.sources import tfds_bucket, vtab
 from vit_jax.data.sources.tfds import TfdsSource, builder_of
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, file_feature, image_feature
 from vit_jax.errors import UserError
@@ -22,7 +22,8 @@ class VtabSource(TfdsSource):
     task = vtab.task_of(place)
     builder = builder_of(task.dataset)
     sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
-    return cls(builder, task.split(split, sizes), class_names, _record_reader(builder.info, task))
+    reader, address = _record_reader(builder.info, task), tfds_bucket.address_of(task.dataset)
+    return cls(builder, task.split(split, sizes), class_names, reader, address)
 
 
 def _record_reader(info: tfds.core.DatasetInfo, task: vtab.Task) -> RecordReader:

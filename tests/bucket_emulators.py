@@ -1,0 +1,181 @@
+"""Emulators of Google's and Amazon's buckets on this machine, behind a proxy that injects faults."""
+
+import contextlib
+import http.client
+import http.server
+import logging
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+
+import pytest
+
+
+class FaultyProxy(http.server.ThreadingHTTPServer):
+  """Passes requests on to a server, but for the next `faults`: a status, 'cut' or 'stall'.
+
+  Faults befall requests of objects' bytes only. `ranges` has the Range of each of those.
+  """
+
+  daemon_threads = True
+
+  def __init__(self, port: int):
+    super().__init__(('127.0.0.1', 0), _Handler)
+    self.port = port
+    self.faults: list[int | str] = []
+    self.ranges: list[str | None] = []
+
+  @property
+  def url(self) -> str:
+    return f'http://127.0.0.1:{self.server_port}'
+
+  def handle_error(self, request, client_address) -> None:
+    """Clients that hang up are part of the tests."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = 'HTTP/1.1'
+  disable_nagle_algorithm = True  # the body does not wait for the header's acknowledgement
+  wbufsize = -1
+  server: FaultyProxy
+
+  def handle_any(self) -> None:
+    body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+    address = urllib.parse.urlsplit(self.path)
+    query = urllib.parse.parse_qs(address.query)
+    reads = self.command == 'GET' and (
+      query.get('alt') == ['media']
+      or ('alt' not in query and 'list-type' not in query and '/b/' not in self.path)
+    )
+    fault = None
+    if reads:
+      self.server.ranges.append(self.headers.get('Range'))
+      fault = self.server.faults.pop(0) if self.server.faults else None
+    if isinstance(fault, int):
+      self._answer(fault, [], b'')
+      return
+    connection = http.client.HTTPConnection('127.0.0.1', self.server.port)
+    with contextlib.closing(connection):
+      connection.request(self.command, self.path, body, dict(self.headers))
+      answer = connection.getresponse()
+      content = answer.read()
+    dropped = ('transfer-encoding', 'connection', 'content-length', 'server', 'date')
+    headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
+    if self.command == 'HEAD':
+      headers.append(('Content-Length', answer.headers.get('Content-Length', '0')))
+    if fault == 'stall':
+      time.sleep(3)
+    self._answer(answer.status, headers, content, cut=fault == 'cut')
+
+  do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any  # noqa: N815
+
+  def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, cut: bool = False) -> None:
+    self.send_response(status)
+    for name, value in headers:
+      self.send_header(name, value)
+    if self.command != 'HEAD':
+      self.send_header('Content-Length', str(len(content)))
+    self.end_headers()
+    self.wfile.write(content[: len(content) // 2] if cut else content)
+    if cut:  # a reset, not a polite end
+      self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+      self.connection.close()
+      self.close_connection = True
+
+  def log_message(self, *unused) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def google() -> Iterator[FaultyProxy]:
+  """A proxy to an emulator of Google's buckets, which has one called 'bucket'."""
+  server = pytest.importorskip('gcp_storage_emulator.server')
+  logging.getLogger('gcp_storage_emulator').setLevel(logging.ERROR)
+  emulator = server.create_server('127.0.0.1', 0, in_memory=True, default_bucket='bucket')
+  emulator.start()
+  try:
+    with _proxy(emulator._api._httpd.server_address[1]) as proxy:
+      yield proxy
+  finally:
+    emulator.stop()
+
+
+@contextlib.contextmanager
+def amazon() -> Iterator[FaultyProxy]:
+  """A proxy to an emulator of Amazon's buckets; there is none yet."""
+  server = pytest.importorskip('moto.server')
+  logging.getLogger('werkzeug').setLevel(logging.ERROR)
+  emulator = server.ThreadedMotoServer('127.0.0.1', 0, verbose=False)
+  emulator.start()
+  try:
+    with _proxy(emulator.get_host_and_port()[1]) as proxy:
+      yield proxy
+  finally:
+    emulator.stop()
+
+
+@contextlib.contextmanager
+def _proxy(port: int) -> Iterator[FaultyProxy]:
+  with FaultyProxy(port) as proxy:
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+      yield proxy
+    finally:
+      proxy.shutdown()
+
+
+class Place:
+  """A bucket to put objects into, and the proxy that the package reads them through."""
+
+  def __init__(self, scheme: str, proxy: FaultyProxy):
+    self.scheme, self.proxy = scheme, proxy
+    direct = f'http://127.0.0.1:{proxy.port}'
+    if scheme == 'gs':
+      from gcsfs.core import GCSFileSystem
+
+      self._files = GCSFileSystem(token='anon', endpoint_url=direct, skip_instance_cache=True)
+      self._options = {}
+    else:
+      from s3fs import S3FileSystem
+
+      self._files = S3FileSystem(key='k', secret='s', endpoint_url=direct, skip_instance_cache=True)
+      self._files.makedirs('bucket', exist_ok=True)
+      self._options = {'ACL': 'public-read'}
+
+  def put(self, name: str, content: bytes, *, public: bool = True) -> str:
+    """Stores an object in the bucket; returns its address."""
+    self._files.pipe_file(f'bucket/{name}', content, **(self._options if public else {}))
+    return f'{self.scheme}://bucket/{name}'
+
+  def put_folder(self, folder, name: str) -> str:
+    """Stores a folder's files; returns its address."""
+    for file in sorted(folder.rglob('*')):
+      if file.is_file():
+        self.put(f'{name}/{file.relative_to(folder).as_posix()}', file.read_bytes())
+    return f'{self.scheme}://bucket/{name}'
+
+
+@contextlib.contextmanager
+def places(scheme: str) -> Iterator[Place]:
+  """A running emulator of a scheme, in the environment of this process: nobody's credentials are in reach."""
+  with pytest.MonkeyPatch.context() as patch, google() if scheme == 'gs' else amazon() as proxy:
+    for name in (
+      'GOOGLE_APPLICATION_CREDENTIALS',
+      'AWS_ACCESS_KEY_ID',
+      'AWS_SECRET_ACCESS_KEY',
+      'AWS_PROFILE',
+    ):
+      patch.delenv(name, raising=False)
+    patch.setenv('NO_GCE_CHECK', 'true')
+    patch.setenv('GCE_METADATA_HOST', '127.0.0.1:1')  # refused at once
+    patch.setenv('GCE_METADATA_IP', '127.0.0.1:1')
+    patch.setenv('CLOUDSDK_CONFIG', '/nowhere')
+    patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
+    for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
+      patch.setenv(name, '/nowhere')
+    patch.setenv('STORAGE_EMULATOR_HOST' if scheme == 'gs' else 'AWS_ENDPOINT_URL', proxy.url)
+    yield Place(scheme, proxy)

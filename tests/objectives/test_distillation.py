@@ -1,0 +1,287 @@
+"""Distillation: its losses against NumPy and float64, what teachers see, and that nothing changes them."""
+
+import dataclasses
+import json
+import shutil
+
+import chex
+import fork_server
+import jax
+import numpy as np
+import pytest
+import teachers
+import tiny
+from scipy.special import expit, log_softmax, softmax, xlogy
+
+import vit_jax
+from vit_jax import config as c
+from vit_jax import pytrees
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
+from vit_jax.training import evaluate_checkpoint
+from vit_jax.training.run import Dataset, Run
+
+ROWS, CLASSES = 16, 12
+DIGITS = tuple('0123456789')
+
+
+@pytest.mark.parametrize('temperature', [1.0, 3.0])
+@pytest.mark.parametrize('targets', ['soft', 'hard'])
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_loss_equals_numpy_in_float64(loss, targets, temperature):
+  """Of two teachers, mixed images, smoothed labels and a weight of 0.7, some logits being extreme."""
+  rng = np.random.default_rng(0)
+  student, *taught = (rng.normal(size=(ROWS, CLASSES)).astype(np.float32) * 4 for _ in range(3))
+  taught[0][0, 0], student[1, 1] = 40, -60
+  batch = {
+    'image': np.zeros((ROWS, 1, 1, 1), np.float32),
+    'label': rng.integers(0, CLASSES, ROWS).astype(np.int32),
+    'label_b': rng.integers(0, CLASSES, ROWS).astype(np.int32),
+    'lam': rng.uniform(0.5, 1, ROWS).astype(np.float32),
+  }
+  objective = c.DistillationObjective(
+    loss=loss,
+    label_smoothing=0.1,
+    teachers='a,b',
+    teacher_weight=0.7,
+    teacher_targets=targets,
+    temperature=temperature,
+  )
+  annotated = objective.annotated(batch, [lambda _, each=each: each for each in taught])
+  got, metrics = objective.loss_and_metrics(
+    lambda images, keys: jax.numpy.asarray(student), annotated, tiny.keys(ROWS), c.DataConfig()
+  )
+
+  divided = temperature if targets == 'soft' else 1.0
+  z, (one, two) = student.astype(np.float64), (each.astype(np.float64) / divided for each in taught)
+  lam, eye = batch['lam'].astype(np.float64)[:, None], np.eye(CLASSES)
+  labels = (lam * eye[batch['label']] + (1 - lam) * eye[batch['label_b']]) * 0.9 + 0.1 / CLASSES
+  if loss == 'softmax':
+    p, log_q = (softmax(one, 1) + softmax(two, 1)) / 2, log_softmax(z / divided, 1)
+    of_labels = -(labels * log_softmax(z, 1)).sum(1)
+    chosen = -log_q[np.arange(ROWS), p.argmax(1)]
+    divergence = (xlogy(p, p) - p * log_q).sum(1)
+  else:
+    p = (expit(one) + expit(two)) / 2
+    rest = (expit(-one) + expit(-two)) / 2
+    softplus, scaled = np.logaddexp(0, z), z / divided
+    of_labels = (softplus - labels * z).sum(1)
+    chosen = (softplus - (p > 0.5) * z).sum(1)
+    entropy = -xlogy(p, p) - xlogy(rest, rest)
+    divergence = (np.logaddexp(0, scaled) - p * scaled - entropy).sum(1)
+  of_teachers = temperature**2 * divergence if targets == 'soft' else chosen
+  assert float(metrics['label_loss']) == pytest.approx(of_labels.mean(), rel=1e-6)
+  assert float(metrics['teacher_loss']) == pytest.approx(of_teachers.mean(), rel=1e-6)
+  assert float(got) == pytest.approx(0.3 * of_labels.mean() + 0.7 * of_teachers.mean(), rel=1e-6)
+  assert float(metrics['teacher_agreement']) == (z.argmax(1) == p.argmax(1)).mean()
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Teachers of digits: 'vit', 'mixer' and 'resnet', which has images of 16 × 16 and another scale of pixels."""
+  folder = tmp_path_factory.mktemp('teachers')
+  teachers.write(folder / 'vit', class_names=DIGITS)
+  teachers.write(folder / 'mixer', tiny.mixer(), preprocess=Preprocess((8, 8), 1, mean=(0.3,), std=(0.7,)))
+  scaled = Preprocess((16, 16), 1, mean=(0.45,), std=(0.2,))
+  teachers.write(folder / 'resnet', tiny.resnet(), image_size=(16, 16), preprocess=scaled)
+  return folder
+
+
+def config(*names, folder, **changes) -> c.Config:
+  """A student of digits, everything random being on."""
+  objective = c.DistillationObjective(teachers=','.join(str(folder / name) for name in names))
+  base = c.Config(
+    total='6 steps',
+    batch_size=16,
+    model=tiny.options(dropout=0.1, stochastic_depth=0.1),
+    data=c.DataConfig(image_size=(8, 8), channels=1, crop='random', padding=1, mixup=0.5),
+    objective=objective,
+    optimizer=c.OptimizerConfig(name='sgd'),
+    schedule=c.ScheduleConfig(learning_rate=0.1),
+  )
+  return dataclasses.replace(base, **changes)
+
+
+def opened(config, devices=None) -> Run:
+  return Run(config, Dataset(160, DIGITS), devices)
+
+
+@pytest.mark.parametrize('name', ['vit', 'mixer', 'resnet'])
+def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folder, name):
+  """Its logits are those of `vit_jax.load` with the checkpoint's preprocessing, from the same bytes."""
+  run = opened(config(name, folder=folder))
+  pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), dtype=np.uint8)
+  params, _ = run.frozen.read(DIGITS)
+  (predict,) = run.frozen.predictors(params)
+  images = pixels.astype(np.float32) / 127.5 - 1
+  teacher = vit_jax.load(folder / name)
+  np.testing.assert_allclose(jax.jit(predict)(images), teacher(teacher.preprocess(pixels)), atol=2e-5)
+
+
+def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(folder):
+  """Both see the same mirrored and mixed crops: the divergence is zero, and so is its gradient."""
+  objective = c.DistillationObjective(teachers=str(folder / 'vit'), teacher_weight=1.0, temperature=2.0)
+  run = opened(config(folder=folder, model=tiny.options(), objective=objective))
+  frozen, _ = run.frozen.read(DIGITS)
+  state = run.program.init(np.uint32(0))
+  begun = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), frozen[0], state.params)
+  _, metrics = run.program.step(state._replace(params=jax.tree.map(np.copy, begun)), batch(run, 0), frozen)
+  assert float(metrics['train/loss']) == pytest.approx(0, abs=1e-6)
+  assert float(metrics['train/grad_norm']) == pytest.approx(0, abs=1e-5)
+  assert float(metrics['train/teacher_agreement']) == 1
+
+
+def batch(run: Run, step: int):
+  rng = np.random.default_rng(step)
+  values = {
+    'image': rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8),
+    'label': rng.integers(0, 10, 16).astype(np.int32),
+  }
+  return jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), values, run.program.batch)
+
+
+def trained(config, devices=None):
+  """(parameters, the losses of four steps, the teachers' parameters before and after)."""
+  run = opened(config, devices)
+  frozen, _ = run.frozen.read(DIGITS)
+  before = jax.tree.map(np.array, frozen)
+  state, losses = run.program.init(np.uint32(0)), []
+  for step in range(4):
+    state, metrics = run.program.step(state, batch(run, step), frozen)
+    losses.append(float(metrics['train/loss']))
+  return jax.tree.map(np.asarray, state.params), losses, before, frozen
+
+
+def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_teachers(folder):
+  one = config('vit', 'mixer', folder=folder, mesh=c.MeshConfig(data=1))
+  params, losses, before, after = trained(one, jax.devices()[:1])
+  chex.assert_trees_all_equal(before, jax.tree.map(np.array, after))
+  split = dataclasses.replace(one, mesh=c.MeshConfig(fsdp=4, min_shard_size=1), accumulation=2)
+  others, other_losses, before, after = trained(split)
+  chex.assert_trees_all_equal(before, jax.tree.map(np.array, after))
+  assert not pytrees.flatten(after[0])['head/kernel'].sharding.is_fully_replicated  # by its own rules
+  chex.assert_trees_all_close(others, params, atol=2e-5)
+  np.testing.assert_allclose(other_losses, losses, atol=1e-5)
+
+
+CONFIG = """
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='6 steps',
+    batch_size=16,
+    model=ViTConfig(
+      variant='custom', patch=4, width=32, mlp_dim=48, depth=2, heads=4, dropout=0.1, stochastic_depth=0.1
+    ),
+    data=DataConfig(image_size=(8, 8), channels=1, crop='random', padding=1, mixup=0.5),
+    evaluators={'test': ClassificationEvaluatorConfig(split='test', every='6 steps')},
+    checkpoint=CheckpointConfig(every='3 steps', keep=3),
+    log_every='1 steps',
+    ema=0.9,
+    tensorboard=TensorBoardConfig(pictures=False),
+  ))
+"""
+
+
+def command(module, folder, workdir, *flags):
+  """What a command says; flags give the config its teachers."""
+  (workdir.parent / 'config.py').write_text(CONFIG)
+  taught = (
+    '--config.objective.name=distillation',
+    f'--config.objective.teachers={folder}/vit,{folder}/mixer',
+  )
+  result = fork_server.run(f'vit_jax.{module}', '--config=config.py', *taught, *flags, cwd=workdir.parent)
+  assert result.returncode == 0, result.stdout + result.stderr
+  return result.stdout
+
+
+@pytest.fixture(scope='module')
+def student(folder, tmp_path_factory):
+  """The workdir of six steps."""
+  workdir = tmp_path_factory.mktemp('student') / 'run'
+  said = command('main', folder, workdir, f'--workdir={workdir}')
+  assert f'Frozen parameters from {folder}/mixer' in said and 'Done after 6 steps' in said
+  return workdir
+
+
+def restored(workdir):
+  """Every array of the last checkpoint by its path."""
+  manager = Manager(workdir / 'checkpoints', c.CheckpointConfig(), read_only=True)
+  shapes = opened(c.from_config_dict(json.loads((workdir / 'config.json').read_text()))).program.state.items()
+  step, items, _ = manager.restore_newest(lambda meta: shapes)
+  return step, pytrees.flatten(jax.tree.map(np.asarray, items))
+
+
+def lines(workdir):
+  """What each step logged, speed apart."""
+  read = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  return [{name: value for name, value in line.items() if not name.startswith('perf/')} for line in read]
+
+
+def test_resumed_distillation_ends_in_the_same_bits(student, folder, tmp_path):
+  again = tmp_path / 'run'
+  shutil.copytree(student, again)
+  shutil.rmtree(again / 'checkpoints' / '6')
+  assert 'Resuming from step 3' in command('main', folder, again, f'--workdir={again}')
+  step, arrays = restored(again)
+  assert step == 6 and lines(again) == lines(student) and len(lines(again)) == 6
+  assert {'train/label_loss', 'train/teacher_loss', 'train/teacher_agreement'} <= lines(again)[0].keys()
+  chex.assert_trees_all_equal(arrays, restored(student)[1])
+
+
+def test_student_is_evaluated_and_loaded_without_its_teacher(student, tmp_path):
+  """Whose parameters are in no checkpoint of the student."""
+  workdir = tmp_path / 'run'
+  shutil.copytree(student, workdir)
+  text = (workdir / 'config.json').read_text()
+  values = json.loads(text)
+  values['objective']['teachers'] = str(tmp_path / 'gone')
+  scores = evaluate_checkpoint.evaluate_newest(c.from_config_dict(values), workdir)
+  assert scores['test/accuracy'] == lines(student)[-1]['test/accuracy']
+  model = vit_jax.load(workdir)
+  assert model.num_classes == 10 and model.link == 'softmax'
+  stored = {path.parent.name for path in workdir.glob('checkpoints/6/*/_METADATA')}
+  assert stored == {'params', 'opt_state', 'counters', 'ema'}
+
+
+def test_plan_has_the_teachers(folder, tmp_path):
+  said = command('plan', folder, tmp_path / 'run', '--topology=cpu:1', '--json=plan.json')
+  assert "frozen models' parameters" in said
+  shapes = opened(config('vit', 'mixer', folder=folder)).frozen.shapes
+  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+  assert json.loads((tmp_path / 'plan.json').read_text())['memory']['frozen'] == size
+
+
+def refusal(config: c.Config) -> str:
+  """The error of a run with these options."""
+  with pytest.raises(UserError) as raised:
+    opened(c.from_config_dict(c.as_json(config))).frozen.read(DIGITS)
+  return str(raised.value)
+
+
+def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path):
+  teachers.write(tmp_path / 'five', num_classes=5)
+  teachers.write(tmp_path / 'colour', channels=3)
+  teachers.write(tmp_path / 'sigmoid', link='sigmoid')
+  teachers.write(tmp_path / 'turned', class_names=DIGITS[::-1])
+  said = {
+    name: refusal(config(name, folder=tmp_path)) for name in ('five', 'colour', 'sigmoid', 'turned', 'no')
+  }
+  assert 'has logits of 5 classes and the run of 10; choose a teacher' in said['five']
+  assert 'set --config.data.channels=3.' in said['colour']
+  assert 'set --config.objective.loss=sigmoid.' in said['sigmoid']
+  assert 'has the classes of the run in another order; choose' in said['turned']
+  assert 'There is no checkpoint' in said['no']
+  assert "config.objective.teachers is ''; name the checkpoint of a teacher" in refusal(
+    config(folder=tmp_path)
+  )
+
+
+def test_sigmoids_teach_sigmoids_and_other_names_of_classes_are_said(tmp_path):
+  teachers.write(tmp_path / 'sigmoid', link='sigmoid', class_names=tuple('abcdefghij'))
+  given = config('sigmoid', folder=tmp_path)
+  given = dataclasses.replace(given, objective=dataclasses.replace(given.objective, loss='sigmoid'))
+  _, text = opened(given).frozen.read(DIGITS)
+  assert 'Its classes (a, …) have other names than those of the data (0, …): by their numbers.' in text

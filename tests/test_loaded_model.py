@@ -1,0 +1,123 @@
+"""What `vit_jax.load` gives is compiled: once a shape, with the module's parameters as they are at the call."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.loading import LoadedModel
+from vit_jax.models.base import ModelConfig
+
+HYBRID = tiny.options(patch=1, stem_blocks=(1,), stem_width=32)
+
+
+def loaded(config: ModelConfig | None = None, **sizes) -> LoadedModel:
+  return LoadedModel(
+    nnx.merge(*tiny.build(config or tiny.options(), **sizes)), Preprocess.from_range((12, 8), -1, 1), None
+  )
+
+
+def count_traces(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+  """The shapes of images with which the network is called in Python, which a compiled program does not do."""
+  network, shapes = type(model.module), []
+  original = network.__call__
+
+  def counted(self, images, **options):
+    shapes.append(images.shape)
+    return original(self, images, **options)
+
+  monkeypatch.setattr(network, '__call__', counted)
+  return shapes
+
+
+@pytest.mark.parametrize(
+  'config',
+  [tiny.options(pool='map'), HYBRID, tiny.mixer(), tiny.resnet()],
+  ids=['vit', 'hybrid', 'mixer', 'bit'],
+)
+def test_logits_are_those_of_the_compiled_and_of_the_eager_network(config):
+  size = (32, 32) if config is HYBRID or not isinstance(config, type(tiny.options())) else (12, 8)
+  graphdef, params = tiny.build(config, image_size=size)
+  images = tiny.images(2, size)
+  logits = LoadedModel(nnx.merge(graphdef, params), Preprocess.from_range(size, -1, 1), None)(images)
+  np.testing.assert_array_equal(logits, jax.jit(lambda p, x: nnx.merge(graphdef, p)(x))(params, images))
+  eager = nnx.merge(graphdef, params)(images)
+  np.testing.assert_allclose(logits, eager, rtol=1e-5, atol=1e-5 * float(abs(eager).max()))
+
+
+def test_a_shape_is_compiled_once(monkeypatch):
+  model = loaded(num_classes=6)
+  shapes = count_traces(model, monkeypatch)
+  for batch, size in ((2, (12, 8)), (2, (12, 8)), (3, (12, 8)), (2, (16, 8)), (3, (12, 8)), (2, (16, 8))):
+    model(np.zeros((batch, *size, 3), np.float32))
+  assert shapes == [(2, 12, 8, 3), (3, 12, 8, 3), (2, 16, 8, 3)]
+
+
+def test_parameters_and_layers_replaced_in_the_module_are_seen(monkeypatch):
+  model, images = loaded(num_classes=8), tiny.images()
+  before = model(images)
+  shapes = count_traces(model, monkeypatch)
+  model.module.head.bias[...] += 1  # in place
+  np.testing.assert_allclose(model(images), before + 1, atol=1e-5)
+  nnx.update(model.module, jax.tree.map(jnp.zeros_like, nnx.state(model.module)))
+  np.testing.assert_array_equal(model(images), np.zeros((3, 8)))
+  assert not shapes  # other numbers need no other program
+  model.module.head = nnx.Linear(32, 4, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
+  np.testing.assert_array_equal(model(images), np.ones((3, 4)))
+  assert model.num_classes == 4 and len(shapes) == 1
+
+
+def test_it_works_in_a_users_own_jit_vmap_and_grad():
+  model, images = loaded(), tiny.images()
+  logits = model(images)
+  np.testing.assert_allclose(jax.jit(lambda x: 2 * model(x))(images), 2 * logits, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(jax.vmap(model)(jnp.stack([images, images]))[1], logits, rtol=1e-5, atol=1e-5)
+  gradient = jax.grad(lambda x: model(x)[:, 0].sum())(images)
+  step = 1e-2 * np.sign(gradient)
+  change = model(images + step)[:, 0].sum() - model(images - step)[:, 0].sum()
+  np.testing.assert_allclose(change, 2 * (gradient * step).sum(), rtol=0.02)
+
+
+def test_images_and_parameters_of_several_devices_stay_there():
+  model, images = loaded(), tiny.images(8)
+  logits = model(images)
+  mesh = jax.make_mesh((8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+  split = jax.device_put(images, NamedSharding(mesh, P('data')))
+  for _ in range(2):  # parameters of one device, then of all
+    out = model(split)
+    assert len(out.sharding.device_set) == 8
+    np.testing.assert_allclose(out, logits, rtol=1e-5, atol=1e-5)
+    nnx.update(model.module, jax.device_put(nnx.state(model.module), NamedSharding(mesh, P())))
+
+
+@pytest.mark.parametrize(
+  'duplicate',
+  [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+  ids=['deepcopy', 'pickle'],
+)
+def test_a_copy_of_a_model_that_was_called_has_parameters_of_its_own(duplicate):
+  model, images = loaded(), tiny.images()
+  logits = model(images)
+  other = duplicate(model)
+  np.testing.assert_array_equal(other(images), logits)
+  other.module.head.bias[...] += 1
+  np.testing.assert_allclose(other(images), logits + 1, atol=1e-5)
+  np.testing.assert_array_equal(model(images), logits)
+
+
+def test_lists_of_any_length_are_classified_by_few_programs(monkeypatch):
+  model = loaded(num_classes=9)
+  images = list(np.random.default_rng(0).integers(0, 256, (7, 12, 8, 3), dtype=np.uint8))
+  shapes = count_traces(model, monkeypatch)
+  best = [model.classify(images[:length]) for length in range(1, 8)]
+  assert [shape[0] for shape in shapes] == [1, 2, 4, 8]
+  assert [found == best[-1][: len(found)] for found in best] == [True] * 7
+  assert best[-1] == [str(number) for number in np.asarray(model(model.preprocess(images))).argmax(axis=-1)]

@@ -1,0 +1,115 @@
+"""Distillation: a model learns from teachers, which see the same crops and mixtures of images."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax.scipy.special import xlog1py, xlogy
+
+from vit_jax.data.config import DataConfig
+from vit_jax.errors import UserError
+from vit_jax.models.base import DType, Model, ModelConfig
+from vit_jax.objectives.base import Batch, FrozenModel, Metrics, Predictor
+from vit_jax.objectives.classification import ClassificationObjective, hits
+from vit_jax.options import Between, ImageSize, Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationObjective(ClassificationObjective):
+  """The loss of the labels, mixed with that of what teachers predict.
+
+  `loss` is the teachers' too: their logits are taken as those of softmax or of sigmoids.
+  """
+
+  # The checkpoint of a teacher, or of several with commas between them: each is anything that init.checkpoint may
+  # be, with a head for the classes of the data. The probabilities of several are averaged. Their parameters are
+  # in no checkpoint of the run.
+  teachers: str = ''
+  # The teachers' share of the loss; the labels have the rest. 1: labels do not count, as in function matching
+  # (arXiv 2106.05237).
+  teacher_weight: Annotated[float, Between(0, 1)] = 0.5
+  # 'soft': the Kullback-Leibler divergence from the teachers' probabilities to the student's (arXiv 1503.02531).
+  # 'hard': cross-entropy of the class that teachers find most probable (arXiv 2012.12877); with sigmoids, of all
+  # classes above one half.
+  teacher_targets: Literal['soft', 'hard'] = 'soft'
+  # Divides the logits of student and teachers in the divergence, which is multiplied by its square.
+  temperature: Positive = 1.0
+  # Height and width of the teachers' images, resized from the student's. None: as each was trained.
+  teacher_size: ImageSize | None = None
+  # What teachers compute in. None: as each checkpoint says.
+  teacher_dtype: DType | None = None
+
+  title: ClassVar[str] = 'distillation'
+
+  def check_run(self, model: ModelConfig, data: DataConfig) -> None:
+    super().check_run(model, data)
+    if not all(self._checkpoints):
+      raise UserError(
+        f'config.objective.teachers is {self.teachers!r}; name the checkpoint of a teacher, or several with commas '
+        f'between them, as in --config.objective.teachers=runs/one,runs/other.'
+      )
+
+  def frozen_models(self) -> tuple[FrozenModel, ...]:
+    return tuple(FrozenModel(each, self.teacher_size, self.teacher_dtype) for each in self._checkpoints)
+
+  def annotated(self, batch: Batch, predictors: Sequence[Predictor]) -> Batch:
+    """Adds 'teacher', float32 (B, K): the mean of the teachers' probabilities, at the temperature."""
+    logits = jnp.stack([predict(batch['image']) for predict in predictors])
+    link = jax.nn.sigmoid if self.loss == 'sigmoid' else jax.nn.softmax
+    return batch | {'teacher': link(logits / self._teacher_temperature).mean(axis=0)}
+
+  def loss_and_metrics(
+    self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
+  ) -> tuple[jax.Array, Metrics]:
+    """The two losses by their weights; 'teacher_agreement' is the share of images with the teachers' top class."""
+    logits = model(batch['image'], keys=keys)
+    chex.assert_equal_shape([logits, batch['teacher']])
+    chex.assert_type(logits, jnp.float32)
+    of_labels = self.cross_entropy(logits, self.mixed_targets(batch, logits.shape[-1])).mean()
+    of_teachers = self.teacher_loss(logits, batch['teacher']).mean()
+    return (1 - self.teacher_weight) * of_labels + self.teacher_weight * of_teachers, {
+      'label_loss': of_labels,
+      'teacher_loss': of_teachers,
+      'accuracy': hits(logits, batch['label'], batch.get('weight')).mean(),
+      'teacher_agreement': hits(logits, batch['teacher'].argmax(axis=-1)).mean(),
+    }
+
+  def teacher_loss(self, logits: jax.Array, probabilities: jax.Array) -> jax.Array:
+    """The loss of each example by what the teachers say of it.
+
+    Args:
+      logits: float32 (B, K), the student's.
+      probabilities: float32 (B, K), of `annotated`.
+
+    Returns:
+      float32 (B,).
+    """
+    if self.teacher_targets == 'hard':
+      return self.cross_entropy(logits, self._decided(probabilities), smooth=False)
+    scaled = logits / self.temperature
+    if self.loss == 'sigmoid':
+      negative_entropy = xlogy(probabilities, probabilities) + xlog1py(1 - probabilities, -probabilities)
+      cross_entropy = optax.sigmoid_binary_cross_entropy(scaled, probabilities)
+      divergence = (negative_entropy + cross_entropy).sum(axis=-1)
+    else:
+      divergence = optax.kl_divergence(jax.nn.log_softmax(scaled), probabilities)
+    return self.temperature**2 * divergence
+
+  @property
+  def _checkpoints(self) -> list[str]:
+    return self.teachers.split(',')
+
+  @property
+  def _teacher_temperature(self) -> float:
+    """1 where teachers decide: they do so as they were trained."""
+    return self.temperature if self.teacher_targets == 'soft' else 1.0
+
+  def _decided(self, probabilities: jax.Array) -> jax.Array:
+    """float32 (B, K): 1 for the classes that the teachers choose, 0 for the others."""
+    if self.loss == 'sigmoid':
+      return (probabilities > 0.5).astype(jnp.float32)
+    return jax.nn.one_hot(probabilities.argmax(axis=-1), probabilities.shape[-1], dtype=jnp.float32)

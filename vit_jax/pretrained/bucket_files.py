@@ -1,0 +1,120 @@
+"""Checkpoints in buckets, copied once into the user's cache: an object, a Hugging Face folder or a training run.
+
+A copy is kept by address and version (~/.cache/vit_jax/downloads/BUCKET/DIGEST/FILE), so that a changed object is
+copied again, and a broken-off copy goes on where it ended.
+"""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import sys
+
+import filelock
+import tqdm
+
+from vit_jax import cache
+from vit_jax.buckets import Bucket, Entry, missing
+from vit_jax.errors import UserError
+from vit_jax.pretrained import file_kinds
+
+_OF_FOLDERS = ('.json', '.safetensors', '.txt')  # what a Hugging Face folder's model consists of
+
+
+def local_copy(address: str, kind: file_kinds.Kind, bucket: Bucket) -> pathlib.Path:
+  """The local copy of an object, or of a folder of a model's files.
+
+  Args:
+    address: gs://… or s3://….
+    kind: what an object has to be.
+    bucket: that the address is in.
+
+  Raises:
+    UserError: there is nothing, or nothing of that kind, at the address; it may not be read, changed
+      meanwhile, or the bucket cannot be reached.
+    OSError: the cache cannot be written.
+  """
+  entry = bucket.entry(address)
+  entries = [entry] if entry is not None else _of_model(bucket, address.rstrip('/'))
+  folder = _folder(address, entries)
+  top = folder / _name(address)
+  folder.mkdir(parents=True, exist_ok=True)
+  with filelock.FileLock(folder / '.lock'):  # of several processes one copies, the others wait
+    for item in entries:
+      below = item.address.removeprefix(address.rstrip('/')).strip('/')
+      _copy(bucket, item, top / below if below else top)
+  fault = file_kinds.fault(top, kind) if entry is not None else None
+  if fault:
+    top.unlink()
+    raise UserError(f'{address} {fault}; check the address.')
+  return top
+
+
+def _of_model(bucket: Bucket, address: str) -> list[Entry]:
+  """The objects of a folder that a model is read from; of a training run, those of its newest step."""
+  objects, folders = bucket.listing(address)
+  names = {folder.rpartition('/')[2]: folder for folder in folders}
+  if not objects and not names:
+    raise missing(address)
+  chosen = [entry for entry in objects if entry.address.endswith(_OF_FOLDERS)]
+  if 'checkpoints' in names:
+    steps = [
+      folder for folder in bucket.listing(names['checkpoints'])[1] if folder.rpartition('/')[2].isdigit()
+    ]
+    newest = max(steps, key=lambda folder: int(folder.rpartition('/')[2]), default=None)
+    chosen += [] if newest is None else _below(bucket, newest)
+  elif 'params' in names or 'ema' in names:  # one step of a run
+    chosen = _below(bucket, address)
+  if not chosen:
+    raise UserError(
+      f'{address} has no model: neither .json and .safetensors files, nor checkpoints/; check the address.'
+    )
+  return chosen
+
+
+def _below(bucket: Bucket, address: str) -> list[Entry]:
+  objects, folders = bucket.listing(address)
+  return objects + [entry for folder in folders for entry in _below(bucket, folder)]
+
+
+def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:
+  """Copies an object to its place in the cache, unless it is there."""
+  if path.is_file() and path.stat().st_size == entry.size:
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f'.{path.name}.partial')
+  _receive(bucket, entry, partial)
+  if bucket.entry(entry.address) != entry:
+    partial.unlink()
+    raise UserError(f'{entry.address} was changed while it was copied; start again.')
+  partial.replace(path)
+
+
+def _receive(bucket: Bucket, entry: Entry, partial: pathlib.Path) -> None:
+  """Appends the bytes of an object that are missing, and syncs them to the disk."""
+  with open(partial, 'ab') as file:
+    length = file.tell()
+    free = shutil.disk_usage(partial.parent).free
+    if entry.size - length > free:
+      raise OSError(f'{entry.size - length:,} bytes are missing and {free:,} are free')
+    title, hidden = partial.name[1:].removesuffix('.partial'), not sys.stderr.isatty()
+    with tqdm.tqdm(
+      desc=title, initial=length, total=entry.size, unit='B', unit_scale=True, disable=hidden
+    ) as bar:
+      for part in bucket.parts(entry, length):
+        file.write(part)
+        bar.update(len(part))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _folder(address: str, entries: list[Entry]) -> pathlib.Path:
+  """The folder in the cache for these versions of an address's objects."""
+  digest = hashlib.sha256(repr([address, *entries]).encode()).hexdigest()[:32]
+  scheme, _, place = address.partition('://')
+  return cache.directory() / 'downloads' / f'{scheme}-{place.partition("/")[0]}' / digest
+
+
+def _name(address: str) -> str:
+  """The last part of an address, as a file name."""
+  return address.rstrip('/').rpartition('/')[2].replace('\0', '_')[-120:].lstrip('.') or 'object'

@@ -1,0 +1,206 @@
+"""The models that an objective asks beside the one that is trained: arguments of the step, which it never changes."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax import pytrees
+from vit_jax.config import Config
+from vit_jax.data.config import DataConfig
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture, Model
+from vit_jax.objectives.base import FrozenModel, Predictor
+from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel import sharding as sharding_lib
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.adapt import adapt
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.config import InitConfig
+
+Params = dict[str, Any]
+
+
+class _Network(NamedTuple):
+  """A frozen model without its numbers.
+
+  Attributes:
+    wanted: what the objective asks for.
+    architecture: the network.
+    preprocess: how images become its input.
+    graphdef: the network; with parameters, `nnx.merge` makes it.
+    shapes: its parameters' ShapeDtypeStructs with their shardings.
+  """
+
+  wanted: FrozenModel
+  architecture: Architecture
+  preprocess: Preprocess
+  graphdef: nnx.GraphDef
+  shapes: Params
+
+
+class FrozenModels:
+  """All frozen models of a run. Nothing is read before it is asked for, so that an evaluation needs no teacher."""
+
+  def __init__(self, config: Config, mesh: jax.sharding.Mesh, num_classes: int):
+    """
+    Args:
+      config: the run.
+      mesh: its devices.
+      num_classes: outputs of the run's head, and of theirs.
+    """
+    self._config, self._mesh, self._num_classes = config, mesh, num_classes
+
+  @functools.cached_property
+  def _networks(self) -> tuple[_Network, ...]:
+    return tuple(self._network(wanted) for wanted in self._config.objective.frozen_models())
+
+  @property
+  def shapes(self) -> tuple[Params, ...]:
+    """The parameters of each as ShapeDtypeStructs with their shardings; () where the objective asks none.
+
+    Raises:
+      UserError: a checkpoint is not there, is damaged, or is of other classes or channels than the run.
+    """
+    return tuple(network.shapes for network in self._networks)
+
+  def forward_flops(self) -> int:
+    """FLOPs of the logits of all of them, of one image."""
+    return sum(network.architecture.forward_flops() for network in self._networks)
+
+  def read(self, class_names: Sequence[str]) -> tuple[tuple[Params, ...], str]:
+    """The parameters of each on the mesh, and a text that accounts for them.
+
+    Args:
+      class_names: of the run's head, to compare with those of the checkpoints.
+
+    Raises:
+      UserError: as `shapes`, or the checkpoint's classes are the run's in another order.
+    """
+    params, texts = [], []
+    for network in self._networks:
+      checkpoint = network.wanted.checkpoint
+      pretrained = formats.read(checkpoint)
+      notes = [*pretrained.notes, *_different_classes(checkpoint, pretrained, class_names)]
+      self._check_link(checkpoint, pretrained)
+      arrays, report = adapt(pretrained, network.architecture, InitConfig(reinitialise=()))
+      texts.append('\n'.join([f'Frozen parameters from {checkpoint}', str(report), *notes]))
+      params.append(_on_mesh(arrays, network.shapes))
+    return tuple(params), '\n'.join(texts)
+
+  def predictors(self, params: Sequence[Params]) -> tuple[Predictor, ...]:
+    """Functions from the run's images to logits, to be called within a step.
+
+    Args:
+      params: of each, as `shapes` has them.
+    """
+    data = self._config.data
+
+    def predictor(network: _Network, params: Params) -> Predictor:
+      def predict(images: jax.Array) -> jax.Array:
+        model: Model = nnx.merge(network.graphdef, params)
+        return model(_prepared(images, data, network.preprocess, network.architecture.image_size))
+
+      return predict
+
+    return tuple(predictor(*each) for each in zip(self._networks, params, strict=True))
+
+  def _network(self, wanted: FrozenModel) -> _Network:
+    own = formats.architecture(wanted.checkpoint)
+    self._check_fit(wanted.checkpoint, own)
+    model = own.model.with_learned_positions()  # as the formats read fixed ones
+    if wanted.dtype is not None:
+      model = dataclasses.replace(model, dtype=wanted.dtype)
+    size = wanted.image_size or own.image_size
+    architecture = dataclasses.replace(own, model=model, image_size=size)
+    preprocess = formats.preprocess(wanted.checkpoint, image_size=own.image_size)
+    sharding = mesh_lib.batch_sharding(self._mesh)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), sharding)))
+    shapes = nnx.to_pure_dict(state)
+    shardings = sharding_lib.param_shardings(
+      shapes, model.sharding_rules, self._mesh, self._config.mesh.min_shard_size
+    )
+    with_shardings = jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      shapes,
+      shardings,
+    )
+    return _Network(wanted, architecture, preprocess, graphdef, with_shardings)
+
+  def _check_fit(self, checkpoint: str, own: Architecture) -> None:
+    """Raises UserError for a model that cannot say anything of the run's images and classes."""
+    if not own.num_classes:
+      raise UserError(
+        f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).'
+      )
+    if not own.model.classifies_images or own.num_classes != self._num_classes:
+      raise UserError(
+        f'{checkpoint} has logits of {own.num_classes} classes and the run of {self._num_classes}; choose a teacher '
+        f'that was trained on the classes of config.data, or fine-tune it on them.'
+      )
+    if own.channels != self._config.data.channels:
+      raise UserError(
+        f'{checkpoint} takes images of {own.channels} channels, and config.data.channels is '
+        f'{self._config.data.channels}; set --config.data.channels={own.channels}.'
+      )
+
+  def _check_link(self, checkpoint: str, pretrained: Pretrained) -> None:
+    """Raises UserError for sigmoids that would be taken for a softmax. Not all formats tell, so not conversely."""
+    if pretrained.link == 'sigmoid' and self._config.objective.link == 'softmax':
+      raise UserError(
+        f"{checkpoint} was trained with sigmoids, and config.objective.loss is 'softmax'; set "
+        f'--config.objective.loss=sigmoid.'
+      )
+
+
+def _different_classes(checkpoint: str, pretrained: Pretrained, names: Sequence[str]) -> tuple[str, ...]:
+  """A sentence where a checkpoint has other names of classes than the run; raises if only their order differs."""
+  theirs = list(pretrained.class_names or ())
+  if not theirs or not names or theirs == list(names):
+    return ()
+  if sorted(theirs) == sorted(names):
+    raise UserError(
+      f'{checkpoint} has the classes of the run in another order; choose a teacher that was trained with theirs.'
+    )
+  return (
+    f'Its classes ({theirs[0]}, …) have other names than those of the data ({names[0]}, …): by their numbers.',
+  )
+
+
+def _on_mesh(arrays: dict[str, np.ndarray], shapes: Params) -> Params:
+  """The arrays (path -> array) with the shardings of `shapes`; they are given up one by one."""
+  params = {}
+  for path, leaf in pytrees.flatten(shapes).items():
+    array = np.asarray(arrays.pop(path), leaf.dtype)
+    params[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+  return pytrees.unflatten(params)
+
+
+def _prepared(
+  images: jax.Array, data: DataConfig, preprocess: Preprocess, size: tuple[int, int]
+) -> jax.Array:
+  """A run's images as another model's input.
+
+  Args:
+    images: float32 (B, H, W, C), in the value range of `data`.
+    data: the run's data options.
+    preprocess: of the other model, whose mean and std are taken.
+    size: height, width of the other model's images.
+
+  Returns:
+    float32 (B, *size, C).
+  """
+  low, high = data.value_range
+  scale = 1 / ((high - low) * np.asarray(preprocess.std))
+  offset = -(low / (high - low) + np.asarray(preprocess.mean)) / np.asarray(preprocess.std)
+  if not (np.allclose(scale, 1) and np.allclose(offset, 0)):
+    images = images * scale.astype(np.float32) + offset.astype(np.float32)
+  if images.shape[1:3] != size:
+    images = jax.image.resize(images, (len(images), *size, images.shape[3]), 'bilinear')
+  return jnp.asarray(images)
