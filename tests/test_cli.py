@@ -35,6 +35,10 @@ INPUTS = {
   'predict': ['--checkpoint=bad.npz photo.png', '--checkpoint=model.npz bad.png'],
   'convert': ['bad.npz run --format=run'],
   'prepare': ['bad.tar prepared', 'bad.csv prepared'],
+  'selftrain': [
+    '--teachers=bad.npz --workdir=labelled photos',
+    '--teachers=model.npz --workdir=labelled bad.png',
+  ],
   'transfer': ['--checkpoint=bad.npz --workdir=table --suite=digits'],
   'compare': ['bad'],
   'visualize': ['--checkpoint=bad.npz --out=seen photo.png', '--checkpoint=model.npz --out=seen bad.png'],
@@ -47,6 +51,7 @@ OUTPUTS = {
   'predict': [],  # writes to stdout
   'convert': ['model.npz {out}.npz', 'model.npz {out} --format=run', 'model.npz {out} --format=hf'],
   'prepare': ['photos {out}'],
+  'selftrain': ['--teachers=model.npz --workdir={out} photos'],
   'transfer': ['--checkpoint=model.npz --workdir={out} --suite=digits'],
   'compare': ['run --out={out}'],
   'visualize': ['--checkpoint=model.npz --out={out} photo.png'],

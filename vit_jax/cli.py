@@ -26,6 +26,7 @@ COMMANDS = {
   'predict': ('vit_jax.predict', 'classifies images with any checkpoint'),
   'convert': ('vit_jax.convert', 'converts a checkpoint into another format'),
   'prepare': ('vit_jax.prepare', 'prepares images for fast reading'),
+  'selftrain': ('vit_jax.selftrain', 'labels images by teachers, for a student to be trained on'),
   'transfer': ('vit_jax.transfer', 'makes the table of a checkpoint: fine-tuning, VTAB, few-shot probes'),
   'compare': ('vit_jax.compare', 'puts runs side by side'),
   'visualize': ('vit_jax.visualize', 'draws what a model sees'),

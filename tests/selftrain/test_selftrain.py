@@ -1,0 +1,222 @@
+"""Teachers label images: which are chosen, what is written, and that a stop changes none of it."""
+
+import hashlib
+import json
+
+import fork_server
+import numpy as np
+import pytest
+import teachers
+from PIL import Image
+
+import vit_jax
+from vit_jax.data.config import DataConfig
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.prepare import processes, shards
+from vit_jax.selftrain import choosing, labelling, samples
+from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.unlabelled import opened
+
+NAMES = ('ant', 'bee', 'cat', 'dog', 'elk', 'fox')
+
+
+@pytest.mark.parametrize('per_class', [None, 1, 7, 1000])
+@pytest.mark.parametrize('confidence', [0.0, 0.5, 1.1])
+def test_images_are_chosen_as_one_by_one(confidence, per_class):
+  """Among equal ones the first; an image that cannot be read never."""
+  rng = np.random.default_rng(0)
+  classes = rng.integers(-1, 4, (200, 3)).astype(np.int32)
+  probabilities = np.round(rng.uniform(size=(200, 3)), 1).astype(np.float32)
+  expected = []
+  for label in range(4):
+    own = [
+      number
+      for number in range(200)
+      if classes[number, 0] == label and probabilities[number, 0] >= confidence
+    ]
+    own.sort(key=lambda number: (-probabilities[number, 0], number))
+    expected += own[:per_class]
+  chosen = choosing.choose(Predictions(classes, probabilities), confidence, per_class)
+  assert chosen.tolist() == sorted(expected)
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+  """Two teachers of six classes, and 23 photographs, one of which is damaged."""
+  place = tmp_path_factory.mktemp('selftrain')
+  teachers.write(place / 'one', channels=3, num_classes=6, class_names=NAMES)
+  scaled = Preprocess((12, 8), 3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+  teachers.write(place / 'two', image_size=(12, 8), channels=3, num_classes=6, preprocess=scaled)
+  rng = np.random.default_rng(0)
+  for number in range(23):
+    folder = place / 'photos' / f'folder{number % 2}'
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels // (1 + number % 5)).save(
+      folder / f'{number:02}.{("png", "jpg")[number % 3 == 0]}'
+    )
+  (place / 'photos/folder1/05.png').write_bytes(b'no image')
+  return place
+
+
+def command(place, *flags, code=0):
+  result = fork_server.run('vit_jax.selftrain', *flags, cwd=place)
+  assert result.returncode == code, result.stdout + result.stderr
+  return result.stdout + result.stderr
+
+
+@pytest.fixture(scope='module')
+def labelled(place):
+  """What the command says of both teachers; the data set is in 'labelled'."""
+  return command(place, '--teachers=one,two', '--workdir=labelled', '--top=3', '--batch_size=8', 'photos')
+
+
+def records(workdir):
+  """The records that training reads, and the names of the classes."""
+  data = DataConfig(max_labels=3, label_weights=True)
+  source = open_source(f'tfds:{workdir / samples.DATA_SET}', 'train', data=data)
+  return [source[number] for number in range(len(source))], source.class_names
+
+
+def test_soft_labels_are_the_mean_of_the_teachers_probabilities(place, labelled):
+  """Of the image that is in the record, with each teacher's preprocessing; the damaged one is named and left out."""
+  found, names = records(place / 'labelled')
+  files = sorted(path for path in (place / 'photos').rglob('*') if path.is_file() and path.name != '05.png')
+  assert sorted(record.image for record in found) == sorted(path.read_bytes() for path in files)
+  assert names == NAMES  # also those that no image has
+  by_image = {path.read_bytes(): path for path in files}
+  models = [vit_jax.load(place / name) for name in ('one', 'two')]
+  for record in found:
+    with Image.open(by_image[record.image]) as image:
+      each = [np.asarray(model.probabilities(model(model.preprocess([image])))) for model in models]
+    mean = np.mean(each, axis=0)[0]
+    order = np.argsort(-mean)[:3]
+    assert record.label.tolist() == order.tolist()
+    np.testing.assert_allclose(record.weights, mean[order], atol=2e-6)
+  assert '05.png' in labelled and '1 cannot be read' in labelled
+  assert f'Chose {len(files)} of 23 images' in labelled
+  assert '--config.data.max_labels=3 --config.data.label_weights=True' in labelled
+  assert not list((place / 'labelled').glob('samples*'))
+
+
+def test_same_command_again_changes_nothing_and_other_teachers_are_refused(place, labelled):
+  before = digests(place / 'labelled')
+  again = command(place, '--teachers=one,two', '--workdir=labelled', '--top=3', 'photos')
+  chosen = next(line for line in labelled.splitlines() if line.startswith('Chose '))
+  assert chosen in again and digests(place / 'labelled') == before
+  said = command(place, '--teachers=one', '--workdir=labelled', 'photos', code=2)
+  assert "has predictions with teachers ['one', 'two'], not ['one']; choose another --workdir." in said
+  said = command(place, '--teachers=one,two', '--workdir=labelled', '--confidence=0.2', 'photos', code=2)
+  assert 'was prepared with source' in said and 'or remove that one' in said
+
+
+def digests(workdir):
+  """Name -> digest of the predictions and of the records."""
+  found = [*workdir.glob('predictions/*'), *workdir.glob(f'{samples.DATA_SET}/*.array_record*')]
+  return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+  """Shards are written here, for starting processes takes seconds."""
+
+  def run(jobs, workers, done):
+    for job in jobs:
+      done(shards.write(job))
+
+  monkeypatch.setattr(processes, 'run', run)
+
+
+def labels(place, workdir, parts=((0, 1),)):
+  """As the command does: labels each part, then writes the data set."""
+  source = opened([str(place / 'photos')])
+  chunks = labelling.Chunks(workdir, ['one'], source)
+  teacher = labelling.Teachers([str(place / 'one')], 8)
+  for part in parts:
+    chunks.label(teacher, source, part, lambda done: None)
+  predictions = chunks.read()
+  numbers = choosing.choose(predictions, 0.0, None)
+  samples.prepare(source, predictions, numbers, 2, teacher.class_names, workdir, 'all', 1)
+
+
+@pytest.mark.usefixtures('in_this_process')
+def test_labelling_stopped_anywhere_or_in_parts_gives_the_same_bytes(place, tmp_path, monkeypatch):
+  monkeypatch.setattr(labelling, '_CHUNK', 5)
+  monkeypatch.setattr(samples, '_SHARD', 4)
+  labels(place, tmp_path / 'whole/run')
+  expected = digests(tmp_path / 'whole/run')
+  assert len(expected) == 6
+
+  labels(place, tmp_path / 'parts/run', [(2, 3), (0, 3), (1, 3)])
+  assert digests(tmp_path / 'parts/run') == expected
+
+  class Stop(Exception):
+    pass
+
+  def stopping(function, left):
+    def wrapped(*arguments, **options):
+      if not left:
+        raise Stop
+      left.pop()
+      return function(*arguments, **options)
+
+    return wrapped
+
+  stops = [
+    (labelling.Teachers, 'predict', 2),
+    (labelling.np, 'savez', 1),
+    (samples, '_write', 2),
+    (shards, 'write', 0),
+  ]
+  for owner, name, calls in stops:
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, stopping(getattr(owner, name), [None] * calls))
+      with pytest.raises(Stop):
+        labels(place, tmp_path / 'stopped/run')
+  labels(place, tmp_path / 'stopped/run')
+  assert digests(tmp_path / 'stopped/run') == expected
+
+
+def test_student_trains_on_labelled_images_and_on_those_of_its_teacher(place):
+  """The digits' own labels for one half, a teacher's for the other, by the commands alone."""
+  digits = tuple('0123456789')
+  teachers.write(place / 'digits', class_names=digits)
+  command(place, '--teachers=digits', '--workdir=pseudo', '--top=2', 'digits:train[50%:]')
+  record = records(place / 'pseudo')[0][0]
+  assert len(record.label) <= 2 and 0 < record.weights.sum() <= 1
+  (place / 'config.py').write_text("""
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='3 steps',
+    batch_size=16,
+    model=ViTConfig(variant='custom', patch=4, width=32, mlp_dim=48, depth=1, heads=4),
+    data=DataConfig(
+      mixture=(('digits:train[:50%]', 1.0), ('tfds:./pseudo/1.0.0', 1.0)),
+      image_size=(8, 8), channels=1, max_labels=2, label_weights=True,
+    ),
+  ))
+""")
+  result = fork_server.run('vit_jax.main', '--config=config.py', '--workdir=student', cwd=place)
+  assert 'Done after 3 steps' in result.stdout, result.stdout + result.stderr
+  last = json.loads((place / 'student/metrics.jsonl').read_text().splitlines()[-1])
+  assert 0.5 < last['train/loss'] < 5
+
+
+def test_wrong_inputs_are_refused_with_the_remedy(place, tmp_path):
+  teachers.write(tmp_path / 'five', channels=3, num_classes=5)
+  teachers.write(tmp_path / 'renamed', channels=3, num_classes=6, class_names=NAMES[::-1])
+  one = str(place / 'one')
+  with pytest.raises(UserError, match=r'has 5 classes by softmax, and .* has 6 by softmax; choose teachers'):
+    labelling.Teachers([one, str(tmp_path / 'five')], 8)
+  with pytest.raises(UserError, match=r'has other class names than .*; choose teachers of the same classes'):
+    labelling.Teachers([one, str(tmp_path / 'renamed')], 8)
+  with pytest.raises(UserError, match="'photos' stands behind a source; name one source"):
+    opened(['digits', 'photos'])
+  flags = ['--teachers=one', '--workdir=other', 'photos']
+  assert '--part=4/4 is not a part; write 0/4' in command(place, *flags, '--part=4/4', code=2)
+  said = command(place, *flags, '--confidence=1', code=2)
+  assert 'Of 23 images 1 cannot be read, and no other reaches --confidence=1; lower it' in said

@@ -1,0 +1,35 @@
+"""What teachers predict of images, and which images a student gets."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Predictions(NamedTuple):
+  """The most probable classes of images, the first one first.
+
+  Attributes:
+    classes: int32 (images, classes), -1 where an image cannot be read.
+    probabilities: float32 (images, classes).
+  """
+
+  classes: np.ndarray
+  probabilities: np.ndarray
+
+
+def choose(predictions: Predictions, confidence: float, per_class: int | None) -> np.ndarray:
+  """The numbers of the images that are confident enough, of no class more than `per_class`, in order.
+
+  Args:
+    predictions: of all images.
+    confidence: the least probability of an image's most probable class.
+    per_class: how many images a class keeps, the most confident ones and of equal ones the first; None: all.
+  """
+  best, confident = predictions.classes[:, 0], predictions.probabilities[:, 0]
+  numbers = np.flatnonzero((best >= 0) & (confident >= confidence))
+  if per_class is None or not len(numbers):
+    return numbers
+  order = numbers[np.lexsort((numbers, -confident[numbers], best[numbers]))]  # by class, then confidence
+  firsts = np.flatnonzero(np.r_[True, np.diff(best[order]) != 0])  # where each class begins
+  rank = np.arange(len(order)) - np.repeat(firsts, np.diff(np.r_[firsts, len(order)]))
+  return np.sort(order[rank < per_class])

@@ -1,0 +1,205 @@
+"""Predictions of many images, in chunks that are written whole: what is done is not done again."""
+
+import concurrent.futures
+import json
+import logging
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from vit_jax import files
+from vit_jax.data.decode import Picture
+from vit_jax.data.sources.base import Record
+from vit_jax.errors import UserError
+from vit_jax.loading import load
+from vit_jax.models.base import Model
+from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.unlabelled import Unlabelled
+
+_log = logging.getLogger(__name__)
+
+_CHUNK = 4096  # images
+_KEPT = 100  # classes of each image, of which the command chooses
+_THREADS = 4  # that decode images
+
+
+class Teachers:
+  """Models whose probabilities are averaged, on all devices of this machine.
+
+  Attributes:
+    class_names: of the classes.
+  """
+
+  def __init__(self, checkpoints: Sequence[str], batch_size: int):
+    """
+    Args:
+      checkpoints: what `load` takes.
+      batch_size: images at a time; it is rounded up to what divides over the devices.
+
+    Raises:
+      UserError: one cannot be read, has no head, or has other classes than the first.
+    """
+    self._models = [load(checkpoint) for checkpoint in checkpoints]
+    first = self._models[0]
+    for checkpoint, model in zip(checkpoints, self._models, strict=True):
+      if not model.num_classes:
+        raise UserError(
+          f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).'
+        )
+      if model.num_classes != first.num_classes or model.link != first.link:
+        raise UserError(
+          f'{checkpoint} has {model.num_classes} classes by {model.link}, and {checkpoints[0]} has '
+          f'{first.num_classes} by {first.link}; choose teachers that were trained on the same classes.'
+        )
+      if None not in (model.class_names, first.class_names) and model.class_names != first.class_names:
+        raise UserError(
+          f'{checkpoint} has other class names than {checkpoints[0]}; choose teachers of the same classes.'
+        )
+    named = next((model.class_names for model in self._models if model.class_names), None)
+    self.class_names = tuple(named or map(str, range(first.num_classes)))
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
+    self._batch_sharding, whole = (
+      NamedSharding(mesh, PartitionSpec('data')),
+      NamedSharding(mesh, PartitionSpec()),
+    )
+    self._batch_size = -(-batch_size // mesh.size) * mesh.size
+    split = [nnx.split(model.module) for model in self._models]
+    self._params = jax.device_put([state for _, state in split], whole)
+    graphs, kept = [graph for graph, _ in split], min(first.num_classes, _KEPT)
+
+    def best(params: Sequence[Any], images: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+      each = []
+      for graph, state, inputs in zip(graphs, params, images, strict=True):
+        model: Model = nnx.merge(graph, state)
+        each.append(first.probabilities(model(inputs)))
+      return jax.lax.top_k(jnp.stack(each).mean(axis=0), kept)
+
+    self._best = jax.jit(best, out_shardings=whole)
+
+  def predict(self, source: Unlabelled, numbers: range) -> Predictions:
+    """The predictions of some images; those that cannot be read are named in the log."""
+    parts = []
+    for count, inputs, readable in self._batches(source, numbers):
+      on_devices = [jax.device_put(each, self._batch_sharding) for each in inputs]
+      probabilities, classes = (np.asarray(each)[:count] for each in self._best(self._params, on_devices))
+      classes = np.where(readable[:, None], classes, -1).astype(np.int32)
+      parts.append(Predictions(classes, np.where(readable[:, None], probabilities, 0).astype(np.float32)))
+    return joined(parts)
+
+  def _batches(
+    self, source: Unlabelled, numbers: range
+  ) -> Iterator[tuple[int, list[np.ndarray], np.ndarray]]:
+    """(images, the input of each model, bool (images,): which could be read), made while the last one is computed."""
+
+    def prepared(number: int) -> list[np.ndarray] | None:
+      try:
+        return self._inputs(source[number])
+      except (UserError, OSError) as error:
+        _log.warning('%s', error)
+        return None
+
+    groups = [numbers[start : start + self._batch_size] for start in range(0, len(numbers), self._batch_size)]
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+      ahead = [pool.submit(prepared, number) for number in groups[0]]
+      for following in [*groups[1:], range(0)]:
+        current, ahead = ahead, [pool.submit(prepared, number) for number in following]
+        rows = [future.result() for future in current]
+        yield len(rows), self._stacked(rows), np.array([row is not None for row in rows])
+
+  def _inputs(self, record: Record) -> list[np.ndarray]:
+    """An image as the input of each model, (H, W, C)."""
+    result = []
+    for model in self._models:
+      picture = Picture(record.image, model.preprocess.channels, record.name)
+      result.append(model.preprocess([picture.pixels()])[0])
+    return result
+
+  def _stacked(self, rows: Sequence[list[np.ndarray] | None]) -> list[np.ndarray]:
+    """The batch of each model, (batch size, H, W, C), with zeros for what is missing: one shape is compiled."""
+    result = []
+    for number, model in enumerate(self._models):
+      batch = np.zeros((self._batch_size, *model.preprocess.size, model.preprocess.channels), np.float32)
+      for place, row in enumerate(rows):
+        if row is not None:
+          batch[place] = row[number]
+      result.append(batch)
+    return result
+
+
+class Chunks:
+  """The predictions in a workdir."""
+
+  def __init__(self, workdir: pathlib.Path, teachers: Sequence[str], source: Unlabelled):
+    """Claims the workdir.
+
+    Args:
+      workdir: a new folder, or that of the same work.
+      teachers: their checkpoints.
+      source: the images.
+
+    Raises:
+      UserError: it holds predictions of other teachers or images.
+    """
+    self._folder, self._images = workdir / 'predictions', len(source)
+    files.make_directories(self._folder)
+    settings, path = {'teachers': list(teachers), 'images': source.identity}, workdir / 'selftrain.json'
+    if not path.exists():
+      files.write_json(path, settings)
+    there = json.loads(path.read_text())
+    for name, value in settings.items():
+      if there.get(name) != value:
+        raise UserError(
+          f'{workdir} has predictions with {name} {there.get(name)!r}, not {value!r}; choose another --workdir.'
+        )
+
+  def label(
+    self, teachers: Teachers, source: Unlabelled, part: tuple[int, int], progress: Callable[[int], Any]
+  ) -> None:
+    """Predicts what is missing of a part (number, parts); `progress` is called with the images that are done."""
+    for number, chunk in enumerate(self._chunks()):
+      if number % part[1] != part[0]:
+        continue
+      path = self._path(number)
+      if not path.exists():
+        predictions = teachers.predict(source, chunk)
+        with files.atomic_write(path, 'wb') as file:
+          np.savez(file, **predictions._asdict())
+      progress(len(chunk))
+
+  def read(self) -> Predictions:
+    """All predictions.
+
+    Raises:
+      UserError: a file of them is damaged.
+    """
+    parts = []
+    for number, chunk in enumerate(self._chunks()):
+      path = self._path(number)
+      try:
+        with np.load(path, allow_pickle=False) as arrays:
+          parts.append(Predictions(arrays['classes'], arrays['probabilities']))
+        if len(parts[-1].classes) != len(chunk):
+          raise ValueError(f'it has {len(parts[-1].classes)} images of {len(chunk)}')
+      except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+          f'{path} is damaged ({error}); remove it and start the same command again.'
+        ) from error
+    return joined(parts)
+
+  def _chunks(self) -> list[range]:
+    return [range(start, min(start + _CHUNK, self._images)) for start in range(0, self._images, _CHUNK)]
+
+  def _path(self, number: int) -> pathlib.Path:
+    return self._folder / f'{number:06}.npz'
+
+
+def joined(parts: Sequence[Predictions]) -> Predictions:
+  """Predictions of consecutive images as one."""
+  classes, probabilities = zip(*parts, strict=True)
+  return Predictions(np.concatenate(classes), np.concatenate(probabilities))

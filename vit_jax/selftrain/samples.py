@@ -1,0 +1,106 @@
+"""The images that were chosen as a prepared data set, by way of WebDataset's shards, which `prepare` reads."""
+
+import io
+import json
+import pathlib
+import shutil
+import tarfile
+
+import numpy as np
+from PIL import Image
+
+from vit_jax import files, signals
+from vit_jax.data.sources.folder_listing import EXTENSIONS
+from vit_jax.errors import Preempted, UserError
+from vit_jax.prepare import run
+from vit_jax.prepare.images import Shrinking
+from vit_jax.prepare.selection import Selection
+from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.unlabelled import Unlabelled
+
+DATA_SET = '1.0.0'  # below the workdir, whose name is that of the data set
+_SHARD = 4096  # images
+
+
+def prepare(
+  source: Unlabelled,
+  predictions: Predictions,
+  numbers: np.ndarray,
+  top: int,
+  class_names: tuple[str, ...],
+  workdir: pathlib.Path,
+  selection: str,
+  workers: int,
+) -> int:
+  """Writes the data set, or goes on where that was interrupted.
+
+  Args:
+    source: all images.
+    predictions: of them.
+    numbers: those that are written.
+    top: classes of each at most.
+    class_names: of all classes.
+    workdir: where to; the shards take as much room again until the data set is complete.
+    selection: a name for how images and classes were chosen: a data set chosen otherwise is refused.
+    workers: processes.
+
+  Returns:
+    The most classes that an image has.
+
+  Raises:
+    UserError: there is a data set that was chosen otherwise.
+    Preempted: interrupted; the same command goes on.
+  """
+  shards, data_set = workdir / f'samples-{selection}', str(workdir / DATA_SET)
+  options = run.Options(Shrinking(), workers=workers, selection=Selection(class_names=class_names))
+  if not run.is_complete(str(shards), data_set, options):
+    files.make_directories(shards)
+    for shard, start in enumerate(range(0, len(numbers), _SHARD)):
+      path = shards / f'train-{shard:06}.tar'
+      if not path.exists():
+        _write(path, source, predictions, numbers[start : start + _SHARD], top)
+    try:
+      with signals.raise_at_interrupt():  # the processes have to be ended
+        run.prepare(str(shards), data_set, options)
+    except KeyboardInterrupt:
+      raise Preempted('Interrupted.') from None
+  shutil.rmtree(shards, ignore_errors=True)
+  return max(len(_label(predictions, number, top)[0]) for number in numbers)
+
+
+def _write(
+  path: pathlib.Path, source: Unlabelled, predictions: Predictions, numbers: np.ndarray, top: int
+) -> None:
+  """Writes a shard: of each image its file, and a .json with its classes and their weights."""
+  with files.atomic_write(path, 'wb') as file, tarfile.open(fileobj=file, mode='w') as tar:
+    for number in map(int, numbers):
+      record = source[number]
+      content, kind = _encoded(record.image, record.name)
+      labels, weights = _label(predictions, number, top)
+      said = json.dumps({'labels': labels, 'weights': weights, 'image': record.name})
+      for name, data in ((f'{number:012}{kind}', content), (f'{number:012}.json', said.encode())):
+        member = tarfile.TarInfo(name)  # whose time and owner are always the same
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+
+
+def _label(predictions: Predictions, number: int, top: int) -> tuple[list[int], list[float]]:
+  """The most probable classes of an image and their probabilities; those that round to nothing are left out."""
+  weights = [round(float(weight), 6) for weight in predictions.probabilities[number, :top]]
+  kept = sum(weight > 0 for weight in weights) or 1
+  return predictions.classes[number, :kept].tolist(), weights[:kept]
+
+
+def _encoded(image: bytes | np.ndarray, name: str) -> tuple[bytes, str]:
+  """An image's file and the ending of its name; pixels become a PNG."""
+  if isinstance(image, np.ndarray):
+    pixels = image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, 'PNG')
+    return buffer.getvalue(), '.png'
+  try:
+    with Image.open(io.BytesIO(image)) as opened:
+      kind = f'.{(opened.format or "").lower()}'
+  except OSError as error:
+    raise UserError(f'{name} has changed since it was labelled ({error}); restore it.') from error
+  return image, kind if kind in EXTENSIONS else pathlib.PurePath(name).suffix.lower() or '.png'

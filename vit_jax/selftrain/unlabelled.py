@@ -1,0 +1,83 @@
+"""Images without labels: files, or any source, whose labels are not looked at."""
+
+import hashlib
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from vit_jax import foreign_files
+from vit_jax.data import sources
+from vit_jax.data.config import DataConfig
+from vit_jax.data.image_files import image_files
+from vit_jax.data.sources.base import Record, Source
+from vit_jax.errors import UserError
+
+
+class Unlabelled:
+  """Images with random access, from several threads.
+
+  Attributes:
+    identity: what tells them from other images: the same predictions belong to the same identity.
+  """
+
+  identity: str
+
+  def __len__(self) -> int:
+    """The number of images."""
+    raise NotImplementedError
+
+  def __getitem__(self, number: int) -> Record:
+    """An image, whose label means nothing.
+
+    Raises:
+      UserError: it cannot be read; the error names it.
+      OSError: likewise.
+    """
+    raise NotImplementedError
+
+  def __iter__(self) -> Iterator[Record]:
+    """All images in order."""
+    return (self[number] for number in range(len(self)))
+
+
+class _Files(Unlabelled):
+  def __init__(self, paths: Sequence[pathlib.Path]):
+    self._paths = paths
+    digest = hashlib.sha256('\n'.join(map(str, paths)).encode(errors='surrogateescape')).hexdigest()
+    self.identity = f'{len(paths)} files, sha256 of their paths {digest}'
+
+  def __len__(self) -> int:
+    return len(self._paths)
+
+  def __getitem__(self, number: int) -> Record:
+    path = self._paths[number]
+    return Record(foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), -1, str(path))
+
+
+class _OfSource(Unlabelled):
+  def __init__(self, spec: str, source: Source):
+    self._source = source
+    self.identity = f'{len(source)} images of {spec}'
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, number: int) -> Record:
+    return self._source[number]
+
+
+def opened(arguments: Sequence[str]) -> Unlabelled:
+  """The images that a command line names.
+
+  Args:
+    arguments: files and folders, or one source with its split, such as 'tfds:cifar10:train[10%:]'.
+
+  Raises:
+    UserError: there is no such thing.
+  """
+  kinds = sources.SOURCES.names()
+  first = arguments[0]
+  if first.partition(':')[0] in kinds and not pathlib.Path(first).exists():
+    if len(arguments) > 1:
+      raise UserError(f'{arguments[1]!r} stands behind a source; name one source, or files and folders.')
+    return _OfSource(first, sources.open_source(first, 'train', data=DataConfig()))
+  return _Files([path.absolute() for path in image_files(arguments)])
