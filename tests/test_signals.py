@@ -10,8 +10,12 @@ import sys
 import textwrap
 import threading
 import time
+import tomllib
 
 import pytest
+from fork_server import ROOT
+
+from vit_jax import cli
 
 from vit_jax import signals
 
@@ -113,6 +117,61 @@ def test_interrupt_while_jax_starts_and_compiles(delay):
   _, errors = process.communicate(timeout=30)
   assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
   assert time.monotonic() - sent < 1
+
+
+# Sends Ctrl-C when a module is about to be imported, and does not let it be.
+INTERRUPTING = """
+  import os, signal, sys, time
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  def hook(event, arguments):
+    if event == 'import' and arguments[0] == os.environ['INTERRUPTED_MODULE']:
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(60)
+  sys.addaudithook(hook)
+"""
+
+
+@pytest.fixture
+def interrupting(tmp_path) -> pathlib.Path:
+  """A folder whose `sitecustomize` has Python interrupt itself."""
+  (tmp_path / 'sitecustomize.py').write_text(textwrap.dedent(INTERRUPTING))
+  return tmp_path
+
+
+def interrupted_at(module: str, command: list[str], folder: pathlib.Path) -> tuple[int, str]:
+  """(exit code, stderr) of a command that gets Ctrl-C at the import of `module`."""
+  environment = {**os.environ, 'PYTHONPATH': f'{folder}:{ROOT}', 'INTERRUPTED_MODULE': module}
+  result = subprocess.run(
+    [sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+  )
+  return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize('module', ['vit_jax.cli', 'ml_collections'])
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_interrupt_while_a_command_is_imported(name, module, interrupting):
+  command = ['-m', cli.COMMANDS[name][0], '--help']
+  assert interrupted_at(module, command, interrupting) == (130, 'Interrupted.\n')
+
+
+@pytest.mark.parametrize('module', ['absl', 'ml_collections', 'tqdm'])
+@pytest.mark.parametrize('way', ['package', 'script'])
+def test_interrupt_while_the_command_vit_jax_is_imported(way, module, interrupting):
+  place, _, function = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'][
+    'vit_jax'
+  ].partition(':')
+  script = interrupting / 'vit_jax'  # as pip writes it
+  script.write_text(f'from {place} import {function}\n{function}()\n')
+  command = ['-m', 'vit_jax'] if way == 'package' else [str(script)]
+  code, errors = interrupted_at(module, [*command, 'predict', '--help'], interrupting)
+  assert (code, errors) == (130, 'Interrupted.\n')
+
+
+def test_program_that_imports_vit_jax_keeps_its_own_interrupts(interrupting):
+  (interrupting / 'mine.py').write_text('import vit_jax\nimport colorsys\n')
+  for command in (['mine.py'], ['-m', 'mine']):
+    code, errors = interrupted_at('colorsys', command, interrupting)
+    assert 'KeyboardInterrupt' in errors and code != 0
 
 
 def test_interrupt_while_the_process_waits_for_the_others_of_its_run(monkeypatch):
