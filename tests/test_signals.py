@@ -15,9 +15,7 @@ import tomllib
 import pytest
 from fork_server import ROOT
 
-from vit_jax import cli
-
-from vit_jax import signals
+from vit_jax import cli, signals
 
 SENTENCE = 'Interrupted; nothing was saved.'
 # A process that was started in the background of a script ignores SIGINT; these tests may run there.
