@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import tomllib
 
 import pytest
 from fork_server import ROOT
 
-from vit_jax import cli
+from vit_jax import cli, signals
 
 SENTENCE = 'Interrupted; nothing was saved.'
 # A process that was started in the background of a script ignores SIGINT; these tests may run there.
@@ -321,3 +322,33 @@ def test_block_that_cleans_up_gets_a_keyboard_interrupt_and_some_seconds(cleanup
   seconds, errors = interrupt(process, sent)
   assert (process.returncode, errors) == (code or 128 + sent, f'{said}\n')
   assert seconds < 3
+
+
+@pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_is_postponed_arrives_at_the_end_of_the_block(sent):
+  body = f"""
+    import os
+    try:
+      with signals.raise_at_interrupt(seconds=60):
+        with signals.postponed():
+          os.kill(os.getpid(), {int(sent)})
+          time.sleep(0.1)
+          sys.stderr.write('all of it, ')
+        time.sleep(60)
+    except KeyboardInterrupt:
+      sys.stderr.write('then the signal')
+  """
+  assert start(inside(body)).communicate(timeout=120)[1] == 'all of it, then the signal'
+
+
+def test_other_threads_may_postpone_signals():
+  heard = []
+
+  def postpone() -> None:
+    with signals.postponed():
+      heard.append(signal.getsignal(signal.SIGTERM))
+
+  thread = threading.Thread(target=postpone)
+  thread.start()
+  thread.join()
+  assert heard == [signal.getsignal(signal.SIGTERM)]
