@@ -178,4 +178,15 @@ def places(scheme: str) -> Iterator[Place]:
     for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
       patch.setenv(name, '/nowhere')
     patch.setenv('STORAGE_EMULATOR_HOST' if scheme == 'gs' else 'AWS_ENDPOINT_URL', proxy.url)
+    forget_earlier_emulators()
     yield Place(scheme, proxy)
+    forget_earlier_emulators()
+
+
+def forget_earlier_emulators() -> None:
+  """fsspec keeps its file systems, each with the address of a server."""
+  from gcsfs.core import GCSFileSystem
+  from s3fs import S3FileSystem
+
+  GCSFileSystem.clear_instance_cache()
+  S3FileSystem.clear_instance_cache()

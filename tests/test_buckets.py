@@ -1,7 +1,7 @@
 """Reads of objects from emulated buckets of Google and Amazon, over a connection with faults."""
 
 import pytest
-from bucket_emulators import Place, places
+from bucket_emulators import Place, forget_earlier_emulators, places
 
 from vit_jax import buckets
 from vit_jax.buckets import Bucket, Patience
@@ -91,6 +91,8 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_an_unreachable_bucket_is_a_sentence(place: Place, monkeypatch):
   for name in ('STORAGE_EMULATOR_HOST', 'AWS_ENDPOINT_URL'):
     monkeypatch.setenv(name, 'http://127.0.0.1:1')
+  forget_earlier_emulators()
   address = f'{place.scheme}://bucket/x'
   with pytest.raises(UserError, match=r'cannot be read .*check the network'):
     Bucket(address, Patience(timeout=2, attempts=1)).entry(address)
+  forget_earlier_emulators()

@@ -294,6 +294,9 @@ def test_unknown_command_is_answered_with_the_nearest_one(tmp_path):
     (['train', '--batch_size=3'], ['--batch_size', 'did you mean --config.batch_size?']),
     (['train', '--learning_rate=3'], ['did you mean --config.schedule.learning_rate?']),
     (['train', '--config.seed=3'], ['--config is missing']),
+    (['contact_sheet', '--out=x.png'], ['--out is not a flag; --help lists the flags.']),
+    (['train', 'quickstart'], ["'quickstart' is not a flag; did you mean --config=quickstart?"]),
+    (['train', 'vit_l16:jft'], ['did you mean --config=vit_l16:jft?']),
     (['train', '--config=quickstart', 'now'], ["'now' is not a flag"]),
     (
       ['train', '--config=quickstart', '--config.learning_rate=1'],
@@ -369,6 +372,18 @@ def test_config_file_that_fails_is_named_with_its_line(content, texts, tmp_path)
   result = run('vit_jax', 'train', '--config=mine.py', '--config.seed=1', cwd=tmp_path)
   assert_said(result, 'mine.py', *texts)
   assert len(result.stderr.splitlines()) == 1
+
+
+def test_warning_of_a_config_file_is_a_line_without_the_name_of_a_logger(place):
+  result = run('vit_jax', 'train', '--config=finetune:model.npz,folder:photos', '--workdir=', cwd=place)
+  assert_said(result, '--workdir is empty')
+  warning, _ = result.stderr.splitlines()
+  assert warning.startswith('Warning: photos: config.data.val_fraction 0.1 holds out no image')
+
+
+def test_help_of_a_flag_that_may_be_repeated_is_its_own_text(tmp_path):
+  text = run('vit_jax.transfer', '--help', cwd=tmp_path).stdout
+  assert '  --option\n' in text and 'repeat' not in text and ';\n' not in text.partition('Flags:')[2]
 
 
 @pytest.mark.parametrize('moment', MOMENTS)

@@ -48,6 +48,44 @@ def test_images_of_every_mode_become_the_models_input(golden):
   chex.assert_shape(model(prepared), (8, 10))
 
 
+@pytest.mark.parametrize('method', ['__call__', 'features', 'embeddings', 'attention', 'hidden_states'])
+@pytest.mark.parametrize(
+  'images',
+  [
+    'photo.jpg',
+    Image.new('RGB', (32, 32)),
+    [Image.new('RGB', (32, 32))],
+    np.zeros((32, 32, 3), np.float32),
+    np.zeros((1, 32, 32, 3), np.uint8),
+  ],
+  ids=['path', 'image', 'images', 'one', 'bytes'],
+)
+def test_images_that_were_not_prepared_are_refused_with_the_remedy(loaded, method, images):
+  with pytest.raises(UserError, match=r'write model\(model.preprocess\(\[image, …\]\)\)'):
+    getattr(loaded, method)(images)
+
+
+@pytest.fixture(scope='module')
+def loaded(golden):
+  return vit_jax.load(path(golden, 'a_vit_token'))
+
+
+def test_a_checkpoint_without_a_head_is_said_to_have_none_unless_it_gets_one(golden, tmp_path, caplog):
+  source = tensors(path(golden, 'b_vit_gap'))
+  np.savez(tmp_path / 'x.npz', **{key: a for key, a in source.items() if not key.startswith('head/')})
+  vit_jax.load(tmp_path / 'x.npz')
+  assert caplog.text.count('has no head') == 1
+  caplog.clear()
+  vit_jax.load(tmp_path / 'x.npz', num_classes=3)
+  assert 'has no head' not in caplog.text
+  assert 'reinitialised: head/' in caplog.text and 'ignored' not in caplog.text
+
+
+def test_a_model_is_shown_by_what_it_is(loaded):
+  count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(loaded.module)))
+  assert repr(loaded) == f'<{loaded.config.describe()}; {count:,} parameters, 10 classes>'
+
+
 @pytest.mark.parametrize('case', ['down', 'up', 'odd'])
 def test_preprocessing_equals_the_originals(golden, case):
   cases = tensors(golden / 'j_preprocess.npz')

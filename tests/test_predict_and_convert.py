@@ -120,8 +120,8 @@ def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
   ('arguments', 'message'),
   [
     (['{b_vit_gap}', 'x'], 'say --format=run or --format=hf'),
-    (['{b_vit_gap}'], 'Usage: '),
-    (['nothing.npz', 'x.npz'], 'There is no checkpoint nothing.npz'),
+    (['{b_vit_gap}'], 'two names and not 1, for example: python -m vit_jax.convert'),
+    (['nothing.npz', 'x.npz'], 'There is no checkpoint nothing.npz; check the path'),
     (
       ['{b_vit_gap}', 'x.onnx'],
       'x.onnx is an ONNX file, which vit_jax neither reads nor writes; its formats are run',

@@ -8,9 +8,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import tomllib
 
 import pytest
+from fork_server import ROOT
+
+from vit_jax import cli, signals
 
 SENTENCE = 'Interrupted; nothing was saved.'
 # A process that was started in the background of a script ignores SIGINT; these tests may run there.
@@ -110,6 +115,61 @@ def test_interrupt_while_jax_starts_and_compiles(delay):
   _, errors = process.communicate(timeout=30)
   assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
   assert time.monotonic() - sent < 1
+
+
+# Sends Ctrl-C when a module is about to be imported, and does not let it be.
+INTERRUPTING = """
+  import os, signal, sys, time
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  def hook(event, arguments):
+    if event == 'import' and arguments[0] == os.environ['INTERRUPTED_MODULE']:
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(60)
+  sys.addaudithook(hook)
+"""
+
+
+@pytest.fixture
+def interrupting(tmp_path) -> pathlib.Path:
+  """A folder whose `sitecustomize` has Python interrupt itself."""
+  (tmp_path / 'sitecustomize.py').write_text(textwrap.dedent(INTERRUPTING))
+  return tmp_path
+
+
+def interrupted_at(module: str, command: list[str], folder: pathlib.Path) -> tuple[int, str]:
+  """(exit code, stderr) of a command that gets Ctrl-C at the import of `module`."""
+  environment = {**os.environ, 'PYTHONPATH': f'{folder}:{ROOT}', 'INTERRUPTED_MODULE': module}
+  result = subprocess.run(
+    [sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+  )
+  return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize('module', ['vit_jax.cli', 'ml_collections'])
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_interrupt_while_a_command_is_imported(name, module, interrupting):
+  command = ['-m', cli.COMMANDS[name][0], '--help']
+  assert interrupted_at(module, command, interrupting) == (130, 'Interrupted.\n')
+
+
+@pytest.mark.parametrize('module', ['absl', 'ml_collections', 'tqdm'])
+@pytest.mark.parametrize('way', ['package', 'script'])
+def test_interrupt_while_the_command_vit_jax_is_imported(way, module, interrupting):
+  place, _, function = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'][
+    'vit_jax'
+  ].partition(':')
+  script = interrupting / 'vit_jax'  # as pip writes it
+  script.write_text(f'from {place} import {function}\n{function}()\n')
+  command = ['-m', 'vit_jax'] if way == 'package' else [str(script)]
+  code, errors = interrupted_at(module, [*command, 'predict', '--help'], interrupting)
+  assert (code, errors) == (130, 'Interrupted.\n')
+
+
+def test_program_that_imports_vit_jax_keeps_its_own_interrupts(interrupting):
+  (interrupting / 'mine.py').write_text('import vit_jax\nimport colorsys\n')
+  for command in (['mine.py'], ['-m', 'mine']):
+    code, errors = interrupted_at('colorsys', command, interrupting)
+    assert 'KeyboardInterrupt' in errors and code != 0
 
 
 def test_interrupt_while_the_process_waits_for_the_others_of_its_run(monkeypatch):
@@ -262,3 +322,33 @@ def test_block_that_cleans_up_gets_a_keyboard_interrupt_and_some_seconds(cleanup
   seconds, errors = interrupt(process, sent)
   assert (process.returncode, errors) == (code or 128 + sent, f'{said}\n')
   assert seconds < 3
+
+
+@pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_is_postponed_arrives_at_the_end_of_the_block(sent):
+  body = f"""
+    import os
+    try:
+      with signals.raise_at_interrupt(seconds=60):
+        with signals.postponed():
+          os.kill(os.getpid(), {int(sent)})
+          time.sleep(0.1)
+          sys.stderr.write('all of it, ')
+        time.sleep(60)
+    except KeyboardInterrupt:
+      sys.stderr.write('then the signal')
+  """
+  assert start(inside(body)).communicate(timeout=120)[1] == 'all of it, then the signal'
+
+
+def test_other_threads_may_postpone_signals():
+  heard = []
+
+  def postpone() -> None:
+    with signals.postponed():
+      heard.append(signal.getsignal(signal.SIGTERM))
+
+  thread = threading.Thread(target=postpone)
+  thread.start()
+  thread.join()
+  assert heard == [signal.getsignal(signal.SIGTERM)]

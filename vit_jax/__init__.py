@@ -1,5 +1,7 @@
 """Vision Transformers in JAX: `vit_jax.load(source)` gives a model of any checkpoint."""
 
+import os.path
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,3 +26,16 @@ def __getattr__(name: str) -> Any:
     except metadata.PackageNotFoundError:  # a clone that is on the path and not installed
       return '0+unknown'
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def _begins_a_command() -> bool:
+  """Whether this import is the first that `python -m vit_jax…`, or the script `vit_jax`, does."""
+  if sys.argv[:1] == ['-m']:  # what Python writes there until it has found the module
+    return any(word.removeprefix('-m').partition('.')[0] == __name__ for word in sys.orig_argv)
+  return bool(sys.argv) and os.path.basename(sys.argv[0]) == __name__
+
+
+if _begins_a_command():  # Ctrl-C may come while the other modules are imported
+  from vit_jax import signals
+
+  signals.end_at_interrupt().start()

@@ -19,6 +19,8 @@ from vit_jax.errors import UserError
 _log = logging.getLogger(__name__)
 _PART = 8 * 2**20  # bytes of one request for a large object
 _PARALLEL = 8  # requests at a time for it
+# They print a stack where a request fails, and that a machine without credentials has none.
+_LOGGERS = ('gcsfs', 'google.auth._default')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,30 @@ def is_installed(path: str) -> bool:
   return importlib.util.find_spec(_KINDS[path.partition('://')[0]].package) is not None
 
 
+def file_system(address: str) -> Any:
+  """fsspec's file system for a bucket's address, with the platform's credentials, or without where there are none.
+
+  Raises:
+    UserError: its package is not installed.
+  """
+  scheme = address.partition('://')[0]
+  try:
+    if scheme == 's3':
+      from s3fs import S3FileSystem
+
+      session = importlib.import_module('botocore.session').get_session()  # which s3fs needs
+      return S3FileSystem(anon=session.get_credentials() is None, use_listings_cache=False)
+    # gcsfs's default class would ask a further service about each bucket, which anonymous users cannot.
+    from gcsfs.core import GCSFileSystem
+  except ImportError as error:
+    raise UserError(
+      f"{address} needs another package; install it with: pip install 'vit_jax[{_KINDS[scheme].extra}]'"
+    ) from error
+  for name in _LOGGERS:
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+  return GCSFileSystem(use_listings_cache=False)
+
+
 class Bucket:
   """Reads the objects of a bucket; threads may share it."""
 
@@ -84,12 +110,7 @@ class Bucket:
     """
     self._scheme = address.partition('://')[0]
     self._kind, self._patience = _KINDS[self._scheme], patience
-    try:
-      self._files = _file_system(self._scheme)
-    except ImportError as error:
-      raise UserError(
-        f"{address} needs another package; install it with: pip install 'vit_jax[{self._kind.extra}]'"
-      ) from error
+    self._files = file_system(address)
 
   def entry(self, address: str) -> Entry | None:
     """The object at an address; None: there is none.
@@ -192,17 +213,3 @@ def _is_refusal(error: Exception) -> bool:
   """Whether access was refused: asking again would not help."""
   refused = isinstance(error, PermissionError) or getattr(error, 'code', None) in (401, 403, '401', '403')
   return refused or str(error).startswith('Forbidden')  # gcsfs's 403 is a plain OSError
-
-
-def _file_system(scheme: str) -> Any:
-  """fsspec's file system for a scheme, which finds the platform's credentials, or does without."""
-  options: dict[str, Any] = {'use_listings_cache': False, 'skip_instance_cache': True}
-  if scheme == 's3':
-    from s3fs import S3FileSystem
-
-    session = importlib.import_module('botocore.session').get_session()  # which s3fs needs
-    return S3FileSystem(anon=session.get_credentials() is None, **options)
-  # gcsfs's default class would ask a further service about each bucket, which anonymous users cannot.
-  from gcsfs.core import GCSFileSystem
-
-  return GCSFileSystem(**options)

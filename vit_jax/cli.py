@@ -2,11 +2,9 @@
 
 import contextlib
 import difflib
-import errno
 import io
 import logging
 import os
-import pathlib
 import re
 import runpy
 import sys
@@ -19,7 +17,7 @@ from absl import flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from vit_jax import config_files, files, signals
+from vit_jax import config_files, error_sentences, signals
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 
 # Command -> (module, what it does).
@@ -37,10 +35,8 @@ COMMANDS = {
 }
 
 _HELP = ('--help', '-h', '-help', '--helpfull', '--helpshort', '-helpfull', '-helpshort')
-_OUT_OF_MEMORY = (
-  'The memory of the devices is too small for this; make the batch or the images smaller, take a larger '
-  "config.accumulation or config.model.remat='block', or spread the model by config.mesh.fsdp."
-)
+# What absl adds to the help of a flag that may be given several times.
+_OF_LISTS = r';\s+repeat this option to specify a list of values$'
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
 
 
@@ -164,10 +160,10 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
     if any(argument in _HELP for argument in argv[1:]):
       print(_help_text(main, argv))
     else:
+      _show_warnings()
       arguments = _parse(argv)
       if arguments and not positional:
-        raise UserError(f'{arguments[0]!r} is not a flag; options begin with --, values follow with =.')
-      _show_warnings()
+        raise _not_a_flag(arguments[0])
       if positional:
         main(arguments)
       else:
@@ -181,22 +177,17 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except OSError as error:
-    text = _os_error_text(error)
+    text = error_sentences.of_os_error(error)
     if text:
       return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   except Exception as error:
-    if _is_out_of_memory(error):
-      return _fail(_OUT_OF_MEMORY, EXIT_USER_ERROR)
+    if error_sentences.is_out_of_memory(error):
+      return _fail(error_sentences.out_of_memory(), EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   return 0
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-  """Whether XLA could not allocate what a program needs."""
-  return type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError') and 'RESOURCE_EXHAUSTED' in str(error)
 
 
 class _WarningLines(logging.Handler):
@@ -212,27 +203,6 @@ def _show_warnings() -> None:
   """Shows warnings of this package and of the libraries once each, without the names of their loggers."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   logging.basicConfig(handlers=[_WarningLines()], force=True)
-
-
-def _os_error_text(error: OSError) -> str | None:
-  """What a person can mend about files, in one sentence; None: it is no such error."""
-  place = error.filename or 'the output'
-  if error.errno in files.DISK_FULL:
-    return f'The disk is full: {place} cannot be written; free some space there.'
-  if error.errno == errno.EISDIR:
-    return f'{place} is a folder; name a file.'
-  if error.errno not in files.UNWRITABLE:
-    return None
-  if error.errno in (errno.EACCES, errno.EPERM) and _may_not_read(place):
-    return f'{place} cannot be read ({error.strerror}); give yourself the right to read it.'
-  return f'{place} cannot be written ({error.strerror}); choose a place that can.'
-
-
-def _may_not_read(place: str) -> bool:
-  """Whether one may not read a path, or the nearest folder above it that one can see."""
-  path = pathlib.Path(place).absolute()
-  seen = next(str(folder) for folder in (path, *path.parents) if os.path.exists(folder))
-  return not os.access(seen, os.R_OK)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -267,6 +237,16 @@ def _parse_error(error: Exception, argv: Sequence[str]) -> UserError:
       if name not in _option_names(argv):
         return _unknown_option(name, argv)
   return UserError(text)
+
+
+def _not_a_flag(argument: str) -> UserError:
+  """The error for an argument of a command that takes flags only; perhaps a config without its flag."""
+  hint = 'options begin with --, values follow with =.'
+  if 'config' in flags.FLAGS:
+    with contextlib.suppress(UserError):
+      config_files.find(argument.partition(':')[0])
+      hint = f'did you mean --config={argument}?'
+  return UserError(f'{argument!r} is not a flag; {hint}')
 
 
 def _unknown_flag(name: str, argv: Sequence[str]) -> UserError:
@@ -362,7 +342,8 @@ def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
   for flag in _own_flags(argv):
     default = '' if flag.default in (None, []) else f' (default: {flag.default_as_str})'
     lines.append(f'  --{flag.name}{default}')
-    lines.append(textwrap.fill(flag.help or '', 100, initial_indent='      ', subsequent_indent='      '))
+    text = re.sub(_OF_LISTS, '', flag.help or '')
+    lines.append(textwrap.fill(text, 100, initial_indent='      ', subsequent_indent='      '))
   if 'config' in flags.FLAGS:
     from vit_jax import config, option_docs
 

@@ -37,8 +37,8 @@ _WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag
 def main(arguments: Sequence[str]) -> None:
   """Reads SRC and writes DST; what DST does not hold as it was is said on stderr."""
   if len(arguments) != 2:
-    raise UserError(
-      f'Usage: python -m vit_jax.convert SRC DST [--format=…]; {len(arguments)} names were given.'
+    raise cli.missing_arguments(
+      f'Name a checkpoint and what it becomes, which is two names and not {len(arguments)}'
     )
   source, destination = arguments
   from vit_jax.parallel import distributed

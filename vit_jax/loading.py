@@ -15,6 +15,7 @@ from PIL import Image
 
 from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig, Pooling
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.parallel import distributed
@@ -63,8 +64,16 @@ class LoadedModel:
     return self.module.head.kernel.shape[-1]
 
   def __call__(self, images: jax.typing.ArrayLike) -> jax.Array:
-    """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`."""
-    return _logits(self.module, jnp.asarray(images))
+    """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`.
+
+    Raises:
+      UserError: the images are not such an array, as in all methods that take images.
+    """
+    return _logits(self.module, _checked(images))
+
+  def __repr__(self) -> str:
+    size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module)))
+    return f'<{self.config.describe()}; {size:,} parameters, {self.num_classes:,} classes>'
 
   def probabilities(self, logits: jax.Array) -> jax.Array:
     """(B, K) -> (B, K): of each class, one of which an image has (softmax) or each of which it may have (sigmoid)."""
@@ -72,19 +81,19 @@ class LoadedModel:
 
   def features(self, images: jax.typing.ArrayLike, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm."""
-    return _features(self.module, jnp.asarray(images), layer)
+    return _features(self.module, _checked(images), layer)
 
   def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
     """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
-    return _embeddings(self.module, jnp.asarray(images))
+    return _embeddings(self.module, _checked(images))
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
-    return _attention(self.module, jnp.asarray(images))
+    return _attention(self.module, _checked(images))
 
   def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
-    return _hidden_states(self.module, jnp.asarray(images))
+    return _hidden_states(self.module, _checked(images))
 
   def pool(self, tokens: jax.typing.ArrayLike, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`."""
@@ -133,6 +142,22 @@ def _hidden_states(module: Model, images: jax.Array) -> jax.Array | None:
 @functools.partial(jax.jit, static_argnums=2)
 def _pool(module: Model, tokens: jax.Array, how: Pooling | None) -> jax.Array:
   return module.pool(tokens, how)
+
+
+def _checked(images: jax.typing.ArrayLike) -> jax.Array:
+  """The images as an array, if they are what `preprocess` makes.
+
+  Raises:
+    UserError: they are not four-dimensional numbers, or are pixels of 0 to 255.
+  """
+  kind = getattr(images, 'dtype', None)
+  if np.ndim(images) == 4 and kind is not None and not np.issubdtype(kind, np.integer):
+    return jnp.asarray(images)
+  given = type(images).__name__ if kind is None else f'{kind} {np.shape(images)}'
+  raise UserError(
+    f'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is {given}; '
+    'write model(model.preprocess([image, …])).'
+  )
 
 
 def load(
@@ -197,6 +222,8 @@ def build(
   """The model of a checkpoint that has been read; the arguments are those of `load`."""
   for note in pretrained.notes:
     _log.warning(note)
+  if not pretrained.architecture.num_classes and not num_classes:
+    _log.warning('The checkpoint has no head: it is for features, or for fine-tuning (num_classes=…).')
   own = pretrained.architecture
   size = own.image_size if image_size is None else image_size
   new_head = num_classes is not None and num_classes != own.num_classes

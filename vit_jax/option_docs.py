@@ -92,5 +92,5 @@ def nearest(name: str, names: Collection[str]) -> str | None:
   by_last = {other.rpartition('.')[2]: other for other in sorted(names)}
   # Of options with the same last part, that of the same section.
   by_last |= {other.rpartition('.')[2]: other for other in names if other.rpartition('.')[0] == section}
-  close = difflib.get_close_matches(last, by_last, n=1)
+  close = difflib.get_close_matches(last, by_last, n=1, cutoff=0.65)
   return by_last[close[0]] if close else None

@@ -59,6 +59,7 @@ _FINETUNING_ROWS = {
 _RECIPES = (',head', ',all', ',paper')  # how the argument of configs/finetune.py may end
 # Of `fitted`: images seen in training all layers, at least three epochs and at most twenty; pixels of a side at most.
 _FITTED_IMAGES, _FITTED_SIDE = 100_000, 224
+_SMALL_SIDE = 128  # pixels
 _HELD_OUT = ('val', 'validation', 'test')  # the first that there is is evaluated on
 
 
@@ -91,10 +92,19 @@ def chosen_finetuning(argument: str) -> Config:
   """
   model, _, data = argument.partition(',')
   data, _, recipe = data.rpartition(',') if data.endswith(_RECIPES) else (data or 'cifar10', '', '')
+  _check_recipe(data)
   if recipe == 'paper' or (not recipe and ':' not in data):
     return finetuning(model, data)
   source = data if ':' in data else f'tfds:{data}'
   return fitted(model, source, 'all' if recipe == 'all' else 'head')
+
+
+def _check_recipe(data: str) -> None:
+  """Raises UserError where the end of the data's name was meant to be a recipe."""
+  _, comma, end = data.rpartition(',')
+  near = difflib.get_close_matches(end, [recipe[1:] for recipe in _RECIPES], n=1) if comma else []
+  if near and not os.path.exists(data.partition(':')[2]):
+    raise UserError(f'{end!r} is no recipe of fine-tuning; did you mean {near[0]!r}?')
 
 
 def finetuning(model: str, data: str) -> Config:
@@ -192,9 +202,14 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
 def _finetuning(
   model: str, data: DataConfig, evaluator: ClassificationEvaluatorConfig, steps: int, rate: float
 ) -> Config:
-  """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels."""
-  network, init, _ = _pretrained(model)
-  side = 384 // network.patch_pixels * network.patch_pixels  # 378 for patches of 14
+  """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels.
+
+  A checkpoint of small images keeps their size: 384 pixels are thousands of patches of two or four.
+  """
+  network, init, own_side = _pretrained(model)
+  side = (
+    (own_side if own_side < _SMALL_SIDE else 384) // network.patch_pixels * network.patch_pixels
+  )  # 378 for patches of 14
   resize = side * 448 // 384 if data.crop == 'random' else None
   return Config(
     total=f'{steps} steps',

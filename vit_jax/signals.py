@@ -112,6 +112,28 @@ def raise_at_interrupt(seconds: float = 5.0) -> Iterator[None]:
       left.set()
 
 
+@contextlib.contextmanager
+def postponed() -> Iterator[None]:
+  """Inside, Ctrl-C and SIGTERM wait for the end of the block, for what must not be left half done.
+
+  Such as the start of a process, which would complain that its parent told it only a part. Other threads than the
+  main one are never interrupted.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  arrived: list[int] = []
+  heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+  before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in heard}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+  for number in arrived:
+    signal.raise_signal(number)
+
+
 def end_process(sentence: str, code: int) -> NoReturn:
   """Prints `sentence` to stderr and ends the process with exit code `code`; any thread may call it.
 

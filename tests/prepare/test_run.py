@@ -10,6 +10,7 @@ import tarfile
 import fsspec
 import pytest
 import tensorflow_datasets as tfds
+from bucket_emulators import places
 from prepared_sets import WHOLE, files, prepared
 
 from vit_jax.data.config import DataConfig
@@ -261,6 +262,18 @@ def test_addresses_give_the_same_as_local_files(pets, pets_tar, tmp_path):
       assert all(made[name] == expected[name] for name in made if name not in ('metadata.json', 'SHA256SUMS'))
   finally:
     memory.store.clear()
+
+
+def test_a_bucket_is_prepared_from_and_to_and_trained_from(pets, pets_tar, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  prepared(pets, tmp_path / 'set')
+  here = open_source(f'tfds:{tmp_path}/set', 'train', data=DataConfig())
+  with places('gs') as place:
+    prepared(place.put('pets.tar', pets_tar.read_bytes()), 'gs://bucket/made/set')
+    there = open_source('tfds:gs://bucket/made/set', 'train', data=DataConfig())
+    assert [(record.image, record.label) for record in there] == [
+      (record.image, record.label) for record in here
+    ]
 
 
 def test_unknown_kind_of_address_is_refused(tmp_path):

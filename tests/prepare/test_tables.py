@@ -119,16 +119,17 @@ def test_numbers_as_labels_are_sorted_by_number(tmp_path):
   [
     (
       'picture,label\na.jpg,x\n',
-      r"line 2 has no column 'image' or .*'id', but picture, label; .* --image_column",
+      r"x.csv has no column 'image' or .*'id', but picture, label; .* --image_column",
     ),
     (
       'image,breed\na.jpg,x\n',
-      r"line 2 has no column 'label' or .*'target', but image, breed; .* --label_column",
+      r"x.csv has no column 'label' or .*'target', but image, breed; .* --label_column",
     ),
     ('image,label\n,x\n', 'line 2 has no path of an image'),
     ('image,label,split\na.jpg,x,my split\n', "line 2 has the split 'my split'; write train, val, test"),
     ('image,label,split\na.jpg,x,all\n', "line 2 has the split 'all'"),
-    ('image,label\na.jpg,\xff\n', 'cannot be read near line 1'),
+    ('image,label\na.jpg,\xff\n', 'cannot be read near line 1 .*; save it as UTF-8'),
+    ('a.jpg,x\nb.jpg,y\n', r'x.csv begins with an image \(a.jpg, x\); write the names of its columns above'),
   ],
 )
 def test_unusable_csv_is_refused_with_its_line(listed, tmp_path, text, message):

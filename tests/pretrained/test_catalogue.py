@@ -46,6 +46,7 @@ def test_names_outside_the_grammar_of_augreg_are_corrected():
     ('ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
     ('imagenet21/ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
     ('runs/nothing', 'There is no checkpoint runs/nothing'),
+    ('google/vit-base-patch16', 'hf download google/vit-base-patch16 --local-dir vit-base-patch16'),
   ],
 )
 def test_a_source_that_is_nowhere_offers_the_nearest(monkeypatch, tmp_path, source, said):
@@ -61,3 +62,18 @@ def test_a_missing_path_offers_the_file_beside_it(tmp_path):
   (tmp_path / 'model.npz').touch()
   with pytest.raises(UserError, match=r'did you mean .*model\.npz'):
     formats.read(tmp_path / 'modell.npz')
+
+
+@pytest.mark.parametrize('name', ['nowhere', 'x.npz'])
+def test_a_missing_path_offers_nothing_that_is_only_beside_it(tmp_path, name):
+  for other in ('newcomer', 'w', 'ov.py'):
+    (tmp_path / other).touch()
+  with pytest.raises(UserError, match=rf'There is no checkpoint .*/{name}; check the path\.'):
+    formats.read(tmp_path / name)
+
+
+def test_a_folder_of_runs_offers_them(tmp_path):
+  for run in ('a', 'b'):
+    (tmp_path / run / 'checkpoints').mkdir(parents=True)
+  with pytest.raises(UserError, match=r'is a folder of runs; did you mean .*/a or .*/b\?'):
+    formats.read(tmp_path)

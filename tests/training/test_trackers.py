@@ -24,7 +24,7 @@ def config(**options) -> c.Config:
     **{
       'total': '4 steps',
       'batch_size': 16,
-      'model': tiny.options(),
+      'model': tiny.options(depth=1),
       'data': c.DataConfig(source='digits', image_size=(8, 8), channels=1),
       'log_every': '2 steps',
       'tensorboard': c.TensorBoardConfig(pictures=False),

@@ -3,6 +3,7 @@
 import pytest
 
 from vit_jax.errors import UserError
+from vit_jax.pretrained import formats
 from vit_jax.transfer import suites
 from vit_jax.transfer.configs import PROBES, Configs, Settings
 
@@ -47,6 +48,13 @@ def test_probes_are_of_the_row_with_all_shots(checkpoint):
   for name, evaluator in config.evaluators.items():
     assert evaluator.probe == name and evaluator.shots == (1, 0) and evaluator.seeds == 2
     assert (evaluator.source, evaluator.train_split, evaluator.split) == ('digits', 'train', 'test')
+
+
+def test_checkpoint_of_small_images_keeps_their_size(checkpoint):
+  row = suites.row('fewshot:digits')
+  size = formats.architecture(checkpoint).image_size
+  assert size[0] < 128
+  assert Configs(Settings(str(checkpoint))).probe(row, scratch=False).data.image_size == size
 
 
 def test_options_are_set_in_all_runs(checkpoint):

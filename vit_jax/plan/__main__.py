@@ -54,6 +54,11 @@ def main() -> None:
 
 def _plan(config: Config, machine: Topology, dataset: Dataset) -> Plan:
   """Prints the plan and, if it does not fit, what would make it fit."""
+  print(
+    f'Compiling a step for {machine.name} on this host; a large model takes minutes.',
+    file=sys.stderr,
+    flush=True,
+  )
   plan = planner.make_plan(config, machine, dataset)
   print(text.plan_text(plan))
   if not plan.memory.fits:

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import cv2
 
+from vit_jax import signals
 from vit_jax.errors import Preempted
 from vit_jax.prepare import shards
 
@@ -29,8 +30,9 @@ def run(jobs: Sequence[shards.Job], workers: int, done: Callable[[shards.Report]
   # A forked process would have the locks of this one but not the threads that release them.
   context = multiprocessing.get_context('spawn')
   with concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), context, _start) as pool:
-    futures = [pool.submit(shards.write, job) for job in jobs]
     try:
+      with signals.postponed():
+        futures = [pool.submit(shards.write, job) for job in jobs]  # starts the processes
       for future in concurrent.futures.as_completed(futures):
         done(future.result())
     except BrokenProcessPool as error:

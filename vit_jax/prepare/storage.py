@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 
-from vit_jax import files
+from vit_jax import buckets, files
 from vit_jax.data.sources.folder_listing import files_below
 from vit_jax.errors import UserError
 
@@ -162,6 +162,8 @@ def _kind(mode: int) -> str:
 
 
 def _remote(path: str) -> fsspec.AbstractFileSystem:
+  if buckets.is_bucket(path):
+    return buckets.file_system(path)
   try:
     return fsspec.core.url_to_fs(path)[0]
   except (ImportError, ValueError) as error:

@@ -86,7 +86,8 @@ def _table_images(table: str, root: str, split_folder: str, columns: Columns) ->
   folder = split_folder if is_metadata else None  # below the root, in which the images are
   for line, row in _rows(table, columns):
     where = f'{table} line {line}'
-    path = _cell(row, columns.image, _IMAGE_COLUMNS, 'image', where)
+    head = where if table.endswith('.jsonl') else table  # where a column would be named
+    path = _cell(row, columns.image, _IMAGE_COLUMNS, 'image', head)
     if not isinstance(path, str) or not path or '\0' in path:
       raise UserError(f'{where} has no path of an image; fill it in, or remove the line.')
     if is_metadata:
@@ -95,7 +96,7 @@ def _table_images(table: str, root: str, split_folder: str, columns: Columns) ->
       folder = _image_folder(path, root)
     name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
-    labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', where), where))
+    labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', head), where))
     yield SourceImage(name, place, None, storage.size(place), _split(row, name, where), labels)
 
 
@@ -168,12 +169,16 @@ def _cell(row: dict[str, Any], chosen: str | None, usual: tuple[str, ...], what:
     chosen: the column that the person named; None: the first of the usual ones.
     usual: the usual names of the column.
     what: 'image' or 'label', for errors.
-    where: the table and line, for errors.
+    where: the table, and the line of one whose lines name columns of their own, for errors.
   """
   for name in usual if chosen is None else (chosen,):
     if name in row:
       return row[name]
   there = ', '.join(map(str, row)) or 'none'
+  if any(str(name).lower().endswith(EXTENSIONS) for name in row):
+    raise UserError(
+      f'{where} begins with an image ({there}); write the names of its columns above, image,label.'
+    )
   if chosen is not None:
     raise UserError(f'{where} has no column {chosen!r}, but {there}; correct --{what}_column.')
   raise UserError(
@@ -203,7 +208,8 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
         line = reader.line_num
         yield line, row
   except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also JSON's and UTF-8's
-    raise UserError(f'{table} cannot be read near line {line} ({error}); correct it.') from error
+    remedy = 'save it as UTF-8' if isinstance(error, UnicodeDecodeError) else 'correct it'
+    raise UserError(f'{table} cannot be read near line {line} ({error}); {remedy}.') from error
   except OSError as error:
     reason = error.strerror or error
     raise UserError(f'{table} cannot be read ({reason}); give a table that can.') from error

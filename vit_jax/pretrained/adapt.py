@@ -62,7 +62,7 @@ def adapt(
   for path, leaf in shapes.items():
     if _matches_any(path, init.reinitialise):
       reinitialised.append(_with_shape(path, leaf))
-      if path in source:
+      if path in source and source[path].size:
         ignored.append(_with_shape(path, source[path]))
       continue
     if path not in source:

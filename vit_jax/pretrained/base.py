@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from vit_jax.data.preprocess import Preprocess
@@ -16,6 +16,11 @@ from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained.config import Weights
 from vit_jax.registry import Registry
 
+# A note of formats that have no place for the link.
+SIGMOID_LOST = (
+  'The format cannot say that the model was trained with the sigmoid loss: probabilities of what is loaded from '
+  'it are by softmax.'
+)
 M = TypeVar('M', bound=ModelConfig)
 
 Link = Literal['softmax', 'sigmoid']
@@ -134,10 +139,10 @@ class Format(abc.ABC):
     del destination, naming
     raise self.refusal(self.unfit(pretrained) or 'it can be read, but not written')
 
-  def refusal(self, why: str) -> UserError:
-    """The error of a model that the format cannot hold."""
+  def refusal(self, why: str, others: Sequence[str] = ('run',)) -> UserError:
+    """The error of a model that the format cannot hold, and which `others` can."""
     title = self.title[0].upper() + self.title[1:]
-    return UserError(f'{title} cannot hold this model: {why}; choose another format, such as a run.')
+    return UserError(f'{title} cannot hold this model: {why}; choose another format ({", ".join(others)}).')
 
 
 def with_told(path: pathlib.Path, model: M, told: Mapping[str, Any]) -> M:

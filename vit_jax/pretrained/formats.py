@@ -3,6 +3,7 @@
 import difflib
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,11 +114,16 @@ def written_by(
         )
       return chosen, notes
     if candidate == name:
-      raise chosen.refusal(why)
+      raise chosen.refusal(why, [other for other in FORMATS.names() if _fits(other, pretrained)])
     reasons.append(f'not {candidate!r}, since {why}')
   raise UserError(
     f'No kind of {name} can hold this model: {"; ".join(reasons)}; choose another format, such as a run.'
   )
+
+
+def _fits(name: str, pretrained: Pretrained) -> bool:
+  """Whether a format can hold a model."""
+  return FORMATS[name]().unfit(pretrained) is None
 
 
 def written_names(name: str) -> list[str]:
@@ -146,7 +152,7 @@ def refuse_foreign(path: str | os.PathLike[str]) -> None:
   if suffix in _FOREIGN:
     raise UserError(
       f'{os.fspath(path)} is {_FOREIGN[suffix]}, which vit_jax neither reads nor writes; its formats are '
-      f'{", ".join(FORMATS.names())}.'
+      f'{", ".join(names_to_write())}.'
     )
 
 
@@ -174,6 +180,9 @@ def _unknown(path: pathlib.Path) -> UserError:
       f'{path} has no config.json; get it from where the tensors are from, or name the .safetensors file '
       "itself if its tensors have timm's names."
     )
+  runs = sorted(str(folder.parent) for folder in path.glob('*/checkpoints'))
+  if runs:
+    return UserError(f'{path} is a folder of runs; did you mean {" or ".join(runs[:3])}?')
   return UserError(
     f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
     f'config.json); check the path.'
@@ -194,7 +203,21 @@ def located(source: str | os.PathLike[str]) -> pathlib.Path:
     return path
   if catalogue.is_name(source):
     return download.local_file(source)
-  beside = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-  near = difflib.get_close_matches(source, beside, n=2) + catalogue.nearest(source)
-  hint = f'; did you mean {" or ".join(near[:3])}?' if near else '; check the path.'
-  raise UserError(f'There is no checkpoint {source}{hint}')
+  raise _nothing_there(source, path)
+
+
+def _nothing_there(source: str, path: pathlib.Path) -> UserError:
+  """The error for a name that is no path and not published, with those most like it."""
+  beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
+  near = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2, cutoff=0.7)]
+  if path.name.isdecimal():  # a step of a run
+    near = sorted(
+      (other for name, other in beside.items() if name.isdecimal()),
+      key=lambda step: -int(pathlib.Path(step).name),
+    )
+  if not path.is_absolute():
+    near += catalogue.nearest(source)
+  hint = f'did you mean {" or ".join(near[:3])}?' if near else 'check the path.'
+  if re.fullmatch(r'\w[\w-]*/[\w.-]+', source) and not path.parent.exists():
+    hint += f" A model of Hugging Face's is downloaded first: hf download {source} --local-dir {path.name}"
+  return UserError(f'There is no checkpoint {source}; {hint}')

@@ -170,9 +170,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   if unfilled:
     raise AssertionError(f'no rule fills {sorted(unfilled)}')
   notes = layout.notes
-  if not architecture.num_classes:
-    notes += (f'{files.source} has no head: it is for features, or for fine-tuning (num_classes=…).',)
-  elif not params['head/kernel'].any() and not params['head/bias'].any():
+  if architecture.num_classes and not params['head/kernel'].any() and not params['head/bias'].any():
     notes += (f'The head of {files.source} is all zeros: every class gets the same logit.',)
   if files.dtypes != {'F32'}:
     notes += (f'{files.source} is stored in {", ".join(sorted(files.dtypes))}, and read into float32.',)

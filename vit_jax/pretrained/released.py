@@ -20,7 +20,7 @@ from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained.base import Format, Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.base import SIGMOID_LOST, Format, Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.npz_archive import Archive, Writer
 from vit_jax.pretrained.released_bit import BitNames
 from vit_jax.pretrained.released_mixer import MixerNames
@@ -75,9 +75,7 @@ class ReleasedFormat(Format):
         f'{usual_epsilon:g}.',
       )
     head = params['head']
-    if not architecture.num_classes:
-      notes += (f'{path.name} has no head; it is for features, or to fine-tune with num_classes=….',)
-    elif not head['kernel'].any() and not head['bias'].any():
+    if architecture.num_classes and not head['kernel'].any() and not head['bias'].any():
       notes += (
         f'The head of {path.name} is all zeros, so that every class gets the same logit; it is for '
         f'features, or to fine-tune with num_classes=….',
@@ -296,6 +294,8 @@ def _untold(pretrained: Pretrained, names: ReleasedNames[Any]) -> tuple[str, ...
     notes.append(f'The file cannot say how it is to be computed: load it with {", ".join(arguments)}.')
   if pretrained.preprocess != _preprocess(architecture):
     notes.append('The file does not tell how its images are prepared, which is not as in the original.')
+  if pretrained.link == 'sigmoid':
+    notes.append(SIGMOID_LOST)
   if pretrained.class_names:
     notes.append('The file does not hold the names of the classes.')
   return tuple(notes)

@@ -11,7 +11,7 @@ from vit_jax.data.preprocess import Method, Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -116,7 +116,8 @@ class TimmFormat(FolderFormat):
     image_size, notes = _image_size(files, arguments, published, positions - before, patch)
     if 'num_heads' not in arguments and 'heads' not in options.told:
       notes += (
-        f'timm does not save the number of heads: {model.heads}, as its models of that width (heads=…).',
+        f'{files.source} does not say how many heads the model has; {model.heads} are taken, as timm has at this '
+        'width (vit_jax.load(…, heads=…) takes others).',
       )
     patches = (image_size[0] // patch) * (image_size[1] // patch)
     num_classes = _shape(files, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
@@ -142,6 +143,8 @@ class TimmFormat(FolderFormat):
     if not include:
       raise Unfit('it has no mean over class token and patches without the registers')
     name, notes = _architecture_name(model)
+    if pretrained.link == 'sigmoid':
+      notes += (SIGMOID_LOST,)
     if model.norm_epsilon != 1e-6:
       notes += (
         f"timm's norms have an epsilon of 1e-6, which its config.json cannot change, and this model "

@@ -204,6 +204,7 @@ def _first_state(run: Run, source: Source, initial: dict[str, np.ndarray], scree
   """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
   state = initial_state(run.program, run.config.seed, initial)
   if run.config.init.head == 'probe':
+    screen.say('Head: computing the features of the training images …')
     state, text = with_probe(run, source, state)
     screen.say(text)
   return state

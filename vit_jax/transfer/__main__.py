@@ -37,7 +37,8 @@ _SEEDS = flags.DEFINE_integer('seeds', 3, 'Final runs, and draws of probes.', lo
 _SHOTS = flags.DEFINE_list('shots', ['5'], 'Images of each class for few-shot probes; 0: all.')
 _STEPS = flags.DEFINE_integer('steps', None, "Of a run; by default the paper's.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'By default 512.', lower_bound=1)
-_IMAGE_SIZE = flags.DEFINE_integer('image_size', None, 'Pixels of a side; by default 384.', lower_bound=1)
+_SIDE = 'Pixels of a side; by default 384, of a checkpoint of images below 128 its own.'
+_IMAGE_SIZE = flags.DEFINE_integer('image_size', None, _SIDE, lower_bound=1)
 _RATES = flags.DEFINE_list('rates', None, "Learning rates to sweep; by default the paper's.")
 _SCRATCH = flags.DEFINE_bool('scratch', False, 'Compare with the same model trained from scratch.')
 _SCRATCH_RATES = flags.DEFINE_list(

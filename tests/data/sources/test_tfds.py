@@ -73,10 +73,11 @@ def test_unknown_name_names_the_nearest_and_the_data_directory(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize('name', ['imagenet21k', 'imagenet2012'])
-def test_missing_data_of_a_recipe_says_how_to_get_and_prepare_it(tmp_path, monkeypatch, name):
+def test_missing_data_of_a_recipe_says_how_to_get_and_prepare_it(tmp_path, monkeypatch, caplog, name):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'none'))
   with pytest.raises(UserError) as error:
     opened(f'tfds:{name}')
+  assert not caplog.records  # TFDS would warn of a folder of its own making
   text = str(error.value)
   assert text.startswith(f'There is no tfds:{name} in {tmp_path}/none') and '\n' not in text
   assert f'python -m vit_jax.prepare {name} ' in text

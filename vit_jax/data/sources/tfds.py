@@ -1,13 +1,15 @@
 """TFDS data sets prepared as array_record, read with random access and without TensorFlow."""
 
 import bisect
+import contextlib
 import difflib
 import hashlib
 import itertools
+import logging
 import os
 import re
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -254,12 +256,14 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
     if _plain(path.split('/')[0]) == plain:
       check_directory(folder / path)
   try:
-    builder = tfds.builder(name, data_dir=str(folder))
+    with _without_warnings():
+      builder = tfds.builder(name, data_dir=str(folder))
+      is_prepared = builder.is_prepared()
   except tfds.core.DatasetNotFoundError:
     raise _missing(name, data_dir) or _unknown(name, data_dir, prepared) from None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
     raise UserError(f'tfds:{name} cannot be opened ({_reason(error)}); check its name and config.') from error
-  if not builder.is_prepared():
+  if not is_prepared:
     # Written as a name with its version: 'data_set/config:1.0.0'.
     versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
     hint = f'; prepared there: {", ".join(versions)}' if versions else ''
@@ -271,6 +275,18 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
       f'--data_dir={data_dir}'
     )
   return builder
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+  """Inside, TFDS does not warn of folders that it looked for and that are not there; our errors say it."""
+  logger = logging.getLogger('absl')
+  before = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(before)
 
 
 def _prepared(folder: epath.Path) -> list[str]:
