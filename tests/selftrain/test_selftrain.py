@@ -220,3 +220,20 @@ def test_wrong_inputs_are_refused_with_the_remedy(place, tmp_path):
   assert '--part=4/4 is not a part; write 0/4' in command(place, *flags, '--part=4/4', code=2)
   said = command(place, *flags, '--confidence=1', code=2)
   assert 'Of 23 images 1 cannot be read, and no other reaches --confidence=1; lower it' in said
+
+
+@pytest.mark.parametrize('damage', [b'', b'PK nonsense', None], ids=['empty', 'nonsense', 'cut off'])
+def test_damaged_predictions_are_named_with_the_remedy(place, tmp_path, damage):
+  source = opened([str(place / 'photos')])
+  chunks = labelling.Chunks(tmp_path / 'run', ['one'], source)
+  file = tmp_path / 'run/predictions/000000.npz'
+  np.savez(file, classes=np.zeros((23, 1), np.int32), probabilities=np.ones((23, 1), np.float32))
+  assert len(chunks.read().classes) == 23
+  file.write_bytes(file.read_bytes()[:100] if damage is None else damage)
+  with pytest.raises(
+    UserError, match=r'000000.npz is damaged .*; remove it and start the same command again'
+  ):
+    chunks.read()
+  (tmp_path / 'run/selftrain.json').write_text('{')
+  with pytest.raises(UserError, match=r'selftrain.json is damaged .*; choose another --workdir'):
+    labelling.Chunks(tmp_path / 'run', ['one'], source)

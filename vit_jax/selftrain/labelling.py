@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import logging
 import pathlib
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -151,7 +152,7 @@ class Chunks:
     settings, path = {'teachers': list(teachers), 'images': source.identity}, workdir / 'selftrain.json'
     if not path.exists():
       files.write_json(path, settings)
-    there = json.loads(path.read_text())
+    there = _settings(path)
     for name, value in settings.items():
       if there.get(name) != value:
         raise UserError(
@@ -186,7 +187,7 @@ class Chunks:
           parts.append(Predictions(arrays['classes'], arrays['probabilities']))
         if len(parts[-1].classes) != len(chunk):
           raise ValueError(f'it has {len(parts[-1].classes)} images of {len(chunk)}')
-      except (OSError, ValueError, KeyError) as error:
+      except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
           f'{path} is damaged ({error}); remove it and start the same command again.'
         ) from error
@@ -197,6 +198,21 @@ class Chunks:
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f'{number:06}.npz'
+
+
+def _settings(path: pathlib.Path) -> dict[str, Any]:
+  """What a workdir's predictions are of.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  try:
+    settings = json.loads(path.read_bytes())
+    if not isinstance(settings, dict):
+      raise ValueError('it is not a JSON object')
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path} is damaged ({error}); choose another --workdir.') from error
+  return settings
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
