@@ -129,6 +129,7 @@ def test_augregs_levels_are_those_published(name, source, level):
     ('masked_patch', 'imagenet', 'choose one of'),
     ('distill', 'b16,runs/teacher', 'has 2 of three arguments; give student, teacher and data'),
     ('finetune', 'b16,cifar', 'did you mean cifar10'),
+    ('finetune', '/my/dinov2', 'names no data; .*finetune:/my/dinov2,folder:/path/to/images'),
     ('finetune', 'b16,folder:/no/photos,al', "'al' is no recipe of fine-tuning; did you mean 'all'?"),
     ('finetune', 'g14,cifar10', "No released checkpoint of 'g14' is known; choose one of B/16"),
   ],

@@ -49,7 +49,7 @@ class Patience:
   """
 
   timeout: float = 90
-  attempts: int = 5
+  attempts: int = 8
   pause: float = 0.5
 
 

@@ -91,7 +91,11 @@ def chosen_finetuning(argument: str) -> Config:
     UserError: as `finetuning` and `fitted`.
   """
   model, _, data = argument.partition(',')
-  data, _, recipe = data.rpartition(',') if data.endswith(_RECIPES) else (data or 'cifar10', '', '')
+  if not data:
+    raise UserError(
+      f'--config=finetune:{model} names no data; write it behind a comma: finetune:{model},folder:/path/to/images.'
+    )
+  data, _, recipe = data.rpartition(',') if data.endswith(_RECIPES) else (data, '', '')
   _check_recipe(data)
   if recipe == 'paper' or (not recipe and ':' not in data):
     return finetuning(model, data)

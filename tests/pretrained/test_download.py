@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from released_files import logits, path, tensors
 
+from vit_jax import buckets
 from vit_jax.errors import UserError
 from vit_jax.pretrained import catalogue, class_names, download
 from vit_jax.pretrained.http_download import Patience
@@ -126,6 +127,14 @@ def test_a_file_is_downloaded_whole_and_only_once(server, tmp_path):
 @pytest.mark.parametrize('source', ['imagenet21k/ViT-B_16', 'gs://vit_models/imagenet21k/ViT-B_16.npz'])
 def test_published_names_and_buckets_are_public_addresses(server, source):
   assert local_file(source).read_bytes() == CONTENT
+
+
+def test_without_the_extra_a_public_file_of_a_bucket_loads_and_another_names_it(server, monkeypatch):
+  monkeypatch.setattr(buckets, 'is_installed', lambda _: False)
+  server.files['/mine/a.npz'] = CONTENT
+  assert local_file('gs://mine/a.npz').read_bytes() == CONTENT
+  with pytest.raises(UserError, match=r"no public file gs://mine/b.npz .* pip install 'vit_jax\[gcs\]'"):
+    local_file('gs://mine/b.npz')
 
 
 @pytest.mark.parametrize('source', ['sam/ViT-B_32', 'gs://vit_models/sam/ViT-B_32.npz'])

@@ -91,7 +91,6 @@ def test_missing_head_and_zero_head_are_noted(golden, tmp_path):
   assert 'all zeros' in ' '.join(read(tmp_path / 'zero.npz').notes)
   np.savez(tmp_path / 'none.npz', **{key: a for key, a in source.items() if not key.startswith('head/')})
   pretrained = read(tmp_path / 'none.npz')
-  assert 'no head' in ' '.join(pretrained.notes)
   assert pretrained.architecture.num_classes == 0
   model = vit_jax.load(tmp_path / 'none.npz', num_classes=3, keep_pre_logits=True)
   images = tensors(golden / 'c_vit_token_rep32.io.npz')['images']

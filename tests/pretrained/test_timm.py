@@ -145,7 +145,7 @@ def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
   safetensors_numpy.save_file({key: value.numpy() for key, value in peer.state_dict().items()}, path)
   pretrained = read(path)
   assert_same(pretrained, peer)
-  assert any('3, as its models of that width' in note for note in pretrained.notes)
+  assert any('; 3 are taken, as timm has at this width' in note for note in pretrained.notes)
   assert any('24 x 24, a square' in note for note in pretrained.notes)
   assert read(path, heads=6, gelu='tanh').architecture.model.heads == 6
 

@@ -34,16 +34,19 @@ class Span(NamedTuple):
 
 
 class _Index(NamedTuple):
-  """Where a file's chunks begin, with the end of the last one; and how many records are before each."""
+  """Where a file's chunks begin, with the end of the last one; and how many records are before each.
+
+  `first_records` is None where each chunk has one record, as `vit_jax.prepare` and TFDS write them.
+  """
 
   offsets: np.ndarray  # uint64 (chunks + 1,)
-  first_records: np.ndarray  # uint64 (chunks + 1,)
+  first_records: np.ndarray | None  # uint64 (chunks + 1,)
 
 
 class BucketRecords:
   """The records of spans, one after another: a sequence of bytes that threads may share.
 
-  A file's index is read with its first record: 3 bytes a record or so.
+  A file's index is read with its first record, some 13 bytes a record; 8 of them are kept.
   """
 
   def __init__(self, bucket: Bucket, spans: Sequence[Span]):
@@ -61,12 +64,15 @@ class BucketRecords:
     span = self._spans[place]
     record = number - self._ends[place] + span.take + span.skip
     index = self._index(place)
-    chunk = int(np.searchsorted(index.first_records, record, side='right')) - 1
-    if not 0 <= chunk < len(index.offsets) - 1:
-      raise ValueError(f'{span.address} has {index.first_records[-1]} records')
+    chunk = record
+    if index.first_records is not None:
+      chunk = int(np.searchsorted(index.first_records, record, side='right')) - 1
+      record -= int(index.first_records[chunk])
+    if chunk >= len(index.offsets) - 1:
+      raise ValueError(f'{span.address} has fewer records')
     first, last = int(index.offsets[chunk]), int(index.offsets[chunk + 1])
     records = _records(_payload(self._bucket.read(span.address, first, last), first))
-    return records[record - int(index.first_records[chunk])]
+    return records[0 if index.first_records is None else record]
 
   def _index(self, place: int) -> _Index:
     with self._locks[place]:
@@ -93,6 +99,8 @@ def read_index(bucket: Bucket, address: str) -> _Index:
   if (fields[:, ::2] != (0x08, 0x10, 0x18)).any():
     raise ValueError('its footer has unknown fields')
   offsets = np.append(fields[:, 1], np.uint64(footer))
+  if (fields[:, 5] == 1).all():
+    return _Index(offsets, None)
   return _Index(offsets, np.concatenate([[np.uint64(0)], np.cumsum(fields[:, 5], dtype=np.uint64)]))
 
 
