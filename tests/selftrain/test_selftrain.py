@@ -93,7 +93,7 @@ def test_soft_labels_are_the_mean_of_the_teachers_probabilities(place, labelled)
       each = [np.asarray(model.probabilities(model(model.preprocess([image])))) for model in models]
     mean = np.mean(each, axis=0)[0]
     order = np.argsort(-mean)[:3]
-    assert record.label.tolist() == order.tolist()
+    np.testing.assert_allclose(mean[record.label], mean[order], atol=2e-6)  # classes may tie up to rounding
     np.testing.assert_allclose(record.weights, mean[order], atol=2e-6)
   assert '05.png' in labelled and '1 cannot be read' in labelled
   assert f'Chose {len(files)} of 23 images' in labelled
