@@ -75,9 +75,7 @@ TINY = 1e-12
 # Types of options.
 Count = Annotated[int, AtLeast(1, at_most=2**31 - 1)]
 Amount = Annotated[int, AtLeast(0, at_most=2**31 - 1)]
-BatchSize = Annotated[
-  int, AtLeast(1, at_most=2**20)
-]  # SigLIP (arXiv 2303.15343) tried a million; nobody more
+BatchSize = Annotated[int, AtLeast(1, at_most=2**20)]  # SigLIP (arXiv 2303.15343) tried a million
 Size = Annotated[int, AtLeast(1, at_most=1_000_000)]  # of an axis of a network's arrays
 Pixels = Annotated[int, AtLeast(1, at_most=16_384)]  # along a side of an image
 Positive = Annotated[float, AtLeast(TINY)]

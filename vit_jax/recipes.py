@@ -211,9 +211,8 @@ def _finetuning(
   A checkpoint of small images keeps their size: 384 pixels are thousands of patches of two or four.
   """
   network, init, own_side = _pretrained(model)
-  side = (
-    (own_side if own_side < _SMALL_SIDE else 384) // network.patch_pixels * network.patch_pixels
-  )  # 378 for patches of 14
+  wanted = own_side if own_side < _SMALL_SIDE else 384
+  side = wanted // network.patch_pixels * network.patch_pixels  # 378 for patches of 14
   resize = side * 448 // 384 if data.crop == 'random' else None
   return Config(
     total=f'{steps} steps',

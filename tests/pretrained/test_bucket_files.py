@@ -10,7 +10,7 @@ from released_files import logits, path, write_run
 import vit_jax
 from vit_jax import buckets
 from vit_jax.errors import UserError
-from vit_jax.pretrained import download, formats
+from vit_jax.pretrained import bucket_files, download, formats
 
 IMAGES = np.linspace(-1, 1, 32 * 32 * 3, dtype=np.float32).reshape(1, 32, 32, 3)
 
@@ -106,6 +106,36 @@ def test_folder_without_a_model_is_one_sentence(place: Place):
   place.put('photos/a.jpg', b'x')
   with pytest.raises(UserError, match='has no model'):
     vit_jax.load(f'{place.scheme}://bucket/photos')
+
+
+def test_name_with_two_slashes_is_refused(place: Place):
+  place.put('runs/slashes/checkpoints/1/params/a//b', b'x')
+  with pytest.raises(UserError, match='is no name for a file of a model; remove it'):
+    vit_jax.load(f'{place.scheme}://bucket/runs/slashes')
+
+
+class _Hostile(buckets.Bucket):
+  """A bucket with one object, whose name an emulator would not take."""
+
+  def __init__(self, name: str):
+    self._name = name
+
+  def entry(self, address):
+    del address
+
+  def listing(self, address):
+    return [buckets.Entry(f'{address}/{self._name}', 1, '')], [f'{address}/params'] * address.endswith('run')
+
+  def read(self, address, first, last):
+    del address, first, last
+    return b'x'
+
+
+@pytest.mark.parametrize('name', ['../../../../outside.json', './a.json', 'a//b.json', 'a\0.json'])
+def test_object_whose_name_leads_elsewhere_is_refused(name, cache):
+  with pytest.raises(UserError, match='is no name for a file of a model; remove it'):
+    bucket_files.local_copy('gs://bucket/run', 'checkpoint', _Hostile(name))
+  assert not list(cache.parent.rglob('*outside*'))
 
 
 def test_page_instead_of_a_checkpoint_is_refused(place: Place):

@@ -14,9 +14,8 @@ Task = Callable[[], None]
 # (tasks, assemble): the tasks fill the batch's buffers, `assemble` makes the batch from them afterwards.
 Work = tuple[list[Task], Callable[[], Batch]]
 
-_SECONDS_OF_SILENCE = (
-  60.0  # after which a batch that is waited for is spoken of, and again after twice as many
-)
+# Seconds after which a batch that is waited for is spoken of, and again after twice as many.
+_SECONDS_OF_SILENCE = 60.0
 _log = logging.getLogger(__name__)
 
 

@@ -41,13 +41,26 @@ def local_copy(address: str, kind: file_kinds.Kind, bucket: Bucket) -> pathlib.P
   folder.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(folder / '.lock'):  # of several processes one copies, the others wait
     for item in entries:
-      below = item.address.removeprefix(address.rstrip('/')).strip('/')
-      _copy(bucket, item, top / below if below else top)
+      _copy(bucket, item, _place(top, item.address, address.rstrip('/')))
   fault = file_kinds.fault(top, kind) if entry is not None else None
   if fault:
     top.unlink()
     raise UserError(f'{address} {fault}; check the address.')
   return top
+
+
+def _place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
+  """Where an object is copied to: below `top` as it lies below the address.
+
+  Raises:
+    UserError: its name, which anybody may have chosen, leads elsewhere.
+  """
+  below = item.removeprefix(address).strip('/')
+  if not below:
+    return top
+  if any(part in ('', '.', '..') or '\0' in part for part in below.split('/')):
+    raise _misnamed(item)
+  return top / below
 
 
 def _of_model(bucket: Bucket, address: str) -> list[Entry]:
@@ -74,7 +87,14 @@ def _of_model(bucket: Bucket, address: str) -> list[Entry]:
 
 def _below(bucket: Bucket, address: str) -> list[Entry]:
   objects, folders = bucket.listing(address)
+  if address in folders:  # of a name with two slashes
+    raise _misnamed(f'{address}//')
   return objects + [entry for folder in folders for entry in _below(bucket, folder)]
+
+
+def _misnamed(item: str) -> UserError:
+  """The error for an object, or what is like a folder, that no folder on a disk could hold."""
+  return UserError(f'{item!r} is no name for a file of a model; remove it, or copy the model without it.')
 
 
 def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:

@@ -18,9 +18,8 @@ import pyarrow as pa
 from vit_jax.buckets import Bucket, missing
 
 _BLOCK, _BLOCK_HEADER = 64 * 1024, 24
-_CHUNK_HEADER = struct.Struct(
-  '<QQQQQ'
-)  # hash, bytes, hash of them, kind and records, bytes of decoded records
+# Hash of the header, bytes, hash of them, kind and number of records, bytes of the records decoded.
+_CHUNK_HEADER = struct.Struct('<QQQQQ')
 _MAGIC = 0x71930E704FDAE05E  # of array_record's last block
 _CODECS = {ord('b'): 'brotli', ord('z'): 'zstd'}
 
