@@ -18,7 +18,10 @@ STEPS = 60
 CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
 
-@pytest.mark.parametrize(('kills', 'processes', 'finish_as'), [(3, 1, 1), (1, 2, 2), (1, 2, 1)])
+@pytest.mark.parametrize(
+  ('kills', 'processes', 'finish_as'),
+  [(3, 1, 1), pytest.param(1, 2, 2, marks=pytest.mark.nightly), (1, 2, 1)],
+)
 def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_as):
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))
 
@@ -31,7 +34,13 @@ def wait_for(path: pathlib.Path, processes: list[subprocess.Popen], seconds: flo
 
 
 @pytest.mark.parametrize(
-  ('processes', 'number'), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+  ('processes', 'number'),
+  [
+    (1, signal.SIGTERM),
+    (1, signal.SIGINT),
+    (2, signal.SIGINT),
+    pytest.param(2, signal.SIGTERM, marks=pytest.mark.nightly),
+  ],
 )
 def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   """The signal goes to one process; all save the same step and exit with 75; the run then ends."""

@@ -95,7 +95,7 @@ def test_weights_are_read_where_the_option_allows_them(shades_dir):
     open_source(source, 'train', data=c.DataConfig())
 
 
-@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize('loss', ['softmax', pytest.param('sigmoid', marks=pytest.mark.nightly)])
 def test_run_on_soft_labels_learns_the_heaviest_class_of_each(tmp_path, shades_dir, loss):
   config = c.Config(
     total='40 steps',

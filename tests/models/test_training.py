@@ -41,7 +41,7 @@ def _train(model: ModelConfig, mesh: c.MeshConfig, accumulation=1):
     schedule=c.ScheduleConfig(learning_rate=0.1, decay='constant'),
     mesh=mesh,
   )
-  devices = jax.devices()[: np.prod([mesh.data, mesh.fsdp, mesh.tensor])]
+  devices = jax.devices()[: np.prod(mesh.sizes)]
   program = Run(config, Dataset(80, num_classes=6), devices).program
   seed = np.uint32(0)
   state = program.init.lower(seed).compile()(seed)
