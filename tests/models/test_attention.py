@@ -9,6 +9,7 @@ import numpy as np
 import numpy_vit
 import pytest
 import tiny
+from attention_reference import attention_in_float64
 from flax import linen, nnx
 
 from vit_jax.models.attention import Attention, attend_by_weights, attend_in_groups, grouped, keeps_weights
@@ -109,28 +110,12 @@ def test_groups_of_tokens_change_nothing(tokens):
   chex.assert_trees_all_close(ours, expected, rtol=1e-4, atol=2e-4)
 
 
-def _in_float64(query, key, value, grad):
-  """Attention, and the gradients of query, key and value, of (B, N, H, Dh)."""
-  query, key, value, grad = (np.asarray(x, np.float64) for x in (query, key, value, grad))
-  scale = query.shape[-1] ** -0.5
-  weights = np.exp(np.einsum('bqhd,bnhd->bhqn', query, key) * scale)
-  weights /= weights.sum(axis=-1, keepdims=True)
-  of_weights = np.einsum('bqhd,bnhd->bhqn', grad, value)
-  of_logits = weights * (of_weights - (of_weights * weights).sum(axis=-1, keepdims=True)) * scale
-  return (
-    np.einsum('bhqn,bnhd->bqhd', weights, value),
-    np.einsum('bhqn,bnhd->bqhd', of_logits, key),
-    np.einsum('bhqn,bqhd->bnhd', of_logits, query),
-    np.einsum('bhqn,bqhd->bnhd', weights, grad),
-  )
-
-
 @pytest.mark.parametrize('spread', [1, 3], ids=['logits of 1', 'logits of 9'])
 def test_rounded_logits_are_nearer_to_float64_than_those_of_flax(spread):
   """Of the result and of three gradients in bfloat16, by norms; Flax (big_vision) rounds logits and softmax."""
   query, key, value, grad = np.random.default_rng(0).standard_normal((4, 2, 50, 2, 64))
   inputs = [jnp.asarray(x, jnp.bfloat16) for x in (spread * query, spread * key, value, grad)]
-  expected = _in_float64(*inputs)
+  expected = attention_in_float64(*inputs)
 
   def errors(attend):
     out, backward = jax.vjp(attend, *inputs[:3])

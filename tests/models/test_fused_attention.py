@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from attention_reference import attention_in_float64
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,23 +25,6 @@ from vit_jax.parallel import mesh as mesh_lib
 def _sharding(devices=None, **axes):
   """The sharding of the residual stream on a mesh with these axes."""
   return mesh_lib.batch_sharding(mesh_lib.make_mesh(c.MeshConfig(**axes), devices))
-
-
-def _numpy(query, key, value, grad):
-  """float64: attention, and the gradients of its three arguments."""
-  query, key, value, grad = (np.asarray(x, np.float64) for x in (query, key, value, grad))
-  scale = query.shape[-1] ** -0.5
-  logits = np.einsum('bqhd,bnhd->bhqn', query, key) * scale
-  weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-  weights /= weights.sum(axis=-1, keepdims=True)
-  grad_weights = np.einsum('bqhd,bnhd->bhqn', grad, value)
-  grad_logits = weights * (grad_weights - (grad_weights * weights).sum(axis=-1, keepdims=True)) * scale
-  return (
-    np.einsum('bhqn,bnhd->bqhd', weights, value),
-    np.einsum('bhqn,bnhd->bqhd', grad_logits, key),
-    np.einsum('bhqn,bqhd->bnhd', grad_logits, query),
-    np.einsum('bhqn,bqhd->bnhd', weights, grad),
-  )
 
 
 def _random(shape, dtype=jnp.float32):
@@ -72,18 +56,20 @@ def _with_gradients(sharding, kernel='splash', interpret=True):
     (300, 24, {'data': 4, 'tensor': 2}),
   ],
 )
-def test_splash_equals_numpy(tokens, head_size, axes, monkeypatch):
+def test_splash_equalsattention_in_float64(tokens, head_size, axes, monkeypatch):
   monkeypatch.setattr(fused_attention, '_LARGEST_BLOCK', 256)
   inputs = _random((8, tokens, 2, head_size))
   with jax.default_matmul_precision('highest'):
     found = _with_gradients(_sharding(**axes))(*inputs)
-  for ours, expected in zip(found, _numpy(*inputs), strict=True):
+  for ours, expected in zip(found, attention_in_float64(*inputs), strict=True):
     np.testing.assert_allclose(ours, expected, atol=1e-5 * abs(expected).max())
 
 
-def test_splash_in_bfloat16_is_close_to_numpy():
+def test_splash_in_bfloat16_is_close_toattention_in_float64():
   inputs = _random((8, 70, 2, 64), jnp.bfloat16)
-  for ours, expected in zip(_with_gradients(_sharding())(*inputs), _numpy(*inputs), strict=True):
+  for ours, expected in zip(
+    _with_gradients(_sharding())(*inputs), attention_in_float64(*inputs), strict=True
+  ):
     chex.assert_type(ours, jnp.bfloat16)
     np.testing.assert_allclose(ours.astype(np.float32), expected, atol=0.03 * abs(expected).max())
 

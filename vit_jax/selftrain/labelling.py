@@ -65,10 +65,8 @@ class Teachers:
     named = next((model.class_names for model in self._models if model.class_names), None)
     self.class_names = tuple(named or map(str, range(first.num_classes)))
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
-    self._batch_sharding, whole = (
-      NamedSharding(mesh, PartitionSpec('data')),
-      NamedSharding(mesh, PartitionSpec()),
-    )
+    self._batch_sharding = NamedSharding(mesh, PartitionSpec('data'))
+    whole = NamedSharding(mesh, PartitionSpec())
     self._batch_size = -(-batch_size // mesh.size) * mesh.size
     split = [nnx.split(model.module) for model in self._models]
     self._params = jax.device_put([state for _, state in split], whole)
