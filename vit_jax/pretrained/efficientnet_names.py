@@ -1,0 +1,71 @@
+"""The parameters of an EfficientNet as PyTorch's libraries name them: what transformers and timm share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained.safetensors_files import STEP_COUNT
+from vit_jax.pretrained.torch_names import Rule, expected, layer
+
+_LEAVES = {
+  'kernel': 'weight',
+  'scale': 'weight',
+  'bias': 'bias',
+  'mean': 'running_mean',
+  'var': 'running_var',
+}
+HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
+
+
+class StageNames(NamedTuple):
+  """How the tensors of a stage are called.
+
+  Attributes:
+    block: what a block's names begin with, {} being its number.
+    first: number of the stage's first block.
+    layers: our layer in a block -> theirs.
+  """
+
+  block: str
+  first: int
+  layers: Mapping[str, str]
+
+
+def rules(
+  architecture: Architecture, around: Mapping[str, str], stage_names: Callable[[int], StageNames]
+) -> tuple[Rule, ...]:
+  """Which tensor each parameter is in.
+
+  Args:
+    architecture: of an EfficientNet.
+    around: our layer outside of the stages -> theirs.
+    stage_names: of the number of a stage, from 0.
+  """
+  result = []
+  for path in architecture.shapes().keys() - HEAD_PATHS:
+    *where, name, leaf = path.split('/')
+    form = 'conv' if leaf == 'kernel' else 'same'
+    if not where:
+      result.append(Rule(path, f'{around[name]}.{_LEAVES[leaf]}', form))
+      continue
+    stage, part = where
+    names = stage_names(int(stage.removeprefix('stage')) - 1)
+    theirs = f'{names.block}.{names.layers[name]}.{_LEAVES[leaf]}'
+    if part == 'first':
+      result.append(Rule(path, theirs.format(names.first), form))
+    else:
+      result.append(Rule(path, theirs, form, first=names.first + 1))
+  return (*result, *(layer('head', around['head']) if architecture.num_classes else ()))
+
+
+def step_counts(rules: Sequence[Rule], architecture: Architecture) -> dict[str, np.ndarray]:
+  """The tensors in which PyTorch's batch norms count their steps, at zero: we do not count them."""
+  mean = _LEAVES['mean']
+  names = expected(rules, architecture.shapes())
+  return {
+    name.removesuffix(mean) + STEP_COUNT: np.zeros((), np.int64)
+    for name in names
+    if name.endswith(f'.{mean}')
+  }
