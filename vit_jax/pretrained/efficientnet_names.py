@@ -1,11 +1,10 @@
 """The parameters of an EfficientNet as PyTorch's libraries name them: what transformers and timm share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.models.base import Architecture
 from vit_jax.pretrained.safetensors_files import STEP_COUNT
 from vit_jax.pretrained.torch_names import Rule, expected, layer
 
@@ -34,17 +33,20 @@ class StageNames(NamedTuple):
 
 
 def rules(
-  architecture: Architecture, around: Mapping[str, str], stage_names: Callable[[int], StageNames]
+  paths: Iterable[str], around: Mapping[str, str], stage_names: Callable[[int], StageNames], *, head: bool
 ) -> tuple[Rule, ...]:
   """Which tensor each parameter is in.
 
   Args:
-    architecture: of an EfficientNet.
+    paths: of the parameters of an EfficientNet.
     around: our layer outside of the stages -> theirs.
     stage_names: of the number of a stage, from 0.
+    head: whether they have one.
   """
   result = []
-  for path in architecture.shapes().keys() - HEAD_PATHS:
+  for path in paths:
+    if path in HEAD_PATHS:
+      continue
     *where, name, leaf = path.split('/')
     form = 'conv' if leaf == 'kernel' else 'same'
     if not where:
@@ -57,13 +59,13 @@ def rules(
       result.append(Rule(path, theirs.format(names.first), form))
     else:
       result.append(Rule(path, theirs, form, first=names.first + 1))
-  return (*result, *(layer('head', around['head']) if architecture.num_classes else ()))
+  return (*result, *(layer('head', around['head']) if head else ()))
 
 
-def step_counts(rules: Sequence[Rule], architecture: Architecture) -> dict[str, np.ndarray]:
+def step_counts(rules: Sequence[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """The tensors in which PyTorch's batch norms count their steps, at zero: we do not count them."""
   mean = _LEAVES['mean']
-  names = expected(rules, architecture.shapes())
+  names = expected(rules, params)
   return {
     name.removesuffix(mean) + STEP_COUNT: np.zeros((), np.int64)
     for name in names

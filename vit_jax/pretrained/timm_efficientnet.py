@@ -3,7 +3,9 @@
 import dataclasses
 import pathlib
 import re
+from collections.abc import Iterable
 
+from vit_jax import pytrees
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import VARIANTS, EfficientNetConfig
@@ -76,7 +78,7 @@ class TimmEfficientNetFormat(FolderFormat):
     architecture = Architecture(model, image_size, channels, num_classes)
     return Layout(
       architecture=architecture,
-      rules=_rules(architecture),
+      rules=_rules(architecture.shapes(), head=num_classes > 0),
       tokens=None,
       preprocess=timm_config.preprocess(published, image_size, channels),
       class_names=timm_config.class_names(published, num_classes),
@@ -90,7 +92,8 @@ class TimmEfficientNetFormat(FolderFormat):
     published, notes = timm_config.written(pretrained, first_conv='conv_stem', classifier='classifier')
     if pretrained.link == 'sigmoid':
       notes += (SIGMOID_LOST,)
-    rules = _rules(architecture)
+    params = pytrees.flatten(pretrained.params)
+    rules = _rules(params, head=architecture.num_classes > 0)
     arguments = {'in_chans': architecture.channels}
     return Export(
       rules=rules,
@@ -103,7 +106,7 @@ class TimmEfficientNetFormat(FolderFormat):
         'num_features': model.top_channels,
         'pretrained_cfg': published,
       },
-      constants=step_counts(rules, architecture),
+      constants=step_counts(rules, params),
       dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
       notes=notes,
     )
@@ -140,8 +143,8 @@ def _variant(model: EfficientNetConfig) -> str:
   )
 
 
-def _rules(architecture: Architecture) -> tuple[Rule, ...]:
+def _rules(paths: Iterable[str], *, head: bool) -> tuple[Rule, ...]:
   def stage_names(stage: int) -> StageNames:
     return StageNames(f'blocks.{stage}.{{}}', 0, _LAYERS if stage else _FIRST_LAYERS)
 
-  return efficientnet_names.rules(architecture, _AROUND, stage_names)
+  return efficientnet_names.rules(paths, _AROUND, stage_names, head=head)

@@ -2,8 +2,10 @@
 
 import pathlib
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
+from vit_jax import pytrees
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import B0_STAGES, EfficientNetConfig
@@ -72,7 +74,7 @@ class EfficientNetFormat(FolderFormat):
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in files.shapes) else ''
     return Layout(
       architecture=architecture,
-      rules=_rules(architecture, prefix),
+      rules=_rules(model, architecture.shapes(), prefix, head=num_classes > 0),
       tokens=None,
       preprocess=preprocess,
       class_names=values.class_names(num_classes),
@@ -88,9 +90,10 @@ class EfficientNetFormat(FolderFormat):
     if _adds_input_in_first_block(model):
       raise Unfit('the first block of a stage never adds its input there')
     head = bool(architecture.num_classes)
-    rules = _rules(architecture, _PREFIX if head else '')
+    params = pytrees.flatten(pretrained.params)
+    rules = _rules(model, params, _PREFIX if head else '', head=head)
     text, notes = preprocessor_config.write(pretrained.preprocess)
-    padded = _padded_evenly(model, architecture.image_size)
+    padded = padded_evenly(model, architecture.image_size)
     if padded is None:
       notes += (_other_padding(architecture.image_size),)
     return Export(
@@ -98,7 +101,7 @@ class EfficientNetFormat(FolderFormat):
       tokens=None,
       config=_written_config(pretrained, model, padded or []),
       texts={preprocessor_config.FILE: text},
-      constants=step_counts(rules, architecture),
+      constants=step_counts(rules, params),
       dropped=frozenset() if head else HEAD_PATHS,
       notes=notes,
     )
@@ -173,19 +176,17 @@ def _written_config(
   return values
 
 
-def _rules(architecture: Architecture, prefix: str) -> tuple[Rule, ...]:
-  model = architecture.model
-  assert isinstance(model, EfficientNetConfig)
+def _rules(model: EfficientNetConfig, paths: Iterable[str], prefix: str, *, head: bool) -> tuple[Rule, ...]:
   around = {ours: prefix + theirs for ours, theirs in _AROUND.items()} | {'head': 'classifier'}
 
   def stage_names(stage: int) -> StageNames:
     before = sum(each.blocks for each in model.stages[:stage])
     return StageNames(prefix + 'encoder.blocks.{}', before, _LAYERS)
 
-  return efficientnet_names.rules(architecture, around, stage_names)
+  return efficientnet_names.rules(paths, around, stage_names, head=head)
 
 
-def _padded_evenly(model: EfficientNetConfig, image_size: tuple[int, int]) -> list[int] | None:
+def padded_evenly(model: EfficientNetConfig, image_size: tuple[int, int]) -> list[int] | None:
   """transformers' `depthwise_padding` for an image size.
 
   TensorFlow pads the input of a convolution of stride 2 on all sides alike where its height and width are odd, and
@@ -217,7 +218,7 @@ def _padding_notes(
   if not isinstance(given, list) or not all(type(number) is int for number in given):
     raise values.error('depthwise_padding', given, 'a list of integers')
   starts = {sum(stage.blocks for stage in model.stages[:s]) for s in range(len(model.stages))}
-  if _padded_evenly(model, image_size) == sorted(starts & set(given)):
+  if padded_evenly(model, image_size) == sorted(starts & set(given)):
     return ()
   return (_other_padding(image_size),)
 
