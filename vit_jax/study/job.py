@@ -1,10 +1,11 @@
 """One run of a study, in a process of its own: python -m vit_jax.study.job STUDY WORKDIR VARIANT SEED.
 
-The process that started it holds its stdin open; when that one is gone, this one ends too.
+Where its stdin is a pipe, a study holds the other end; when the study is gone, this process ends too.
 """
 
 import os
 import pathlib
+import stat
 import sys
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from vit_jax import cli
 
 def main(arguments: Sequence[str]) -> None:
   """Trains the run to its end, or goes on with it."""
-  threading.Thread(target=_end_with_parent, daemon=True).start()
+  if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+    threading.Thread(target=_end_with_study, daemon=True).start()
   from vit_jax import compilation_cache
   from vit_jax.checkpoint.lease import Lease
   from vit_jax.study import definition
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     results.train(run.config, run.folder, keep=True)
 
 
-def _end_with_parent() -> None:
+def _end_with_study() -> None:
   """Ends this process at the end of stdin, as a kill does: the study that is started again goes on with it."""
   while os.read(sys.stdin.fileno(), 1):
     pass

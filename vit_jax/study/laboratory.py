@@ -114,7 +114,7 @@ def conduct(
     while waiting:
       with signals.raise_at_interrupt():
         complete, _ = futures.wait(waiting, _REPORT_SECONDS, futures.FIRST_COMPLETED)
-      for future in complete:
+      for future in [future for future in waiting if future in complete]:
         run, error = waiting.pop(future), future.result()
         result = None if error else _result(run)
         if result is None:
@@ -197,5 +197,5 @@ def conduct_processes(
   try:
     conduct(runs, processes, jobs=jobs, say=say, ended=ended)
   except KeyboardInterrupt:
-    processes.stop()
-    raise Preempted('Stopped; the running runs save and end.') from None
+    processes.stop()  # the pool's threads wait for them at the end of this process
+    raise Preempted('Interrupted; the runs that were going on have saved.') from None
