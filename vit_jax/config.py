@@ -83,7 +83,8 @@ class Config:
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
-  # Decay a step of an exponential moving average (EMA) of the parameters, evaluated beside them. 0: none.
+  # Decay a step of an exponential moving average (EMA) of the parameters, and of running statistics where the
+  # model has any, evaluated beside them. 0: none.
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
   # At a loss or gradient that is not finite: 'stop', or 'skip' that step.
   nonfinite: Literal['stop', 'skip'] = 'stop'

@@ -32,7 +32,8 @@ class Pretrained:
 
   Attributes:
     architecture: the network, its variant 'custom' and every size given, and the shapes of its input and output.
-    params: nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked.
+    params: nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked; a model's state, such
+      as running statistics, is among them.
     preprocess: how images become its input.
     class_names: of the logits; None: the checkpoint does not name them.
     notes: sentences for the person: what was dropped, what is all zeros.
