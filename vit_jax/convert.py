@@ -83,9 +83,11 @@ def _told() -> dict[str, Any]:
 
 
 def _count(pretrained: 'Pretrained') -> int:
+  """Parameters of the model, without its state."""
   from vit_jax import pytrees
 
-  return sum(array.size for array in pytrees.flatten(pretrained.params).values())
+  state = pretrained.architecture.state_paths()
+  return sum(array.size for path, array in pytrees.flatten(pretrained.params).items() if path not in state)
 
 
 if __name__ == '__main__':
