@@ -28,7 +28,7 @@ class Memory:
   """Bytes on each device.
 
   Attributes:
-    params: parameters.
+    params: parameters, and the model's state.
     opt_state: the optimizer's state.
     ema: the parameters' exponential moving average.
     batch: the input of a step.
@@ -226,7 +226,7 @@ def _argument_bytes(run: Run) -> dict[str, int]:
   """Bytes on each device of what a step is given, as fields of `Memory`."""
   program = run.program
   return {
-    'params': device_bytes(program.state.params),
+    'params': device_bytes(program.state.variables),
     'opt_state': device_bytes(program.state.opt_state),
     'ema': device_bytes(program.state.ema),
     'batch': device_bytes(program.batch),
