@@ -358,5 +358,6 @@ MODELS: Registry[ModelConfig] = Registry(
     'vit': 'vit_jax.models.vit_config:ViTConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',
+    'efficientnet': 'vit_jax.models.efficientnet:EfficientNetConfig',
   },
 )

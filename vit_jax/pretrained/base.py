@@ -168,6 +168,8 @@ FORMATS: Registry[Format] = Registry(
     'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
     'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
+    'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
+    'timm_efficientnet': 'vit_jax.pretrained.timm_efficientnet:TimmEfficientNetFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },
