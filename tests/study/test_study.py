@@ -220,4 +220,7 @@ def test_every_shipped_study_has_runs_that_can_begin(path, tmp_path):
   study = definition.load(str(path))
   runs = definition.runs(study, tmp_path)
   assert len(runs) == len(study.variants) * len(study.seeds) >= 4
+  for run in runs[: len(study.variants)]:
+    data = run.config.data
+    assert run.config.model.forward_flops(image_size=data.image_size, channels=data.channels, num_classes=10)
   assert f'vit_jax.study {path.stem} --workdir=' in path.read_text(), 'the header gives the command'

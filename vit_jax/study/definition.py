@@ -20,6 +20,7 @@ class Variant:
     config: as --config of `vit_jax.main`, such as 'locality:plain,small'.
     options: dotted name -> value, where it differs from that config.
     start: another variant that comes before; its run of the same seed is this one's `init.checkpoint`.
+    compared: whether it is in the table; False: others start from it, and it need not have the metric.
     published: what its source says, for the table.
     line: the variants of one line in the figure, where the study has an `axis`.
     at: its place on that axis; None: the FLOPs of its training.
@@ -28,6 +29,7 @@ class Variant:
   config: str
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   start: str = ''
+  compared: bool = True
   published: str = ''
   line: str = ''
   at: float | None = None
@@ -104,7 +106,7 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
       if variant.start and variant.start not in list(study.variants)[: list(study.variants).index(name)]:
         raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
       config = _config(name, variant, seed, start)
-      if study.metric.split('/')[0] not in config.evaluators:
+      if variant.compared and study.metric.split('/')[0] not in config.evaluators:
         known = ', '.join(config.evaluators) or 'none'
         raise UserError(f'The variant {name!r} measures no {study.metric!r}; its evaluators: {known}.')
       found.append(StudyRun(name, seed, config, _folder(workdir, name, seed), start))

@@ -38,9 +38,11 @@ class Row(NamedTuple):
 
 
 def rows(study: Study, results: Results) -> list[Row]:
-  """A row for each variant."""
+  """A row for each variant that is compared."""
   table = []
   for name, variant in study.variants.items():
+    if not variant.compared:
+      continue
     ended = {seed: results[name, seed] for seed in study.seeds if (name, seed) in results}
     values = {seed: result.metrics[study.metric] for seed, result in ended.items()}
     table.append(
@@ -92,7 +94,7 @@ def _markdown(study: Study, table: Sequence[Row]) -> str:
       '',
       'By themselves, with `--config.seed=…` and `--workdir=…`:',
       '',
-      *(f'- {row.name}: `{command(row.variant)}`' for row in table),
+      *(f'- {name}: `{command(variant)}`' for name, variant in study.variants.items()),
       '',
     ]
   )
