@@ -32,7 +32,6 @@ ARGUMENTS = {
   'vit_l16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
   'masked_patch': [*PAPER, 'cifar10'],
   'vit_s16_i1k': ['300'],
-  'efficientnet': ['l2'],
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],
   'position': ['rotary,gap', 'relative_query,token,small'],
