@@ -159,6 +159,6 @@ def _facts(model: LoadedModel, title: str, averaged: int, absent: Mapping[str, s
     },
     absent=absent,
     averaged=f'{averaged} images' if averaged > 1 else 'one image',
-    hybrid=model.config.first_kernel.startswith('stem/'),
+    hybrid=model.config.first_kernel == 'stem/root/kernel',
     leading_tokens=model.module.leading_tokens > 0,
   )
