@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import http.server
+import json
 import logging
 import socket
 import struct
@@ -17,7 +18,9 @@ import pytest
 class FaultyProxy(http.server.ThreadingHTTPServer):
   """Passes requests on to a server, but for the next `faults`: a status, 'cut' or 'stall'.
 
-  Faults befall requests of objects' bytes only. `ranges` has the Range of each of those.
+  Faults befall requests of objects' bytes only. `ranges` has the Range of each of those. The next `write_faults`,
+  which are statuses, befall requests that write. Writes on the condition that an object has a generation, which the
+  emulator of Google's buckets does not know, are refused here where it has another one.
   """
 
   daemon_threads = True
@@ -27,6 +30,8 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     self.port = port
     self.faults: list[int | str] = []
     self.ranges: list[str | None] = []
+    self.write_faults: list[int] = []
+    self.writing = threading.Lock()
 
   @property
   def url(self) -> str:
@@ -54,14 +59,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if reads:
       self.server.ranges.append(self.headers.get('Range'))
       fault = self.server.faults.pop(0) if self.server.faults else None
+    if self.command in ('POST', 'PUT') and self.server.write_faults:
+      fault = self.server.write_faults.pop(0)
     if isinstance(fault, int):
       self._answer(fault, [], b'')
       return
-    connection = http.client.HTTPConnection('127.0.0.1', self.server.port)
-    with contextlib.closing(connection):
-      connection.request(self.command, self.path, body, dict(self.headers))
-      answer = connection.getresponse()
-      content = answer.read()
+    expected = query.get('ifGenerationMatch', [None])[0]
+    with self.server.writing if expected else contextlib.nullcontext():
+      if expected and expected != self._generation(address.path, query['name'][0]):
+        self._answer(412, [], b'')
+        return
+      answer, content = self._passed_on(self.command, self.path, body, dict(self.headers))
     dropped = ('transfer-encoding', 'connection', 'content-length', 'server', 'date')
     headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
     if self.command == 'HEAD':
@@ -69,6 +77,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if fault == 'stall':
       time.sleep(3)
     self._answer(answer.status, headers, content, cut=fault == 'cut')
+
+  def _passed_on(
+    self, command: str, path: str, body: bytes, headers: dict[str, str]
+  ) -> tuple[http.client.HTTPResponse, bytes]:
+    """The server's answer and its content."""
+    connection = http.client.HTTPConnection('127.0.0.1', self.server.port)
+    with contextlib.closing(connection):
+      connection.request(command, path, body, headers)
+      answer = connection.getresponse()
+      return answer, answer.read()
+
+  def _generation(self, path: str, name: str) -> str:
+    """That of an object; '0': there is none."""
+    place = f'{path.removeprefix("/upload")}/{urllib.parse.quote(name, safe="")}'
+    answer, content = self._passed_on('GET', place, b'', {})
+    return '0' if answer.status == 404 else json.loads(content)['generation']
 
   do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any  # noqa: N815
 
@@ -150,6 +174,18 @@ class Place:
     """Stores an object in the bucket; returns its address."""
     self._files.pipe_file(f'bucket/{name}', content, **(self._options if public else {}))
     return f'{self.scheme}://bucket/{name}'
+
+  def get(self, name: str) -> bytes:
+    """The content of an object in the bucket."""
+    return self._files.cat_file(f'bucket/{name}')
+
+  def remove(self, name: str) -> None:
+    """Removes an object of the bucket."""
+    self._files.rm_file(f'bucket/{name}')
+
+  def names(self, folder: str = '') -> list[str]:
+    """The names of the objects below a folder of the bucket."""
+    return sorted(path.removeprefix('bucket/') for path in self._files.find(f'bucket/{folder}'))
 
   def put_folder(self, folder, name: str) -> str:
     """Stores a folder's files; returns its address."""

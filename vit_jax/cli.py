@@ -48,9 +48,9 @@ def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positio
     argv: the command line; None: this process's.
     positional: whether there may be arguments that are no flags.
 
-  Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save,
-  start again. 130: interrupted by Ctrl-C. 1: an error of ours, with its traceback (--debug shows that of the
-  others too).
+  Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save, or
+  because a bucket is out of reach; start again. 130: interrupted by Ctrl-C. 1: an error of ours, with its
+  traceback (--debug shows that of the others too).
   """
   with signals.end_at_interrupt():
     code = _exit_code(main, sys.argv if argv is None else argv, positional)
@@ -170,7 +170,7 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
         main()
     sys.stdout.flush()
   except UserError as error:
-    return _fail(str(error), EXIT_USER_ERROR)
+    return _fail(str(error), error.exit_code)
   except Preempted as stop:
     return _fail(f'{stop} Start the same command again to go on.', EXIT_RESTART)
   except BrokenPipeError:  # of a reader such as `head`, that has seen enough
