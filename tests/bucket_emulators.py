@@ -14,6 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
+_CONNECTIONS = (
+  128  # that wait to be accepted; with Python's five, some of many at a time would wait for seconds
+)
+
 
 class FaultyProxy(http.server.ThreadingHTTPServer):
   """Passes requests on to a server, but for the next `faults`: a status, 'cut' or 'stall'.
@@ -24,6 +28,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
   """
 
   daemon_threads = True
+  request_queue_size = _CONNECTIONS
 
   def __init__(self, port: int):
     super().__init__(('127.0.0.1', 0), _Handler)
@@ -47,8 +52,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   wbufsize = -1
   server: FaultyProxy
 
+  def handle_expect_100(self) -> bool:
+    done = super().handle_expect_100()
+    self.wfile.flush()  # or the client, which waits for this, would never send the body
+    return done
+
   def handle_any(self) -> None:
-    body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+    length = int(self.headers.get('Content-Length', 0))
+    body = self.rfile.read(length)
+    if len(body) < length:  # a client that was killed; the server would wait for the rest
+      self.close_connection = True
+      return
     address = urllib.parse.urlsplit(self.path)
     query = urllib.parse.parse_qs(address.query)
     reads = self.command == 'GET' and (
@@ -119,7 +133,9 @@ def google() -> Iterator[FaultyProxy]:
   server = pytest.importorskip('gcp_storage_emulator.server')
   logging.getLogger('gcp_storage_emulator').setLevel(logging.ERROR)
   emulator = server.create_server('127.0.0.1', 0, in_memory=True, default_bucket='bucket')
+  emulator._storage._write_config_to_file = lambda: None  # for its next start: all names, at every change
   emulator.start()
+  emulator._api._httpd.socket.listen(_CONNECTIONS)
   try:
     with _proxy(emulator._api._httpd.server_address[1]) as proxy:
       yield proxy
@@ -196,8 +212,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def places(scheme: str) -> Iterator[Place]:
-  """A running emulator of a scheme, in the environment of this process: nobody's credentials are in reach."""
+def places(scheme: str, *, own: bool = False) -> Iterator[Place]:
+  """A running emulator of a scheme, in the environment of this process.
+
+  Args:
+    scheme: 'gs' or 's3'.
+    own: credentials are there, as writing needs them; else nobody's are in reach.
+  """
   with pytest.MonkeyPatch.context() as patch, google() if scheme == 'gs' else amazon() as proxy:
     for name in (
       'GOOGLE_APPLICATION_CREDENTIALS',
@@ -213,6 +234,9 @@ def places(scheme: str) -> Iterator[Place]:
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
       patch.setenv(name, '/nowhere')
+    if own:
+      patch.setenv('AWS_ACCESS_KEY_ID', 'k')
+      patch.setenv('AWS_SECRET_ACCESS_KEY', 's')
     patch.setenv('STORAGE_EMULATOR_HOST' if scheme == 'gs' else 'AWS_ENDPOINT_URL', proxy.url)
     forget_earlier_emulators()
     yield Place(scheme, proxy)

@@ -60,7 +60,8 @@ class Patience:
   pause: float = 0.5
 
 
-OF_RUNS = Patience(attempts=10)  # of what a run keeps in a bucket: about five minutes of pauses
+# For what a run keeps in a bucket: it waits for five minutes in all, beside what the library below waits.
+OF_RUNS = Patience(attempts=10)
 
 
 @dataclasses.dataclass(frozen=True)

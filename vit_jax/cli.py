@@ -5,6 +5,7 @@ import difflib
 import io
 import logging
 import os
+import pathlib
 import re
 import runpy
 import sys
@@ -142,6 +143,20 @@ def required(holder: flags.FlagHolder) -> Any:
   if holder.value in (None, ''):
     raise _missing(holder.name)
   return holder.value
+
+
+def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
+  """The folder that a flag must give.
+
+  Raises:
+    UserError: it is missing, or an address.
+  """
+  value = required(holder)
+  if '://' in value:
+    raise UserError(
+      f'--{holder.name}={value} is an address, which this command does not write to; give a folder.'
+    )
+  return pathlib.Path(value).expanduser()
 
 
 def missing_arguments(sentence: str) -> UserError:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     raise cli.missing_arguments('Name the workdirs of the runs to compare')
   with contextlib.ExitStack() as stack:
     runs = read_runs([_local(argument, stack) for argument in arguments])
-  out = pathlib.Path(cli.required(_OUT)).expanduser()
+  out = cli.local_folder(_OUT)
   files.make_directories(out)
   text = report(runs)
   (out / 'compare.md').write_text(text)

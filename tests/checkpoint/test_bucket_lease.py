@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture(scope='module', params=['gs', 's3'])
 def place(request):
-  with places(request.param) as found:
+  with places(request.param, own=True) as found:
     yield found
 
 
