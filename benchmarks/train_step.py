@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 CONTENDERS = ('peer', 'scanned', 'unrolled')
 SIZES = {'S/16': (384, 12, 6, 1536), 'Ti/16': (192, 12, 3, 768)}  # width, blocks, heads, hidden
@@ -100,15 +100,56 @@ def peer(variant: str, batch_size: int, image_size: int, threads: int) -> Conten
 
 
 def work(name: str, args: argparse.Namespace) -> None:
-  """The process of a contender: each line in is a turn, each line out its seconds a step and peak MiB."""
+  """The process of a contender."""
   settings = (args.variant, args.batch_size, args.image_size, args.threads)
-  run, text = peer(*settings) if name == 'peer' else ours(*settings, unroll=name == 'unrolled')
+  serve(*(peer(*settings) if name == 'peer' else ours(*settings, unroll=name == 'unrolled')))
+
+
+def serve(run: Callable[[], None], text: str) -> None:
+  """Prints the text; then each line in is a turn of so many steps, each line out its seconds a step and peak MiB."""
   _time(run, 2)
   print(text, flush=True)
   for line in sys.stdin:
     seconds = _time(run, int(line))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f'{seconds} {peak:.0f}', flush=True)
+
+
+def take_turns(
+  names: Sequence[str], turns: int, steps: int, environment: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], dict[str, list[float]], dict[str, str]]:
+  """Starts this script once more for each contender, by --contender=NAME, and lets them step in turn.
+
+  Args:
+    names: of the contenders.
+    turns: of each.
+    steps: in a turn.
+    environment: of the processes; None: this one's.
+
+  Returns:
+    Each contender's text, its seconds a step in each turn, and its peak MiB.
+  """
+  processes, texts = {}, {}
+  for name in names:  # one after the other, for compilation is timed too
+    processes[name] = subprocess.Popen(
+      [sys.executable, *sys.argv, f'--contender={name}'],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=environment,
+    )
+    texts[name] = processes[name].stdout.readline().strip()
+  seconds, peaks = {name: [] for name in names}, {}
+  for _ in range(turns):
+    for name, process in processes.items():
+      process.stdin.write(f'{steps}\n')
+      process.stdin.flush()
+      taken, peaks[name] = process.stdout.readline().split()
+      seconds[name].append(float(taken))
+  for process in processes.values():
+    process.stdin.close()
+    process.wait()
+  return texts, seconds, peaks
 
 
 def _time(run: Callable[[], None], steps: int) -> float:
@@ -132,25 +173,7 @@ def main() -> None:
   if args.contender:
     return work(args.contender, args)
 
-  command = [sys.executable, __file__, *sys.argv[1:]]
-  processes, texts = {}, {}
-  for name in CONTENDERS:  # one after the other, for compilation is timed too
-    processes[name] = subprocess.Popen(
-      [*command, f'--contender={name}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    texts[name] = processes[name].stdout.readline().strip()
-  seconds = {name: [] for name in CONTENDERS}
-  peaks = {}
-  for _ in range(args.turns):
-    for name, process in processes.items():
-      process.stdin.write(f'{args.steps}\n')
-      process.stdin.flush()
-      taken, peaks[name] = process.stdout.readline().split()
-      seconds[name].append(float(taken))
-  for process in processes.values():
-    process.stdin.close()
-    process.wait()
-
+  texts, seconds, peaks = take_turns(CONTENDERS, args.turns, args.steps)
   print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, float32, {args.turns} turns')
   medians = {name: statistics.median(times) for name, times in seconds.items()}
   for name, times in seconds.items():

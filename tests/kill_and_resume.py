@@ -117,7 +117,9 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   """Every array of the last checkpoint by name, read with Orbax alone."""
   step = workdir / 'checkpoints' / str(max(int(path.name) for path in (workdir / 'checkpoints').iterdir()))
   handler, result = ocp.PyTreeCheckpointHandler(), {}
-  for item in ('params', 'opt_state', 'ema', 'counters'):
+  for item in ('params', 'opt_state', 'ema', 'counters', 'model_state'):
+    if item == 'model_state' and not (step / item).exists():
+      continue  # most models have none
     tree = handler.metadata(step / item).tree
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
     tree = handler.restore(step / item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))

@@ -26,9 +26,17 @@ from fork_server import run, start
 from PIL import Image
 from released_files import path as released_file
 
-from vit_jax import cli, config_files
+from vit_jax import cli
 from vit_jax import config as c
+from vit_jax.study import definition
+from vit_jax.training import preprocessing, results, workdir
 
+STUDY = """
+from vit_jax.study.definition import Study, Variant
+
+def get_study():
+  return Study('A study', {'one': Variant('quickstart', {'total': '2 steps'})}, seeds=(0,))
+"""
 # Command -> command lines, each with one input that cannot be used: its name begins with 'bad'.
 INPUTS = {
   'train': ['--config=bad.py --workdir=run'],
@@ -40,6 +48,7 @@ INPUTS = {
     '--teachers=model.npz --workdir=labelled bad.png',
   ],
   'transfer': ['--checkpoint=bad.npz --workdir=table --suite=digits'],
+  'study': ['bad.py --workdir=runs'],
   'compare': ['bad'],
   'visualize': ['--checkpoint=bad.npz --out=seen photo.png', '--checkpoint=model.npz --out=seen bad.png'],
   'plan': ['--config=bad.py --topology=cpu:1'],
@@ -53,13 +62,14 @@ OUTPUTS = {
   'prepare': ['photos {out}'],
   'selftrain': ['--teachers=model.npz --workdir={out} photos'],
   'transfer': ['--checkpoint=model.npz --workdir={out} --suite=digits'],
+  'study': ['study.py --workdir={out} --jobs=1'],
   'compare': ['run --out={out}'],
   'visualize': ['--checkpoint=model.npz --out={out} photo.png'],
   'plan': ['--config=config.py --topology=cpu:1 --json={out}.json'],
   'contact_sheet': ['--config=config.py --workdir={out}'],
 }
-# Of commands that write no file.
-WORKING = {'predict': ['--checkpoint=model.npz photo.png']}
+# Of commands that write no file, or begin long runs.
+WORKING = {'predict': ['--checkpoint=model.npz photo.png'], 'study': ['study.py --workdir=ended']}
 # Events after the command's begin at which Ctrl-C comes; the last ones come when some commands have ended.
 MOMENTS = [4**power for power in range(8)]
 EACH_INPUT = [(name, line) for name, lines in INPUTS.items() for line in lines]
@@ -103,8 +113,9 @@ def flags_of(name: str) -> dict[str, Any]:
 
 
 def required_flags(name: str) -> list[str]:
-  """Flags that the source asks for by `cli.required` and have no default, and --config."""
-  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function == 'cli.required'}
+  """Flags that the source asks for by `cli.required` or `local_folder` and have no default, and --config."""
+  asking = ('cli.required', 'cli.local_folder')
+  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function in asking}
   holders = {flag: f'_{flag.upper()}' for flag, default in flags_of(name).items() if default is None}
   return [flag for flag, holder in holders.items() if holder in texts or flag == 'config']
 
@@ -129,6 +140,10 @@ def workplace(golden, tmp_path_factory) -> pathlib.Path:
     place = folder / 'photos' / ('cat', 'dog')[number % 2]
     place.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(place / f'{number}.png')
+  (folder / 'study.py').write_text(STUDY)
+  (ended,) = definition.runs(definition.load(str(folder / 'study.py')), folder / 'ended')
+  workdir.claim(preprocessing.resolved(ended.config), ended.folder, begun=False, takeover=False)
+  results.write(results.Result({'test/accuracy': 0.5}, 1.0, 1.0, 1, 'cpu', []), ended.folder)
   (folder / 'run').mkdir()
   (folder / 'run/config.json').write_text(json.dumps(c.as_json(c.Config())))
   (folder / 'run/metrics.jsonl').write_text('{"step": 1, "train/loss": 0.5, "learning_rate": 0.1}\n')
@@ -312,68 +327,6 @@ def test_wrong_value_is_answered_with_what_is_possible(arguments, texts, tmp_pat
   assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-  ('value', 'variant'),
-  [('vit_l16:jft', 'L/16'), ('ablations/position:rotary', 'custom'), ('position:rotary', 'custom')],
-)
-def test_shipped_config_is_found_by_name(value, variant, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  assert c.from_config_dict(config_files.load(value)).model.variant == variant
-
-
-def test_file_here_goes_before_the_shipped_config_of_that_name(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'quickstart').write_text(CONFIG)
-  assert c.from_config_dict(config_files.load('quickstart')).model.width == 16
-  (tmp_path / 'quickstart').unlink()
-  (tmp_path / 'quickstart').mkdir()  # a run's folder, say
-  assert c.from_config_dict(config_files.load('quickstart')).model.width == 64
-
-
-def test_shipped_config_trains_from_any_folder(tmp_path):
-  flags = ['--config=quickstart', '--config.total=2 steps', '--config.model.depth=1']
-  result = run('vit_jax', 'train', *flags, cwd=tmp_path)
-  assert result.returncode == 0, result.stderr
-  assert (tmp_path / 'runs/quickstart/checkpoints/2').is_dir()
-
-
-@pytest.mark.parametrize(
-  ('value', 'texts'),
-  [
-    ('quikstart', ["no config 'quikstart'", 'did you mean --config=quickstart?']),
-    ('positions', ['did you mean --config=ablations/position?']),
-    ('configs/quickstart.py', ['no config file configs/quickstart.py', '--config=quickstart.']),
-    ('mine/xyz.py', ['no config file mine/xyz.py', 'check the path']),
-    ('xyz', ["no config 'xyz'", 'quickstart', 'ablations/position']),
-    ('quickstart:big', ['The config quickstart takes no argument', "':big'"]),
-    ('vit_l16:nope', ["no recipe 'nope'", 'imagenet21k, augreg, jft, imagenet2012']),
-  ],
-)
-def test_unknown_config_is_answered_with_the_nearest_one(value, texts, tmp_path):
-  assert_said(run('vit_jax', 'train', f'--config={value}', cwd=tmp_path), *texts)
-
-
-@pytest.mark.parametrize(
-  ('content', 'texts'),
-  [
-    (
-      'from vit_jax.config import *\n\ndef get_config():\n  return Config(btch_size=3)\n',
-      ['Line 4', 'btch_size'],
-    ),
-    ('import no_such_module\n', ['Line 1', 'ModuleNotFoundError', 'no_such_module']),
-    ('def get_config():\n  return (\n', ['Line 2', 'SyntaxError']),
-    ('CONFIG = {}\n', ['no function get_config()']),
-    ('def get_config(size):\n  return size\n', ['needs an argument', '--config=mine.py:size']),
-    ('def get_config():\n  pass\n', ['get_config()', 'NoneType', 'to_config_dict']),
-  ],
-)
-def test_config_file_that_fails_is_named_with_its_line(content, texts, tmp_path):
-  (tmp_path / 'mine.py').write_text(content)
-  result = run('vit_jax', 'train', '--config=mine.py', '--config.seed=1', cwd=tmp_path)
-  assert_said(result, 'mine.py', *texts)
-  assert len(result.stderr.splitlines()) == 1
-
-
 def test_warning_of_a_config_file_is_a_line_without_the_name_of_a_logger(place):
   result = run('vit_jax', 'train', '--config=finetune:model.npz,folder:photos', '--workdir=', cwd=place)
   assert_said(result, '--workdir is empty')
@@ -390,7 +343,7 @@ def test_help_of_a_flag_that_may_be_repeated_is_its_own_text(tmp_path):
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
   """The moments are events, such as the opening of a file, so that they do not depend on the machine's speed."""
-  line = ([line.format(out='out') for line in OUTPUTS[name]] or WORKING[name])[0]
+  line = (WORKING.get(name) or OUTPUTS[name])[0].format(out='out')
   result = run(module_of(name), *line.split(), cwd=place, signal_at=(signal.SIGINT, moment))
   said = [line for line in result.stderr.splitlines() if not line.startswith('Workdir:')]
   assert result.returncode in ((130,) if moment == 1 else (130, 75, 0)), result.stderr
@@ -409,6 +362,6 @@ def test_sigterm_in_the_middle_of_writing_claims_nothing_and_the_same_command_go
   assert command.wait() in (-signal.SIGTERM, 75, 0), stderr
   if command.wait():
     assert len(stderr.splitlines()) <= 1 and 'Wrote' not in stdout, stderr
-  if name != 'transfer':  # which trains for minutes; tests/transfer has runs that go on
+  if name not in ('transfer', 'study'):  # which train for long; their own tests have runs that go on
     again = run(module_of(name), *words, cwd=place)
     assert again.returncode == 0, again.stderr

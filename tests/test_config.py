@@ -117,7 +117,10 @@ def test_a_section_has_the_options_of_its_own_kind_only():
     ),
     ({'model': {'stem_blocks': [3, 4.5]}}, 'config.model.stem_blocks is 4.5, which is not of type int.'),
     ({'model': {'dropout': 1.5}}, 'config.model.dropout is 1.5; it must be between 0 and 0.999.'),
-    ({'model': {'name': 'swin'}}, "config.model.name is 'swin'; choose one of ['vit', 'mixer', 'resnet']."),
+    (
+      {'model': {'name': 'swin'}},
+      "config.model.name is 'swin'; choose one of ['vit', 'mixer', 'resnet', 'efficientnet'].",
+    ),
     ({'schedule': {'learning_rate': -1.0}}, 'config.schedule.learning_rate is -1.0; it must be at least 0.'),
     (
       {'schedule': {'decay': 'linear', 'cooldown': '5%'}},

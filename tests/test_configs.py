@@ -49,6 +49,7 @@ ARGUMENTS = {
 CASES = [
   (path, argument)
   for path in sorted(CONFIGS.rglob('*.py'))
+  if path.parent.name != 'studies'
   for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]
 ]
 

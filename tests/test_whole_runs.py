@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+import batch_norm_model
 import kill_and_resume
 import pytest
 from commands import assert_done, assert_said, run
@@ -24,6 +25,15 @@ CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 )
 def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_as):
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))
+
+
+@pytest.mark.parametrize('processes', [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(tmp_path, processes):
+  """Also where a single process goes on with the run of two."""
+  config = pathlib.Path(batch_norm_model.__file__).read_text()
+  print(kill_and_resume.check(1, processes, 1, tmp_path, config_text=config))
+  arrays = kill_and_resume.final_arrays(tmp_path / 'killed')
+  assert any(name.startswith('model_state') for name in arrays)
 
 
 def wait_for(path: pathlib.Path, processes: list[subprocess.Popen], seconds: float = 240) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.models.base import Architecture, ModelConfig
+from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
@@ -28,6 +29,12 @@ def resnet(**changes) -> ResNetConfig:
   return ResNetConfig(**{'variant': 'custom', 'blocks': (1, 2), 'width': 32, **changes})
 
 
+def efficientnet(**changes) -> EfficientNetConfig:
+  """An EfficientNet of eight blocks, of which the fifth and the sixth are one stage; nothing is dropped."""
+  sizes = {'width_multiplier': 0.5, 'depth_multiplier': 0.3, 'dropout': 0.0, 'stochastic_depth': 0.0}
+  return EfficientNetConfig(**{'variant': 'custom', **sizes, **changes})
+
+
 def build(
   model: ModelConfig | None = None,
   *,
@@ -43,7 +50,7 @@ def build(
   rng = np.random.default_rng(0)
 
   def random(path, leaf):
-    center = 1 if path[-1].key == 'scale' else 0
+    center = 1 if path[-1].key in ('scale', 'var') else 0
     return jnp.asarray(center + 0.15 * rng.standard_normal(leaf.shape), leaf.dtype)
 
   return graphdef, jax.tree_util.tree_map_with_path(random, nnx.to_pure_dict(shapes))

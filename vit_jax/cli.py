@@ -29,6 +29,7 @@ COMMANDS = {
   'prepare': ('vit_jax.prepare', 'prepares images for fast reading'),
   'selftrain': ('vit_jax.selftrain', 'labels images by teachers, for a student to be trained on'),
   'transfer': ('vit_jax.transfer', 'makes the table of a checkpoint: fine-tuning, VTAB, few-shot probes'),
+  'study': ('vit_jax.study', 'trains configs with several seeds, one core each, to a table'),
   'compare': ('vit_jax.compare', 'puts runs side by side'),
   'visualize': ('vit_jax.visualize', 'draws what a model sees'),
   'plan': ('vit_jax.plan', 'compiles a run for a machine that is not here: memory, time, core-days'),

@@ -21,6 +21,7 @@ from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
 from vit_jax.evaluation.classification import ClassificationEvaluatorConfig
 from vit_jax.evaluation.fewshot import FewShotEvaluatorConfig
 from vit_jax.models.base import MODELS, ModelConfig
+from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
@@ -43,6 +44,7 @@ __all__ = [
   'Config',
   'DataConfig',
   'DistillationObjective',
+  'EfficientNetConfig',
   'FewShotEvaluatorConfig',
   'InitConfig',
   'MaskedPatchesObjective',
@@ -73,7 +75,7 @@ class Config:
   batch_size: BatchSize = 512
   # Parts of a batch computed one after the other, to save memory.
   accumulation: Count = 1
-  # 'vit' (hybrids too), 'mixer' or 'resnet', by model.name.
+  # 'vit' (hybrids too), 'mixer', 'resnet' or 'efficientnet', by model.name.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
@@ -83,7 +85,8 @@ class Config:
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
-  # Decay a step of an exponential moving average (EMA) of the parameters, evaluated beside them. 0: none.
+  # Decay a step of an exponential moving average (EMA) of the parameters, and of running statistics where the
+  # model has any, evaluated beside them. 0: none.
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
   # At a loss or gradient that is not finite: 'stop', or 'skip' that step.
   nonfinite: Literal['stop', 'skip'] = 'stop'

@@ -1,11 +1,11 @@
-"""The files that --config names: a path, or the name of a recipe that ships inside the package."""
+"""The files that --config and `vit_jax.study` name: a path, or the name of one that ships inside the package."""
 
 import difflib
 import inspect
 import pathlib
 import runpy
 import traceback
-from typing import Any
+from typing import Any, Literal
 
 import ml_collections
 
@@ -14,24 +14,27 @@ from vit_jax.errors import UserError
 # The wheel holds the repository's folder `configs` as this one.
 RECIPES = pathlib.Path(__file__).parent / 'configs'
 
+Kind = Literal['config', 'study']  # a study's file has get_study() instead of get_config()
 
-def find(name: str) -> str:
-  """The file of a config.
+
+def find(name: str, kind: Kind = 'config') -> str:
+  """The file of a config, or of a study.
 
   Args:
     name: a path, or a recipe's name without '.py', such as 'quickstart' or 'ablations/position'; its folder
       may be left out. A file of that name goes first.
+    kind: which of the two; the recipes of studies are in the folder 'studies'.
 
   Raises:
     UserError: there is no such file and no such recipe.
   """
   if pathlib.Path(name).is_file():
     return name
-  recipes = _recipes()
+  recipes = _recipes(kind)
   for recipe, file in recipes.items():
     if name in (recipe, file.stem):
       return str(file)
-  raise _unknown(name, recipes)
+  raise _unknown(name, recipes, kind)
 
 
 def load(name_and_argument: str) -> ml_collections.ConfigDict:
@@ -44,42 +47,60 @@ def load(name_and_argument: str) -> ml_collections.ConfigDict:
     UserError: there is no such file, it fails, or its `get_config` takes no such argument.
   """
   name, colon, argument = name_and_argument.partition(':')
-  arguments = [argument] if colon else []
   file = find(name)
-  try:
-    get_config = runpy.run_path(file).get('get_config')
-    if get_config is None:
-      raise UserError(f'{file} has no function get_config(); write one that returns the config.')
-    _check_arguments(name, get_config, arguments)
-    values = get_config(*arguments)
-  except UserError:
-    raise
-  except OSError as error:
-    raise UserError(f'{file} cannot be read: {error}.') from error
-  except Exception as error:
-    raise _failed(file, error) from error
+  values = call(file, 'get_config', name, [argument] if colon else [])
   if not isinstance(values, ml_collections.ConfigDict):
     kind = type(values).__name__
     raise UserError(f'get_config() of {file} gives a {kind}; write: return to_config_dict(Config(...)).')
   return values
 
 
-def _recipes() -> dict[str, pathlib.Path]:
+def call(file: str, function: str, name: str, arguments: list[str]) -> Any:
+  """What a function of a file returns.
+
+  Args:
+    file: a Python file.
+    function: 'get_config' or 'get_study'.
+    name: of the file as it was given, for errors.
+    arguments: of the function.
+
+  Raises:
+    UserError: the file or the function is not there or fails, or the function takes no such arguments.
+  """
+  try:
+    found = runpy.run_path(file).get(function)
+    if found is None:
+      raise UserError(
+        f'{file} has no function {function}(); write one that returns the {function.removeprefix("get_")}.'
+      )
+    _check_arguments(name, found, arguments)
+    return found(*arguments)
+  except UserError:
+    raise
+  except OSError as error:
+    raise UserError(f'{file} cannot be read: {error}.') from error
+  except Exception as error:
+    raise _failed(file, error) from error
+
+
+def _recipes(kind: Kind) -> dict[str, pathlib.Path]:
   """'ablations/position' -> its file, for every recipe of the package; those in sub-folders come last."""
   files = sorted(RECIPES.glob('*.py')) + sorted(RECIPES.glob('*/*.py'))
+  files = [file for file in files if (file.parent.name == 'studies') == (kind == 'study')]
   return {file.relative_to(RECIPES).with_suffix('').as_posix(): file for file in files}
 
 
-def _unknown(name: str, recipes: dict[str, pathlib.Path]) -> UserError:
+def _unknown(name: str, recipes: dict[str, pathlib.Path], kind: Kind) -> UserError:
   """The error for a name that is no file and no recipe."""
   known = {file.stem: recipe for recipe, file in recipes.items()}
-  near = [known[found] for found in difflib.get_close_matches(pathlib.PurePath(name).stem, known, n=1)]
+  flag = '--config=' if kind == 'config' else ''
+  near = [flag + known[found] for found in difflib.get_close_matches(pathlib.PurePath(name).stem, known, n=1)]
   if '/' in name or name.endswith('.py'):
-    hint = f'the package has --config={near[0]}.' if near else 'check the path.'
-    return UserError(f'There is no config file {name}; {hint}')
+    hint = f'the package has {near[0]}.' if near else 'check the path.'
+    return UserError(f'There is no {kind} file {name}; {hint}')
   if near:
-    return UserError(f'There is no config {name!r}; did you mean --config={near[0]}?')
-  return UserError(f'There is no config {name!r}; name a file, or one of {", ".join(recipes)}.')
+    return UserError(f'There is no {kind} {name!r}; did you mean {near[0]}?')
+  return UserError(f'There is no {kind} {name!r}; name a file, or one of {", ".join(recipes)}.')
 
 
 def _check_arguments(name: str, get_config: Any, arguments: list[str]) -> None:

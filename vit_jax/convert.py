@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _FORMAT = flags.DEFINE_string(
   'format',
   None,
-  'Of DST: npz (also where its name ends so), run, or a Hugging Face folder: vit, deit, dinov2, timm, or hf for the '
-  'first of them that can hold the model.',
+  'Of DST: npz (also where its name ends so), run, or a Hugging Face folder: vit, deit, dinov2, efficientnet, '
+  'timm_efficientnet, timm, or hf for the first of them that can hold the model.',
 )
 _NAMING = flags.DEFINE_enum(
   'naming', None, ['2020', 'linen'], "Of an .npz: that of the released files (2020, the default), or Linen's."
@@ -83,9 +83,11 @@ def _told() -> dict[str, Any]:
 
 
 def _count(pretrained: 'Pretrained') -> int:
+  """Parameters of the model, without its state."""
   from vit_jax import pytrees
 
-  return sum(array.size for array in pytrees.flatten(pretrained.params).values())
+  state = pretrained.architecture.state_paths()
+  return sum(array.size for path, array in pytrees.flatten(pretrained.params).items() if path not in state)
 
 
 if __name__ == '__main__':

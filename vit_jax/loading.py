@@ -72,7 +72,7 @@ class LoadedModel:
     return _logits(self.module, _checked(images))
 
   def __repr__(self) -> str:
-    size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module)))
+    size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
     return f'<{self.config.describe()}; {size:,} parameters, {self.num_classes:,} classes>'
 
   def probabilities(self, logits: jax.Array) -> jax.Array:

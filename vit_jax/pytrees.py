@@ -29,6 +29,11 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
   return result
 
 
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+  """Two nested dicts as one: {'a': {'b': 1}} and {'a': {'c': 2}} -> {'a': {'b': 1, 'c': 2}}."""
+  return unflatten(flatten(one) | flatten(other)) if other else one
+
+
 def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
   """The tree with each leaf replaced by `function(path, leaf)`."""
   return jax.tree.map_with_path(lambda keys, leaf: function(path_of(keys), leaf), tree)

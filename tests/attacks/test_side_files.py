@@ -13,8 +13,7 @@ from vit_jax import json_lines
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.bad_images import BadImages
 from vit_jax.errors import BadImage, UserError
-from vit_jax.training import metrics, workdir
-from vit_jax.transfer import runs
+from vit_jax.training import metrics, results, workdir
 
 DAMAGES = {
   'one bad byte': b'{"step": 2, "train/l\xffss": 1.0}\n',
@@ -231,5 +230,5 @@ def test_damaged_config_without_a_checkpoint_is_a_sentence_or_a_new_beginning(tm
 def test_damaged_result_of_a_transfer_is_moved_aside(tmp_path, config, content, caplog):
   workdir.claim(config, tmp_path, begun=False, takeover=False)
   (tmp_path / 'result.json').write_bytes(content)
-  assert runs._read(config, tmp_path) is None
+  assert results.read(config, tmp_path) is None
   assert 'result.json is damaged' in caplog.text and (tmp_path / 'result.json.damaged').exists()

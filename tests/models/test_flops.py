@@ -59,6 +59,7 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
     tiny.options(stem_blocks=(), stem_width=32, patch=2),
     tiny.options(stem_blocks=(1, 2, 1), stem_width=32, patch=1),
     tiny.resnet(blocks=(1, 2, 1)),
+    tiny.efficientnet(),
   ],
 )
 def test_the_count_is_that_of_the_products_computed(model):

@@ -3,9 +3,9 @@
 import pytest
 import tiny
 
-from vit_jax.config import MixerConfig, ResNetConfig, ViTConfig
+from vit_jax.config import EfficientNetConfig, MixerConfig, ResNetConfig, ViTConfig
 from vit_jax.errors import UserError
-from vit_jax.models import resnet, vit_config
+from vit_jax.models import efficientnet, resnet, vit_config
 from vit_jax.models.base import MODELS
 
 
@@ -19,13 +19,14 @@ def test_named_sizes_are_the_published_ones():
 def test_patches_have_the_pixels_that_the_name_says(kind):
   for variant in MODELS[kind].variants:
     # The root of R+Ti/16 takes 4 pixels for one, and its patches are 8 of these.
-    pixels = 32 if kind == 'resnet' or variant == 'R+Ti/16' else int(variant.split('/')[1])
+    pixels = 32 if kind in ('resnet', 'efficientnet') or variant == 'R+Ti/16' else int(variant.split('/')[1])
     assert MODELS[kind](variant=variant).patch_pixels == pixels, variant
 
 
 def test_options_replace_the_named_sizes():
   model = ViTConfig(variant='B/16', patch=8, depth=3, heads=4)
   assert model.sizes == vit_config.Sizes(patch=8, width=768, mlp_dim=3072, depth=3, heads=4)
+  assert EfficientNetConfig('B4', dropout=0.1).sizes == efficientnet.Sizes(1.4, 1.8, dropout=0.1)
   assert ResNetConfig(variant='R50x1', width=32).sizes == resnet.Sizes((3, 4, 6, 3), 32)
 
 
@@ -37,7 +38,12 @@ def test_custom_has_the_sizes_of_the_options():
 
 @pytest.mark.parametrize(
   'model',
-  [ViTConfig('R50+B/16', pool='gap', depth=3), MixerConfig('Mixer-B/16', unroll=True), ResNetConfig()],
+  [
+    ViTConfig('R50+B/16', pool='gap', depth=3),
+    MixerConfig('Mixer-B/16', unroll=True),
+    ResNetConfig(),
+    EfficientNetConfig('B3'),
+  ],
 )
 def test_resolved_models_are_custom_and_of_the_same_sizes(model):
   resolved = model.resolved()

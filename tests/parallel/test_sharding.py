@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import config, pytrees
-from vit_jax.config import MixerConfig, ResNetConfig, ViTConfig
+from vit_jax.config import EfficientNetConfig, MixerConfig, ResNetConfig, ViTConfig
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.mesh import batch_sharding, make_mesh
@@ -188,6 +188,7 @@ VIT = ViTConfig('custom', 4, 32, 48, 2, 4)
   'model',
   [
     RESNET,
+    EfficientNetConfig('custom', 0.5, 0.5),
     MixerConfig('custom', 4, 32, 48, 2, 24),
     dataclasses.replace(VIT, pool='map', class_token=True, register_tokens=2, layer_scale=0.1),
     dataclasses.replace(
@@ -197,7 +198,7 @@ VIT = ViTConfig('custom', 4, 32, 48, 2, 4)
     dataclasses.replace(VIT, patch=1, stem_width=32, stem_blocks=(1, 1), position='learned2d'),
     dataclasses.replace(VIT, position='relative', register_tokens=1, mlp_locality=True),
   ],
-  ids=['resnet', 'mixer', 'map', 'pre_logits', 'axial', 'hybrid', 'relative'],
+  ids=['resnet', 'efficientnet', 'mixer', 'map', 'pre_logits', 'axial', 'hybrid', 'relative'],
 )
 def test_every_parameter_of_a_model_has_a_rule_and_every_large_kernel_is_split(model):
   shapes = Architecture(model, (16, 16), 3, 8).shapes()

@@ -85,7 +85,7 @@ class Evaluator(abc.ABC):
     In a run of several processes all of them call this, and each gets the same bits.
 
     Args:
-      models: suffix -> parameters: '' and, where the run has one, EMA_SUFFIX for the EMA.
+      models: suffix -> parameters, with the model's state: '' and, where the run has one, EMA_SUFFIX for the EMA.
       shared: results that evaluators of the same parameters share, such as features; empty at first.
       report_folder: where process 0 writes tables and pictures; None: nothing is written.
 

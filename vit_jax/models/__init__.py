@@ -1,1 +1,1 @@
-"""Vision Transformers and hybrids, MLP-Mixers and ResNets; base.py has their contract and registry."""
+"""Vision Transformers and hybrids, MLP-Mixers, ResNets and EfficientNets; base.py has their contract and registry."""

@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,10 @@ _LANES, _FEW = 128, 8
 # Up to so many tokens there is memory for the weights of all blocks.
 _MOST_KEPT = 512
 
+# What is rounded to the dtype of the queries before the softmax: the logits, or what each is below the largest of its
+# query, whose rounding the greatest weights hardly notice.
+Rounded = Literal['logits', 'differences']
+
 
 def attend_by_weights(
   query: jax.Array,
@@ -30,7 +34,7 @@ def attend_by_weights(
   bias: jax.Array | None = None,
   rate: float = 0.0,
   dropout_keys: jax.Array | None = None,
-  round_logits: bool = False,
+  rounded: Rounded | None = None,
 ) -> jax.Array:
   """dropout(softmax(q k^T / sqrt(Dh) + bias)) v, the softmax in float32 (equations 6 and 7).
 
@@ -43,12 +47,12 @@ def attend_by_weights(
     bias: float32 (B or 1, H, Q, N), or None.
     rate: dropout of the attention weights.
     dropout_keys: (B,) typed PRNG keys of that dropout; None: nothing is dropped.
-    round_logits: q k^T is rounded to the dtype of `query` before the softmax.
+    rounded: what is rounded before the softmax; None: nothing.
 
   Returns:
     (B, Q, H, Dh), of the dtype of `value`.
   """
-  weights = _weights(query, key, bias, round_logits=round_logits).astype(value.dtype)
+  weights = _weights(query, key, bias, rounded).astype(value.dtype)
   weights = dropout(weights, rate, dropout_keys, Place.ATTENTION_WEIGHTS)
   return _heads_last(jnp.einsum('bhqn,bhnd->bhqd', weights, _heads_first(value)))
 
@@ -85,29 +89,37 @@ def grouped(x: jax.Array) -> Groups:
   return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
 
 
-def keeps_weights(
+def kept_weights(
   tokens: int, dtype: jnp.dtype | type, sharding: jax.sharding.NamedSharding | None, *, unrolled: bool
-) -> bool:
-  """Whether the backward pass of XLA's attention reads its weights rather than computes them again.
+) -> Rounded | None:
+  """Whether the backward pass of XLA's attention reads its weights, and if so, what is rounded for them.
 
-  In bfloat16 that is faster on a TPU where tokens do not fill its rows, with logits rounded to bfloat16 as Flax
-  (and so big_vision) does, and the softmax in float32. By the compiler's estimates for v3-128, 32 images a core:
+  In bfloat16 reading them is faster on a TPU than computing them again where tokens do not fill its rows. The
+  softmax is in float32; its input is rounded, as that of Flax's (and so big_vision's) is. By the compiler's
+  estimates, 32 images a core of v3-128, 64 of v5e:8x8:
 
-  |                                     | read   | again         | why                                    |
-  |-------------------------------------|--------|---------------|----------------------------------------|
-  | L/16, 197 tokens, 3 blocks unrolled | 44 ms  | 48 ms         | no float32 logits change their layout  |
-  | L/16, 24 blocks as a loop           | 373 ms | less than 361 | a loop copies what each block saves    |
-  | H/14, 257 tokens in groups          | –      | 840 ms        | `grouped` saves more                   |
+  |                               | logits  | differences | again         | why                                    |
+  |-------------------------------|---------|-------------|---------------|----------------------------------------|
+  | L/16, 3 blocks unrolled, v3   | 44.4 ms | 44.8 ms     | 48 ms         | no float32 logits change their layout  |
+  | L/16, 2 blocks unrolled, v5e  | 28.7 ms | 28.2 ms     |               | product and softmax are one fusion     |
+  | L/16, 24 blocks as a loop, v3 | 373 ms  |             | less than 361 | a loop copies what each block saves    |
+  | H/14, 257 tokens, v3          | –       | –           | 840 ms        | `grouped` saves more                   |
 
   Args:
     tokens: N.
     dtype: of queries, keys and values.
     sharding: of the tokens, whose devices decide; None: nobody knows the devices.
     unrolled: whether the blocks are compiled one after the other.
+
+  Returns:
+    None: the weights are computed again.
   """
   if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
-    return False
-  return tokens % _LANES > _FEW and next(iter(sharding.device_set)).platform == 'tpu'
+    return None
+  device = next(iter(sharding.device_set))
+  if device.platform != 'tpu' or tokens % _LANES <= _FEW:
+    return None
+  return 'logits' if device.device_kind in ('TPU v2', 'TPU v3') else 'differences'
 
 
 @jax.custom_vjp
@@ -163,12 +175,17 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _weights(
-  query: jax.Array, key: jax.Array, bias: jax.Array | None, *, round_logits: bool = False
+  query: jax.Array, key: jax.Array, bias: jax.Array | None, rounded: Rounded | None = None
 ) -> jax.Array:
   """(B, Q, H, Dh), (B, N, H, Dh) -> float32 (B, H, Q, N), which sum to one over N."""
-  dtype = query.dtype if round_logits else jnp.float32
+  dtype = query.dtype if rounded == 'logits' else jnp.float32
   logits = _logits(_heads_first(_scaled(query)), _heads_first(key), dtype).astype(jnp.float32)
-  return jax.nn.softmax(logits if bias is None else logits + bias)
+  logits = logits if bias is None else logits + bias
+  if rounded == 'differences':
+    differences = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    weights = jnp.exp(differences.astype(query.dtype).astype(jnp.float32))
+    return weights / weights.sum(axis=-1, keepdims=True)
+  return jax.nn.softmax(logits)
 
 
 def _logits(query: jax.Array, key: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
@@ -254,16 +271,16 @@ class Attention(nnx.Module):
       self.implementation, queries, dropout=self.dropout, biased=biased, sharding=self.sharding
     )
     dropping = self.dropout > 0 and dropout_keys is not None
-    kept = kernel == 'xla' and keeps_weights(
-      memory.shape[1], queries.dtype, self.sharding, unrolled=self.unrolled
-    )
-    if kernel == 'xla' and self.position is None and not dropping and not kept:
+    rounded = None
+    if kernel == 'xla':
+      rounded = kept_weights(memory.shape[1], queries.dtype, self.sharding, unrolled=self.unrolled)
+    if kernel == 'xla' and self.position is None and not dropping and not rounded:
       return self._in_groups(x, memory)
     query, key, bias = self._queries_and_keys(x, memory, grid)
     value = self.value(memory)
-    if biased or dropping or kept:
+    if biased or dropping or rounded:
       out = attend_by_weights(
-        query, key, value, bias=bias, rate=self.dropout, dropout_keys=dropout_keys, round_logits=kept
+        query, key, value, bias=bias, rate=self.dropout, dropout_keys=dropout_keys, rounded=rounded
       )
     elif kernel == 'xla':
       out = jnp.concatenate(attend_in_groups(grouped(query), grouped(key), grouped(value)), axis=1)

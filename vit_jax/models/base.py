@@ -25,8 +25,8 @@ DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']
 Pooling = Literal['token', 'gap', 'token_gap', 'map', 'none']
 
-# (regex of a parameter's whole path, mesh axes of its LAST dimensions); the first match wins. Dimensions
-# before those, such as the depth in which blocks are stacked, are never split.
+# (regex of the whole path of a parameter or of state, mesh axes of its LAST dimensions); the first match wins.
+# Dimensions before those, such as the depth in which blocks are stacked, are never split.
 ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 
@@ -211,6 +211,10 @@ class Model(nnx.Module, Generic[C]):
 
   A subclass names the class of its options: `class ViT(Model[ViTConfig])`.
 
+  Its `nnx.Param`s are its parameters, which the optimizer trains. All other variables, such as the running
+  statistics of batch norm (`nnx.BatchStat`), are its state: a call with keys may update them in place, and the trainer
+  keeps what they are then. Sharding rules name both, and so do checkpoint formats.
+
   Attributes:
     config: its options.
     head: the last layer, float32 (D, K).
@@ -224,7 +228,8 @@ class Model(nnx.Module, Generic[C]):
 
     Args:
       images: float (B, H, W, C), in the value range that the model was trained with.
-      keys: (B,) typed PRNG keys, one an image, of everything that is dropped; None: nothing is.
+      keys: (B,) typed PRNG keys, one an image, of everything that is dropped. They are what tells that the model is in
+        training. None: nothing is dropped, running statistics are used, and no state changes.
 
     Returns:
       float32 (B, K); (B, N, K) where `config.classifies_images` is False.
@@ -305,7 +310,7 @@ class Model(nnx.Module, Generic[C]):
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """Everything that decides the shapes of a model's parameters."""
+  """Everything that decides the shapes of a model's parameters and state."""
 
   model: ModelConfig
   image_size: tuple[int, int]  # height, width
@@ -329,17 +334,22 @@ class Architecture:
     )
 
   def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """The module's graph and the shape of each parameter by its path; nothing is allocated.
+    """The module's graph and the shape of each parameter, and of its state, by its path; nothing is allocated.
 
     Raises:
       UserError: sizes that do not go together.
     """
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: self.build(nnx.Rngs(0))))
-    return graphdef, pytrees.flatten(nnx.to_pure_dict(state))
+    graphdef, variables = nnx.split(nnx.eval_shape(lambda: self.build(nnx.Rngs(0))))
+    return graphdef, pytrees.flatten(nnx.to_pure_dict(variables))
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shape of each parameter by its path."""
+    """The shape of each parameter, and of the model's state, by its path."""
     return self.graph_and_shapes()[1]
+
+  def state_paths(self) -> frozenset[str]:
+    """Those paths of `shapes` that are the model's state."""
+    state = nnx.state(nnx.eval_shape(lambda: self.build(nnx.Rngs(0))), nnx.Not(nnx.Param))
+    return frozenset(pytrees.flatten(nnx.to_pure_dict(state)))
 
 
 MODELS: Registry[ModelConfig] = Registry(
@@ -348,5 +358,6 @@ MODELS: Registry[ModelConfig] = Registry(
     'vit': 'vit_jax.models.vit_config:ViTConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',
+    'efficientnet': 'vit_jax.models.efficientnet:EfficientNetConfig',
   },
 )

@@ -28,7 +28,7 @@ class Memory:
   """Bytes on each device.
 
   Attributes:
-    params: parameters.
+    params: parameters, and the model's state.
     opt_state: the optimizer's state.
     ema: the parameters' exponential moving average.
     batch: the input of a step.
@@ -188,6 +188,17 @@ def device_bytes(tree: Any) -> int:
   return total
 
 
+def needed_and_available(error: str) -> tuple[int, int] | None:
+  """Bytes that a program needs and those of a device, by the compiler's error; None if it is another error."""
+  found = _TOO_LARGE.search(error)
+  if not found:
+    return None
+  needed, available = (
+    int(float(found[name]) * _UNITS[found[f'{name}_unit']]) for name in ('needed', 'available')
+  )
+  return needed, available
+
+
 def _memory(run: Run, compiled: Any, known: Hardware | None) -> Memory:
   """The memory of a program that was compiled."""
   analysis = compiled.memory_analysis()
@@ -204,22 +215,18 @@ def _memory(run: Run, compiled: Any, known: Hardware | None) -> Memory:
 
 def _memory_by_error(run: Run, error: str) -> Memory | None:
   """The memory of a program that does not fit, by the compiler's error; None if it is another error."""
-  found = _TOO_LARGE.search(error)
+  found = needed_and_available(error)
   if not found:
     return None
-  return Memory(
-    **_argument_bytes(run),
-    temporaries=None,
-    total=int(float(found['needed']) * _UNITS[found['needed_unit']]),
-    available=int(float(found['available']) * _UNITS[found['available_unit']]),
-  )
+  total, available = found
+  return Memory(**_argument_bytes(run), temporaries=None, total=total, available=available)
 
 
 def _argument_bytes(run: Run) -> dict[str, int]:
   """Bytes on each device of what a step is given, as fields of `Memory`."""
   program = run.program
   return {
-    'params': device_bytes(program.state.params),
+    'params': device_bytes(program.state.variables),
     'opt_state': device_bytes(program.state.opt_state),
     'ema': device_bytes(program.state.ema),
     'batch': device_bytes(program.batch),

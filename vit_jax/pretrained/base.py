@@ -32,7 +32,8 @@ class Pretrained:
 
   Attributes:
     architecture: the network, its variant 'custom' and every size given, and the shapes of its input and output.
-    params: nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked.
+    params: nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked; a model's state, such
+      as running statistics, is among them.
     preprocess: how images become its input.
     class_names: of the logits; None: the checkpoint does not name them.
     notes: sentences for the person: what was dropped, what is all zeros.
@@ -167,6 +168,8 @@ FORMATS: Registry[Format] = Registry(
     'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
     'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
+    'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
+    'timm_efficientnet': 'vit_jax.pretrained.timm_efficientnet:TimmEfficientNetFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },

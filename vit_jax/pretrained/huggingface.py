@@ -105,7 +105,9 @@ class FolderFormat(Format):
     except Unfit as error:
       raise self.refusal(str(error)) from None
     flat = pytrees.flatten(pretrained.params) | export.params
-    tensors = scatter(export.rules, flat) | export.tokens.scatter(flat) | export.constants
+    tensors = scatter(export.rules, flat) | export.constants
+    if export.tokens is not None:
+      tensors |= export.tokens.scatter(flat)
     texts = {CONFIG: json.dumps(export.config, indent=2, sort_keys=True) + '\n'} | export.texts
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes
@@ -126,7 +128,9 @@ class FolderFormat(Format):
       Unfit: one has none.
     """
     export = self.export(pretrained)
-    placed = {rule.path for rule in export.rules} | export.tokens.paths()
+    placed = {rule.path for rule in export.rules}
+    if export.tokens is not None:
+      placed |= export.tokens.paths()
     homeless = sorted(pytrees.flatten(pretrained.params).keys() - placed - export.dropped)
     if homeless:
       raise Unfit(f'it has no place for {homeless[0]}')

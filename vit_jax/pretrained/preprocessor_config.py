@@ -97,7 +97,7 @@ def _sizes(
   values: JsonObject, image_size: tuple[int, int]
 ) -> tuple[tuple[int, int], int | None, tuple[int, int] | None]:
   """`size`, `shorter` and `whole` of a `Preprocess`."""
-  kind = values.text('image_processor_type') or values.text('feature_extractor_type')
+  kind = _kind(values)
   # A plain number is both sides, but for the processors that are CLIP's or follow it.
   resized = _size(values, 'size', image_size, square=not kind.startswith(('Bit', 'CLIP')))
   if values.flag('do_center_crop', False):
@@ -143,10 +143,20 @@ def _normalisation(values: JsonObject, channels: int) -> tuple[tuple[float, ...]
   if values.flag('do_normalize', True):
     mean = values.numbers('image_mean', _HALF, channels, low=-1e6)
     std = values.numbers('image_std', _HALF, channels, low=1e-6)
+  if values.flag('include_top', _kind(values).startswith('EfficientNet')):  # divides once more
+    again = values.numbers('image_std', _HALF, channels, low=1e-6)
+    std = tuple(s * a for s, a in zip(_each(std, channels), _each(again, channels), strict=True))
+  if values.flag('rescale_offset', False):  # takes 1 off before
+    mean = tuple(m + 1 for m in mean)
   scale = 255 * factor  # (pixel * factor - mean) / std, in terms of pixel / 255
   if math.isclose(scale, 1.0, rel_tol=1e-6):
     scale = 1.0
   return tuple(m / scale for m in mean), tuple(s / scale for s in std)
+
+
+def _kind(values: JsonObject) -> str:
+  """The name of the processor's class."""
+  return values.text('image_processor_type') or values.text('feature_extractor_type')
 
 
 def _sides(size: tuple[int, int]) -> dict[str, int]:

@@ -23,7 +23,6 @@ from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
 _PARTIAL = '.orbax-checkpoint-tmp'  # in the name of a step until it is complete
-_ITEMS: dict[Weights, str] = {'raw': 'params', 'ema': 'ema'}
 
 
 class RunFormat(Format):
@@ -40,18 +39,20 @@ class RunFormat(Format):
 
     def wanted(meta: dict[str, Any]) -> dict[str, Any]:
       run = _Stored(meta)
-      item = _ITEMS[chosen or _reported(run.config)]
-      if item == 'ema' and not run.config.ema:
+      weights = chosen or _reported(run.config)
+      if weights == 'ema' and not run.config.ema:
         raise UserError(
           f"{path} has no EMA of its parameters (its config.ema is 0), which weights 'ema' asks for; leave it out."
         )
       # The head of a model that has none is an empty array, which is not stored.
       shapes = {name: leaf for name, leaf in run.architecture.shapes().items() if leaf.size}
-      return {item: pytrees.unflatten(shapes)}
+      return {'ema': pytrees.unflatten(shapes)} if weights == 'ema' else _items(run.architecture, shapes)
 
     items, meta = _restored(path, wanted)
     run = _Stored(meta)
-    params = pytrees.flatten(jax.tree.map(np.asarray, items[_ITEMS[chosen or _reported(run.config)]]))
+    params = {}
+    for tree in items.values():
+      params |= pytrees.flatten(jax.tree.map(np.asarray, tree))
     for name, leaf in run.architecture.shapes().items():
       if not leaf.size:
         params[name] = np.zeros(leaf.shape, leaf.dtype)
@@ -106,8 +107,18 @@ class RunFormat(Format):
     # The head of a model that has none is an empty array, which Orbax refuses.
     params = {name: array for name, array in pytrees.flatten(pretrained.params).items() if array.size}
     with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
-      manager.save(0, {'params': pytrees.unflatten(params)}, meta)
+      manager.save(0, _items(pretrained.architecture, params), meta)
     return ()
+
+
+def _items(architecture: Architecture, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """The items of a step (`TrainState.items`) that together hold a model's arrays, given by their paths."""
+  state = architecture.state_paths()
+  items = {
+    'params': {path: array for path, array in arrays.items() if path not in state},
+    'model_state': {path: array for path, array in arrays.items() if path in state},
+  }
+  return {name: pytrees.unflatten(flat) for name, flat in items.items() if flat}
 
 
 def _in_use(workdir: pathlib.Path) -> bool:

@@ -23,6 +23,8 @@ _PARTIAL = '.partial'
 _CHECKSUM = '.sha256'  # behind the name of the file; beside what `write` has written
 # Of the files that an index names: nothing that leads out of the folder.
 _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
+# How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
+STEP_COUNT = 'num_batches_tracked'
 
 
 class TensorFiles:
@@ -33,7 +35,7 @@ class TensorFiles:
 
     Attributes:
       source: the folder or file.
-      shapes: name -> shape of each tensor.
+      shapes: name -> shape of each tensor; step counts of batch norms are left out.
       dtypes: 'F32', 'BF16', …: of what the tensors are stored in.
 
     Raises:
@@ -58,6 +60,8 @@ class TensorFiles:
       file = self._stack.enter_context(library.safe_open(path, framework='np'))
       for name in list(file.keys()):
         tensor_names.check(path, name)
+        if name.endswith('.' + STEP_COUNT):
+          continue
         view = file.get_slice(name)
         shape = tuple(view.get_shape())
         if view.get_dtype() not in _DTYPES:
@@ -121,7 +125,7 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
   if folder.is_file() or (folder.is_dir() and _in_use(folder, own)):
     raise UserError(f'{folder} is there already and not empty; choose another folder.')
   files.make_directories(folder)
-  contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+  contiguous = {name: np.asarray(tensor, order='C') for name, tensor in tensors.items()}
   try:
     partial.touch()  # first: it tells that what lies beside it is not complete
     for name, text in texts.items():

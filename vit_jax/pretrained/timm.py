@@ -3,17 +3,15 @@
 import math
 import pathlib
 import re
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from vit_jax.data.preprocess import Method, Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained import timm_config
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
-from vit_jax.pretrained.json_values import JsonObject, is_text
+from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 
@@ -55,12 +53,6 @@ _MAP_POOL = (
   *layer('map_pool/mlp/dense_out', 'attn_pool.mlp.fc2'),
 )
 _POOLS: dict[str, Literal['token', 'gap', 'map']] = {'token': 'token', 'avg': 'gap', 'map': 'map'}
-_INTERPOLATIONS: dict[str, Method] = {
-  'nearest': 'nearest',
-  'bilinear': 'bilinear',
-  'bicubic': 'bicubic',
-  'lanczos': 'lanczos',
-}
 # (width, mlp_dim, depth, heads) -> what timm calls that size, and the patches that it has of it, plain and DINOv2's.
 _SIZES = {
   (192, 768, 12, 3): ('tiny', (16,), ()),
@@ -95,7 +87,9 @@ class TimmFormat(FolderFormat):
     if not alone and 'architecture' not in values:
       raise UserError(f'{values.path} has neither model_type nor architecture; get the file again.')
     if _OTHER.fullmatch(name):
-      raise UserError(f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_*.")
+      raise UserError(
+        f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_* and tf_efficientnet_*."
+      )
     arguments = values.section('model_args')
     published = values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
     shapes = files.shapes
@@ -125,8 +119,8 @@ class TimmFormat(FolderFormat):
       architecture=Architecture(model, image_size, channels, num_classes),
       rules=_rules(model, num_classes > 0),
       tokens=_tokens(class_token, registers, 0 if positions == patches else before),
-      preprocess=_preprocess(published, image_size, channels),
-      class_names=_class_names(published, num_classes),
+      preprocess=timm_config.preprocess(published, image_size, channels),
+      class_names=timm_config.class_names(published, num_classes),
       zeros=_without_bias(shapes, pool),
       notes=notes,
     )
@@ -169,14 +163,16 @@ class TimmFormat(FolderFormat):
       'qk_norm': model.qk_norm,
       'reg_tokens': model.register_tokens,
     }
-    published, about_images = _published(pretrained)
+    published, about_images = timm_config.written(
+      pretrained, first_conv='patch_embed.proj', classifier='head'
+    )
     values = {
       'architecture': name,
       'global_pool': pools[model.pool],
       'model_args': arguments,
       'num_classes': architecture.num_classes,
       'num_features': sizes.width,
-      'pretrained_cfg': published,
+      'pretrained_cfg': published | {'fixed_input_size': True},
     }
     # As timm's models with registers, the prefix has no positions: the class token takes up its own.
     positioned = 0 if model.register_tokens else int(class_token)
@@ -324,66 +320,7 @@ def _without_bias(shapes: dict[str, tuple[int, ...]], pool: str) -> frozenset[st
   return frozenset(rule.path for rule in rules if rule.form == 'flat' and rule.name.format(0) not in shapes)
 
 
-def _class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | None:
-  names = published.raw('label_names')
-  if names is None:
-    return None
-  if not isinstance(names, list) or not all(map(is_text, names)):
-    raise published.error('label_names', names, 'a list of texts')
-  return tuple(names) if names and len(names) == num_classes else None
-
-
-def _preprocess(published: JsonObject, image_size: tuple[int, int], channels: int) -> Preprocess:
-  """timm's evaluation: resize, cut the middle `crop_pct`, normalise."""
-  share = published.number('crop_pct', 0.9, low=0.01, high=10)
-  height, width = (max(math.floor(side / share), 1) for side in image_size)
-  squash = published.text('crop_mode') == 'squash' or height != width
-  return Preprocess(
-    image_size,
-    channels,
-    mean=published.numbers('mean', (0.5,) * channels, channels, low=-1e6),
-    std=published.numbers('std', (0.5,) * channels, channels, low=1e-6),
-    shorter=None if squash else height,
-    whole=(height, width) if squash and (height, width) != tuple(image_size) else None,
-    method=published.choice('interpolation', _INTERPOLATIONS, 'bicubic'),
-    antialias=True,
-  )
-
-
-def _published(pretrained: Pretrained) -> tuple[dict[str, Any], tuple[str, ...]]:
-  """`pretrained_cfg`, and sentences about what it cannot say."""
-  preprocess, architecture, notes = pretrained.preprocess, pretrained.architecture, ()
-  if not preprocess.antialias:
-    notes = (
-      f"timm's resize antialiases, and the {preprocess.method} resize of this checkpoint does not: of images "
-      'that are shrunk, the pixels differ a little.',
-    )
-  height = preprocess.size[0]
-  whole = preprocess.shorter or (preprocess.whole or preprocess.size)[0]
-  values = {
-    'classifier': 'head',
-    'crop_mode': 'squash' if preprocess.shorter is None else 'center',
-    'crop_pct': _share(height, whole),
-    'first_conv': 'patch_embed.proj',
-    'fixed_input_size': True,
-    'input_size': [architecture.channels, *architecture.image_size],
-    'interpolation': preprocess.method,
-    'mean': np.broadcast_to(preprocess.mean, architecture.channels).tolist(),
-    'num_classes': architecture.num_classes,
-    'std': np.broadcast_to(preprocess.std, architecture.channels).tolist(),
-  }
-  if pretrained.class_names is not None:
-    values['label_names'] = list(pretrained.class_names)
-  return values, notes
-
-
 def _ratio(mlp_dim: int, width: int) -> float:
   """The number of which int(width * number) is mlp_dim."""
   ratio = mlp_dim / width
   return ratio if int(width * ratio) == mlp_dim else math.nextafter(ratio, math.inf)
-
-
-def _share(size: int, whole: int) -> float:
-  """The number of which floor(size / number) is whole."""
-  share = size / whole
-  return share if math.floor(size / share) == whole else math.nextafter(share, 0)

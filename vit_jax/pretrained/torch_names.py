@@ -21,13 +21,14 @@ Form = Literal['same', 'flat', 'into', 'out', 'conv']
 class Rule:
   """One of our parameters, and the tensor it is in."""
 
-  path: str  # ours; those under 'blocks/' are stacked
+  path: str  # ours; of blocks that are stacked where the name has a {}
   name: str  # theirs, {} being the number of the block
   # How their tensor is laid out: as ours ('same'); 'flat'; the weight of a Linear layer (outputs, inputs), with
   # the inputs in our first axis ('into') or the outputs in our last ('out'); or a convolution's (outputs, inputs,
   # height, width) ('conv').
   form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
+  first: int = 0  # their number of our first block
 
 
 def layer(path: str, name: str, form: Form = 'into') -> tuple[Rule, Rule]:
@@ -114,7 +115,7 @@ class Layout:
   Attributes:
     architecture: the network.
     rules: which tensor each parameter is in.
-    tokens: likewise of class token, registers and positions; None: of a ResNet, which has none.
+    tokens: likewise of class token, registers and positions; None: of a model without tokens.
     preprocess: how its images are prepared.
     class_names: of the logits; None: it does not name them.
     zeros: paths of ours that it lacks, and that are zero there.
@@ -140,7 +141,7 @@ class Export:
 
   Attributes:
     rules: which tensor each parameter becomes.
-    tokens: likewise of class token, registers and positions.
+    tokens: likewise of class token, registers and positions; None: of a model without tokens.
     config: of config.json.
     texts: of the files beside it, by name.
     params: of ours by path, where they are others than the model's.
@@ -150,7 +151,7 @@ class Export:
   """
 
   rules: tuple[Rule, ...]
-  tokens: Tokens
+  tokens: Tokens | None
   config: dict[str, Any]
   texts: dict[str, str] = dataclasses.field(default_factory=dict)
   params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -236,7 +237,7 @@ def _places(rule: Rule, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ..
   """Name and our shape, without the leading axis of a stack, of each tensor of a rule."""
   if '{}' not in rule.name:
     return [(rule.name, shape)]
-  return [(rule.name.format(i), shape[1:]) for i in range(shape[0])]
+  return [(rule.name.format(rule.first + i), shape[1:]) for i in range(shape[0])]
 
 
 def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ _AROUND = (
 _HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
 
 
-_MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
+MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class TransformersFormat(FolderFormat):
       zeros=zeros,
       ignored=ignored,
       notes=self.notes + notes + about_images,
-      link='sigmoid' if values.text('problem_type') == _MULTI_LABEL else 'softmax',
+      link='sigmoid' if values.text('problem_type') == MULTI_LABEL else 'softmax',
     )
 
   def export_as(
@@ -178,7 +178,7 @@ class TransformersFormat(FolderFormat):
       **values,
     }
     if pretrained.link == 'sigmoid':
-      config['problem_type'] = _MULTI_LABEL
+      config['problem_type'] = MULTI_LABEL
     if pooler:
       config |= {'pooler_act': 'tanh', 'pooler_output_size': model.pre_logits_size}
     if head is not None:

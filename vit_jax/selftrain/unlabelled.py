@@ -2,7 +2,7 @@
 
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from vit_jax import foreign_files
 from vit_jax.data import sources
@@ -33,10 +33,6 @@ class Unlabelled:
       OSError: likewise.
     """
     raise NotImplementedError
-
-  def __iter__(self) -> Iterator[Record]:
-    """All images in order."""
-    return (self[number] for number in range(len(self)))
 
 
 class _Files(Unlabelled):

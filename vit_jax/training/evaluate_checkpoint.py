@@ -31,11 +31,11 @@ def evaluate_newest(
   runs: list[Run] = []
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
-    """The items to restore of a checkpoint: parameters and EMA in the shapes that its own data give."""
+    """The items to restore of a checkpoint: the model and its EMA in the shapes that its own data give."""
     run = Run(config, Dataset(meta['examples'], tuple(meta['class_names'])))
     runs.append(run)
     items = run.program.state.items()
-    return {name: item for name, item in items.items() if name in ('params', 'ema')}
+    return {name: item for name, item in items.items() if name in ('params', 'ema', 'model_state')}
 
   checkpoints = workdir / 'checkpoints' if checkpoints is None else checkpoints
   newest = Manager(checkpoints, config.checkpoint, read_only=True).restore_newest(wanted)
@@ -43,7 +43,7 @@ def evaluate_newest(
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, _ = newest
   run = runs[-1]
-  state = run.program.state._replace(params=items['params'], ema=items.get('ema', {}))
+  state = run.program.state._replace(**items)
   scores = evaluate(state, run.open_evaluators(), workdir / 'report')
   Console().evaluation(step, scores)
   return scores

@@ -45,7 +45,7 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
 
   Args:
     run: the run.
-    params: of its network.
+    params: of its network, with its state.
     batch: of step 0, as the pipeline gives it.
     workdir: the run's.
   """

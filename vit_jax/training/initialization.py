@@ -67,13 +67,14 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   # Random numbers for loaded parameters would take several times their memory; XLA omits what is not
   # returned.
   state = jax.jit(begin, out_shardings=_without(shardings, loaded))(np.uint32(seed))
-  params, wanted = dict(state.params), pytrees.flatten(program.state.params)
-  for path in list(arrays):
-    leaf, array = wanted[path], np.asarray(arrays.pop(path), wanted[path].dtype)
-    params[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
-  nested = pytrees.unflatten(params)
-  ema = jax.jit(_copied)(nested) if program.state.ema else {}
-  return state._replace(params=nested, ema=ema)
+  trees = {'params': dict(state.params), 'model_state': dict(state.model_state)}
+  for name, tree in trees.items():
+    for path, leaf in pytrees.flatten(getattr(program.state, name)).items():
+      if path in arrays:
+        array = np.asarray(arrays.pop(path), leaf.dtype)
+        tree[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+  state = state._replace(**{name: pytrees.unflatten(tree) for name, tree in trees.items()})
+  return state._replace(ema=jax.jit(_copied)(state.variables) if program.state.ema else {})
 
 
 def _copied(leaves: Any) -> Any:
@@ -81,9 +82,12 @@ def _copied(leaves: Any) -> Any:
 
 
 def _without(state: TrainState, paths: Collection[str]) -> TrainState:
-  """The state without the parameters of these paths, the others by their paths, and without the EMA."""
-  params = {path: leaf for path, leaf in pytrees.flatten(state.params).items() if path not in paths}
-  return state._replace(params=params, ema={})
+  """The state without the variables of these paths, the others by their paths, and without the EMA."""
+
+  def rest(tree: dict[str, Any]) -> dict[str, Any]:
+    return {path: leaf for path, leaf in pytrees.flatten(tree).items() if path not in paths}
+
+  return state._replace(params=rest(state.params), model_state=rest(state.model_state), ema={})
 
 
 def _check_function(pretrained: Pretrained, model: ModelConfig) -> None:

@@ -180,7 +180,7 @@ def _finish(
     screen.say(stopper.text(step, run.timeline.total))
   if step == first_step or not run.config.tensorboard.pictures:
     return
-  figures.draw_attention(run, state.params, pipeline.batch(0), folder)
+  figures.draw_attention(run, state.variables, pipeline.batch(0), folder)
   board.picture(step, 'attention', report / 'attention.png')
   for name in run.config.evaluators:
     for evaluated in (name, f'{name}{EMA_SUFFIX}'):

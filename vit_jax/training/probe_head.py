@@ -45,7 +45,7 @@ def with_probe(run: Run, source: Source, state: TrainState) -> tuple[TrainState,
     sharding=mesh_lib.batch_sharding(run.mesh),
   )
   step = features_lib.make_step(run.program.graphdef, config.data, run.mesh)
-  features = features_lib.extract(step, state.params, batches, layer=None, pool=None)
+  features = features_lib.extract(step, state.variables, batches, layer=None, pool=None)
   if len(np.unique(features.labels)) < 2:
     raise UserError(f'{config.data.title} has images of one class only; there is nothing to tell apart.')
   head = probes.logistic_head(features.values, features.labels, classes)

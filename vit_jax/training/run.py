@@ -142,14 +142,14 @@ def open_training(config: Config) -> tuple[Run, Source]:
 def evaluate(
   state: TrainState, evaluators: Mapping[str, Evaluator], report_folder: Any = None
 ) -> dict[str, float]:
-  """The metrics of all evaluators for a state's parameters, and for their EMA where there is one.
+  """The metrics of all evaluators for a state's model, and for its EMA where there is one.
 
   Args:
     state: of training.
     evaluators: name -> evaluator.
     report_folder: where evaluators write tables and pictures; None: nowhere.
   """
-  models: dict[str, Params] = {'': state.params}
+  models: dict[str, Params] = {'': state.variables}
   if state.ema:
     models[EMA_SUFFIX] = state.ema
   shared: dict[Any, Any] = {}

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
+from vit_jax import pytrees
+
 
 class TrainState(NamedTuple):
   """All of a run that changes: with it and the config, training goes on as if never interrupted."""
@@ -12,7 +14,13 @@ class TrainState(NamedTuple):
   skipped: jax.Array  # int32: steps whose loss or gradient was not finite
   params: dict[str, Any]
   opt_state: Any
-  ema: dict[str, Any]  # exponential moving average of params; {} where config.ema is 0
+  ema: dict[str, Any]  # exponential moving average of `variables`; {} where config.ema is 0
+  model_state: dict[str, Any]  # what the model has beside parameters, such as running statistics; often {}
+
+  @property
+  def variables(self) -> dict[str, Any]:
+    """Parameters and model state as one tree, as evaluators and checkpoint formats take a model."""
+    return pytrees.merged(self.params, self.model_state)
 
   def items(self) -> dict[str, Any]:
     """The checkpoint's items: parameters can be restored without the rest."""
@@ -21,7 +29,7 @@ class TrainState(NamedTuple):
       'opt_state': self.opt_state,
       'counters': {'step': self.step, 'skipped': self.skipped},
     }
-    return items | ({'ema': self.ema} if self.ema else {})
+    return items | {name: tree for name in ('ema', 'model_state') if (tree := getattr(self, name))}
 
   @classmethod
   def from_items(cls, items: dict[str, Any]) -> Self:
@@ -30,5 +38,6 @@ class TrainState(NamedTuple):
       params=items['params'],
       opt_state=items['opt_state'],
       ema=items.get('ema', {}),
+      model_state=items.get('model_state', {}),
       **items['counters'],
     )

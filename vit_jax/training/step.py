@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from vit_jax import pytrees
 from vit_jax.config import Config
 from vit_jax.data import on_device
 from vit_jax.models.base import Architecture, Model
@@ -28,7 +29,8 @@ BatchShapes = dict[str, jax.ShapeDtypeStruct]
 Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
 Frozen = tuple[Params, ...]
-LossFunction = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
+ModelState = dict[str, Any]
+LossFunction = Callable[[Params, ModelState, Batch], tuple[jax.Array, tuple[Metrics, ModelState]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Program:
   """A run's compiled functions and the shapes they work on.
 
   Attributes:
-    graphdef: the network; with parameters, `nnx.merge` makes it.
+    graphdef: the network; with `TrainState.variables`, `nnx.merge` makes it.
     init: seed -> TrainState on the mesh.
     step: (TrainState, batch, frozen=()) -> (TrainState, metrics); the state given is used up (donated), and `frozen`,
       the parameters of the objective's frozen models (frozen.py), is not.
@@ -80,23 +82,24 @@ def make_program(
   mesh_lib.check_batch_size(mesh, part, 'config.batch_size / config.accumulation')
   batch_sharding = mesh_lib.batch_sharding(mesh)
 
-  def build(seed: jax.Array | int) -> tuple[nnx.GraphDef, Params]:
-    graphdef, params = nnx.split(architecture.build(nnx.Rngs(params=_key(seed)), batch_sharding))
-    return graphdef, nnx.to_pure_dict(params)
+  def build(seed: jax.Array | int) -> Model:
+    return architecture.build(nnx.Rngs(params=_key(seed)), batch_sharding)
 
-  graphdef, abstract = nnx.split(nnx.eval_shape(lambda: nnx.merge(*build(0))))
+  graphdef, abstract, _ = nnx.split(nnx.eval_shape(lambda: build(0)), nnx.Param, ...)
   tx = optimizer_lib.make_optimizer(config.optimizer, nnx.to_pure_dict(abstract))
 
   def init(seed: jax.Array) -> TrainState:
-    _, params = build(seed)
+    params, model_state = map(nnx.to_pure_dict, nnx.split(build(seed), nnx.Param, ...)[1:])
     zero = jnp.zeros((), jnp.int32)
-    ema = jax.tree.map(jnp.copy, params) if config.ema else {}
-    return TrainState(zero, zero, params, tx.init(params), ema)
+    ema = jax.tree.map(jnp.copy, pytrees.merged(params, model_state)) if config.ema else {}
+    return TrainState(zero, zero, params, tx.init(params), ema, model_state)
 
   schedule = make_schedule(config.schedule, timeline)
   rules = config.model.sharding_rules
   shapes = jax.eval_shape(init, 0)
-  shardings = sharding_lib.optimizer_shardings(shapes, shapes.params, rules, mesh, config.mesh.min_shard_size)
+  shardings = sharding_lib.optimizer_shardings(
+    shapes, shapes.variables, rules, mesh, config.mesh.min_shard_size
+  )
   state = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
   )
@@ -125,14 +128,16 @@ def _make_step(
   mesh: jax.sharding.Mesh,
   frozen: FrozenModels,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-  def loss_function(params: Params, batch: Batch, frozen_params: Frozen) -> tuple[jax.Array, Metrics]:
+  def loss_function(
+    params: Params, model_state: ModelState, batch: Batch, frozen_params: Frozen
+  ) -> tuple[jax.Array, tuple[Metrics, ModelState]]:
     with jax.named_scope('frozen'):
       batch = config.objective.annotated(batch, frozen.predictors(frozen_params))
-    model: Model = nnx.merge(graphdef, params)
+    model: Model = nnx.merge(graphdef, pytrees.merged(params, model_state))
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
     chex.assert_shape([loss, *metrics.values()], ())
     chex.assert_type(loss, jnp.float32)
-    return loss, metrics
+    return loss, (metrics, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param))))
 
   def step(state: TrainState, batch: Batch, frozen_params: Frozen = ()) -> tuple[TrainState, Metrics]:
     chex.assert_shape(batch['image'], (config.batch_size, None, None, config.data.channels))
@@ -140,7 +145,7 @@ def _make_step(
     with jax.named_scope('inputs'):
       inputs = model_inputs(config, batch, state.step)
     loss_of = functools.partial(loss_function, frozen_params=frozen_params)
-    grads, loss, logged = _gradients(loss_of, state.params, inputs, config.accumulation, mesh)
+    (grads, loss, logged), model_state = _gradients(loss_of, state, inputs, config.accumulation, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
@@ -152,7 +157,8 @@ def _make_step(
       updates = jax.tree.map(lambda update: -rate * update, updates)
       params: Any = optax.apply_updates(state.params, updates)
     with jax.named_scope('ema'):
-      ema: Any = optax.incremental_update(params, state.ema, 1 - config.ema) if config.ema else {}
+      variables = pytrees.merged(params, model_state)
+      ema: Any = optax.incremental_update(variables, state.ema, 1 - config.ema) if config.ema else {}
 
     def keep_if_finite(new: Any, old: Any) -> Any:
       """Nothing is learnt from a step that is not finite: the loop stops there, or counts it."""
@@ -164,6 +170,7 @@ def _make_step(
       params=keep_if_finite(params, state.params),
       opt_state=keep_if_finite(opt_state, state.opt_state),
       ema=keep_if_finite(ema, state.ema),
+      model_state=keep_if_finite(model_state, state.model_state),
     )
     metrics = {
       'train/loss': loss,
@@ -182,13 +189,23 @@ def _key(seed: jax.Array | int) -> jax.Array:
 
 
 def _gradients(
-  loss_function: LossFunction, params: Params, inputs: Batch, parts: int, mesh: jax.sharding.Mesh
-) -> tuple[Params, jax.Array, Metrics]:
-  """Gradient of the batch's mean loss, the loss and its metrics, computed in `parts` of equal size."""
+  loss_function: LossFunction, state: TrainState, inputs: Batch, parts: int, mesh: jax.sharding.Mesh
+) -> tuple[tuple[Params, jax.Array, Metrics], ModelState]:
+  """Gradient of the batch's mean loss, the loss and its metrics; and the model's new state.
+
+  They are computed in `parts` of equal size. The parts update the model's state one after the other; batch norm
+  normalises each by its own statistics.
+  """
   value_and_grad = jax.value_and_grad(loss_function, has_aux=True)
+
+  def gradients_of(
+    part: Batch, model_state: ModelState
+  ) -> tuple[tuple[Params, jax.Array, Metrics], ModelState]:
+    (loss, (metrics, model_state)), grads = value_and_grad(state.params, model_state, part)
+    return (grads, loss, metrics), model_state
+
   if parts == 1:
-    (loss, metrics), grads = value_and_grad(params, inputs)
-    return grads, loss, metrics
+    return gradients_of(inputs, state.model_state)
   sharding = NamedSharding(mesh, PartitionSpec(None, mesh_lib.BATCH_AXES))
 
   def split(leaf: jax.Array) -> jax.Array:
@@ -196,18 +213,16 @@ def _gradients(
     leaf = leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
     return jax.lax.with_sharding_constraint(leaf, sharding)
 
-  def gradients_of(part: Batch) -> tuple[Params, jax.Array, Metrics]:
-    (loss, metrics), grads = value_and_grad(params, part)
-    return grads, loss, metrics
-
-  def add(total: Any, part: Batch) -> tuple[Any, None]:
-    return jax.tree.map(lambda t, new: t + new / parts, total, gradients_of(part)), None
+  def add(carry: Any, part: Batch) -> tuple[Any, None]:
+    total, model_state = carry
+    found, model_state = gradients_of(part, model_state)
+    return (jax.tree.map(lambda t, new: t + new / parts, total, found), model_state), None
 
   split_inputs = jax.tree.map(split, inputs)
-  shapes = jax.eval_shape(gradients_of, jax.tree.map(lambda leaf: leaf[0], split_inputs))
+  first = jax.tree.map(lambda leaf: leaf[0], split_inputs)
+  shapes, _ = jax.eval_shape(gradients_of, first, state.model_state)
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-  total, _ = jax.lax.scan(add, zeros, split_inputs)
-  return total
+  return jax.lax.scan(add, (zeros, state.model_state), split_inputs)[0]
 
 
 def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:

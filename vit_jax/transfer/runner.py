@@ -12,6 +12,7 @@ from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import metric_prefix
 from vit_jax.evaluation.real_labels import RealLabels
+from vit_jax.training import results
 from vit_jax.transfer import runs, suites
 from vit_jax.transfer.configs import PROBES, Configs, Settings
 from vit_jax.transfer.suites import Row
@@ -75,7 +76,7 @@ class _Finetuned(NamedTuple):
 
   rate: float
   sweep: dict[float, float]
-  finals: list[runs.Result]
+  finals: list[results.Result]
 
   def accuracies(self, metric: str) -> Accuracies:
     """A metric of the final runs."""
@@ -98,7 +99,7 @@ class Transfer:
     """
     self._settings, self._workdir, self._say = settings, workdir, say
     self._configs = Configs(settings)
-    self._results: list[runs.Result] = []
+    self._results: list[results.Result] = []
 
   def lines(self, name: str) -> list[Line]:
     """The lines of one of `suites.names`. Of a data set that is not there, a line that says so."""
@@ -154,12 +155,12 @@ class Transfer:
   def _sweep_metrics(self, row: Row, rate: float, *, scratch: bool) -> dict[str, float]:
     config = self._configs.sweep(row, rate, scratch=scratch)
     place = _place(row, f'rate_{rate:g}', scratch=scratch)
-    return self._run(place, functools.partial(runs.finetune, config, keep=False)).metrics
+    return self._run(place, functools.partial(results.train, config, keep=False)).metrics
 
-  def _final(self, row: Row, rate: float, seed: int, *, scratch: bool) -> runs.Result:
+  def _final(self, row: Row, rate: float, seed: int, *, scratch: bool) -> results.Result:
     config = self._configs.final(row, rate, seed, scratch=scratch)
     place = _place(row, f'seed_{seed}', scratch=scratch)
-    return self._run(place, functools.partial(runs.finetune, config, keep=True))
+    return self._run(place, functools.partial(results.train, config, keep=True))
 
   def _probe_lines(self, row: Row) -> list[Line]:
     ours = self._probed(row, scratch=False)
@@ -179,11 +180,11 @@ class Transfer:
         )
     return lines
 
-  def _probed(self, row: Row, *, scratch: bool) -> runs.Result:
+  def _probed(self, row: Row, *, scratch: bool) -> results.Result:
     config = self._configs.probe(row, scratch=scratch)
     return self._run(_place(row, 'probe', scratch=scratch), functools.partial(runs.probe, config))
 
-  def _run(self, place: pathlib.Path, run: Callable[[pathlib.Path], runs.Result]) -> runs.Result:
+  def _run(self, place: pathlib.Path, run: Callable[[pathlib.Path], results.Result]) -> results.Result:
     """Does a run unless it is done, and says so; `place` is its folder below the workdir."""
     workdir = self._workdir / place
     done = (workdir / 'result.json').exists()
@@ -202,7 +203,7 @@ def _score(metrics: dict[str, float]) -> tuple[float, float]:
   return metrics['test/accuracy'], -loss if math.isfinite(loss) else -math.inf
 
 
-def _probe_accuracies(result: runs.Result, prefix: str) -> Accuracies:
+def _probe_accuracies(result: results.Result, prefix: str) -> Accuracies:
   metrics = result.metrics
   return Accuracies(metrics[f'{prefix}/accuracy'], metrics.get(f'{prefix}/deviation'), None)
 

@@ -1,88 +1,20 @@
-"""One run of a transfer: fine-tuning, an ordinary training run in a workdir of its own, or few-shot probes.
+"""Few-shot probes of one checkpoint, in a workdir of their own; those that have ended are not done again."""
 
-A run that has ended leaves `result.json` and is not done again; one that was stopped goes on.
-"""
-
-import contextlib
-import json
-import logging
-import math
 import pathlib
-import shutil
 import time
-from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import cast
 
-import jax
-
-from vit_jax import files
 from vit_jax.config import Config
-from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShotEvaluator
-from vit_jax.training import loop, preprocessing
+from vit_jax.training import preprocessing, results
 from vit_jax.training.initialization import initial_state, read_initial
-from vit_jax.training.metrics import read_metrics, training_seconds
-from vit_jax.training.run import Dataset, Run, evaluate, open_training
+from vit_jax.training.run import Dataset, Run, evaluate
 from vit_jax.training.workdir import claim
-
-_log = logging.getLogger(__name__)
 
 _NAMED_CLASSES = 5  # in a note
 
 
-class Result(NamedTuple):
-  """How a run ended.
-
-  Attributes:
-    metrics: of its last evaluation, such as 'test/accuracy'.
-    flops: model FLOPs of training, forward and backward; of a probe those of the features.
-    seconds: wall-clock time of the probe, or of all training steps; steps that a kill lost count once.
-    devices: how many worked on it.
-    device: what JAX calls them.
-    notes: what a reader of the result should know.
-  """
-
-  metrics: dict[str, float]
-  flops: float
-  seconds: float
-  devices: int
-  device: str
-  notes: list[str]
-
-
-def finetune(config: Config, workdir: pathlib.Path, *, keep: bool) -> Result:
-  """Trains to the end, unless that is done; what it prints goes to `log.txt`.
-
-  Args:
-    config: the run.
-    workdir: where it is, or will be.
-    keep: whether its checkpoints stay.
-
-  Raises:
-    UserError: as `loop.train`; or a run of another config is there.
-    Preempted: the run was asked to stop and has saved.
-  """
-  config = preprocessing.resolved(config, workdir)
-  known = _read(config, workdir)
-  if known is not None:
-    return known
-  with _output_in_log(workdir):
-    loop.train(config, workdir)
-  lines = read_metrics(workdir)
-  if not lines:  # of a run that had ended already
-    raise UserError(
-      f'{workdir}/metrics.jsonl is lost, and the results with it; remove {workdir} to train again.'
-    )
-  metrics = {name: value for name, value in lines[-1].items() if name.split('/')[0] in config.evaluators}
-  run, _ = open_training(config)
-  result = _result(metrics, run.training_flops(), training_seconds(lines))
-  _write(result, workdir)
-  if not keep and jax.process_index() == 0:
-    shutil.rmtree(workdir / 'checkpoints')
-  return result
-
-
-def probe(config: Config, workdir: pathlib.Path) -> Result:
+def probe(config: Config, workdir: pathlib.Path) -> results.Result:
   """Runs the config's evaluators, all of type 'fewshot', on its initial parameters.
 
   Args:
@@ -93,11 +25,11 @@ def probe(config: Config, workdir: pathlib.Path) -> Result:
     UserError: data or a checkpoint that is not there or does not fit; or a run of another config is there.
   """
   config = preprocessing.resolved(config, workdir)
-  known = _read(config, workdir)
+  known = results.read(config, workdir)
   if known is not None:
     return known
   run = Run(config, Dataset(examples=1, num_classes=1))  # the head, which probes do not read, has one class
-  with _output_in_log(workdir):
+  with results.output_in_log(workdir):
     note = claim(config, workdir, begun=False, takeover=False)
     if note:
       print(note)
@@ -111,10 +43,10 @@ def probe(config: Config, workdir: pathlib.Path) -> Result:
     seconds = time.perf_counter() - begin
   probes = cast(list[FewShotEvaluator], list(evaluators.values()))
   images = max(evaluator.images for evaluator in probes)  # evaluators share the features
-  result = _result(metrics, float(images * run.architecture.forward_flops()), seconds)
+  result = results.of(metrics, float(images * run.architecture.forward_flops()), seconds)
   if probes[0].too_few:
     result.notes.append(_too_few_text(probes[0].too_few))
-  _write(result, workdir)
+  results.write(result, workdir)
   return result
 
 
@@ -124,46 +56,3 @@ def _too_few_text(too_few: dict[str, int]) -> str:
   if len(too_few) > _NAMED_CLASSES:
     shown.append('…')
   return f'{len(too_few)} classes have fewer images than shots and validation take: {", ".join(shown)}'
-
-
-def _result(metrics: dict[str, float], flops: float, seconds: float) -> Result:
-  return Result(metrics, flops, seconds, jax.device_count(), jax.devices()[0].device_kind, notes=[])
-
-
-def _read(config: Config, workdir: pathlib.Path) -> Result | None:
-  """The result of the run that has ended in `workdir`; None if none has, or it is damaged: it is moved aside.
-
-  Raises:
-    UserError: its config is another one.
-  """
-  path = workdir / 'result.json'
-  if not path.exists():
-    return None
-  claim(config, workdir, begun=True, takeover=False)
-  try:
-    result = Result(**json.loads(path.read_bytes()))
-    if not isinstance(result.metrics, dict):
-      raise TypeError('its metrics are not an object')
-  except (ValueError, TypeError, RecursionError) as error:
-    aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
-    _log.warning('%s is damaged (%s); it was moved to %s, and the run is done again.', path, error, aside)
-    return None
-  metrics = {name: math.nan if value is None else value for name, value in result.metrics.items()}
-  return result._replace(metrics=metrics)
-
-
-def _write(result: Result, workdir: pathlib.Path) -> None:
-  """Writes `result.json`; a metric that is not a number is null there."""
-  if jax.process_index() == 0:
-    files.write_json(workdir / 'result.json', result._asdict())
-
-
-@contextlib.contextmanager
-def _output_in_log(workdir: pathlib.Path) -> Iterator[None]:
-  """Appends what is printed to the process's log in `workdir`."""
-  files.make_directories(workdir)
-  index = jax.process_index()
-  path = workdir / (f'log_{index}.txt' if index else 'log.txt')
-  with path.open('a', buffering=1) as file, contextlib.redirect_stdout(file):
-    yield
-  jax.clear_caches()  # the next run has programs of its own

@@ -1,0 +1,127 @@
+"""A small convolutional network with batch norm: a model that has state, in a config file outside the package."""
+
+import dataclasses
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.config import (
+  CheckpointConfig,
+  ClassificationEvaluatorConfig,
+  Config,
+  DataConfig,
+  ScheduleConfig,
+  to_config_dict,
+)
+from vit_jax.models.base import MODELS, Grid, Model, ModelConfig, Pooling, ShardingRules
+from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.layers import initial_head
+from vit_jax.models.scanned_blocks import constrain
+from vit_jax.models.variants import patch_grid
+
+
+@dataclasses.dataclass(frozen=True)
+class NormedConfig(ModelConfig):
+  """Two blocks of a convolution and batch norm, behind a first convolution with stride 2."""
+
+  variant: str = 'custom'
+  # Channels.
+  width: int = 16
+  # Of the running statistics.
+  momentum: float = 0.9
+
+  title: ClassVar[str] = 'a small network with batch norm'
+  variants: ClassVar = {}
+  sharding_rules: ClassVar[ShardingRules] = (
+    (r'(root|block\d/conv)/kernel', ('fsdp',)),
+    (r'block\d/norm/(scale|bias|mean|var)', ()),
+    (r'head/kernel', ('fsdp', 'tensor')),
+    (r'head/bias', ('tensor',)),
+  )
+  first_kernel: ClassVar[str] = 'root/kernel'
+  patch_pixels: ClassVar[int] = 2
+  num_layers: ClassVar[int] = 2
+
+  def build(self, *, image_size, channels, num_classes, rngs, activation_sharding=None) -> Model:
+    del image_size
+    return Normed(self, channels, num_classes, rngs, activation_sharding)
+
+  def resolved(self) -> Self:
+    return self
+
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    return patch_grid(image_size, 1, stride=2, option=option)
+
+  def forward_flops(self, *, image_size, channels, num_classes) -> int:
+    rows, columns = self.grid(image_size)
+    kernels = 9 * channels * self.width + 2 * 9 * self.width**2
+    return 2 * (rows * columns * kernels + self.width * num_classes)
+
+  def describe(self) -> str:
+    return f'Two convolutions of {self.width} channels with batch norm'
+
+
+class Block(nnx.Module):
+  """A residual convolution."""
+
+  def __init__(self, config: NormedConfig, rngs: nnx.Rngs):
+    width = config.width
+    self.conv = nnx.Conv(width, width, (3, 3), use_bias=False, rngs=rngs)
+    self.norm = BatchNorm(width, momentum=config.momentum, epsilon=1e-3)
+
+  def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    return x + jax.nn.swish(self.norm(self.conv(x), train=train))
+
+
+class Normed(Model[NormedConfig]):
+  def __init__(self, config: NormedConfig, channels: int, num_classes: int, rngs: nnx.Rngs, sharding):
+    self.config = config
+    self.sharding = sharding
+    self.root = nnx.Conv(channels, config.width, (3, 3), 2, use_bias=False, rngs=rngs)
+    self.block0 = Block(config, rngs)
+    self.block1 = Block(config, rngs)
+    self.head = initial_head(config.width, num_classes, config.head_bias, rngs)
+
+  def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
+    return self.head(self.pool(self._tokens(images, train=keys is not None)))
+
+  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    return self._tokens(images, train=False, layers=None if layer in (None, -1) else layer + 1)
+
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    return tokens.mean(axis=1)
+
+  def filters(self) -> tuple[str, jax.Array]:
+    return 'The first convolution', self.root.kernel[...]
+
+  def _tokens(self, images: jax.Array, *, train: bool, layers: int | None = None) -> jax.Array:
+    x = self.root(images)
+    for block in (self.block0, self.block1)[:layers]:
+      x = constrain(block(x, train=train), self.sharding)
+    return x.reshape(len(x), -1, self.config.width).astype(jnp.float32)
+
+
+MODELS.register('normed', NormedConfig)
+
+
+def options(**changes) -> Config:
+  """Sixteen digits a step."""
+  config = Config(
+    total='40 steps',
+    batch_size=16,
+    model=NormedConfig(),
+    data=DataConfig(source='digits', image_size=(8, 8), channels=1, flip=True),
+    evaluators={'test': ClassificationEvaluatorConfig(split='test', every='20 steps')},
+    schedule=ScheduleConfig(learning_rate=1e-2, warmup='2 steps'),
+    ema=0.9,
+    checkpoint=CheckpointConfig(every='5 steps'),
+    log_every='3 steps',
+  )
+  return dataclasses.replace(config, **changes)
+
+
+def get_config() -> ConfigDict:
+  return to_config_dict(options())

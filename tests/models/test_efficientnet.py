@@ -1,0 +1,219 @@
+"""EfficientNets: published sizes, and training against PyTorch. Logits: tests/pretrained/test_efficientnet_files.py."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from vit_jax import pytrees
+from vit_jax.config import EfficientNetConfig
+from vit_jax.errors import UserError
+from vit_jax.evaluation import features
+from vit_jax.models import mbconv
+from vit_jax.models.base import Architecture
+from vit_jax.models.efficientnet import rounded_channels
+
+TINY = tiny.efficientnet()
+# Parameters with 1,000 classes, counted by PyTorch in transformers' models of these multipliers; the papers say
+# 5.3 M for B0, 7.8 M for B1, 9.2 M, 12 M, 19 M, 30 M, 43 M, 66 M for B7 and 480 M for L2.
+COUNTS = {
+  'B0': 5_288_548,
+  'B1': 7_794_184,
+  'B2': 9_109_994,
+  'B3': 12_233_232,
+  'B4': 19_341_616,
+  'B5': 30_389_784,
+  'B6': 43_040_704,
+  'B7': 66_347_960,
+  'B8': 87_413_142,
+  'L2': 480_309_308,
+}
+
+
+def parameters(model: EfficientNetConfig, num_classes: int) -> int:
+  """Their number, running statistics apart, without memory for them."""
+  network = nnx.eval_shape(lambda: Architecture(model, (64, 64), 3, num_classes).build(nnx.Rngs(0)))
+  return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)))
+
+
+@pytest.mark.parametrize(
+  'variant',
+  [pytest.param(name, marks=[pytest.mark.nightly] * (name not in ('B0', 'B7', 'L2'))) for name in COUNTS],
+)
+def test_parameter_count_is_the_published_one(variant):
+  assert parameters(EfficientNetConfig(variant), 1000) == COUNTS[variant]
+
+
+# The paper, table 2: billions of multiplications with their additions, at the size's resolution.
+@pytest.mark.parametrize(
+  ('variant', 'image_size', 'billions'),
+  [('B0', 224, 0.39), ('B3', 300, 1.8), ('B4', 380, 4.2), ('B5', 456, 9.9), ('B6', 528, 19), ('B7', 600, 37)],
+)
+def test_flops_are_those_of_the_paper(variant, image_size, billions):
+  model = EfficientNetConfig(variant)
+  found = model.forward_flops(image_size=(image_size, image_size), channels=3, num_classes=1000)
+  assert found / 2e9 == pytest.approx(billions, rel=0.05)
+
+
+def test_channels_are_rounded_as_in_the_published_code():
+  """Examples by hand of `round_filters`: to the nearest multiple of 8, but not by more than 10 % down."""
+  assert [rounded_channels(channels, 1.2) for channels in (16, 24, 40, 80, 320)] == [24, 32, 48, 96, 384]
+  assert rounded_channels(32, 4.3) == 136 and rounded_channels(1280, 4.3) == 5504
+  assert (
+    rounded_channels(16, 1.1) == 16 and rounded_channels(24, 0.5) == 16 and rounded_channels(40, 0.28) == 16
+  )
+
+
+IMAGES = np.random.default_rng(1).uniform(-1, 1, (3, 4, 40, 40, 3)).astype(np.float32)  # of three steps
+
+
+def in_training(model: EfficientNetConfig):
+  """(parameters, running statistics, a function of both and a batch: loss, (logits, statistics after it))."""
+  graphdef, state = tiny.build(model)
+  _, *variables = nnx.split(nnx.merge(graphdef, state), nnx.Param, nnx.BatchStat)
+
+  def loss(params, statistics, x):
+    network = nnx.merge(graphdef, pytrees.merged(params, statistics))
+    logits = network(x, keys=tiny.keys(len(x)))
+    return jnp.square(logits).sum(), (logits, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat)))
+
+  return *map(nnx.to_pure_dict, variables), loss
+
+
+@pytest.fixture(scope='module')
+def peer():
+  """transformers' model with the same parameters, in training, its batch norms with our momentum."""
+  torch = pytest.importorskip('torch', reason="needs the extra 'peers' (pip install -e '.[peers]')")
+  transformers = pytest.importorskip('transformers')
+  from vit_jax.data.preprocess import Preprocess
+  from vit_jax.pretrained.base import Pretrained
+  from vit_jax.pretrained.torch_names import scatter
+  from vit_jax.pretrained.transformers_efficientnet import EfficientNetFormat
+
+  torch.set_num_threads(1)
+  _, state = tiny.build(TINY)
+  architecture = Architecture(TINY, (40, 40), 3, 5)
+  export = EfficientNetFormat().export(Pretrained(architecture, state, Preprocess((40, 40))))
+  model = transformers.EfficientNetForImageClassification(
+    transformers.EfficientNetConfig(**export.config)
+  ).train()
+  tensors = scatter(export.rules, pytrees.flatten(state))
+  model.load_state_dict(
+    {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}, strict=False
+  )
+  for module in model.modules():
+    if isinstance(module, torch.nn.BatchNorm2d):
+      module.momentum = 0.01
+    elif isinstance(module, torch.nn.Dropout):
+      module.p = 0.0
+  return model, export.rules
+
+
+def test_statistics_after_three_steps_and_logits_of_the_batch_are_pytorchs(peer):
+  import torch
+
+  from vit_jax.pretrained.torch_names import gather
+
+  params, statistics, loss = in_training(TINY)
+  call = jax.jit(loss)
+  model, rules = peer
+  for batch in IMAGES:
+    with jax.default_matmul_precision('highest'):
+      _, (logits, statistics) = call(params, statistics, batch)
+    theirs = model(torch.from_numpy(batch.transpose(0, 3, 1, 2).copy())).logits
+  np.testing.assert_allclose(logits, theirs.detach(), atol=2e-4)
+  ours = pytrees.flatten(statistics)
+  tensors = model.state_dict()
+  rules = [rule for rule in rules if rule.path in ours]
+  expected = gather(rules, ours, lambda name: tensors[name].numpy())
+  assert len(ours) == len(expected) > 2 * 8 * 2
+  for path, array in expected.items():
+    np.testing.assert_allclose(ours[path], array, rtol=1e-5, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.nightly  # compiling gradients of grouped convolutions takes a CPU a while
+def test_rematerialisation_and_unrolling_change_neither_gradients_nor_statistics():
+  def found(**changes):
+    params, statistics, loss = in_training(tiny.efficientnet(**changes))
+    with jax.default_matmul_precision('highest'):
+      return jax.jit(jax.grad(loss, has_aux=True))(params, statistics, IMAGES[0])
+
+  expected = found()
+  for changes in ({'remat': 'block'}, {'remat': 'dots', 'unroll': True}):
+    for ours, other in zip(jax.tree.leaves(found(**changes)), jax.tree.leaves(expected), strict=True):
+      np.testing.assert_allclose(ours, other, rtol=1e-3, atol=1e-4 * max(1.0, float(jnp.abs(other).max())))
+
+
+def test_running_statistics_stay_without_keys():
+  graphdef, state = tiny.build(TINY)
+
+  def statistics_after(x):
+    network = nnx.merge(graphdef, state)
+    network(x)
+    return nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
+
+  before = nnx.to_pure_dict(nnx.state(nnx.merge(graphdef, state), nnx.BatchStat))
+  jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics_after)(tiny.images(2, (32, 32))), before)
+
+
+def test_drop_rates_rise_with_the_depth_as_published(monkeypatch):
+  """drop_connect_rate * block / blocks, in the blocks that add their input; the head's dropout apart."""
+  seen = []
+
+  def recorded(x, rate, keys, place):
+    jax.debug.callback(lambda rate: seen.append(float(rate)), rate)
+    return x
+
+  monkeypatch.setattr(mbconv, 'drop_path', recorded)
+  graphdef, state = tiny.build(tiny.efficientnet(depth_multiplier=0.5, stochastic_depth=0.2))
+  call = jax.jit(lambda x, keys: nnx.merge(graphdef, state)(x, keys=keys))
+  jax.block_until_ready(call(tiny.images(2, (32, 32)), tiny.keys(2)))
+  jax.effects_barrier()
+  # 1 + 1 + 1 + 2 + 2 + 2 + 1 blocks, of which the second of a stage adds its input.
+  np.testing.assert_allclose(sorted(seen), [0.2 * block / 10 for block in (4, 6, 8)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('size', 'inputs', 'groups', 'fan_out'), [(1, 16, 1, 256), (3, 3, 1, 9 * 256), (5, 256, 256, 25)]
+)
+def test_initial_kernels_have_the_published_deviation(size, inputs, groups, fan_out):
+  """sqrt(2 / outputs that an input pixel reaches), of a depthwise convolution in its own channel alone."""
+  conv = mbconv.Conv(
+    inputs, 256, size, groups=groups, bias=True, dtype=jnp.dtype('float32'), rngs=nnx.Rngs(0)
+  )
+  assert float(conv.kernel[...].std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.1)
+  assert conv.bias is not None and not np.any(conv.bias[...])
+
+
+def test_what_an_efficientnet_does_not_have_it_says_by_the_contract():
+  graphdef, state = tiny.build(TINY)
+  network = nnx.merge(graphdef, state)
+  x = tiny.images(1, (33, 40))
+  assert (
+    network.attention(x) is None and network.hidden_states(x) is None and network.positions((33, 40)) is None
+  )
+  assert TINY.grid((33, 40)) == (2, 2)
+  cells = jax.eval_shape(network.features, x)
+  assert cells.shape == (1, 4, 640)
+  with pytest.raises(ValueError, match="an EfficientNet pools by 'gap' only"):
+    network.pool(jnp.zeros(cells.shape), 'token')
+  features.check(TINY, 7, 'gap', 'option')
+  with pytest.raises(UserError, match='choose a block from 0 to 7'):
+    features.check(TINY, 8, None, 'option')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'width_multiplier': None}, 'which also needs config.model.width_multiplier'),
+    ({'variant': 'R50x1'}, "'R50x1' is a ResNet, and config.model.name is 'efficientnet'"),
+    ({'variant': 'b0'}, "did you mean 'B0'"),
+  ],
+)
+def test_sizes_that_no_efficientnet_has_are_refused(changes, message):
+  with pytest.raises(UserError, match=message):
+    tiny.build(tiny.efficientnet(**changes))

@@ -1,0 +1,226 @@
+"""Studies: their runs, what goes on after a kill, and the table."""
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import fork_server
+import pytest
+from PIL import Image
+
+from vit_jax import config_files
+from vit_jax.errors import UserError
+from vit_jax.study import definition, laboratory, table
+from vit_jax.study.definition import Study, Variant
+from vit_jax.training.results import Result
+
+STUDY = """
+from vit_jax.study.definition import Study, Variant
+
+OPTIONS = {
+  'total': '6 steps', 'batch_size': 16, 'checkpoint.every': '3 steps', 'log_every': '3 steps',
+  'tensorboard.pictures': False, 'model.depth': 1, 'model.width': 16, 'model.mlp_dim': 16,
+}
+
+def get_study():
+  return Study('Two rates', {
+    'high': Variant('quickstart', OPTIONS, published='9 %'),
+    'low': Variant('quickstart', {**OPTIONS, 'schedule.learning_rate': 1e-4}),
+  }, seeds=(0, 1))
+"""
+
+
+@pytest.fixture
+def file(tmp_path) -> str:
+  path = tmp_path / 'two_rates.py'
+  path.write_text(STUDY)
+  return str(path)
+
+
+def until(condition, process=None) -> None:
+  end = time.monotonic() + 120
+  while not condition():
+    assert time.monotonic() < end and (process is None or process.poll() is None)
+    time.sleep(0.01)
+
+
+def conduct(file: str, workdir: pathlib.Path, *, killed: str = '') -> list[str]:
+  """Does the study with a fork for each run, of which `killed` gets SIGKILL at its first checkpoint; what it said."""
+  study, said = definition.load(file), []
+
+  def execute(run: definition.StudyRun) -> str:
+    arguments = [file, str(workdir), run.variant, str(run.seed)]
+    job = fork_server.start('vit_jax.study.job', *arguments, cwd=workdir.parent)
+    if run.title == killed:
+      until((run.folder / 'checkpoints/3').exists)
+      job.send_signal(signal.SIGKILL)
+    _, errors = job.communicate(120)
+    return '' if job.wait() == 0 else errors or 'killed'
+
+  laboratory.conduct(
+    definition.runs(study, workdir),
+    execute,
+    jobs=1,
+    say=said.append,
+    ended=lambda results: table.write(study, results, workdir),
+  )
+  return said
+
+
+def accuracies(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
+  variants = json.loads((workdir / 'table.json').read_text())['variants']
+  return {name: variant['seeds'] for name, variant in variants.items()}
+
+
+def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tmp_path):
+  whole, workdir = tmp_path / 'whole', tmp_path / 'killed'
+  conduct(file, whole)
+  for variant in ('high', 'low'):  # as a study that is killed in its second seed
+    shutil.copytree(whole / variant / 'seed_0', workdir / variant / 'seed_0')
+  with pytest.raises(UserError, match='1 of 4 runs failed; the first is high/seed_1: killed'):
+    conduct(file, workdir, killed='high/seed_1')
+  assert {name: set(seeds) for name, seeds in accuracies(workdir).items()} == {
+    'high': {'0'},
+    'low': {'0', '1'},
+  }
+  said = conduct(file, workdir)
+  assert said[:2] == ['4 runs, of which 3 were done before; 1 at a time', 'high/seed_1: goes on']
+  assert accuracies(workdir) == accuracies(whole)
+  lines = [
+    [
+      {name: value for name, value in json.loads(line).items() if not name.startswith('perf/')}
+      for line in (folder / 'high/seed_1/metrics.jsonl').read_text().splitlines()
+    ]
+    for folder in (workdir, whole)
+  ]
+  assert lines[0] == lines[1]
+
+
+def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeypatch):
+  ended: list[str] = []
+  monkeypatch.setattr(laboratory, '_result', lambda run: result(0.5) if run.title in ended else None)
+  study = Study('x', {'first': Variant('quickstart'), 'second': Variant('quickstart', start='first')})
+  runs = definition.runs(study, tmp_path)
+
+  def execute(run: definition.StudyRun) -> str:
+    if run.start is not None:
+      assert run.config.init.checkpoint == str(run.start) == f'{tmp_path}/first/seed_{run.seed}'
+      assert f'first/seed_{run.seed}' in ended
+    if run.title == 'first/seed_1':
+      return 'A sentence.'
+    ended.append(run.title)
+    return ''
+
+  with pytest.raises(UserError, match='2 of 6 runs failed; the first is first/seed_1: A sentence'):
+    laboratory.conduct(runs, execute, jobs=3, say=lambda text: None, ended=lambda results: None)
+  assert sorted(ended) == ['first/seed_0', 'first/seed_2', 'second/seed_0', 'second/seed_2']
+
+
+def test_command_goes_on_after_a_kill_that_ends_its_runs_too(tmp_path):
+  (tmp_path / 'study.py').write_text(STUDY.replace('seeds=(0, 1)', 'seeds=(0,)').replace("'low'", "# 'low'"))
+  command = [sys.executable, '-m', 'vit_jax.study', 'study.py', '--workdir=out', '--jobs=1']
+  environment = {**os.environ, 'PYTHONPATH': str(fork_server.ROOT), 'XLA_FLAGS': ''}
+  process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+  until((tmp_path / 'out/high/seed_0/checkpoints').exists, process)
+  process.kill()
+  process.wait()
+  done = fork_server.run('vit_jax.study', *command[3:], cwd=tmp_path, environment={'XLA_FLAGS': ''})
+  assert done.returncode == 0, done.stderr
+  assert 'high/seed_0: goes on' in done.stdout and 'high/seed_0: done' in done.stdout
+  text = (tmp_path / 'out/table.md').read_text()
+  assert '| high ' in text and '9 %' in text and text in done.stdout
+  with Image.open(tmp_path / 'out/table.png') as picture:
+    assert picture.width >= 800
+
+
+def result(accuracy: float) -> Result:
+  return Result({'test/accuracy': accuracy}, 3e15, 90.0, 1, 'cpu', [])
+
+
+def test_table_has_mean_deviation_and_every_seed(tmp_path):
+  study = Study('A title', {'one': Variant('quickstart'), 'two': Variant('quickstart', published='7 %')})
+  results = {('one', 0): result(0.5), ('one', 1): result(0.75), ('one', 2): result(1.0)}
+  table.write(study, results, tmp_path)
+  rows = [
+    [cell.strip() for cell in line.split('|')[1:-1]]
+    for line in (tmp_path / 'table.md').read_text().splitlines()
+    if line.startswith('|')
+  ]
+  assert rows[2] == ['one', '75.00% ± 25.00%', '50.00%', '75.00%', '100.00%', '1.5', '3', '']
+  assert rows[3] == ['two', 'not run yet', '', '', '', '', '', '7 %']
+  values = json.loads((tmp_path / 'table.json').read_text())['variants']
+  assert values['one']['mean'] == 0.75 and values['one']['deviation'] == 0.25
+  assert values['two']['mean'] is None and values['two']['seeds'] == {}
+
+
+def test_figure_over_an_axis_has_a_line_for_each_family(tmp_path):
+  variants = {
+    f'{line}_{at}': Variant('quickstart', line=line, at=at) for line in ('vit', 'resnet') for at in (10, 100)
+  }
+  study = Study('Data', variants, seeds=(0,), axis='images')
+  table.write(study, {(name, 0): result(0.5) for name in variants}, tmp_path)
+  with Image.open(tmp_path / 'table.png') as picture:
+    assert picture.width == 800
+
+
+def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
+  """A run of 100 steps a second apart is at step 40; the same with another seed, and one of half its time."""
+  study = Study('x', {'slow': Variant('quickstart'), 'fast': Variant('quickstart')}, seeds=(0, 1))
+  runs = definition.runs(study, tmp_path)
+  assert laboratory.progress(runs, {}, 1) == '0 of 4 runs are done'
+  for name, step_ms, left in (('slow/seed_0', 60_000, 3600), ('fast/seed_0', 30_000, 0)):
+    (tmp_path / name).mkdir(parents=True)
+    line = {'step': 60, 'perf/step_ms': step_ms, 'perf/eta_s': left}
+    (tmp_path / name / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
+  # An hour of slow/seed_0, two of slow/seed_1, half an hour of fast/seed_1.
+  text = laboratory.progress(runs, {('fast', 0): result(math.nan)}, 1)
+  assert text == '1 of 4 runs are done, about 3:30 h left'
+  assert laboratory.progress(runs, {('fast', 0): result(0.5)}, 2).endswith('about 1:45 h left')
+
+
+@pytest.mark.parametrize(
+  ('variants', 'said'),
+  [
+    ({'a': Variant('quickstart', {'model.widht': 3})}, "option of the variant 'a' is wrong: .*widht"),
+    ({'a': Variant('quickstart', {'model.width': 'x'})}, "option of the variant 'a' is wrong: .*width"),
+    (
+      {'a': Variant('quickstart', start='b'), 'b': Variant('quickstart')},
+      "'b', which is no variant before it",
+    ),
+    ({'a': Variant('masked_patch:imagenet2012')}, "'a' measures no 'test/accuracy'; its evaluators: none"),
+    ({'a': Variant('quikstart')}, 'did you mean --config=quickstart'),
+  ],
+)
+def test_study_that_cannot_work_is_refused_before_it_begins(variants, said, tmp_path):
+  with pytest.raises(UserError, match=said):
+    definition.runs(Study('x', variants), tmp_path)
+
+
+def test_studies_and_configs_are_not_taken_for_each_other(tmp_path):
+  with pytest.raises(UserError, match='did you mean studies/poster'):
+    config_files.find('postr', 'study')
+  with pytest.raises(UserError, match="There is no config 'poster'"):
+    config_files.find('poster')
+  (tmp_path / 'config.py').write_text('def get_study():\n  return 3\n')
+  with pytest.raises(UserError, match='gives a int; write: return Study'):
+    definition.load(str(tmp_path / 'config.py'))
+
+
+STUDIES = sorted((fork_server.ROOT / 'configs/studies').glob('*.py'))
+
+
+@pytest.mark.parametrize('path', STUDIES, ids=lambda path: path.stem)
+def test_every_shipped_study_has_runs_that_can_begin(path, tmp_path):
+  study = definition.load(str(path))
+  runs = definition.runs(study, tmp_path)
+  assert len(runs) == len(study.variants) * len(study.seeds) >= 4
+  for run in runs[: len(study.variants)]:
+    data = run.config.data
+    assert run.config.model.forward_flops(image_size=data.image_size, channels=data.channels, num_classes=10)
+  assert f'vit_jax.study {path.stem} --workdir=' in path.read_text(), 'the header gives the command'

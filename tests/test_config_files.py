@@ -1,0 +1,70 @@
+"""A config is found by its name or its path, and one that fails is named with its line."""
+
+import pytest
+from commands import CONFIG, assert_said
+from fork_server import run
+
+from vit_jax import config as c
+from vit_jax import config_files
+
+
+@pytest.mark.parametrize(
+  ('value', 'variant'),
+  [('vit_l16:jft', 'L/16'), ('ablations/position:rotary', 'custom'), ('position:rotary', 'custom')],
+)
+def test_shipped_config_is_found_by_name(value, variant, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert c.from_config_dict(config_files.load(value)).model.variant == variant
+
+
+def test_file_here_goes_before_the_shipped_config_of_that_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'quickstart').write_text(CONFIG)
+  assert c.from_config_dict(config_files.load('quickstart')).model.width == 16
+  (tmp_path / 'quickstart').unlink()
+  (tmp_path / 'quickstart').mkdir()  # a run's folder, say
+  assert c.from_config_dict(config_files.load('quickstart')).model.width == 64
+
+
+def test_shipped_config_trains_from_any_folder(tmp_path):
+  flags = ['--config=quickstart', '--config.total=2 steps', '--config.model.depth=1']
+  result = run('vit_jax', 'train', *flags, cwd=tmp_path)
+  assert result.returncode == 0, result.stderr
+  assert (tmp_path / 'runs/quickstart/checkpoints/2').is_dir()
+
+
+@pytest.mark.parametrize(
+  ('value', 'texts'),
+  [
+    ('quikstart', ["no config 'quikstart'", 'did you mean --config=quickstart?']),
+    ('positions', ['did you mean --config=ablations/position?']),
+    ('configs/quickstart.py', ['no config file configs/quickstart.py', '--config=quickstart.']),
+    ('mine/xyz.py', ['no config file mine/xyz.py', 'check the path']),
+    ('xyz', ["no config 'xyz'", 'quickstart', 'ablations/position']),
+    ('quickstart:big', ['The config quickstart takes no argument', "':big'"]),
+    ('vit_l16:nope', ["no recipe 'nope'", 'imagenet21k, augreg, jft, imagenet2012']),
+  ],
+)
+def test_unknown_config_is_answered_with_the_nearest_one(value, texts, tmp_path):
+  assert_said(run('vit_jax', 'train', f'--config={value}', cwd=tmp_path), *texts)
+
+
+@pytest.mark.parametrize(
+  ('content', 'texts'),
+  [
+    (
+      'from vit_jax.config import *\n\ndef get_config():\n  return Config(btch_size=3)\n',
+      ['Line 4', 'btch_size'],
+    ),
+    ('import no_such_module\n', ['Line 1', 'ModuleNotFoundError', 'no_such_module']),
+    ('def get_config():\n  return (\n', ['Line 2', 'SyntaxError']),
+    ('CONFIG = {}\n', ['no function get_config()']),
+    ('def get_config(size):\n  return size\n', ['needs an argument', '--config=mine.py:size']),
+    ('def get_config():\n  pass\n', ['get_config()', 'NoneType', 'to_config_dict']),
+  ],
+)
+def test_config_file_that_fails_is_named_with_its_line(content, texts, tmp_path):
+  (tmp_path / 'mine.py').write_text(content)
+  result = run('vit_jax', 'train', '--config=mine.py', '--config.seed=1', cwd=tmp_path)
+  assert_said(result, 'mine.py', *texts)
+  assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,66 @@
+"""Batch normalisation (arXiv 1502.03167), whose running statistics are the model's state and no parameters.
+
+scale, bias (C,): nnx.Param          mean, var (C,): nnx.BatchStat
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class BatchNorm(nnx.Module):
+  """Normalises each channel over the batch and all positions, in float32.
+
+  In training by the statistics of the whole global batch, on however many devices it lies: there the partitioner
+  sums over all of them. Otherwise by the running statistics.
+  """
+
+  def __init__(self, features: int, *, momentum: float, epsilon: float):
+    """
+    Args:
+      features: channels, C.
+      momentum: the share of the running statistics that a step keeps; PyTorch's `momentum` is 1 minus this.
+      epsilon: added to the variance.
+    """
+    self.scale = nnx.Param(jnp.ones(features, jnp.float32))
+    self.bias = nnx.Param(jnp.zeros(features, jnp.float32))
+    self.mean = nnx.BatchStat(jnp.zeros(features, jnp.float32))
+    self.var = nnx.BatchStat(jnp.ones(features, jnp.float32))
+    self.momentum = momentum
+    self.epsilon = epsilon
+
+  def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    """(B, H, W, C) -> (B, H, W, C), of the same dtype.
+
+    Args:
+      x: feature maps.
+      train: normalise by the batch, and move the running statistics towards it: its mean, and its variance with
+        Bessel's correction, as TensorFlow and PyTorch do.
+    """
+    mean, var = self.mean[...], self.var[...]
+    if train:
+      count = x.size // x.shape[-1]
+      batch_mean = x.astype(jnp.float32).mean(axis=(0, 1, 2))
+      batch_var = _variance(x, batch_mean)
+      self.mean.set_value(self._moved(mean, batch_mean))
+      self.var.set_value(self._moved(var, batch_var * (count / max(count - 1, 1))))
+      mean, var = batch_mean, batch_var
+    return _normalise(x, mean, var + self.epsilon, self.scale[...], self.bias[...])
+
+  def _moved(self, running: jax.Array, batch: jax.Array) -> jax.Array:
+    return self.momentum * running + (1 - self.momentum) * jax.lax.stop_gradient(batch)
+
+
+# Of both functions only the arguments are saved for the backward pass, and no float32 copy of x.
+
+
+@jax.checkpoint
+def _variance(x: jax.Array, mean: jax.Array) -> jax.Array:
+  """float32 (C,): the mean square of x (B, H, W, C) around `mean`."""
+  return jnp.square(x.astype(jnp.float32) - mean).mean(axis=(0, 1, 2))
+
+
+@jax.checkpoint
+def _normalise(x: jax.Array, mean: jax.Array, var: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+  y = (x.astype(jnp.float32) - mean) * jax.lax.rsqrt(var)
+  return (y * scale + bias).astype(x.dtype)

@@ -1,0 +1,290 @@
+"""EfficientNets (arXiv 1905.11946) as their published code computes them: TensorFlow's 'SAME' padding, swish,
+squeeze and excitation, batch norms, stochastic depth.
+
+B0 has 7 stages of MBConv blocks; multipliers make the others wider and deeper. In a stage all blocks but the first,
+which has the stride, are of one shape: they are stacked along a leading axis and applied by a scan. Parameters of
+blocks with I inputs and O outputs, E = 6 I expanded channels (I in stage 1, which expands nothing) and R = I / 4:
+
+  stem/kernel (3, 3, C, W)                                   stem_norm
+  stage{s}/{first,others}/expand/kernel (1, 1, I, E)         expand_norm, not in stage 1
+  stage{s}/{first,others}/depthwise/kernel (k, k, 1, E)      depthwise_norm
+  stage{s}/{first,others}/squeeze/{kernel (1, 1, E, R), bias}
+  stage{s}/{first,others}/excite/{kernel (1, 1, R, E), bias}
+  stage{s}/{first,others}/project/kernel (1, 1, E, O)        project_norm
+  top/kernel (1, 1, O, D)                                    top_norm
+  head/{kernel (D, K), bias}
+
+Each norm has scale, bias, and the running statistics mean and var (models/batch_norm.py).
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Annotated, Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.models import scanned_blocks, variants
+from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, ShardingRules
+from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.dropout import dropout, fold_in
+from vit_jax.models.layers import initial_head
+from vit_jax.models.mbconv import Conv, MBConv, Stage, StageOfBlocks, squeezed_channels, swish
+from vit_jax.options import RESUMABLE, Between, Positive, Rate
+
+Multiplier = Annotated[float, Between(0.1, 20)]
+
+
+# Of B0 (the paper, table 1).
+B0_STEM, B0_TOP = 32, 1280
+B0_STAGES = (
+  Stage(3, 1, 1, 32, 16, 1),
+  Stage(3, 2, 6, 16, 24, 2),
+  Stage(5, 2, 6, 24, 40, 2),
+  Stage(3, 2, 6, 40, 80, 3),
+  Stage(5, 1, 6, 80, 112, 3),
+  Stage(5, 2, 6, 112, 192, 4),
+  Stage(3, 1, 6, 192, 320, 1),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """What the published sizes differ in, besides the image size."""
+
+  width_multiplier: float
+  depth_multiplier: float
+  dropout: float = 0.2
+  stochastic_depth: float = 0.2
+
+
+VARIANTS = {
+  'B0': Sizes(1.0, 1.0),  # at 224 pixels
+  'B1': Sizes(1.0, 1.1),  # 240
+  'B2': Sizes(1.1, 1.2, dropout=0.3),  # 260
+  'B3': Sizes(1.2, 1.4, dropout=0.3),  # 300
+  'B4': Sizes(1.4, 1.8, dropout=0.4),  # 380
+  'B5': Sizes(1.6, 2.2, dropout=0.4),  # 456
+  'B6': Sizes(1.8, 2.6, dropout=0.5),  # 528
+  'B7': Sizes(2.0, 3.1, dropout=0.5),  # 600
+  'B8': Sizes(2.2, 3.6, dropout=0.5),  # 672
+  'L2': Sizes(4.3, 5.3, dropout=0.5),  # 475 and 800 (Noisy Student, arXiv 1911.04252)
+}
+
+_NORM = r'(stem|top|stage\d/(first|others)/(expand|depthwise|project))_norm'
+SHARDING_RULES: ShardingRules = (
+  (r'(stem|top|stage\d/(first|others)/\w+)/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
+  (rf'{_NORM}/(scale|bias|mean|var)|stage\d/(first|others)/(squeeze|excite)/bias', ()),
+  (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)
+  (r'head/bias', ('tensor',)),  # (K,)
+)
+
+
+def rounded_channels(channels: int, multiplier: float) -> int:
+  """The multiple of 8 nearest to channels x multiplier, that is not below it by more than 10 %."""
+  wanted = channels * multiplier
+  rounded = max(8, int(wanted + 4) // 8 * 8)
+  return rounded + 8 if rounded < 0.9 * wanted else rounded
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientNetConfig(ModelConfig):
+  """An EfficientNet. Its head reads the mean of the last feature map."""
+
+  # 'B0' … 'B8' or 'L2', or 'custom', which needs both multipliers.
+  variant: str = 'B0'
+  # Of the channels of B0, rounded to multiples of 8.
+  width_multiplier: Multiplier | None = None
+  # Of the blocks in each stage of B0, rounded up.
+  depth_multiplier: Multiplier | None = None
+  # Of what the head reads.
+  dropout: Rate | None = None
+  # Probability that an example skips the block behind the last; of the blocks in proportion to their depth.
+  stochastic_depth: Rate | None = None
+  # Of every batch norm.
+  norm_epsilon: Positive = dataclasses.field(default=1e-3, kw_only=True)
+  # The share of its running statistics that a batch norm keeps at each step.
+  norm_momentum: Rate = dataclasses.field(default=0.99, kw_only=True)
+  # Compile the blocks of a stage one after the other instead of as a loop: slower to compile, faster on TPUs.
+  # None: so on TPUs, in runs of 5,000 steps and more.
+  unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
+
+  title: ClassVar[str] = 'an EfficientNet'
+  variants: ClassVar = VARIANTS
+  sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
+
+  @property
+  def sizes(self) -> Sizes:
+    """The sizes of the variant, with the options that replace them.
+
+    Raises:
+      UserError: an unknown variant, or 'custom' without the multipliers.
+    """
+    return variants.resolve(self, Sizes, needed=('width_multiplier', 'depth_multiplier'))
+
+  @property
+  def stages(self) -> tuple[Stage, ...]:
+    """The stages, by the multipliers."""
+    width, depth = self.sizes.width_multiplier, self.sizes.depth_multiplier
+    return tuple(
+      stage._replace(
+        inputs=rounded_channels(stage.inputs, width),
+        outputs=rounded_channels(stage.outputs, width),
+        blocks=math.ceil(depth * stage.blocks),
+      )
+      for stage in B0_STAGES
+    )
+
+  @property
+  def top_channels(self) -> int:
+    """D, what the head reads."""
+    return rounded_channels(B0_TOP, self.sizes.width_multiplier)
+
+  def build(
+    self,
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
+  ) -> Model:
+    """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
+    del image_size
+    return EfficientNet(
+      self, channels=channels, num_classes=num_classes, rngs=rngs, activation_sharding=activation_sharding
+    )
+
+  def resolved(self) -> Self:
+    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    return variants.patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
+
+  @property
+  def patch_pixels(self) -> int:
+    return 2 * math.prod(stage.stride for stage in B0_STAGES)
+
+  @property
+  def num_layers(self) -> int:
+    """Blocks in all stages."""
+    return sum(stage.blocks for stage in self.stages)
+
+  @property
+  def first_kernel(self) -> str:
+    return 'stem/kernel'
+
+  @property
+  def compute_settings(self) -> dict[str, Any]:
+    return super().compute_settings | {'unroll': self.unroll}
+
+  def with_unrolled_blocks(self, unrolled: bool) -> Self:
+    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
+
+  def describe(self) -> str:
+    blocks = ' + '.join(str(stage.blocks) for stage in self.stages)
+    return f'EfficientNet of {blocks} blocks, {self.stages[0].inputs} to {self.top_channels} channels'
+
+  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+    cells = _strided(image_size, 2)
+    macs = math.prod(cells) * 3**2 * channels * self.stages[0].inputs
+    for stage in self.stages:
+      inputs, stride = stage.inputs, stage.stride
+      for _ in range(stage.blocks):
+        expanded = stage.expansion * inputs
+        if stage.expansion > 1:
+          macs += math.prod(cells) * inputs * expanded
+        cells = _strided(cells, stride)
+        macs += math.prod(cells) * (stage.kernel**2 + stage.outputs) * expanded
+        macs += 2 * expanded * squeezed_channels(inputs)
+        inputs, stride = stage.outputs, 1
+    macs += math.prod(cells) * self.stages[-1].outputs * self.top_channels
+    return 2 * (macs + self.top_channels * num_classes)
+
+
+def _strided(cells: tuple[int, int], stride: int) -> tuple[int, int]:
+  """Rows and columns after a convolution with padding 'SAME'."""
+  return -(-cells[0] // stride), -(-cells[1] // stride)
+
+
+class EfficientNet(Model[EfficientNetConfig]):
+  """Images to logits. `EfficientNetConfig.build` makes one; its tokens are the cells of a feature map."""
+
+  def __init__(
+    self,
+    config: EfficientNetConfig,
+    *,
+    channels: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    activation_sharding: jax.sharding.NamedSharding | None = None,
+  ):
+    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype))
+    norm = functools.partial(BatchNorm, momentum=config.norm_momentum, epsilon=config.norm_epsilon)
+    block = functools.partial(MBConv, conv=conv, norm=norm)
+    stages = config.stages
+    self.config = config
+    self.activation_sharding = activation_sharding
+    self.stem = conv(channels, stages[0].inputs, 3, stride=2, rngs=rngs)
+    self.stem_norm = norm(stages[0].inputs)
+    for s, stage in enumerate(stages, start=1):
+      setattr(self, f'stage{s}', StageOfBlocks(stage, block, rngs))
+    self.top = conv(stages[-1].outputs, config.top_channels, 1, rngs=rngs)
+    self.top_norm = norm(config.top_channels)
+    self.head = initial_head(config.top_channels, num_classes, config.head_bias, rngs)
+
+  def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
+    """The logits, float32 (B, K), of images of any size; with keys, as in training."""
+    x = self._feature_map(images, keys, None)
+    x = self.pool(x.reshape(len(x), -1, x.shape[-1])).astype(jnp.float32)
+    if keys is not None:
+      keys = fold_in(keys, self.config.num_layers)
+    return self.head(dropout(x, self.config.sizes.dropout, keys, place=0))
+
+  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h * w, D): the cells of a feature map, row by row.
+
+    Args:
+      images: as for the logits.
+      layer: after which block, counted over all stages from 0, where the map has that stage's size and width;
+        None or -1: after the last norm and its swish.
+    """
+    layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
+    x = self._feature_map(images, None, layers)
+    return x.reshape(len(x), -1, x.shape[-1])
+
+  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D): the mean of the cells, the only pooling of an EfficientNet."""
+    if how not in (None, 'gap'):
+      raise ValueError(f"how is {how!r}, and an EfficientNet pools by 'gap' only")
+    return tokens.mean(axis=1)
+
+  def filters(self) -> tuple[str, jax.Array]:
+    return "EfficientNet's first convolution", self.stem.kernel[...]
+
+  def _feature_map(self, images: jax.Array, keys: jax.Array | None, layers: int | None) -> jax.Array:
+    """(B, h, w, D): after so many blocks; None: after all of them and the top."""
+    train, config = keys is not None, self.config
+    depth = config.num_layers
+    rates = np.float32(config.sizes.stochastic_depth) * np.arange(depth, dtype=np.float32) / depth
+    x = swish(self.stem_norm(self.stem(images), train=train))
+    first = 0
+    for s, stage in enumerate(config.stages, start=1):
+      last = min(first + stage.blocks, depth if layers is None else layers)
+      if first < last:
+        numbers = np.arange(first, last)
+        blocks: StageOfBlocks = getattr(self, f'stage{s}')
+        x = blocks(
+          x,
+          keys,
+          numbers,
+          rates[numbers],
+          remat=config.remat,
+          unroll=bool(config.unroll),
+          sharding=self.activation_sharding,
+        )
+      first += stage.blocks
+    return swish(self.top_norm(self.top(x), train=train)) if layers is None else x

@@ -1,0 +1,189 @@
+"""The layers of EfficientNets: MBConv blocks with squeeze and excitation, and stages of them."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx import initializers
+
+from vit_jax.models import scanned_blocks
+from vit_jax.models.base import Remat
+from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.dropout import drop_path, fold_in
+
+swish = functools.partial(jax.checkpoint, prevent_cse=False)(jax.nn.silu)  # saves its input only
+
+
+class Stage(NamedTuple):
+  """A stage of blocks.
+
+  Attributes:
+    kernel: size of the depthwise convolutions.
+    stride: of the first block.
+    expansion: how many times a block's inputs its expanded channels are.
+    inputs: channels of the first block's input.
+    outputs: channels of each block's output.
+    blocks: how many.
+  """
+
+  kernel: int
+  stride: int
+  expansion: int
+  inputs: int
+  outputs: int
+  blocks: int
+
+
+def squeezed_channels(inputs: int) -> int:
+  """Channels between squeeze and excitation, of a block with so many inputs."""
+  return max(1, inputs // 4)
+
+
+class Conv(nnx.Module):
+  """A convolution with TensorFlow's padding 'SAME': of an odd number of pixels, the larger half at the end."""
+
+  def __init__(
+    self,
+    inputs: int,
+    outputs: int,
+    size: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    bias: bool = False,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+  ):
+    normal = initializers.normal(math.sqrt(2 * groups / (size**2 * outputs)))
+    self.kernel = nnx.Param(normal(rngs.params(), (size, size, inputs // groups, outputs), jnp.float32))
+    self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
+    self.stride = stride
+    self.groups = groups
+    self.dtype = dtype
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
+    y = jax.lax.conv_general_dilated(
+      x.astype(self.dtype),
+      self.kernel[...].astype(self.dtype),
+      (self.stride, self.stride),
+      'SAME',
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+      feature_group_count=self.groups,
+    )
+    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+class MBConv(nnx.Module):
+  """Expansion, depthwise convolution, squeeze and excitation, projection; the input is added where it fits."""
+
+  def __init__(
+    self,
+    inputs: int,
+    stage: Stage,
+    *,
+    stride: int,
+    conv: Callable[..., Conv],
+    norm: Callable[[int], BatchNorm],
+    rngs: nnx.Rngs,
+  ):
+    conv = functools.partial(conv, rngs=rngs)
+    expanded = stage.expansion * inputs
+    expands = stage.expansion > 1
+    self.expand = conv(inputs, expanded, 1) if expands else None
+    self.expand_norm = norm(expanded) if expands else None
+    self.depthwise = conv(expanded, expanded, stage.kernel, stride=stride, groups=expanded)
+    self.depthwise_norm = norm(expanded)
+    self.squeeze = conv(expanded, squeezed_channels(inputs), 1, bias=True)
+    self.excite = conv(squeezed_channels(inputs), expanded, 1, bias=True)
+    self.project = conv(expanded, stage.outputs, 1)
+    self.project_norm = norm(stage.outputs)
+    self.adds_input = stride == 1 and inputs == stage.outputs
+
+  def __call__(self, x: jax.Array, rate: jax.Array, keys: jax.Array | None) -> jax.Array:
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up.
+
+    Args:
+      x: the feature map.
+      rate: of stochastic depth, a scalar.
+      keys: (B,) of the stochastic depth, in training; None elsewhere.
+    """
+    train = keys is not None
+    y = x
+    if self.expand is not None and self.expand_norm is not None:
+      y = swish(self.expand_norm(self.expand(y), train=train))
+    y = swish(self.depthwise_norm(self.depthwise(y), train=train))
+    squeezed = y.mean(axis=(1, 2), keepdims=True)
+    y = y * jax.nn.sigmoid(self.excite(swish(self.squeeze(squeezed))))
+    y = self.project_norm(self.project(y), train=train)
+    return x + drop_path(y, rate, keys, place=0) if self.adds_input else y
+
+
+class StageOfBlocks(nnx.Module):
+  """A first block, which has the stride, and others, stacked; None where there are none."""
+
+  def __init__(self, stage: Stage, block: Callable[..., MBConv], rngs: nnx.Rngs):
+    def other(rngs: nnx.Rngs) -> MBConv:
+      return block(stage.outputs, stage, stride=1, rngs=rngs)
+
+    self.first = block(stage.inputs, stage, stride=stage.stride, rngs=rngs)
+    self.others = scanned_blocks.stack(stage.blocks - 1, other, rngs) if stage.blocks > 1 else None
+
+  def __call__(
+    self,
+    x: jax.Array,
+    keys: jax.Array | None,
+    numbers: np.ndarray,
+    rates: np.ndarray,
+    *,
+    remat: Remat | None,
+    unroll: bool,
+    sharding: jax.sharding.NamedSharding | None,
+  ) -> jax.Array:
+    """(B, H, W, C) -> (B, h, w, D): the output of as many of the blocks as there are `numbers`.
+
+    Args:
+      x: the feature map.
+      keys: (B,) of the whole network, in training; None elsewhere.
+      numbers: of the blocks, counted over all stages.
+      rates: of their stochastic depth.
+      remat: config.model.remat.
+      unroll: compile the other blocks one after the other instead of as a loop.
+      sharding: of the feature map, kept up after every block.
+    """
+    graphdef, params, statistics = nnx.split(self.first, nnx.Param, nnx.BatchStat)
+    body = scanned_blocks.rematerialised(_step(graphdef, keys, sharding), remat)
+    x, statistics = body(x, (params, statistics, numbers[0], rates[0]))
+    if keys is not None:
+      nnx.update(self.first, statistics)
+    others = len(numbers) - 1
+    if self.others is None or not others:
+      return x
+    graphdef, params, statistics = nnx.split(self.others, nnx.Param, nnx.BatchStat)
+    params, statistics = jax.tree.map(lambda leaf: leaf[:others], (params, statistics))
+    body = scanned_blocks.rematerialised(_step(graphdef, keys, sharding), remat, loop=not unroll)
+    inputs = params, statistics, numbers[1:], rates[1:]
+    x, statistics = jax.lax.scan(body, x, inputs, unroll=others if unroll else 1)
+    if keys is not None:
+      nnx.update(self.others, statistics)
+    return x
+
+
+def _step(
+  graphdef: nnx.GraphDef, keys: jax.Array | None, sharding: jax.sharding.NamedSharding | None
+) -> Callable[[jax.Array, Any], tuple[jax.Array, nnx.State]]:
+  """A block as a pure function: x, (parameters, running statistics, number, rate) -> x, running statistics."""
+
+  def step(x: jax.Array, inputs: Any) -> tuple[jax.Array, nnx.State]:
+    params, statistics, number, rate = inputs
+    block = nnx.merge(graphdef, params, statistics)
+    block_keys = None if keys is None else fold_in(keys, number)
+    x = scanned_blocks.constrain(block(x, rate, block_keys), sharding)
+    return x, nnx.state(block, nnx.BatchStat)
+
+  return step

@@ -1,0 +1,150 @@
+"""`config.json` and tensor names of timm's EfficientNets with TensorFlow's padding (`tf_efficientnet_*`)."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterable
+
+from vit_jax import pytrees
+from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture
+from vit_jax.models.efficientnet import VARIANTS, EfficientNetConfig
+from vit_jax.pretrained import efficientnet_names, timm_config
+from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.efficientnet_names import HEAD_PATHS, StageNames, step_counts
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.torch_names import Export, Layout, Rule
+
+_FAMILY = 'tf_efficientnet_'
+_NAME = re.compile(rf'{_FAMILY}(b[0-8]|l2)(_ap|_ns|_ns_475)?')  # the endings are of earlier versions of timm
+_EPSILON = 1e-3  # of `tf_*`, where model_args say no other
+_AROUND = {
+  'stem': 'conv_stem',
+  'stem_norm': 'bn1',
+  'top': 'conv_head',
+  'top_norm': 'bn2',
+  'head': 'classifier',
+}
+_LAYERS = {
+  'expand': 'conv_pw',
+  'expand_norm': 'bn1',
+  'depthwise': 'conv_dw',
+  'depthwise_norm': 'bn2',
+  'squeeze': 'se.conv_reduce',
+  'excite': 'se.conv_expand',
+  'project': 'conv_pwl',
+  'project_norm': 'bn3',
+}
+# Of the first stage, which expands nothing.
+_FIRST_LAYERS = {
+  'depthwise': 'conv_dw',
+  'depthwise_norm': 'bn1',
+  'squeeze': 'se.conv_reduce',
+  'excite': 'se.conv_expand',
+  'project': 'conv_pw',
+  'project_norm': 'bn2',
+}
+
+
+class TimmEfficientNetFormat(FolderFormat):
+  """A folder of a `tf_efficientnet_*` of timm's."""
+
+  title = "a folder of timm's EfficientNet"
+
+  def recognises(self, path: pathlib.Path) -> bool:
+    values = config_of(path)
+    return (
+      values is not None and 'model_type' not in values and values.text('architecture').startswith(_FAMILY)
+    )
+
+  def layout(
+    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
+  ) -> Layout:
+    assert values is not None, 'which `recognises` has read'
+    arguments = values.section('model_args')
+    published = values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
+    model = with_told(folder, _model(folder, values.text('architecture'), arguments), options.told)
+    pool = arguments.text('global_pool') or values.text('global_pool', 'avg')
+    if pool != 'avg':
+      raise UserError(f"{folder} has global_pool {pool!r}, and vit_jax has EfficientNets with 'avg' only.")
+    size = published.raw('input_size', [3, 224, 224])
+    if not isinstance(size, list) or len(size) != 3:
+      raise published.error('input_size', size, 'channels, height and width')
+    image_size = JsonObject(published.path, {'input_size': size[1:]}).sides('input_size')
+    channels = arguments.integer('in_chans', 3)
+    num_classes = files.shapes.get('classifier.bias', (0,))[0]
+    architecture = Architecture(model, image_size, channels, num_classes)
+    return Layout(
+      architecture=architecture,
+      rules=_rules(architecture.shapes(), head=num_classes > 0),
+      tokens=None,
+      preprocess=timm_config.preprocess(published, image_size, channels),
+      class_names=timm_config.class_names(published, num_classes),
+    )
+
+  def export(self, pretrained: Pretrained) -> Export:
+    architecture = pretrained.architecture
+    model = architecture.model
+    if type(model) is not EfficientNetConfig:
+      raise Unfit(f'it is for EfficientNets, and this is {model.title}')
+    published, notes = timm_config.written(pretrained, first_conv='conv_stem', classifier='classifier')
+    if pretrained.link == 'sigmoid':
+      notes += (SIGMOID_LOST,)
+    params = pytrees.flatten(pretrained.params)
+    rules = _rules(params, head=architecture.num_classes > 0)
+    arguments = {'in_chans': architecture.channels}
+    return Export(
+      rules=rules,
+      tokens=None,
+      config={
+        'architecture': _FAMILY + _variant(model).lower(),
+        'global_pool': 'avg',
+        'model_args': arguments | ({'bn_eps': model.norm_epsilon} if model.norm_epsilon != _EPSILON else {}),
+        'num_classes': architecture.num_classes,
+        'num_features': model.top_channels,
+        'pretrained_cfg': published,
+      },
+      constants=step_counts(rules, params),
+      dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
+      notes=notes,
+    )
+
+
+def _model(folder: pathlib.Path, name: str, arguments: JsonObject) -> EfficientNetConfig:
+  """The EfficientNet of a name.
+
+  Raises:
+    UserError: we do not have it.
+  """
+  match = _NAME.fullmatch(name)
+  if match is None:
+    raise UserError(
+      f"{folder} holds {name}, which vit_jax does not have; of timm's EfficientNets it reads {_FAMILY}b0 to b8 and l2."
+    )
+  model = EfficientNetConfig(match[1].upper(), norm_epsilon=arguments.number('bn_eps', _EPSILON))
+  return model.resolved()
+
+
+def _variant(model: EfficientNetConfig) -> str:
+  """The name of a size.
+
+  Raises:
+    Unfit: the size has none.
+  """
+  sizes = model.sizes
+  for name, named in VARIANTS.items():
+    if named == dataclasses.replace(sizes, dropout=named.dropout, stochastic_depth=named.stochastic_depth):
+      return name
+  raise Unfit(
+    f'it has the published sizes only, none of width_multiplier {sizes.width_multiplier} and depth_multiplier '
+    f'{sizes.depth_multiplier}'
+  )
+
+
+def _rules(paths: Iterable[str], *, head: bool) -> tuple[Rule, ...]:
+  def stage_names(stage: int) -> StageNames:
+    return StageNames(f'blocks.{stage}.{{}}', 0, _LAYERS if stage else _FIRST_LAYERS)
+
+  return efficientnet_names.rules(paths, _AROUND, stage_names, head=head)

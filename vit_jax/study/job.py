@@ -1,0 +1,41 @@
+"""One run of a study, in a process of its own: python -m vit_jax.study.job STUDY WORKDIR VARIANT SEED.
+
+Where its stdin is a pipe, a study holds the other end; when the study is gone, this process ends too.
+"""
+
+import os
+import pathlib
+import stat
+import sys
+import threading
+from collections.abc import Sequence
+
+from vit_jax import cli
+
+
+def main(arguments: Sequence[str]) -> None:
+  """Trains the run to its end, or goes on with it."""
+  if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+    threading.Thread(target=_end_with_study, daemon=True).start()
+  from vit_jax import compilation_cache
+  from vit_jax.checkpoint.lease import Lease
+  from vit_jax.study import definition
+  from vit_jax.training import results
+
+  name, workdir, variant, seed = arguments
+  runs = definition.runs(definition.load(name), pathlib.Path(workdir))
+  run = next(run for run in runs if run.variant == variant and run.seed == int(seed))
+  compilation_cache.enable()
+  with Lease(run.folder):
+    results.train(run.config, run.folder, keep=True)
+
+
+def _end_with_study() -> None:
+  """Ends this process at the end of stdin, as a kill does: the study that is started again goes on with it."""
+  while os.read(sys.stdin.fileno(), 1):
+    pass
+  os._exit(1)
+
+
+if __name__ == '__main__':
+  cli.run(main, positional=True)
