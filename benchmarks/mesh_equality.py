@@ -2,19 +2,25 @@
 
   python benchmarks/mesh_equality.py
   python benchmarks/mesh_equality.py --data=cifar10 --optimizers=sgd,adam
+  python benchmarks/mesh_equality.py --models=efficientnet
 
-The trainer's own step trains a small ViT in float32 on its own batches, with everything random switched on
+The trainer's own step trains a small model in float32 on its own batches, with everything random switched on
 (crops, RandAugment, mirroring, mixup, CutMix, dropout, attention dropout, drop path): on one device, then on
 each mesh of eight devices, of one, two and four processes (`launch/local_pod.py`). All of them compute the
 same sums in another order, so that they differ by rounding, which training magnifies. The row 'last bit' says
 by how much: it is one device again, with each initial parameter replaced by the next float32 number up or
 down. It prints a table of the largest deviations; the exit code is 1 if one is beyond the limit.
+
+Running statistics of batch norm are compared as parameters are. Batch norm normalises each part of an accumulated
+batch by itself, so that those rows are compared with one device that accumulates too.
 """
 
 import argparse
 import dataclasses
+import itertools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +28,7 @@ import tempfile
 import numpy as np
 
 from vit_jax import config as c
+from vit_jax.models.base import ModelConfig
 
 LAUNCHER = pathlib.Path(__file__).parents[1] / 'launch' / 'local_pod.py'
 PODS = {'1 process': (1, 8), '2 processes': (2, 4), '4 processes': (4, 2)}  # processes, devices of each
@@ -41,32 +48,45 @@ OPTIMIZERS = {
   'sgd': (c.OptimizerConfig(name='sgd', weight_decay=0.1, clip_norm=1.0), 0.1, 2e-5),
   'adam': (c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0), 1e-3, 2e-4),
 }
-# Shifting all keys does not change the softmax: the gradient is zero except for rounding.
-WITHOUT_GRADIENT = 'blocks/attention/key/bias'
+MODELS = ('vit', 'efficientnet')
+# Shifting all keys does not change the softmax, nor a channel's shift what the next batch norm gives: these gradients
+# are zero except for rounding.
+WITHOUT_GRADIENT = re.compile(r'blocks/attention/key/bias|stage\d/(first|others)/project_norm/bias')
 
-Outcome = dict[str, np.ndarray]  # 'loss' of every step, and the last parameters by path
+Outcome = dict[str, np.ndarray]  # 'loss' of every step, and the last parameters and state by path
 
 
-def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -> c.Config:
+def model_of(name: str, patch: int) -> ModelConfig:
+  """A small model of a kind."""
+  if name == 'efficientnet':
+    return c.EfficientNetConfig(
+      variant='custom', width_multiplier=0.25, depth_multiplier=0.1, dropout=0.1, stochastic_depth=0.2
+    )
+  return c.ViTConfig(
+    variant='custom',
+    patch=patch,
+    width=64,
+    mlp_dim=128,
+    depth=3,
+    heads=8,
+    dropout=0.1,
+    attention_dropout=0.1,
+    stochastic_depth=0.2,
+  )
+
+
+def config_of(model: str, data: str, optimizer: str, steps: int, settings: dict[str, int]) -> c.Config:
   """The config of a row; `settings` are axes of the mesh, and the accumulation."""
   side, channels, patch = SIZES[data]
+  if model == 'efficientnet':
+    side = 32  # its last feature map has a 32nd of the rows
   chosen, rate, _ = OPTIMIZERS[optimizer]
   axes = {axis: size for axis, size in settings.items() if axis != 'accumulation'}
   return c.Config(
     total=f'{steps} steps',
     batch_size=32,
     accumulation=settings.get('accumulation', 1),
-    model=c.ViTConfig(
-      variant='custom',
-      patch=patch,
-      width=64,
-      mlp_dim=128,
-      depth=3,
-      heads=8,
-      dropout=0.1,
-      attention_dropout=0.1,
-      stochastic_depth=0.2,
-    ),
+    model=model_of(model, patch),
     data=c.DataConfig(
       source=data if data == 'digits' else f'tfds:{data}',
       image_size=(side, side),
@@ -84,7 +104,7 @@ def config_of(data: str, optimizer: str, steps: int, settings: dict[str, int]) -
 
 
 def train(config: c.Config, *, nudged: bool = False) -> Outcome:
-  """Losses and last parameters of a run over all devices of all processes; `nudged`: the row 'last bit'."""
+  """Losses, last parameters and state of a run over all devices of all processes; `nudged`: the row 'last bit'."""
   import jax
   from jax.experimental import multihost_utils
 
@@ -105,9 +125,9 @@ def train(config: c.Config, *, nudged: bool = False) -> Outcome:
   for step in range(run.timeline.total):
     state, metrics = program.step(state, pipeline.batch(step))
     loss.append(float(metrics['train/loss']))
-  whole = multihost_utils.process_allgather(state.params, tiled=True)
-  params = {path: np.asarray(leaf) for path, leaf in pytrees.flatten(whole).items()}
-  return {'loss': np.array(loss)} | params
+  whole = multihost_utils.process_allgather(state.variables, tiled=True)
+  variables = {path: np.asarray(leaf) for path, leaf in pytrees.flatten(whole).items()}
+  return {'loss': np.array(loss)} | variables
 
 
 def _next_numbers(leaf):
@@ -126,11 +146,16 @@ def work(args: argparse.Namespace) -> None:
   import jax
 
   rows = MESHES if jax.device_count() > 1 else ONE_DEVICE
-  for optimizer in args.optimizers.split(','):
+  for model, optimizer in runs(args):
     for name, settings in rows.items():
-      outcome = train(config_of(args.data, optimizer, args.steps, settings), nudged=name == 'last bit')
+      outcome = train(config_of(model, args.data, optimizer, args.steps, settings), nudged=name == 'last bit')
       if jax.process_index() == 0:
-        np.savez(pathlib.Path(args.work) / f'{optimizer}, {name}.npz', **outcome)
+        np.savez(pathlib.Path(args.work) / f'{model}, {optimizer}, {name}.npz', **outcome)
+
+
+def runs(args: argparse.Namespace) -> list[tuple[str, str]]:
+  """The models and optimizers that are asked for."""
+  return list(itertools.product(args.models.split(','), args.optimizers.split(',')))
 
 
 def start(args: argparse.Namespace, folder: pathlib.Path, processes: int, devices: int) -> None:
@@ -155,7 +180,7 @@ def load(path: pathlib.Path) -> Outcome:
 def deviations(outcome: Outcome, expected: Outcome) -> tuple[float, float, float]:
   """The largest deviations of losses, of parameters relative to the largest of their array, and absolute."""
   loss = np.abs(outcome['loss'] - expected['loss']).max() / np.abs(expected['loss']).max()
-  names = [name for name in expected if name not in ('loss', WITHOUT_GRADIENT)]
+  names = [name for name in expected if name != 'loss' and not WITHOUT_GRADIENT.fullmatch(name)]
   absolute = {name: np.abs(outcome[name] - expected[name]).max() for name in names}
   relative = max(absolute[name] / np.abs(expected[name]).max() for name in names)
   return float(loss), float(relative), float(max(absolute.values()))
@@ -163,29 +188,33 @@ def deviations(outcome: Outcome, expected: Outcome) -> tuple[float, float, float
 
 def table(args: argparse.Namespace, folder: pathlib.Path) -> bool:
   """Prints the rows; returns whether all are within their limits."""
-  print('| optimizer | devices | mesh | loss | parameters | parameters, absolute |')
-  print('|---|---|---|---|---|---|')
+  print('| model | optimizer | devices | mesh | loss | parameters | parameters, absolute |')
+  print('|---|---|---|---|---|---|---|')
   good = True
-  for optimizer in args.optimizers.split(','):
-    expected = load(folder / 'one device' / f'{optimizer}, one.npz')
+  for model, optimizer in runs(args):
     limit = OPTIMIZERS[optimizer][2]
     rows_by_pod = {'one device': ONE_DEVICE, **dict.fromkeys(PODS, MESHES)}
     for pod, rows in rows_by_pod.items():
       for name in rows:
-        if name == 'one':
+        reference = 'accumulation 4' if model == 'efficientnet' and name.endswith('accumulation 4') else 'one'
+        if name in ('one', reference):
           continue
-        found = deviations(load(folder / pod / f'{optimizer}, {name}.npz'), expected)
+        expected = load(folder / 'one device' / f'{model}, {optimizer}, {reference}.npz')
+        found = deviations(load(folder / pod / f'{model}, {optimizer}, {name}.npz'), expected)
         numbers = ' | '.join(f'{number:.1e}' for number in found)
-        print(f'| {optimizer} | {pod} | {name} | {numbers} |')
+        print(f'| {model} | {optimizer} | {pod} | {name} | {numbers} |')
         good &= all(deviation <= limit for deviation in found[:2])  # False for NaN
-    curve = expected['loss']
-    print(f'{optimizer}: loss from {curve[0]:.3f} to {curve[-1]:.3f}, limit {limit:g}', file=sys.stderr)
+    curve = load(folder / 'one device' / f'{model}, {optimizer}, one.npz')['loss']
+    print(
+      f'{model}, {optimizer}: loss from {curve[0]:.3f} to {curve[-1]:.3f}, limit {limit:g}', file=sys.stderr
+    )
   return good
 
 
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--data', default='digits', choices=SIZES)
+  parser.add_argument('--models', default=','.join(MODELS), help='one of them or both with a comma')
   parser.add_argument('--optimizers', default='sgd', help='sgd, adam or both with a comma')
   parser.add_argument('--steps', type=int, default=20)
   parser.add_argument('--work', help=argparse.SUPPRESS)

@@ -222,7 +222,7 @@ class EfficientNet(Model[EfficientNetConfig]):
     rngs: nnx.Rngs,
     activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
-    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype))
+    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=activation_sharding)
     norm = functools.partial(BatchNorm, momentum=config.norm_momentum, epsilon=config.norm_epsilon)
     block = functools.partial(MBConv, conv=conv, norm=norm)
     stages = config.stages

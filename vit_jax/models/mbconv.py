@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx import initializers
+from jax.sharding import PartitionSpec
 
 from vit_jax.models import scanned_blocks
 from vit_jax.models.base import Remat
@@ -58,6 +59,7 @@ class Conv(nnx.Module):
     bias: bool = False,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
+    sharding: jax.sharding.NamedSharding | None = None,
   ):
     normal = initializers.normal(math.sqrt(2 * groups / (size**2 * outputs)))
     self.kernel = nnx.Param(normal(rngs.params(), (size, size, inputs // groups, outputs), jnp.float32))
@@ -65,17 +67,25 @@ class Conv(nnx.Module):
     self.stride = stride
     self.groups = groups
     self.dtype = dtype
+    self.sharding = sharding
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
-    y = jax.lax.conv_general_dilated(
-      x.astype(self.dtype),
-      self.kernel[...].astype(self.dtype),
-      (self.stride, self.stride),
-      'SAME',
+    convolve = functools.partial(
+      jax.lax.conv_general_dilated,
+      window_strides=(self.stride, self.stride),
+      padding='SAME',
       dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
       feature_group_count=self.groups,
     )
+    if self.groups > 1 and self.sharding is not None:
+      # Each device convolves its own images. XLA's partitioner (jaxlib 0.10) would add the gradient of a grouped
+      # kernel up once for each device along an axis that does not split the images, such as `tensor`.
+      images = self.sharding.spec
+      convolve = jax.shard_map(
+        convolve, mesh=self.sharding.mesh, in_specs=(images, PartitionSpec()), out_specs=images
+      )
+    y = convolve(x.astype(self.dtype), self.kernel[...].astype(self.dtype))
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 

@@ -2,6 +2,7 @@
 
 python -m vit_jax.visualize --checkpoint=runs/mine --out=seen photo.jpg photos/
 python -m vit_jax.visualize --checkpoint=runs/mine --out=seen --count=20 --average_over=500 photos/
+python -m vit_jax.visualize --checkpoint=runs/mine --out=seen --steps=all photo.jpg
 python -m vit_jax.visualize --checkpoint=imagenet21k+imagenet2012/ViT-L_16 --image_size=512 --out=seen photos/
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. Open seen/index.html:
@@ -34,6 +35,11 @@ _COUNT = flags.DEFINE_integer(
 _AVERAGE_OVER = flags.DEFINE_integer(
   'average_over', 128, 'Images that attention distance is averaged over, if there are so many.', lower_bound=1
 )
+_STEPS = flags.DEFINE_list(
+  'steps',
+  [],
+  'Draw images through training too: all checkpoints that the run keeps, or some, such as 100,500.',
+)
 _WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
@@ -52,11 +58,13 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.loading import load
   from vit_jax.parallel import distributed
   from vit_jax.pretrained import class_names
-  from vit_jax.visualize import gallery
+  from vit_jax.visualize import gallery, through_training
   from vit_jax.visualize.model_parts import grouped
 
   distributed.skip_absent_tpu()
-  model = load(checkpoint, image_size=image_size, weights=weights_flag.chosen(_WEIGHTS))
+  weights = weights_flag.chosen(_WEIGHTS)
+  steps = through_training.chosen_steps(checkpoint, _STEPS.value) if _STEPS.value else []
+  model = load(checkpoint, image_size=image_size, weights=weights)
   given = _CLASS_NAMES.value
   names = None if given is None else class_names.read(given, model.num_classes)
   count, average_over = cli.required(_COUNT), cli.required(_AVERAGE_OVER)
@@ -74,10 +82,19 @@ def main(arguments: Sequence[str]) -> None:
       print(error, file=sys.stderr)
       return None
 
-  absent = gallery.make(model, averaged, shown, read, out, title=checkpoint, class_names=names)
+  absent = gallery.make(
+    model,
+    averaged,
+    shown,
+    read,
+    out,
+    title=checkpoint,
+    class_names=names,
+    steps=through_training.models(checkpoint, steps, image_size, weights),
+  )
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')
-  files.sync([out / 'index.html', *out.glob('*.png')])
+  files.sync([out / 'index.html', *out.glob('*.png'), *out.glob('*.gif')])
   print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
   if unreadable:
     text = f'{len(unreadable)} of {len(averaged)} images could not be read and are left out'

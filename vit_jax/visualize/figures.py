@@ -3,6 +3,7 @@
 'The paper' is arXiv 2010.11929.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import cv2
@@ -14,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from vit_jax.loading import LoadedModel
 from vit_jax.visualize import measures, model_parts
 from vit_jax.visualize.observations import Observation
+from vit_jax.visualize.through_training import Moment
 
 _WIDTH = 10.0  # inches of the widest pictures
 _TILES = 16  # maps of position similarity along a side, at most
@@ -201,6 +203,51 @@ def rollout(seen: Observation) -> Figure:
   axes[2].set_title('photograph × rollout', fontsize=_SMALL)
   _attention_bar(figure, colours, axes, 'rollout, as a share of its largest number')
   return figure
+
+
+def steps(moments: Sequence[Moment]) -> Figure:
+  """A column for each step: the tokens before the first block and after each, and attention rollout."""
+  columns = [_of_moment(moment) for moment in moments]
+  shape = moments[0].seen.photograph.shape
+  side = min(_WIDTH / (len(columns) + 1), 1.2)
+  size = (max(side * len(columns) + 1.0, 5), (side * shape[0] / shape[1]) * len(columns[0]) + 0.9)
+  engine = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0, compress=True)
+  figure = Figure(figsize=size, layout=engine)
+  axes = figure.subplots(len(columns[0]), len(columns), squeeze=False)
+  for column, (moment, pictures) in enumerate(zip(moments, columns, strict=True)):
+    for row, (title, picture) in enumerate(pictures.items()):
+      axis = axes[row, column]
+      _show(axis, picture)
+      if row == 0:
+        axis.set_title(f'{moment.step:,}', fontsize=_SMALL)
+      if column == 0:
+        axis.text(-0.08, 0.5, title, fontsize=_SMALL, ha='right', va='center', transform=axis.transAxes)
+  figure.suptitle('Through training: a column for each step', fontsize=10)
+  return figure
+
+
+def moment(moment: Moment) -> Figure:
+  """One frame of the animation: the photograph, what the model of a step makes of it, and its best class."""
+  pictures = {'photograph': moment.seen.photograph, **_of_moment(moment)}
+  figure, axes = _tiles(len(pictures), min(7, len(pictures)), moment.seen.photograph.shape)
+  best = ''.join(f': {name} {share:.0%}' for name, share in moment.seen.predictions[:1])
+  figure.suptitle(f'step {moment.step:,}{best}', fontsize=10)
+  for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
+    _show(axis, picture)
+    axis.set_title(title, fontsize=_SMALL)
+  return figure
+
+
+def _of_moment(moment: Moment) -> dict[str, np.ndarray]:
+  """Title -> (h, w, 1 or 3) in 0 … 1."""
+  seen = moment.seen
+  assert seen.layers is not None
+  pictures = {'patch embedding': seen.layers[0]}
+  pictures |= {f'block {number}': layer for number, layer in enumerate(seen.layers[1:], 1)}
+  if seen.rollout is not None:
+    lit = _smooth(seen.rollout / max(seen.rollout.max(), _TINY), seen.photograph.shape[:2])[..., None]
+    pictures['rollout'] = seen.photograph * (0.2 + 0.8 * lit)
+  return pictures
 
 
 def _attention_bar(figure: Figure, colours: Any, axes: Any, label: str) -> None:

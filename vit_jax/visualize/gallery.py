@@ -7,15 +7,19 @@ from typing import TypeVar
 import jax
 import numpy as np
 from flax import nnx
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.errors import UserError
 from vit_jax.loading import LoadedModel
-from vit_jax.visualize import figures, model_parts, page
+from vit_jax.visualize import figures, model_parts, page, through_training
 from vit_jax.visualize.observations import Observation, Observer
+from vit_jax.visualize.through_training import Moment
 
 _DPI = 110
+_STRIP = 10  # steps of training side by side, at most
+_FRAME_MILLISECONDS = 600
 _PHOTOGRAPH = 224  # pixels along the longer side, at least
 
 # Path -> uint8 pixels; None where the file cannot be read.
@@ -38,6 +42,7 @@ def make(
   *,
   title: str,
   class_names: tuple[str, ...] | None = None,
+  steps: Iterable[tuple[int, LoadedModel]] = (),
 ) -> Mapping[str, str]:
   """Writes PNGs and index.html.
 
@@ -49,6 +54,7 @@ def make(
     out: a folder that is there.
     title: of the page, the checkpoint's name.
     class_names: of the logits; None: the model's own, or numbers.
+    steps: (step of training, model), in ascending order, whose pictures of each image stand side by side.
 
   Returns:
     picture -> why the model has none of it.
@@ -57,7 +63,7 @@ def make(
     UserError: none of the images can be read.
   """
   observer = Observer(model, class_names)
-  drawn, distances = [], []
+  drawn, distances, images = [], [], []
   for path in paths if 'distances' not in observer.absent else shown:
     if (pixels := read(path)) is None:
       continue
@@ -65,10 +71,14 @@ def make(
       seen = observer.look(pixels, str(path))
       drawn.append((seen, _draw_image(seen, f'image_{len(drawn) + 1}', observer.absent, out)))
       distances.append(seen.distances)
+      images.append(pixels)
     else:
       distances.append(observer.distances(pixels))
   if not drawn:
     raise UserError('None of the images can be read; restore them, or name others.')
+  if 'layers' not in observer.absent:
+    for number, moments in enumerate(through_training.watch(steps, images, class_names)):
+      drawn[number][1].update(_draw_steps(moments, f'image_{number + 1}', out))
   files = _draw_model(model, distances, observer.absent, out)
   text = page.write(_facts(model, title, len(distances), observer.absent), files, drawn)
   # A file's name may have bytes that are not UTF-8.
@@ -100,6 +110,25 @@ def _draw_image(
   }
   chosen = {picture: draw[picture] for picture in model_parts.OF_IMAGE if picture not in absent}
   return {'photograph': photograph, **_save(chosen, f'{prefix}_', out)}
+
+
+def _draw_steps(moments: Sequence[Moment], prefix: str, out: pathlib.Path) -> dict[str, str]:
+  """The strip of a step each, and the animation; {} without steps."""
+  if not moments:
+    return {}
+  frames = [_pixels(figures.moment(moment)) for moment in moments]
+  animation = f'{prefix}_steps.gif'
+  frames[0].save(
+    out / animation, save_all=True, append_images=frames[1:], duration=_FRAME_MILLISECONDS, loop=0
+  )
+  strip = spread(moments, _STRIP)
+  return {**_save({'steps': lambda: figures.steps(strip)}, f'{prefix}_', out), 'animation': animation}
+
+
+def _pixels(figure: Figure) -> Image.Image:
+  canvas = FigureCanvasAgg(figure)
+  canvas.draw()
+  return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
 def _save(draw: Mapping[str, Callable[[], Figure]], prefix: str, out: pathlib.Path) -> dict[str, str]:

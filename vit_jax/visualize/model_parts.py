@@ -21,6 +21,8 @@ TITLES = {
   'layers': 'Through the layers',
   'heads': 'Attention of each head',
   'rollout': 'Attention rollout',
+  'steps': 'Through training',
+  'animation': 'Through training, as an animation',
   'predictions': 'Predictions',
 }
 

@@ -71,7 +71,7 @@ class Observer:
       heads=found.get('heads'),
       rollout=found.get('rollout'),
       distances=found.get('distances'),
-      layers=self._layers(prepared),
+      layers=_colours(self._tokens(prepared)),
     )
 
   def distances(self, image: Image.Image | np.ndarray) -> np.ndarray:
@@ -89,13 +89,20 @@ class Observer:
     assert self.grid is not None
     return np.asarray(measures.attention_distances(weights, self.grid, self.model.preprocess.size))
 
-  def _layers(self, prepared: np.ndarray) -> np.ndarray | None:
-    """(L + 1, rows, columns, 3): the tokens of one prepared image as colours."""
+  def tokens(self, image: Image.Image | np.ndarray) -> np.ndarray | None:
+    """float32 (L + 1, rows, columns, D): an image's patches before the first block and after each.
+
+    None where the model has no tokens.
+    """
+    return self._tokens(self.model.preprocess([image]))
+
+  def _tokens(self, prepared: np.ndarray) -> np.ndarray | None:
+    """As `tokens`, of one prepared image."""
     states = self.model.hidden_states(prepared)
     if states is None or self.grid is None:
       return None
     patches = np.asarray(states[:, 0, self.model.module.leading_tokens :], np.float32)
-    return _colours(patches.reshape(len(patches), *self.grid, -1))
+    return patches.reshape(len(patches), *self.grid, -1)
 
   def _best(self, prepared: np.ndarray, count: int = 3) -> tuple[tuple[str, float], ...]:
     """(class, probability) of the most probable classes."""
@@ -107,8 +114,10 @@ class Observer:
     return tuple((names[number], float(probabilities[number])) for number in best)
 
 
-def _colours(layers: np.ndarray) -> np.ndarray:
-  """(L + 1, rows, columns, D) -> (L + 1, rows, columns, 3)."""
+def _colours(layers: np.ndarray | None) -> np.ndarray | None:
+  """(L + 1, rows, columns, D) -> (L + 1, rows, columns, 3): the tokens as colours."""
+  if layers is None:
+    return None
   result, before = [], None
   for tokens in layers:
     colours, before = measures.token_colours(tokens, before)

@@ -33,6 +33,12 @@ _CAPTIONS = {
   '14, appendix D.8, of <a href="{paper}">the paper</a>). Bright is what {attending} behind the last block '
   'draws on; for which class, it does not say.',
 }
+_STEPS = (
+  'From left to right the steps of training whose checkpoints are kept. From above: the tokens before the first block, '
+  'where they are patches and positions alone, then behind each block, their first three principal components as '
+  'colours; last the image lit by attention rollout. In neighbouring columns a colour is of the same sign.'
+)
+_CAPTIONS |= {'steps': _STEPS, 'animation': 'The same, step after step, with the most probable class.'}
 _HYBRID = ' A ResNet goes before: what it makes of this square, and of pixels around it, becomes the token.'
 _OTHERS = ' What goes to the class token and registers is not shown.'
 
