@@ -127,6 +127,10 @@ def test_a_section_has_the_options_of_its_own_kind_only():
       'config.schedule.cooldown is for decay constant and rsqrt, and decay is linear, which '
       'ends at end_value by itself.',
     ),
+    (
+      {'schedule': {'decay': 'exponential'}},
+      'config.schedule.decay is exponential, which never reaches config.schedule.end_value 0; set it above 0.',
+    ),
     ({'data': {'image_size': [0, 8]}}, 'config.data.image_size is 0; it must be at least 1.'),
     (
       {'data': {'area': [0.5, 0.1]}},

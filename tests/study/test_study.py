@@ -81,8 +81,12 @@ def accuracies(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
 def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tmp_path):
   whole, workdir = tmp_path / 'whole', tmp_path / 'killed'
   conduct(file, whole)
-  for variant in ('high', 'low'):  # as a study that is killed in its second seed
-    shutil.copytree(whole / variant / 'seed_0', workdir / variant / 'seed_0')
+  for run in (
+    'high/seed_0',
+    'low/seed_0',
+    'low/seed_1',
+  ):  # as a study of two jobs, of which one is to be killed
+    shutil.copytree(whole / run, workdir / run)
   with pytest.raises(UserError, match='1 of 4 runs failed; the first is high/seed_1: killed'):
     conduct(file, workdir, killed='high/seed_1')
   assert {name: set(seeds) for name, seeds in accuracies(workdir).items()} == {
@@ -122,6 +126,7 @@ def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeyp
   assert sorted(ended) == ['first/seed_0', 'first/seed_2', 'second/seed_0', 'second/seed_2']
 
 
+@pytest.mark.nightly
 def test_command_goes_on_after_a_kill_that_ends_its_runs_too(tmp_path):
   (tmp_path / 'study.py').write_text(STUDY.replace('seeds=(0, 1)', 'seeds=(0,)').replace("'low'", "# 'low'"))
   command = [sys.executable, '-m', 'vit_jax.study', 'study.py', '--workdir=out', '--jobs=1']

@@ -52,6 +52,14 @@ def test_rsqrt_with_warmup_and_cooldown_equals_numpy():
   np.testing.assert_allclose([float(rate(step)) for step in steps], expected, rtol=1e-5)
 
 
+def test_exponential_decay_falls_by_the_same_factor_every_step():
+  """EfficientNet's: by 3 % every 2.4 epochs, of a hundred steps each."""
+  end = 0.128 * 0.97 ** (350 / 2.4)
+  rate = schedule(total=35_000, decay='exponential', learning_rate=0.128, end_value=end)
+  for step in (0, 240, 2_400, 35_000):
+    np.testing.assert_allclose(rate(step), 0.128 * 0.97 ** (step / 240), rtol=1e-4)
+
+
 def test_constant_stays_after_the_warmup():
   rate = schedule(decay='constant', learning_rate=0.5, warmup='2 steps')
   assert [float(rate(step)) for step in (0, 1, 2, 99)] == [0, 0.25, 0.5, 0.5]
@@ -94,6 +102,20 @@ def test_adam_is_optax_adamw():
 def test_sgd_is_optax_sgd():
   ours, _ = run(c.OptimizerConfig(name='sgd', momentum=0.8))
   chex.assert_trees_all_close(ours, reference(optax.sgd(0.1, momentum=0.8)), rtol=1e-5, atol=1e-7)
+
+
+def test_rmsprop_is_tensorflows():
+  """Its update rule in NumPy, of three steps of one parameter, with its mean square at 1 in the beginning."""
+  tx = make_optimizer(c.OptimizerConfig(name='rmsprop', b2=0.8, momentum=0.7), PARAMS)
+  state = tx.init(PARAMS)
+  square, momentum = 1.0, 0.0
+  for gradient in (0.5, -2.0, 0.1):
+    grads = jax.tree.map(lambda leaf, g=gradient: jnp.full_like(leaf, g), PARAMS)
+    updates, state = tx.update(grads, state, PARAMS)
+    square = 0.8 * square + 0.2 * gradient**2
+    momentum = 0.7 * momentum + gradient / np.sqrt(square + 1e-3)
+    for leaf in jax.tree.leaves(updates):
+      np.testing.assert_allclose(leaf, momentum, rtol=1e-5)
 
 
 def test_decay_is_decoupled_and_on_kernels_only():

@@ -99,16 +99,21 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   Raises:
     UserError: a config is wrong, or none of its evaluators has the study's metric.
   """
+  configs = {}
+  for name, variant in study.variants.items():
+    if variant.start and variant.start not in configs:
+      raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
+    config = configs[name] = _config(name, variant)
+    if variant.compared and study.metric.split('/')[0] not in config.evaluators:
+      known = ', '.join(config.evaluators) or 'none'
+      raise UserError(f'The variant {name!r} measures no {study.metric!r}; its evaluators: {known}.')
   found = []
   for seed in study.seeds:
     for name, variant in study.variants.items():
+      config = dataclasses.replace(configs[name], seed=seed)
       start = _folder(workdir, variant.start, seed) if variant.start else None
-      if variant.start and variant.start not in list(study.variants)[: list(study.variants).index(name)]:
-        raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
-      config = _config(name, variant, seed, start)
-      if variant.compared and study.metric.split('/')[0] not in config.evaluators:
-        known = ', '.join(config.evaluators) or 'none'
-        raise UserError(f'The variant {name!r} measures no {study.metric!r}; its evaluators: {known}.')
+      if start is not None:
+        config = dataclasses.replace(config, init=dataclasses.replace(config.init, checkpoint=str(start)))
       found.append(StudyRun(name, seed, config, _folder(workdir, name, seed), start))
   return found
 
@@ -125,14 +130,11 @@ def _folder(workdir: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
   return workdir / variant / f'seed_{seed}'
 
 
-def _config(name: str, variant: Variant, seed: int, start: pathlib.Path | None) -> Config:
-  """The config of a run; its input, as its XLA, takes one thread."""
-  options = {'data.threads': 1, **variant.options, 'seed': seed}
-  if start is not None:
-    options['init.checkpoint'] = str(start)
+def _config(name: str, variant: Variant) -> Config:
+  """The config of a variant's runs, but for seed and start; its input, as its XLA, takes one thread."""
   values = config_files.load(variant.config)
   try:
-    values.update_from_flattened_dict(options)
+    values.update_from_flattened_dict({'data.threads': 1, **variant.options})
   except (KeyError, TypeError, AttributeError) as error:
     text = ' '.join(str(error).strip('"').split())
     raise UserError(f'An option of the variant {name!r} is wrong: {text}') from error

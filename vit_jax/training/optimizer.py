@@ -26,13 +26,14 @@ _MOMENTUM = 0.9  # of 'sgd'
 class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
-  # 'adam', 'sgd' (with momentum), or any optimizer that optax has as `optax.scale_by_NAME`: 'lion', 'lamb' …
+  # 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or any optimizer that optax has
+  # as `optax.scale_by_NAME`: 'lion', 'lamb' …
   name: str = 'adam'
   # Decay of the first moment, where the optimizer has that argument. None: optax's default.
   b1: _Decay | None = None
   # Decay of the second moment, likewise.
   b2: _Decay | None = None
-  # 'sgd': decay of the momentum. None: 0.9.
+  # 'sgd' and 'rmsprop': decay of the momentum. None: 0.9.
   momentum: _Decay | None = None
   # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
   arguments: tuple[tuple[str, float], ...] = ()
@@ -65,7 +66,13 @@ class OptimizerConfig:
 
 
 # Optimizers that optax does not have as `scale_by_NAME`: name -> function of an `OptimizerConfig`.
-OPTIMIZERS: Registry[Any] = Registry('optimizer', {'sgd': 'vit_jax.training.optimizer:momentum_scaling'})
+OPTIMIZERS: Registry[Any] = Registry(
+  'optimizer',
+  {
+    'sgd': 'vit_jax.training.optimizer:momentum_scaling',
+    'rmsprop': 'vit_jax.training.optimizer:rmsprop_scaling',
+  },
+)
 
 
 def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.GradientTransformation:
@@ -149,13 +156,31 @@ def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
 
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """SGD with momentum, as the paper fine-tunes."""
-  for name in ('b1', 'b2'):
-    if getattr(optimizer, name) is not None:
-      raise UserError(f"the optimizer 'sgd' does not take {name}; it takes momentum")
-  if optimizer.arguments:
-    raise UserError(f"the optimizer 'sgd' does not take {optimizer.arguments[0][0]}; it takes momentum")
+  _check_taken(optimizer, 'momentum')
   momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
+
+
+def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """TensorFlow's RMSProp with momentum, as EfficientNets are trained: m ← momentum m + g / sqrt(v + eps).
+
+  The mean square v of the gradients g begins at 1. By default eps is 0.001 and b2, its decay, 0.9.
+  """
+  _check_taken(optimizer, 'b2', 'momentum', 'eps')
+  b2 = 0.9 if optimizer.b2 is None else optimizer.b2
+  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  return optax.chain(
+    optax.scale_by_rms(b2, dict(optimizer.arguments).get('eps', 1e-3), initial_scale=1.0),
+    optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
+  )
+
+
+def _check_taken(optimizer: OptimizerConfig, *taken: str) -> None:
+  """Raises UserError for a decay or an argument that an optimizer of ours does not take."""
+  given = [name for name in _DECAYS if getattr(optimizer, name) is not None]
+  for name in (*given, *(name for name, _ in optimizer.arguments)):
+    if name not in taken:
+      raise UserError(f'the optimizer {optimizer.name!r} does not take {name}; it takes {", ".join(taken)}')
 
 
 def trainable_mask(optimizer: OptimizerConfig, params: Params) -> Params:

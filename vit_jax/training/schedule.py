@@ -21,8 +21,8 @@ class ScheduleConfig:
   # At the end of the warmup.
   learning_rate: NotNegative = 1e-3
   warmup: DurationOrZero = '0 steps'
-  decay: Literal['linear', 'cosine', 'constant', 'rsqrt'] = 'cosine'
-  # 'linear' and 'cosine': the rate at the end.
+  decay: Literal['linear', 'cosine', 'exponential', 'constant', 'rsqrt'] = 'cosine'
+  # 'linear', 'cosine' and 'exponential': the rate at the end.
   end_value: NotNegative = 0.0
   # 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale).
   timescale: Duration = '10000 steps'
@@ -30,8 +30,10 @@ class ScheduleConfig:
   cooldown: DurationOrZero = '0 steps'
 
   def check(self, path: str) -> None:
-    """Raises UserError for a cooldown of a decay that ends by itself."""
-    if self.decay in ('linear', 'cosine') and durations.parse(self.cooldown)[0]:
+    """Raises UserError for a cooldown of a decay that ends by itself, or an exponential one to zero."""
+    if self.decay == 'exponential' and not self.end_value:
+      raise UserError(f'{path}.decay is exponential, which never reaches {path}.end_value 0; set it above 0.')
+    if self.decay in ('linear', 'cosine', 'exponential') and durations.parse(self.cooldown)[0]:
       raise UserError(
         f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends at '
         f'end_value by itself.'
@@ -67,6 +69,8 @@ def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> op
   if schedule.decay == 'cosine':
     cosine = optax.cosine_decay_schedule(peak - end, decay_steps)
     return lambda step: end + cosine(step)
+  if schedule.decay == 'exponential':
+    return optax.exponential_decay(peak, decay_steps, end / peak if peak else 1.0)
   if schedule.decay == 'rsqrt':
     timescale = timeline.steps(schedule.timescale)
 
