@@ -1,7 +1,7 @@
 """A run on TPU node pools of a GKE cluster with the JobSet controller.
 
 python launch/gke_jobset.py --name=l16 --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=16x16 \\
-  --bucket=my-bucket --mount=/mnt/b --service_account=trainer -- --config=… --workdir=/mnt/b/l16
+  --service_account=trainer -- --config=… --workdir=gs://my-bucket/l16
 
 Makes a JobSet and passes it to `kubectl apply`; --dry-run prints its YAML instead. What follows -- is a
 command, or flags of vit_jax.main. The image must have vit_jax and its configs in its working directory. All

@@ -18,7 +18,7 @@ setup() {
   # The images have Python 3.10; uv installs the version that we need.
   command -v uv >/dev/null || python3 -m pip install --quiet --user uv
   uv venv --quiet --allow-existing --python "${option[python]:-3.12}" .venv
-  uv pip install --quiet --python .venv/bin/python --editable '.[tpu]'
+  uv pip install --quiet --python .venv/bin/python --editable '.[tpu,gcs]'
   if [[ -n ${option[bucket]:-} ]]; then
     require mount
     mount_bucket "${option[bucket]}" "${option[mount]}"

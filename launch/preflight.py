@@ -1,7 +1,7 @@
 """Checks that everything a run needs is there. Start it on all hosts at once, as the run itself.
 
 python launch/preflight.py --workdir=runs/check --data=digits
-launch/tpu_vm.sh preflight NAME --zone=Z -- --workdir=/mnt/b/check --data=tfds:imagenet2012 --hosts=4
+launch/tpu_vm.sh preflight NAME --zone=Z -- --workdir=gs://my-bucket/check --data=tfds:imagenet2012 --hosts=4
 
 It prints one line for each check: versions (the same on all hosts), the devices of each host, a sum over all
 devices, the workdir (written, renamed and read as a checkpoint is, and seen by the other hosts), the data.
@@ -25,7 +25,7 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'The folder that will hold the run, perhaps on a mounted bucket.'
+  'workdir', None, 'The folder that will hold the run, or its address in a bucket.'
 )
 _DATA = flags.DEFINE_string('data', None, "A source, as config.data.source: 'tfds:NAME', 'folder:/path', …")
 _SPLIT = flags.DEFINE_string('split', 'train', 'The split of --data.')
@@ -97,8 +97,6 @@ class Workdir:
     import numpy as np
     from jax.experimental import multihost_utils
 
-    if '://' in path:
-      raise UserError(f'{path} is a bucket; mount it (gcsfuse) and give the path there.')
     self._path = pathlib.Path(path).expanduser().absolute()
     self._index, self._count = jax.process_index(), jax.process_count()
     # Part of all names, so that files of an earlier check are not taken for those of this one.
@@ -206,6 +204,39 @@ def _agreed(name: str, check: Callable[[], str], same: bool = True) -> None:
     print(f'{name}: {text}', flush=True)
 
 
+class BucketWorkdir:
+  """Writes and reads objects in a workdir in a bucket."""
+
+  def __init__(self, address: str):
+    import jax
+
+    from vit_jax import buckets
+
+    self._address, self._bucket = address.rstrip('/'), buckets.Bucket(address)
+    self._index, self._count = jax.process_index(), jax.process_count()
+
+  def write(self) -> str:
+    """Writes an object and reads it; UserError where that fails."""
+    self._bucket.write(self._object(self._index), b'preflight')
+    self._read(self._index)
+    return f'{self._address}: written, read'
+
+  def shared(self) -> str:
+    """Reads what the next host wrote; UserError where it is not there."""
+    self._read((self._index + 1) % self._count)
+    return f'each of {self._count} hosts reads what another wrote'
+
+  def remove(self) -> None:
+    """Removes what this host wrote."""
+    self._bucket.remove([self._object(self._index)])
+
+  def _read(self, index: int) -> None:
+    self._bucket.read(self._object(index), 0, len(b'preflight'))
+
+  def _object(self, index: int) -> str:
+    return f'{self._address}/.preflight-{index}'
+
+
 def main() -> None:
   """Runs the checks."""
   from vit_jax.parallel import distributed
@@ -215,7 +246,7 @@ def main() -> None:
   _agreed('devices', devices)
   _agreed('psum', psum)
   if _WORKDIR.value:
-    workdir = Workdir(_WORKDIR.value)
+    workdir = (BucketWorkdir if '://' in _WORKDIR.value else Workdir)(_WORKDIR.value)
     try:
       _agreed('workdir', workdir.write, same=False)  # the free space may differ
       _agreed('shared', workdir.shared)  # after it, all have read, so that all may remove

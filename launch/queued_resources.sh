@@ -5,11 +5,11 @@
 #                                     [--spot | --reserved] [--valid-until=6h]
 #   launch/queued_resources.sh wait NAME --zone=Z            until the TPU is there
 #   launch/queued_resources.sh setup | preflight | run | logs | status | halt NAME …   as in launch/tpu_vm.sh
-#   launch/queued_resources.sh keep NAME … [--bucket=B --mount=/mnt/b] -- --config=… --workdir=/mnt/b/run
+#   launch/queued_resources.sh keep NAME … -- --config=… --workdir=gs://b/run
 #   launch/queued_resources.sh delete NAME --zone=Z
 #
 # `keep` does all of it and stays: create, wait, setup, run. After a preemption it deletes what is left,
-# creates the same again and goes on in the same workdir, which must lie in the bucket. It ends with the exit
+# creates the same again and goes on in the same workdir, which must lie in a bucket. It ends with the exit
 # code of the run. --project=P and --internal-ip are passed to gcloud. --dry-run prints the commands.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

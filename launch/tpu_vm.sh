@@ -3,8 +3,8 @@
 #
 #   launch/tpu_vm.sh create NAME --zone=Z --type=v3-32 [--version=V] [--spot]
 #   launch/tpu_vm.sh setup NAME --zone=Z [--bucket=B --mount=/mnt/b] [--ref=HEAD] [--python=3.12]
-#   launch/tpu_vm.sh preflight NAME --zone=Z -- --workdir=/mnt/b/run --data=tfds:imagenet2012
-#   launch/tpu_vm.sh run NAME --zone=Z -- --config=configs/vit_l16.py --workdir=/mnt/b/run
+#   launch/tpu_vm.sh preflight NAME --zone=Z -- --workdir=gs://b/run --data=tfds:imagenet2012
+#   launch/tpu_vm.sh run NAME --zone=Z -- --config=configs/vit_l16.py --workdir=gs://b/run
 #   launch/tpu_vm.sh logs | status | halt NAME --zone=Z     (halt ends the run, with a save)
 #   launch/tpu_vm.sh stop | delete NAME --zone=Z            (stops or deletes the machines)
 #

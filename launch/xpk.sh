@@ -2,7 +2,7 @@
 # A run on a GKE cluster that XPK made (`pip install xpk`).
 #
 #   launch/xpk.sh create NAME --cluster=C --type=v5litepod-256 --image=I [--slices=N] [--storage=S]
-#                        [--max-restarts=100] [--grace-seconds=120] -- --config=… --workdir=/mnt/b/run
+#                        [--max-restarts=100] [--grace-seconds=120] -- --config=… --workdir=gs://b/run
 #   launch/xpk.sh list --cluster=C
 #   launch/xpk.sh delete NAME --cluster=C
 #

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import http.server
+import json
 import logging
 import socket
 import struct
@@ -13,20 +14,29 @@ from collections.abc import Iterator
 
 import pytest
 
+_CONNECTIONS = (
+  128  # that wait to be accepted; with Python's five, some of many at a time would wait for seconds
+)
+
 
 class FaultyProxy(http.server.ThreadingHTTPServer):
   """Passes requests on to a server, but for the next `faults`: a status, 'cut' or 'stall'.
 
-  Faults befall requests of objects' bytes only. `ranges` has the Range of each of those.
+  Faults befall requests of objects' bytes only. `ranges` has the Range of each of those. The next `write_faults`,
+  which are statuses, befall requests that write. Writes on the condition that an object has a generation, which the
+  emulator of Google's buckets does not know, are refused here where it has another one.
   """
 
   daemon_threads = True
+  request_queue_size = _CONNECTIONS
 
   def __init__(self, port: int):
     super().__init__(('127.0.0.1', 0), _Handler)
     self.port = port
     self.faults: list[int | str] = []
     self.ranges: list[str | None] = []
+    self.write_faults: list[int] = []
+    self.writing = threading.Lock()
 
   @property
   def url(self) -> str:
@@ -42,8 +52,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   wbufsize = -1
   server: FaultyProxy
 
+  def handle_expect_100(self) -> bool:
+    done = super().handle_expect_100()
+    self.wfile.flush()  # or the client, which waits for this, would never send the body
+    return done
+
   def handle_any(self) -> None:
-    body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+    length = int(self.headers.get('Content-Length', 0))
+    body = self.rfile.read(length)
+    if len(body) < length:  # a client that was killed; the server would wait for the rest
+      self.close_connection = True
+      return
     address = urllib.parse.urlsplit(self.path)
     query = urllib.parse.parse_qs(address.query)
     reads = self.command == 'GET' and (
@@ -54,14 +73,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if reads:
       self.server.ranges.append(self.headers.get('Range'))
       fault = self.server.faults.pop(0) if self.server.faults else None
+    if self.command in ('POST', 'PUT') and self.server.write_faults:
+      fault = self.server.write_faults.pop(0)
     if isinstance(fault, int):
       self._answer(fault, [], b'')
       return
-    connection = http.client.HTTPConnection('127.0.0.1', self.server.port)
-    with contextlib.closing(connection):
-      connection.request(self.command, self.path, body, dict(self.headers))
-      answer = connection.getresponse()
-      content = answer.read()
+    expected = query.get('ifGenerationMatch', [None])[0]
+    with self.server.writing if expected else contextlib.nullcontext():
+      if expected and expected != self._generation(address.path, query['name'][0]):
+        self._answer(412, [], b'')
+        return
+      answer, content = self._passed_on(self.command, self.path, body, dict(self.headers))
     dropped = ('transfer-encoding', 'connection', 'content-length', 'server', 'date')
     headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
     if self.command == 'HEAD':
@@ -69,6 +91,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if fault == 'stall':
       time.sleep(3)
     self._answer(answer.status, headers, content, cut=fault == 'cut')
+
+  def _passed_on(
+    self, command: str, path: str, body: bytes, headers: dict[str, str]
+  ) -> tuple[http.client.HTTPResponse, bytes]:
+    """The server's answer and its content."""
+    connection = http.client.HTTPConnection('127.0.0.1', self.server.port)
+    with contextlib.closing(connection):
+      connection.request(command, path, body, headers)
+      answer = connection.getresponse()
+      return answer, answer.read()
+
+  def _generation(self, path: str, name: str) -> str:
+    """That of an object; '0': there is none."""
+    place = f'{path.removeprefix("/upload")}/{urllib.parse.quote(name, safe="")}'
+    answer, content = self._passed_on('GET', place, b'', {})
+    return '0' if answer.status == 404 else json.loads(content)['generation']
 
   do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any  # noqa: N815
 
@@ -95,7 +133,9 @@ def google() -> Iterator[FaultyProxy]:
   server = pytest.importorskip('gcp_storage_emulator.server')
   logging.getLogger('gcp_storage_emulator').setLevel(logging.ERROR)
   emulator = server.create_server('127.0.0.1', 0, in_memory=True, default_bucket='bucket')
+  emulator._storage._write_config_to_file = lambda: None  # for its next start: all names, at every change
   emulator.start()
+  emulator._api._httpd.socket.listen(_CONNECTIONS)
   try:
     with _proxy(emulator._api._httpd.server_address[1]) as proxy:
       yield proxy
@@ -151,6 +191,18 @@ class Place:
     self._files.pipe_file(f'bucket/{name}', content, **(self._options if public else {}))
     return f'{self.scheme}://bucket/{name}'
 
+  def get(self, name: str) -> bytes:
+    """The content of an object in the bucket."""
+    return self._files.cat_file(f'bucket/{name}')
+
+  def remove(self, name: str) -> None:
+    """Removes an object of the bucket."""
+    self._files.rm_file(f'bucket/{name}')
+
+  def names(self, folder: str = '') -> list[str]:
+    """The names of the objects below a folder of the bucket."""
+    return sorted(path.removeprefix('bucket/') for path in self._files.find(f'bucket/{folder}'))
+
   def put_folder(self, folder, name: str) -> str:
     """Stores a folder's files; returns its address."""
     for file in sorted(folder.rglob('*')):
@@ -160,8 +212,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def places(scheme: str) -> Iterator[Place]:
-  """A running emulator of a scheme, in the environment of this process: nobody's credentials are in reach."""
+def places(scheme: str, *, own: bool = False) -> Iterator[Place]:
+  """A running emulator of a scheme, in the environment of this process.
+
+  Args:
+    scheme: 'gs' or 's3'.
+    own: credentials are there, as writing needs them; else nobody's are in reach.
+  """
   with pytest.MonkeyPatch.context() as patch, google() if scheme == 'gs' else amazon() as proxy:
     for name in (
       'GOOGLE_APPLICATION_CREDENTIALS',
@@ -177,6 +234,9 @@ def places(scheme: str) -> Iterator[Place]:
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
       patch.setenv(name, '/nowhere')
+    if own:
+      patch.setenv('AWS_ACCESS_KEY_ID', 'k')
+      patch.setenv('AWS_SECRET_ACCESS_KEY', 's')
     patch.setenv('STORAGE_EMULATOR_HOST' if scheme == 'gs' else 'AWS_ENDPOINT_URL', proxy.url)
     forget_earlier_emulators()
     yield Place(scheme, proxy)

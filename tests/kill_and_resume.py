@@ -63,11 +63,11 @@ def start(
       environment=variables,
       log=workdir.parent / f'{workdir.name}.{index}.log',
     )
-    for index, variables in enumerate(_joined(processes, devices // processes))
+    for index, variables in enumerate(joined(processes, devices // processes))
   ]
 
 
-def _joined(processes: int, devices: int) -> list[dict[str, str]]:
+def joined(processes: int, devices: int) -> list[dict[str, str]]:
   """The variables of each of a run's processes, which have so many CPU devices each."""
   flags = {'XLA_FLAGS': xla_flags(devices)}
   if processes == 1:

@@ -93,6 +93,6 @@ def test_an_unreachable_bucket_is_a_sentence(place: Place, monkeypatch):
     monkeypatch.setenv(name, 'http://127.0.0.1:1')
   forget_earlier_emulators()
   address = f'{place.scheme}://bucket/x'
-  with pytest.raises(UserError, match=r'cannot be read .*check the network'):
+  with pytest.raises(UserError, match=r'cannot be reached .*check the network'):
     Bucket(address, Patience(timeout=2, attempts=1)).entry(address)
   forget_earlier_emulators()

@@ -113,8 +113,9 @@ def flags_of(name: str) -> dict[str, Any]:
 
 
 def required_flags(name: str) -> list[str]:
-  """Flags that the source asks for by `cli.required` and have no default, and --config."""
-  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function == 'cli.required'}
+  """Flags that the source asks for by `cli.required` or `local_folder` and have no default, and --config."""
+  asking = ('cli.required', 'cli.local_folder')
+  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function in asking}
   holders = {flag: f'_{flag.upper()}' for flag, default in flags_of(name).items() if default is None}
   return [flag for flag, holder in holders.items() if holder in texts or flag == 'config']
 

@@ -32,8 +32,10 @@ def test_wrong_flags(tmp_path, flags, texts):
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_bucket_as_workdir(tmp_path):
-  assert_said(run(tmp_path, workdir='gs://bucket/run'), 'gs://bucket/run', 'mount')
+def test_an_address_outside_of_buckets_as_workdir(tmp_path):
+  assert_said(
+    run(tmp_path, workdir='https://host/run'), 'https://host/run', 'nor in a bucket (gs://…, s3://…)'
+  )
 
 
 def test_without_a_workdir_the_run_lives_in_a_folder_named_after_its_config(tmp_path):

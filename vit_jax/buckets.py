@@ -1,26 +1,33 @@
-"""Objects in buckets (gs://…, s3://…): their sizes and versions, and parts of their bytes, over a network that fails.
+"""Objects in buckets (gs://…, s3://…), read and written over a network that fails.
 
 gcsfs and s3fs make the requests and find the platform's credentials; what is public needs none. Both retry what a
 server says it could not do. Here a time limit and a count of bytes are added, for connections that stall or break off.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import logging
+import pathlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
-from vit_jax.errors import UserError
+from vit_jax.errors import OutOfReach, UserError
 
 _log = logging.getLogger(__name__)
 _PART = 8 * 2**20  # bytes of one request for a large object
 _PARALLEL = 8  # requests at a time for it
+_OBJECTS = 16  # objects at a time, of many
+_SLOWEST = 2**20  # bytes a second: an upload may take its timeout, and longer in proportion to its size
 # They print a stack where a request fails, and that a machine without credentials has none.
 _LOGGERS = ('gcsfs', 'google.auth._default')
+
+
+_Item = TypeVar('_Item')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +58,10 @@ class Patience:
   timeout: float = 90
   attempts: int = 8
   pause: float = 0.5
+
+
+# For what a run keeps in a bucket: it waits for five minutes in all, beside what the library below waits.
+OF_RUNS = Patience(attempts=10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +108,10 @@ def file_system(address: str) -> Any:
 
 
 class Bucket:
-  """Reads the objects of a bucket; threads may share it."""
+  """Reads and writes the objects of a bucket; threads may share it.
+
+  Every method raises UserError where there is no access, and OutOfReach where every attempt failed.
+  """
 
   def __init__(self, address: str, patience: Patience = Patience()):
     """
@@ -163,21 +177,108 @@ class Bucket:
           starts[group : group + _PARALLEL],
         )
 
+  def download(self, entry: Entry, path: pathlib.Path) -> None:
+    """Writes an object to a local file, whose folder is made; raises as `read`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, 'wb') as file:
+      file.writelines(self.parts(entry))
+
+  def below(self, address: str) -> list[Entry]:
+    """All objects below an address; raises as `entry`."""
+    place = address.rstrip('/') + '/'
+    try:
+      found = self._request(address, lambda: self._files._find(place, detail=True))
+    except FileNotFoundError:
+      return []
+    return [self._entry(item) for item in found.values() if item['type'] == 'file']
+
+  def write(self, address: str, content: bytes) -> None:
+    """Writes an object, which readers see once it is whole."""
+    self._request(address, lambda: self._files._pipe_file(address, content), len(content))
+
+  def upload(self, path: pathlib.Path, address: str) -> None:
+    """Writes an object from a local file that nobody changes meanwhile."""
+    self._request(address, lambda: self._files._put_file(str(path), address), path.stat().st_size)
+
+  def write_if(self, address: str, content: bytes, version: str | None) -> str | None:
+    """Writes a small object if what is there has a version.
+
+    Args:
+      address: the object's.
+      content: its bytes.
+      version: that has to be there; None: the object must not exist.
+
+    Returns:
+      The new version, or None where another one is there. An answer that was lost on its way counts as None too,
+      although the object is written.
+    """
+    make = self._write_if_google if self._scheme == 'gs' else self._write_if_amazon
+    try:
+      return self._request(address, lambda: make(address, content, version))
+    except (FileExistsError, FileNotFoundError):
+      return None
+
+  def copy(self, address: str, to: str) -> None:
+    """Copies an object within the bucket."""
+    self._request(address, lambda: self._files._cp_file(address, to))
+
+  def remove(self, addresses: Iterable[str]) -> None:
+    """Removes objects; one that is not there is none to remove."""
+    at_once(self._remove, addresses)
+
+  def _remove(self, address: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+      self._request(address, lambda: self._files._rm_file(address))
+
+  async def _write_if_google(self, address: str, content: bytes, version: str | None) -> str:
+    bucket, name, _ = self._files.split_path(address)
+    answer = await self._files._call(
+      'POST',
+      f'{self._files._location}/upload/storage/v1/b/{bucket}/o',
+      uploadType='media',
+      name=name,
+      ifGenerationMatch=version or '0',
+      headers={'Content-Type': 'application/octet-stream'},
+      data=content,
+      json_out=True,
+    )
+    return str(answer['generation'])
+
+  async def _write_if_amazon(self, address: str, content: bytes, version: str | None) -> str:
+    bucket, name, _ = self._files.split_path(address)
+    condition = {'IfNoneMatch': '*'} if version is None else {'IfMatch': version}
+    try:
+      answer = await self._files._call_s3('put_object', Bucket=bucket, Key=name, Body=content, **condition)
+    except OSError as error:
+      if 'PreconditionFailed' in str(error.__cause__):
+        raise FileExistsError(address) from error
+      raise
+    return answer['ETag']
+
   def _entry(self, information: dict[str, Any]) -> Entry:
     version = information.get('generation') or information.get('ETag') or information.get('etag') or ''
     return Entry(f'{self._scheme}://{information["name"]}', int(information['size']), str(version))
 
-  def _request(self, address: str, make: Callable[[], Awaitable[Any]]) -> Any:
+  def _request(self, address: str, make: Callable[[], Awaitable[Any]], size: int = 0) -> Any:
     """The result of a coroutine on fsspec's loop, made again after a failure that may pass.
+
+    Args:
+      address: for errors.
+      make: makes the coroutine.
+      size: bytes that it sends.
 
     Raises:
       FileNotFoundError: there is nothing at the address.
-      UserError: no access, or every attempt failed.
+      FileExistsError: it has another version than asked for.
+      UserError: no access.
+      OutOfReach: every attempt failed.
     """
     from fsspec import asyn
 
+    seconds = self._patience.timeout + size / _SLOWEST
+
     async def limited() -> Any:
-      return await asyncio.wait_for(make(), self._patience.timeout)
+      return await asyncio.wait_for(make(), seconds)
 
     reason = ''
     for attempt in range(self._patience.attempts):
@@ -186,20 +287,46 @@ class Bucket:
         time.sleep(self._patience.pause * 2 ** (attempt - 1))
       try:
         return asyn.sync(self._files.loop, limited)
-      except FileNotFoundError:
+      except (FileNotFoundError, FileExistsError):
         raise
       except TimeoutError:
-        reason = f'no answer within {self._patience.timeout:g} s'
+        reason = f'no answer within {seconds:g} s'
       except Exception as error:  # those of aiohttp, botocore, google.auth and requests, with no common type
         if _is_refusal(error):
           raise UserError(
-            f'{address} may not be read with the credentials here, or without any; give some that may '
+            f'{address} may not be used with the credentials here, or without any; give some that may '
             f'({self._kind.credentials}).'
           ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip('.')
-    raise UserError(
-      f'{address} cannot be read ({reason}, {self._patience.attempts} times); check the network, and start again.'
+    raise OutOfReach(
+      f'{address} cannot be reached ({reason}, {self._patience.attempts} times); check the network, and start again.'
     )
+
+
+def at_once(function: Callable[[_Item], object], items: Iterable[_Item]) -> None:
+  """Calls a function on each of many objects, several at a time; raises the first error."""
+  with futures.ThreadPoolExecutor(_OBJECTS) as pool:
+    for _ in pool.map(function, items):
+      pass
+
+
+def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
+  """Where an object is copied to: below `top` as it lies below an address.
+
+  Raises:
+    UserError: its name, which anybody may have chosen, leads elsewhere.
+  """
+  below = item.removeprefix(address).strip('/')
+  if not below:
+    return top
+  if any(part in ('', '.', '..') or '\0' in part for part in below.split('/')):
+    raise misnamed(item)
+  return top / below
+
+
+def misnamed(item: str) -> UserError:
+  """The error for an object, or what is like a folder, that no folder on a disk could hold."""
+  return UserError(f'{item!r} is no name for a file of a model; remove it, or copy the model without it.')
 
 
 def missing(address: str) -> UserError:

@@ -1,5 +1,6 @@
 """The user's cache folder: things that can be made again, at a cost."""
 
+import hashlib
 import logging
 import os
 import pathlib
@@ -20,6 +21,11 @@ def directory() -> pathlib.Path:
     RuntimeError: there is no home directory.
   """
   return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache') / 'vit_jax'
+
+
+def folder_of(kind: str, address: str) -> pathlib.Path:
+  """The folder for what belongs to an address, below one for its kind, such as 'runs'; nothing is made."""
+  return directory() / kind / hashlib.sha256(address.encode()).hexdigest()[:32]
 
 
 def load_arrays(name: str) -> dict[str, np.ndarray] | None:

@@ -5,6 +5,7 @@ import difflib
 import io
 import logging
 import os
+import pathlib
 import re
 import runpy
 import sys
@@ -49,9 +50,9 @@ def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positio
     argv: the command line; None: this process's.
     positional: whether there may be arguments that are no flags.
 
-  Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save,
-  start again. 130: interrupted by Ctrl-C. 1: an error of ours, with its traceback (--debug shows that of the
-  others too).
+  Exit code 0: done. 2: a wrong config or input, said in one sentence on stderr. 75: stopped after a save, or
+  because a bucket is out of reach; start again. 130: interrupted by Ctrl-C. 1: an error of ours, with its
+  traceback (--debug shows that of the others too).
   """
   with signals.end_at_interrupt():
     code = _exit_code(main, sys.argv if argv is None else argv, positional)
@@ -145,6 +146,20 @@ def required(holder: flags.FlagHolder) -> Any:
   return holder.value
 
 
+def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
+  """The folder that a flag must give.
+
+  Raises:
+    UserError: it is missing, or an address.
+  """
+  value = required(holder)
+  if '://' in value:
+    raise UserError(
+      f'--{holder.name}={value} is an address, which this command does not write to; give a folder.'
+    )
+  return pathlib.Path(value).expanduser()
+
+
 def missing_arguments(sentence: str) -> UserError:
   """The error where arguments that are no flags are missing.
 
@@ -171,7 +186,7 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
         main()
     sys.stdout.flush()
   except UserError as error:
-    return _fail(str(error), EXIT_USER_ERROR)
+    return _fail(str(error), error.exit_code)
   except Preempted as stop:
     return _fail(f'{stop} Start the same command again to go on.', EXIT_RESTART)
   except BrokenPipeError:  # of a reader such as `head`, that has seen enough

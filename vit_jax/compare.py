@@ -3,25 +3,29 @@
 python -m vit_jax.compare runs/small runs/wide runs/wide_augmented
 python -m vit_jax.compare runs/seed_0 runs/seed_1 runs/seed_2 --out=seeds
 python -m vit_jax.compare runs/* --out=all_runs
+python -m vit_jax.compare runs/small gs://bucket/wide
 
 The folder --out gets `curves.png` and `compare.md`, which is printed too. Runs that differ only in their
 seed also share a row with the mean over the seeds. A run may still be going on. Where batch sizes differ,
 the curves are over images instead of steps.
 """
 
+import contextlib
 import math
 import pathlib
 import statistics
+import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
 from absl import flags
 
-from vit_jax import cli, config, files, markdown
+from vit_jax import buckets, cli, config, files, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.training import workdir
+from vit_jax.training.desk import Desk
 from vit_jax.training.metrics import read_metrics, training_seconds
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
@@ -46,8 +50,9 @@ def main(arguments: Sequence[str]) -> None:
   """Writes and prints the comparison."""
   if not arguments:
     raise cli.missing_arguments('Name the workdirs of the runs to compare')
-  runs = read_runs([pathlib.Path(argument) for argument in arguments])
-  out = pathlib.Path(cli.required(_OUT)).expanduser()
+  with contextlib.ExitStack() as stack:
+    runs = read_runs([_local(argument, stack) for argument in arguments])
+  out = cli.local_folder(_OUT)
   files.make_directories(out)
   text = report(runs)
   (out / 'compare.md').write_text(text)
@@ -55,6 +60,17 @@ def main(arguments: Sequence[str]) -> None:
   files.sync([out / 'compare.md', out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
+
+
+def _local(argument: str, stack: contextlib.ExitStack) -> pathlib.Path:
+  """The folder of a run; of one in a bucket, a copy of what is read here, until the stack is closed."""
+  if not buckets.is_bucket(argument):
+    return pathlib.Path(argument)
+  parts = (
+    argument.rstrip('/').partition('://')[2].split('/')
+  )  # of its name, where two have the same last part
+  place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *parts[:-1])
+  return stack.enter_context(Desk(argument, place)).folder
 
 
 def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:

@@ -9,7 +9,6 @@ levels, 3-Augment and the config's own augmentation, mirrored and mixed with eac
 """
 
 import dataclasses
-import pathlib
 
 import cv2
 import jax
@@ -113,7 +112,7 @@ def _square(images: np.ndarray) -> np.ndarray:
 def main() -> None:
   """Writes the picture."""
   config = cli.config_of(_CONFIG)
-  path = pathlib.Path(cli.required(_WORKDIR)).expanduser() / 'report' / 'augmentations.png'
+  path = cli.local_folder(_WORKDIR) / 'report' / 'augmentations.png'
   files.make_directories(path.parent)  # before the work, so that an error comes at once
   distributed.skip_absent_tpu()
   source = sources.open_training(config.data, config.seed)

@@ -2,14 +2,18 @@
 
 import os
 import sys
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 EXIT_USER_ERROR = 2  # a wrong config or input: starting again without a change cannot help
-EXIT_RESTART = 75  # stopped after a save (preemption): the same command goes on (sysexits' EX_TEMPFAIL)
+EXIT_RESTART = (
+  75  # stopped, after a save where it could (preemption): the same command goes on (sysexits' EX_TEMPFAIL)
+)
 
 
 class UserError(Exception):
   """A wrong config or input. Its text is one sentence: what is wrong, where, and what to do."""
+
+  exit_code: ClassVar[int] = EXIT_USER_ERROR
 
   def _render_traceback_(self) -> list[str]:
     """What IPython, and so a notebook, shows in the place of a traceback."""
@@ -22,6 +26,12 @@ class BadImage(UserError):
   def __init__(self, name: str, text: str):
     super().__init__(text)
     self.name = name
+
+
+class OutOfReach(UserError):
+  """What the network did not give for long. Starting the same command again may help."""
+
+  exit_code = EXIT_RESTART
 
 
 class Preempted(Exception):

@@ -3,26 +3,32 @@
 python -m vit_jax.main --config=quickstart
 python -m vit_jax.main --config=quickstart --workdir=runs/wide --config.model.width=128
 python -m vit_jax.main --workdir=runs/wide --mode=eval
+python -m vit_jax.main --config=quickstart --workdir=gs://bucket/quickstart
 
 The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a
 folder named after the config. --mode=eval takes the run's own config unless --config has overrides.
 """
 
+import contextlib
 import pathlib
 import re
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import buckets, cli
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.config import Config
+  from vit_jax.training.desk import Desk
 
 _CONFIG = cli.define_config()
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Where the run lives. Without: runs/<config>[-<arguments>].')
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Where the run lives: a folder, gs://… or s3://…. Without: runs/<config>[-<arguments>].'
+)
 _MODE = flags.DEFINE_enum('mode', 'train', ['train', 'eval'], 'Train (or resume), or evaluate.')
 _TAKEOVER = flags.DEFINE_bool(
   'takeover', False, 'Go on with the run in the workdir although its config was another one.'
@@ -32,51 +38,95 @@ _TAKEOVER = flags.DEFINE_bool(
 def main() -> None:
   """Runs --mode of the config in the workdir."""
   from vit_jax import compilation_cache
-  from vit_jax.checkpoint.lease import Lease
   from vit_jax.parallel import distributed, peers
-  from vit_jax.training import evaluate_checkpoint, loop
 
-  config, workdir = _config_and_workdir()
-  distributed.initialize()
-  compilation_cache.enable()
-  try:
-    with peers.Peers(distributed.heartbeat_seconds()):
-      if _MODE.value == 'train':
-        with Lease(workdir):
-          loop.train(config, workdir, takeover=bool(_TAKEOVER.value))
+  evaluates, place = _MODE.value == 'eval', _place()
+  with contextlib.ExitStack() as stack:
+    desk = None
+    if evaluates and buckets.is_bucket(place):
+      from vit_jax.training.desk import Desk
+
+      desk = stack.enter_context(
+        Desk(place, pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())))
+      )
+    config = _config(pathlib.Path(place) if desk is None else desk.folder)
+    distributed.initialize()
+    compilation_cache.enable()
+    stack.enter_context(peers.Peers(distributed.heartbeat_seconds()))
+    try:
+      if evaluates:
+        _evaluate(config, place, desk)
+      elif buckets.is_bucket(place):
+        _train_in_bucket(config, place)
       else:
-        evaluate_checkpoint.evaluate_newest(config, workdir)
-  except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named
-    error.filename = error.filename or str(workdir)
-    raise
+        _train(config, pathlib.Path(place))
+    except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named
+      error.filename = error.filename or place
+      raise
 
 
-def _config_and_workdir() -> tuple['Config', pathlib.Path]:
-  """The run's config, and its absolute workdir, which is said on the screen where it is the default."""
+def _train(config: 'Config', workdir: pathlib.Path) -> None:
+  from vit_jax.checkpoint.lease import Lease
+  from vit_jax.training import loop
+
+  with Lease(workdir):
+    loop.train(config, workdir, takeover=bool(_TAKEOVER.value))
+
+
+def _train_in_bucket(config: 'Config', address: str) -> None:
+  import jax
+
+  from vit_jax import cache
+  from vit_jax.checkpoint.bucket_lease import BucketLease
+  from vit_jax.training import loop
+  from vit_jax.training.desk import Desk
+
+  place = cache.folder_of('runs', address) / str(jax.process_index())
+  with BucketLease(address) as lease, Desk(address, place, lease) as desk:
+    loop.train(config, desk.folder, takeover=bool(_TAKEOVER.value), desk=desk)
+
+
+def _evaluate(config: 'Config', place: str, desk: 'Desk | None') -> None:
+  from vit_jax.training import evaluate_checkpoint
+
+  if desk is None:
+    evaluate_checkpoint.evaluate_newest(config, pathlib.Path(place))
+  else:
+    evaluate_checkpoint.evaluate_newest(config, desk.folder, desk.checkpoints)
+
+
+def _place() -> str:
+  """The run's workdir: an absolute path, or an address. The default one is said on the screen."""
   place = _WORKDIR.value
   if place == '':
     raise UserError('--workdir is empty; name a folder, or leave the flag out.')
   if place is None:
     place = default_workdir(cli.config_name(_CONFIG))
     print(f'Workdir: {place}', file=sys.stderr)
+  if buckets.is_bucket(place):
+    return place.rstrip('/')
   if '://' in place:
     raise UserError(
-      f'--workdir={place} is a bucket: data and checkpoints are read from one, but a run is kept on a file '
-      f'system; mount it (gcsfuse) and give the path there.'
+      f'--workdir={place} is neither a path nor in a bucket (gs://…, s3://…); choose such a one.'
     )
-  workdir = pathlib.Path(place).expanduser().absolute()
+  workdir = str(pathlib.Path(place).expanduser().absolute())
   try:
-    str(workdir).encode()
+    workdir.encode()
   except UnicodeEncodeError:
     raise UserError(
       f'--workdir={place} has bytes that are not UTF-8, in which Orbax names files; choose another.'
     ) from None
+  return workdir
+
+
+def _config(workdir: pathlib.Path) -> 'Config':
+  """The run's config; to evaluate, that of the run in the workdir unless the command line has one."""
   if _MODE.value == 'eval' and not cli.has_overrides():
     from vit_jax.training.workdir import read_config
 
     if not _CONFIG.present or any((workdir / name).exists() for name in ('config.json', 'checkpoints')):
-      return read_config(workdir), workdir
-  return cli.config_of(_CONFIG), workdir
+      return read_config(workdir)
+  return cli.config_of(_CONFIG)
 
 
 def default_workdir(config: str) -> str:

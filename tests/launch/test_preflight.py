@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from bucket_emulators import places
 from fakes import LAUNCH, assert_refused, succeed
 
 PREFLIGHT = [sys.executable, LAUNCH / 'preflight.py']
@@ -25,12 +26,18 @@ def test_one_line_for_each_check(tmp_path):
   assert list(workdir.iterdir()) == []
 
 
+def test_workdir_in_a_bucket_is_written_and_read():
+  with places('gs') as place:
+    lines = succeed(alone('--workdir=gs://bucket/run'))
+    assert 'workdir: gs://bucket/run: written, read' in lines
+    assert place.names('run') == []
+
+
 def test_failed_check_is_one_sentence(tmp_path):
   file = tmp_path / 'file'
   file.write_text('')
   assert_refused(alone('--devices_per_host=4'), 'devices: ', 'there are 3 devices, not 4')
   assert_refused(alone('--hosts=2'), 'there are 1 hosts, not 2')
-  assert_refused(alone('--workdir=gs://bucket/run'), 'mount it')
   assert_refused(alone(f'--workdir={file}/run'), 'workdir: ', str(file))
   assert_refused(alone('--data=digit'), 'data: ', "'digit' is not a source")
   assert_refused(alone('--dta=digits'), 'dta')

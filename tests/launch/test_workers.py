@@ -70,7 +70,7 @@ def test_setup_unpacks_this_commit_and_installs_it(fakes, home):
   assert (home / 'vit_jax_run' / 'setup.py').read_text() == head.stdout
   assert fakes.calls('uv') == [
     ['venv', '--quiet', '--allow-existing', '--python', '3.12', '.venv'],
-    ['pip', 'install', '--quiet', '--python', '.venv/bin/python', '--editable', '.[tpu]'],
+    ['pip', 'install', '--quiet', '--python', '.venv/bin/python', '--editable', '.[tpu,gcs]'],
   ]
   assert fakes.calls('gcsfuse') == [['--implicit-dirs', 'a b', "/mnt/it's"]]
   assert fakes.calls('sudo')[0] == ['mkdir', '-p', "/mnt/it's"]

@@ -110,6 +110,7 @@ def test_folder_without_a_model_is_one_sentence(place: Place):
 
 def test_name_with_two_slashes_is_refused(place: Place):
   place.put('runs/slashes/checkpoints/1/params/a//b', b'x')
+  place.put('runs/slashes/checkpoints/1/commit_success.txt', b'x')
   with pytest.raises(UserError, match='is no name for a file of a model; remove it'):
     vit_jax.load(f'{place.scheme}://bucket/runs/slashes')
 

@@ -55,10 +55,10 @@ class Lease:
     Raises:
       UserError: another run has it, or the workdir cannot be written.
     """
-    refusal = self._acquire() if jax.process_index() == 0 else ''
-    refusal = _from_process_0(refusal)
-    if refusal:
-      raise UserError(refusal)
+    sentence = self._acquire() if jax.process_index() == 0 else ''
+    sentence = _from_process_0(sentence)
+    if sentence:
+      raise UserError(sentence)
     return self
 
   def __exit__(self, *_: object) -> None:
@@ -70,9 +70,9 @@ class Lease:
       files.make_directories(self._workdir)
       self._lock.acquire()
       # In place: a renamed file would be one that is not locked.
-      (self._workdir / FILE_NAME).write_text(json.dumps(_this_process()) + '\n')
+      (self._workdir / FILE_NAME).write_text(json.dumps(this_process()) + '\n')
     except filelock.Timeout:
-      return f'{self._workdir} is in use by {self._holder()}; stop it, or choose another --workdir.'
+      return refusal(self._workdir, self._holder())
     except OSError as error:
       self._lock.release()
       if error.errno in files.DISK_FULL:
@@ -88,18 +88,32 @@ class Lease:
       )
     return ''
 
-  def _holder(self) -> str:
-    """The process that holds the lock, as far as it has said so."""
+  def _holder(self) -> bytes:
+    """What the process that holds the lock has said of itself."""
     try:
-      found = json.loads((self._workdir / FILE_NAME).read_text())
-      return f'process {found["pid"]} on {found["host"]} since {found["since"]}'
-    except (OSError, ValueError, TypeError, KeyError):
-      return 'another process'
+      return (self._workdir / FILE_NAME).read_bytes()
+    except OSError:
+      return b''
 
 
-def _this_process() -> dict[str, str | int]:
+def this_process() -> dict[str, str | int]:
+  """What a lease says of the process that holds it."""
   since = datetime.datetime.now().astimezone().isoformat(' ', 'seconds')
   return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': since}
+
+
+def refusal(workdir: str | os.PathLike[str], lease: bytes) -> str:
+  """The sentence for a workdir whose lease another process holds, as far as that has said who it is."""
+  return f'{os.fspath(workdir)} is in use by {holder(lease)}; stop it, or choose another --workdir.'
+
+
+def holder(lease: bytes) -> str:
+  """Who holds a lease, for a sentence."""
+  try:
+    found = json.loads(lease)
+    return f'process {found["pid"]} on {found["host"]} since {found["since"]}'
+  except (ValueError, TypeError, KeyError):
+    return 'another process'
 
 
 def _from_process_0(sentence: str) -> str:

@@ -2,14 +2,17 @@
 
 A step lies in `<directory>/<step>/`: an Orbax item for each tree of arrays (items.py) and a sealed JSON
 (step_meta.py). Orbax alone restores flipped bits and other dtypes without a word, so nothing leaves this
-module unverified. A step that was saved (writer.py) survives a power loss (durable.py).
+module unverified. A step that was saved (writer.py) survives a power loss (durable.py). The directory may be in
+a bucket (bucket_writer.py): then a step is copied to this machine to be read.
 """
 
 import contextlib
 import hashlib
 import logging
 import os
+import pathlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -17,7 +20,10 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax import buckets
 from vit_jax.checkpoint import failures, step_meta
+from vit_jax.checkpoint.bucket_steps import BucketSteps
+from vit_jax.checkpoint.bucket_writer import BucketWriter
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import StoredItem
@@ -42,34 +48,47 @@ class Manager:
     keep_every_steps: int | None = None,
     lower_is_better: bool = False,
     read_only: bool = False,
+    before_commit: Callable[[], None] | None = None,
   ):
     """Makes the directory and removes what a killed process left half saved.
 
     Args:
-      directory: where the steps lie; it is made absolute.
+      directory: where the steps lie, which is made absolute, or an address in a bucket.
       checkpoint: `keep` and `best` are read here.
       keep_every_steps: steps divisible by this are kept for good.
       lower_is_better: of the metric `checkpoint.best`.
       read_only: to evaluate; nothing in the directory is changed.
+      before_commit: of a directory in a bucket: called in the background on each process before a step counts.
 
     Raises:
       UserError: the directory cannot be written.
     """
     failures.hush()
-    self._directory = _absolute(directory)
-    self._writer = None
-    if not read_only:
-      self._writer = Writer(
-        self._directory, checkpoint, keep_every_steps=keep_every_steps, lower_is_better=lower_is_better
+    self._directory = os.fspath(directory)
+    self._bucket = BucketSteps(self._directory) if buckets.is_bucket(self._directory) else None
+    self._writer: Writer | BucketWriter | None = None
+    keep_every, lower = keep_every_steps, lower_is_better
+    if self._bucket is None:
+      self._directory = os.path.abspath(self._directory)
+      if not read_only:
+        folder = epath.Path(self._directory)
+        self._writer = Writer(folder, checkpoint, keep_every_steps=keep_every, lower_is_better=lower)
+    elif not read_only:
+      self._writer = BucketWriter(
+        self._bucket,
+        checkpoint,
+        keep_every_steps=keep_every,
+        lower_is_better=lower,
+        before_commit=before_commit,
       )
 
   def path(self, step: int) -> str:
     """The directory of a step, for messages."""
-    return str(self._directory / str(step))
+    return f'{self._directory.rstrip("/")}/{step}'
 
   def all_steps(self) -> list[int]:
     """The committed steps, sound or not, in ascending order."""
-    return committed_steps(self._directory)
+    return committed_steps(epath.Path(self._directory)) if self._bucket is None else self._bucket.committed()
 
   def latest_step(self) -> int | None:
     """The newest committed step; a save that is still being written does not count."""
@@ -163,8 +182,8 @@ class Manager:
     """The caller's meta of the newest step whose meta is sound; None: there is none. Other processes need not
     call it."""
     for step in reversed(self.all_steps()):
-      with contextlib.suppress(Damaged):
-        return step_meta.read(self._directory / str(step))['meta']
+      with contextlib.suppress(Damaged), self._files(step, 'meta') as folder:
+        return step_meta.read(folder)['meta']
     return None
 
   def wait(self) -> None:
@@ -187,17 +206,21 @@ class Manager:
       if kind is None:
         raise  # otherwise the error that is on its way already matters more
 
-  def _move_aside(self, writer: Writer, steps: list[int]) -> None:
+  def _files(self, step: int, item: str = '') -> AbstractContextManager[epath.Path]:
+    """The folder of a step: in a bucket, a copy of the step or of one item, for as long as the block lasts."""
+    if self._bucket is None:
+      return contextlib.nullcontext(epath.Path(self.path(step)))
+    return self._bucket.fetched(step, item)
+
+  def _move_aside(self, writer: Writer | BucketWriter, steps: list[int]) -> None:
     writer.close()
     with failures.explained(self._directory):
       if jax.process_index() == 0:
-        aside = self._directory.parent / 'damaged'
-        aside.mkdir(exist_ok=True)
         for step in steps:
-          number = 0
-          while (aside / f'{step}-{number}').exists():
-            number += 1
-          (self._directory / str(step)).rename(aside / f'{step}-{number}')
+          if self._bucket is None:
+            _set_aside(pathlib.Path(self.path(step)))
+          else:
+            self._bucket.set_aside(step)
       barrier('vit_jax damaged checkpoints moved')
     writer.reopen()
 
@@ -216,18 +239,23 @@ class Manager:
 
   def _verified(self, step: int, abstract_items: AbstractItems) -> tuple[dict[str, Any], dict[str, Any]]:
     """The items and the caller's meta of a step, or Damaged, or UserError; the same in all processes."""
-    directory = self._directory / str(step)
-    with failures.agreed():
-      contents = step_meta.read(directory)
-    asked = abstract_items(contents['meta']) if callable(abstract_items) else abstract_items
-    with failures.agreed():
-      stored = {name: StoredItem(directory, name, tree, contents['items']) for name, tree in asked.items()}
-      arrays = {name: item.read() for name, item in stored.items()}
-    with failures.agreed():  # now that all processes have their arrays: the checksums need all of them
-      items = {name: item.verified(arrays[name]) for name, item in stored.items()}
+    with contextlib.ExitStack() as stack:
+      with failures.agreed():
+        directory = stack.enter_context(self._files(step))
+        contents = step_meta.read(directory)
+      asked = abstract_items(contents['meta']) if callable(abstract_items) else abstract_items
+      with failures.agreed():
+        stored = {name: StoredItem(directory, name, tree, contents['items']) for name, tree in asked.items()}
+        arrays = {name: item.read() for name, item in stored.items()}
+      with failures.agreed():  # now that all processes have their arrays: the checksums need all of them
+        items = {name: item.verified(arrays[name]) for name, item in stored.items()}
     return items, contents['meta']
 
 
-def _absolute(directory: str | os.PathLike[str]) -> epath.Path:
-  text = os.fspath(directory)
-  return epath.Path(text if '://' in text else os.path.abspath(text))
+def _set_aside(step: pathlib.Path) -> None:
+  """Moves the directory of a step to `damaged/` beside that of all steps."""
+  aside, number = step.parent.parent / 'damaged', 0
+  aside.mkdir(exist_ok=True)
+  while (aside / f'{step.name}-{number}').exists():
+    number += 1
+  step.rename(aside / f'{step.name}-{number}')

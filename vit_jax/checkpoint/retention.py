@@ -1,7 +1,8 @@
 """Which checkpoints stay, beyond what Orbax's own policies offer."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from orbax.checkpoint import checkpoint_managers
@@ -53,3 +54,19 @@ class Best(checkpoint_managers.PreservationPolicy):
     best = max(scores, default=-math.inf)
     first = scores.index(best) if best > -math.inf else None
     return [index == first for index in range(len(scores))]
+
+
+def policy(keep: int, best: Best, keep_every_steps: int | None) -> checkpoint_managers.AnyPreservationPolicy:
+  """Keeps the newest steps, the best one, and those that are divisible by `keep_every_steps`."""
+  policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep), best]
+  if keep_every_steps:
+    policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
+  return checkpoint_managers.AnyPreservationPolicy(policies)
+
+
+def superfluous(policy: checkpoint_managers.PreservationPolicy, steps: Sequence[int]) -> list[int]:
+  """The steps, of these in ascending order, that a policy does not keep."""
+  known: Any = [SimpleNamespace(step=step) for step in steps]
+  nothing: Any = None
+  kept = policy.should_preserve(known, context=nothing)
+  return [step for step, keep in zip(steps, kept, strict=True) if not keep]

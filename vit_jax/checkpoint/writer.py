@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import logging
-import os
 import tempfile
 import time
 from typing import Any
@@ -12,15 +11,13 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import files
-from vit_jax.checkpoint import checksums, failures, step_meta
+from vit_jax.checkpoint import checksums, failures, retention, step_meta
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import storable
-from vit_jax.checkpoint.retention import Best
 from vit_jax.pytrees import unflatten
 
 _log = logging.getLogger(__name__)
@@ -52,18 +49,15 @@ class Writer:
     """Makes the directory, and removes what a killed process left half saved.
 
     Args:
-      directory: absolute, or an address.
+      directory: absolute.
       checkpoint: `keep` and `best` are read here.
       keep_every_steps: steps divisible by this are kept for good.
       lower_is_better: of the metric `checkpoint.best`.
     """
     failures.hush()
     self._directory = directory
-    self._best = Best(checkpoint.best, lower_is_better=lower_is_better)
-    policies = [checkpoint_managers.LatestN(checkpoint.keep), self._best]
-    if keep_every_steps:
-      policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
-    self._policy = checkpoint_managers.AnyPreservationPolicy(policies)
+    self._best = retention.Best(checkpoint.best, lower_is_better=lower_is_better)
+    self._policy = retention.policy(checkpoint.keep, self._best, keep_every_steps)
     self._gone: set[int] = set()  # steps that somebody removed, and of which we warned
     with failures.explained(directory):
       self._orbax = self._opened()
@@ -105,10 +99,9 @@ class Writer:
 
   def _opened(self) -> '_Orbax':
     """Makes the directory, sees that it can be written, removes partial saves, and starts Orbax."""
-    _make(self._directory)
-    if not _is_remote(self._directory):
-      with tempfile.TemporaryFile(dir=self._directory):
-        pass
+    files.make_directories(self._directory)
+    with tempfile.TemporaryFile(dir=self._directory):
+      pass
     if jax.process_index() == 0:
       for path in self._directory.iterdir():
         if ocp.path.atomicity_types.TMP_DIR_SUFFIX in path.name:
@@ -116,9 +109,8 @@ class Writer:
     barrier('vit_jax checkpoints cleaned')
     options = ocp.CheckpointManagerOptions(
       create=False,
-      # Object stores have no atomic rename: there a partial save is a step without a commit file.
       cleanup_tmp_directories=True,
-      temporary_path_class=None if _is_remote(self._directory) else DurableStep,
+      temporary_path_class=DurableStep,
       # Do not read the steps' own files now: a damaged one would raise.
       lightweight_initialize=True,
       preservation_policy=self._policy,
@@ -146,7 +138,7 @@ class Writer:
     """Warns of steps that somebody removed; the best of them no longer counts as the best."""
     if jax.process_index() != 0:  # such a process removes no old steps, and may not see the newest one yet
       return
-    _make(self._directory)
+    files.make_directories(self._directory)
     gone = set(self._orbax.all_steps()) - set(committed_steps(self._directory)) - self._gone
     if gone:
       steps = ', '.join(map(str, sorted(gone)))
@@ -175,17 +167,6 @@ def _arguments(
   # of an optimizer that has none) lies in `meta` alone.
   trees = {name: ocp.args.StandardSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
   return ocp.args.Composite(**trees, meta=ocp.args.JsonSave(step_meta.sealed(sums, meta, metrics)))
-
-
-def _make(directory: epath.Path) -> None:
-  if _is_remote(directory):
-    directory.mkdir(parents=True, exist_ok=True)
-  else:
-    files.make_directories(directory)
-
-
-def _is_remote(directory: epath.Path) -> bool:
-  return '://' in os.fspath(directory)
 
 
 def _remove_partial_save(directory: epath.Path) -> None:

@@ -14,7 +14,8 @@ import filelock
 import tqdm
 
 from vit_jax import cache
-from vit_jax.buckets import Bucket, Entry, missing
+from vit_jax.buckets import Bucket, Entry, local_place, misnamed, missing
+from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.errors import UserError
 from vit_jax.pretrained import file_kinds
 
@@ -41,26 +42,12 @@ def local_copy(address: str, kind: file_kinds.Kind, bucket: Bucket) -> pathlib.P
   folder.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(folder / '.lock'):  # of several processes one copies, the others wait
     for item in entries:
-      _copy(bucket, item, _place(top, item.address, address.rstrip('/')))
+      _copy(bucket, item, local_place(top, item.address, address.rstrip('/')))
   fault = file_kinds.fault(top, kind) if entry is not None else None
   if fault:
     top.unlink()
     raise UserError(f'{address} {fault}; check the address.')
   return top
-
-
-def _place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
-  """Where an object is copied to: below `top` as it lies below the address.
-
-  Raises:
-    UserError: its name, which anybody may have chosen, leads elsewhere.
-  """
-  below = item.removeprefix(address).strip('/')
-  if not below:
-    return top
-  if any(part in ('', '.', '..') or '\0' in part for part in below.split('/')):
-    raise _misnamed(item)
-  return top / below
 
 
 def _of_model(bucket: Bucket, address: str) -> list[Entry]:
@@ -71,11 +58,9 @@ def _of_model(bucket: Bucket, address: str) -> list[Entry]:
     raise missing(address)
   chosen = [entry for entry in objects if entry.address.endswith(_OF_FOLDERS)]
   if 'checkpoints' in names:
-    steps = [
-      folder for folder in bucket.listing(names['checkpoints'])[1] if folder.rpartition('/')[2].isdigit()
-    ]
-    newest = max(steps, key=lambda folder: int(folder.rpartition('/')[2]), default=None)
-    chosen += [] if newest is None else _below(bucket, newest)
+    steps = BucketSteps(names['checkpoints'])
+    newest = steps.newest()
+    chosen += [] if newest is None else _below(bucket, steps.path(newest))
   elif 'params' in names or 'ema' in names:  # one step of a run
     chosen = _below(bucket, address)
   if not chosen:
@@ -88,13 +73,8 @@ def _of_model(bucket: Bucket, address: str) -> list[Entry]:
 def _below(bucket: Bucket, address: str) -> list[Entry]:
   objects, folders = bucket.listing(address)
   if address in folders:  # of a name with two slashes
-    raise _misnamed(f'{address}//')
+    raise misnamed(f'{address}//')
   return objects + [entry for folder in folders for entry in _below(bucket, folder)]
-
-
-def _misnamed(item: str) -> UserError:
-  """The error for an object, or what is like a folder, that no folder on a disk could hold."""
-  return UserError(f'{item!r} is no name for a file of a model; remove it, or copy the model without it.')
 
 
 def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:

@@ -54,7 +54,7 @@ _PART = flags.DEFINE_string('part', None, 'Label one part of several and stop: 0
 def main(arguments: Sequence[str]) -> None:
   """Labels the images, chooses among them and writes the data set."""
   teachers = cli.required(_TEACHERS).split(',')
-  workdir = pathlib.Path(cli.required(_WORKDIR)).expanduser().absolute()
+  workdir = cli.local_folder(_WORKDIR).absolute()
   part = _part(_PART.value)
   if not arguments:
     raise cli.missing_arguments('Name images, folders of them, or one source behind the flags')

@@ -11,7 +11,6 @@ checkpoint. WORKDIR gets table.md, table.json and table.png, after each run.
 """
 
 import os
-import pathlib
 from collections.abc import Sequence
 
 from absl import flags
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
   """Does the runs and writes the table."""
   if len(arguments) != 1:
     raise cli.missing_arguments('Name one study')
-  workdir = pathlib.Path(cli.required(_WORKDIR)).expanduser().absolute()
+  workdir = cli.local_folder(_WORKDIR).absolute()
   # Imported here: the start takes seconds, which --help need not.
   from vit_jax.study import definition, laboratory, table
 

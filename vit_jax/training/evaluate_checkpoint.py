@@ -1,5 +1,6 @@
 """--mode=eval: the evaluators of a config on the newest checkpoint of its workdir."""
 
+import os
 import pathlib
 from typing import Any
 
@@ -11,8 +12,15 @@ from vit_jax.training.console import Console
 from vit_jax.training.run import Dataset, Run, evaluate
 
 
-def evaluate_newest(config: Config, workdir: pathlib.Path) -> dict[str, float]:
+def evaluate_newest(
+  config: Config, workdir: pathlib.Path, checkpoints: str | os.PathLike[str] | None = None
+) -> dict[str, float]:
   """Evaluates the newest sound checkpoint of `workdir`; writes to report/ there, and changes nothing else.
+
+  Args:
+    config: with the evaluators.
+    workdir: the run's.
+    checkpoints: where they are; None: in the workdir.
 
   Raises:
     UserError: there is no checkpoint, or nothing to evaluate.
@@ -29,10 +37,10 @@ def evaluate_newest(config: Config, workdir: pathlib.Path) -> dict[str, float]:
     items = run.program.state.items()
     return {name: item for name, item in items.items() if name in ('params', 'ema', 'model_state')}
 
-  manager = Manager(workdir / 'checkpoints', config.checkpoint, read_only=True)
-  newest = manager.restore_newest(wanted)
+  checkpoints = workdir / 'checkpoints' if checkpoints is None else checkpoints
+  newest = Manager(checkpoints, config.checkpoint, read_only=True).restore_newest(wanted)
   if newest is None:
-    raise UserError(f'There is no checkpoint in {workdir / "checkpoints"}; train first, or check --workdir.')
+    raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, _ = newest
   run = runs[-1]
   state = run.program.state._replace(**items)

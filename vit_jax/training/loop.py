@@ -20,6 +20,7 @@ from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import figures, memory, preprocessing, workdir
 from vit_jax.training.board import Board
 from vit_jax.training.console import Console
+from vit_jax.training.desk import Desk
 from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
@@ -36,13 +37,14 @@ _LINES = 20  # of training, at least, as far as there are so many steps
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> None:
+def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk: Desk | None = None) -> None:
   """Trains, or goes on training, in the workdir `folder`.
 
   Args:
     config: the run.
     folder: its workdir.
     takeover: go on with a run that was started with another config.
+    desk: that the folder is on, where the workdir is in a bucket.
 
   Raises:
     UserError: something that the person can mend is wrong.
@@ -65,14 +67,15 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False) -> No
   keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
   screen = Console()
   manager = Manager(
-    folder / 'checkpoints',
+    folder / 'checkpoints' if desk is None else desk.checkpoints,
     config.checkpoint,
     keep_every_steps=None if keep_every is None else timeline.period(keep_every),
     lower_is_better=best is not None and not metric_kind(best).higher_is_better,
+    before_commit=None if desk is None else desk.before_commit,
   )
   note = workdir.claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
   if note:
-    screen.say(note)
+    screen.say(note if desk is None else desk.named(note))
   state, restored = workdir.restore(manager, run)
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)

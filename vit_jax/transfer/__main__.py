@@ -11,7 +11,6 @@ WORKDIR gets table.md, table.csv, table.json and table.png, which name the data 
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -61,7 +60,7 @@ def main() -> None:
   from vit_jax.transfer.runner import Line, Transfer
 
   settings = _settings()
-  workdir = pathlib.Path(cli.required(_WORKDIR)).expanduser().absolute()
+  workdir = cli.local_folder(_WORKDIR).absolute()
   names = suites.names(_SUITE.value)
   distributed.initialize()
   compilation_cache.enable()

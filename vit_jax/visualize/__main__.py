@@ -48,7 +48,7 @@ _CLASS_NAMES = flags.DEFINE_string(
 
 def main(arguments: Sequence[str]) -> None:
   """Writes the pictures and the page."""
-  checkpoint, out = cli.required(_CHECKPOINT), pathlib.Path(cli.required(_OUT)).expanduser()
+  checkpoint, out = cli.required(_CHECKPOINT), cli.local_folder(_OUT)
   if not arguments:
     raise cli.missing_arguments('Name the images to look at, or folders of them, behind the flags')
   image_size = _image_size(_IMAGE_SIZE.value)
