@@ -66,10 +66,8 @@ def _local(argument: str, stack: contextlib.ExitStack) -> pathlib.Path:
   """The folder of a run; of one in a bucket, a copy of what is read here, until the stack is closed."""
   if not buckets.is_bucket(argument):
     return pathlib.Path(argument)
-  parts = (
-    argument.rstrip('/').partition('://')[2].split('/')
-  )  # of its name, where two have the same last part
-  place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *parts[:-1])
+  *above, _ = argument.rstrip('/').partition('://')[2].split('/')  # for its name, where two end alike
+  place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *above)
   return stack.enter_context(Desk(argument, place)).folder
 
 

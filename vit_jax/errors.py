@@ -5,9 +5,8 @@ import sys
 from typing import ClassVar, NoReturn
 
 EXIT_USER_ERROR = 2  # a wrong config or input: starting again without a change cannot help
-EXIT_RESTART = (
-  75  # stopped, after a save where it could (preemption): the same command goes on (sysexits' EX_TEMPFAIL)
-)
+# Stopped, after a save where it could (preemption): the same command goes on (sysexits' EX_TEMPFAIL).
+EXIT_RESTART = 75
 
 
 class UserError(Exception):

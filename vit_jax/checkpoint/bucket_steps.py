@@ -16,9 +16,8 @@ from vit_jax.buckets import Bucket
 from vit_jax.errors import UserError
 
 _COMMIT = 'commit_success.txt'  # Orbax's own name for it
-_OF_A_COPY = (
-  '_CHECKPOINT_METADATA'  # what Orbax writes last on a disk: in a run that was copied to the bucket
-)
+# What Orbax writes last on a disk: in a run that was copied to the bucket.
+_OF_A_COPY = '_CHECKPOINT_METADATA'
 
 
 class BucketSteps:

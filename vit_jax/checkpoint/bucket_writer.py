@@ -23,9 +23,8 @@ from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import storable
 from vit_jax.pytrees import unflatten
 
-_LONGEST_UPLOAD = (
-  6 * 3600
-)  # seconds that processes wait for each other; one that is lost is noticed elsewhere
+# Seconds that processes wait for each other; one that is lost is noticed elsewhere.
+_LONGEST_UPLOAD = 6 * 3600
 
 
 class BucketWriter:
