@@ -6,6 +6,7 @@ import pathlib
 from vit_jax import config as c
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
+FILES = [path for path in sorted(CONFIGS.rglob('*.py')) if path.parent.name != 'studies']
 
 
 def load(file: str | pathlib.Path, argument: str | None = None) -> c.Config:

@@ -4,7 +4,7 @@ import chex
 import jax
 import pytest
 import teachers
-from config_files import CONFIGS, load
+from config_files import FILES, load
 
 from vit_jax import config as c
 from vit_jax import recipes
@@ -46,12 +46,7 @@ ARGUMENTS = {
   'hybrid': ['hybrid,small', 'r50x1,jft', 'r50+b16,jft'],
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
-CASES = [
-  (path, argument)
-  for path in sorted(CONFIGS.rglob('*.py'))
-  if path.parent.name != 'studies'
-  for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]
-]
+CASES = [(path, argument) for path in FILES for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]]
 
 
 @pytest.mark.parametrize(('path', 'argument'), CASES, ids=[f'{p.stem}:{a}' for p, a in CASES])

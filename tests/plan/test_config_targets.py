@@ -14,8 +14,9 @@ import jax
 import pytest
 import teachers
 from absl import flags
+from config_files import FILES
 from ml_collections import config_flags
-from test_configs import ARGUMENTS, CONFIGS, PAPER
+from test_configs import ARGUMENTS, PAPER
 
 from vit_jax import config as c
 from vit_jax.data.published_sizes import PUBLISHED_SIZES
@@ -25,11 +26,7 @@ from vit_jax.training.run import Dataset
 
 # A topology, and the flags of a run there.
 TARGET = re.compile(r'^Target: (\S+)((?: --config\.\S+)*)$', re.MULTILINE)
-CASES = [
-  (path.stem, argument)
-  for path in sorted(CONFIGS.rglob('*.py'))
-  for argument in ARGUMENTS.get(path.stem, PAPER) or ['']
-]
+CASES = [(path.stem, argument) for path in FILES for argument in ARGUMENTS.get(path.stem, PAPER) or ['']]
 QUICK = [('quickstart', ''), ('folder', '/path/to/images'), ('vit_b32', 'jft')]
 
 
@@ -62,7 +59,7 @@ def machine(name: str) -> topology.Topology:
   return topology.describe(name)
 
 
-@pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.py')), ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_header_names_a_target(path):
   name, _ = target_of(path)
   assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', name)
@@ -76,7 +73,7 @@ def test_header_names_a_target(path):
   ],
 )
 def test_config_compiles_for_its_target_and_fits(name, argument, config_of, tmp_path, monkeypatch):
-  path = next(CONFIGS.rglob(f'{name}.py'))
+  path = next(path for path in FILES if path.stem == name)
   place, options = target_of(path)
   config = config_of(path, argument, options)
   # A loop, which needs as much memory or more, and compiles in a third of the time.
