@@ -7,6 +7,9 @@ import subprocess
 import sys
 import textwrap
 
+# A line and its end are one write, where `python -u` makes two, between which Gloo may print.
+_WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True)\n'
+
 
 def xla_flags(devices: int) -> str:
   """For so many CPU devices, and a compiler that leaves out what takes its time and changes no result."""
@@ -18,7 +21,7 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
   """Starts `count` processes that run the Python text `script`, each with `devices` CPU devices.
 
   With more than one, `vit_jax.parallel.distributed.initialize()` in the script joins them. Whatever they
-  print, errors too, is in their `stdout`.
+  print, errors too, is in their `stdout`, in whole lines.
   """
   with socket.socket() as free:
     free.bind(('localhost', 0))
@@ -38,7 +41,7 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
       }
     processes.append(
       subprocess.Popen(
-        [sys.executable, '-u', '-c', textwrap.dedent(script), *map(str, arguments)],
+        [sys.executable, '-c', _WHOLE_LINES + textwrap.dedent(script), *map(str, arguments)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -129,8 +129,7 @@ PAIR = """
 
 
 def test_several_processes_take_one_lease_together(tmp_path):
-  for output in run(PAIR, 2, arguments=(tmp_path,)):
-    assert 'held' in output and 'in use' not in output
+  assert all('held\n' in output for output in run(PAIR, 2, arguments=(tmp_path,)))
 
 
 def test_all_processes_are_refused_with_the_same_sentence(holder, tmp_path):

@@ -105,7 +105,7 @@ LOOP = """
 def _wait_until_ready(processes: list[subprocess.Popen]) -> None:
   for process in processes:
     for line in process.stdout:
-      if 'ready' in line:  # with what gRPC or Gloo print at the same time
+      if line.startswith('ready'):
         break
   time.sleep(0.3)
 

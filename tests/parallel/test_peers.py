@@ -37,7 +37,7 @@ def short_silence(monkeypatch):
 def ready(processes: list[subprocess.Popen]) -> None:
   for process in processes:
     for line in process.stdout:
-      if 'ready' in line:  # with what gRPC or Gloo print at the same time
+      if line == 'ready\n':
         break
 
 
