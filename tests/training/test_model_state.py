@@ -14,6 +14,7 @@ import vit_jax
 from vit_jax import config as c
 from vit_jax import pytrees
 from vit_jax.evaluation import probes
+from vit_jax.models.base import MODELS
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS
 from vit_jax.training import initialization, loop
@@ -49,6 +50,14 @@ def trained(config: c.Config, steps: int, devices=1):
     states[-1] = jax.tree.map(np.array, previous)
     states.append(step(previous, batch_of(program, number))[0])
   return [jax.tree.map(np.array, state) for state in states]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def registered():
+  """The model has its name for these tests only."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(MODELS._entries, batch_norm_model.NAME, batch_norm_model.NormedConfig)
+    yield
 
 
 @pytest.fixture(scope='module')
