@@ -37,6 +37,15 @@ def test_a_listing_has_the_objects_and_folders_directly_below(place: Place, buck
   assert folders == [f'{place.scheme}://bucket/list/deeper']
 
 
+def test_a_folder_that_a_console_made_is_no_object(place: Place, bucket: Bucket):
+  for name in ('made/', 'made/deeper/', 'made/deeper/x.json'):
+    place.put(name, CONTENT if name.endswith('x.json') else b'')
+  address = f'{place.scheme}://bucket/made'
+  entries, folders = bucket.listing(address)
+  assert entries == [] and f'{address}/deeper' in folders
+  assert [entry.address for entry in bucket.below(address)] == [f'{address}/deeper/x.json']
+
+
 def test_the_version_changes_with_the_content(place: Place, bucket: Bucket):
   before = bucket.entry(place.put('changing', CONTENT))
   after = bucket.entry(place.put('changing', CONTENT[::-1]))

@@ -26,7 +26,6 @@ _SLOWEST = 2**20  # bytes a second: an upload may take its timeout, and longer i
 # They print a stack where a request fails, and that a machine without credentials has none.
 _LOGGERS = ('gcsfs', 'google.auth._default')
 
-
 _Item = TypeVar('_Item')
 
 
@@ -147,7 +146,7 @@ class Bucket:
     folders = [
       f'{self._scheme}://{item["name"].rstrip("/")}' for item in found if item['type'] == 'directory'
     ]
-    return [self._entry(item) for item in found if item['type'] == 'file'], folders
+    return self._entries(found), folders
 
   def read(self, address: str, first: int, last: int) -> bytes:
     """The bytes from `first` to before `last` of an object.
@@ -190,7 +189,7 @@ class Bucket:
       found = self._request(address, lambda: self._files._find(place, detail=True))
     except FileNotFoundError:
       return []
-    return [self._entry(item) for item in found.values() if item['type'] == 'file']
+    return self._entries(found.values())
 
   def write(self, address: str, content: bytes) -> None:
     """Writes an object, which readers see once it is whole."""
@@ -254,6 +253,10 @@ class Bucket:
         raise FileExistsError(address) from error
       raise
     return answer['ETag']
+
+  def _entries(self, found: Iterable[dict[str, Any]]) -> list[Entry]:
+    """The objects of a listing, without the empty ones that consoles make for a folder ('run/')."""
+    return [self._entry(item) for item in found if item['type'] == 'file' and not item['name'].endswith('/')]
 
   def _entry(self, information: dict[str, Any]) -> Entry:
     version = information.get('generation') or information.get('ETag') or information.get('etag') or ''

@@ -16,6 +16,7 @@ from kill_and_resume import compare, joined
 from processes import xla_flags
 
 import vit_jax
+from vit_jax.training.desk import Desk
 
 ADDRESS = 'gs://bucket/runs/killed'
 NAME = 'runs/killed'
@@ -165,6 +166,20 @@ def test_bucket_that_does_not_answer_ends_the_run_to_be_restarted(place: Place, 
   place.proxy.write_faults.clear()
   assert result.returncode == 75
   assert 'gs://bucket/gone/lease.json cannot be reached' in result.stderr
+
+
+def test_workdir_whose_folders_a_console_made_is_brought_without_them(place: Place, tmp_path):
+  for name in (
+    'made/',
+    'made/report/',
+    'made/report/classes.json',
+    'made/checkpoints/',
+    'made/checkpoints/a',
+  ):
+    place.put(name, b'' if name.endswith('/') else b'{}')
+  with Desk('gs://bucket/made', tmp_path / 'desk') as desk:
+    files = [path.relative_to(desk.folder).as_posix() for path in desk.folder.rglob('*') if path.is_file()]
+  assert files == ['report/classes.json']
 
 
 @pytest.mark.nightly

@@ -123,7 +123,8 @@ class Desk:
     objects, folders = self._bucket.listing(self._address)
     wanted = [entry for entry in objects if not entry.address.rpartition('/')[2].startswith(_NOT_READ)]
     for folder in folders:
-      if folder.rpartition('/')[2] not in _NOT_READ:
+      # Where a console has made a folder, Google's listing names it among those below it.
+      if folder != self._address and folder.rpartition('/')[2] not in _NOT_READ:
         wanted += self._bucket.below(folder)
 
     def download(entry: buckets.Entry) -> None:
