@@ -134,6 +134,24 @@ class JsonObject:
     found = 'nothing' if value is None else reprlib.repr(value)
     return UserError(f'{self.path} has {name} {found}, which must be {must_be}; get the file again.')
 
+  def check_only(self, only: Mapping[str, Any], models: str) -> None:
+    """Refuses values that no model of ours has; one that is not there is as we have it.
+
+    Args:
+      only: name -> the one value that there is.
+      models: what the models are called: 'ResNets'.
+
+    Raises:
+      UserError: another value is there.
+    """
+    for name, wanted in only.items():
+      value = self.raw(name, wanted)
+      if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
+        raise UserError(
+          f'{self.path} has {name} {reprlib.repr(value)}, and vit_jax has {models} with {wanted!r} only; '
+          'choose another checkpoint.'
+        )
+
   def class_names(self, num_classes: int) -> tuple[str, ...] | None:
     """The names in transformers' `id2label`, in the order of the classes; None: nobody named them.
 

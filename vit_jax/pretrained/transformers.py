@@ -168,7 +168,7 @@ class TransformersFormat(FolderFormat):
     Raises:
       Unfit: transformers has no such model.
     """
-    family, architecture = self.families[model_type], pretrained.architecture
+    family = self.families[model_type]
     head, notes = _written_head(pretrained, model)
     prefix = '' if head is None else model_type + '.'
     pooler = model.pre_logits_size is not None
@@ -177,14 +177,9 @@ class TransformersFormat(FolderFormat):
       'model_type': model_type,
       **values,
     }
-    if pretrained.link == 'sigmoid':
-      config['problem_type'] = MULTI_LABEL
+    config |= written_classes(pretrained, head=head is not None)
     if pooler:
       config |= {'pooler_act': 'tanh', 'pooler_output_size': model.pre_logits_size}
-    if head is not None:
-      names = pretrained.class_names or tuple(f'LABEL_{i}' for i in range(architecture.num_classes))
-      config['id2label'] = {str(i): name for i, name in enumerate(names)}
-      config['label2id'] = {name: i for i, name in enumerate(names)}
     text, about_images = preprocessor_config.write(pretrained.preprocess)
     return Export(
       rules=_rules(family, prefix, head, pooler),
@@ -195,6 +190,19 @@ class TransformersFormat(FolderFormat):
       dropped=_HEAD_PATHS if head is None else frozenset(),
       notes=notes + about_images,
     )
+
+
+def written_classes(pretrained: Pretrained, *, head: bool) -> dict[str, Any]:
+  """What a config.json says of the classes of a model with a head, and of its link."""
+  config: dict[str, Any] = {}
+  if pretrained.link == 'sigmoid':
+    config['problem_type'] = MULTI_LABEL
+  if head:
+    classes = pretrained.architecture.num_classes
+    names = pretrained.class_names or tuple(f'LABEL_{i}' for i in range(classes))
+    config['id2label'] = {str(i): name for i, name in enumerate(names)}
+    config['label2id'] = {name: i for i, name in enumerate(names)}
+  return config
 
 
 def _common(values: JsonObject, family: Family) -> dict[str, Any]:

@@ -79,13 +79,7 @@ def _model(values: JsonObject) -> ResNetConfig:
   Raises:
     UserError: we do not have it.
   """
-  for name, only in _ONLY.items():
-    value = values.raw(name, only)
-    if value != only or isinstance(value, bool) != isinstance(only, bool):
-      raise UserError(
-        f'{values.path} has {name} {reprlib.repr(value)}, and vit_jax has ResNets with {only!r} only; '
-        'choose another checkpoint.'
-      )
+  values.check_only(_ONLY, 'ResNets')
   width, blocks = values.integer('embedding_size', 64), values.raw('depths', [3, 4, 6, 3])
   if not isinstance(blocks, list) or not all(type(units) is int and 0 < units <= 1000 for units in blocks):
     raise values.error('depths', blocks, 'positive integers')

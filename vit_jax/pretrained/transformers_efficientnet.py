@@ -1,7 +1,6 @@
 """`config.json` and tensor names of `EfficientNetModel` and `EfficientNetForImageClassification` in transformers."""
 
 import pathlib
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +15,7 @@ from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule
-from vit_jax.pretrained.transformers import IMAGENET, MULTI_LABEL
+from vit_jax.pretrained.transformers import IMAGENET, MULTI_LABEL, written_classes
 
 _MODEL_TYPE = 'efficientnet'
 _PREFIX = 'efficientnet.'
@@ -113,13 +112,8 @@ def _model(values: JsonObject) -> EfficientNetConfig:
   Raises:
     UserError: we do not have it.
   """
-  for name, only in _ONLY.items():
-    value = values.raw(name, only)
-    if value != only and (name, value) != ('hidden_act', 'silu'):
-      raise UserError(
-        f'{values.path} has {name} {reprlib.repr(value)}, and vit_jax has EfficientNets with {only!r} only; '
-        'choose another checkpoint.'
-      )
+  silu = {'hidden_act': 'silu'} if values.raw('hidden_act') == 'silu' else {}  # the same by another name
+  values.check_only(_ONLY | silu, 'EfficientNets')
   model = EfficientNetConfig(
     'custom',
     width_multiplier=values.number('width_coefficient', 2.0, low=0.1, high=20),
@@ -151,10 +145,10 @@ def _written_config(
 ) -> dict[str, Any]:
   architecture, sizes = pretrained.architecture, model.sizes
   height, width = architecture.image_size
-  values = _ONLY | {
-    'architectures': [
-      'EfficientNetForImageClassification' if architecture.num_classes else 'EfficientNetModel'
-    ],
+  head = bool(architecture.num_classes)
+  return {
+    **_ONLY,
+    'architectures': ['EfficientNetForImageClassification' if head else 'EfficientNetModel'],
     'batch_norm_eps': model.norm_epsilon,
     'depth_coefficient': sizes.depth_multiplier,
     'depthwise_padding': depthwise_padding,
@@ -166,14 +160,8 @@ def _written_config(
     'model_type': _MODEL_TYPE,
     'num_channels': architecture.channels,
     'width_coefficient': sizes.width_multiplier,
+    **written_classes(pretrained, head=head),
   }
-  if pretrained.link == 'sigmoid':
-    values['problem_type'] = MULTI_LABEL
-  if architecture.num_classes:
-    names = pretrained.class_names or tuple(f'LABEL_{i}' for i in range(architecture.num_classes))
-    values['id2label'] = {str(i): name for i, name in enumerate(names)}
-    values['label2id'] = {name: i for i, name in enumerate(names)}
-  return values
 
 
 def _rules(model: EfficientNetConfig, paths: Iterable[str], prefix: str, *, head: bool) -> tuple[Rule, ...]:
