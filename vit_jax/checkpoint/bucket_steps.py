@@ -34,11 +34,16 @@ class BucketSteps:
 
   def committed(self) -> list[int]:
     """The complete steps in ascending order."""
-    return [step for step in self._all() if self._is_committed(step)]
+    return [step for step in self._all() if self.is_committed(step)]
 
   def newest(self) -> int | None:
     """The last complete step."""
-    return next((step for step in reversed(self._all()) if self._is_committed(step)), None)
+    return next((step for step in reversed(self._all()) if self.is_committed(step)), None)
+
+  def is_committed(self, step: int) -> bool:
+    """Whether a step is complete."""
+    names = (_COMMIT, _OF_A_COPY)
+    return any(self._bucket.entry(f'{self.path(step)}/{name}') is not None for name in names)
 
   @contextlib.contextmanager
   def fetched(self, step: int, item: str = '') -> Iterator[epath.Path]:
@@ -81,7 +86,7 @@ class BucketSteps:
   def remove_partial(self) -> None:
     """Removes the steps that a killed process left half written, or half removed."""
     for step in self._all():
-      if not self._is_committed(step):
+      if not self.is_committed(step):
         self.remove(step)
 
   def set_aside(self, step: int) -> None:
@@ -98,7 +103,3 @@ class BucketSteps:
     folders = self._bucket.listing(self._address)[1]
     names = [folder.rpartition('/')[2] for folder in folders]
     return sorted(int(name) for name in names if name.isdecimal())
-
-  def _is_committed(self, step: int) -> bool:
-    names = (_COMMIT, _OF_A_COPY)
-    return any(self._bucket.entry(f'{self.path(step)}/{name}') is not None for name in names)

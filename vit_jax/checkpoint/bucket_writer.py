@@ -61,7 +61,7 @@ class BucketWriter:
   ) -> bool:
     """Waits for the save before it and starts this one; see `Manager.save`."""
     self.wait()
-    if step in self._steps.committed():
+    if self._steps.is_committed(step):
       return False
     self._best.add(step, metrics)
     arrays = {name: storable(name, tree) for name, tree in items.items()}
