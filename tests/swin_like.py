@@ -129,9 +129,6 @@ class Swin(Model[SwinConfig]):
       x = block(x)
     return self.norm(x)
 
-  def pool(self, tokens: jax.Array, how=None) -> jax.Array:
-    return tokens.mean(axis=1)
-
 
 @dataclasses.dataclass(frozen=True)
 class RotationObjective(Objective):

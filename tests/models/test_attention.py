@@ -134,6 +134,9 @@ def test_rounded_logits_are_nearer_to_float64_than_those_of_flax(spread):
   assert all(ours < theirs < 0.03 for ours, theirs in zip(rounded, flax, strict=True)), (rounded, flax)
 
 
+PLATFORMS = {'cpu': 'cpu', 'NVIDIA H200': 'gpu'}  # of the kinds of devices that are no TPUs
+
+
 def _on(platform, kind):
   """A sharding on one device."""
   return types.SimpleNamespace(device_set=[types.SimpleNamespace(platform=platform, device_kind=kind)])
@@ -155,7 +158,6 @@ def _on(platform, kind):
   ],
 )
 def test_weights_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, rounded):
-  platform = {'c': 'cpu', 'N': 'gpu', 'T': 'tpu'}.get((kind or ' ')[0])
-  sharding = kind and _on(platform, kind)
+  sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
   assert kept_weights(tokens, jnp.dtype(dtype), sharding, unrolled=True) == rounded
   assert kept_weights(tokens, jnp.dtype(dtype), sharding, unrolled=False) is None

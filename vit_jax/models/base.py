@@ -249,13 +249,18 @@ class Model(nnx.Module, Generic[C]):
     raise NotImplementedError
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D'): the tokens of `features` pooled.
+    """(B, N, D) -> (B, D'): the tokens of `features` pooled; their mean, where a model says nothing else.
 
     Args:
       tokens: of `features`.
       how: one of `config.poolings`; None: the model's own way.
+
+    Raises:
+      ValueError: the model cannot pool so.
     """
-    raise NotImplementedError
+    if how not in (None, 'gap'):
+      raise ValueError(f"how is {how!r}, and {self.config.title} pools by 'gap' only")
+    return tokens.mean(axis=1)
 
   def head_input(self, tokens: jax.Array) -> jax.Array:
     """(B, N, D) -> (B, D'): what the head reads, pooled and behind the pre-logits layer if there is one."""

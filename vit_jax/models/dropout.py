@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))  # one number into every example's key
 
-
 _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: consecutive numbers lie far apart
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.models import scanned_blocks, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, ShardingRules
+from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.layers import initial_head
@@ -255,12 +255,6 @@ class EfficientNet(Model[EfficientNetConfig]):
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     x = self._feature_map(images, None, layers)
     return x.reshape(len(x), -1, x.shape[-1])
-
-  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D): the mean of the cells, the only pooling of an EfficientNet."""
-    if how not in (None, 'gap'):
-      raise ValueError(f"how is {how!r}, and an EfficientNet pools by 'gap' only")
-    return tokens.mean(axis=1)
 
   def filters(self) -> tuple[str, jax.Array]:
     return "EfficientNet's first convolution", self.stem.kernel[...]

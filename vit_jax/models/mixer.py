@@ -19,7 +19,7 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, ShardingRules
+from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head
 from vit_jax.options import RESUMABLE, Rate, Size
@@ -231,12 +231,6 @@ class Mixer(Model[MixerConfig]):
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     tokens, _ = self._apply_blocks(self.embed(images), layers=layers)
     return self.norm(tokens) if layers is None else tokens
-
-  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D): the mean of the tokens, the only pooling of a Mixer."""
-    if how not in (None, 'gap'):
-      raise ValueError(f"how is {how!r}, and an MLP-Mixer pools by 'gap' only")
-    return tokens.mean(axis=1)
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
     """(L + 1, B, N, D): the tokens before the first block and after each."""

@@ -33,7 +33,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, Remat, ShardingRules
+from vit_jax.models.base import Grid, Model, ModelConfig, Remat, ShardingRules
 from vit_jax.models.convolutions import (
   BIT,
   HYBRID,
@@ -251,12 +251,6 @@ class ResNet(Model[ResNetConfig]):
     """(B, H, W, C) -> (B, h * w, D): the cells of `feature_map`, row by row."""
     x = self.feature_map(images, layer)
     return x.reshape(len(x), -1, x.shape[-1])
-
-  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D): the mean of the cells, the only pooling of a ResNet."""
-    if how not in (None, 'gap'):
-      raise ValueError(f"how is {how!r}, and a ResNet pools by 'gap' only")
-    return tokens.mean(axis=1)
 
   def filters(self) -> tuple[str, jax.Array]:
     return "ResNet's first convolution", self.root.kernel[...]
