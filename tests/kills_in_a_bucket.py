@@ -25,6 +25,7 @@ class BucketHarness(Harness):
   """Runs in a bucket, killed and compared with runs in a folder."""
 
   processes = (2,)
+  most_lines = 5
 
   def __init__(self, folder: pathlib.Path, place: Place):
     super().__init__(folder)
