@@ -1,6 +1,7 @@
 """Kills runs of one to four processes until there were `--total` kills; every run must end in the same bits.
 
   python tests/thousand_kills.py --total=1000 --folder=/tmp/kills    # the same command goes on after a kill of its own
+  python tests/kills_in_a_bucket.py --total=100 --folder=/tmp/kills_in_a_bucket
 
 A round is a run that is killed again and again until it ends by itself. Its kills take turns: while a checkpoint
 is written, around an evaluation (which is most of the time between two lines of metrics), during start-up, at any
@@ -22,7 +23,6 @@ import kill_and_resume
 from fork_server import Command
 
 ROUND = 20  # kills of one run at most
-PROCESSES = (1, 1, 2, 1, 3, 1, 2, 1, 4)  # of the rounds, in turn
 DEVICES = {1: 2, 2: 2, 3: 3, 4: 4}  # of a run of so many processes
 CONFIG = (
   kill_and_resume.CONFIG.replace("'240 steps'", "'120 steps'")
@@ -33,16 +33,37 @@ MOMENTS = ('while saving', 'around an evaluation', 'while starting', 'at any mom
 
 
 class Harness:
-  """Runs in a folder, killed and compared."""
+  """Runs in a folder, killed and compared.
+
+  Attributes:
+    processes: of the rounds, in turn.
+  """
+
+  processes = (1, 1, 2, 1, 3, 1, 2, 1, 4)
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
-    self._config = folder / 'config.py'
-    self._config.write_text(CONFIG)
+    self.config = folder / 'config.py'
+    self.config.write_text(CONFIG)
 
   def start(self, workdir: pathlib.Path, processes: int) -> list[Command]:
     """Starts, or resumes, the run in a workdir."""
-    return kill_and_resume.start(self._config, workdir, processes, DEVICES[processes])
+    return kill_and_resume.start(self.config, workdir, processes, DEVICES[processes])
+
+  def lines(self, workdir: pathlib.Path) -> list[str]:
+    """What the run has logged so far."""
+    return kill_and_resume.lines(workdir)
+
+  def is_saving(self, workdir: pathlib.Path) -> bool:
+    """Whether a checkpoint is being written."""
+    return any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
+
+  def after_kill(self, workdir: pathlib.Path) -> None:
+    """What else is lost with the processes: nothing."""
+
+  def result(self, workdir: pathlib.Path) -> pathlib.Path:
+    """The folder that holds what a finished run has left."""
+    return workdir
 
   def reference(self, processes: int) -> pathlib.Path:
     """The workdir of a run of so many processes that is left alone."""
@@ -73,10 +94,11 @@ class Harness:
         process.send_signal(signal.SIGKILL)
       if [process.wait() for process in run] == [-signal.SIGKILL] * processes:
         moments[moment] += 1
+      self.after_kill(workdir)
     else:
       run = self.start(workdir, processes)
     self.finish(run, workdir)
-    arrays, lines = kill_and_resume.compare(expected, workdir)
+    arrays, lines = kill_and_resume.compare(expected, self.result(workdir))
     for path in self.folder.glob(f'killed_{seed}*'):
       shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {'seed': seed, 'processes': processes, 'kills': dict(moments), 'arrays': arrays, 'lines': lines}
@@ -84,7 +106,7 @@ class Harness:
   def _wait_for(self, moment: str, run: list[Command], workdir: pathlib.Path, rng: random.Random) -> bool:
     """Waits until a moment of a run; False if one of its processes ended before."""
     end = time.monotonic() + rng.uniform(0, 4) if moment == 'while starting' else None
-    before = len(kill_and_resume.lines(workdir))
+    before = len(self.lines(workdir))
     deadline = time.monotonic() + 3600  # at the lowest priority, beside other work
     while all(process.poll() is None for process in run):
       assert time.monotonic() < deadline, f'{workdir} makes no progress'
@@ -92,9 +114,9 @@ class Harness:
         if time.monotonic() >= end:
           return True
       elif moment == 'while saving':
-        if list((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*')):
+        if self.is_saving(workdir):
           end = time.monotonic() + rng.uniform(0, 0.05)
-      elif len(lines := kill_and_resume.lines(workdir)) > before and (
+      elif len(lines := self.lines(workdir)) > before and (
         moment == 'at any moment' or json.loads(lines[-1])['step'] % 6 == 3
       ):
         end = time.monotonic() + rng.uniform(0, 0.3)
@@ -103,22 +125,35 @@ class Harness:
 
 
 def main() -> None:
-  """Runs rounds until there were so many kills; prints the totals."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  """Kills runs in a folder."""
+  args = arguments(__doc__)
+  kill(Harness(args.folder), args.total)
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+  """Reads the flags of a harness, makes its folder and sets the variables of its runs."""
+  parser = argparse.ArgumentParser(
+    description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--total', type=int, default=1000)
   parser.add_argument('--folder', type=pathlib.Path, required=True)
   args = parser.parse_args()
   args.folder.mkdir(parents=True, exist_ok=True)
-  log = args.folder / 'rounds.jsonl'
-  rounds = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'TESTS_COMPILED': str(args.folder / 'compiled')}
-  harness = Harness(args.folder)
-  while (done := _total(rounds).total()) < args.total:
+  return args
+
+
+def kill(harness: Harness, total: int) -> None:
+  """Runs rounds until there were so many kills; prints the totals."""
+  log = harness.folder / 'rounds.jsonl'
+  rounds = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+  while (done := _total(rounds).total()) < total:
     seed = len(rounds)
-    rounds.append(harness.round(seed, PROCESSES[seed % len(PROCESSES)], min(ROUND, args.total - done)))
+    processes = harness.processes[seed % len(harness.processes)]
+    rounds.append(harness.round(seed, processes, min(ROUND, total - done)))
     with log.open('a') as file:
       file.write(json.dumps(rounds[-1]) + '\n')
-    print(json.dumps(rounds[-1]), f'{_total(rounds).total()} of {args.total}', flush=True)
+    print(json.dumps(rounds[-1]), f'{_total(rounds).total()} of {total}', flush=True)
   print(f'{_total(rounds).total()} kills of {len(rounds)} runs, no bit differs: {dict(_total(rounds))}')
 
 
