@@ -232,6 +232,23 @@ def test_an_axis_that_does_not_divide_copies_along_that_axis_only():
   assert shardings['head']['bias'].is_fully_replicated
 
 
+@pytest.mark.parametrize(
+  ('axes', 'expected'),
+  [
+    ({'fsdp': 4}, {'query': '..f.', 'out': '.f..', 'dense_out': '.f.'}),
+    ({'fsdp': 8}, {'query': '.f..', 'out': '...f', 'dense_out': '.f.'}),  # 8 does not divide the 4 heads
+    ({'fsdp': 4, 'tensor': 2}, {'query': '.ft.', 'out': '.t.f', 'dense_out': '.tf'}),
+    ({'tensor': 8}, {'query': '....', 'out': '....', 'dense_out': '.t.'}),
+  ],
+)
+def test_fsdp_alone_splits_no_last_dimension_of_a_block_unless_it_does_not_divide_the_heads(axes, expected):
+  mesh = make_mesh(config.MeshConfig(**axes))
+  shardings = pytrees.flatten(sharding_lib.param_shardings(PARAMS, RULES, mesh, 0))
+  for name, letters in expected.items():
+    part = 'mlp' if name == 'dense_out' else 'attention'
+    assert _drawn(shardings[f'blocks/{part}/{name}/kernel'].spec, len(letters)) == letters
+
+
 def test_a_parameter_without_a_rule_is_an_error_that_says_where_to_add_one():
   shapes = _abstract({'blocks': {'gate': {'kernel': (L, D, D)}}})
   with pytest.raises(ValueError, match=r"'blocks/gate/kernel': add one to the rules of its model"):

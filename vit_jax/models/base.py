@@ -25,9 +25,10 @@ DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']
 Pooling = Literal['token', 'gap', 'token_gap', 'map', 'none']
 
-# (regex of the whole path of a parameter or of state, mesh axes of its LAST dimensions); the first match wins.
-# Dimensions before those, such as the depth in which blocks are stacked, are never split.
-ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
+# (regex of the whole path of a parameter or of state, mesh axes of its LAST dimensions, other ways to split them, …);
+# the first match wins; parallel/sharding.py chooses among its ways. Dimensions before those, such as the depth in which
+# blocks are stacked, are never split.
+ShardingRules = tuple[tuple[str, *tuple[tuple[str | None, ...], ...]], ...]
 
 
 class PositionTable(NamedTuple):

@@ -16,6 +16,7 @@ from flax.nnx import initializers
 from flax.typing import Initializer
 
 from vit_jax.models.dropout import Place, dropout
+from vit_jax.models.scanned_blocks import constrain_examples
 
 GELU = {
   'tanh': functools.partial(jax.nn.gelu, approximate=True),
@@ -125,6 +126,7 @@ class Mlp(nnx.Module):
     dropout: float = 0.0,
     locality: bool = False,
     dtype: jnp.dtype = jnp.float32,
+    sharding: jax.sharding.NamedSharding | None = None,
     rngs: nnx.Rngs,
   ):
     linear = functools.partial(
@@ -135,6 +137,7 @@ class Mlp(nnx.Module):
     self.depthwise = Depthwise(mlp_dim, dtype=dtype, rngs=rngs) if locality else None
     self.gelu = gelu
     self.dropout = dropout
+    self.sharding = sharding  # of the tokens
 
   def __call__(
     self, x: jax.Array, *, keys: jax.Array | None = None, grid: tuple[int, int] | None = None
@@ -159,7 +162,8 @@ class Mlp(nnx.Module):
         x = jnp.concatenate([others, GELU[self.gelu](depthwise(patches, grid))], axis=1)
       return dense_out(dropout(x, self.dropout, keys, Place.MLP_HIDDEN))
 
-    x = activate_and_project(params, self.dense_in(x), keys)
+    hidden = constrain_examples(self.dense_in(x), self.sharding)
+    x = activate_and_project(params, hidden, keys)
     return dropout(x, self.dropout, keys, Place.MLP_OUT)
 
 

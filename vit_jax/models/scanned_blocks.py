@@ -6,6 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from vit_jax.models.base import Remat
 from vit_jax.models.dropout import fold_in
@@ -71,6 +72,18 @@ def apply(
 def constrain(z: jax.Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
   """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
   return z if sharding is None else jax.lax.with_sharding_constraint(z, sharding)
+
+
+def constrain_examples(x: jax.Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
+  """Keeps the examples of x (B, ...) split as those of the residual stream are.
+
+  For hidden units: where `fsdp` splits the kernel that they meet next by these, the partitioner may else gather the
+  examples instead of the kernel. How the other dimensions are split is left to it.
+  """
+  if sharding is None:
+    return x
+  spec = PartitionSpec(sharding.spec[0], *(PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1))
+  return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(sharding.mesh, spec))
 
 
 def blocks_before(layer: int | None, depth: int) -> int | None:

@@ -78,6 +78,7 @@ class Block(nnx.Module):
       dropout=config.dropout,
       locality=config.mlp_locality,
       dtype=dtype,
+      sharding=activation_sharding,
       rngs=rngs,
     )
     self.mlp_scale = _layer_scale(config)

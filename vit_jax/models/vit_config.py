@@ -76,9 +76,9 @@ SHARDING_RULES: ShardingRules = (
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
   (r'(class|mask)_token|register_tokens|position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
   # The blocks, with a leading depth, and attention pooling, without.
-  (rf'{_ATTENTION}/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # (D, H, Dh)
+  (rf'{_ATTENTION}/(query|key|value)/kernel', (None, 'fsdp', None), ('fsdp', 'tensor', None)),  # (D, H, Dh)
   (rf'{_ATTENTION}/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
-  (rf'{_ATTENTION}/out/kernel', ('tensor', None, 'fsdp')),  # (H, Dh, D)
+  (rf'{_ATTENTION}/out/kernel', ('fsdp', None, None), ('tensor', None, 'fsdp')),  # (H, Dh, D)
   (rf'{_ATTENTION}/position/bias/(patches|among_others)', ('tensor', None, None)),  # (H, rows, columns)
   (rf'{_ATTENTION}/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
   (rf'{_ATTENTION}/(query|key)_norm/(scale|bias)', ()),  # (Dh,)
@@ -86,7 +86,7 @@ SHARDING_RULES: ShardingRules = (
   (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
   (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
   (rf'{_MLP}/depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)
-  (rf'{_MLP}/dense_out/kernel', ('tensor', 'fsdp')),  # (M, D)
+  (rf'{_MLP}/dense_out/kernel', ('fsdp', None), ('tensor', 'fsdp')),  # (M, D)
   (rf'({_ATTENTION}/out|{_MLP}/dense_out)/bias', ()),
   (rf'({_BLOCKS}/(attention|mlp)_norm|map_pool/norm|norm)/(scale|bias)', ()),
   (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)

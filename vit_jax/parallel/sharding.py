@@ -3,6 +3,10 @@
 A model's rules (`ModelConfig.sharding_rules`) say which axis of the mesh splits which dimension of which
 parameter, by its path. `fsdp` splits one large dimension, so that each device holds its part of the
 parameters and of the optimizer's state; `tensor` splits every layer.
+
+Where there is a choice, `fsdp` splits a dimension that is not the last in memory: the TPU compiler then sums a
+gradient by a reduce-scatter. One that is cut along its last dimension it sums whole, by an all-reduce of twice the
+traffic, and cuts it afterwards (benchmarks/RESULTS.md, the peers' training steps).
 """
 
 import math
@@ -15,8 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import pytrees
 
-# (regex of a parameter's whole path, mesh axes of its LAST dimensions); the first match wins.
-Rules = Sequence[tuple[str, tuple[str | None, ...]]]
+# (regex of a parameter's whole path, mesh axes of its LAST dimensions, other axes for them, …); the first match wins.
+# Of its ways to split, it is that by which the most axes split a dimension, and the first of those.
+Rules = Sequence[tuple[str, *tuple[tuple[str | None, ...], ...]]]
 
 
 def param_shardings(shapes: Any, rules: Rules, mesh: Mesh, min_shard_size: int) -> Any:
@@ -79,14 +84,19 @@ def optimizer_shardings(state: Any, params: Any, rules: Rules, mesh: Mesh, min_s
 
 
 def _spec(path: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh, min_shard_size: int) -> P:
-  axes = next((axes for pattern, axes in rules if re.fullmatch(pattern, path)), None)
-  if axes is None:
+  ways = next((ways for pattern, *ways in rules if re.fullmatch(pattern, path)), None)
+  if ways is None:
     raise ValueError(f'no sharding rule matches the parameter {path!r}: add one to the rules of its model')
-  if len(axes) > len(shape):
-    raise ValueError(f'the sharding rule {axes} of {path!r} has more dimensions than {shape}')
+  for axes in ways:
+    if len(axes) > len(shape):
+      raise ValueError(f'the sharding rule {axes} of {path!r} has more dimensions than {shape}')
   if math.prod(shape) < min_shard_size:
     return P()
-  axes = (None,) * (len(shape) - len(axes)) + axes
+  specs = [_those_that_divide((None,) * (len(shape) - len(axes)) + axes, shape, mesh) for axes in ways]
+  return max(specs, key=lambda spec: sum(axis is not None for axis in spec))  # the first of several
+
+
+def _those_that_divide(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> P:
   return P(*(_if_divides(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
 
 
