@@ -106,6 +106,52 @@ def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tm
   assert lines[0] == lines[1]
 
 
+ROUNDS = """
+from vit_jax.selftrain.labels import Choice
+from vit_jax.study.definition import Study, Unlabelled, Variant
+
+OPTIONS = {
+  'total': '6 steps', 'batch_size': 16, 'checkpoint.every': '3 steps', 'log_every': '3 steps',
+  'tensorboard.pictures': False, 'model.depth': 1, 'model.width': 16, 'model.mlp_dim': 16, 'model.heads': 2,
+  'model.pool': 'token', 'data.split': 'train[:50%]',
+}
+OTHERS = Unlabelled('digits:train[50%:]', Choice(top=3), weight=2.0)
+
+def get_study():
+  return Study('Rounds', {
+    'teacher': Variant('quickstart', OPTIONS),
+    'student': Variant('quickstart', OPTIONS, teacher='teacher', unlabelled=OTHERS),
+    'student_of_student': Variant('quickstart', OPTIONS, teacher='student', unlabelled=OTHERS),
+    'distilled': Variant(
+      'quickstart', {**OPTIONS, 'objective.name': 'distillation', 'model.distillation_token': True}, teacher='teacher'
+    ),
+  }, seeds=(0,))
+"""
+
+
+def test_rounds_of_teacher_and_students_go_on_after_a_kill_to_a_table(tmp_path):
+  file, workdir = str(tmp_path / 'rounds.py'), tmp_path / 'rounds'
+  pathlib.Path(file).write_text(ROUNDS)
+  with pytest.raises(UserError, match='2 of 4 runs failed; the first is student/seed_0: killed'):
+    conduct(file, workdir, killed='student/seed_0')
+  assert set(accuracies(workdir)) == {'teacher', 'student', 'student_of_student', 'distilled'}
+  labels = workdir / 'student/seed_0/labels'
+  before = {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')}
+  assert before and conduct(file, workdir)[0].startswith('4 runs, of which 2 were done before')
+  assert all(list(seeds) == ['0'] for seeds in accuracies(workdir).values())
+  assert {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')} == before
+  for name, teacher in (('student', 'teacher'), ('student_of_student', 'student')):
+    folder = workdir / name / 'seed_0'
+    said = json.loads((folder / 'labels/selftrain.json').read_text())
+    assert said['teachers'] == [f'{workdir}/{teacher}/seed_0'] and said['images'].endswith(
+      'digits:train[50%:]'
+    )
+    mixture = [tuple(part) for part in json.loads((folder / 'config.json').read_text())['data']['mixture']]
+    assert mixture == [('digits:train[:50%]', 1.0), (f'tfds:{folder}/labels/1.0.0', 2.0)]
+  distilled = json.loads((workdir / 'distilled/seed_0/config.json').read_text())
+  assert distilled['objective']['teachers'] == f'{workdir}/teacher/seed_0'
+
+
 def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeypatch):
   ended: list[str] = []
   monkeypatch.setattr(laboratory, '_result', lambda run: result(0.5) if run.title in ended else None)
@@ -199,6 +245,15 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
       "'b', which is no variant before it",
     ),
     ({'a': Variant('masked_patch:imagenet2012')}, "'a' measures no 'test/accuracy'; its evaluators: none"),
+    (
+      {'a': Variant('quickstart'), 'b': Variant('quickstart', teacher='a')},
+      "teachers is an option of the objective 'distillation'",
+    ),
+    ({'a': Variant('quickstart', teacher='b')}, "'a' has the teacher 'b', which is no variant before it"),
+    (
+      {'a': Variant('quickstart', unlabelled=definition.Unlabelled('digits:train'))},
+      "'a' has images without labels and no teacher; name the one",
+    ),
     ({'a': Variant('quikstart')}, 'did you mean --config=quickstart'),
   ],
 )
