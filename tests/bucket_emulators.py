@@ -34,6 +34,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     super().__init__(('127.0.0.1', 0), _Handler)
     self.port = port
     self.faults: list[int | str] = []
+    self.stalled_seconds = 3.0  # of 'stall'
     self.ranges: list[str | None] = []
     self.write_faults: list[int] = []
     self.writing = threading.Lock()
@@ -89,7 +90,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.command == 'HEAD':
       headers.append(('Content-Length', answer.headers.get('Content-Length', '0')))
     if fault == 'stall':
-      time.sleep(3)
+      time.sleep(self.server.stalled_seconds)
     self._answer(answer.status, headers, content, cut=fault == 'cut')
 
   def _passed_on(
@@ -174,15 +175,16 @@ class Place:
   def __init__(self, scheme: str, proxy: FaultyProxy):
     self.scheme, self.proxy = scheme, proxy
     direct = f'http://127.0.0.1:{proxy.port}'
+    fresh = {'skip_instance_cache': True, 'use_listings_cache': False}
     if scheme == 'gs':
       from gcsfs.core import GCSFileSystem
 
-      self._files = GCSFileSystem(token='anon', endpoint_url=direct, skip_instance_cache=True)
+      self._files = GCSFileSystem(token='anon', endpoint_url=direct, **fresh)
       self._options = {}
     else:
       from s3fs import S3FileSystem
 
-      self._files = S3FileSystem(key='k', secret='s', endpoint_url=direct, skip_instance_cache=True)
+      self._files = S3FileSystem(key='k', secret='s', endpoint_url=direct, **fresh)
       self._files.makedirs('bucket', exist_ok=True)
       self._options = {'ACL': 'public-read'}
 

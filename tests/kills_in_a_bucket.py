@@ -25,6 +25,7 @@ class BucketHarness(Harness):
   """Runs in a bucket, killed and compared with runs in a folder."""
 
   processes = (2,)
+  most_lines = 5
 
   def __init__(self, folder: pathlib.Path, place: Place):
     super().__init__(folder)
@@ -33,12 +34,16 @@ class BucketHarness(Harness):
     if not (folder / 'digits' / 'SHA256SUMS').exists():
       self._prepare_digits()
     self._data = place.put_folder(folder / 'digits', 'data/digits')
+    self._before: list[str] = []  # what was logged when the processes were started last
 
   def start(self, workdir: pathlib.Path, processes: int) -> list[fork_server.Command]:
     in_bucket = not workdir.name.startswith('alone')
     if in_bucket:
       self._place.proxy.faults[:] = READ_FAULTS
       self._place.proxy.write_faults[:] = WRITE_FAULTS
+      name = f'runs/{workdir.name}/metrics.jsonl'
+      begun = name in self._place.names(f'runs/{workdir.name}')
+      self._before = self._place.get(name).decode().splitlines() if begun else []
     variables = kill_and_resume.joined(processes, DEVICES[processes] // processes)
     return [
       fork_server.start(
@@ -54,11 +59,10 @@ class BucketHarness(Harness):
     ]
 
   def lines(self, workdir: pathlib.Path) -> list[str]:
-    """The lines on the disk of process 0 or, where it has not begun, in the bucket."""
+    """The lines on the disk of process 0 or, before it has a disk, those that were in the bucket at its start."""
     for file in self._disk(workdir).glob('0/vit_jax/runs/*/0/*/metrics.jsonl'):
       return [line for line in file.read_text().splitlines(keepends=True) if line.endswith('\n')]
-    name = f'runs/{workdir.name}/metrics.jsonl'
-    return self._place.get(name).decode().splitlines() if name in self._place.names('runs') else []
+    return self._before
 
   def is_saving(self, workdir: pathlib.Path) -> bool:
     return any(self._disk(workdir).glob('0/vit_jax/saving/*/0/*'))

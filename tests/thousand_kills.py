@@ -37,9 +37,12 @@ class Harness:
 
   Attributes:
     processes: of the rounds, in turn.
+    most_lines: that a run logs anew, at most, before a moment is waited for that is not during start-up; so
+      it goes on from kill to kill where saving takes long.
   """
 
   processes = (1, 1, 2, 1, 3, 1, 2, 1, 4)
+  most_lines = 0
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
@@ -106,7 +109,7 @@ class Harness:
   def _wait_for(self, moment: str, run: list[Command], workdir: pathlib.Path, rng: random.Random) -> bool:
     """Waits until a moment of a run; False if one of its processes ended before."""
     end = time.monotonic() + rng.uniform(0, 4) if moment == 'while starting' else None
-    before = len(self.lines(workdir))
+    before = len(self.lines(workdir)) + rng.randint(0, self.most_lines)
     deadline = time.monotonic() + 3600  # at the lowest priority, beside other work
     while all(process.poll() is None for process in run):
       assert time.monotonic() < deadline, f'{workdir} makes no progress'
@@ -114,7 +117,7 @@ class Harness:
         if time.monotonic() >= end:
           return True
       elif moment == 'while saving':
-        if self.is_saving(workdir):
+        if len(self.lines(workdir)) >= before and self.is_saving(workdir):
           end = time.monotonic() + rng.uniform(0, 0.05)
       elif len(lines := self.lines(workdir)) > before and (
         moment == 'at any moment' or json.loads(lines[-1])['step'] % 6 == 3

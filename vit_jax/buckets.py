@@ -77,6 +77,15 @@ def is_bucket(path: str) -> bool:
   return path.partition('://')[0] in _KINDS and '://' in path
 
 
+def check(address: str) -> None:
+  """Raises UserError for an address without a bucket, such as 'gs://', whose requests would be of the account."""
+  scheme, _, place = address.partition('://')
+  if not place.partition('/')[0]:
+    raise UserError(
+      f'{address} names no bucket; write one behind the slashes, such as {scheme}://bucket/folder.'
+    )
+
+
 def is_installed(path: str) -> bool:
   """Whether the library for the scheme of a bucket's address is there."""
   return importlib.util.find_spec(_KINDS[path.partition('://')[0]].package) is not None
@@ -86,8 +95,9 @@ def file_system(address: str) -> Any:
   """fsspec's file system for a bucket's address, with the platform's credentials, or without where there are none.
 
   Raises:
-    UserError: its package is not installed.
+    UserError: its package is not installed, or the address has no bucket.
   """
+  check(address)
   scheme = address.partition('://')[0]
   try:
     if scheme == 's3':
@@ -119,7 +129,7 @@ class Bucket:
       patience: how long it may take.
 
     Raises:
-      UserError: the library for it is not installed.
+      UserError: the library for it is not installed, or the address has no bucket.
     """
     self._scheme = address.partition('://')[0]
     self._kind, self._patience = _KINDS[self._scheme], patience
@@ -193,11 +203,11 @@ class Bucket:
 
   def write(self, address: str, content: bytes) -> None:
     """Writes an object, which readers see once it is whole."""
-    self._request(address, lambda: self._files._pipe_file(address, content), len(content))
+    self._send(address, lambda: self._files._pipe_file(address, content), len(content))
 
   def upload(self, path: pathlib.Path, address: str) -> None:
     """Writes an object from a local file that nobody changes meanwhile."""
-    self._request(address, lambda: self._files._put_file(str(path), address), path.stat().st_size)
+    self._send(address, lambda: self._files._put_file(str(path), address), path.stat().st_size)
 
   def write_if(self, address: str, content: bytes, version: str | None) -> str | None:
     """Writes a small object if what is there has a version.
@@ -213,6 +223,8 @@ class Bucket:
     """
     make = self._write_if_google if self._scheme == 'gs' else self._write_if_amazon
     try:
+      if version is None:
+        return self._send(address, lambda: make(address, content, None))
       return self._request(address, lambda: make(address, content, version))
     except (FileExistsError, FileNotFoundError):
       return None
@@ -253,6 +265,13 @@ class Bucket:
         raise FileExistsError(address) from error
       raise
     return answer['ETag']
+
+  def _send(self, address: str, make: Callable[[], Awaitable[Any]], size: int = 0) -> Any:
+    """`_request` for an object that need not be there, so that what is not found is the bucket."""
+    try:
+      return self._request(address, make, size)
+    except FileNotFoundError as error:
+      raise no_bucket(address) from error
 
   def _entries(self, found: Iterable[dict[str, Any]]) -> list[Entry]:
     """The objects of a listing, without the empty ones that consoles make for a folder ('run/')."""
@@ -336,6 +355,14 @@ def missing(address: str) -> UserError:
   """The error of an address where there is nothing."""
   return UserError(
     f'There is no {address}, neither an object nor a folder; check the names of bucket and object.'
+  )
+
+
+def no_bucket(address: str) -> UserError:
+  """The error of an address that cannot be written since its bucket is not there."""
+  scheme, _, place = address.partition('://')
+  return UserError(
+    f'There is no bucket {scheme}://{place.partition("/")[0]}; make it first, or check the name.'
   )
 
 

@@ -3,8 +3,10 @@
 python -m vit_jax.convert imagenet21k/ViT-B_16 runs/vit_b16 --format=run
 python -m vit_jax.convert runs/mine mine.npz
 python -m vit_jax.convert runs/mine mine_hf --format=hf
+python -m vit_jax.convert runs/mine gs://bucket/mine.npz
 
-SRC is what `vit_jax.load` takes. A run is what `vit_jax.load` and config.init.checkpoint read again.
+SRC is what `vit_jax.load` takes. A run is what `vit_jax.load` and config.init.checkpoint read again. DST may be in a
+bucket, gs://… or s3://…
 """
 
 import sys
@@ -42,15 +44,16 @@ def main(arguments: Sequence[str]) -> None:
     )
   source, destination = arguments
   from vit_jax.parallel import distributed
-  from vit_jax.pretrained import formats
+  from vit_jax.pretrained import bucket_output, formats
 
   name = _format_name(destination)
   distributed.skip_absent_tpu()
-  pretrained = formats.read(source, told=_told(), weights=weights_flag.chosen(_WEIGHTS))
-  writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
-  for note in chosen:
-    print(note)
-  notes = pretrained.notes + writer.write(pretrained, destination, naming=_NAMING.value)
+  with bucket_output.place_to_write(destination) as place:
+    pretrained = formats.read(source, told=_told(), weights=weights_flag.chosen(_WEIGHTS))
+    writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
+    for note in chosen:
+      print(note)
+    notes = pretrained.notes + writer.write(pretrained, place, naming=_NAMING.value)
   classes = pretrained.architecture.num_classes
   print(f'Wrote {destination}: {_count(pretrained):,} parameters, {classes} classes.')
   for note in notes:

@@ -104,6 +104,7 @@ def _place() -> str:
     place = default_workdir(cli.config_name(_CONFIG))
     print(f'Workdir: {place}', file=sys.stderr)
   if buckets.is_bucket(place):
+    buckets.check(place)
     return place.rstrip('/')
   if '://' in place:
     raise UserError(

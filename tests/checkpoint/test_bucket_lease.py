@@ -104,3 +104,11 @@ def test_lease_is_written_again_where_somebody_removed_it(place: Place):
     lease._bucket.remove([f'{workdir}/lease.json'])
     lease.renew()
     assert lease._owner['token'].encode() in place.get('removed/lease.json')
+
+
+def test_bucket_that_is_not_there_is_named(place: Place):
+  with (
+    pytest.raises(UserError, match=f'There is no bucket {place.scheme}://none; make it first'),
+    BucketLease(f'{place.scheme}://none/run'),
+  ):
+    pass

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 
+import bucket_data
 import commands
 import fork_server
 import numpy as np
@@ -41,10 +42,11 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def environment(folder: pathlib.Path, place: Place) -> dict[str, str]:
+  server = 'STORAGE_EMULATOR_HOST' if place.scheme == 'gs' else 'AWS_ENDPOINT_URL'
   return {
     'XDG_CACHE_HOME': str(folder / 'cache'),
     'XLA_FLAGS': xla_flags(devices=2),
-    'STORAGE_EMULATOR_HOST': place.proxy.url,
+    server: place.proxy.url,
   }
 
 
@@ -198,3 +200,40 @@ def test_two_processes_that_are_killed_end_in_the_same_bits(place: Place, folder
   assert [process.wait(120) for process in processes(str(folder / 'two_alone'))] == [0, 0], logs(folder)
   arrays, lines = compare(folder / 'two_alone', fetched(place, name, folder / 'two_copy'))
   assert arrays and lines == 12
+
+
+@pytest.mark.nightly
+def test_killed_run_with_data_and_workdir_in_amazons_bucket_ends_in_the_same_bits(folder):
+  address = 's3://bucket/runs/amazon'
+  with places('s3', own=True) as amazon:
+    data = bucket_data.prepare(bucket_data.write_images(folder / 'images'), 's3://bucket/data/1.0.0')
+    option = f'--config.data.source={data}'
+    kill_after([start(folder, amazon, address, option)], amazon, folder, 'runs/amazon', 0)
+    shutil.rmtree(folder / 'cache')
+    assert start(folder, amazon, address, option).wait(240) == 0, logs(folder)
+    assert start(folder, amazon, str(folder / 'amazon_alone'), option).wait(240) == 0, logs(folder)
+    arrays, lines = compare(folder / 'amazon_alone', fetched(amazon, 'runs/amazon', folder / 'amazon_copy'))
+    assert arrays and lines == 12
+    assert not [name for name in amazon.names('runs/amazon') if name.endswith('lease.json')]
+    result = run('vit_jax.main', folder, amazon, '--mode=eval', f'--workdir={address}')
+    assert result.returncode == 0, result.stderr
+    result = run('vit_jax.convert', folder, amazon, address, 's3://bucket/amazon.npz')
+    assert result.returncode == 0 and 'Wrote s3://bucket/amazon.npz' in result.stdout, result.stderr
+
+
+@pytest.mark.nightly
+def test_bucket_that_stalls_is_said_within_the_limit_of_a_step(place: Place, folder, tmp_path):
+  data = bucket_data.prepare(bucket_data.write_images(tmp_path / 'images'), 'gs://bucket/stalling/1.0.0')
+  options = (f'--config.data.source={data}', '--config.total=1000 steps', '--config.step_limit=20')
+  process = start(folder, place, 'gs://bucket/runs/stalled', *options)
+  end = time.monotonic() + 240
+  while not committed(place, 'runs/stalled'):
+    assert process.poll() is None and time.monotonic() < end, logs(folder)
+    time.sleep(0.05)
+  place.proxy.stalled_seconds = 600
+  place.proxy.faults[:] = ['stall'] * 100_000
+  try:
+    assert process.wait(240) == 75
+  finally:
+    place.proxy.faults.clear()
+  assert 'did not end within 20 s (config.step_limit)' in logs(folder)

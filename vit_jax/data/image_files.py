@@ -17,12 +17,16 @@ def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
   once.
 
   Raises:
-    UserError: no such file, not a regular file (such as a named pipe), a folder without images, or one that
+    UserError: an address; no such file, not a regular file (such as a named pipe), a folder without images, or one that
       cannot be read.
   """
   suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
   result = []
   for argument in arguments:
+    if '://' in argument:
+      raise UserError(
+        f'{argument} is an address, and images are read from local disks; copy them to one first.'
+      )
     path = pathlib.Path(argument)
     mode = _mode(path)
     if stat.S_ISDIR(mode):

@@ -113,12 +113,18 @@ def atomic_path(path: str, work: str) -> Iterator[str]:
   Args:
     path: the local path or the address of the file. A missing folder is made.
     work: a folder on the same file system as `path`, if that is local; unfinished files are kept below it.
+
+  Raises:
+    UserError: the address is in a bucket that is not there.
   """
   if is_address(path):
     with tempfile.TemporaryDirectory() as folder:
       local = os.path.join(folder, 'file')
       yield local
-      _remote(path).put_file(local, path)  # object stores show an object once it is complete
+      try:
+        _remote(path).put_file(local, path)  # object stores show an object once it is complete
+      except FileNotFoundError as error:
+        raise buckets.no_bucket(path) from error
     return
   scratch = _scratch(work)
   files.make_directories(scratch)

@@ -57,8 +57,9 @@ def _of_model(bucket: Bucket, address: str) -> list[Entry]:
   if not objects and not names:
     raise missing(address)
   chosen = [entry for entry in objects if entry.address.endswith(_OF_FOLDERS)]
-  if 'checkpoints' in names:
-    steps = BucketSteps(names['checkpoints'])
+  checkpoints = address if address.endswith('/checkpoints') else names.get('checkpoints')
+  if checkpoints is not None:
+    steps = BucketSteps(checkpoints)
     newest = steps.newest()
     chosen += [] if newest is None else _below(bucket, steps.path(newest))
   elif 'params' in names or 'ema' in names:  # one step of a run

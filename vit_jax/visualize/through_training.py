@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from vit_jax import buckets
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
@@ -28,14 +29,15 @@ def chosen_steps(checkpoint: str, texts: Sequence[str]) -> list[int]:
   """The steps that --steps names, in ascending order.
 
   Args:
-    checkpoint: the workdir of a run.
+    checkpoint: the workdir of a run, which may be in a bucket.
     texts: ['all'], or numbers.
 
   Raises:
     UserError: the checkpoint is no run with kept steps, or it has no such step.
   """
-  directory = pathlib.Path(checkpoint).expanduser() / 'checkpoints'
-  kept = Manager(directory, CheckpointConfig(), read_only=True).all_steps() if directory.is_dir() else []
+  directory = _directory(checkpoint)
+  is_there = buckets.is_bucket(directory) or pathlib.Path(directory).is_dir()
+  kept = Manager(directory, CheckpointConfig(), read_only=True).all_steps() if is_there else []
   if not kept:
     raise UserError(f'--steps is of a training run, and {checkpoint} has no checkpoints; give its workdir.')
   if list(texts) == ['all']:
@@ -53,9 +55,15 @@ def models(
   checkpoint: str, steps: Sequence[int], image_size: tuple[int, int] | None, weights: Weights | None
 ) -> Iterator[tuple[int, LoadedModel]]:
   """Each step and its model, loaded one after the other; the arguments beside the steps are those of `load`."""
-  directory = pathlib.Path(checkpoint).expanduser() / 'checkpoints'
   for step in steps:
-    yield step, load(directory / str(step), image_size=image_size, weights=weights)
+    yield step, load(f'{_directory(checkpoint)}/{step}', image_size=image_size, weights=weights)
+
+
+def _directory(checkpoint: str) -> str:
+  """The path or address of a run's checkpoints."""
+  if buckets.is_bucket(checkpoint):
+    return f'{checkpoint.rstrip("/")}/checkpoints'
+  return str(pathlib.Path(checkpoint).expanduser() / 'checkpoints')
 
 
 def watch(

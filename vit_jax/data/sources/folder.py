@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vit_jax import foreign_files
+from vit_jax import buckets, foreign_files
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources.base import NamedSource, Record, check_split, select
 from vit_jax.data.sources.folder_listing import EXTENSIONS, Listing, files_below, folders_in, list_images
@@ -57,6 +57,12 @@ class FolderSource(NamedSource):
       UserError: no such folder or split, a folder that cannot be read, no images, a class that the training
         split lacks, or a folder whose classes lie one level deeper.
     """
+    if buckets.is_bucket(root):
+      prepared = f'{root.rstrip("/")}_prepared/1.0.0'
+      raise UserError(
+        f'folder:{root} is in a bucket, where a request for each file is slow; prepare it once with: '
+        f'python -m vit_jax.prepare {root} {prepared}, and train on tfds:{prepared}.'
+      )
     self._root = pathlib.Path(root).expanduser()
     _check_readable(self._root)
     split = re.sub(r'\bvalidation\b', 'val', split)
