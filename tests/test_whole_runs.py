@@ -39,7 +39,8 @@ def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(t
 
 @pytest.mark.nightly  # compiling an EfficientNet takes a CPU a while
 def test_a_killed_efficientnet_ends_in_the_same_bits(tmp_path):
-  model = "model=EfficientNetConfig(variant='custom', width_multiplier=0.25, depth_multiplier=0.1, stochastic_depth=0.2),"
+  sizes = "variant='custom', width_multiplier=0.25, depth_multiplier=0.1, stochastic_depth=0.2"
+  model = f'model=EfficientNetConfig({sizes}),'
   config = re.sub(r'model=ViTConfig\(.*?\n    \),', model, CONFIG, flags=re.DOTALL)
   config = config.replace('image_size=(8, 8)', 'image_size=(32, 32)').replace(
     f"'{STEPS} steps'", "'20 steps'"

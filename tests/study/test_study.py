@@ -125,31 +125,52 @@ def get_study():
     'distilled': Variant(
       'quickstart', {**OPTIONS, 'objective.name': 'distillation', 'model.distillation_token': True}, teacher='teacher'
     ),
-  }, seeds=(0,))
+  }, seeds=(1,))
+"""
+SHORT = """
+whole = get_study
+
+def get_study():
+  study = whole()
+  return Study(study.title, {name: study.variants[name] for name in ('teacher', 'student')}, seeds=study.seeds)
 """
 
 
-def test_rounds_of_teacher_and_students_go_on_after_a_kill_to_a_table(tmp_path):
-  file, workdir = str(tmp_path / 'rounds.py'), tmp_path / 'rounds'
-  pathlib.Path(file).write_text(ROUNDS)
-  with pytest.raises(UserError, match='2 of 4 runs failed; the first is student/seed_0: killed'):
-    conduct(file, workdir, killed='student/seed_0')
-  assert set(accuracies(workdir)) == {'teacher', 'student', 'student_of_student', 'distilled'}
-  labels = workdir / 'student/seed_0/labels'
+@pytest.fixture
+def rounds(tmp_path) -> str:
+  path = tmp_path / 'rounds.py'
+  path.write_text(ROUNDS)
+  return str(path)
+
+
+def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_seed(rounds, tmp_path):
+  runs = {run.variant: run for run in definition.runs(definition.load(rounds), tmp_path)}
+  for name, teacher in (('student', 'teacher'), ('student_of_student', 'student'), ('distilled', 'teacher')):
+    assert runs[name].teacher == tmp_path / teacher / 'seed_1'
+  for name in ('student', 'student_of_student'):
+    labelled = f'tfds:{tmp_path}/{name}/seed_1/labels/1.0.0'
+    config = runs[name].config
+    assert config.data.mixture == (('digits:train[:50%]', 1.0), (labelled, 2.0))
+    assert config.data.max_labels == 3 and config.evaluators['test'].source == 'digits'
+  assert runs['distilled'].config.objective.teachers == f'{tmp_path}/teacher/seed_1'
+  assert not runs['distilled'].config.data.mixture
+
+
+def test_round_that_was_killed_goes_on_with_the_labels_of_its_teacher_to_a_table(rounds, tmp_path):
+  pathlib.Path(rounds).write_text(ROUNDS + SHORT)
+  workdir = tmp_path / 'rounds'
+  with pytest.raises(UserError, match='1 of 2 runs failed; the first is student/seed_1: killed'):
+    conduct(rounds, workdir, killed='student/seed_1')
+  labels = workdir / 'student/seed_1/labels'
   before = {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')}
-  assert before and conduct(file, workdir)[0].startswith('4 runs, of which 2 were done before')
-  assert all(list(seeds) == ['0'] for seeds in accuracies(workdir).values())
+  assert before and conduct(rounds, workdir)[0].startswith('2 runs, of which 1 were done before')
+  assert {name: list(seeds) for name, seeds in accuracies(workdir).items()} == {
+    'teacher': ['1'],
+    'student': ['1'],
+  }
   assert {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')} == before
-  for name, teacher in (('student', 'teacher'), ('student_of_student', 'student')):
-    folder = workdir / name / 'seed_0'
-    said = json.loads((folder / 'labels/selftrain.json').read_text())
-    assert said['teachers'] == [f'{workdir}/{teacher}/seed_0'] and said['images'].endswith(
-      'digits:train[50%:]'
-    )
-    mixture = [tuple(part) for part in json.loads((folder / 'config.json').read_text())['data']['mixture']]
-    assert mixture == [('digits:train[:50%]', 1.0), (f'tfds:{folder}/labels/1.0.0', 2.0)]
-  distilled = json.loads((workdir / 'distilled/seed_0/config.json').read_text())
-  assert distilled['objective']['teachers'] == f'{workdir}/teacher/seed_0'
+  said = json.loads((labels / 'selftrain.json').read_text())
+  assert said['teachers'] == [f'{workdir}/teacher/seed_1'] and said['images'].endswith('digits:train[50%:]')
 
 
 def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeypatch):
