@@ -352,3 +352,22 @@ def test_other_threads_may_postpone_signals():
   thread.start()
   thread.join()
   assert heard == [signal.getsignal(signal.SIGTERM)]
+
+
+# The main thread takes no signal, as when it waits for a file system that does not answer.
+BLOCKED = 'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])'
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other kernels give the signal to another thread')
+@pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_the_main_thread_cannot_take_ends_a_block_that_cleans_up(sent):
+  process = start(inside(f'{BLOCKED}\nwith signals.raise_at_interrupt(seconds=1):\n  time.sleep(600)'))
+  _, errors = interrupt(process, sent)
+  assert (process.returncode, errors) == (128 + sent, 'Interrupted.\n')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other kernels give the signal to another thread')
+def test_signal_that_the_main_thread_cannot_take_is_heard_by_the_innermost_listener():
+  process = start(inside(f'{BLOCKED}\nwith signals.end_at_interrupt("inner", 75):\n  time.sleep(600)'))
+  _, errors = interrupt(process)
+  assert (process.returncode, errors) == (75, 'inner\n')

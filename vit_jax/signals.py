@@ -3,7 +3,8 @@
 Python runs a signal handler in the main thread, and only when that thread is back in Python code: not during
 a long compilation, a collective that waits for a lost process, or the opening of a file that never opens. It
 can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ code is printed and ignored.
-`Listener` therefore reacts to signals in a thread of its own.
+`Listener` therefore reacts to signals in a thread of its own. That thread also looks for signals that the kernel
+has given to a main thread which cannot take them, because it waits for a file system that does not answer.
 
 Where nothing is to be saved or cleaned up, SIGTERM needs no listener: its default action ends the process at
 once.
@@ -11,6 +12,7 @@ once.
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,6 +21,9 @@ from types import FrameType
 from typing import NoReturn, Self
 
 _SECONDS_FOR_OUTPUT = 0.5
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+Handler = Callable[[int, FrameType | None], object]
 
 
 class Listener:
@@ -32,8 +37,17 @@ class Listener:
   `start` is for a listener that stays until the process ends.
   """
 
-  def __init__(self, numbers: Sequence[int], react: Callable[[int], None]):
+  def __init__(self, numbers: Sequence[int], react: Callable[[int], None], handler: Handler | None = None):
+    """
+    Args:
+      numbers: of the signals.
+      react: called in the listener's thread.
+      handler: called in the main thread as well, if that can.
+    """
     self._numbers, self._react = numbers, react
+    # A Python handler must be installed for a signal's number to reach the pipe. It is a function of this
+    # listener's own, by which the listener knows that no other one is inside it.
+    self._handler: Handler = lambda number, frame: handler(number, frame) if handler else None
 
   def start(self) -> None:
     """Begins to listen; without a `with` block, it goes on until the process ends."""
@@ -43,7 +57,7 @@ class Listener:
     self._thread = threading.Thread(target=self._listen, name='signals', daemon=True)
     self._thread.start()
     self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-    self._old_handlers = {number: signal.signal(number, _ignore) for number in self._numbers}
+    self._old_handlers = {number: signal.signal(number, self._handler) for number in self._numbers}
 
   def __enter__(self) -> Self:
     self.start()
@@ -58,10 +72,37 @@ class Listener:
     os.close(self._read_end)
 
   def _listen(self) -> None:
-    while byte := os.read(self._read_end, 1):
-      number = byte[0]
-      if number in self._numbers:
+    signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)  # for `_untaken`
+    pipe = select.poll()
+    pipe.register(self._read_end, select.POLLIN)
+    pending: set[int] = set()
+    while True:
+      if not pipe.poll(_SECONDS_BETWEEN_LOOKS * 1000):
+        pending = self._untaken(pending)
+        continue
+      byte = os.read(self._read_end, 1)
+      if not byte:
+        return
+      if byte[0] in self._numbers:
+        self._react(byte[0])
+
+  def _untaken(self, before: set[int]) -> set[int]:
+    """Reacts to the signals that were pending at the last look and still are: the main thread does not take them.
+
+    The kernel gives a signal to the main thread if that does not block it, and asks no other thread when the
+    main thread then sleeps in a system call that only the end of the process interrupts.
+
+    Returns:
+      the signals that are pending now.
+    """
+    if sys.platform != 'linux':
+      return set()
+    mine = {number for number in self._numbers if signal.getsignal(number) is self._handler}
+    pending = mine & signal.sigpending()
+    for number in pending & before:
+      if signal.sigtimedwait([number], 0):
         self._react(number)
+    return pending
 
 
 def end_at_interrupt(sentence: str = 'Interrupted.', code: int | None = None) -> Listener:
@@ -103,9 +144,9 @@ def raise_at_interrupt(seconds: float = 5.0) -> Iterator[None]:
       end_process('Interrupted.', 128 + number)
 
   before = signal.getsignal(signal.SIGINT)
-  with Listener([signal.SIGINT, signal.SIGTERM], end_if_it_hangs):
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, before if before == signal.SIG_IGN else signal.default_int_handler)
+  with Listener([signal.SIGINT, signal.SIGTERM], end_if_it_hangs, signal.default_int_handler):
+    if before == signal.SIG_IGN:
+      signal.signal(signal.SIGINT, before)
     try:
       yield
     finally:
@@ -153,7 +194,3 @@ def end_process(sentence: str, code: int) -> NoReturn:
   else:
     writer.join(_SECONDS_FOR_OUTPUT)
   os._exit(code)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-  """A Python handler must be installed for the signal's number to reach the pipe; it has nothing to do."""

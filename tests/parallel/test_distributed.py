@@ -233,15 +233,36 @@ def test_save_after_a_signal_has_a_limit_of_its_own(limit, code, said):
   assert processes[0].returncode == code and output.startswith(said), output
 
 
+def test_save_ends_soon_after_a_signal_if_its_file_system_does_not_answer():
+  script = """
+    import os, pathlib, time
+    from vit_jax.parallel import distributed
+    distributed._SECONDS_TO_REACT = 1
+    os.statvfs = lambda place: time.sleep(600)
+    with distributed.StopSignal(saved=True, places=[pathlib.Path('/data')]) as stop:
+      print('ready', flush=True)
+      with stop.busy():
+        time.sleep(600)
+  """
+  processes = start(script)
+  _wait_until_ready(processes)
+  processes[0].send_signal(signal.SIGTERM)
+  (output,) = finish(processes, timeout=120)
+  assert processes[0].returncode == 75
+  assert output.startswith('The file system of /data has not answered for 1 s; start the same command'), (
+    output
+  )
+
+
 @pytest.mark.parametrize(
   'limit, code, said', [(600, 0, 'saved'), (1, 75, 'did not end an evaluation or a save within 1 s')]
 )
 def test_first_evaluation_may_be_longer_than_any_step_before_it_and_the_run_still_saves(limit, code, said):
   script = f"""
-    import time
+    import pathlib, time
     from vit_jax.parallel import distributed
     distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, {limit}
-    with distributed.StopSignal(saved=True) as stop:
+    with distributed.StopSignal(saved=True, places=[pathlib.Path('.'), pathlib.Path('nowhere')]) as stop:
       for step in (1, 2, 3):
         assert not stop.stop_requested(step)
       print('ready', flush=True)

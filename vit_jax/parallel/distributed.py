@@ -8,11 +8,12 @@ import importlib.util
 import logging
 import math
 import os
+import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -204,16 +205,18 @@ class StopSignal(signals.Listener):
   - At a second Ctrl-C: at once, with exit code 130.
   - When the main thread hangs: after a signal, the loop has not called `stop_requested` for 8 s, or for twice
     as long as its longest step so far. The exit code is 75 if `saved`, else 128 + the signal's number.
-  - When an evaluation or a save (`busy`), or saving and leaving, take longer than ten minutes; the exit codes
-    are the same.
+  - When an evaluation or a save (`busy`), or saving and leaving, take longer than ten minutes, or the file system
+    of one of the `places` does not answer for 8 s; the exit codes are the same.
 
   Attributes:
     saved: whether there is a checkpoint from which the same command can go on. The loop sets it after a save.
   """
 
-  def __init__(self, *, saved: bool = False):
+  def __init__(self, *, saved: bool = False, places: Sequence[pathlib.Path] = ()):
     super().__init__([signal.SIGINT, signal.SIGTERM], self._on_signal)
     self.saved = saved
+    self._places = places
+    self._answered: dict[pathlib.Path, float] = {}  # since a signal: when each place last answered
     self._signalled = False
     self._interrupts = 0
     self._requested = False
@@ -282,9 +285,17 @@ class StopSignal(signals.Listener):
   def _end_if_stuck(self, number: int) -> None:
     """Runs in a thread from the first signal on, `number`: ends the process if the main thread hangs."""
     signalled = time.monotonic()
+    for place in self._places:
+      self._answered[place] = signalled
+      threading.Thread(target=self._ask, args=[place], name='stop-signal-ask', daemon=True).start()
     to_react = max(_SECONDS_TO_REACT, 2 * self._longest_step)
     while not self._left.wait(0.1):
       limit = _SECONDS_TO_SAVE if self._leaving or self._busy else to_react
+      silent = [
+        place for place, when in self._answered.items() if time.monotonic() - when > _SECONDS_TO_REACT
+      ]
+      if silent:
+        self._end(number, f'The file system of {silent[0]} has not answered for {_SECONDS_TO_REACT:.0f} s')
       if time.monotonic() - max(signalled, self._last_call) < limit:
         continue
       task = 'reach the end of a step'
@@ -292,8 +303,17 @@ class StopSignal(signals.Listener):
         task = 'save'
       elif self._busy:
         task = 'end an evaluation or a save'
-      sentence = f'The run did not {task} within {limit:.0f} s of {signal.Signals(number).name}; '
-      if self.saved:
-        sentence += 'start the same command again to go on from the last checkpoint.'
-        signals.end_process(sentence, EXIT_RESTART)
-      signals.end_process(f'{sentence}nothing had been saved.', 128 + number)
+      self._end(number, f'The run did not {task} within {limit:.0f} s of {signal.Signals(number).name}')
+
+  def _ask(self, place: pathlib.Path) -> None:
+    """Runs in a thread: asks a file system for its size, which one that is slow but alive tells soon."""
+    while not self._left.wait(0.5):
+      with contextlib.suppress(OSError):  # an error is an answer
+        os.statvfs(place)
+      self._answered[place] = time.monotonic()
+
+  def _end(self, number: int, reason: str) -> NoReturn:
+    if self.saved:
+      text = f'{reason}; start the same command again to go on from the last checkpoint.'
+      signals.end_process(text, EXIT_RESTART)
+    signals.end_process(f'{reason}; nothing had been saved.', 128 + number)

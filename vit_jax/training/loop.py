@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
+from vit_jax.data import sources
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources import Source
 from vit_jax.errors import Preempted
@@ -104,7 +105,9 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
   speed = Speedometer(run)
   guard = FiniteGuard(config, pipeline, manager, folder)
   with (
-    StopSignal(saved=first_step > 0) as stop,  # first, so that a signal cannot end the last save
+    StopSignal(
+      saved=first_step > 0, places=_places(config, folder)
+    ) as stop,  # first, so that a signal cannot end the last save
     manager,
     contextlib.closing(log),
     contextlib.closing(screen),
@@ -162,6 +165,13 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
   if jax.process_index() == 0:
     figures.save_curves(folder)
     screen.finished(int(state.step), folder, manager.path(int(state.step)))
+
+
+def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:
+  """The workdir and, where they are on this machine, the training data."""
+  _, place, _ = sources.parse(config.data.source, config.data.split)
+  data = pathlib.Path(place).expanduser()
+  return [folder, data] if place and '://' not in place and data.exists() else [folder]
 
 
 def _finish(

@@ -1,0 +1,151 @@
+"""SIGTERM ends every command also while a file system does not answer: what it reads, and what it writes."""
+
+import pathlib
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+
+import fork_server
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+from PIL import Image
+from released_files import path
+from stalled_mount import Stalling
+
+SECONDS = 120  # for what takes ten on a machine that has nothing else to do
+CONFIG = """
+from vit_jax.config import *
+
+def get_config():
+  return to_config_dict(Config(
+    total='500 steps',
+    batch_size=16,
+    model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
+    data=DataConfig(source='{}', image_size=(8, 8)),
+    checkpoint=CheckpointConfig(every='2 steps'),
+    tensorboard=TensorBoardConfig(pictures=False),
+  ))
+"""
+# Where the file system stalls: it answers this operation of a path with this text, and nothing after it.
+TRAINING = {
+  'images: list': ('images', 'OPENDIR', 'images'),
+  'images: read': ('images', 'OPEN', '.png'),
+  'images: a step': ('images', 'OPEN', 'b/9.png'),
+  'shards: open': ('shards', 'LOOKUP', 'array_record'),
+  'shards: read': ('shards', 'OPEN', 'array_record'),
+  'workdir: config': ('run', 'LOOKUP', 'config.json'),
+  'workdir: log': ('run', 'CREATE', 'metrics.jsonl'),
+  'workdir: a line': ('run', 'WRITE', 'metrics.jsonl'),
+  'workdir: a save': ('run', 'MKDIR', 'checkpoints/2'),
+  'workdir: arrays': ('run', 'CREATE', 'checkpoints/2'),
+}
+OTHERS = {
+  'prepare: images': ('images', 'OPEN', '.png'),
+  'prepare: shards': ('out', 'WRITE', 'array_record'),
+  'predict: checkpoint': ('model', 'OPEN', 'model.npz'),
+  'predict: image': ('images', 'OPEN', '.png'),
+  'convert: model': ('out', 'WRITE', 'safetensors'),
+}
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory, golden):
+  """A folder of images, shards of them, and a model."""
+  folder = tmp_path_factory.mktemp('files')
+  rng = np.random.default_rng(0)
+  for name in 'ab':
+    (folder / 'images' / name).mkdir(parents=True)
+    for number in range(32):
+      pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+      Image.fromarray(pixels).save(folder / 'images' / name / f'{number}.png')
+  done = fork_server.run('vit_jax.prepare', 'images', 'shards', cwd=folder)
+  assert done.returncode == 0, done.stderr
+  (folder / 'model').mkdir()
+  shutil.copy(path(golden, 'a_vit_token'), folder / 'model' / 'model.npz')
+  return folder
+
+
+@pytest.fixture
+def mount(tmp_path):
+  """Mounts a folder that stalls."""
+  mounts = []
+
+  def make(folder: pathlib.Path, operation: str, text: str) -> Stalling:
+    try:
+      mounts.append(Stalling(folder, tmp_path / 'mount', operation, text))
+    except OSError as error:
+      pytest.skip(f'this machine does not mount: {error}')
+    return mounts[-1]
+
+  yield make
+  for mounted in mounts:
+    mounted.close()
+
+
+def family(pid: int) -> list[int]:
+  """A process and what it has started."""
+  children = pathlib.Path(f'/proc/{pid}/task').glob('*/children')
+  return [
+    pid,
+    *(one for file in children for child in file.read_text().split() for one in family(int(child))),
+  ]
+
+
+def alive(pid: int) -> bool:
+  try:
+    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+  except OSError:
+    return False
+
+
+def assert_ends(started: fork_server.Command, stalling: Stalling) -> None:
+  """SIGTERM ends a command that hangs, and all its processes."""
+  assert stalling.hangs_within(SECONDS), started.communicate(1)
+  time.sleep(1)  # the request reaches the mount a little before the process sleeps
+  processes = family(started.pid)
+  sent = time.monotonic()
+  started.send_signal(signal.SIGTERM)
+  code = started.wait(SECONDS)
+  while any(map(alive, processes)):
+    assert time.monotonic() < sent + SECONDS, 'a process is left'
+    time.sleep(0.1)
+  stderr = started.communicate()[1]
+  assert code in (-signal.SIGTERM, 128 + signal.SIGTERM, 75) and 'Traceback' not in stderr
+
+
+def cases(names: Iterable[str], always: str) -> list[ParameterSet]:
+  """All of them, of which one runs every day."""
+  return [pytest.param(name, marks=() if name == always else pytest.mark.nightly) for name in names]
+
+
+@pytest.mark.parametrize('case', cases(TRAINING, 'workdir: a save'))
+def test_sigterm_ends_training_while_a_mount_stalls(case, files, mount, tmp_path):
+  stalls, operation, text = TRAINING[case]
+  (tmp_path / 'run').mkdir()
+  places = {'images': files / 'images', 'shards': files / 'shards', 'run': tmp_path / 'run'}
+  stalling = mount(places[stalls], operation, text)
+  places[stalls] = tmp_path / 'mount'
+  source = f'tfds:{places["shards"]}' if stalls == 'shards' else f'folder:{places["images"]}'
+  (tmp_path / 'config.py').write_text(CONFIG.format(source))
+  started = fork_server.start(
+    'vit_jax.main', '--config=config.py', f'--workdir={places["run"]}', cwd=tmp_path
+  )
+  assert_ends(started, stalling)
+
+
+@pytest.mark.parametrize('case', cases(OTHERS, 'predict: image'))
+def test_sigterm_ends_a_command_while_a_mount_stalls(case, files, mount, tmp_path):
+  stalls, operation, text = OTHERS[case]
+  (tmp_path / 'out').mkdir()
+  places = {'images': files / 'images', 'model': files / 'model', 'out': tmp_path / 'out'}
+  stalling = mount(places[stalls], operation, text)
+  places[stalls] = tmp_path / 'mount'
+  model = places['model'] / 'model.npz'
+  command = {
+    'prepare': ('vit_jax.prepare', places['images'], places['out'] / 'shards'),
+    'predict': ('vit_jax.predict', f'--checkpoint={model}', places['images']),
+    'convert': ('vit_jax.convert', model, places['out'] / 'hf', '--format=hf'),
+  }[case.partition(':')[0]]
+  assert_ends(fork_server.start(*map(str, command), cwd=tmp_path), stalling)
