@@ -58,6 +58,7 @@ def seconds_a_step(profiler: Any, steps: int) -> float:
   """Of a run whose loop has this profiler."""
   values = config_files.load('quickstart')
   values.update(total=f'{steps} steps', evaluators={})
+  values.tensorboard.pictures = False
   loop.Profiler = profiler
   with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
     loop.train(from_config_dict(values.to_dict()), pathlib.Path(folder))
@@ -74,6 +75,7 @@ def main() -> None:
   for _ in range(args.turns):
     for name, profiler in (('with', Profiler), ('without', NoProfiler)):
       found[name].append(seconds_a_step(profiler, args.steps))
+      print(f'{name}: {found[name][-1] * 1e3:.3f} ms a step', flush=True)
   for name, values in found.items():
     low, middle, high = min(values), statistics.median(values), max(values)
     print(f'{name:7} the profiler: median {middle * 1e3:.3f} ms a step, {low * 1e3:.3f} to {high * 1e3:.3f}')

@@ -281,7 +281,7 @@ class Bucket:
     try:
       return self._request(address, make, size)
     except FileNotFoundError as error:
-      raise no_bucket(address) from error
+      raise _no_bucket(address) from error
 
   def _entries(self, found: Iterable[dict[str, Any]]) -> list[Entry]:
     """The objects of a listing, without the empty ones that consoles make for a folder ('run/')."""
@@ -385,7 +385,7 @@ def missing(address: str) -> UserError:
   )
 
 
-def no_bucket(address: str) -> UserError:
+def _no_bucket(address: str) -> UserError:
   """The error of an address that cannot be written since its bucket is not there."""
   scheme, _, place = address.partition('://')
   return UserError(

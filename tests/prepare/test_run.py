@@ -293,3 +293,26 @@ def test_unknown_kind_of_address_is_refused(tmp_path):
 )
 def test_name_and_version_come_from_the_path(path, expected):
   assert metadata.name_and_version(path) == expected
+
+
+def test_bucket_whose_connections_break_is_prepared_whole(pets, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  prepared(pets, tmp_path / 'set')
+  with places('gs') as place:
+    address = place.put_folder(pets, 'pets')
+    place.proxy.faults[:] = ['cut', 503, 'whole', 'cut']
+    place.proxy.write_faults[:] = [503]
+    prepared(address, 'gs://bucket/made/set')
+    assert not place.proxy.faults and not place.proxy.write_faults
+    names = [name for name in place.names('made/set') if 'array_record' in name]
+    assert names and all(
+      place.get(name) == (tmp_path / 'set' / name.rpartition('/')[2]).read_bytes() for name in names
+    )
+
+
+def test_bucket_that_may_not_be_read_is_no_bad_image(pets):
+  with places('gs') as place:
+    address = place.put_folder(pets, 'pets')
+    place.proxy.faults[:] = [403] * 1000
+    with pytest.raises(UserError, match='may not be used with the credentials here'):
+      prepared(address, 'gs://bucket/made/set', skip_bad=True)

@@ -16,6 +16,7 @@ import fsspec
 from vit_jax import buckets, files
 from vit_jax.data.sources.folder_listing import files_below
 from vit_jax.errors import UserError
+from vit_jax.prepare.bucket_files import BucketFiles
 
 
 def is_address(path: str) -> bool:
@@ -115,16 +116,13 @@ def atomic_path(path: str, work: str) -> Iterator[str]:
     work: a folder on the same file system as `path`, if that is local; unfinished files are kept below it.
 
   Raises:
-    UserError: the address is in a bucket that is not there.
+    UserError: the bucket of an address cannot be written.
   """
   if is_address(path):
     with tempfile.TemporaryDirectory() as folder:
       local = os.path.join(folder, 'file')
       yield local
-      try:
-        _remote(path).put_file(local, path)  # object stores show an object once it is complete
-      except FileNotFoundError as error:
-        raise buckets.no_bucket(path) from error
+      _remote(path).put_file(local, path)  # object stores show an object once it is complete
     return
   scratch = _scratch(work)
   files.make_directories(scratch)
@@ -167,9 +165,9 @@ def _kind(mode: int) -> str:
   return 'a device'
 
 
-def _remote(path: str) -> fsspec.AbstractFileSystem:
+def _remote(path: str) -> fsspec.AbstractFileSystem | BucketFiles:
   if buckets.is_bucket(path):
-    return buckets.file_system(path)
+    return BucketFiles(path)
   try:
     return fsspec.core.url_to_fs(path)[0]
   except (ImportError, ValueError) as error:

@@ -1,0 +1,98 @@
+"""The files of a bucket as `storage` asks fsspec for those of other addresses, over a network that fails."""
+
+import errno
+import io
+import os
+import pathlib
+from typing import Any
+
+from vit_jax.buckets import Bucket, Entry
+
+_BUFFER = 4 * 2**20  # bytes that a read gets: the headers of a tar need no request each
+
+
+class BucketFiles:
+  """The part of an fsspec file system that `storage` uses; its methods raise as those of `Bucket`, as do reads."""
+
+  def __init__(self, address: str):
+    """`address`: of anything in the bucket."""
+    self._bucket = Bucket(address)
+
+  def isdir(self, address: str) -> bool:
+    entries, folders = self._bucket.listing(address)
+    return bool(folders) or any(
+      entry.address != address for entry in entries
+    )  # Google's lists an object in itself
+
+  def exists(self, address: str) -> bool:
+    return self._bucket.entry(address) is not None or self.isdir(address)
+
+  def open(self, address: str, mode: str) -> io.BufferedReader:
+    """Opens an object for reading.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    assert mode == 'rb', mode
+    entry = self._bucket.entry(address)
+    if entry is None:
+      raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), address)
+    return io.BufferedReader(_Object(self._bucket, entry), _BUFFER)
+
+  def find(self, address: str, detail: bool) -> dict[str, dict[str, Any]]:
+    """Address -> {'size': …} of all objects below one."""
+    assert detail
+    return {entry.address: {'size': entry.size} for entry in self._bucket.below(address)}
+
+  def ls(self, address: str, detail: bool) -> list[str]:
+    """The addresses directly below one."""
+    assert not detail
+    entries, folders = self._bucket.listing(address)
+    # Where a console has made a folder, Google's listing names it among those below it.
+    return [entry.address for entry in entries] + [name for name in folders if name != address.rstrip('/')]
+
+  def rm(self, address: str, recursive: bool) -> None:
+    assert recursive
+    self._bucket.remove([address, *(entry.address for entry in self._bucket.below(address))])
+
+  def put_file(self, local: str, address: str) -> None:
+    """Copies a file that nobody changes meanwhile to an address, where it appears when it is whole."""
+    self._bucket.upload(pathlib.Path(local), address)
+
+  def _strip_protocol(self, address: str) -> str:
+    return address
+
+
+class _Object(io.RawIOBase):
+  """An object as an unbuffered file."""
+
+  def __init__(self, bucket: Bucket, entry: Entry):
+    self._bucket, self._entry, self._position = bucket, entry, 0
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._entry.size}[whence]
+    if start + offset < 0:
+      raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._entry.address)
+    self._position = start + offset
+    return self._position
+
+  def readinto(self, buffer: Any) -> int:
+    view = memoryview(buffer).cast('B')
+    last = min(self._position + len(view), self._entry.size)
+    if last <= self._position:
+      return 0
+    content = self._bucket.read(self._entry.address, self._position, last)
+    view[: len(content)] = content
+    self._position = last
+    return len(content)
+
+  def readall(self) -> bytes:
+    content = b''.join(self._bucket.parts(self._entry, self._position))
+    self._position = max(self._position, self._entry.size)
+    return content
