@@ -1,84 +1,73 @@
-"""What a run pays for profiles that nobody asks for: the quickstart's steps with the profiler and without it.
+"""What a run pays for profiles that nobody asks for: the quickstart's steps with the profiler's calls and without.
 
-  python benchmarks/profile_cost.py --turns=10
+  python benchmarks/profile_cost.py
 
-Prints the profiler's two calls a step by themselves, and the seconds a step of alternating turns with and without
-them, whose medians differ by less than turns of one kind do.
+Prints the time of the profiler's two calls by themselves, and that of a step in alternating turns of one compiled
+program, with the calls of training/loop.py around it and without them.
 """
 
 import argparse
-import contextlib
 import pathlib
 import statistics
-import tempfile
+import time
 import timeit
-from typing import Any
+
+import jax
+import numpy as np
 
 from vit_jax import config_files
 from vit_jax.config import from_config_dict
-from vit_jax.training import loop
-from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.profiling import Profiler
-
-_NOTHING = contextlib.nullcontext()
-
-
-class NoProfiler:
-  """In the place of `Profiler`: the loop without it."""
-
-  def __init__(self, *_: object):
-    pass
-
-  def __enter__(self) -> 'NoProfiler':
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    pass
-
-  def step(self, step: int) -> Any:
-    return _NOTHING
-
-  def finish(self, step: int, outputs: Any) -> None:
-    pass
+from vit_jax.training.run import open_training
 
 
-def seconds_a_call() -> float:
+def seconds_of_the_calls(profiler: Profiler) -> float:
   """Of a step that is not traced."""
-  with Profiler(None, pathlib.Path(), print) as profiler:
 
-    def calls() -> None:
-      with profiler.step(1):
-        pass
-      profiler.finish(1, None)
+  def calls() -> None:
+    with profiler.step(1):
+      pass
+    profiler.finish(1, None)
 
-    return min(timeit.repeat(calls, number=100_000)) / 100_000
-
-
-def seconds_a_step(profiler: Any, steps: int) -> float:
-  """Of a run whose loop has this profiler."""
-  values = config_files.load('quickstart')
-  values.update(total=f'{steps} steps', evaluators={})
-  values.tensorboard.pictures = False
-  loop.Profiler = profiler
-  with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
-    loop.train(from_config_dict(values.to_dict()), pathlib.Path(folder))
-    return training_seconds(read_metrics(pathlib.Path(folder))) / steps
+  return min(timeit.repeat(calls, number=100_000)) / 100_000
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--turns', type=int, default=10)
-  parser.add_argument('--steps', type=int, default=300)
+  parser.add_argument('--turns', type=int, default=40, help='of each kind')
+  parser.add_argument('--steps', type=int, default=10, help='in a turn')
   args = parser.parse_args()
-  print(f'a step that is not traced: {seconds_a_call() * 1e6:.2f} µs', flush=True)
+  run, _ = open_training(from_config_dict(config_files.load('quickstart').to_dict()))
+  program = run.program
+  step = program.step.lower(program.state, program.batch, {}).compile()
+  state = program.init(np.uint32(0))
+  batch = {
+    name: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
+    for name, leaf in program.batch.items()
+  }
   found: dict[str, list[float]] = {'with': [], 'without': []}
-  for _ in range(args.turns):
-    for name, profiler in (('with', Profiler), ('without', NoProfiler)):
-      found[name].append(seconds_a_step(profiler, args.steps))
-      print(f'{name}: {found[name][-1] * 1e3:.3f} ms a step', flush=True)
+  with Profiler(None, pathlib.Path(), print) as profiler:
+    print(
+      f'the calls of a step that is not traced: {seconds_of_the_calls(profiler) * 1e6:.2f} µs', flush=True
+    )
+    for turn in range(2 * args.turns + 2):
+      name = 'with' if turn % 2 else 'without'
+      begin = time.perf_counter()
+      for number in range(1, args.steps + 1):
+        if name == 'with':
+          with profiler.step(number):
+            state, metrics = step(state, batch, {})
+          profiler.finish(number, metrics)
+        else:
+          state, metrics = step(state, batch, {})
+      jax.block_until_ready(state)
+      if turn > 1:  # the first of each kind warm up
+        found[name].append((time.perf_counter() - begin) / args.steps)
   for name, values in found.items():
-    low, middle, high = min(values), statistics.median(values), max(values)
-    print(f'{name:7} the profiler: median {middle * 1e3:.3f} ms a step, {low * 1e3:.3f} to {high * 1e3:.3f}')
+    low, median, high = (1e3 * value for value in np.percentile(values, (10, 50, 90)))
+    print(f'{name} them: median {median:.3f} ms a step; 10 and 90 % of the turns {low:.3f} and {high:.3f}')
+  ratio = statistics.median(one / other for one, other in zip(*found.values(), strict=True))
+  print(f'median ratio of neighbouring turns: {ratio:.4f}')
 
 
 if __name__ == '__main__':

@@ -12,8 +12,10 @@ and consistent") the labels do not count, the targets are soft and the run is lo
   --config.objective.teacher_weight=1 --config.objective.teacher_targets=soft --config.objective.temperature=2 \\
   --config.total='1200 epochs'
 
-Numbers: arXiv 2012.12877, table 9, and hard distillation with equal weights (equation 3), which is on the student's
-only head: there is no distillation token. Without erasing, whose noise a teacher has never seen.
+DeiT's distillation token, a second head for the teacher alone: --config.model.distillation_token=True.
+
+Numbers: arXiv 2012.12877, table 9, and hard distillation with equal weights (equation 3). Without erasing, whose noise
+a teacher has never seen.
 
 Target: v3-8
 """

@@ -166,4 +166,4 @@ def test_commands_work_on_a_run_in_a_bucket(place: Place, folder):
   done(folder, 'main', '--config=config.py', '--workdir=tuned', f'--config.init.checkpoint={address}')
   done(folder, 'compare', address, 'tuned')
   photos = place.put_folder(folder / 'images', 'photos')
-  assert 'train 72, test 18 images, 3 classes' in done(folder, 'prepare', photos, 'gs://bucket/again/1.0.0')
+  assert 'test 18, train 72 images, 3 classes' in done(folder, 'prepare', photos, 'gs://bucket/again/1.0.0')

@@ -107,6 +107,10 @@ def test_a_section_has_the_options_of_its_own_kind_only():
       {'model': {'pool': 'token_gap', 'class_token': False}},
       "config.model.pool is 'token_gap' but class_token is False; choose pool 'gap' or 'map'.",
     ),
+    (
+      {'model': {'distillation_token': True, 'pool': 'gap'}},
+      "config.model.distillation_token goes with pool 'token' and no pre_logits_size; change these, or leave it out.",
+    ),
     ({'model': {'gelu': 'exact'}}, "config.model.gelu is 'exact'; choose one of ['tanh', 'erf']."),
     ({'model': {'norm_epsilon': 0.0}}, 'config.model.norm_epsilon is 0.0; it must be at least 1e-12.'),
     ({'model': {'layer_scale': -1.0}}, 'config.model.layer_scale is -1.0; it must be at least 0.'),

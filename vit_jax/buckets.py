@@ -7,10 +7,13 @@ server says it could not do. Here a time limit and a count of bytes are added, f
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import importlib
 import importlib.util
 import logging
+import os
 import pathlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent import futures
@@ -187,10 +190,17 @@ class Bucket:
         )
 
   def download(self, entry: Entry, path: pathlib.Path) -> None:
-    """Writes an object to a local file, whose folder is made; raises as `read`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, 'wb') as file:
-      file.writelines(self.parts(entry))
+    """Writes an object to a local file, whose folder is made; raises as `read`.
+
+    Raises:
+      OSError: there is no space for it.
+    """
+    with named_apart(entry.address):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      if entry.size > shutil.disk_usage(path.parent).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+      with open(path, 'wb') as file:
+        file.writelines(self.parts(entry))
 
   def below(self, address: str) -> list[Entry]:
     """All objects below an address; raises as `entry`."""
@@ -341,9 +351,26 @@ def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
   below = item.removeprefix(address).strip('/')
   if not below:
     return top
-  if any(part in ('', '.', '..') or '\0' in part for part in below.split('/')):
+  if any(
+    part in ('', '.', '..') or '\0' in part or len(os.fsencode(part)) > 240 for part in below.split('/')
+  ):
     raise misnamed(item)
   return top / below
+
+
+@contextlib.contextmanager
+def named_apart(address: str) -> Iterator[None]:
+  """Inside, an object is copied to a file.
+
+  Raises:
+    UserError: another object has the same name as a folder that this one is in, or the other way round.
+  """
+  try:
+    yield
+  except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+    raise UserError(
+      f'{address!r} cannot be copied, since one name is of an object and of a folder; remove one of them.'
+    ) from error
 
 
 def misnamed(item: str) -> UserError:

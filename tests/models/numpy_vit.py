@@ -32,7 +32,7 @@ def forward(
 
   Returns:
     'patches', 'embedded', 'blocks' (the tokens after each), 'tokens', 'pooled', 'pre_logits' (before tanh)
-    and 'logits'.
+    and 'logits': with a distillation token the mean of 'logits_of_labels' and 'logits_of_teachers'.
   """
   params = float64(params)
   out = {'patches': patches(np.asarray(images, np.float64), params['patch_embedding'])}
@@ -43,9 +43,10 @@ def forward(
   grid = images.shape[1] // side, images.shape[2] // side
   x = x + _positions(params, grid, x.shape[1])
   registers, first = 0, int('class_token' in params)
-  if 'register_tokens' in params:
-    registers = params['register_tokens'].shape[1]
-    x = np.insert(x, [first] * registers, params['register_tokens'], axis=1)
+  for name in ('register_tokens', 'distillation_token'):  # each right behind the class token
+    if name in params:
+      registers += params[name].shape[1]
+      x = np.insert(x, [first] * params[name].shape[1], params[name], axis=1)
   out['embedded'] = x
   x = drop('embedding', None, x)
   out['blocks'] = []
@@ -70,6 +71,10 @@ def forward(
     out['pre_logits'] = dense(x, params['pre_logits'])
     x = np.tanh(out['pre_logits'])
   out['logits'] = dense(x, params['head'])
+  if 'distillation_token' in params:
+    out['logits_of_labels'] = out['logits']
+    out['logits_of_teachers'] = dense(out['tokens'][:, 1], params['distillation_head'])
+    out['logits'] = (out['logits_of_labels'] + out['logits_of_teachers']) / 2
   return out
 
 

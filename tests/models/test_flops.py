@@ -52,6 +52,7 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
     tiny.options(pool='none', class_token=True, pre_logits_size=24),
     tiny.options(pool='token_gap', register_tokens=3),
     tiny.options(pool='token_gap', pre_logits_size=24),
+    tiny.options(distillation_token=True, register_tokens=2),
     tiny.options(position='relative_query', register_tokens=1),
     tiny.options(pool='gap', axial=True),
     tiny.options(pool='gap', axial=True, position='relative_query'),

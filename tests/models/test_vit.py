@@ -30,6 +30,12 @@ CASES = {
   'registers_gap': {'register_tokens': 2, 'pool': 'gap'},
   'registers_gap_with_class_token': {'register_tokens': 2, 'pool': 'gap', 'class_token': True},
   'registers_map': {'register_tokens': 1, 'pool': 'map'},
+  'distillation': {'distillation_token': True},
+  'distillation_registers_relative': {
+    'distillation_token': True,
+    'register_tokens': 2,
+    'position': 'relative',
+  },
   'token_gap': {'pool': 'token_gap'},
   'locality': {'mlp_locality': True, 'register_tokens': 2, 'gelu': 'erf'},
   'qk_norm': {'qk_norm': True, 'norm_epsilon': 0.01},
@@ -59,6 +65,22 @@ def test_forward_equals_numpy(case):
   chex.assert_shape(logits, (3, 7 - 1, 5) if case == 'none' else (3, 5))
   np.testing.assert_allclose(logits, expected, atol=1e-5)
   assert expected.std() > 0.1
+
+
+def test_logits_of_labels_and_of_teachers_equal_numpy():
+  """Of a model with one head, both are its logits; poolings leave the distillation token out."""
+  x = tiny.images()
+  for options in ({'distillation_token': True}, {}):
+    graphdef, params = tiny.build(tiny.options(**options))
+    vit = nnx.merge(graphdef, params)
+    with jax.default_matmul_precision('highest'):
+      of_labels, of_teachers = vit.distillation_logits(x)
+      gap = vit.pool(vit.features(x), 'gap')
+    expected = numpy_vit.forward(params, x)
+    np.testing.assert_allclose(of_labels, expected.get('logits_of_labels', expected['logits']), atol=1e-5)
+    np.testing.assert_allclose(of_teachers, expected.get('logits_of_teachers', expected['logits']), atol=1e-5)
+    mean = np.delete(expected['tokens'], slice(1, 1 + len(options)), axis=1).mean(axis=1)
+    np.testing.assert_allclose(gap, mean, atol=1e-5)
 
 
 @pytest.mark.parametrize('unroll', [False, True])

@@ -26,14 +26,24 @@ ROWS, CLASSES = 16, 12
 DIGITS = tuple('0123456789')
 
 
+class TwoHeads:
+  """A model whose logits are given, of the head that labels train and of that which teachers train."""
+
+  def __init__(self, *logits):
+    self._logits = tuple(jax.numpy.asarray(each) for each in logits)
+
+  def distillation_logits(self, images, *, keys):
+    return self._logits
+
+
 @pytest.mark.parametrize('temperature', [1.0, 3.0])
 @pytest.mark.parametrize('targets', ['soft', 'hard'])
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_loss_equals_numpy_in_float64(loss, targets, temperature):
-  """Of two teachers, mixed images, smoothed labels and a weight of 0.7, some logits being extreme."""
+  """Of two heads and two teachers, mixed images, smoothed labels and a weight of 0.7, some logits being extreme."""
   rng = np.random.default_rng(0)
-  student, *taught = (rng.normal(size=(ROWS, CLASSES)).astype(np.float32) * 4 for _ in range(3))
-  taught[0][0, 0], student[1, 1] = 40, -60
+  student, distilled, *taught = (rng.normal(size=(ROWS, CLASSES)).astype(np.float32) * 4 for _ in range(4))
+  taught[0][0, 0], student[1, 1], distilled[2, 2] = 40, -60, -60
   batch = {
     'image': np.zeros((ROWS, 1, 1, 1), np.float32),
     'label': rng.integers(0, CLASSES, ROWS).astype(np.int32),
@@ -50,31 +60,32 @@ def test_loss_equals_numpy_in_float64(loss, targets, temperature):
   )
   annotated = objective.annotated(batch, [lambda _, each=each: each for each in taught])
   got, metrics = objective.loss_and_metrics(
-    lambda images, keys: jax.numpy.asarray(student), annotated, tiny.keys(ROWS), c.DataConfig()
+    TwoHeads(student, distilled), annotated, tiny.keys(ROWS), c.DataConfig()
   )
 
   divided = temperature if targets == 'soft' else 1.0
-  z, (one, two) = student.astype(np.float64), (each.astype(np.float64) / divided for each in taught)
+  z, d = student.astype(np.float64), distilled.astype(np.float64)
+  one, two = (each.astype(np.float64) / divided for each in taught)
   lam, eye = batch['lam'].astype(np.float64)[:, None], np.eye(CLASSES)
   labels = (lam * eye[batch['label']] + (1 - lam) * eye[batch['label_b']]) * 0.9 + 0.1 / CLASSES
   if loss == 'softmax':
-    p, log_q = (softmax(one, 1) + softmax(two, 1)) / 2, log_softmax(z / divided, 1)
+    p, log_q = (softmax(one, 1) + softmax(two, 1)) / 2, log_softmax(d / divided, 1)
     of_labels = -(labels * log_softmax(z, 1)).sum(1)
     chosen = -log_q[np.arange(ROWS), p.argmax(1)]
     divergence = (xlogy(p, p) - p * log_q).sum(1)
   else:
     p = (expit(one) + expit(two)) / 2
     rest = (expit(-one) + expit(-two)) / 2
-    softplus, scaled = np.logaddexp(0, z), z / divided
-    of_labels = (softplus - labels * z).sum(1)
-    chosen = (softplus - (p > 0.5) * z).sum(1)
+    scaled = d / divided
+    of_labels = (np.logaddexp(0, z) - labels * z).sum(1)
+    chosen = (np.logaddexp(0, d) - (p > 0.5) * d).sum(1)
     entropy = -xlogy(p, p) - xlogy(rest, rest)
     divergence = (np.logaddexp(0, scaled) - p * scaled - entropy).sum(1)
   of_teachers = temperature**2 * divergence if targets == 'soft' else chosen
   assert float(metrics['label_loss']) == pytest.approx(of_labels.mean(), rel=1e-6)
   assert float(metrics['teacher_loss']) == pytest.approx(of_teachers.mean(), rel=1e-6)
   assert float(got) == pytest.approx(0.3 * of_labels.mean() + 0.7 * of_teachers.mean(), rel=1e-6)
-  assert float(metrics['teacher_agreement']) == (z.argmax(1) == p.argmax(1)).mean()
+  assert float(metrics['teacher_agreement']) == (d.argmax(1) == p.argmax(1)).mean()
 
 
 @pytest.fixture(scope='module')
@@ -154,7 +165,9 @@ def trained(config, devices=None):
 
 
 def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_teachers(folder):
-  one = config('vit', 'mixer', folder=folder, mesh=c.MeshConfig(data=1))
+  """The student has a distillation token."""
+  model = tiny.options(dropout=0.1, stochastic_depth=0.1, distillation_token=True)
+  one = config('vit', 'mixer', folder=folder, mesh=c.MeshConfig(data=1), model=model)
   params, losses, before, after = trained(one, jax.devices()[:1])
   chex.assert_trees_all_equal(before, jax.tree.map(np.array, after))
   split = dataclasses.replace(one, mesh=c.MeshConfig(fsdp=4, min_shard_size=1), accumulation=2)
@@ -163,6 +176,16 @@ def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_t
   assert not pytrees.flatten(after[0])['head/kernel'].sharding.is_fully_replicated  # by its own rules
   chex.assert_trees_all_close(others, params, atol=2e-5)
   np.testing.assert_allclose(other_losses, losses, atol=1e-5)
+
+
+def test_labels_train_the_class_head_only_and_teachers_the_distillation_head_only(folder):
+  for weight, still in ((0.0, 'distillation_head'), (1.0, 'head')):
+    objective = c.DistillationObjective(teachers=str(folder / 'vit'), teacher_weight=weight)
+    run = opened(config(folder=folder, objective=objective, model=tiny.options(distillation_token=True)))
+    frozen, _ = run.frozen.read(DIGITS)
+    state, _ = run.program.step(run.program.init(np.uint32(0)), batch(run, 0), frozen)
+    moved = {name for name in ('head', 'distillation_head') if np.asarray(state.params[name]['kernel']).any()}
+    assert moved == {'head', 'distillation_head'} - {still}  # kernels begin at zero
 
 
 CONFIG = """

@@ -194,11 +194,12 @@ VIT = ViTConfig('custom', 4, 32, 48, 2, 4)
     dataclasses.replace(
       VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp_locality=True
     ),
+    dataclasses.replace(VIT, distillation_token=True),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
     dataclasses.replace(VIT, patch=1, stem_width=32, stem_blocks=(1, 1), position='learned2d'),
     dataclasses.replace(VIT, position='relative', register_tokens=1, mlp_locality=True),
   ],
-  ids=['resnet', 'efficientnet', 'mixer', 'map', 'pre_logits', 'axial', 'hybrid', 'relative'],
+  ids=['resnet', 'efficientnet', 'mixer', 'map', 'pre_logits', 'distillation', 'axial', 'hybrid', 'relative'],
 )
 def test_every_parameter_of_a_model_has_a_rule_and_every_large_kernel_is_split(model):
   shapes = Architecture(model, (16, 16), 3, 8).shapes()

@@ -106,6 +106,73 @@ def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tm
   assert lines[0] == lines[1]
 
 
+ROUNDS = """
+from vit_jax.selftrain.labels import Choice
+from vit_jax.study.definition import Study, Unlabelled, Variant
+
+OPTIONS = {
+  'total': '6 steps', 'batch_size': 16, 'checkpoint.every': '3 steps', 'log_every': '3 steps',
+  'tensorboard.pictures': False, 'model.depth': 1, 'model.width': 16, 'model.mlp_dim': 16, 'model.heads': 2,
+  'model.pool': 'token', 'data.split': 'train[:50%]',
+}
+OTHERS = Unlabelled('digits:train[50%:]', Choice(top=3), weight=2.0)
+
+def get_study():
+  return Study('Rounds', {
+    'teacher': Variant('quickstart', OPTIONS),
+    'student': Variant('quickstart', OPTIONS, teacher='teacher', unlabelled=OTHERS),
+    'student_of_student': Variant('quickstart', OPTIONS, teacher='student', unlabelled=OTHERS),
+    'distilled': Variant(
+      'quickstart', {**OPTIONS, 'objective.name': 'distillation', 'model.distillation_token': True}, teacher='teacher'
+    ),
+  }, seeds=(1,))
+"""
+SHORT = """
+whole = get_study
+
+def get_study():
+  study = whole()
+  return Study(study.title, {name: study.variants[name] for name in ('teacher', 'student')}, seeds=study.seeds)
+"""
+
+
+@pytest.fixture
+def rounds(tmp_path) -> str:
+  path = tmp_path / 'rounds.py'
+  path.write_text(ROUNDS)
+  return str(path)
+
+
+def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_seed(rounds, tmp_path):
+  runs = {run.variant: run for run in definition.runs(definition.load(rounds), tmp_path)}
+  for name, teacher in (('student', 'teacher'), ('student_of_student', 'student'), ('distilled', 'teacher')):
+    assert runs[name].teacher == tmp_path / teacher / 'seed_1'
+  for name in ('student', 'student_of_student'):
+    labelled = f'tfds:{tmp_path}/{name}/seed_1/labels/1.0.0'
+    config = runs[name].config
+    assert config.data.mixture == (('digits:train[:50%]', 1.0), (labelled, 2.0))
+    assert config.data.max_labels == 3 and config.evaluators['test'].source == 'digits'
+  assert runs['distilled'].config.objective.teachers == f'{tmp_path}/teacher/seed_1'
+  assert not runs['distilled'].config.data.mixture
+
+
+def test_round_that_was_killed_goes_on_with_the_labels_of_its_teacher_to_a_table(rounds, tmp_path):
+  pathlib.Path(rounds).write_text(ROUNDS + SHORT)
+  workdir = tmp_path / 'rounds'
+  with pytest.raises(UserError, match='1 of 2 runs failed; the first is student/seed_1: killed'):
+    conduct(rounds, workdir, killed='student/seed_1')
+  labels = workdir / 'student/seed_1/labels'
+  before = {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')}
+  assert before and conduct(rounds, workdir)[0].startswith('2 runs, of which 1 were done before')
+  assert {name: list(seeds) for name, seeds in accuracies(workdir).items()} == {
+    'teacher': ['1'],
+    'student': ['1'],
+  }
+  assert {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')} == before
+  said = json.loads((labels / 'selftrain.json').read_text())
+  assert said['teachers'] == [f'{workdir}/teacher/seed_1'] and said['images'].endswith('digits:train[50%:]')
+
+
 def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeypatch):
   ended: list[str] = []
   monkeypatch.setattr(laboratory, '_result', lambda run: result(0.5) if run.title in ended else None)
@@ -199,6 +266,15 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
       "'b', which is no variant before it",
     ),
     ({'a': Variant('masked_patch:imagenet2012')}, "'a' measures no 'test/accuracy'; its evaluators: none"),
+    (
+      {'a': Variant('quickstart'), 'b': Variant('quickstart', teacher='a')},
+      "teachers is an option of the objective 'distillation'",
+    ),
+    ({'a': Variant('quickstart', teacher='b')}, "'a' has the teacher 'b', which is no variant before it"),
+    (
+      {'a': Variant('quickstart', unlabelled=definition.Unlabelled('digits:train'))},
+      "'a' has images without labels and no teacher; name the one",
+    ),
     ({'a': Variant('quikstart')}, 'did you mean --config=quickstart'),
   ],
 )

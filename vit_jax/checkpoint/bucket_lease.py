@@ -14,6 +14,7 @@ from vit_jax.checkpoint import lease
 from vit_jax.errors import OutOfReach, UserError, end_to_restart
 
 _BEAT = 10.0  # seconds between two writes of the object
+_LARGEST = 2**16  # bytes of the object that are read
 _LIMIT = 45.0  # seconds without a change after which its writer counts as dead
 _KEY = 'vit_jax/bucket lease'  # in JAX's key-value store: process 0's sentence
 
@@ -122,7 +123,9 @@ class BucketLease:
   def _found(self) -> tuple[str, bytes] | None:
     """Version and content of the object; None: there is none."""
     entry = self._bucket.entry(self._address)
-    return None if entry is None else (entry.version, self._bucket.read(self._address, 0, entry.size))
+    if entry is None:
+      return None
+    return entry.version, self._bucket.read(self._address, 0, min(entry.size, _LARGEST))
 
   def _is_own(self, content: bytes) -> bool:
     return f'"{self._owner["token"]}"'.encode() in content

@@ -6,6 +6,7 @@ counts once its commit object is there, which is written last and removed first.
 
 import contextlib
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from vit_jax.errors import UserError
 _COMMIT = 'commit_success.txt'  # Orbax's own name for it
 # What Orbax writes last on a disk: in a run that was copied to the bucket.
 _OF_A_COPY = '_CHECKPOINT_METADATA'
+_STEP = re.compile('0|[1-9][0-9]{0,17}')  # the one name of a step
 
 
 class BucketSteps:
@@ -102,4 +104,4 @@ class BucketSteps:
     """The steps in ascending order, complete or not."""
     folders = self._bucket.listing(self._address)[1]
     names = [folder.rpartition('/')[2] for folder in folders]
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(name) for name in names if _STEP.fullmatch(name))

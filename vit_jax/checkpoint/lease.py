@@ -22,6 +22,7 @@ FILE_NAME = 'lease.json'
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
 
 _SENTENCE_BYTES = 2048
+_LONGEST_HOLDER = 500  # characters
 
 _log = logging.getLogger(__name__)
 
@@ -111,9 +112,10 @@ def holder(lease: bytes) -> str:
   """Who holds a lease, for a sentence."""
   try:
     found = json.loads(lease)
-    return f'process {found["pid"]} on {found["host"]} since {found["since"]}'
-  except (ValueError, TypeError, KeyError):
+    text = f'process {found["pid"]} on {found["host"]} since {found["since"]}'
+  except (ValueError, TypeError, KeyError, RecursionError):
     return 'another process'
+  return text if text.isprintable() and len(text) < _LONGEST_HOLDER else 'another process'
 
 
 def _from_process_0(sentence: str) -> str:

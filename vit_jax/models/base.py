@@ -237,6 +237,20 @@ class Model(nnx.Module, Generic[C]):
     """
     raise NotImplementedError
 
+  def distillation_logits(
+    self, images: jax.Array, *, keys: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """The logits that labels train and those that teachers train, float32 (B, K) each.
+
+    Of a model with one head they are the same.
+
+    Args:
+      images: as for the logits.
+      keys: as for the logits.
+    """
+    logits = self(images, keys=keys)
+    return logits, logits
+
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): the tokens (the cells of a feature map), without dropout.
 
@@ -305,7 +319,7 @@ class Model(nnx.Module, Generic[C]):
 
   @property
   def leading_tokens(self) -> int:
-    """Tokens before those of the patches: the class token and registers."""
+    """Tokens before those of the patches: class token, distillation token and registers."""
     return 0
 
   @property

@@ -47,7 +47,6 @@ class Block(nnx.Module):
     """
     sizes, dtype = config.sizes, jnp.dtype(config.dtype)
     self.axis: Axis | None = axis
-    others = int(config.has_class_token) + config.register_tokens
     self.attention_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.attention = Attention(
       sizes.width,
@@ -60,7 +59,7 @@ class Block(nnx.Module):
         heads=sizes.heads,
         head_size=sizes.width // sizes.heads,
         grid=grid if axis is None else axial.line(grid, axis),
-        others=others,
+        others=config.leading_tokens,
         method=config.position_resize,
         rngs=rngs,
       ),
@@ -137,6 +136,13 @@ def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
   return y if scale is None else y * scale[...].astype(y.dtype)
 
 
+def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -> nnx.Param | None:
+  """(1, number, D), from a normal distribution: tokens that are equal stay equal."""
+  if not number:
+    return None
+  return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width)))
+
+
 def _encoder_layer(
   config: ViTConfig, grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
 ) -> Block | axial.AxialBlock:
@@ -190,14 +196,9 @@ class ViT(Model[ViTConfig]):
       method=config.position_resize,
       rngs=rngs,
     )
-    registers = None
-    if config.register_tokens:  # not zeros: registers that are equal stay equal
-      registers = nnx.Param(initializers.normal(1e-6)(rngs.params(), (1, config.register_tokens, width)))
-    self.register_tokens = registers
-    mask_token = None
-    if config.mask_token:
-      mask_token = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, width)))
-    self.mask_token = mask_token
+    self.register_tokens = _learned_tokens(config.register_tokens, width, 1e-6, rngs)
+    self.mask_token = _learned_tokens(int(config.mask_token), width, 0.02, rngs)
+    self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
     make_layer = functools.partial(_encoder_layer, config, self.grid, activation_sharding)
     self.blocks = scanned_blocks.stack(sizes.depth, make_layer, rngs)
     self.norm = LayerNorm(width, config.norm_epsilon)
@@ -209,19 +210,30 @@ class ViT(Model[ViTConfig]):
       pooled = config.pre_logits_size
     self.pre_logits = pre_logits
     self.head = initial_head(pooled, num_classes, config.head_bias, rngs)
+    second = initial_head(width, num_classes, config.head_bias, rngs) if config.distillation_token else None
+    self.distillation_head = second
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits of images; for another size than the model's own, positions are resized (config.position).
 
     Returns:
-      float32 (B, K); with pool 'none' (B, N, K).
+      float32 (B, K), of two heads the mean; with pool 'none' (B, N, K).
     """
+    logits, of_teachers = self.distillation_logits(images, keys=keys)
+    return logits if self.distillation_head is None else (logits + of_teachers) / 2
+
+  def distillation_logits(
+    self, images: jax.Array, *, keys: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
     tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images))
     with jax.named_scope('head'):
-      return self.head(self.head_input(tokens).astype(jnp.float32))
+      logits = self.head(self.head_input(tokens).astype(jnp.float32))
+      if self.distillation_head is None:
+        return logits, logits
+      return logits, self.distillation_head(tokens[:, 1].astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): class token, registers and patches, with positions (equation 1)."""
+    """(B, H, W, C) -> (B, N, D): class and distillation token, registers, patches, with positions (equation 1)."""
     with jax.named_scope('embedding'):
       return self.add_positions(self.patches(images), images.shape[1:3])
 
@@ -230,15 +242,17 @@ class ViT(Model[ViTConfig]):
     return self.patch_embedding(images if self.stem is None else self.stem(images))
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
-    """(B, N, D) -> (B, N', D): class token, registers and patches, of images of that size, with positions."""
+    """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images of that size."""
     if self.class_token is not None:
       z = jnp.concatenate([repeat_for_examples(self.class_token, z), z], axis=1)
     positions = self.positions((image_size[0], image_size[1]))
     if positions is not None:
       z = z + positions.astype(z.dtype)
-    if self.register_tokens is not None:
+    learned = [tokens for tokens in (self.distillation_token, self.register_tokens) if tokens is not None]
+    if learned:
       first = int(self.class_token is not None)
-      z = jnp.concatenate([z[:, :first], repeat_for_examples(self.register_tokens, z), z[:, first:]], axis=1)
+      others = [repeat_for_examples(tokens, z) for tokens in learned]
+      z = jnp.concatenate([z[:, :first], *others, z[:, first:]], axis=1)
     return scanned_blocks.constrain(z, self.activation_sharding)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
@@ -281,9 +295,9 @@ class ViT(Model[ViTConfig]):
       return tokens[:, 0]
     if how == 'none':
       return tokens
-    first, registers = int(self.class_token is not None), self.config.register_tokens
-    if registers:
-      tokens = jnp.delete(tokens, slice(first, first + registers), axis=1)
+    first, patches = int(self.class_token is not None), self.leading_tokens
+    if patches > first:
+      tokens = jnp.delete(tokens, slice(first, patches), axis=1)
     if how == 'gap':
       return tokens.mean(axis=1)
     return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
@@ -351,7 +365,7 @@ class ViT(Model[ViTConfig]):
 
   @property
   def leading_tokens(self) -> int:
-    return int(self.class_token is not None) + self.config.register_tokens
+    return self.config.leading_tokens
 
   @property
   def reads_class_token(self) -> bool:

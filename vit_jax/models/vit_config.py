@@ -74,7 +74,8 @@ SHARDING_RULES: ShardingRules = (
   (r'stem/(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
   (r'stem/(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
-  (r'(class|mask)_token|register_tokens|position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
+  (r'(class|distillation|mask)_token|register_tokens', ('fsdp',)),  # (1, N, D)
+  (r'position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
   # The blocks, with a leading depth, and attention pooling, without.
   (rf'{_ATTENTION}/(query|key|value)/kernel', (None, 'fsdp', None), ('fsdp', 'tensor', None)),  # (D, H, Dh)
   (rf'{_ATTENTION}/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
@@ -92,8 +93,8 @@ SHARDING_RULES: ShardingRules = (
   (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)
   (r'pre_logits/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|pre_logits)/bias', ()),
-  (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)
-  (r'head/bias', ('tensor',)),  # (K,)
+  (r'(distillation_)?head/kernel', ('fsdp', 'tensor')),  # (D, K)
+  (r'(distillation_)?head/bias', ('tensor',)),  # (K,)
 )
 
 
@@ -138,6 +139,9 @@ class ViTConfig(ModelConfig):
   position_resize: PositionResize = 'bilinear'
   # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
   register_tokens: Amount = 0
+  # DeiT's distillation token (arXiv 2012.12877, section 4): a second token, behind the class token, with a head of its
+  # own, which objective 'distillation' trains by the teachers. The logits are the mean of both heads'.
+  distillation_token: bool = False
   # A learned embedding for hidden patches, which objective 'masked_patches' needs.
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
@@ -193,6 +197,11 @@ class ViTConfig(ModelConfig):
   def has_class_token(self) -> bool:
     """Whether there is a class token."""
     return self.pool in ('token', 'token_gap') if self.class_token is None else self.class_token
+
+  @property
+  def leading_tokens(self) -> int:
+    """Tokens before those of the patches."""
+    return self.has_class_token + self.distillation_token + self.register_tokens
 
   @property
   def first_kernel(self) -> str:
@@ -314,7 +323,7 @@ class ViTConfig(ModelConfig):
     if sizes.stem_blocks is not None:
       macs, channels = flops.resnet(sizes.stem_width, sizes.stem_blocks, image_size, channels)
     macs += patches * sizes.patch**2 * channels * width
-    tokens = patches + self.has_class_token + self.register_tokens
+    tokens = patches + self.leading_tokens
     mlp = flops.mlp(tokens, width, sizes.mlp_dim)
     if self.mlp_locality:
       mlp += patches * 3**2 * sizes.mlp_dim
@@ -332,11 +341,15 @@ class ViTConfig(ModelConfig):
     if self.pre_logits_size is not None:
       head = (pooled + num_classes) * self.pre_logits_size
     outputs = 1 if self.classifies_images else tokens
-    return 2 * (macs + outputs * head)
+    return 2 * (macs + (outputs + self.distillation_token) * head)
 
   def check(self, path: str) -> None:
     if self.pool in ('token', 'token_gap') and self.class_token is False:
       raise UserError(f"{path}.pool is {self.pool!r} but class_token is False; choose pool 'gap' or 'map'.")
+    if self.distillation_token and (self.pool != 'token' or self.pre_logits_size is not None):
+      raise UserError(
+        f"{path}.distillation_token goes with pool 'token' and no pre_logits_size; change these, or leave it out."
+      )
     self._check_attention(path)
     if self.axial:
       self._check_axial(path)

@@ -65,17 +65,20 @@ class DistillationObjective(ClassificationObjective):
   def loss_and_metrics(
     self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
   ) -> tuple[jax.Array, Metrics]:
-    """The two losses by their weights; 'teacher_agreement' is the share of images with the teachers' top class."""
-    logits = model(batch['image'], keys=keys)
-    chex.assert_equal_shape([logits, batch['teacher']])
-    chex.assert_type(logits, jnp.float32)
+    """The two losses by their weights, each of its own head where the model has two.
+
+    'teacher_agreement' is the share of images for which that head has the teachers' top class.
+    """
+    logits, distilled = model.distillation_logits(batch['image'], keys=keys)
+    chex.assert_equal_shape([logits, distilled, batch['teacher']])
+    chex.assert_type([logits, distilled], jnp.float32)
     of_labels = self.cross_entropy(logits, self.mixed_targets(batch, logits.shape[-1])).mean()
-    of_teachers = self.teacher_loss(logits, batch['teacher']).mean()
+    of_teachers = self.teacher_loss(distilled, batch['teacher']).mean()
     return (1 - self.teacher_weight) * of_labels + self.teacher_weight * of_teachers, {
       'label_loss': of_labels,
       'teacher_loss': of_teachers,
       'accuracy': hits(logits, batch['label'], batch.get('weight')).mean(),
-      'teacher_agreement': hits(logits, batch['teacher'].argmax(axis=-1)).mean(),
+      'teacher_agreement': hits(distilled, batch['teacher'].argmax(axis=-1)).mean(),
     }
 
   def teacher_loss(self, logits: jax.Array, probabilities: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import filelock
 import tqdm
 
 from vit_jax import cache
-from vit_jax.buckets import Bucket, Entry, local_place, misnamed, missing
+from vit_jax.buckets import Bucket, Entry, local_place, misnamed, missing, named_apart
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.errors import UserError
 from vit_jax.pretrained import file_kinds
@@ -82,9 +82,10 @@ def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:
   """Copies an object to its place in the cache, unless it is there."""
   if path.is_file() and path.stat().st_size == entry.size:
     return
-  path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f'.{path.name}.partial')
-  _receive(bucket, entry, partial)
+  with named_apart(entry.address):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _receive(bucket, entry, partial)
   if bucket.entry(entry.address) != entry:
     partial.unlink()
     raise UserError(f'{entry.address} was changed while it was copied; start again.')

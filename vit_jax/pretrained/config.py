@@ -27,6 +27,6 @@ class InitConfig:
   # checkpoint's own project does it.
   position_resize: PositionResize | None = None
   # Regexes of the model's parameters that begin anew, whatever the checkpoint has.
-  reinitialise: tuple[Regex, ...] = ('^head/',)
+  reinitialise: tuple[Regex, ...] = ('^(distillation_)?head/',)
   # Regexes of the checkpoint's tensors that are left out where the model has no place for them.
   ignore: tuple[Regex, ...] = ('^pre_logits/', '^mask_token$')

@@ -58,8 +58,9 @@ class Tokens:
 
   position: str
   class_token: str | None
-  registers: str | None = None  # DeiT's distillation token is one
+  registers: str | None = None  # or DeiT's distillation token
   positioned: int = 1  # tokens before the patches, that the position embedding covers: 0, 1 or all
+  registers_path: str = 'register_tokens'  # ours of `registers`
 
   def expected(self, shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors."""
@@ -69,7 +70,7 @@ class Tokens:
     if self.class_token is not None:
       result[self.class_token] = (1, 1, width)
     if self.registers is not None:
-      result[self.registers] = tuple(shapes['register_tokens'].shape)
+      result[self.registers] = tuple(shapes[self.registers_path].shape)
     return result
 
   def gather(self, read: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,7 +84,7 @@ class Tokens:
       own, position = own[:, 1:], np.concatenate([first, position], axis=1)
     if self.registers is not None:
       registers = read(self.registers)
-      params['register_tokens'] = registers + own if own.shape[1] else registers
+      params[self.registers_path] = registers + own if own.shape[1] else registers
     return params | {'position_embedding': position}
 
   def scatter(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -96,7 +97,7 @@ class Tokens:
       token = np.asarray(params['class_token'], np.float32)
       tensors[self.class_token] = token if self.positioned else token + own
     if self.registers is not None:
-      registers = np.asarray(params['register_tokens'], np.float32)
+      registers = np.asarray(params[self.registers_path], np.float32)
       tensors[self.registers] = registers
       own = np.concatenate([own, np.zeros_like(registers)], axis=1)
     tensors[self.position] = np.concatenate([own[:, : self.positioned], position], axis=1)
@@ -105,7 +106,8 @@ class Tokens:
   def paths(self) -> set[str]:
     """Those of our parameters that are in these tensors."""
     paths = {'position_embedding': self.position, 'class_token': self.class_token}
-    return {path for path, name in (paths | {'register_tokens': self.registers}).items() if name is not None}
+    paths[self.registers_path] = self.registers
+    return {path for path, name in paths.items() if name is not None}
 
 
 @dataclasses.dataclass(frozen=True)

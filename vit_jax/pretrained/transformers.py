@@ -52,7 +52,9 @@ _AROUND = (
   *layer('patch_embedding', 'embeddings.patch_embeddings.projection', 'conv'),
   *norm('norm', 'layernorm'),
 )
-_HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
+_HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
+# The heads of class token and distillation token.
+_TWO_HEADS = ('cls_classifier', 'distillation_classifier')
 
 
 MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
@@ -70,7 +72,7 @@ class Family:
     position_resize: as its `interpolate_pos_encoding` does it.
     preprocess: arguments of `Preprocess`, where no file says it.
     shorter: of those, pixels of the shorter side for each pixel of the model's input; None: no cut.
-    registers: the tensor that is our register tokens; None: it has none.
+    registers: the tensor that is our register tokens, or our distillation token; None: it has none.
     positioned: tokens before the patches that have a position.
   """
 
@@ -93,7 +95,7 @@ class TransformersFormat(FolderFormat):
   families: ClassVar[Mapping[str, Family]]
   # What the head of such a folder reads.
   head_pool: ClassVar[Literal['token', 'token_gap']] = 'token'
-  # Sentences about every such folder.
+  # Sentences about every such folder without a head of the distillation token.
   notes: ClassVar[tuple[str, ...]] = ()
 
   @abc.abstractmethod
@@ -123,7 +125,11 @@ class TransformersFormat(FolderFormat):
     model = with_told(folder, self.model(values, _common(values, family)), options.told)
     if head is not None:
       model = dataclasses.replace(model, pool=self.head_pool)
+    if head in _TWO_HEADS and family.registers is not None:
+      model = dataclasses.replace(model, register_tokens=0, distillation_token=True)
     model, ignored, notes = _without_what_logits_ignore(files, values, model, prefix, head)
+    if not model.distillation_token:
+      notes = self.notes + notes
     zeros = frozenset(
       rule.path for rule in ATTENTION if rule.form == 'flat' and not values.flag('qkv_bias', True)
     )
@@ -138,13 +144,13 @@ class TransformersFormat(FolderFormat):
     )
     return Layout(
       architecture=Architecture(model, image_size, channels, num_classes),
-      rules=_rules(family, prefix, head, model.pre_logits_size is not None),
-      tokens=_tokens(family, prefix),
+      rules=_rules(family, prefix, head, model),
+      tokens=_tokens(family, prefix, model),
       preprocess=preprocess,
       class_names=values.class_names(num_classes),
       zeros=zeros,
       ignored=ignored,
-      notes=self.notes + notes + about_images,
+      notes=notes + about_images,
       link='sigmoid' if values.text('problem_type') == MULTI_LABEL else 'softmax',
     )
 
@@ -171,19 +177,21 @@ class TransformersFormat(FolderFormat):
     family = self.families[model_type]
     head, notes = _written_head(pretrained, model)
     prefix = '' if head is None else model_type + '.'
-    pooler = model.pre_logits_size is not None
+    kind = 'Model' if head is None else 'ForImageClassification'
+    if head in _TWO_HEADS:
+      kind += 'WithTeacher'
     config = _written_config(pretrained, model) | {
-      'architectures': [family.stem + ('Model' if head is None else 'ForImageClassification')],
+      'architectures': [family.stem + kind],
       'model_type': model_type,
       **values,
     }
     config |= written_classes(pretrained, head=head is not None)
-    if pooler:
+    if model.pre_logits_size is not None:
       config |= {'pooler_act': 'tanh', 'pooler_output_size': model.pre_logits_size}
     text, about_images = preprocessor_config.write(pretrained.preprocess)
     return Export(
-      rules=_rules(family, prefix, head, pooler),
-      tokens=_tokens(family, prefix),
+      rules=_rules(family, prefix, head, model),
+      tokens=_tokens(family, prefix, model),
       config=config,
       texts={preprocessor_config.FILE: text},
       constants={prefix + name: array for name, array in (constants or {}).items()},
@@ -244,13 +252,6 @@ def _without_what_logits_ignore(
       raise UserError(f'{values.path.parent} has a pooler with {activation!r}, and vit_jax has tanh only.')
     size = files.shapes.get(prefix + 'pooler.dense.bias', (model.sizes.width,))[0]
     model = dataclasses.replace(model, pre_logits_size=size)
-  teacher = {name for name in files.shapes if name.startswith('distillation_classifier.')}
-  if teacher:
-    ignored |= teacher
-    notes.append(
-      'The head of the distillation token is left out: the logits are those of the head of the class token, '
-      'where transformers gives the mean of both.'
-    )
   return model, frozenset(ignored), tuple(notes)
 
 
@@ -258,7 +259,8 @@ def _written_head(pretrained: Pretrained, model: ViTConfig) -> tuple[str | None,
   """The name of the head that is written, and a sentence where none is although there are classes."""
   num_classes = pretrained.architecture.num_classes
   if model.pre_logits_size is None:
-    return ('classifier' if num_classes else None), ()
+    head = _TWO_HEADS[0] if model.distillation_token else 'classifier'
+    return (head if num_classes else None), ()
   if not num_classes:
     return None, ()
   if any(np.asarray(leaf).any() for leaf in pretrained.params['head'].values()):
@@ -289,28 +291,31 @@ def _written_config(pretrained: Pretrained, model: ViTConfig) -> dict[str, Any]:
   }
 
 
-def _rules(family: Family, prefix: str, head: str | None, pooler: bool) -> tuple[Rule, ...]:
+def _rules(family: Family, prefix: str, head: str | None, model: ViTConfig) -> tuple[Rule, ...]:
   rules = [*_AROUND, *family.block]
-  if pooler:
+  if model.pre_logits_size is not None:
     rules += layer('pre_logits', 'pooler.dense')
   rules = [dataclasses.replace(rule, name=prefix + rule.name) for rule in rules]
   if head is not None:
     rules += layer('head', head)
+    if model.distillation_token:
+      rules += layer('distillation_head', _TWO_HEADS[1])
   return tuple(rules)
 
 
-def _tokens(family: Family, prefix: str) -> Tokens:
+def _tokens(family: Family, prefix: str, model: ViTConfig) -> Tokens:
   return Tokens(
     position=prefix + 'embeddings.position_embeddings',
     class_token=prefix + 'embeddings.cls_token',
     registers=None if family.registers is None else prefix + family.registers,
     positioned=family.positioned,
+    registers_path='distillation_token' if model.distillation_token else 'register_tokens',
   )
 
 
 def _head(files: TensorFiles) -> tuple[str | None, int]:
   """The name of the head that class tokens go to, and its classes."""
-  for head in ('classifier', 'cls_classifier'):
+  for head in ('classifier', _TWO_HEADS[0]):
     shape = files.shapes.get(f'{head}.weight')
     if shape:
       return head, shape[0]

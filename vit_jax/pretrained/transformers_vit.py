@@ -35,8 +35,9 @@ class ViTFormat(TransformersFormat):
     model = vit_of(pretrained)
     if model.pool != 'token':
       raise Unfit(f"it has pool 'token' and this model {model.pool!r}")
-    if model.register_tokens != self.registers:
-      raise Unfit(f'it has {self.registers} register tokens and this model {model.register_tokens}')
+    registers = model.register_tokens + model.distillation_token
+    if registers != self.registers:
+      raise Unfit(f'it has {self.registers} register tokens and this model {registers}')
     if model.layer_scale is not None:
       raise Unfit('it has no LayerScale and this model has it')
     (model_type, family), *_ = self.families.items()
@@ -52,7 +53,10 @@ class ViTFormat(TransformersFormat):
 
 
 class DeiTFormat(ViTFormat):
-  """A folder of `DeiTModel` or of one of its classifiers; the distillation token becomes a register token."""
+  """A folder of `DeiTModel` or of one of its classifiers.
+
+  The distillation token of a folder without a head for it becomes a register token.
+  """
 
   title = "a folder of transformers' DeiT"
   families = {
@@ -69,4 +73,6 @@ class DeiTFormat(ViTFormat):
     )
   }
   registers = 1
-  notes = ('The distillation token is read as a register token: patches and class token attend to it.',)
+  notes = (
+    'The distillation token, which has no head, is read as a register token: all tokens attend to it.',
+  )

@@ -13,7 +13,6 @@ The predictions stay in WORKDIR: another --confidence, --per_class or --top choo
 removed.
 """
 
-import os
 import pathlib
 import re
 import sys
@@ -25,7 +24,7 @@ from absl import flags
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.selftrain import choosing, samples
+from vit_jax.selftrain import choosing, labels, samples
 from vit_jax.selftrain.unlabelled import opened
 
 _TEACHERS = flags.DEFINE_string(
@@ -69,19 +68,9 @@ def main(arguments: Sequence[str]) -> None:
     print(f'Part {_PART.value} of {len(source):,} images is labelled; end with the command without --part.')
     return
   predictions = chunks.read()
-  numbers = choosing.choose(predictions, _CONFIDENCE.value or 0.0, _PER_CLASS.value)
-  unreadable = int((predictions.classes[:, 0] < 0).sum())
-  if not len(numbers):
-    raise UserError(
-      f'Of {len(source):,} images {unreadable:,} cannot be read, and no other reaches '
-      f'--confidence={_CONFIDENCE.value:g}; lower it, or check the images.'
-    )
-  top = _TOP.value or 5
-  selection = f'top{top}-confidence{_CONFIDENCE.value:g}-per_class{_PER_CLASS.value or "all"}'
-  longest = samples.prepare(
-    source, predictions, numbers, top, teacher.class_names, workdir, selection, len(os.sched_getaffinity(0))
-  )
-  _print(predictions, numbers, unreadable, workdir / samples.DATA_SET, longest)
+  choice = labels.Choice(_CONFIDENCE.value or 0.0, _PER_CLASS.value, _TOP.value or 5)
+  written = labels.write(source, predictions, choice, teacher.class_names, workdir)
+  _print(predictions, written, workdir / samples.DATA_SET)
 
 
 def _part(text: str | None) -> tuple[int, int]:
@@ -94,13 +83,8 @@ def _part(text: str | None) -> tuple[int, int]:
   return int(found[1]), int(found[2])
 
 
-def _print(
-  predictions: choosing.Predictions,
-  numbers: np.ndarray,
-  unreadable: int,
-  data_set: pathlib.Path,
-  longest: int,
-) -> None:
+def _print(predictions: choosing.Predictions, written: labels.Labels, data_set: pathlib.Path) -> None:
+  numbers, unreadable = written.numbers, written.unreadable
   counts = np.bincount(predictions.classes[numbers, 0])
   counts = counts[counts > 0]
   left_out = f' {unreadable:,} cannot be read and are left out.' if unreadable else ''
@@ -110,7 +94,7 @@ def _print(
     f'{left_out}'
   )
   print(
-    f'Train on it with --config.data.source=tfds:{data_set} --config.data.max_labels={longest} '
+    f'Train on it with --config.data.source=tfds:{data_set} --config.data.max_labels={written.longest} '
     f'--config.data.label_weights=True'
   )
 

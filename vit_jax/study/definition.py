@@ -6,10 +6,29 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import ml_collections
+
 from vit_jax import config as config_lib
 from vit_jax import config_files
 from vit_jax.config import Config
 from vit_jax.errors import UserError
+from vit_jax.selftrain import samples
+from vit_jax.selftrain.labels import Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlabelled:
+  """Images that a variant's teacher labels, and that the variant trains on beside its own data.
+
+  Attributes:
+    images: a source with its split, such as 'tfds:cifar10:train[10%:]'; its own labels are not looked at.
+    choice: which of them, with how many classes.
+    weight: how often one of them is drawn, for one draw of the variant's own data.
+  """
+
+  images: str
+  choice: Choice = dataclasses.field(default_factory=Choice)
+  weight: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +39,9 @@ class Variant:
     config: as --config of `vit_jax.main`, such as 'locality:plain,small'.
     options: dotted name -> value, where it differs from that config.
     start: another variant that comes before; its run of the same seed is this one's `init.checkpoint`.
+    teacher: another variant that comes before; its run of the same seed is this one's `objective.teachers` or, with
+      `unlabelled`, labels those.
+    unlabelled: what the teacher labels; None: nothing.
     compared: whether it is in the table; False: others start from it, and it need not have the metric.
     published: what its source says, for the table.
     line: the variants of one line in the figure, where the study has an `axis`.
@@ -29,6 +51,8 @@ class Variant:
   config: str
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   start: str = ''
+  teacher: str = ''
+  unlabelled: Unlabelled | None = None
   compared: bool = True
   published: str = ''
   line: str = ''
@@ -63,6 +87,8 @@ class StudyRun(NamedTuple):
     config: the run.
     folder: its workdir.
     start: the workdir of the run that it begins from; None: it begins anew.
+    teacher: the workdir of the run that teaches it; None: none does.
+    unlabelled: what the teacher labels first.
   """
 
   variant: str
@@ -70,6 +96,8 @@ class StudyRun(NamedTuple):
   config: Config
   folder: pathlib.Path
   start: pathlib.Path | None
+  teacher: pathlib.Path | None = None
+  unlabelled: Unlabelled | None = None
 
   @property
   def title(self) -> str:
@@ -103,6 +131,14 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   for name, variant in study.variants.items():
     if variant.start and variant.start not in configs:
       raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
+    if variant.teacher and variant.teacher not in configs:
+      raise UserError(
+        f'The variant {name!r} has the teacher {variant.teacher!r}, which is no variant before it.'
+      )
+    if variant.unlabelled and not variant.teacher:
+      raise UserError(
+        f'The variant {name!r} has images without labels and no teacher; name the one that labels them.'
+      )
     config = configs[name] = _config(name, variant)
     if variant.compared and study.metric.split('/')[0] not in config.evaluators:
       known = ', '.join(config.evaluators) or 'none'
@@ -110,11 +146,18 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   found = []
   for seed in study.seeds:
     for name, variant in study.variants.items():
-      config = dataclasses.replace(configs[name], seed=seed)
+      folder = _folder(workdir, name, seed)
       start = _folder(workdir, variant.start, seed) if variant.start else None
+      teacher = _folder(workdir, variant.teacher, seed) if variant.teacher else None
+      options: dict[str, Any] = {'seed': seed}
       if start is not None:
-        config = dataclasses.replace(config, init=dataclasses.replace(config.init, checkpoint=str(start)))
-      found.append(StudyRun(name, seed, config, _folder(workdir, name, seed), start))
+        options['init.checkpoint'] = str(start)
+      if variant.unlabelled is not None:
+        options |= _with_labels(configs[name], variant.unlabelled, folder)
+      elif teacher is not None:
+        options['objective.teachers'] = str(teacher)
+      config = _changed(name, config_lib.to_config_dict(configs[name]), options)
+      found.append(StudyRun(name, seed, config, folder, start, teacher, variant.unlabelled))
   return found
 
 
@@ -123,6 +166,8 @@ def command(variant: Variant) -> str:
   options = [f'--config.{name}={value}' for name, value in variant.options.items()]
   if variant.start:
     options.append(f'--config.init.checkpoint={variant.start}')
+  if variant.teacher and variant.unlabelled is None:
+    options.append(f'--config.objective.teachers={variant.teacher}')
   return shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *options])
 
 
@@ -130,11 +175,40 @@ def _folder(workdir: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
   return workdir / variant / f'seed_{seed}'
 
 
+def labels_folder(folder: pathlib.Path) -> pathlib.Path:
+  """Where the labels are that a run's teacher gives."""
+  return folder / 'labels'
+
+
+def _with_labels(config: Config, unlabelled: Unlabelled, folder: pathlib.Path) -> dict[str, Any]:
+  """The options of a run that trains on its own data and on what its teacher labels."""
+  own, labelled = f'{config.data.source}:{config.data.split}', labels_folder(folder) / samples.DATA_SET
+  return {
+    'data.mixture': ((own, 1.0), (f'tfds:{labelled}', unlabelled.weight)),
+    'data.max_labels': unlabelled.choice.top,
+    'data.label_weights': True,
+  } | {
+    f'evaluators.{name}.source': evaluator.source or config.data.source
+    for name, evaluator in config.evaluators.items()
+  }
+
+
 def _config(name: str, variant: Variant) -> Config:
-  """The config of a variant's runs, but for seed and start; its input, as its XLA, takes one thread."""
-  values = config_files.load(variant.config)
+  """The config of a variant's runs, but for what differs by seed; its input, as its XLA, takes one thread."""
+  options: dict[str, Any] = {'data.threads': 1, **variant.options}
+  if variant.teacher and variant.unlabelled is None:
+    options['objective.teachers'] = variant.teacher
+  return _changed(name, config_files.load(variant.config), options)
+
+
+def _changed(name: str, values: ml_collections.ConfigDict, options: Mapping[str, Any]) -> Config:
+  """A variant's config with options changed.
+
+  Raises:
+    UserError: there is no such option, or it cannot have the value.
+  """
   try:
-    values.update_from_flattened_dict({'data.threads': 1, **variant.options})
+    values.update_from_flattened_dict(options)
   except (KeyError, TypeError, AttributeError) as error:
     text = ' '.join(str(error).strip('"').split())
     raise UserError(f'An option of the variant {name!r} is wrong: {text}') from error

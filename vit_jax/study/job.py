@@ -9,8 +9,14 @@ import stat
 import sys
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vit_jax import cli
+
+if TYPE_CHECKING:
+  from vit_jax.study.definition import StudyRun
+
+_BATCH_SIZE = 64  # images that a teacher labels at a time
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -27,7 +33,24 @@ def main(arguments: Sequence[str]) -> None:
   run = next(run for run in runs if run.variant == variant and run.seed == int(seed))
   compilation_cache.enable()
   with Lease(run.folder):
+    if run.unlabelled is not None and not (run.folder / 'result.json').exists():
+      _label(run)
     results.train(run.config, run.folder, keep=True)
+
+
+def _label(run: 'StudyRun') -> None:
+  """Has the teacher label the images that have no labels, or goes on with it."""
+  from vit_jax.selftrain import labelling, labels
+  from vit_jax.selftrain.unlabelled import opened
+  from vit_jax.study import definition
+
+  assert run.teacher is not None and run.unlabelled is not None
+  teachers, folder = [str(run.teacher)], definition.labels_folder(run.folder)
+  source = opened([run.unlabelled.images])
+  chunks = labelling.Chunks(folder, teachers, source)
+  teacher = labelling.Teachers(teachers, _BATCH_SIZE)
+  chunks.label(teacher, source, (0, 1), lambda images: None)
+  labels.write(source, chunks.read(), run.unlabelled.choice, teacher.class_names, folder)
 
 
 def _end_with_study() -> None:

@@ -107,7 +107,7 @@ def conduct(
     for run in runs:
       if (run.variant, run.seed) not in done:
         # A pool takes its tasks in order, so what a task waits for has begun before it.
-        before = by_folder.get(run.start) if run.start else None
+        before = [by_folder[folder] for folder in (run.start, run.teacher) if folder in by_folder]
         future = pool.submit(_execute_after, before, execute, run, say)
         waiting[future] = run
         by_folder[run.folder] = future
@@ -159,14 +159,14 @@ def progress(runs: Sequence[StudyRun], done: Results, jobs: int) -> str:
 
 
 def _execute_after(
-  before: futures.Future | None,
+  before: Sequence[futures.Future],
   execute: Callable[[StudyRun], str],
   run: StudyRun,
   say: Callable[[str], None],
 ) -> str:
-  """As `execute`, once the run that this one starts from has ended."""
-  if before is not None and before.result():
-    return 'The run that it starts from failed.'
+  """As `execute`, once the runs that this one starts from or learns from have ended."""
+  if any(future.result() for future in before):
+    return 'The run that it starts or learns from failed.'
   say(f'{run.title}: {"goes on" if (run.folder / "checkpoints").exists() else "begins"}')
   return execute(run)
 

@@ -1,0 +1,68 @@
+"""The labels that a student gets: the choice among predictions, as a data set."""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.selftrain import choosing, samples
+from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.unlabelled import Unlabelled
+
+
+class Choice(NamedTuple):
+  """Which images and classes a student gets.
+
+  Attributes:
+    confidence: images whose most probable class is less probable are left out.
+    per_class: at most so many images of each class, the most confident ones; None: all.
+    top: classes in a soft label; 1: hard labels.
+  """
+
+  confidence: float = 0.0
+  per_class: int | None = None
+  top: int = 5
+
+
+class Labels(NamedTuple):
+  """What was written.
+
+  Attributes:
+    numbers: of the images that were chosen.
+    longest: the most classes that an image has.
+    unreadable: images that were left out since they cannot be read.
+  """
+
+  numbers: np.ndarray
+  longest: int
+  unreadable: int
+
+
+def write(
+  source: Unlabelled,
+  predictions: Predictions,
+  choice: Choice,
+  class_names: tuple[str, ...],
+  workdir: pathlib.Path,
+) -> Labels:
+  """Writes the data set in `workdir`, or goes on where that was interrupted.
+
+  Raises:
+    UserError: no image is chosen; or there is a data set that was chosen otherwise.
+    Preempted: interrupted; the same call goes on.
+  """
+  numbers = choosing.choose(predictions, choice.confidence, choice.per_class)
+  unreadable = int((predictions.classes[:, 0] < 0).sum())
+  if not len(numbers):
+    raise UserError(
+      f'Of {len(source):,} images {unreadable:,} cannot be read, and no other reaches '
+      f'--confidence={choice.confidence:g}; lower it, or check the images.'
+    )
+  selection = f'top{choice.top}-confidence{choice.confidence:g}-per_class{choice.per_class or "all"}'
+  workers = len(os.sched_getaffinity(0))
+  longest = samples.prepare(
+    source, predictions, numbers, choice.top, class_names, workdir, selection, workers
+  )
+  return Labels(numbers, longest, unreadable)
