@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 from sklearn import linear_model
 
@@ -73,6 +74,21 @@ def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alo
   assert scores['test/accuracy'] > 0.8 and scores['test_ema/accuracy'] == scores['test/accuracy']
   after = {name: leaf for name, leaf in state.params.items() if name != 'head'}
   jax.tree.map(np.testing.assert_array_equal, after, others)
+
+
+def test_logits_of_two_heads_are_those_of_the_probe(monkeypatch):
+  rng = np.random.default_rng(0)
+  probe = probes.Head(rng.normal(size=(32, 10)), rng.normal(size=10), 1.0, 0.5)
+  monkeypatch.setattr(probes, 'logistic_head', lambda *unused: probe)
+  model = c.ViTConfig(
+    variant='custom', patch=4, width=32, mlp_dim=32, depth=1, heads=2, distillation_token=True, head_bias=-1.0
+  )
+  run, source = open_training(config(model=model))
+  state, _ = with_probe(run, source, initial_state(run.program, 0, {}))
+  module = nnx.merge(run.program.graphdef, state.variables)
+  images = rng.normal(size=(8, 8, 8, 3)).astype(np.float32)
+  expected = np.asarray(module.head_input(module.features(images))) @ probe.kernel + probe.bias
+  np.testing.assert_allclose(module(images), expected, atol=1e-5)
 
 
 def test_probe_of_lists_of_classes_is_refused():

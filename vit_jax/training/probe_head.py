@@ -56,14 +56,26 @@ def with_probe(run: Run, source: Source, state: TrainState) -> tuple[TrainState,
 
 
 def _with_head(state: TrainState, head: dict[str, np.ndarray]) -> TrainState:
-  """The state with these arrays as its head, where the ones before lay; of the EMA too."""
+  """The state with these arrays as its head, where the ones before lay; of the EMA too.
+
+  Logits of two heads are their mean, so that the one of the class token gets twice the values and the other zeros.
+  """
+
+  def filled(leaves: Params, factor: int) -> Params:
+    arrays = {name: (factor * head[name]).astype(leaf.dtype) for name, leaf in leaves.items()}
+    return {
+      name: jax.make_array_from_callback(leaf.shape, leaf.sharding, arrays[name].__getitem__)
+      for name, leaf in leaves.items()
+    }
 
   def replaced(params: Params) -> Params:
-    arrays = {
-      name: jax.make_array_from_callback(leaf.shape, leaf.sharding, head[name].astype(leaf.dtype).__getitem__)
-      for name, leaf in params['head'].items()
+    if 'distillation_head' not in params:
+      return {**params, 'head': filled(params['head'], 1)}
+    return {
+      **params,
+      'head': filled(params['head'], 2),
+      'distillation_head': filled(params['distillation_head'], 0),
     }
-    return {**params, 'head': arrays}
 
   ema = replaced(state.ema) if state.ema else state.ema
   return state._replace(params=replaced(state.params), ema=ema)
