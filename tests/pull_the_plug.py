@@ -286,7 +286,7 @@ def failures(seen: Sequence[Snapshot]) -> list[Snapshot]:
 
 CASES = [
   Case(every, processes=processes, mount=mount, **retention)
-  for every in (5, 40, 200)
+  for every in (5, 40, 200, 600)
   for retention, mount in (
     ({'keep': 1}, 'commit=1,noauto_da_alloc'),
     ({'keep': 2}, 'commit=1,noauto_da_alloc,data=writeback'),
