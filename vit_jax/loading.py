@@ -238,7 +238,7 @@ def build(
   architecture = dataclasses.replace(own, model=model, image_size=size, num_classes=classes)
   init = InitConfig(
     position_resize=position_resize,
-    reinitialise=('^(distillation_)?head/',) if new_head else (),
+    reinitialise=('^head/',) if new_head else (),
     ignore=('^pre_logits/',) if new_head else (),
   )
   arrays, report = adapt(pretrained, architecture, init)

@@ -169,10 +169,7 @@ def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
       'val': ClassificationEvaluatorConfig(split=split, every='100%' if trained == 'head' else '20%')
     },
     optimizer=OptimizerConfig(
-      name='adam',
-      weight_decay=0.05,
-      clip_norm=1.0,
-      freeze=('^(?!(distillation_)?head/)',) if trained == 'head' else (),
+      name='adam', weight_decay=0.05, clip_norm=1.0, freeze=('^(?!head/)',) if trained == 'head' else ()
     ),
     schedule=ScheduleConfig(learning_rate=2e-5, warmup='10%', decay='cosine'),
     checkpoint=CheckpointConfig(every='20%', best='val/accuracy', keep=1),

@@ -130,6 +130,19 @@ def test_new_class_token_gets_a_position_of_zeros(golden):
   np.testing.assert_array_equal(arrays['position_embedding'][:, 1:], source['position_embedding'])
 
 
+def test_head_of_the_distillation_token_begins_anew_with_the_other(golden):
+  init = config.InitConfig(reinitialise=('^head/', '^distillation_token'))
+  _, report, _ = adapted(golden, 'a_vit_token', distillation_token=True, init=init)
+  anew = {text.split()[0] for text in report.reinitialised}
+  assert anew == {
+    'head/kernel',
+    'head/bias',
+    'distillation_head/kernel',
+    'distillation_head/bias',
+    'distillation_token',
+  }
+
+
 @pytest.mark.parametrize(
   ('name', 'kernel'), [('a_vit_token', 'patch_embedding/kernel'), ('d1_hybrid_1_1_w05', 'stem/root/kernel')]
 )

@@ -138,9 +138,7 @@ def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
 
 def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -> nnx.Param | None:
   """(1, number, D), from a normal distribution: tokens that are equal stay equal."""
-  if not number:
-    return None
-  return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width)))
+  return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width))) if number else None
 
 
 def _encoder_layer(

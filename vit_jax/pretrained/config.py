@@ -26,7 +26,8 @@ class InitConfig:
   # How position embeddings are resized to another grid: a value of model.position_resize. None: as the
   # checkpoint's own project does it.
   position_resize: PositionResize | None = None
-  # Regexes of the model's parameters that begin anew, whatever the checkpoint has.
-  reinitialise: tuple[Regex, ...] = ('^(distillation_)?head/',)
+  # Regexes of the model's parameters that begin anew, whatever the checkpoint has. What holds for 'head/' does so for
+  # 'distillation_head/', the head of the distillation token.
+  reinitialise: tuple[Regex, ...] = ('^head/',)
   # Regexes of the checkpoint's tensors that are left out where the model has no place for them.
   ignore: tuple[Regex, ...] = ('^pre_logits/', '^mask_token$')
