@@ -22,9 +22,10 @@ _CONNECTIONS = (
 class FaultyProxy(http.server.ThreadingHTTPServer):
   """Passes requests on to a server, but for the next `faults`: a status, 'cut' or 'stall'.
 
-  Faults befall requests of objects' bytes only. `ranges` has the Range of each of those. The next `write_faults`,
-  which are statuses, befall requests that write. Writes on the condition that an object has a generation, which the
-  emulator of Google's buckets does not know, are refused here where it has another one.
+  Faults befall requests of objects' bytes only, and only where the name has `faulty` in it. `ranges` has the Range of
+  each of those requests. The next `write_faults`, which are statuses, befall requests that write. Writes on the
+  condition that an object has a generation, which the emulator of Google's buckets does not know, are refused here
+  where it has another one.
   """
 
   daemon_threads = True
@@ -34,6 +35,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     super().__init__(('127.0.0.1', 0), _Handler)
     self.port = port
     self.faults: list[int | str] = []
+    self.faulty = ''
     self.stalled_seconds = 3.0  # of 'stall'
     self.ranges: list[str | None] = []
     self.write_faults: list[int] = []
@@ -73,7 +75,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     fault = None
     if reads:
       self.server.ranges.append(self.headers.get('Range'))
-      fault = self.server.faults.pop(0) if self.server.faults else None
+      fault = self.server.faults.pop(0) if self.server.faults and self.server.faulty in self.path else None
     if self.command in ('POST', 'PUT') and self.server.write_faults:
       fault = self.server.write_faults.pop(0)
     if isinstance(fault, int):

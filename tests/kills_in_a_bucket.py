@@ -103,7 +103,7 @@ def main() -> None:
   """Kills runs in a bucket."""
   args = arguments(__doc__)
   with places('gs') as place:
-    kill(BucketHarness(args.folder, place), args.total)
+    kill(BucketHarness(args.folder, place), args.total, args.first_seed)
 
 
 if __name__ == '__main__':

@@ -130,7 +130,7 @@ class Harness:
 def main() -> None:
   """Kills runs in a folder."""
   args = arguments(__doc__)
-  kill(Harness(args.folder), args.total)
+  kill(Harness(args.folder), args.total, args.first_seed)
 
 
 def arguments(description: str | None) -> argparse.Namespace:
@@ -140,18 +140,21 @@ def arguments(description: str | None) -> argparse.Namespace:
   )
   parser.add_argument('--total', type=int, default=1000)
   parser.add_argument('--folder', type=pathlib.Path, required=True)
+  parser.add_argument(
+    '--first_seed', type=int, default=0, help='of the first round, for a second harness beside this one'
+  )
   args = parser.parse_args()
   args.folder.mkdir(parents=True, exist_ok=True)
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'TESTS_COMPILED': str(args.folder / 'compiled')}
   return args
 
 
-def kill(harness: Harness, total: int) -> None:
+def kill(harness: Harness, total: int, first_seed: int) -> None:
   """Runs rounds until there were so many kills; prints the totals."""
   log = harness.folder / 'rounds.jsonl'
   rounds = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
   while (done := _total(rounds).total()) < total:
-    seed = len(rounds)
+    seed = first_seed + len(rounds)
     processes = harness.processes[seed % len(harness.processes)]
     rounds.append(harness.round(seed, processes, min(ROUND, total - done)))
     with log.open('a') as file:

@@ -100,8 +100,8 @@ class Config:
   tracker: Annotated[Literal['wandb', 'mlflow'] | None, RESUMABLE] = None
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
   profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
-  # Seconds after which a step is taken for one that hangs: the process writes the stacks of its threads and
-  # ends with exit code 75, to be started again. Compiling, evaluating and saving do not count. 0: never.
+  # Seconds after which a step, or reading a batch for an evaluation, is taken to hang: the process writes the
+  # stacks of its threads and ends with exit code 75, to be started again. Compiling and saving do not count. 0: never.
   step_limit: Annotated[NotNegative, RESUMABLE] = 1800.0
 
   def check(self, path: str) -> None:

@@ -222,18 +222,26 @@ def test_killed_run_with_data_and_workdir_in_amazons_bucket_ends_in_the_same_bit
 
 
 @pytest.mark.nightly
-def test_bucket_that_stalls_is_said_within_the_limit_of_a_step(place: Place, folder, tmp_path):
-  data = bucket_data.prepare(bucket_data.write_images(tmp_path / 'images'), 'gs://bucket/stalling/1.0.0')
+@pytest.mark.parametrize(
+  ('split', 'said'), [('train', 'Step '), ('test', 'Reading a batch of an evaluation ')]
+)
+def test_bucket_that_stalls_is_said_within_the_limit_of_a_step(
+  place: Place, folder, tmp_path, split: str, said: str
+):
+  name = f'stalling_{split}'
+  data = bucket_data.prepare(bucket_data.write_images(tmp_path / 'images'), f'gs://bucket/{name}/1.0.0')
   options = (f'--config.data.source={data}', '--config.total=1000 steps', '--config.step_limit=20')
-  process = start(folder, place, 'gs://bucket/runs/stalled', *options)
+  process = start(folder, place, f'gs://bucket/runs/{name}', *options)
   end = time.monotonic() + 240
-  while not committed(place, 'runs/stalled'):
+  while not committed(place, f'runs/{name}'):
     assert process.poll() is None and time.monotonic() < end, logs(folder)
     time.sleep(0.05)
-  place.proxy.stalled_seconds = 600
+  place.proxy.stalled_seconds, place.proxy.faulty = 600, f'-{split}.array_record'
   place.proxy.faults[:] = ['stall'] * 100_000
   try:
     assert process.wait(240) == 75
   finally:
     place.proxy.faults.clear()
-  assert 'did not end within 20 s (config.step_limit)' in logs(folder)
+    place.proxy.faulty = ''
+  sentence = [line for line in logs(folder).splitlines() if 'did not end within 20 s' in line][-1]
+  assert sentence.startswith(said) and '(config.step_limit)' in sentence

@@ -40,8 +40,18 @@ def test_step_that_hangs_ends_the_process_with_the_stacks_of_its_threads(tmp_pat
     assert 'watchdog.py' in text
 
 
+def test_batch_of_an_evaluation_that_does_not_come_ends_the_process(tmp_path):
+  step = '\n    with watchdog.paused():\n      for _ in watchdog.limited(hang() for _ in range(2)): pass'
+  result = run(step, 0.5, tmp_path)
+  assert result.returncode == 75, result.stderr
+  assert 'Reading a batch of an evaluation did not end within 0.5 s (config.step_limit)' in result.stderr
+
+
 def test_pauses_quick_steps_and_work_after_the_loop_are_not_limited(tmp_path):
-  step = '\n    if step == 1:\n      with watchdog.paused(): time.sleep(3)\n\ntime.sleep(3)'
+  work = (
+    'with watchdog.paused():\n        for _ in watchdog.limited([1]): time.sleep(3)\n        time.sleep(3)'
+  )
+  step = f'\n    if step == 1:\n      {work}\n\ntime.sleep(3)'
   result = run(step, 2, tmp_path)
   assert (result.returncode, result.stdout) == (0, 'good\n'), result.stderr
   assert not list(tmp_path.iterdir())

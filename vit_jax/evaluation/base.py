@@ -7,7 +7,7 @@ evaluator that it opens (`Evaluator`), and adds one line to `EVALUATORS`.
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -21,6 +21,8 @@ from vit_jax.options import BatchSize, Pixels
 from vit_jax.registry import Registry
 
 Params = dict[str, Any]  # nested dicts of a model's parameters
+
+Limited = Callable[[Iterable[dict[str, jax.Array]]], Iterable[dict[str, jax.Array]]]
 
 EMA_SUFFIX = '_ema'  # of an evaluator's name, in the metrics of the parameters' EMA
 
@@ -79,6 +81,7 @@ class Evaluator(abc.ABC):
     models: Mapping[str, Params],
     shared: dict[Any, Any],
     report_folder: pathlib.Path | None = None,
+    limited: Limited = iter,
   ) -> dict[str, float]:
     """The metrics of one or more sets of parameters, in one pass over the data.
 
@@ -88,6 +91,7 @@ class Evaluator(abc.ABC):
       models: suffix -> parameters, with the model's state: '' and, where the run has one, EMA_SUFFIX for the EMA.
       shared: results that evaluators of the same parameters share, such as features; empty at first.
       report_folder: where process 0 writes tables and pictures; None: nothing is written.
+      limited: passes batches on, and ends a run that trains where one is not ready in time (`Watchdog.limited`).
 
     Returns:
       '<evaluator><suffix>/<metric>' -> value.

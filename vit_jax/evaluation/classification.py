@@ -16,7 +16,7 @@ from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 from vit_jax.evaluation import classification_metrics, ranking
-from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.models.base import Model
 from vit_jax.objectives.base import ClassScores
@@ -93,10 +93,11 @@ class ClassificationEvaluator(Evaluator):
     models: Mapping[str, Params],
     shared: dict[Any, Any],
     report_folder: pathlib.Path | None = None,
+    limited: Limited = iter,
   ) -> dict[str, float]:
     del shared
     scores: dict[str, float] = {}
-    for suffix, examples in collect(self._step, models, self._batches).items():
+    for suffix, examples in collect(self._step, models, limited(self._batches)).items():
       name = f'{self._name}{suffix}'
       values = classification_metrics.summarise(examples)
       scores |= {f'{name}/{metric}': value for metric, value in values.items()}

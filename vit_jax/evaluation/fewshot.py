@@ -19,7 +19,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, MetricKind, Params
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
 from vit_jax.options import Amount, Count, Positive
@@ -195,13 +195,14 @@ class FewShotEvaluator(Evaluator):
     models: Mapping[str, Params],
     shared: dict[Any, Any],
     report_folder: pathlib.Path | None = None,
+    limited: Limited = iter,
   ) -> dict[str, float]:
     """{'<evaluator>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}."""
     del report_folder
     result: dict[str, float] = {}
     for suffix, params in models.items():
       cache = shared.setdefault(suffix, {})
-      for shots, scores in self.scores(params, cache).items():
+      for shots, scores in self.scores(params, cache, limited).items():
         accuracies = [score.accuracy for score in scores]
         prefix = metric_prefix(f'{self._name}{suffix}', shots)
         result[f'{prefix}/accuracy'] = statistics.fmean(accuracies)
@@ -209,17 +210,20 @@ class FewShotEvaluator(Evaluator):
           result[f'{prefix}/deviation'] = statistics.stdev(accuracies)
     return result
 
-  def scores(self, params: Params, cache: dict[FeatureKey, Features]) -> dict[int, list[Score]]:
+  def scores(
+    self, params: Params, cache: dict[FeatureKey, Features], limited: Limited = iter
+  ) -> dict[int, list[Score]]:
     """{shots: the score of each seed's draw}.
 
     Args:
       params: the model's.
       cache: known features of these parameters, to which those computed are added.
+      limited: see `Evaluator.run`.
     """
     for key, batches in zip(self._keys, self._pipelines, strict=True):
       if key not in cache:
         cache[key] = features_lib.extract(
-          self._step, params, batches, layer=self._options.layer, pool=self._options.pool
+          self._step, params, limited(batches), layer=self._options.layer, pool=self._options.pool
         )
     train, test = (cache[key] for key in self._keys)
 

@@ -105,9 +105,8 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
   speed = Speedometer(run)
   guard = FiniteGuard(config, pipeline, manager, folder)
   with (
-    StopSignal(
-      saved=first_step > 0, places=_places(config, folder)
-    ) as stop,  # first, so that a signal cannot end the last save
+    # First, so that a signal cannot end the last save.
+    StopSignal(saved=first_step > 0, places=_places(config, folder)) as stop,
     manager,
     contextlib.closing(log),
     contextlib.closing(screen),
@@ -139,7 +138,8 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
       if due:
         with watchdog.paused(), stop.busy():
           ending = last or stopper.may_end
-          scores = evaluate(state, due, report if ending and config.tensorboard.pictures else None)
+          pictures = report if ending and config.tensorboard.pictures else None
+          scores = evaluate(state, due, pictures, watchdog.limited)
         screen.evaluation(step, scores)
         stopper.update(step, scores)
         last = last or stopper.due

@@ -11,7 +11,7 @@ from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
-from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Params
+from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib
@@ -140,7 +140,10 @@ def open_training(config: Config) -> tuple[Run, Source]:
 
 
 def evaluate(
-  state: TrainState, evaluators: Mapping[str, Evaluator], report_folder: Any = None
+  state: TrainState,
+  evaluators: Mapping[str, Evaluator],
+  report_folder: Any = None,
+  limited: Limited = iter,
 ) -> dict[str, float]:
   """The metrics of all evaluators for a state's model, and for its EMA where there is one.
 
@@ -148,6 +151,7 @@ def evaluate(
     state: of training.
     evaluators: name -> evaluator.
     report_folder: where evaluators write tables and pictures; None: nowhere.
+    limited: see `Evaluator.run`.
   """
   models: dict[str, Params] = {'': state.variables}
   if state.ema:
@@ -155,5 +159,5 @@ def evaluate(
   shared: dict[Any, Any] = {}
   scores: dict[str, float] = {}
   for evaluator in evaluators.values():
-    scores |= evaluator.run(models, shared, report_folder)
+    scores |= evaluator.run(models, shared, report_folder, limited)
   return scores

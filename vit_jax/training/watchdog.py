@@ -1,4 +1,4 @@
-"""Ends a run whose step never ends."""
+"""Ends a run whose step, or evaluation's data, never comes."""
 
 import contextlib
 import faulthandler
@@ -7,9 +7,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from vit_jax.errors import end_to_restart
+
+_Item = TypeVar('_Item')
 
 
 class Watchdog:
@@ -20,7 +23,9 @@ class Watchdog:
           watchdog.begin(step)
           ...
           with watchdog.paused():
-            evaluate, save
+            for batch in watchdog.limited(batches):
+              evaluate
+            save
 
   The stacks go to stderr and into the file. The watchdog is a Python thread: if C code hangs and holds
   Python's lock, it cannot run. Then it is the other processes of the run that notice, because this one falls
@@ -30,12 +35,12 @@ class Watchdog:
   def __init__(self, limit: float, path: pathlib.Path):
     """
     Args:
-      limit: seconds that a step may take; 0 for no limit.
+      limit: seconds that a step, or the next batch of an evaluation, may take; 0 for no limit.
       path: the file for the stacks.
     """
     self._limit, self._path = limit, path
-    self._step = 0
-    self._since: float | None = None  # when the step began; None if no step is being watched
+    self._what = ''  # is being watched
+    self._since: float | None = None  # when that began; None if nothing is being watched
     self._over = threading.Event()
     self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
 
@@ -51,14 +56,28 @@ class Watchdog:
 
   def begin(self, step: int) -> None:
     """Tells that `step` begins now, and that the one before it has ended."""
-    self._step, self._since = step, time.monotonic()
+    self._what, self._since = f'Step {step}', time.monotonic()
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
     """Inside, the step's time is not limited; after it, the time starts again from zero."""
-    self._since = None
+    what, self._since = self._what, None
     yield
-    self._since = time.monotonic()
+    self._what, self._since = what, time.monotonic()
+
+  def limited(self, batches: Iterable[_Item]) -> Iterator[_Item]:
+    """The batches of an evaluation, inside `paused`: the time until each is ready is limited, not its use."""
+    iterator = iter(batches)
+    self._what = 'Reading a batch of an evaluation'
+    while True:
+      self._since = time.monotonic()
+      try:
+        batch = next(iterator)
+      except StopIteration:
+        return
+      finally:
+        self._since = None
+      yield batch
 
   def _watch(self) -> None:
     while not self._over.wait(min(self._limit / 10, 1)):
@@ -77,7 +96,7 @@ class Watchdog:
     writer.start()
     writer.join(timeout=10)
     end_to_restart(
-      f'Step {self._step} did not end within {self._limit:g} s (config.step_limit); the stacks above, which '
+      f'{self._what} did not end within {self._limit:g} s (config.step_limit); the stacks above, which '
       f'are also in {self._path}, show where it hangs; start the same command again to go on from the last '
       f'checkpoint.'
     )
