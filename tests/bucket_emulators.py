@@ -5,6 +5,7 @@ import http.client
 import http.server
 import json
 import logging
+import pathlib
 import socket
 import struct
 import threading
@@ -207,12 +208,20 @@ class Place:
     """The names of the objects below a folder of the bucket."""
     return sorted(path.removeprefix('bucket/') for path in self._files.find(f'bucket/{folder}'))
 
-  def put_folder(self, folder, name: str) -> str:
+  def put_folder(self, folder: pathlib.Path, name: str) -> str:
     """Stores a folder's files; returns its address."""
     for file in sorted(folder.rglob('*')):
       if file.is_file():
         self.put(f'{name}/{file.relative_to(folder).as_posix()}', file.read_bytes())
     return f'{self.scheme}://bucket/{name}'
+
+  def get_folder(self, name: str, folder: pathlib.Path) -> pathlib.Path:
+    """Copies the objects below a folder of the bucket to a folder; returns that."""
+    for item in self.names(name):
+      path = folder / item.removeprefix(f'{name}/')
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(self.get(item))
+    return folder
 
 
 @contextlib.contextmanager

@@ -74,10 +74,8 @@ class BucketHarness(Harness):
   def result(self, workdir: pathlib.Path) -> pathlib.Path:
     shutil.rmtree(workdir, ignore_errors=True)
     name = f'runs/{workdir.name}'
+    self._place.get_folder(name, workdir)
     for item in self._place.names(name):
-      path = workdir / item.removeprefix(f'{name}/')
-      path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(self._place.get(item))
       self._place.remove(item)
     return workdir
 

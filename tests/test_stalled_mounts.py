@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable
 
+import commands
 import fork_server
 import numpy as np
 import pytest
@@ -15,19 +16,9 @@ from released_files import path
 from stalled_mount import Stalling
 
 SECONDS = 120  # for what takes ten on a machine that has nothing else to do
-CONFIG = """
-from vit_jax.config import *
-
-def get_config():
-  return to_config_dict(Config(
-    total='500 steps',
-    batch_size=16,
-    model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-    data=DataConfig(source='{}', image_size=(8, 8)),
-    checkpoint=CheckpointConfig(every='2 steps'),
-    tensorboard=TensorBoardConfig(pictures=False),
-  ))
-"""
+CONFIG = commands.CONFIG.replace("'4 steps'", "'500 steps'").replace(
+  "    evaluators={'test': ClassificationEvaluatorConfig(split='test')},\n", ''
+)
 # Where the file system stalls: it answers this operation of a path with this text, and nothing after it.
 TRAINING = {
   'images: list': ('images', 'OPENDIR', 'images'),
@@ -68,16 +59,20 @@ def files(tmp_path_factory, golden):
 
 
 @pytest.fixture
-def mount(tmp_path):
-  """Mounts a folder that stalls."""
+def mount(files, tmp_path):
+  """mount(name, operation, text): the mount of the folder of this name, which stalls, and all folders by name."""
   mounts = []
+  folders = {name: files / name for name in ('images', 'shards', 'model')}
+  for name in ('run', 'out'):
+    folders[name] = tmp_path / name
+    folders[name].mkdir()
 
-  def make(folder: pathlib.Path, operation: str, text: str) -> Stalling:
+  def make(stalls: str, operation: str, text: str) -> tuple[Stalling, dict[str, pathlib.Path]]:
     try:
-      mounts.append(Stalling(folder, tmp_path / 'mount', operation, text))
+      mounts.append(Stalling(folders[stalls], tmp_path / 'mount', operation, text))
     except OSError as error:
       pytest.skip(f'this machine does not mount: {error}')
-    return mounts[-1]
+    return mounts[-1], folders | {stalls: tmp_path / 'mount'}
 
   yield make
   for mounted in mounts:
@@ -121,27 +116,17 @@ def cases(names: Iterable[str], always: str) -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize('case', cases(TRAINING, 'workdir: a save'))
-def test_sigterm_ends_training_while_a_mount_stalls(case, files, mount, tmp_path):
-  stalls, operation, text = TRAINING[case]
-  (tmp_path / 'run').mkdir()
-  places = {'images': files / 'images', 'shards': files / 'shards', 'run': tmp_path / 'run'}
-  stalling = mount(places[stalls], operation, text)
-  places[stalls] = tmp_path / 'mount'
-  source = f'tfds:{places["shards"]}' if stalls == 'shards' else f'folder:{places["images"]}'
-  (tmp_path / 'config.py').write_text(CONFIG.format(source))
-  started = fork_server.start(
-    'vit_jax.main', '--config=config.py', f'--workdir={places["run"]}', cwd=tmp_path
-  )
-  assert_ends(started, stalling)
+def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
+  stalling, places = mount(*TRAINING[case])
+  source = f'tfds:{places["shards"]}' if TRAINING[case][0] == 'shards' else f'folder:{places["images"]}'
+  (tmp_path / 'config.py').write_text(CONFIG)
+  flags = ('--config=config.py', f'--config.data.source={source}', f'--workdir={places["run"]}')
+  assert_ends(fork_server.start('vit_jax.main', *flags, cwd=tmp_path), stalling)
 
 
 @pytest.mark.parametrize('case', cases(OTHERS, 'predict: image'))
-def test_sigterm_ends_a_command_while_a_mount_stalls(case, files, mount, tmp_path):
-  stalls, operation, text = OTHERS[case]
-  (tmp_path / 'out').mkdir()
-  places = {'images': files / 'images', 'model': files / 'model', 'out': tmp_path / 'out'}
-  stalling = mount(places[stalls], operation, text)
-  places[stalls] = tmp_path / 'mount'
+def test_sigterm_ends_a_command_while_a_mount_stalls(case, mount, tmp_path):
+  stalling, places = mount(*OTHERS[case])
   model = places['model'] / 'model.npz'
   command = {
     'prepare': ('vit_jax.prepare', places['images'], places['out'] / 'shards'),

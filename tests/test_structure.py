@@ -93,6 +93,7 @@ FOUNDATION = {
   'files',
   'foreign_files',
   'json_lines',
+  'object_names',
   'options',
   'pytrees',
   'registry',

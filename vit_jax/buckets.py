@@ -20,6 +20,7 @@ from concurrent import futures
 from typing import Any, TypeVar
 
 from vit_jax.errors import OutOfReach, UserError
+from vit_jax.object_names import named_apart
 
 _log = logging.getLogger(__name__)
 _PART = 8 * 2**20  # bytes of one request for a large object
@@ -152,14 +153,17 @@ class Bucket:
 
   def listing(self, address: str) -> tuple[list[Entry], list[str]]:
     """The objects directly below an address, and the addresses of what is like a folder there; raises as `entry`."""
+    place = address.rstrip('/')
     try:
-      found = self._request(address, lambda: self._files._ls(address.rstrip('/') + '/', detail=True))
+      found = self._request(address, lambda: self._files._ls(f'{place}/', detail=True))
     except FileNotFoundError:
       return [], []
+    # Google's listing of an object has that object, and of a folder that a console has made that folder.
+    below = [item for item in found if f'{self._scheme}://{item["name"].rstrip("/")}' != place]
     folders = [
-      f'{self._scheme}://{item["name"].rstrip("/")}' for item in found if item['type'] == 'directory'
+      f'{self._scheme}://{item["name"].rstrip("/")}' for item in below if item['type'] == 'directory'
     ]
-    return self._entries(found), folders
+    return self._entries(below), folders
 
   def read(self, address: str, first: int, last: int) -> bytes:
     """The bytes from `first` to before `last` of an object.
@@ -340,42 +344,6 @@ def at_once(function: Callable[[_Item], object], items: Iterable[_Item]) -> None
   with futures.ThreadPoolExecutor(_OBJECTS) as pool:
     for _ in pool.map(function, items):
       pass
-
-
-def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
-  """Where an object is copied to: below `top` as it lies below an address.
-
-  Raises:
-    UserError: its name, which anybody may have chosen, leads elsewhere.
-  """
-  below = item.removeprefix(address).strip('/')
-  if not below:
-    return top
-  if any(
-    part in ('', '.', '..') or '\0' in part or len(os.fsencode(part)) > 240 for part in below.split('/')
-  ):
-    raise misnamed(item)
-  return top / below
-
-
-@contextlib.contextmanager
-def named_apart(address: str) -> Iterator[None]:
-  """Inside, an object is copied to a file.
-
-  Raises:
-    UserError: another object has the same name as a folder that this one is in, or the other way round.
-  """
-  try:
-    yield
-  except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-    raise UserError(
-      f'{address!r} cannot be copied, since one name is of an object and of a folder; remove one of them.'
-    ) from error
-
-
-def misnamed(item: str) -> UserError:
-  """The error for an object, or what is like a folder, that no folder on a disk could hold."""
-  return UserError(f'{item!r} is no name for a file of a model; remove it, or copy the model without it.')
 
 
 def missing(address: str) -> UserError:

@@ -9,23 +9,17 @@ import sys
 import textwrap
 import time
 
+import commands
 import pytest
 from fakes import AWKWARD, LAUNCH, ROOT
 
 POD = [sys.executable, LAUNCH / 'local_pod.py', '--grace_seconds=5']
-TINY = """
-from vit_jax.config import *
 
-def get_config():
-  return to_config_dict(Config(
-    total='{total} steps',
-    batch_size=16,
-    model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-    data=DataConfig(source='digits', image_size=(8, 8)),
-    checkpoint=CheckpointConfig(every='{total} steps'),
-    log_every='1 steps',
-  ))
-"""
+
+def tiny(steps: int) -> str:
+  """A config that trains for so many steps, logs each of them, and saves at the end."""
+  config = commands.CONFIG.replace("'2 steps'", f"'{steps} steps'")
+  return config.replace("total='4 steps'", f"total='{steps} steps', log_every='1 steps'")
 
 
 @pytest.fixture
@@ -103,7 +97,7 @@ def assert_gone(numbers: list[int], within: float = 0) -> None:
 
 def test_two_processes_train_as_one(start, tmp_path):
   config = tmp_path / 'it is.py'
-  config.write_text(TINY.format(total=4))
+  config.write_text(tiny(4))
   flags = (f'--config={config}', f'--workdir={tmp_path / "run"}')
   code, output = finish(start('--processes=2', command=flags))
   logs = [(tmp_path / 'logs' / f'process-{index}.log').read_text() for index in range(2)]
@@ -116,7 +110,7 @@ def test_two_processes_train_as_one(start, tmp_path):
 
 def test_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   config = tmp_path / 'config.py'
-  config.write_text(TINY.format(total=1000000))
+  config.write_text(tiny(1_000_000))
   workdir = tmp_path / 'run'
   run = f"""
   import runpy

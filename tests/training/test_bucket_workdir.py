@@ -93,15 +93,6 @@ def kill_after(
   return committed(place, name)
 
 
-def fetched(place: Place, name: str, to: pathlib.Path) -> pathlib.Path:
-  """A copy of a folder of the bucket."""
-  for item in place.names(name):
-    path = to / item.removeprefix(f'{name}/')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(place.get(item))
-  return to
-
-
 @pytest.fixture(scope='module')
 def finished(place: Place, folder: pathlib.Path) -> int:
   """The run in the bucket, killed, each time with an empty disk afterwards; how often it was killed."""
@@ -119,7 +110,7 @@ def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Plac
   assert finished == KILLS
   alone = start(folder, place, str(folder / 'alone'))
   assert alone.wait(120) == 0, logs(folder)
-  killed = fetched(place, NAME, folder / 'copy')
+  killed = place.get_folder(NAME, folder / 'copy')
   arrays, lines = compare(folder / 'alone', killed)
   assert arrays and lines == 12
   names = {
@@ -198,7 +189,7 @@ def test_two_processes_that_are_killed_end_in_the_same_bits(place: Place, folder
     shutil.rmtree(folder / f'cache_{index}')
   assert [process.wait(120) for process in processes(address)] == [0, 0], logs(folder)
   assert [process.wait(120) for process in processes(str(folder / 'two_alone'))] == [0, 0], logs(folder)
-  arrays, lines = compare(folder / 'two_alone', fetched(place, name, folder / 'two_copy'))
+  arrays, lines = compare(folder / 'two_alone', place.get_folder(name, folder / 'two_copy'))
   assert arrays and lines == 12
 
 
@@ -212,7 +203,7 @@ def test_killed_run_with_data_and_workdir_in_amazons_bucket_ends_in_the_same_bit
     shutil.rmtree(folder / 'cache')
     assert start(folder, amazon, address, option).wait(240) == 0, logs(folder)
     assert start(folder, amazon, str(folder / 'amazon_alone'), option).wait(240) == 0, logs(folder)
-    arrays, lines = compare(folder / 'amazon_alone', fetched(amazon, 'runs/amazon', folder / 'amazon_copy'))
+    arrays, lines = compare(folder / 'amazon_alone', amazon.get_folder('runs/amazon', folder / 'amazon_copy'))
     assert arrays and lines == 12
     assert not [name for name in amazon.names('runs/amazon') if name.endswith('lease.json')]
     result = run('vit_jax.main', folder, amazon, '--mode=eval', f'--workdir={address}')

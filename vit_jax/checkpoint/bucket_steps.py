@@ -15,6 +15,7 @@ from etils import epath
 from vit_jax import buckets
 from vit_jax.buckets import Bucket
 from vit_jax.errors import UserError
+from vit_jax.object_names import local_place
 
 _COMMIT = 'commit_success.txt'  # Orbax's own name for it
 # What Orbax writes last on a disk: in a run that was copied to the bucket.
@@ -63,7 +64,7 @@ class BucketSteps:
     top = self.path(step)
 
     def download(entry: buckets.Entry) -> None:
-      self._bucket.download(entry, buckets.local_place(folder, entry.address, top))
+      self._bucket.download(entry, local_place(folder, entry.address, top))
 
     buckets.at_once(download, self._bucket.below(f'{top}/{item}'))
 

@@ -19,10 +19,7 @@ class BucketFiles:
     self._bucket = Bucket(address)
 
   def isdir(self, address: str) -> bool:
-    entries, folders = self._bucket.listing(address)
-    return bool(folders) or any(
-      entry.address != address for entry in entries
-    )  # Google's lists an object in itself
+    return any(self._bucket.listing(address))
 
   def exists(self, address: str) -> bool:
     return self._bucket.entry(address) is not None or self.isdir(address)
@@ -48,8 +45,7 @@ class BucketFiles:
     """The addresses directly below one."""
     assert not detail
     entries, folders = self._bucket.listing(address)
-    # Where a console has made a folder, Google's listing names it among those below it.
-    return [entry.address for entry in entries] + [name for name in folders if name != address.rstrip('/')]
+    return [entry.address for entry in entries] + folders
 
   def rm(self, address: str, recursive: bool) -> None:
     assert recursive

@@ -14,9 +14,10 @@ import filelock
 import tqdm
 
 from vit_jax import cache
-from vit_jax.buckets import Bucket, Entry, local_place, misnamed, missing, named_apart
+from vit_jax.buckets import Bucket, Entry, missing
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.errors import UserError
+from vit_jax.object_names import local_place, named_apart
 from vit_jax.pretrained import file_kinds
 
 _OF_FOLDERS = ('.json', '.safetensors', '.txt')  # what a Hugging Face folder's model consists of
@@ -61,21 +62,14 @@ def _of_model(bucket: Bucket, address: str) -> list[Entry]:
   if checkpoints is not None:
     steps = BucketSteps(checkpoints)
     newest = steps.newest()
-    chosen += [] if newest is None else _below(bucket, steps.path(newest))
+    chosen += [] if newest is None else bucket.below(steps.path(newest))
   elif 'params' in names or 'ema' in names:  # one step of a run
-    chosen = _below(bucket, address)
+    chosen = bucket.below(address)
   if not chosen:
     raise UserError(
       f'{address} has no model: neither .json and .safetensors files, nor checkpoints/; check the address.'
     )
   return chosen
-
-
-def _below(bucket: Bucket, address: str) -> list[Entry]:
-  objects, folders = bucket.listing(address)
-  if address in folders:  # of a name with two slashes
-    raise misnamed(f'{address}//')
-  return objects + [entry for folder in folders for entry in _below(bucket, folder)]
 
 
 def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:

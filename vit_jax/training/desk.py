@@ -17,6 +17,7 @@ from vit_jax.checkpoint.bucket_lease import BucketLease
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.lease import FILE_NAME
 from vit_jax.errors import UserError
+from vit_jax.object_names import local_place
 
 CHECKPOINTS = 'checkpoints'
 _PAUSE = 10.0  # seconds between two copies, or
@@ -123,12 +124,11 @@ class Desk:
     objects, folders = self._bucket.listing(self._address)
     wanted = [entry for entry in objects if not entry.address.rpartition('/')[2].startswith(_NOT_READ)]
     for folder in folders:
-      # Where a console has made a folder, Google's listing names it among those below it.
-      if folder != self._address and folder.rpartition('/')[2] not in _NOT_READ:
+      if folder.rpartition('/')[2] not in _NOT_READ:
         wanted += self._bucket.below(folder)
 
     def download(entry: buckets.Entry) -> None:
-      self._bucket.download(entry, buckets.local_place(self.folder, entry.address, self._address))
+      self._bucket.download(entry, local_place(self.folder, entry.address, self._address))
 
     buckets.at_once(download, wanted)
     steps = BucketSteps(self.checkpoints)
