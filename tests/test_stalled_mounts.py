@@ -19,6 +19,12 @@ SECONDS = 120  # for what takes ten on a machine that has nothing else to do
 CONFIG = commands.CONFIG.replace("'4 steps'", "'500 steps'").replace(
   "    evaluators={'test': ClassificationEvaluatorConfig(split='test')},\n", ''
 )
+STUDY = """
+from vit_jax.study.definition import Study, Variant
+
+def get_study():
+  return Study('One run', {'one': Variant('quickstart', {'total': '2 steps', 'model.depth': 1})}, seeds=(0,))
+"""
 # Where the file system stalls: it answers this operation of a path with this text, and nothing after it.
 TRAINING = {
   'images: list': ('images', 'OPENDIR', 'images'),
@@ -38,6 +44,13 @@ OTHERS = {
   'predict: checkpoint': ('model', 'OPEN', 'model.npz'),
   'predict: image': ('images', 'OPEN', '.png'),
   'convert: model': ('out', 'WRITE', 'safetensors'),
+  'selftrain: images': ('images', 'OPEN', '.png'),
+  'selftrain: predictions': ('out', 'CREATE', 'labelled'),
+  'transfer: images': ('images', 'OPEN', '.png'),
+  'transfer: a run': ('out', 'MKDIR', 'report'),
+  'transfer: table': ('out', 'CREATE', 'table.json'),
+  'study: a run': ('out', 'MKDIR', 'checkpoints'),
+  'study: table': ('out', 'CREATE', 'table.json'),
 }
 
 
@@ -128,9 +141,19 @@ def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
 def test_sigterm_ends_a_command_while_a_mount_stalls(case, mount, tmp_path):
   stalling, places = mount(*OTHERS[case])
   model = places['model'] / 'model.npz'
+  (tmp_path / 'study.py').write_text(STUDY)
   command = {
     'prepare': ('vit_jax.prepare', places['images'], places['out'] / 'shards'),
     'predict': ('vit_jax.predict', f'--checkpoint={model}', places['images']),
     'convert': ('vit_jax.convert', model, places['out'] / 'hf', '--format=hf'),
+    'selftrain': (
+      *('vit_jax.selftrain', f'--teachers={model}', f'--workdir={places["out"]}/labelled'),
+      places['images'],
+    ),
+    'transfer': (
+      *('vit_jax.transfer', f'--checkpoint={model}', f'--workdir={places["out"]}/transfer', '--image_size=8'),
+      *(f'--suite=folder:{places["images"]}', '--steps=2', '--batch_size=8', '--rates=0.01', '--seeds=1'),
+    ),
+    'study': ('vit_jax.study', 'study.py', f'--workdir={places["out"]}/study', '--jobs=1'),
   }[case.partition(':')[0]]
   assert_ends(fork_server.start(*map(str, command), cwd=tmp_path), stalling)
