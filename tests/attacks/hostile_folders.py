@@ -36,11 +36,11 @@ def changed(kind: str, file: str = 'config.json', **changes: Any) -> Make:
   return make
 
 
-def timm_changed(section: str, **changes: Any) -> Make:
+def timm_changed(section: str, kind: str = 'timm', **changes: Any) -> Make:
   """Values of a section of timm's config.json replaced."""
 
   def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
-    copy = copy_of('timm', folder, sound)
+    copy = copy_of(kind, folder, sound)
     values = json.loads((copy / 'config.json').read_text())
     values[section] |= changes
     (copy / 'config.json').write_text(json.dumps(values))
@@ -205,6 +205,7 @@ FOLDERS: dict[str, tuple[Make, str]] = {
     timm_changed('pretrained_cfg', interpolation='magic'),
     "interpolation 'magic'",
   ),
+  'an unknown cropping': (timm_changed('pretrained_cfg', crop_mode='magic'), "crop_mode 'magic'"),
   'timm: names that are numbers': (timm_changed('pretrained_cfg', label_names=[1, 2, 3]), 'label_names'),
   'arguments that are a list': (changed('timm', model_args=[]), 'model_args'),
   'an architecture that is a number': (changed('timm', architecture=5), 'architecture 5'),
@@ -214,4 +215,46 @@ FOLDERS: dict[str, tuple[Make, str]] = {
     'that of a vit_.* has 4 dimensions',
   ),
   'positions of one dimension': (tensors_changed('timm', shape_of('pos_embed', 5)), 'has 3 dimensions'),
+  'a billion times as wide': (
+    changed('efficientnet', width_coefficient=10**9),
+    'width_coefficient 1000000000',
+  ),
+  'a billion times as deep': (
+    changed('efficientnet', depth_coefficient=10**9),
+    'depth_coefficient 1000000000',
+  ),
+  'a width that is no number': (
+    changed('efficientnet', width_coefficient=float('nan')),
+    'width_coefficient nan',
+  ),
+  'a depth that is deep': (changed('efficientnet', depth_coefficient=NESTED), 'depth_coefficient'),
+  'stages that are an object': (changed('efficientnet', num_block_repeats={}), 'num_block_repeats'),
+  'a billion channels at the top': (changed('efficientnet', hidden_dim=10**9), 'hidden_dim 1000000000'),
+  'a dropout of everything': (changed('efficientnet', dropout_rate=1), 'dropout_rate 1'),
+  'a padding that is a text': (changed('efficientnet', depthwise_padding='3'), 'depthwise_padding'),
+  'a statistic of two dimensions': (
+    tensors_changed('efficientnet', shape_of('efficientnet.embeddings.batchnorm.running_var', 2, 2)),
+    'running_var',
+  ),
+  'an EfficientNet b9': (
+    changed('timm_efficientnet', architecture='tf_efficientnet_b9'),
+    'tf_efficientnet_b9',
+  ),
+  'timm: an epsilon that is no number': (
+    timm_changed('model_args', 'timm_efficientnet', bn_eps=float('nan')),
+    'bn_eps nan',
+  ),
+  'timm: a billion channels': (timm_changed('model_args', 'timm_efficientnet', in_chans=10**9), '1000000000'),
+  'timm: another pooling': (
+    timm_changed('model_args', 'timm_efficientnet', global_pool='max'),
+    "global_pool 'max'",
+  ),
+  'timm: images of a billion pixels': (
+    timm_changed('pretrained_cfg', 'timm_efficientnet', input_size=[3, 10**9, 5]),
+    'input_size',
+  ),
+  'timm: images of one number': (
+    timm_changed('pretrained_cfg', 'timm_efficientnet', input_size=5),
+    'input_size 5',
+  ),
 }

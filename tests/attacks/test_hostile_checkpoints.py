@@ -14,7 +14,7 @@ from hostile_files import FILES, OTHERS
 from hostile_folders import FOLDERS
 
 from vit_jax import pytrees
-from vit_jax.config import ViTConfig
+from vit_jax.config import EfficientNetConfig, ViTConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
@@ -31,8 +31,13 @@ def sound(tmp_path_factory) -> pathlib.Path:
   sizes: dict[str, Any] = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
   model = ViTConfig(variant='custom', **sizes)
   dinov2 = dataclasses.replace(model, layer_scale=0.1, register_tokens=2)
-  for kind in ('vit', 'dinov2', 'timm', 'npz', 'run'):
-    architecture = Architecture(dinov2 if kind == 'dinov2' else model, (16, 16), 3, 3)
+  models = dict.fromkeys(('vit', 'timm', 'npz', 'run'), model) | {
+    'dinov2': dinov2,
+    'efficientnet': EfficientNetConfig('custom', width_multiplier=0.5, depth_multiplier=0.3),
+    'timm_efficientnet': EfficientNetConfig('B0'),
+  }
+  for kind, model in models.items():
+    architecture = Architecture(model, (16, 16), 3, 3)
     rng = np.random.default_rng(0)
     params = {
       path: rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in architecture.shapes().items()

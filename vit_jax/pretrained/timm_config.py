@@ -16,6 +16,8 @@ _INTERPOLATIONS: dict[str, Method] = {
   'lanczos': 'lanczos',
 }
 
+_SQUASHES = {'center': False, 'squash': True}  # timm's crop_mode
+
 
 def class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | None:
   """The classes that it names; None: none, or others than the head has."""
@@ -31,7 +33,7 @@ def preprocess(published: JsonObject, image_size: tuple[int, int], channels: int
   """timm's evaluation: resize, cut the middle `crop_pct`, normalise."""
   share = published.number('crop_pct', 0.9, low=0.01, high=10)
   height, width = (max(math.floor(side / share), 1) for side in image_size)
-  squash = published.text('crop_mode') == 'squash' or height != width
+  squash = published.choice('crop_mode', _SQUASHES, 'center') or height != width
   return Preprocess(
     image_size,
     channels,
