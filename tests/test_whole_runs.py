@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -34,6 +35,19 @@ def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(t
   print(kill_and_resume.check(1, processes, 1, tmp_path, config_text=config))
   arrays = kill_and_resume.final_arrays(tmp_path / 'killed')
   assert any(name.startswith('model_state') for name in arrays)
+
+
+@pytest.mark.nightly  # compiling an EfficientNet takes a CPU a while
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_killed_efficientnet_ends_in_the_same_bits(tmp_path, processes):
+  sizes = "variant='custom', width_multiplier=0.25, depth_multiplier=0.1, stochastic_depth=0.2"
+  config = re.sub(r'ViTConfig\(.*?\n    \)', f'EfficientNetConfig({sizes})', CONFIG, flags=re.DOTALL)
+  config = config.replace('image_size=(8, 8)', 'image_size=(32, 32)').replace(
+    f"'{STEPS} steps'", "'20 steps'"
+  )
+  print(kill_and_resume.check(1, processes, 1, tmp_path, config_text=config))
+  arrays = kill_and_resume.final_arrays(tmp_path / 'killed')
+  assert any('top_norm/mean' in name for name in arrays)
 
 
 def wait_for(path: pathlib.Path, processes: list[subprocess.Popen], seconds: float = 240) -> None:

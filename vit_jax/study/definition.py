@@ -58,6 +58,11 @@ class Variant:
   line: str = ''
   at: float | None = None
 
+  @property
+  def objective_teacher(self) -> str:
+    """The variant whose runs are this one's `objective.teachers`; '': none is."""
+    return '' if self.unlabelled else self.teacher
+
 
 @dataclasses.dataclass(frozen=True)
 class Study:
@@ -154,7 +159,7 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
         options['init.checkpoint'] = str(start)
       if variant.unlabelled is not None:
         options |= _with_labels(configs[name], variant.unlabelled, folder)
-      elif teacher is not None:
+      if variant.objective_teacher:
         options['objective.teachers'] = str(teacher)
       config = _changed(name, config_lib.to_config_dict(configs[name]), options)
       found.append(StudyRun(name, seed, config, folder, start, teacher, variant.unlabelled))
@@ -166,8 +171,8 @@ def command(variant: Variant) -> str:
   options = [f'--config.{name}={value}' for name, value in variant.options.items()]
   if variant.start:
     options.append(f'--config.init.checkpoint={variant.start}')
-  if variant.teacher and variant.unlabelled is None:
-    options.append(f'--config.objective.teachers={variant.teacher}')
+  if variant.objective_teacher:
+    options.append(f'--config.objective.teachers={variant.objective_teacher}')
   return shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *options])
 
 
@@ -196,8 +201,8 @@ def _with_labels(config: Config, unlabelled: Unlabelled, folder: pathlib.Path) -
 def _config(name: str, variant: Variant) -> Config:
   """The config of a variant's runs, but for what differs by seed; its input, as its XLA, takes one thread."""
   options: dict[str, Any] = {'data.threads': 1, **variant.options}
-  if variant.teacher and variant.unlabelled is None:
-    options['objective.teachers'] = variant.teacher
+  if variant.objective_teacher:
+    options['objective.teachers'] = variant.objective_teacher
   return _changed(name, config_files.load(variant.config), options)
 
 
