@@ -236,3 +236,5 @@ def test_bucket_that_stalls_is_said_within_the_limit_of_a_step(
     place.proxy.faulty = ''
   sentence = [line for line in logs(folder).splitlines() if 'did not end within 20 s' in line][-1]
   assert sentence.startswith(said) and '(config.step_limit)' in sentence
+  assert f'gs://bucket/runs/{name}/report/hang_0.txt' in sentence
+  assert b'watchdog.py' in place.get(f'runs/{name}/report/hang_0.txt')

@@ -112,7 +112,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
     contextlib.closing(screen),
     pipeline.stream(first_step, timeline.total) as batches,
     Profiler(config.profile, folder / 'profile', screen.say) as profiler,
-    Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt') as watchdog,
+    Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt', desk) as watchdog,
   ):
     speed.restart()
     screen.begin(first_step, timeline.total)

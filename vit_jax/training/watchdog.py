@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from vit_jax.errors import end_to_restart
+from vit_jax.training.desk import Desk
 
 _Item = TypeVar('_Item')
 
@@ -32,13 +33,14 @@ class Watchdog:
   silent.
   """
 
-  def __init__(self, limit: float, path: pathlib.Path):
+  def __init__(self, limit: float, path: pathlib.Path, desk: Desk | None = None):
     """
     Args:
       limit: seconds that a step, or the next batch of an evaluation, may take; 0 for no limit.
       path: the file for the stacks.
+      desk: that the file is on, where the workdir is in a bucket.
     """
-    self._limit, self._path = limit, path
+    self._limit, self._path, self._desk = limit, path, desk
     self._what = ''  # is being watched
     self._since: float | None = None  # when that began; None if nothing is being watched
     self._over = threading.Event()
@@ -92,11 +94,17 @@ class Watchdog:
       stacks = file.read()
     print(stacks, file=sys.stderr, flush=True)
     # In a thread of its own, because this may hang too: a stalled file system is a common cause.
-    writer = threading.Thread(target=self._path.write_text, args=(stacks,), daemon=True)
+    writer = threading.Thread(target=self._write, args=(stacks,), daemon=True)
     writer.start()
     writer.join(timeout=10)
+    place = str(self._path) if self._desk is None else self._desk.named(str(self._path))
     end_to_restart(
       f'{self._what} did not end within {self._limit:g} s (config.step_limit); the stacks above, which '
-      f'are also in {self._path}, show where it hangs; start the same command again to go on from the last '
+      f'are also in {place}, show where it hangs; start the same command again to go on from the last '
       f'checkpoint.'
     )
+
+  def _write(self, stacks: str) -> None:
+    self._path.write_text(stacks)
+    if self._desk is not None:
+      self._desk.copy()
