@@ -22,6 +22,7 @@ from vit_jax.registry import Registry
 
 Params = dict[str, Any]  # nested dicts of a model's parameters
 
+# (batches) -> the same batches; see `Evaluator.run`.
 Limited = Callable[[Iterable[dict[str, jax.Array]]], Iterable[dict[str, jax.Array]]]
 
 EMA_SUFFIX = '_ema'  # of an evaluator's name, in the metrics of the parameters' EMA
