@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from transformers_vit import SIZES, config
 
 CONTENDERS = ('eager', 'compiled', 'ours')
-SIZES = {'S/16': (384, 12, 6, 1536), 'B/16': (768, 12, 12, 3072), 'Ti/16': (192, 12, 3, 768)}
 
 
 def ours(folder: str, images: np.ndarray) -> Callable[[], np.ndarray]:
@@ -52,15 +52,7 @@ def save_random(variant: str, folder: str) -> None:
   """A folder with a model of transformers."""
   import transformers
 
-  width, depth, heads, hidden = SIZES[variant]
-  config = transformers.ViTConfig(
-    hidden_size=width,
-    num_hidden_layers=depth,
-    num_attention_heads=heads,
-    intermediate_size=hidden,
-    num_labels=1000,
-  )
-  transformers.ViTForImageClassification(config).save_pretrained(folder)
+  transformers.ViTForImageClassification(config(variant)).save_pretrained(folder)
   preprocessor = transformers.ViTImageProcessor(size={'height': 224, 'width': 224})
   preprocessor.save_pretrained(folder)
 

@@ -1,7 +1,8 @@
-"""Our training step against Hugging Face's ViT on PyTorch, and scanned against unrolled blocks.
+"""Our training step against Hugging Face's ViT on PyTorch, eager and compiled.
 
   pip install -e . && pip install torch==2.13.0 transformers
   python benchmarks/train_step.py
+  python benchmarks/train_step.py --contenders eager scanned unrolled  # ours without 'auto'
 
 Each contender is a process of its own, which builds its model and runs some steps whenever it is its turn.
 Turns alternate, so that whatever else the machine does slows all of them. All train the same ViT with AdamW
@@ -15,35 +16,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-CONTENDERS = ('peer', 'scanned', 'unrolled')
-SIZES = {'S/16': (384, 12, 6, 1536), 'Ti/16': (192, 12, 3, 768)}  # width, blocks, heads, hidden
+from transformers_vit import SIZES, config
+
+PEERS = ('eager', 'compiled')
+OURS: dict[str, dict[str, Any]] = {'ours': {}, 'scanned': {'unroll': False}, 'unrolled': {'unroll': True}}
 CLASSES = 1000
 
 Contender = tuple[Callable[[], None], str]
 
 
-def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: bool) -> Contender:
-  """vit_jax's training step.
+def ours(variant: str, batch_size: int, image_size: int, **options: Any) -> Contender:
+  """vit_jax's training step, with options of the model.
 
   Returns:
     (a function that runs a step, a text about its compilation).
   """
-  del threads  # XLA takes all cores
   import jax
   import numpy as np
 
   from vit_jax import config as c
   from vit_jax.training.run import Dataset, Run
 
-  config = c.Config(
+  settings = c.Config(
     total='1000 steps',
     batch_size=batch_size,
-    model=c.ViTConfig(variant=variant, unroll=unroll),
+    model=c.ViTConfig(variant=variant, **options),
     data=c.DataConfig(image_size=(image_size, image_size)),
     optimizer=c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
   )
-  program = Run(config, Dataset(1000, num_classes=CLASSES)).program
+  program = Run(settings, Dataset(1000, num_classes=CLASSES)).program
   begin = time.perf_counter()
   step = program.step.lower(program.state, program.batch).compile()
   seconds = time.perf_counter() - begin
@@ -64,45 +67,37 @@ def ours(variant: str, batch_size: int, image_size: int, threads: int, unroll: b
   return run, f'compiled in {seconds:.1f} s, {temporary:.0f} MiB of temporaries'
 
 
-def peer(variant: str, batch_size: int, image_size: int, threads: int) -> Contender:
+def peer(variant: str, batch_size: int, image_size: int, threads: int, compiled: bool) -> Contender:
   """The step of transformers.ViTForImageClassification with torch.optim.AdamW; returns as `ours`."""
   import torch
   import transformers
 
   torch.set_num_threads(threads)
-  width, depth, heads, hidden = SIZES[variant]
-  config = transformers.ViTConfig(
-    hidden_size=width,
-    num_hidden_layers=depth,
-    num_attention_heads=heads,
-    intermediate_size=hidden,
-    hidden_act='gelu_pytorch_tanh',
-    image_size=image_size,
-    patch_size=int(variant.split('/')[1]),
-    num_labels=CLASSES,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-  )
-  model = transformers.ViTForImageClassification(config).train()
+  options = {'hidden_act': 'gelu_pytorch_tanh', 'image_size': image_size}
+  model = transformers.ViTForImageClassification(config(variant, **options)).train()
+  function = torch.compile(model) if compiled else model
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
   images = torch.randint(0, 256, (batch_size, 3, image_size, image_size), dtype=torch.uint8)
   labels = torch.randint(0, CLASSES, (batch_size,))
 
   def run() -> None:
     optimizer.zero_grad()
-    loss = model(images.float() / 127.5 - 1, labels=labels).loss
+    loss = function(images.float() / 127.5 - 1, labels=labels).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
-  attention = config._attn_implementation
+  attention = model.config._attn_implementation
   return run, f'torch {torch.__version__}, transformers {transformers.__version__}, {attention} attention'
 
 
 def work(name: str, args: argparse.Namespace) -> None:
   """The process of a contender."""
-  settings = (args.variant, args.batch_size, args.image_size, args.threads)
-  serve(*(peer(*settings) if name == 'peer' else ours(*settings, unroll=name == 'unrolled')))
+  settings = (args.variant, args.batch_size, args.image_size)
+  if name in OURS:
+    serve(*ours(*settings, **OURS[name]))
+  else:
+    serve(*peer(*settings, args.threads, name == 'compiled'))
 
 
 def serve(run: Callable[[], None], text: str) -> None:
@@ -168,20 +163,22 @@ def main() -> None:
   parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
   parser.add_argument('--turns', type=int, default=15)
   parser.add_argument('--steps', type=int, default=2, help='in a turn')
-  parser.add_argument('--contender', choices=CONTENDERS, help=argparse.SUPPRESS)
+  names = (*PEERS, *OURS)
+  parser.add_argument('--contenders', nargs='+', choices=names, default=[*PEERS, 'ours'])
+  parser.add_argument('--contender', choices=names, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.contender:
     return work(args.contender, args)
 
-  texts, seconds, peaks = take_turns(CONTENDERS, args.turns, args.steps)
+  texts, seconds, peaks = take_turns(args.contenders, args.turns, args.steps)
   print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, float32, {args.turns} turns')
   medians = {name: statistics.median(times) for name, times in seconds.items()}
   for name, times in seconds.items():
-    ratio = statistics.median(p / t for p, t in zip(seconds['peer'], times, strict=True))
+    ratio = statistics.median(p / t for p, t in zip(seconds[args.contenders[0]], times, strict=True))
     rate = args.batch_size / medians[name]
     print(
       f'{name:9} median {medians[name]:.3f} s, lowest {min(times):.3f} s, {rate:.2f} images/s, {ratio:.2f} × '
-      f'the speed of the peer; peak {peaks[name]} MiB; {texts[name]}'
+      f'the speed of {args.contenders[0]}; peak {peaks[name]} MiB; {texts[name]}'
     )
 
 
