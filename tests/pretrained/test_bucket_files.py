@@ -125,7 +125,10 @@ class _Hostile(buckets.Bucket):
     del address
 
   def listing(self, address):
-    return [buckets.Entry(f'{address}/{self._name}', 1, '')], [f'{address}/params'] * address.endswith('run')
+    return self.below(address), [f'{address}/params'] * address.endswith('run')
+
+  def below(self, address):
+    return [buckets.Entry(f'{address}/{self._name}', 1, '')]
 
   def read(self, address, first, last):
     del address, first, last
