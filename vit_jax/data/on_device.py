@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.data import augment_policy
 from vit_jax.data.config import DataConfig
 
-Batch = dict[str, jax.Array]
+Batch = dict[str, jax.Array]  # what the pipeline makes, or a part of it
 
 
 def prepare(images: jax.Array, data: DataConfig) -> jax.Array:

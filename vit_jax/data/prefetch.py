@@ -7,9 +7,9 @@ from concurrent import futures
 from typing import NamedTuple, Self
 
 import cv2
-import jax
 
-Batch = dict[str, jax.Array]
+from vit_jax.data.on_device import Batch
+
 Task = Callable[[], None]
 # (tasks, assemble): the tasks fill the batch's buffers, `assemble` makes the batch from them afterwards.
 Work = tuple[list[Task], Callable[[], Batch]]

@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 
 from vit_jax.data.config import DataConfig
+from vit_jax.data.on_device import Batch
 from vit_jax.durations import Duration
 from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
@@ -23,7 +24,7 @@ from vit_jax.registry import Registry
 Params = dict[str, Any]  # nested dicts of a model's parameters
 
 # (batches) -> the same batches; see `Evaluator.run`.
-Limited = Callable[[Iterable[dict[str, jax.Array]]], Iterable[dict[str, jax.Array]]]
+Limited = Callable[[Iterable[Batch]], Iterable[Batch]]
 
 EMA_SUFFIX = '_ema'  # of an evaluator's name, in the metrics of the parameters' EMA
 

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
+from vit_jax.data.on_device import Batch
 from vit_jax.errors import UserError
 from vit_jax.evaluation import classification_metrics, ranking
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
@@ -23,7 +24,6 @@ from vit_jax.objectives.base import ClassScores
 from vit_jax.objectives.classification import ranks
 from vit_jax.parallel import mesh as mesh_lib
 
-Batch = dict[str, jax.Array]
 EvalStep = Callable[[Params, Batch], dict[str, Any]]
 
 

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal, Protocol
 import jax
 
 from vit_jax.data.config import DataConfig
+from vit_jax.data.on_device import Batch
 from vit_jax.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig
 from vit_jax.registry import Registry
 
-Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 # The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).
 Predictor = Callable[[jax.Array], jax.Array]

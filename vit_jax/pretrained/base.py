@@ -146,6 +146,11 @@ class Format(abc.ABC):
     return UserError(f'{title} cannot hold this model: {why}; choose another format ({", ".join(others)}).')
 
 
+def no_teacher(checkpoint: str) -> UserError:
+  """The error of a checkpoint without a head that is asked to teach."""
+  return UserError(f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).')
+
+
 def with_told(path: pathlib.Path, model: M, told: Mapping[str, Any]) -> M:
   """The model of a checkpoint with the options that the caller tells.
 

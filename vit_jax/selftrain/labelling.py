@@ -20,6 +20,7 @@ from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
 from vit_jax.loading import load
 from vit_jax.models.base import Model
+from vit_jax.pretrained.base import no_teacher
 from vit_jax.selftrain.choosing import Predictions
 from vit_jax.selftrain.unlabelled import Unlabelled
 
@@ -50,9 +51,7 @@ class Teachers:
     first = self._models[0]
     for checkpoint, model in zip(checkpoints, self._models, strict=True):
       if not model.num_classes:
-        raise UserError(
-          f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).'
-        )
+        raise no_teacher(checkpoint)
       if model.num_classes != first.num_classes or model.link != first.link:
         raise UserError(
           f'{checkpoint} has {model.num_classes} classes by {model.link}, and {checkpoints[0]} has '

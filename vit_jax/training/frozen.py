@@ -21,7 +21,7 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.base import Pretrained, no_teacher
 from vit_jax.pretrained.config import InitConfig
 
 Params = dict[str, Any]
@@ -136,9 +136,7 @@ class FrozenModels:
   def _check_fit(self, checkpoint: str, own: Architecture) -> None:
     """Raises UserError for a model that cannot say anything of the run's images and classes."""
     if not own.num_classes:
-      raise UserError(
-        f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).'
-      )
+      raise no_teacher(checkpoint)
     if not own.model.classifies_images or own.num_classes != self._num_classes:
       raise UserError(
         f'{checkpoint} has logits of {own.num_classes} classes and the run of {self._num_classes}; choose a teacher '

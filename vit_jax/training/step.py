@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax import pytrees
 from vit_jax.config import Config
 from vit_jax.data import on_device
+from vit_jax.data.on_device import Batch
 from vit_jax.models.base import Architecture, Model
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
@@ -24,7 +25,6 @@ from vit_jax.training.schedule import make_schedule
 from vit_jax.training.state import TrainState
 from vit_jax.training.timeline import Timeline
 
-Batch = dict[str, jax.Array]
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
