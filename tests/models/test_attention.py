@@ -12,7 +12,8 @@ import tiny
 from attention_reference import attention_in_float64
 from flax import linen, nnx
 
-from vit_jax.models.attention import Attention, attend_by_weights, attend_in_groups, grouped, kept_weights
+from vit_jax.models.attention import Attention
+from vit_jax.models.softmax_attention import attend_by_weights, attend_in_groups, grouped, kept_weights
 
 CASES = {
   'token': {},

@@ -1,0 +1,274 @@
+"""softmax(q k^T / sqrt(Dh)) v, in the forms that XLA compiles well on TPUs and CPUs (paper, equations 6 and 7)."""
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.dropout import Place, dropout
+
+# A TPU computes on rows of 128 numbers; so few tokens beyond a multiple of it are a group of their own.
+_LANES, _FEW = 128, 8
+# Up to so many tokens there is memory for the weights of all blocks.
+_MOST_KEPT = 512
+
+# What is rounded to the dtype of the queries before the softmax: the logits, or what each is below the largest of its
+# query, whose rounding the greatest weights hardly notice.
+Rounded = Literal['logits', 'differences']
+
+
+def attend_by_weights(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  bias: jax.Array | None = None,
+  rate: float = 0.0,
+  dropout_keys: jax.Array | None = None,
+  rounded: Rounded | None = None,
+) -> jax.Array:
+  """dropout(softmax(q k^T / sqrt(Dh) + bias)) v, the softmax in float32 (equations 6 and 7).
+
+  Only this form has a bias and dropout; its backward pass reads what it kept of the weights.
+
+  Args:
+    query: (B, Q, H, Dh).
+    key: (B, N, H, Dh).
+    value: (B, N, H, Dh).
+    bias: float32 (B or 1, H, Q, N), or None.
+    rate: dropout of the attention weights.
+    dropout_keys: (B,) typed PRNG keys of that dropout; None: nothing is dropped.
+    rounded: what is rounded before the softmax; None: nothing.
+
+  Returns:
+    (B, Q, H, Dh), of the dtype of `value`.
+  """
+  if rounded and bias is None and (not rate or dropout_keys is None):
+    inputs = _heads_first(scaled(query)), _heads_first(key), _heads_first(value)
+    out: jax.Array = _attend_keeping(*inputs, rounded)
+    return _heads_last(out)
+  weights = attention_weights(query, key, bias, rounded).astype(value.dtype)
+  weights = dropout(weights, rate, dropout_keys, Place.ATTENTION_WEIGHTS)
+  return _heads_last(jnp.einsum('bhqn,bhnd->bhqd', weights, _heads_first(value)))
+
+
+Groups = tuple[jax.Array, ...]  # consecutive tokens of one sequence
+
+
+def attend_in_groups(queries: Groups, keys: Groups, values: Groups) -> Groups:
+  """softmax(q k^T / sqrt(Dh)) v of sequences cut into groups: a query attends to the keys of all groups.
+
+  Args:
+    queries: (B, Qi, H, Dh) each.
+    keys, values: (B, Ni, H, Dh) each.
+
+  Returns:
+    (B, Qi, H, Dh) each.
+  """
+  outs = _attend(
+    tuple(_heads_first(scaled(query)) for query in queries),
+    tuple(_heads_first(key) for key in keys),
+    tuple(_heads_first(value) for value in values),
+  )
+  return tuple(_heads_last(out) for out in outs)
+
+
+def grouped(x: jax.Array) -> Groups:
+  """(B, N, ...) in groups: 257 tokens become a group of 256 and one of 1.
+
+  A TPU pads an array's last side to a multiple of 128, so 257 tokens (16 x 16 patches and a class token)
+  would take as long as 384. In groups a block of H/14 takes 0.87 of the time, by the compiler's estimate for
+  a TPU v3.
+  """
+  whole = x.shape[1] // _LANES * _LANES
+  return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
+
+
+def kept_weights(
+  tokens: int, dtype: jnp.dtype | type, sharding: jax.sharding.NamedSharding | None, *, unrolled: bool
+) -> Rounded | None:
+  """Whether the backward pass of XLA's attention reads its weights, and if so, what is rounded for them.
+
+  In bfloat16 reading them is faster on a TPU than computing them again where tokens do not fill its rows. The
+  softmax is in float32; its input is rounded, as that of Flax's (and so big_vision's) is. By the compiler's
+  estimates, 32 images a core of v3-128, 64 of v5e:8x8:
+
+  |                               | logits  | differences | again         | why                                    |
+  |-------------------------------|---------|-------------|---------------|----------------------------------------|
+  | L/16, 3 blocks unrolled, v3   | 44.4 ms | 44.8 ms     | 48 ms         | no float32 logits change their layout  |
+  | L/16, 2 blocks unrolled, v5e  | 28.7 ms | 28.2 ms     |               | product and softmax are one fusion     |
+  | L/16, a block alone, v4       | 4.78 ms | 4.68 ms     |               | likewise                               |
+  | L/16, 24 blocks as a loop, v3 | 373 ms  |             | less than 361 | a loop copies what each block saves    |
+  | H/14, 257 tokens, v3          | –       | –           | 840 ms        | `grouped` saves more                   |
+
+  Args:
+    tokens: N.
+    dtype: of queries, keys and values.
+    sharding: of the tokens, whose devices decide; None: nobody knows the devices.
+    unrolled: whether the blocks are compiled one after the other.
+
+  Returns:
+    None: the weights are computed again.
+  """
+  if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
+    return None
+  device = next(iter(sharding.device_set))
+  if device.platform != 'tpu' or tokens % _LANES <= _FEW:
+    return None
+  return 'logits' if device.device_kind in ('TPU v2', 'TPU v3') else 'differences'
+
+
+@jax.custom_vjp
+def _attend(queries: Groups, keys: Groups, values: Groups) -> Groups:
+  """softmax(q k^T) v of queries (B, H, Qi, Dh), keys and values (B, H, Ni, Dh), with its own backward pass.
+
+  Like flash attention (arXiv 2205.14135) the backward pass computes the B*H*Q*N weights again from q and k
+  rather than read them from memory: a tenth less time a block, by the compiler's estimate for a TPU v3.
+  """
+  return _attend_forward(queries, keys, values)[0]
+
+
+def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Groups, Any]:
+  """The outputs, and what the backward pass needs: inputs, outputs and the log of each softmax's sum."""
+  outs, log_totals = [], []
+  for query in queries:
+    logits = [_logits(query, key) for key in keys]
+    largest = functools.reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in logits))
+    weights = [jnp.exp(part - largest).astype(query.dtype) for part in logits]
+    out, total = jax.lax.platform_dependent(weights, values, tpu=_sums_by_one_product, default=_sums)
+    outs.append((out / total).astype(values[0].dtype))
+    log_totals.append(largest + jnp.log(total))
+  return tuple(outs), (queries, keys, values, tuple(outs), log_totals)
+
+
+def _sums(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
+  """The sums of weighted values (B, H, Q, Dh) and of weights (B, H, Q, 1) over all keys, in float32."""
+  products = [
+    jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32)
+    for w, v in zip(weights, values, strict=True)
+  ]
+  totals = [w.astype(jnp.float32).sum(axis=-1, keepdims=True) for w in weights]
+  return functools.reduce(operator.add, products), functools.reduce(operator.add, totals)
+
+
+def _sums_by_one_product(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
+  """As `_sums`, by a column of ones beside the values.
+
+  A TPU pads Dh to 128, so that the column is free; on a CPU it makes attention take twice as long.
+  """
+  values_and_ones = [jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1) for v in values]
+  products = [
+    jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32)
+    for w, v in zip(weights, values_and_ones, strict=True)
+  ]
+  sums = functools.reduce(operator.add, products)
+  return sums[..., :-1], sums[..., -1:]
+
+
+def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]:
+  """Gradients of queries, keys and values, from those of the outputs."""
+  queries, keys, values, outs, log_totals = saved
+  means = [  # of the weights' gradient, over the keys
+    (grad.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
+    for grad, out in zip(grads, outs, strict=True)
+  ]
+  of_queries, of_keys, of_values = ([jnp.zeros_like(x) for x in group] for group in (queries, keys, values))
+  for i, (query, log_total, mean, grad) in enumerate(zip(queries, log_totals, means, grads, strict=True)):
+    for j, (key, value) in enumerate(zip(keys, values, strict=True)):
+      weights = jnp.exp(_logits(query, key) - log_total)
+      grad_weights = jnp.einsum('bhqd,bhnd->bhqn', grad, value, preferred_element_type=jnp.float32)
+      grad_logits = (weights * (grad_weights - mean)).astype(query.dtype)
+      of_queries[i] += jnp.einsum('bhqn,bhnd->bhqd', grad_logits, key)
+      of_keys[j] += jnp.einsum('bhqn,bhqd->bhnd', grad_logits, query)
+      of_values[j] += jnp.einsum('bhqn,bhqd->bhnd', weights.astype(value.dtype), grad)
+  return tuple(of_queries), tuple(of_keys), tuple(of_values)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend_keeping(query: jax.Array, key: jax.Array, value: jax.Array, rounded: Rounded) -> jax.Array:
+  """softmax(q k^T) v of (B, H, Q or N, Dh), whose backward pass reads what was rounded before the softmax.
+
+  JAX's own gradient of the softmax sums the weights' gradient over the keys. Here the output gives that sum, which is
+  a pass over B*H*Q*N numbers less: 6 of 315 ms for L/16 on v3-128, by the compiler's estimate.
+  """
+  return _attend_keeping_forward(query, key, value, rounded)[0]
+
+
+def _attend_keeping_forward(
+  query: jax.Array, key: jax.Array, value: jax.Array, rounded: Rounded
+) -> tuple[jax.Array, Any]:
+  """The output, and what the backward pass needs: weights are exp(kept - offset) / total."""
+  if rounded == 'logits':
+    kept = _logits(query, key, query.dtype)
+    offset = kept.max(axis=-1, keepdims=True).astype(jnp.float32)
+  else:
+    logits = _logits(query, key)
+    kept = (logits - logits.max(axis=-1, keepdims=True)).astype(query.dtype)
+    offset = jnp.zeros((), jnp.float32)
+  exponentials = jnp.exp(kept.astype(jnp.float32) - offset)
+  total = exponentials.sum(axis=-1, keepdims=True)
+  weights = (exponentials / total).astype(value.dtype)
+  out = jnp.einsum('bhqn,bhnd->bhqd', weights, value, preferred_element_type=jnp.float32)
+  return out.astype(value.dtype), (query, key, value, kept, offset, total, out)
+
+
+def _attend_keeping_backward(rounded: Rounded, saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+  """Gradients of query, key and value, from that of the output."""
+  del rounded
+  query, key, value, kept, offset, total, out = saved
+  weights = jnp.exp(kept.astype(jnp.float32) - offset) / total
+  mean = (grad.astype(jnp.float32) * out).sum(
+    axis=-1, keepdims=True
+  )  # of the weights' gradient, over the keys
+  grad_weights = jnp.einsum('bhqd,bhnd->bhqn', grad, value, preferred_element_type=jnp.float32)
+  grad_logits = (weights * (grad_weights - mean)).astype(query.dtype)
+  return (
+    jnp.einsum('bhqn,bhnd->bhqd', grad_logits, key),
+    jnp.einsum('bhqn,bhqd->bhnd', grad_logits, query),
+    jnp.einsum('bhqn,bhqd->bhnd', weights.astype(value.dtype), grad),
+  )
+
+
+_attend_keeping.defvjp(_attend_keeping_forward, _attend_keeping_backward)
+
+
+def attention_weights(
+  query: jax.Array, key: jax.Array, bias: jax.Array | None, rounded: Rounded | None = None
+) -> jax.Array:
+  """(B, Q, H, Dh), (B, N, H, Dh) -> float32 (B, H, Q, N), which sum to one over N."""
+  dtype = query.dtype if rounded == 'logits' else jnp.float32
+  logits = _logits(_heads_first(scaled(query)), _heads_first(key), dtype).astype(jnp.float32)
+  logits = logits if bias is None else logits + bias
+  if rounded == 'differences':
+    differences = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    weights = jnp.exp(differences.astype(query.dtype).astype(jnp.float32))
+    return weights / weights.sum(axis=-1, keepdims=True)
+  return jax.nn.softmax(logits)
+
+
+def _logits(query: jax.Array, key: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+  """(B, H, Q, Dh), (B, H, N, Dh) -> (B, H, Q, N) of `dtype`."""
+  return jnp.einsum('bhqd,bhnd->bhqn', query, key, preferred_element_type=dtype)
+
+
+def scaled(query: jax.Array) -> jax.Array:
+  return query / math.sqrt(query.shape[-1])
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+  """(B, N, H, Dh) -> (B, H, N, Dh).
+
+  With heads before tokens the products are plain batched ones, which on a CPU take 0.8 of the time of einsum
+  in the order (B, N, H, Dh) and 0.6 of jax.nn.dot_product_attention's.
+  """
+  return x.transpose(0, 2, 1, 3)
+
+
+_heads_last = _heads_first  # the same transposition takes (B, H, N, Dh) back
