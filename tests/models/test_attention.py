@@ -13,7 +13,13 @@ from attention_reference import attention_in_float64
 from flax import linen, nnx
 
 from vit_jax.models.attention import Attention
-from vit_jax.models.softmax_attention import attend_by_weights, attend_in_groups, grouped, kept_weights
+from vit_jax.models.softmax_attention import (
+  attend_and_keep,
+  attend_by_weights,
+  attend_in_groups,
+  grouped,
+  keeps_weights,
+)
 
 CASES = {
   'token': {},
@@ -112,11 +118,8 @@ def test_groups_of_tokens_change_nothing(tokens):
 
 
 @pytest.mark.parametrize('spread', [1, 3], ids=['logits of 1', 'logits of 9'])
-def test_rounded_logits_are_nearer_to_float64_than_those_of_flax(spread):
-  """Of the result and of three gradients in bfloat16, by norms; Flax (big_vision) rounds logits and softmax.
-
-  What each logit is below the largest may be rounded almost for nothing.
-  """
+def test_kept_logits_are_nearer_to_float64_than_those_of_flax(spread):
+  """Of the result and of three gradients in bfloat16, by norms; Flax (big_vision) rounds logits and softmax."""
   query, key, value, grad = np.random.default_rng(0).standard_normal((4, 2, 50, 2, 64))
   inputs = [jnp.asarray(x, jnp.bfloat16) for x in (spread * query, spread * key, value, grad)]
   expected = attention_in_float64(*inputs)
@@ -127,12 +130,12 @@ def test_rounded_logits_are_nearer_to_float64_than_those_of_flax(spread):
     return [np.linalg.norm(x - e) / np.linalg.norm(e) for x, e in zip(found, expected, strict=True)]
 
   exact = errors(lambda *qkv: attend_in_groups(*((x,) for x in qkv))[0])
-  rounded = errors(lambda *qkv: attend_by_weights(*qkv, rounded='logits'))
-  differences = errors(lambda *qkv: attend_by_weights(*qkv, rounded='differences'))
+  kept = errors(attend_and_keep)
+  rounded = errors(lambda *qkv: attend_by_weights(*qkv, rounded=True))
   flax = errors(linen.dot_product_attention)
   assert all(0 < error < 0.007 for error in exact), exact
-  assert all(0 < error < 0.005 for error in differences), differences
-  assert all(ours < theirs < 0.03 for ours, theirs in zip(rounded, flax, strict=True)), (rounded, flax)
+  assert all(0 < error < 0.005 for error in (*kept, *rounded)), (kept, rounded)
+  assert all(ours < theirs < 0.03 for ours, theirs in zip(kept, flax, strict=True)), (kept, flax)
 
 
 PLATFORMS = {'cpu': 'cpu', 'NVIDIA H200': 'gpu'}  # of the kinds of devices that are no TPUs
@@ -144,21 +147,21 @@ def _on(platform, kind):
 
 
 @pytest.mark.parametrize(
-  'kind, tokens, dtype, rounded',
+  'kind, tokens, dtype, keeps',
   [
-    ('TPU v3', 197, 'bfloat16', 'logits'),
-    ('TPU v5 lite', 197, 'bfloat16', 'differences'),
-    ('TPU v3', 50, 'bfloat16', 'logits'),
-    ('TPU v3', 256, 'bfloat16', None),  # fills rows of 128
-    ('TPU v5 lite', 257, 'bfloat16', None),  # 256 and 1 apart
-    ('TPU v3', 577, 'bfloat16', None),
-    ('TPU v3', 197, 'float32', None),
-    ('cpu', 197, 'bfloat16', None),
-    ('NVIDIA H200', 197, 'bfloat16', None),
-    (None, 197, 'bfloat16', None),
+    ('TPU v3', 197, 'bfloat16', True),
+    ('TPU v5 lite', 197, 'bfloat16', True),
+    ('TPU v3', 50, 'bfloat16', True),
+    ('TPU v3', 256, 'bfloat16', False),  # fills rows of 128
+    ('TPU v5 lite', 257, 'bfloat16', False),  # 256 and 1 apart
+    ('TPU v3', 577, 'bfloat16', False),
+    ('TPU v3', 197, 'float32', False),
+    ('cpu', 197, 'bfloat16', False),
+    ('NVIDIA H200', 197, 'bfloat16', False),
+    (None, 197, 'bfloat16', False),
   ],
 )
-def test_weights_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, rounded):
+def test_weights_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, keeps):
   sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
-  assert kept_weights(tokens, jnp.dtype(dtype), sharding, unrolled=True) == rounded
-  assert kept_weights(tokens, jnp.dtype(dtype), sharding, unrolled=False) is None
+  assert keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=True) == keeps
+  assert not keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=False)

@@ -9,11 +9,12 @@ from vit_jax.models.base import Grid
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.position import RelativeBias, RelativeKeys, Rotary
 from vit_jax.models.softmax_attention import (
+  attend_and_keep,
   attend_by_weights,
   attend_in_groups,
   attention_weights,
   grouped,
-  kept_weights,
+  keeps_weights,
   scaled,
 )
 from vit_jax.models.vit_config import AttentionKernel
@@ -81,17 +82,19 @@ class Attention(nnx.Module):
       self.implementation, queries, dropout=self.dropout, biased=biased, sharding=self.sharding
     )
     dropping = self.dropout > 0 and dropout_keys is not None
-    rounded = None
-    if kernel == 'xla':
-      rounded = kept_weights(memory.shape[1], queries.dtype, self.sharding, unrolled=self.unrolled)
-    if kernel == 'xla' and self.position is None and not dropping and not rounded:
+    keeps = kernel == 'xla' and keeps_weights(
+      memory.shape[1], queries.dtype, self.sharding, unrolled=self.unrolled
+    )
+    if kernel == 'xla' and self.position is None and not dropping and not keeps:
       return self._in_groups(x, memory)
     query, key, bias = self._queries_and_keys(x, memory, grid)
     value = self.value(memory)
-    if biased or dropping or rounded:
+    if biased or dropping:
       out = attend_by_weights(
-        query, key, value, bias=bias, rate=self.dropout, dropout_keys=dropout_keys, rounded=rounded
+        query, key, value, bias=bias, rate=self.dropout, dropout_keys=dropout_keys, rounded=keeps
       )
+    elif keeps:
+      out = attend_and_keep(query, key, value)
     elif kernel == 'xla':
       out = jnp.concatenate(attend_in_groups(grouped(query), grouped(key), grouped(value)), axis=1)
     else:

@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,6 @@ _LANES, _FEW = 128, 8
 # Up to so many tokens there is memory for the weights of all blocks.
 _MOST_KEPT = 512
 
-# What is rounded to the dtype of the queries before the softmax: the logits, or what each is below the largest of its
-# query, whose rounding the greatest weights hardly notice.
-Rounded = Literal['logits', 'differences']
-
 
 def attend_by_weights(
   query: jax.Array,
@@ -29,11 +25,11 @@ def attend_by_weights(
   bias: jax.Array | None = None,
   rate: float = 0.0,
   dropout_keys: jax.Array | None = None,
-  rounded: Rounded | None = None,
+  rounded: bool = False,
 ) -> jax.Array:
   """dropout(softmax(q k^T / sqrt(Dh) + bias)) v, the softmax in float32 (equations 6 and 7).
 
-  Only this form has a bias and dropout; its backward pass reads what it kept of the weights.
+  Only this form has a bias and dropout; its backward pass reads the weights.
 
   Args:
     query: (B, Q, H, Dh).
@@ -42,18 +38,30 @@ def attend_by_weights(
     bias: float32 (B or 1, H, Q, N), or None.
     rate: dropout of the attention weights.
     dropout_keys: (B,) typed PRNG keys of that dropout; None: nothing is dropped.
-    rounded: what is rounded before the softmax; None: nothing.
+    rounded: the softmax's input is rounded as `attend_and_keep` rounds it.
 
   Returns:
     (B, Q, H, Dh), of the dtype of `value`.
   """
-  if rounded and bias is None and (not rate or dropout_keys is None):
-    inputs = _heads_first(scaled(query)), _heads_first(key), _heads_first(value)
-    out: jax.Array = _attend_keeping(*inputs, rounded)
-    return _heads_last(out)
   weights = attention_weights(query, key, bias, rounded).astype(value.dtype)
   weights = dropout(weights, rate, dropout_keys, Place.ATTENTION_WEIGHTS)
   return _heads_last(jnp.einsum('bhqn,bhnd->bhqd', weights, _heads_first(value)))
+
+
+def attend_and_keep(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  """softmax(q k^T / sqrt(Dh)) v, whose backward pass reads the softmax's input, rounded to the dtype of the queries.
+
+  What is rounded is how far each logit is below the largest of its query, which the greatest weights hardly notice.
+
+  Args:
+    query: (B, Q, H, Dh).
+    key, value: (B, N, H, Dh).
+
+  Returns:
+    (B, Q, H, Dh), of the dtype of `value`.
+  """
+  out: jax.Array = _keeping(_heads_first(scaled(query)), _heads_first(key), _heads_first(value))
+  return _heads_last(out)
 
 
 Groups = tuple[jax.Array, ...]  # consecutive tokens of one sequence
@@ -88,38 +96,31 @@ def grouped(x: jax.Array) -> Groups:
   return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
 
 
-def kept_weights(
+def keeps_weights(
   tokens: int, dtype: jnp.dtype | type, sharding: jax.sharding.NamedSharding | None, *, unrolled: bool
-) -> Rounded | None:
-  """Whether the backward pass of XLA's attention reads its weights, and if so, what is rounded for them.
+) -> bool:
+  """Whether the backward pass of XLA's attention had better read the rounded input of its softmax.
 
-  In bfloat16 reading them is faster on a TPU than computing them again where tokens do not fill its rows. The
-  softmax is in float32; its input is rounded, as that of Flax's (and so big_vision's) is. By the compiler's
-  estimates, 32 images a core of v3-128, 64 of v5e:8x8:
+  In bfloat16 reading it is faster on a TPU than computing it again, where blocks are unrolled and tokens do not fill its
+  rows. By the compiler's estimates for a step with 4,096 images:
 
-  |                               | logits  | differences | again         | why                                    |
-  |-------------------------------|---------|-------------|---------------|----------------------------------------|
-  | L/16, 3 blocks unrolled, v3   | 44.4 ms | 44.8 ms     | 48 ms         | no float32 logits change their layout  |
-  | L/16, 2 blocks unrolled, v5e  | 28.7 ms | 28.2 ms     |               | product and softmax are one fusion     |
-  | L/16, a block alone, v4       | 4.78 ms | 4.68 ms     |               | likewise                               |
-  | L/16, 24 blocks as a loop, v3 | 373 ms  |             | less than 361 | a loop copies what each block saves    |
-  | H/14, 257 tokens, v3          | –       | –           | 840 ms        | `grouped` saves more                   |
+  |                                   | read     | again    | why                                   |
+  |-----------------------------------|----------|----------|---------------------------------------|
+  | L/16, 4 blocks unrolled, v3-128   | 56.5 ms  | 61.7 ms  | no float32 logits change their layout |
+  | L/16, 4 blocks unrolled, v4:4x4x4 | 35.7 ms  | 39.7 ms  | likewise                              |
+  | L/16, 24 blocks as a loop, v3-128 | 371 ms   | 343 ms   | a loop copies what each block saves   |
+  | H/14, 2 blocks unrolled, v3-128   | 57.4 ms  | 54.7 ms  | 257 tokens: `grouped` saves more      |
+  | H/14, 2 blocks unrolled, v4:4x4x4 | 35.0 ms  | 33.4 ms  | likewise                              |
 
   Args:
     tokens: N.
     dtype: of queries, keys and values.
     sharding: of the tokens, whose devices decide; None: nobody knows the devices.
     unrolled: whether the blocks are compiled one after the other.
-
-  Returns:
-    None: the weights are computed again.
   """
   if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
-    return None
-  device = next(iter(sharding.device_set))
-  if device.platform != 'tpu' or tokens % _LANES <= _FEW:
-    return None
-  return 'logits' if device.device_kind in ('TPU v2', 'TPU v3') else 'differences'
+    return False
+  return next(iter(sharding.device_set)).platform == 'tpu' and tokens % _LANES > _FEW
 
 
 @jax.custom_vjp
@@ -191,42 +192,32 @@ def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend_keeping(query: jax.Array, key: jax.Array, value: jax.Array, rounded: Rounded) -> jax.Array:
-  """softmax(q k^T) v of (B, H, Q or N, Dh), whose backward pass reads what was rounded before the softmax.
+@jax.custom_vjp
+def _keeping(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  """softmax(q k^T) v of (B, H, Q or N, Dh), with its own backward pass.
 
-  JAX's own gradient of the softmax sums the weights' gradient over the keys. Here the output gives that sum, which is
-  a pass over B*H*Q*N numbers less: 6 of 315 ms for L/16 on v3-128, by the compiler's estimate.
+  JAX's gradient of the softmax sums the weights' gradient over the keys. Here the output gives that sum, which
+  is a pass over B*H*Q*N numbers less: 2 % of the step of L/16 on a TPU v3, 5 % on a v4, by the compiler's estimate.
   """
-  return _attend_keeping_forward(query, key, value, rounded)[0]
+  return _keeping_forward(query, key, value)[0]
 
 
-def _attend_keeping_forward(
-  query: jax.Array, key: jax.Array, value: jax.Array, rounded: Rounded
-) -> tuple[jax.Array, Any]:
-  """The output, and what the backward pass needs: weights are exp(kept - offset) / total."""
-  if rounded == 'logits':
-    kept = _logits(query, key, query.dtype)
-    offset = kept.max(axis=-1, keepdims=True).astype(jnp.float32)
-  else:
-    logits = _logits(query, key)
-    kept = (logits - logits.max(axis=-1, keepdims=True)).astype(query.dtype)
-    offset = jnp.zeros((), jnp.float32)
-  exponentials = jnp.exp(kept.astype(jnp.float32) - offset)
+def _keeping_forward(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, Any]:
+  """The output, and what the backward pass needs: inputs, the softmax's input and sum, and the output in float32."""
+  logits = _logits(query, key)
+  kept = (logits - logits.max(axis=-1, keepdims=True)).astype(query.dtype)
+  exponentials = jnp.exp(kept.astype(jnp.float32))
   total = exponentials.sum(axis=-1, keepdims=True)
   weights = (exponentials / total).astype(value.dtype)
   out = jnp.einsum('bhqn,bhnd->bhqd', weights, value, preferred_element_type=jnp.float32)
-  return out.astype(value.dtype), (query, key, value, kept, offset, total, out)
+  return out.astype(value.dtype), (query, key, value, kept, total, out)
 
 
-def _attend_keeping_backward(rounded: Rounded, saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+def _keeping_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Gradients of query, key and value, from that of the output."""
-  del rounded
-  query, key, value, kept, offset, total, out = saved
-  weights = jnp.exp(kept.astype(jnp.float32) - offset) / total
-  mean = (grad.astype(jnp.float32) * out).sum(
-    axis=-1, keepdims=True
-  )  # of the weights' gradient, over the keys
+  query, key, value, kept, total, out = saved
+  weights = jnp.exp(kept.astype(jnp.float32)) / total
+  mean = (grad * out).sum(axis=-1, keepdims=True)  # of the weights' gradient, over the keys
   grad_weights = jnp.einsum('bhqd,bhnd->bhqn', grad, value, preferred_element_type=jnp.float32)
   grad_logits = (weights * (grad_weights - mean)).astype(query.dtype)
   return (
@@ -236,26 +227,24 @@ def _attend_keeping_backward(rounded: Rounded, saved: Any, grad: jax.Array) -> t
   )
 
 
-_attend_keeping.defvjp(_attend_keeping_forward, _attend_keeping_backward)
+_keeping.defvjp(_keeping_forward, _keeping_backward)
 
 
 def attention_weights(
-  query: jax.Array, key: jax.Array, bias: jax.Array | None, rounded: Rounded | None = None
+  query: jax.Array, key: jax.Array, bias: jax.Array | None, rounded: bool = False
 ) -> jax.Array:
-  """(B, Q, H, Dh), (B, N, H, Dh) -> float32 (B, H, Q, N), which sum to one over N."""
-  dtype = query.dtype if rounded == 'logits' else jnp.float32
-  logits = _logits(_heads_first(scaled(query)), _heads_first(key), dtype).astype(jnp.float32)
+  """(B, Q, H, Dh), (B, N, H, Dh) -> float32 (B, H, Q, N), which sum to one over N; see `attend_by_weights`."""
+  logits = _logits(_heads_first(scaled(query)), _heads_first(key))
   logits = logits if bias is None else logits + bias
-  if rounded == 'differences':
-    differences = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    weights = jnp.exp(differences.astype(query.dtype).astype(jnp.float32))
-    return weights / weights.sum(axis=-1, keepdims=True)
+  if rounded:
+    logits -= jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    logits = logits.astype(query.dtype).astype(jnp.float32)
   return jax.nn.softmax(logits)
 
 
-def _logits(query: jax.Array, key: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
-  """(B, H, Q, Dh), (B, H, N, Dh) -> (B, H, Q, N) of `dtype`."""
-  return jnp.einsum('bhqd,bhnd->bhqn', query, key, preferred_element_type=dtype)
+def _logits(query: jax.Array, key: jax.Array) -> jax.Array:
+  """(B, H, Q, Dh), (B, H, N, Dh) -> float32 (B, H, Q, N)."""
+  return jnp.einsum('bhqd,bhnd->bhqn', query, key, preferred_element_type=jnp.float32)
 
 
 def scaled(query: jax.Array) -> jax.Array:
