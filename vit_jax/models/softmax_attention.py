@@ -101,8 +101,8 @@ def keeps_weights(
 ) -> bool:
   """Whether the backward pass of XLA's attention had better read the rounded input of its softmax.
 
-  In bfloat16 reading it is faster on a TPU than computing it again, where blocks are unrolled and tokens do not fill its
-  rows. By the compiler's estimates for a step with 4,096 images:
+  In bfloat16 reading it is faster on a TPU than computing it again, where blocks are unrolled and tokens do not
+  fill its rows. By the compiler's estimates for a step with 4,096 images:
 
   |                                   | read     | again    | why                                   |
   |-----------------------------------|----------|----------|---------------------------------------|
