@@ -133,8 +133,10 @@ def test_kept_logits_are_nearer_to_float64_than_those_of_flax(spread):
   kept = errors(attend_and_keep)
   rounded = errors(lambda *qkv: attend_by_weights(*qkv, rounded=True))
   flax = errors(linen.dot_product_attention)
+  # Both take a mean of the weights' gradient from the rounded result, as flash attention does.
   assert all(0 < error < 0.007 for error in exact), exact
-  assert all(0 < error < 0.005 for error in (*kept, *rounded)), (kept, rounded)
+  assert all(0 < error < 0.008 for error in kept), kept
+  assert all(0 < error < 0.005 for error in rounded), rounded
   assert all(ours < theirs < 0.03 for ours, theirs in zip(kept, flax, strict=True)), (kept, flax)
 
 
