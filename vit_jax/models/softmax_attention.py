@@ -106,8 +106,8 @@ def keeps_weights(
 
   |                                   | read     | again    | why                                   |
   |-----------------------------------|----------|----------|---------------------------------------|
-  | L/16, 4 blocks unrolled, v3-128   | 56.5 ms  | 61.7 ms  | no float32 logits change their layout |
-  | L/16, 4 blocks unrolled, v4:4x4x4 | 35.7 ms  | 39.7 ms  | likewise                              |
+  | L/16, 4 blocks unrolled, v3-128   | 56.6 ms  | 61.7 ms  | no float32 logits change their layout |
+  | L/16, 4 blocks unrolled, v4:4x4x4 | 35.3 ms  | 39.7 ms  | likewise                              |
   | L/16, 24 blocks as a loop, v3-128 | 371 ms   | 343 ms   | a loop copies what each block saves   |
   | H/14, 2 blocks unrolled, v3-128   | 57.4 ms  | 54.7 ms  | 257 tokens: `grouped` saves more      |
   | H/14, 2 blocks unrolled, v4:4x4x4 | 35.0 ms  | 33.4 ms  | likewise                              |
