@@ -19,6 +19,8 @@ from vit_jax.models.softmax_attention import (
   attend_in_groups,
   grouped,
   keeps_weights,
+  sums,
+  sums_by_one_product,
 )
 
 CASES = {
@@ -115,6 +117,20 @@ def test_groups_of_tokens_change_nothing(tokens):
     ours = jax.value_and_grad(loss(lambda params, x: nnx.merge(graphdef, params)(x, x)), (0, 1))(params, x)
     expected = jax.value_and_grad(loss(plain), (0, 1))(params, x)
   chex.assert_trees_all_close(ours, expected, rtol=1e-4, atol=2e-4)
+
+
+def test_a_tpu_sums_weights_as_other_devices_do():
+  """By one product; no TPU is at hand, but a CPU can compute it too."""
+  rng = np.random.default_rng(0)
+  weights = [rng.uniform(size=(2, 3, 5, keys)).astype(np.float32) for keys in (16, 1)]
+  values = tuple(rng.normal(size=(2, 3, keys, 4)).astype(np.float32) for keys in (16, 1))
+  expected = (
+    sum(np.float64(w) @ v for w, v in zip(weights, values, strict=True)),
+    sum(np.float64(w).sum(axis=-1, keepdims=True) for w in weights),
+  )
+  with jax.default_matmul_precision('highest'):
+    for form in (sums, sums_by_one_product):
+      chex.assert_trees_all_close(form(weights, values), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('spread', [1, 3], ids=['logits of 1', 'logits of 9'])

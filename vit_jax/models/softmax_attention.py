@@ -140,13 +140,13 @@ def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Grou
     logits = [_logits(query, key) for key in keys]
     largest = functools.reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in logits))
     weights = [jnp.exp(part - largest).astype(query.dtype) for part in logits]
-    out, total = jax.lax.platform_dependent(weights, values, tpu=_sums_by_one_product, default=_sums)
+    out, total = jax.lax.platform_dependent(weights, values, tpu=sums_by_one_product, default=sums)
     outs.append((out / total).astype(values[0].dtype))
     log_totals.append(largest + jnp.log(total))
   return tuple(outs), (queries, keys, values, tuple(outs), log_totals)
 
 
-def _sums(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
+def sums(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
   """The sums of weighted values (B, H, Q, Dh) and of weights (B, H, Q, 1) over all keys, in float32."""
   products = [
     jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32)
@@ -156,8 +156,8 @@ def _sums(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.
   return functools.reduce(operator.add, products), functools.reduce(operator.add, totals)
 
 
-def _sums_by_one_product(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
-  """As `_sums`, by a column of ones beside the values.
+def sums_by_one_product(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
+  """As `sums`, by a column of ones beside the values.
 
   A TPU pads Dh to 128, so that the column is free; on a CPU it makes attention take twice as long.
   """
@@ -166,8 +166,8 @@ def _sums_by_one_product(weights: Sequence[jax.Array], values: Groups) -> tuple[
     jnp.einsum('bhqn,bhnd->bhqd', w, v, preferred_element_type=jnp.float32)
     for w, v in zip(weights, values_and_ones, strict=True)
   ]
-  sums = functools.reduce(operator.add, products)
-  return sums[..., :-1], sums[..., -1:]
+  both = functools.reduce(operator.add, products)
+  return both[..., :-1], both[..., -1:]
 
 
 def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]:
@@ -250,6 +250,7 @@ def _logits(query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def scaled(query: jax.Array) -> jax.Array:
+  """Queries (..., Dh) whose products with keys are the logits: divided by sqrt(Dh)."""
   return query / math.sqrt(query.shape[-1])
 
 
