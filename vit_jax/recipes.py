@@ -262,7 +262,7 @@ def cifar10() -> Config:
     total='40 epochs',
     batch_size=128,
     model=ViTConfig(variant='custom', patch=4, width=128, mlp_dim=384, depth=6, heads=4, pool='gap'),
-    data=DataConfig(source='tfds:cifar10', image_size=(32, 32), crop='random', padding=4),
+    data=DataConfig(source='tfds:cifar10', image_size=(32, 32), crop='random', padding=4, cache=True),
     evaluators={'test': ClassificationEvaluatorConfig(split='test')},
     objective=ClassificationObjective(label_smoothing=0.1),
     optimizer=OptimizerConfig(weight_decay=0.05, clip_norm=1.0),

@@ -28,7 +28,7 @@ class Rule:
 
   Attributes:
     available: memory of a device.
-    planned: data, fsdp, tensor, remat and accumulation of each config, in the order of the calls.
+    planned: data, fsdp, tensor, remat, accumulation and unroll of each config, in the order of the calls.
   """
 
   def __init__(self) -> None:
@@ -37,9 +37,10 @@ class Rule:
 
   def __call__(self, config: c.Config, topology: Topology, dataset: Dataset) -> Plan:
     mesh, remat = config.mesh, config.model.remat
-    self.planned.append((mesh.data, mesh.fsdp, mesh.tensor, remat, config.accumulation))
+    self.planned.append((mesh.data, mesh.fsdp, mesh.tensor, remat, config.accumulation, config.model.unroll))
     total = STATE / (mesh.fsdp * mesh.tensor) + ACTIVATIONS[remat] / config.accumulation
-    seconds = SECONDS[remat] + 0.01 * mesh.fsdp + 0.1 * mesh.tensor + 0.5 * config.accumulation
+    seconds = SECONDS[remat] + 0.01 * mesh.fsdp + 0.1 * mesh.tensor + 0.6 * config.accumulation
+    seconds += 0.01 * bool(config.model.unroll)
     fits = total <= self.available
     return Plan(
       model='', topology={}, mesh={}, settings={}, steps=1, parameters=1, collectives={}, model_flops=1.0,
@@ -69,9 +70,33 @@ def test_search_finds_the_fastest_plan_that_fits(compiler, machine):
   assert len(compiler.planned) == len(set(compiler.planned)) == len(found)  # none twice
   keys = [search.ranking_key(plan) for _, plan in found]
   assert keys == sorted(keys)
-  assert {'block', 'dots', 'none'} == {remat for *_, remat, _ in compiler.planned}
+  assert {'block', 'dots', 'none'} == {remat for *_, remat, _, _ in compiler.planned}
+  assert {True, False} == {unroll for *_, unroll in compiler.planned}
   # 16 parts do not divide 64 images on 8 devices.
-  assert {1, 2, 4, 8} == {parts for *_, parts in compiler.planned}
+  assert {1, 2, 4, 8} == {parts for *_, parts, _ in compiler.planned}
+
+
+def test_search_plans_first_the_config_as_it_is_with_what_it_leaves_open_chosen(compiler, machine):
+  compiler.available = 1000
+  config = dataclasses.replace(
+    CONFIG, mesh=c.MeshConfig(data=4, tensor=2), model=c.ViTConfig(variant='Ti/16')
+  )
+  search.search(config, machine, DATASET, ignore)
+  assert compiler.planned[0] == (4, 1, 2, 'none', 1, False)
+
+
+def test_search_accumulates_only_where_memory_is_short(compiler, machine):
+  compiler.available = 1000
+  found = search.search(CONFIG, machine, DATASET, ignore)
+  assert found[0].config.model.remat == 'none'
+  assert {parts for *_, parts, _ in compiler.planned} == {1}
+
+
+def test_search_leaves_blocks_as_the_config_has_them(compiler, machine):
+  compiler.available = 1000
+  unrolled = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, unroll=True))
+  search.search(unrolled, machine, DATASET, ignore)
+  assert {unroll for *_, unroll in compiler.planned} == {True}
 
 
 def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(compiler, machine):
@@ -80,8 +105,8 @@ def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(comp
   found = search.search(CONFIG, machine, DATASET, lambda *report: reports.append(report))
   assert [number for number, _, _ in reports] == list(range(1, len(found) + 1))
   mosts = [most for _, most, _ in reports]
-  # Meshes, remat, accumulation (with `tensor` 2, 64 images divide into 16 parts too), remat.
-  assert mosts[0] == 3 + 2 + 4 + 2
+  # Meshes, of which the config's own is one; remat, the loop, accumulation, remat.
+  assert mosts[0] == 3 + 2 + 1 + 4 + 2
   assert mosts == sorted(mosts, reverse=True) and mosts[-1] >= len(found)
   assert {id(plan) for *_, plan in reports} == {id(plan) for _, plan in found}
 
@@ -107,17 +132,17 @@ def test_meshes_keep_the_replicas(machine):
 @pytest.mark.parametrize(
   ('available', 'expected'),
   [
-    (80, (-1, 1, 1, 'block', 1)),  # recomputation alone
-    (30, (1, 4, 2, 'block', 1)),  # the state in parts too
-    (12, (1, 4, 2, 'block', 2)),  # and the batch
-    (9, (1, 4, 2, 'block', 8)),
+    (80, (-1, 1, 1, 'block', 1, None)),  # recomputation alone
+    (30, (1, 4, 2, 'block', 1, None)),  # the state in parts too
+    (12, (1, 4, 2, 'block', 2, None)),  # and the batch
+    (9, (1, 4, 2, 'block', 8, None)),
   ],
 )
 def test_remedy_is_the_first_change_that_fits(compiler, machine, available, expected):
   compiler.available = available
   remedy = search.remedy(CONFIG, machine, DATASET)
   assert remedy is not None and remedy.plan.memory.fits and compiler.planned[-1] == expected
-  assert (remedy.config.model.remat, remedy.config.accumulation) == expected[3:]
+  assert (remedy.config.model.remat, remedy.config.accumulation) == expected[3:5]
 
 
 def test_remedy_is_none_if_nothing_helps(compiler, machine):
@@ -128,7 +153,7 @@ def test_remedy_is_none_if_nothing_helps(compiler, machine):
 def test_remedy_does_not_plan_the_config_again_that_does_not_fit(compiler, machine):
   compiler.available = 7
   search.remedy(search.with_remat(CONFIG, 'block'), machine, DATASET)
-  assert (-1, 1, 1, 'block', 1) not in compiler.planned
+  assert (-1, 1, 1, 'block', 1, None) not in compiler.planned
 
 
 def test_one_device_has_one_mesh():

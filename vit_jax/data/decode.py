@@ -71,6 +71,14 @@ class Picture:
     self._jpeg = jpeg.read_header(image)
     self.size = (self._jpeg.height, self._jpeg.width) if self._jpeg else self._open()
 
+  @property
+  def lasting(self) -> bytes | np.ndarray:
+    """What to keep of an image that is needed again: its pixels, so that it is not decoded again.
+
+    Of a JPEG it is the file: it is smaller, and parts of it are decoded to several sizes.
+    """
+    return self._data if self._array is None else self._array
+
   def pixels(self, at_least: tuple[float, float] | None = None) -> np.ndarray:
     """Decodes the whole picture.
 

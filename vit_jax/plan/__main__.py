@@ -30,7 +30,11 @@ _TOPOLOGY = flags.DEFINE_string(
   "The machine: 'v3-512' or 'v3:16x16', '*2' behind it for two slices, 'cpu:8', or 'local'. By default the "
   'accelerators of this host.',
 )
-_SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, rematerialisation and accumulation; rank them.')
+_SEARCH = flags.DEFINE_bool(
+  'search',
+  False,
+  'Try the config as it is, other meshes, rematerialisation, a loop or unrolled blocks; rank them.',
+)
 _EXAMPLES = flags.DEFINE_float(
   'examples', None, 'Training images an epoch, if the data is not here.', lower_bound=1
 )
@@ -80,7 +84,8 @@ def _search(config: Config, machine: Topology, dataset: Dataset) -> list[Plan]:
   plans = [candidate.plan for candidate in found]
   print(text.ranking_text(plans), end='\n\n')
   print(text.plan_text(plans[0]))
-  print('Options:', _options(found[0].config, config) or 'none, the config has them all')
+  best, by_itself = found[0].config, search.chosen(config, machine, dataset)
+  print('Options:', 'none, the config chooses these' if best == by_itself else _options(best, config))
   return plans
 
 

@@ -10,9 +10,9 @@ from vit_jax.models.base import Remat
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.plan.planner import Plan, make_plan, ranking_key
 from vit_jax.plan.topology import Topology
-from vit_jax.training.run import Dataset
+from vit_jax.training.run import Dataset, Run
 
-_FASTER_REMATS: tuple[Remat, ...] = ('dots', 'none')  # than 'block', and in need of more memory
+_REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
 _ACCUMULATIONS = (2, 4, 8, 16)
 
 
@@ -28,19 +28,19 @@ Report = Callable[[int, int, Plan], None]
 
 
 def search(config: Config, topology: Topology, dataset: Dataset, report: Report) -> list[Candidate]:
-  """Plans variants of a config in stages, each from the best so far: the mesh, rematerialisation,
-  accumulation, and rematerialisation again.
+  """Plans the config as it is, and variants of it in stages, each from the best so far: the mesh,
+  rematerialisation, a loop or unrolled blocks and, where memory is short, accumulation.
 
-  That is some fifteen programs instead of the several hundred of all combinations.
+  That is some ten programs instead of the several hundred of all combinations.
 
   Args:
-    config: the run, whose mesh, remat and accumulation are varied.
+    config: the run, whose mesh, remat, accumulation and, where it is open, unroll are varied.
     topology: the devices.
     dataset: its training data.
     report: is told of each plan as soon as it is made.
 
   Returns:
-    All that were planned, the best first.
+    All that were planned, with nothing left open, the best first.
 
   Raises:
     UserError: the batch divides over no mesh of these devices.
@@ -49,8 +49,9 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
 
   def best_after(variants: Iterable[Config], later: int) -> Config:
     """Plans the variants that are new; `later` is the most plans of the stages that follow."""
+    resolved = [chosen(variant, topology, dataset) for variant in variants if is_possible(variant, topology)]
     known = [candidate.config for candidate in found]
-    new = [variant for variant in variants if variant not in known and is_possible(variant, topology)]
+    new = [variant for i, variant in enumerate(resolved) if variant not in [*known, *resolved[:i]]]
     most = len(found) + len(new) + later
     for variant in new:
       plan = make_plan(variant, topology, dataset)
@@ -64,17 +65,13 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
     found.sort(key=_key)
     return found[0].config
 
-  def accumulation_plans(config: Config) -> int:
-    """The most plans of the stages of accumulation, and of rematerialisation behind it."""
-    parts = sum(is_possible(variant, topology) for variant in accumulations(config))
-    return parts + len(_FASTER_REMATS) if parts else 0
-
-  # First with the least memory, so that as many meshes as possible fit and can be compared.
-  variants = list(meshes(with_remat(config, 'block'), topology))
-  best = best_after(variants, later=len(_FASTER_REMATS) + max(map(accumulation_plans, variants)))
-  best = best_after(faster_remats(best), later=accumulation_plans(best))
-  best = best_after(accumulations(best), later=len(_FASTER_REMATS))
-  best_after(faster_remats(best), later=0)
+  remats, loops, parts = len(_REMATS) - 1, 1, len(_ACCUMULATIONS)  # the most that are new in a stage
+  best = best_after([config, *meshes(with_remat(config, None), topology)], remats + loops + parts + remats)
+  best = best_after(other_remats(best), loops + parts + remats)
+  best = best_after(with_and_without_loop(best, config), parts + remats)
+  if best.model.remat != 'none' or not found[0].plan.memory.fits:
+    best = best_after(accumulations(with_remat(best, None)), remats)
+    best_after(other_remats(best), 0)
   return found
 
 
@@ -112,10 +109,17 @@ def meshes(config: Config, topology: Topology) -> Iterator[Config]:
         yield dataclasses.replace(config, mesh=mesh)
 
 
-def faster_remats(config: Config) -> Iterator[Config]:
-  """The config with less rematerialisation than 'block'."""
-  for remat in _FASTER_REMATS:
+def other_remats(config: Config) -> Iterator[Config]:
+  """The config with each kind of rematerialisation."""
+  for remat in _REMATS:
     yield with_remat(config, remat)
+
+
+def with_and_without_loop(config: Config, asked: Config) -> Iterator[Config]:
+  """The config with its blocks as a loop, and unrolled, if the config that was asked for leaves that open."""
+  for unrolled in (False, True):
+    model = asked.model.with_unrolled_blocks(unrolled)
+    yield with_remat(dataclasses.replace(config, model=model), config.model.remat)
 
 
 def accumulations(config: Config) -> Iterator[Config]:
@@ -136,6 +140,12 @@ def is_possible(config: Config, topology: Topology) -> bool:
   except UserError:  # such as fsdp across slices
     return False
   return config.batch_size % (config.accumulation * mesh_lib.batch_shards(mesh)) == 0
+
+
+def chosen(config: Config, topology: Topology, dataset: Dataset) -> Config:
+  """The config with nothing left open, as a run on these devices would have it."""
+  run = Run(config, dataset, topology.devices)
+  return dataclasses.replace(run.config, mesh=dataclasses.replace(config.mesh, **run.mesh.shape))
 
 
 def _key(candidate: Candidate) -> tuple[bool, float]:

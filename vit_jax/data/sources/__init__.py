@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import SOURCES, SPLITS, Source
+from vit_jax.data.sources.cached import Cached
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.errors import UserError
 
@@ -66,7 +67,9 @@ def open_source(
     UserError: no such source, data set or split, or data in a form that cannot be read.
   """
   kind, place, split = parse(spec, split)
-  source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
+  source: Source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
+  if data.cache:
+    source = Cached(source, data.channels)
   if not data.classes:
     return source
   if not set(data.classes) & set(source.class_names):
