@@ -156,6 +156,11 @@ class ModelConfig(abc.ABC):
     return False
 
   @property
+  def has_feature_maps(self) -> bool:
+    """Whether activations are feature maps (B, H, W, C); in their memory a TPU rounds B up to a multiple of 8."""
+    return False
+
+  @property
   def compute_settings(self) -> dict[str, Any]:
     """Options that decide speed and memory, not results; as a plan lists them."""
     return {'dtype': self.dtype, 'remat': self.remat}

@@ -174,6 +174,10 @@ class EfficientNetConfig(ModelConfig):
     return sum(stage.blocks for stage in self.stages)
 
   @property
+  def has_feature_maps(self) -> bool:
+    return True
+
+  @property
   def first_kernel(self) -> str:
     return 'stem/kernel'
 

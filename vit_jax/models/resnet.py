@@ -138,6 +138,10 @@ class ResNetConfig(ModelConfig):
     return sum(self.sizes.blocks)
 
   @property
+  def has_feature_maps(self) -> bool:
+    return True
+
+  @property
   def first_kernel(self) -> str:
     return 'root/kernel'
 

@@ -244,6 +244,10 @@ class ViTConfig(ModelConfig):
     return self.sizes.depth
 
   @property
+  def has_feature_maps(self) -> bool:
+    return self.sizes.stem_blocks is not None
+
+  @property
   def poolings(self) -> tuple[Pooling, ...]:
     result: list[Pooling] = ['gap']
     if self.has_class_token:

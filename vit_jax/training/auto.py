@@ -33,6 +33,9 @@ _USABLE = 0.95  # of the memory
 # By the TPU compiler's own analyses, activations take about 1.2 times the bytes of the arrays saved: sides are padded
 # to multiples of 8 and 128, and single operations need buffers.
 _PADDING = 1.2
+_IMAGES_TILE = (
+  8  # of feature maps on a TPU: EfficientNet-L2 with one image a device takes 6.5 times what is saved
+)
 
 
 class Choice(NamedTuple):
@@ -68,7 +71,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   config, needed = dataclasses.replace(config, mesh=mesh, model=model), 0.0
   for remat in _REMATS if model.remat is None else (model.remat,):
     config = dataclasses.replace(config, model=dataclasses.replace(model, remat=remat))
-    needed = estimated_bytes(config, architecture, parameters, len(devices))
+    needed = estimated_bytes(config, architecture, parameters, devices)
     if memory is None or needed <= _USABLE * memory:
       break
   blocks, room = ', blocks unrolled' if unrolled else '', f' of {memory / _GIB:.1f}' if memory else ''
@@ -76,19 +79,23 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   return Choice(config, f'Chosen for these devices: {chosen}; about {needed / _GIB:.1f}{room} GiB')
 
 
-def estimated_bytes(config: Config, architecture: Architecture, parameters: int, devices: int) -> float:
+def estimated_bytes(
+  config: Config, architecture: Architecture, parameters: int, devices: Sequence[Any]
+) -> float:
   """About what a training step needs on a device.
 
   Args:
     config: with nothing left open.
     architecture: its network.
     parameters: of it.
-    devices: how many there are.
+    devices: of the run.
   """
   mesh = config.mesh
   split = max(mesh.fsdp or 1, 1) * max(mesh.tensor, 1)
   weights = parameters * jnp.dtype(config.model.dtype).itemsize
-  images = config.batch_size / config.accumulation / (devices / max(mesh.tensor, 1))
+  images = config.batch_size / config.accumulation / (len(devices) / max(mesh.tensor, 1))
+  if config.model.has_feature_maps and devices[0].platform == 'tpu':
+    images = math.ceil(images / _IMAGES_TILE) * _IMAGES_TILE
   activations = saved_bytes(dataclasses.replace(architecture, model=config.model)) * images
   return _state_bytes(config, parameters) / split + weights + _PADDING * activations / max(mesh.tensor, 1)
 
