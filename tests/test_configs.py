@@ -14,6 +14,8 @@ from vit_jax.training.run import Dataset, Run
 PAPER = ['imagenet21k', 'jft', 'imagenet2012']
 ARGUMENTS = {
   'folder': ['/path/to/images'],
+  'bit': ['jft', 'imagenet21k'],
+  'efficientnet_l2': [],
   'finetune': [
     'b16,cifar10',
     'l16,imagenet2012',
@@ -87,6 +89,9 @@ def test_the_papers_numbers_are_on_the_page():
   assert load('vit_h14', 'jft').schedule.learning_rate == 3e-4
   resnet = load('ablations/hybrid', 'r152x2,jft')
   assert resnet.schedule.learning_rate == 6e-4 and resnet.model.norm_epsilon == 1e-5
+  bit = load('bit', 'jft')
+  assert bit.total == '40 epochs' and bit.model.variant == 'R152x4' and bit.schedule.learning_rate == 0.48
+  assert bit.schedule.drops == ('10 epochs', '23 epochs', '30 epochs', '37 epochs')
   assert load('finetune', 'b16,imagenet2012').total == '20000 steps'
   config = load('vtab', 'b16,dmlab')
   assert config.total == '2500 steps' and config.batch_size == 512

@@ -60,6 +60,28 @@ def test_exponential_decay_falls_by_the_same_factor_every_step():
     np.testing.assert_allclose(rate(step), 0.128 * 0.97 ** (step / 240), rtol=1e-4)
 
 
+def test_staircase_falls_to_a_tenth_at_each_drop():
+  rate = schedule(
+    decay='staircase', learning_rate=0.48, warmup='5 steps', drops=('30 steps', '60 steps', '80 steps')
+  )
+  expected = {0: 0, 5: 0.48, 29: 0.48, 30: 0.048, 59: 0.048, 60: 0.0048, 80: 0.00048, 99: 0.00048}
+  np.testing.assert_allclose([rate(step) for step in expected], list(expected.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize('drops', [('4 steps', '60 steps'), ('60 steps', '100 steps')])
+def test_drops_within_the_warmup_or_behind_the_end_are_refused(drops):
+  with pytest.raises(
+    UserError, match=r'do not lie between the warmup of 5 steps and the end of the run, 100'
+  ):
+    schedule(decay='staircase', warmup='5 steps', drops=drops)
+
+
+@pytest.mark.parametrize('options', [{'decay': 'staircase'}, {'decay': 'cosine', 'drops': ('30 steps',)}])
+def test_drops_belong_to_the_staircase(options):
+  with pytest.raises(UserError, match='staircase needs drops, and no other has them'):
+    c.ScheduleConfig(**options).check('config.schedule')
+
+
 def test_constant_stays_after_the_warmup():
   rate = schedule(decay='constant', learning_rate=0.5, warmup='2 steps')
   assert [float(rate(step)) for step in (0, 1, 2, 99)] == [0, 0.25, 0.5, 0.5]

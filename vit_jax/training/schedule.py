@@ -13,6 +13,8 @@ from vit_jax.errors import UserError
 from vit_jax.options import NotNegative
 from vit_jax.training.timeline import Timeline
 
+_DROP = 0.1  # of 'staircase'
+
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig:
@@ -21,22 +23,27 @@ class ScheduleConfig:
   # At the end of the warmup.
   learning_rate: NotNegative = 1e-3
   warmup: DurationOrZero = '0 steps'
-  decay: Literal['linear', 'cosine', 'exponential', 'constant', 'rsqrt'] = 'cosine'
+  decay: Literal['linear', 'cosine', 'exponential', 'constant', 'rsqrt', 'staircase'] = 'cosine'
   # 'linear', 'cosine' and 'exponential': the rate at the end.
   end_value: NotNegative = 0.0
   # 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale).
   timescale: Duration = '10000 steps'
+  # 'staircase': when the rate falls to a tenth, from the begin of the run, such as ('30 epochs', '60 epochs').
+  drops: tuple[Duration, ...] = ()
   # 'constant' and 'rsqrt': linear to 0 over the last part of the run.
   cooldown: DurationOrZero = '0 steps'
 
   def check(self, path: str) -> None:
-    """Raises UserError for a cooldown of a decay that ends by itself, or an exponential one to zero."""
+    """Raises UserError for options that the decay does not have, or an exponential one to zero."""
     if self.decay == 'exponential' and not self.end_value:
       raise UserError(f'{path}.decay is exponential, which never reaches {path}.end_value 0; set it above 0.')
-    if self.decay in ('linear', 'cosine', 'exponential') and durations.parse(self.cooldown)[0]:
+    if bool(self.drops) != (self.decay == 'staircase'):
       raise UserError(
-        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends at '
-        f'end_value by itself.'
+        f'{path}.decay is {self.decay} and {path}.drops is {self.drops}; staircase needs drops, and no other has them.'
+      )
+    if self.decay not in ('constant', 'rsqrt') and durations.parse(self.cooldown)[0]:
+      raise UserError(
+        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which falls by itself.'
       )
 
 
@@ -52,6 +59,12 @@ def make_schedule(schedule: ScheduleConfig, timeline: Timeline) -> optax.Schedul
     raise UserError(
       f'config.schedule: a warmup of {warmup} and a cooldown of {cooldown} steps do not fit into '
       f'the {total} steps of the run (config.total); shorten them.'
+    )
+  drops = [timeline.steps(drop) for drop in schedule.drops]
+  if drops and not warmup < min(drops) <= max(drops) < total:
+    raise UserError(
+      f'config.schedule: drops at the steps {drops} do not lie between the warmup of {warmup} steps and the end of '
+      f'the run, {total} (config.total); move them.'
     )
   rate = _decay(schedule, timeline, decay_steps=max(total - warmup, 1))
   if warmup:
@@ -71,6 +84,11 @@ def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> op
     return lambda step: end + cosine(step)
   if schedule.decay == 'exponential':
     return optax.exponential_decay(peak, decay_steps, end / peak if peak else 1.0)
+  if schedule.decay == 'staircase':
+    warmup = timeline.steps(schedule.warmup)
+    return optax.piecewise_constant_schedule(
+      peak, {timeline.steps(drop) - warmup: _DROP for drop in schedule.drops}
+    )
   if schedule.decay == 'rsqrt':
     timescale = timeline.steps(schedule.timescale)
 
