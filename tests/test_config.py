@@ -128,8 +128,7 @@ def test_a_section_has_the_options_of_its_own_kind_only():
     ({'schedule': {'learning_rate': -1.0}}, 'config.schedule.learning_rate is -1.0; it must be at least 0.'),
     (
       {'schedule': {'decay': 'linear', 'cooldown': '5%'}},
-      'config.schedule.cooldown is for decay constant and rsqrt, and decay is linear, which '
-      'ends at end_value by itself.',
+      'config.schedule.cooldown is for decay constant and rsqrt, and decay is linear, which ends by itself.',
     ),
     (
       {'schedule': {'decay': 'exponential'}},

@@ -43,7 +43,7 @@ class ScheduleConfig:
       )
     if self.decay not in ('constant', 'rsqrt') and durations.parse(self.cooldown)[0]:
       raise UserError(
-        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which falls by itself.'
+        f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends by itself.'
       )
 
 
