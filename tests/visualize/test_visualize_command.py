@@ -57,8 +57,10 @@ def test_folder_is_drawn_without_the_image_that_cannot_be_read(place):
     (['nothing.jpg'], 'There is no image nothing.jpg'),
     (['empty'], 'There are no images below empty'),
     (['photos', '--image_size=large'], '--image_size=large is no size'),
+    (['photos', '--image_size=33'], '33'),
+    (['photos', '--steps=all'], '--steps'),
   ],
 )
 def test_wrong_arguments_are_one_sentence_and_leave_nothing_behind(place, arguments, sentence):
   assert sentence in said(visualize(place, *arguments))
-  assert not list(place.glob('seen/*'))
+  assert not (place / 'seen').exists()

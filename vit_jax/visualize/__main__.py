@@ -53,7 +53,6 @@ def main(arguments: Sequence[str]) -> None:
     raise cli.missing_arguments('Name the images to look at, or folders of them, behind the flags')
   image_size = _image_size(_IMAGE_SIZE.value)
   paths = image_files(arguments)
-  files.make_directories(out)
   from vit_jax.data.decode import Picture
   from vit_jax.loading import load
   from vit_jax.parallel import distributed
@@ -67,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
   model = load(checkpoint, image_size=image_size, weights=weights)
   given = _CLASS_NAMES.value
   names = None if given is None else class_names.read(given, model.num_classes)
+  files.make_directories(out)  # before the work, but not for a command that is refused
   count, average_over = cli.required(_COUNT), cli.required(_AVERAGE_OVER)
   averaged = gallery.spread(paths, max(average_over, count))
   shown = gallery.spread(averaged, count)
