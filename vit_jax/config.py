@@ -73,8 +73,9 @@ class Config:
   total: Duration = '10 epochs'
   # Images a step, over all devices.
   batch_size: BatchSize = 512
-  # Parts of a batch computed one after the other, to save memory.
-  accumulation: Count = 1
+  # Parts of a batch computed one after the other, to save memory. None: as few as fit (training/auto.py). A model
+  # with running statistics takes those of each part, so that its parts are chosen here only.
+  accumulation: Annotated[Count | None, RESUMABLE] = None
   # 'vit' (hybrids too), 'mixer', 'resnet' or 'efficientnet', by model.name.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
@@ -104,9 +105,14 @@ class Config:
   # stacks of its threads and ends with exit code 75, to be started again. Compiling and saving do not count. 0: never.
   step_limit: Annotated[NotNegative, RESUMABLE] = 1800.0
 
+  @property
+  def batch_parts(self) -> int:
+    """Parts of a batch computed one after the other; 1 where that is still open."""
+    return self.accumulation or 1
+
   def check(self, path: str) -> None:
     """Raises UserError, naming the options and the remedy, where sections contradict each other."""
-    if self.batch_size % self.accumulation:
+    if self.batch_size % self.batch_parts:
       raise UserError(
         f'{path}.batch_size {self.batch_size} does not divide into {path}.accumulation '
         f'{self.accumulation} equal parts; change one of them.'

@@ -60,7 +60,12 @@ def test_plan_that_does_not_fit_names_what_would_make_it_fit(tmp_path):
   pytest.importorskip('libtpu')
   large = ('--config.data.image_size=(224,224)', '--config.batch_size=4096', '--config.model.patch=16')
   result = plan(
-    tmp_path, '--topology=v5e:1x1', '--config.model.depth=4', '--config.model.mlp_dim=1024', *large
+    tmp_path,
+    '--topology=v5e:1x1',
+    '--config.accumulation=1',
+    '--config.model.depth=4',
+    '--config.model.mlp_dim=1024',
+    *large,
   )
   assert result.returncode == 0, result.stderr
   content = json.loads((tmp_path / 'plan.json').read_text())

@@ -52,6 +52,36 @@ def test_recipes_get_what_their_best_plans_have(name, count, kind, expected):
     assert text.endswith(f' of {memory:.1f} GiB')
 
 
+@pytest.mark.parametrize(
+  ('name', 'argument', 'count', 'kind', 'parts'),
+  [
+    ('vit_l16', 'jft', 128, 'TPU v3', 1),
+    ('vit_l16', 'jft', 8, 'TPU v3', 1),  # 512 images a core, of which each block keeps its input
+    ('vit_h14', 'jft', 8, 'TPU v3', 2),
+    ('vit_l16', 'jft', 1, 'TPU v5 lite', 8),
+    ('vit_l16', 'jft', 1, 'cpu', 1),
+  ],
+)
+def test_a_batch_that_does_not_fit_is_computed_in_as_few_parts_as_do(name, argument, count, kind, parts):
+  config = config_files.load(name, argument)
+  architecture = Architecture(config.model, config.data.image_size, 3, 1000)
+  chosen, text = auto.choose(config, architecture, 100_000, _devices(count, kind))
+  assert chosen.accumulation == parts
+  assert (f'accumulation {parts}' in text) == (parts > 1)
+  asked = dataclasses.replace(config, accumulation=8)
+  assert auto.choose(asked, architecture, 100_000, _devices(count, kind))[0].accumulation == 8
+
+
+def test_a_model_with_running_statistics_keeps_its_batch_whole():
+  config = c.Config(
+    batch_size=8192, model=c.EfficientNetConfig(variant='B7'), data=c.DataConfig(image_size=(600, 600))
+  )
+  chosen, _ = auto.choose(
+    config, Architecture(config.model, config.data.image_size, 3, 1000), 100_000, _devices(8, 'TPU v3')
+  )
+  assert (chosen.accumulation, chosen.model.remat) == (1, 'block')
+
+
 def test_feature_maps_of_few_images_a_tpu_core_take_the_memory_of_eight():
   config = c.Config(
     batch_size=2048,

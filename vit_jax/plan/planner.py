@@ -160,7 +160,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
     settings={
       'batch_size': config.batch_size,
       'images_per_device': config.batch_size / devices,
-      'accumulation': config.accumulation,
+      'accumulation': run.config.batch_parts,
       'image_size': list(config.data.image_size),
       **run.config.model.compute_settings,
     },

@@ -60,7 +60,7 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
     if not found:
       raise UserError(
         f'No mesh of the {len(topology.devices)} devices of {topology.name} divides config.batch_size '
-        f'{config.batch_size} and config.accumulation {config.accumulation}; change one of them.'
+        f'{config.batch_size} and config.accumulation {config.batch_parts}; change one of them.'
       )
     found.sort(key=_key)
     return found[0].config
@@ -139,7 +139,7 @@ def is_possible(config: Config, topology: Topology) -> bool:
     mesh = mesh_lib.make_mesh(config.mesh, topology.devices)
   except UserError:  # such as fsdp across slices
     return False
-  return config.batch_size % (config.accumulation * mesh_lib.batch_shards(mesh)) == 0
+  return config.batch_size % (config.batch_parts * mesh_lib.batch_shards(mesh)) == 0
 
 
 def chosen(config: Config, topology: Topology, dataset: Dataset) -> Config:

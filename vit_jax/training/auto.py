@@ -1,4 +1,4 @@
-"""What a config leaves open is chosen at the start: `mesh.fsdp`, `model.unroll` and `model.remat`.
+"""What a config leaves open is chosen at the start: `mesh.fsdp`, `model.unroll`, `model.remat`, `accumulation`.
 
 Each is chosen where it is None, by the devices, the model and the batch, anew at every start: a run that goes
 on on other devices gets what suits these. On CPUs nothing is split, unrolled or computed again. The rules are
@@ -8,11 +8,14 @@ short, and agree with the best plans of the paper's recipes (docs/scaling.md):
   elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory.
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation.
 - `remat` is the first of 'none', 'dots' and 'block' with which the step fits by `estimated_bytes`.
+- `accumulation` is 1 if one of them fits, else the first power of two with which one does. If none does either, or
+  the model has running statistics, which parts would change, it is 1.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,12 +58,13 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     devices: of the run; those of a plan need not be here.
   """
   mesh, model = config.mesh, config.model
-  if mesh.fsdp is not None and model.remat is not None and model.with_unrolled_blocks(False) is model:
+  opened = None in (mesh.fsdp, model.remat) or model.with_unrolled_blocks(False) is not model
+  if not opened and config.accumulation is not None:
     return Choice(config, '')
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
     model = dataclasses.replace(model.with_unrolled_blocks(False), remat=model.remat or 'none')
-    return Choice(dataclasses.replace(config, mesh=mesh, model=model), '')
+    return Choice(dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts), '')
 
   memory = _memory(devices[0])
   parameters = sum(leaf.size for leaf in architecture.shapes().values())
@@ -68,35 +72,68 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     mesh = dataclasses.replace(mesh, fsdp=_fsdp(config, parameters, memory, devices))
   unrolled = devices[0].platform == 'tpu' and steps >= _UNROLLED_FROM
   model = model.with_unrolled_blocks(unrolled)
-  config, needed = dataclasses.replace(config, mesh=mesh, model=model), 0.0
-  for remat in _REMATS if model.remat is None else (model.remat,):
-    config = dataclasses.replace(config, model=dataclasses.replace(model, remat=remat))
-    needed = estimated_bytes(config, architecture, parameters, devices)
-    if memory is None or needed <= _USABLE * memory:
-      break
-  blocks, room = ', blocks unrolled' if unrolled else '', f' of {memory / _GIB:.1f}' if memory else ''
-  chosen = f'fsdp {config.mesh.fsdp}{blocks}, remat {config.model.remat}'
+  config = dataclasses.replace(config, mesh=mesh, model=model)
+  config, needed = _fitting(config, architecture, parameters, memory, devices)
+  if not opened and config.accumulation == 1:
+    return Choice(config, '')
+  blocks = ', blocks unrolled' if config.model.compute_settings.get('unroll') else ''
+  parts = f', accumulation {config.accumulation}' if config.batch_parts > 1 else ''
+  room = f' of {memory / _GIB:.1f}' if memory else ''
+  chosen = f'fsdp {config.mesh.fsdp}{blocks}, remat {config.model.remat}{parts}'
   return Choice(config, f'Chosen for these devices: {chosen}; about {needed / _GIB:.1f}{room} GiB')
 
 
-def estimated_bytes(
-  config: Config, architecture: Architecture, parameters: int, devices: Sequence[Any]
-) -> float:
+def _fitting(
+  config: Config,
+  architecture: Architecture,
+  parameters: int,
+  memory: float | None,
+  devices: Sequence[Any],
+) -> tuple[Config, float]:
+  """The config with `remat` and `accumulation` chosen, and about what a step then needs of a device."""
+  remats = _REMATS if config.model.remat is None else (config.model.remat,)
+  saved = functools.cache(lambda model: saved_bytes(dataclasses.replace(architecture, model=model)))
+
+  def needed(variant: Config) -> float:
+    return estimated_bytes(variant, parameters, saved(variant.model), devices)
+
+  for parts in _parts(config, architecture, devices):
+    for remat in remats:
+      model = dataclasses.replace(config.model, remat=remat)
+      variant = dataclasses.replace(config, model=model, accumulation=parts)
+      if memory is None or needed(variant) <= _USABLE * memory:
+        return variant, needed(variant)
+  model = dataclasses.replace(config.model, remat=remats[-1])
+  variant = dataclasses.replace(config, model=model, accumulation=config.batch_parts)
+  return variant, needed(variant)
+
+
+def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -> Iterator[int]:
+  """The numbers of parts that a batch may have, the fewest first."""
+  yield config.batch_parts
+  if config.accumulation is None and not architecture.state_paths():
+    parts, images = 2, config.batch_size // (len(devices) // max(config.mesh.tensor, 1))
+    while images % parts == 0:
+      yield parts
+      parts *= 2
+
+
+def estimated_bytes(config: Config, parameters: int, bytes_saved: float, devices: Sequence[Any]) -> float:
   """About what a training step needs on a device.
 
   Args:
     config: with nothing left open.
-    architecture: its network.
-    parameters: of it.
+    parameters: of its network.
+    bytes_saved: `saved_bytes` of its network.
     devices: of the run.
   """
   mesh = config.mesh
   split = max(mesh.fsdp or 1, 1) * max(mesh.tensor, 1)
   weights = parameters * jnp.dtype(config.model.dtype).itemsize
-  images = config.batch_size / config.accumulation / (len(devices) / max(mesh.tensor, 1))
+  images = config.batch_size / config.batch_parts / (len(devices) / max(mesh.tensor, 1))
   if config.model.has_feature_maps and devices[0].platform == 'tpu':
     images = math.ceil(images / _IMAGES_TILE) * _IMAGES_TILE
-  activations = saved_bytes(dataclasses.replace(architecture, model=config.model)) * images
+  activations = bytes_saved * images
   return _state_bytes(config, parameters) / split + weights + _PADDING * activations / max(mesh.tensor, 1)
 
 

@@ -78,7 +78,7 @@ def make_program(
   Raises:
     UserError: a batch that does not divide over the mesh, or a network that cannot be built.
   """
-  part = config.batch_size // config.accumulation
+  part = config.batch_size // config.batch_parts
   mesh_lib.check_batch_size(mesh, part, 'config.batch_size / config.accumulation')
   batch_sharding = mesh_lib.batch_sharding(mesh)
 
@@ -145,7 +145,7 @@ def _make_step(
     with jax.named_scope('inputs'):
       inputs = model_inputs(config, batch, state.step)
     loss_of = functools.partial(loss_function, frozen_params=frozen_params)
-    (grads, loss, logged), model_state = _gradients(loss_of, state, inputs, config.accumulation, mesh)
+    (grads, loss, logged), model_state = _gradients(loss_of, state, inputs, config.batch_parts, mesh)
     if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
