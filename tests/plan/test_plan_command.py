@@ -63,6 +63,7 @@ def test_plan_that_does_not_fit_names_what_would_make_it_fit(tmp_path):
     tmp_path,
     '--topology=v5e:1x1',
     '--config.accumulation=1',
+    '--config.model.remat=none',
     '--config.model.depth=4',
     '--config.model.mlp_dim=1024',
     *large,
