@@ -58,7 +58,7 @@ def test_recipes_get_what_their_best_plans_have(name, count, kind, expected):
     ('vit_l16', 'jft', 128, 'TPU v3', 1),
     ('vit_l16', 'jft', 8, 'TPU v3', 1),  # 512 images a core, of which each block keeps its input
     ('vit_h14', 'jft', 8, 'TPU v3', 2),
-    ('vit_l16', 'jft', 1, 'TPU v5 lite', 8),
+    ('vit_l16', 'jft', 1, 'TPU v5 lite', 16),
     ('vit_l16', 'jft', 1, 'cpu', 1),
   ],
 )
@@ -106,6 +106,26 @@ def test_short_runs_and_gpus_have_a_loop():
   config = c.Config(model=tiny.options(), data=c.DataConfig(image_size=(12, 8)))
   assert _choose(config, _devices(8, 'TPU v3'), steps=100)[0] == (1, False, 'none')
   assert _choose(config, _devices(8, 'NVIDIA A100-SXM4-80GB'))[0] == (1, False, 'none')
+
+
+def test_a_single_device_has_a_loop_where_blocks_are_computed_again():
+  config = config_files.load('vit_l16', 'jft')
+  assert _choose(config, _devices(1, 'TPU v5 lite'))[0] == (1, False, 'block')
+  few = dataclasses.replace(config, batch_size=8)
+  assert _choose(few, _devices(1, 'TPU v5 lite'))[0] == (1, True, 'none')
+  kept = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=True))
+  assert _choose(kept, _devices(1, 'TPU v5 lite'))[0] == (1, True, 'block')
+
+
+def test_the_images_of_the_whole_batch_are_counted_whatever_its_parts():
+  config = dataclasses.replace(config_files.load('vit_ti16', 'imagenet21k'), accumulation=64)
+  devices, values = _devices(1, 'TPU v5 lite'), 224 * 224 * 3
+
+  def needed(batch):
+    whole = dataclasses.replace(config, batch_size=batch)
+    return auto.estimated_bytes(whole, parameters=0, bytes_saved=0, values=values, devices=devices)
+
+  assert needed(4096) - needed(2048) == 2048 * values * 5  # as bytes and in float32
 
 
 def test_state_that_does_not_fit_is_split_further():

@@ -13,7 +13,7 @@ from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset, Run
 
 _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
-_ACCUMULATIONS = (2, 4, 8, 16)
+_ACCUMULATIONS = (1, 2, 4, 8, 16)
 
 
 class Candidate(NamedTuple):
@@ -65,7 +65,7 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
     found.sort(key=_key)
     return found[0].config
 
-  remats, loops, parts = len(_REMATS) - 1, 1, len(_ACCUMULATIONS)  # the most that are new in a stage
+  remats, loops, parts = len(_REMATS) - 1, 1, len(_ACCUMULATIONS) - 1  # the most that are new in a stage
   best = best_after([config, *meshes(with_remat(config, None), topology)], remats + loops + parts + remats)
   best = best_after(other_remats(best), loops + parts + remats)
   best = best_after(with_and_without_loop(best, config), parts + remats)
@@ -123,9 +123,10 @@ def with_and_without_loop(config: Config, asked: Config) -> Iterator[Config]:
 
 
 def accumulations(config: Config) -> Iterator[Config]:
-  """The config with the batch computed in more and more parts."""
+  """The config with the batch computed in other numbers of parts, the fewest first."""
   for parts in _ACCUMULATIONS:
-    yield dataclasses.replace(config, accumulation=parts)
+    if parts != config.batch_parts:
+      yield dataclasses.replace(config, accumulation=parts)
 
 
 def with_remat(config: Config, remat: Remat | None) -> Config:

@@ -6,7 +6,8 @@ short, and agree with the best plans of the paper's recipes (docs/scaling.md):
 
 - `fsdp` is 8 on TPUs for models of 50 million parameters and more, where 8 divides the devices of a slice;
   elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory.
-- The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation.
+- The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
+  they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
 - `remat` is the first of 'none', 'dots' and 'block' with which the step fits by `estimated_bytes`.
 - `accumulation` is 1 if one of them fits, else the first power of two with which one does. If none does either, or
   the model has running statistics, which parts would change, it is 1.
@@ -36,9 +37,11 @@ _USABLE = 0.95  # of the memory
 # By the TPU compiler's own analyses, activations take about 1.2 times the bytes of the arrays saved: sides are padded
 # to multiples of 8 and 128, and single operations need buffers.
 _PADDING = 1.2
-_IMAGES_TILE = (
-  8  # of feature maps on a TPU: EfficientNet-L2 with one image a device takes 6.5 times what is saved
-)
+# Images of feature maps on a TPU: EfficientNet-L2 with one image a device takes 6.5 times what is saved.
+_IMAGES_TILE = 8
+# Of what 'none' saves: a block while it is computed again. L/16 on 8 cores of a TPU v3 takes 11.2 GiB, not 7.2.
+_BLOCK_SHARE = 1 / 20
+_VALUE_BYTES = 5  # of a value of the whole batch's images, whatever the parts: as a byte and in float32
 
 
 class Choice(NamedTuple):
@@ -71,9 +74,8 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   if mesh.fsdp is None:
     mesh = dataclasses.replace(mesh, fsdp=_fsdp(config, parameters, memory, devices))
   unrolled = devices[0].platform == 'tpu' and steps >= _UNROLLED_FROM
-  model = model.with_unrolled_blocks(unrolled)
-  config = dataclasses.replace(config, mesh=mesh, model=model)
-  config, needed = _fitting(config, architecture, parameters, memory, devices)
+  config = dataclasses.replace(config, mesh=mesh)
+  config, needed = _fitting(config, architecture, parameters, memory, devices, unrolled)
   if not opened and config.accumulation == 1:
     return Choice(config, '')
   blocks = ', blocks unrolled' if config.model.compute_settings.get('unroll') else ''
@@ -89,23 +91,35 @@ def _fitting(
   parameters: int,
   memory: float | None,
   devices: Sequence[Any],
+  unrolled: bool,
 ) -> tuple[Config, float]:
-  """The config with `remat` and `accumulation` chosen, and about what a step then needs of a device."""
+  """The config with all but the mesh chosen, and about what a step then needs of a device.
+
+  `unrolled`: whether these devices and the run's length suit unrolled blocks.
+  """
   remats = _REMATS if config.model.remat is None else (config.model.remat,)
-  saved = functools.cache(lambda model: saved_bytes(dataclasses.replace(architecture, model=model)))
 
-  def needed(variant: Config) -> float:
-    return estimated_bytes(variant, parameters, saved(variant.model), devices)
+  @functools.cache
+  def saved(remat: Remat) -> float:
+    model = dataclasses.replace(config.model, remat=remat)
+    return saved_bytes(dataclasses.replace(architecture, model=model))
 
-  for parts in _parts(config, architecture, devices):
-    for remat in remats:
-      model = dataclasses.replace(config.model, remat=remat)
-      variant = dataclasses.replace(config, model=model, accumulation=parts)
-      if memory is None or needed(variant) <= _USABLE * memory:
-        return variant, needed(variant)
-  model = dataclasses.replace(config.model, remat=remats[-1])
-  variant = dataclasses.replace(config, model=model, accumulation=config.batch_parts)
-  return variant, needed(variant)
+  def variant(remat: Remat, parts: int) -> Config:
+    open_blocks = unrolled and (remat == 'none' or len(devices) > 1)
+    model = dataclasses.replace(config.model, remat=remat).with_unrolled_blocks(open_blocks)
+    return dataclasses.replace(config, model=model, accumulation=parts)
+
+  def needed(remat: Remat, parts: int) -> float:
+    again = _BLOCK_SHARE * saved('none') if remat != 'none' else 0
+    values = math.prod((*architecture.image_size, architecture.channels))
+    return estimated_bytes(variant(remat, parts), parameters, saved(remat) + again, values, devices)
+
+  combinations: Iterator[tuple[Remat, int]] = (
+    (remat, parts) for parts in _parts(config, architecture, devices) for remat in remats
+  )
+  fitting = (choice for choice in combinations if memory is None or needed(*choice) <= _USABLE * memory)
+  choice = next(fitting, (remats[-1], config.batch_parts))
+  return variant(*choice), needed(*choice)
 
 
 def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -> Iterator[int]:
@@ -118,23 +132,29 @@ def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -
       parts *= 2
 
 
-def estimated_bytes(config: Config, parameters: int, bytes_saved: float, devices: Sequence[Any]) -> float:
-  """About what a training step needs on a device.
+def estimated_bytes(
+  config: Config, parameters: int, bytes_saved: float, values: int, devices: Sequence[Any]
+) -> float:
+  """About what a training step needs on a device, in bytes.
 
   Args:
     config: with nothing left open.
     parameters: of its network.
-    bytes_saved: `saved_bytes` of its network.
+    bytes_saved: of an image, for the backward pass or by it.
+    values: of an image, height × width × channels.
     devices: of the run.
   """
   mesh = config.mesh
   split = max(mesh.fsdp or 1, 1) * max(mesh.tensor, 1)
   weights = parameters * jnp.dtype(config.model.dtype).itemsize
-  images = config.batch_size / config.batch_parts / (len(devices) / max(mesh.tensor, 1))
+  whole_batch = config.batch_size / (len(devices) / max(mesh.tensor, 1))
+  images = whole_batch / config.batch_parts
   if config.model.has_feature_maps and devices[0].platform == 'tpu':
     images = math.ceil(images / _IMAGES_TILE) * _IMAGES_TILE
-  activations = bytes_saved * images
-  return _state_bytes(config, parameters) / split + weights + _PADDING * activations / max(mesh.tensor, 1)
+  activations = _PADDING * bytes_saved * images / max(mesh.tensor, 1)
+  return (
+    _state_bytes(config, parameters) / split + weights + activations + _VALUE_BYTES * values * whole_batch
+  )
 
 
 def saved_bytes(architecture: Architecture) -> float:
