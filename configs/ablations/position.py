@@ -7,15 +7,18 @@ The first argument is a value of config.model.position, 'learned' if there is no
 if there is none) or 'token'. 'small': a smaller model and one epoch, a minute or two of one core.
 
 Published (arXiv 2010.11929, table 8; B/16, 5-shot linear on ImageNet, added to the tokens before the first
-block): none 0.614, learned (1-D) 0.642, learned2d 0.640, relative (here 'relative_query') 0.640. Here on
-CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was measured: benchmarks/RESULTS.md.
+block): none 0.614, learned (1-D) 0.642, learned2d 0.640, relative (here 'relative_query_1d') 0.640. Here
+on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was measured: benchmarks/RESULTS.md.
 
 Target: cpu:1
 """
 
 from vit_jax import recipes
 
-_POSITIONS = ('none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'rotary')
+_POSITIONS = (
+  *('none', 'learned', 'learned2d', 'sincos2d'),
+  *('relative', 'relative_query', 'relative_query_1d', 'rotary'),
+)
 _OPTIONS = {name: {'model.position': name} for name in _POSITIONS} | {
   'gap': {'model.pool': 'gap'},
   'token': {'model.pool': 'token'},

@@ -135,6 +135,8 @@ def _of_pair(p, grid, tokens, query, key):
   if key < first:
     return p['to_others'][:, key]
   (row, column), (other_row, other_column) = (divmod(token - first, grid[1]) for token in (query, key))
+  if p['patches'].shape[2] == 2 * math.prod(grid) - 1:  # offsets of the patches' numbers
+    (row, column), (other_row, other_column) = (0, query), (0, key)
   middles = [side // 2 for side in p['patches'].shape[1:]]  # of a line, all but one axis have the middle only
   offsets = (row - other_row, column - other_column)
   cell = [np.clip(middle + offset, 0, 2 * middle) for middle, offset in zip(middles, offsets)]

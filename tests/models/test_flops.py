@@ -55,6 +55,7 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
     tiny.options(distillation_token=True, register_tokens=2),
     tiny.options(position='relative_query', register_tokens=1),
     tiny.options(pool='gap', axial=True),
+    tiny.options(position='relative_query_1d'),
     tiny.options(pool='gap', axial=True, position='relative_query'),
     tiny.mixer(tokens_mlp_dim=20),
     tiny.options(stem_blocks=(), stem_width=32, patch=2),

@@ -20,7 +20,7 @@ from vit_jax.pretrained.base import FORMATS
 from vit_jax.training import initialization
 from vit_jax.training.run import Dataset, Run
 
-LEARNED = ['learned2d', 'relative', 'relative_query']
+LEARNED = ['learned2d', 'relative', 'relative_query', 'relative_query_1d']
 
 
 def sincos(rows, columns, width):
@@ -197,6 +197,32 @@ def test_attention_depends_on_offsets_alone(kind):
   assert pairs[:, 1, 1].std() > 1e-3
 
 
+def test_offsets_of_one_dimension_are_those_of_the_patches_numbers():
+  """The last patch of a row is next to the first of the next row, as the paper has it."""
+  layer = position.NumberedKeys(8, (3, 4), 0, method='bilinear', rngs=nnx.Rngs(0))
+  query = jnp.broadcast_to(jnp.arange(1.0, 9), (1, 12, 1, 8))
+  logits = np.asarray(layer.logits(query, (3, 4)))[0, 0]
+  for offset in range(-11, 12):
+    diagonal = np.diagonal(logits, offset)
+    np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-6)
+  assert len({round(float(value), 6) for value in [*logits[0], *logits[1:, 0]]}) == 23
+
+
+@pytest.mark.parametrize('ours', ['relative_query', 'relative_query_1d'])
+def test_offsets_of_one_dimension_and_of_two_do_not_take_each_others_tables(tmp_path, ours):
+  theirs = {'relative_query': 'relative_query_1d', 'relative_query_1d': 'relative_query'}[ours]
+  save(tmp_path / 'run', tiny.options(position=theirs))
+  config = c.Config(
+    model=tiny.options(position=ours),
+    data=c.DataConfig(image_size=(12, 8), num_classes=5),
+    init=c.InitConfig(checkpoint=str(tmp_path / 'run')),
+    batch_size=8,
+  )
+  run = Run(config, Dataset(80, num_classes=5))
+  with pytest.raises(UserError, match=f"trained with position '{theirs}', and config.model.position is"):
+    initialization.read_initial(config, run.architecture)
+
+
 @pytest.mark.parametrize(
   ('options', 'said'),
   [
@@ -209,7 +235,7 @@ def test_widths_that_positions_do_not_divide_are_refused(options, said):
     tiny.build(tiny.options(**options))
 
 
-@pytest.mark.parametrize('kind', ['relative', 'relative_query'])
+@pytest.mark.parametrize('kind', ['relative', 'relative_query', 'relative_query_1d'])
 def test_kernels_without_a_bias_refuse_relative_positions(kind):
   config = c.Config(model=tiny.options(position=kind, attention='splash'))
   with pytest.raises(UserError, match=f"config.model.position '{kind}' does; choose 'auto' or 'xla'"):

@@ -43,6 +43,7 @@ CASES = {
   'qk_norm_relative_query': {'qk_norm': True, 'position': 'relative_query'},
   'axial': {'axial': True, 'pool': 'gap', 'layer_scale': 0.5},
   'axial_relative': {'axial': True, 'pool': 'gap', 'position': 'relative'},
+  'relative_query_1d': {'position': 'relative_query_1d'},
   'axial_relative_query': {'axial': True, 'pool': 'map', 'position': 'relative_query'},
   'axial_rotary': {'axial': True, 'pool': 'gap', 'position': 'rotary'},
   'axial_locality_map': {'axial': True, 'mlp_locality': True, 'pool': 'map'},

@@ -41,6 +41,9 @@ PEERS = {
   'placed registers': {'reg_tokens': 3},
   'query-key norm': {'qk_norm': True, 'init_values': 0.1},
   'class without position': {'no_embed_class': True},
+  'distilled': {'architecture': 'deit_base_distilled_patch16_224', 'img_size': (16, 32)},
+  'deit': {'architecture': 'deit_base_patch16_224'},
+  'deit3': {'architecture': 'deit3_base_patch16_224'},
   'mean beside registers': {'global_pool': 'avg', 'class_token': False, 'reg_tokens': 2, 'fc_norm': False},
 }
 
@@ -53,7 +56,8 @@ def _precision():
 
 
 def make_peer(name: str, seed: int = 0):
-  peer = timm.create_model('vit_base_patch16_224', **{**SIZES, **PEERS[name]})
+  options = {'architecture': 'vit_base_patch16_224', **SIZES, **PEERS[name]}
+  peer = timm.create_model(options.pop('architecture'), **options)
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for key, parameter in peer.named_parameters():
@@ -125,7 +129,7 @@ def test_written_folder_is_loaded_by_timm(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, pretrained.params)
 
 
-@pytest.mark.parametrize('name', ['token', 'scale', 'map', 'registers', 'mean'])
+@pytest.mark.parametrize('name', ['token', 'scale', 'map', 'registers', 'mean', 'deit'])
 def test_round_trip_gives_the_same_bits(name, tmp_path):
   save(make_peer(name), tmp_path / 'theirs')
   write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours', kind='timm')
@@ -133,6 +137,40 @@ def test_round_trip_gives_the_same_bits(name, tmp_path):
   assert theirs.keys() == ours.keys()
   for key in theirs:
     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key, strict=True)
+
+
+def test_each_head_of_a_distilled_deit_is_that_of_timm(tmp_path):
+  peer = make_peer('distilled')
+  save(peer, tmp_path)
+  pretrained = read(tmp_path)
+  assert pretrained.architecture.model.distillation_token and not pretrained.notes
+  images = make_images(pretrained)
+  ours = make_ours(pretrained).distillation_logits(images)
+  peer.set_distilled_training()
+  with torch.no_grad():
+    theirs = peer.train()(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+  for mine, yours in zip(ours, theirs, strict=True):
+    np.testing.assert_allclose(mine, yours, atol=1e-4, rtol=0)
+
+
+def test_a_distillation_token_without_a_head_is_read_as_a_register(tmp_path):
+  peer = make_peer('distilled')
+  peer.reset_classifier(0)
+  save(peer, tmp_path)
+  pretrained = read(tmp_path)
+  assert pretrained.architecture.model.register_tokens == 1
+  assert any('has no head' in note for note in pretrained.notes)
+  images = make_images(pretrained)
+  with torch.no_grad():
+    final = peer.forward_features(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+  np.testing.assert_allclose(run(make_ours(pretrained), images)[1], final, atol=1e-4, rtol=0)
+
+
+def test_a_written_distilled_model_takes_another_number_of_classes(tmp_path):
+  save(make_peer('distilled'), tmp_path / 'theirs')
+  write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours', kind='timm')
+  peer = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True, num_classes=3)
+  assert peer.head.out_features == peer.head_dist.out_features == 3
 
 
 def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
@@ -172,7 +210,8 @@ def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
 def test_our_tables_agree_with_timm():
   """Heads and GELU of every published model whose tensors look like ours."""
   seen = 0
-  for name in timm.list_models('vit_*', module='vision_transformer'):
+  deits = timm.list_models('deit*', module='deit')
+  for name in [*timm.list_models('vit_*', module='vision_transformer'), *deits]:
     if timm_folder._OTHER.fullmatch(name):
       continue
     with torch.device('meta'):
@@ -262,6 +301,8 @@ def test_model_that_only_timm_has_is_written_for_timm(tmp_path):
       'vit_small_patch14_reg4_dinov2',
     ),
     ({'variant': 'H/14'}, 'vit_huge_patch14_224'),
+    ({'variant': 'Ti/16', 'distillation_token': True}, 'deit_tiny_distilled_patch16_224'),
+    ({'variant': 'B/16', 'patch': 14, 'distillation_token': True}, 'deit_base_distilled_patch16_224'),
   ],
 )
 def test_written_architecture_is_named_by_its_sizes(options, name):

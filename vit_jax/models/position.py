@@ -54,7 +54,7 @@ def attention_position(
   others: int,
   method: PositionResize,
   rngs: nnx.Rngs,
-) -> 'RelativeBias | RelativeKeys | Rotary | None':
+) -> 'RelativeBias | RelativeKeys | NumberedKeys | Rotary | None':
   """What the attention of a block knows of positions; None: nothing.
 
   Args:
@@ -70,6 +70,8 @@ def attention_position(
     return RelativeBias(heads, grid, others, method=method, rngs=rngs)
   if kind == 'relative_query':
     return RelativeKeys(head_size, grid, others, method=method, rngs=rngs)
+  if kind == 'relative_query_1d':
+    return NumberedKeys(head_size, grid, others, method=method, rngs=rngs)
   if kind == 'rotary':
     return Rotary(head_size)
   return None
@@ -173,11 +175,10 @@ class RelativeBias(nnx.Module):
 
 
 class RelativeKeys(nnx.Module):
-  """The query's product with a learned key for each offset (paper, appendix D.4, 'relative').
+  """The query's product with a learned key for each offset (row, column).
 
-  The paper's offset is the difference of two patches' numbers, by which the last patch of a row is next to
-  the first one of the next row, and which means another thing on a grid of another width. Ours is of rows
-  and columns. All heads share the keys, which are scaled with the query (arXiv 1803.02155, equation 4).
+  The paper's 'relative' positions (appendix D.4) in two dimensions. All heads share the keys, which are scaled with the
+  query (arXiv 1803.02155, equation 4).
   """
 
   def __init__(self, head_size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
@@ -187,6 +188,21 @@ class RelativeKeys(nnx.Module):
     """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
     keys = self.keys(grid).astype(query.dtype)
     return jnp.einsum('bqhd,dqk->bhqk', query, keys, preferred_element_type=jnp.float32)
+
+
+class NumberedKeys(RelativeKeys):
+  """The same for each difference of two patches' numbers, counted row by row (paper, appendix D.4, 'relative').
+
+  The last patch of a row is next to the first one of the next row, and an offset means another thing on a grid of
+  another width.
+  """
+
+  def __init__(self, head_size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
+    super().__init__(head_size, (1, math.prod(grid)), others, method=method, rngs=rngs)
+
+  def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
+    """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
+    return super().logits(query, (1, math.prod(grid)))
 
 
 class Rotary(nnx.Module):

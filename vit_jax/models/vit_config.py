@@ -17,7 +17,9 @@ from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, PositionTable
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
 
-Position = Literal['none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'rotary']
+Position = Literal[
+  'none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'relative_query_1d', 'rotary'
+]
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
 
@@ -127,11 +129,11 @@ class ViTConfig(ModelConfig):
   # How patches know where they are (models/position.py). Added to the tokens: a 'learned' embedding of each,
   # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
   # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
-  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset (the paper's
-  # 'relative', which counts offsets in one dimension), or 'rotary': queries and keys turned by row and column
-  # (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
-  # For images of another size what is learned is resized ('relative' and 'relative_query': between offsets),
-  # and so is sincos2d. Rotary goes on counting, a patch being one from the next.
+  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
+  # 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary': queries
+  # and keys turned by row and column (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
+  # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
+  # Rotary goes on counting, a patch being one from the next.
   position: Position = 'learned'
   # How learned positions are resized for images of another size (models/position_resize.py): 'linear'
   # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
@@ -286,8 +288,9 @@ class ViTConfig(ModelConfig):
   def differing_function(self, other: ModelConfig) -> str | None:
     name = super().differing_function(other)
     positions = (self.position, getattr(other, 'position', None))
-    # No parameter tells rotary positions.
-    if name is None and 'rotary' in positions and positions[0] != positions[1]:
+    # No parameter tells rotary positions, and only a table's sides tell offsets of one dimension from those of two.
+    untold = 'rotary' in positions or {*positions} == {'relative_query', 'relative_query_1d'}
+    if name is None and untold and positions[0] != positions[1]:
       return 'position'
     return name
 
@@ -331,7 +334,7 @@ class ViTConfig(ModelConfig):
     mlp = flops.mlp(tokens, width, sizes.mlp_dim)
     if self.mlp_locality:
       mlp += patches * 3**2 * sizes.mlp_dim
-    relative_keys = self.position == 'relative_query'
+    relative_keys = self.position in ('relative_query', 'relative_query_1d')
     if self.axial:
       along_rows = rows * flops.attention(columns, columns, width, relative_keys=relative_keys)
       along_columns = columns * flops.attention(rows, rows, width, relative_keys=relative_keys)
@@ -368,7 +371,7 @@ class ViTConfig(ModelConfig):
         f'{name}, which has no dropout of attention weights, and {path}.attention_dropout is '
         f"{self.attention_dropout}; choose 'auto' or 'xla', or no such dropout."
       )
-    if self.position in ('relative', 'relative_query'):
+    if self.position.startswith('relative'):
       raise UserError(
         f'{name}, which cannot add to the logits of attention what {path}.position '
         f"{self.position!r} does; choose 'auto' or 'xla'."

@@ -1,5 +1,6 @@
-"""`config.json` and tensor names of timm's Vision Transformers (`vit_*`)."""
+"""`config.json` and tensor names of timm's Vision Transformers (`vit_*`, `deit_*`, `deit3_*`)."""
 
+import dataclasses
 import math
 import pathlib
 import re
@@ -22,7 +23,14 @@ _TANH = re.compile(
   r'vit_(so400m_patch16|giantopt_patch16|base_patch32)_siglip(_gap)?_\d+|vit_large_patch16_siglip(_gap)?_512'
 )
 # Models whose tensors have our names and that compute something else.
-_OTHER = re.compile(r'.*_(rpn|clip)_.*|(?!vit_).*')
+_OTHER = re.compile(r'.*_(rpn|clip)_.*|(?!vit_|deit3?_).*')
+
+_WITHOUT_HEAD = (
+  'The distillation token, which has no head, is read as a register token: all tokens attend to it.'
+)
+_HEADS_PATHS = frozenset(
+  f'{head}/{name}' for head in ('head', 'distillation_head') for name in ('kernel', 'bias')
+)
 
 _BLOCK = (
   *norm('blocks/attention_norm', 'blocks.{}.norm1'),
@@ -64,10 +72,15 @@ _SIZES = {
   (1664, 8192, 48, 16): ('gigantic', (14,), ()),
 }
 _ANY_SIZE = 'vit_base_patch16_224'  # the name of what timm has no name for
+_ANY_DISTILLED = 'deit_base_distilled_patch16_224'
+_DISTILLED = ('tiny', 'small', 'base')  # with patches of 16
 
 
 class TimmFormat(FolderFormat):
-  """A folder of a `vit_*` of timm's, or a .safetensors file with timm's names alone."""
+  """A folder of a `vit_*`, `deit_*` or `deit3_*` of timm's, or a .safetensors file with timm's names alone.
+
+  The distillation token of a folder without a head for it becomes a register token.
+  """
 
   title = "a folder of timm's"
   tellable = frozenset({'gelu', 'norm_epsilon', 'heads'})
@@ -88,7 +101,8 @@ class TimmFormat(FolderFormat):
       raise UserError(f'{values.path} has neither model_type nor architecture; get the file again.')
     if _OTHER.fullmatch(name):
       raise UserError(
-        f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_* and tf_efficientnet_*."
+        f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_*, deit_*, deit3_* "
+        'and tf_efficientnet_*.'
       )
     arguments = values.section('model_args')
     published = values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
@@ -100,14 +114,19 @@ class TimmFormat(FolderFormat):
     channels, patch = _shape(files, 'patch_embed.proj.weight', 4)[1:3]
     positions = _shape(files, 'pos_embed', 3)[1]
     class_token, registers = 'cls_token' in shapes, 0
+    distilled, notes = 'head_dist.weight' in shapes, ()
     if 'reg_token' in shapes:
       registers = _shape(files, 'reg_token', 3)[1]
-    before = class_token + registers
+    elif 'dist_token' in shapes and not distilled:
+      registers, notes = 1, (_WITHOUT_HEAD,)
+    before = class_token + registers + distilled
     pool = arguments.text('global_pool') or values.text('global_pool') or _usual_pool(shapes)
     _check_pool(folder, pool, arguments.flag('pool_include_prefix', False), class_token, registers)
     model = _model(files, name, arguments, pool, registers)
+    model = dataclasses.replace(model, distillation_token=distilled)
     model = with_told(folder, model, options.told)
-    image_size, notes = _image_size(files, arguments, published, positions - before, patch)
+    image_size, about_size = _image_size(files, arguments, published, positions - before, patch)
+    notes += about_size
     if 'num_heads' not in arguments and 'heads' not in options.told:
       notes += (
         f'{files.source} does not say how many heads the model has; {model.heads} are taken, as timm has at this '
@@ -118,7 +137,7 @@ class TimmFormat(FolderFormat):
     return Layout(
       architecture=Architecture(model, image_size, channels, num_classes),
       rules=_rules(model, num_classes > 0),
-      tokens=_tokens(class_token, registers, 0 if positions == patches else before),
+      tokens=_tokens(model, 0 if positions == patches else before, 'reg_token' in shapes),
       preprocess=timm_config.preprocess(published, image_size, channels),
       class_names=timm_config.class_names(published, num_classes),
       zeros=_without_bias(shapes, pool),
@@ -133,6 +152,8 @@ class TimmFormat(FolderFormat):
       raise Unfit(f'it has no pool {model.pool!r}')
     if model.pre_logits_size is not None:
       raise Unfit(f'it has no layer between pooling and head (pre_logits_size {model.pre_logits_size})')
+    if model.distillation_token and model.register_tokens:
+      raise Unfit('it has no register tokens beside a distillation token')
     include = _includes(model.pool, class_token, model.register_tokens)
     if not include:
       raise Unfit('it has no mean over class token and patches without the registers')
@@ -164,7 +185,9 @@ class TimmFormat(FolderFormat):
       'reg_tokens': model.register_tokens,
     }
     published, about_images = timm_config.written(
-      pretrained, first_conv='patch_embed.proj', classifier='head'
+      pretrained,
+      first_conv='patch_embed.proj',
+      classifier=['head', 'head_dist'] if model.distillation_token else 'head',
     )
     values = {
       'architecture': name,
@@ -175,12 +198,12 @@ class TimmFormat(FolderFormat):
       'pretrained_cfg': published | {'fixed_input_size': True},
     }
     # As timm's models with registers, the prefix has no positions: the class token takes up its own.
-    positioned = 0 if model.register_tokens else int(class_token)
+    positioned = 0 if model.register_tokens else class_token + model.distillation_token
     return Export(
       rules=_rules(model, architecture.num_classes > 0),
-      tokens=_tokens(class_token, model.register_tokens, positioned),
+      tokens=_tokens(model, positioned, registers=model.register_tokens > 0),
       config=values,
-      dropped=frozenset() if architecture.num_classes else frozenset({'head/kernel', 'head/bias'}),
+      dropped=frozenset() if architecture.num_classes else _HEADS_PATHS,
       notes=notes + about_images,
     )
 
@@ -194,11 +217,11 @@ def _shape(files: TensorFiles, name: str, rank: int) -> tuple[int, ...]:
   shape = files.shapes.get(name)
   if shape is None:
     raise UserError(
-      f"{files.source} has no tensor {name}, which every vit_* of timm's has; check what the file holds."
+      f"{files.source} has no tensor {name}, which every ViT of timm's has; check what the file holds."
     )
   if len(shape) != rank:
     raise UserError(
-      f"{files.source} has {name} of shape {shape}, and that of a vit_* of timm's has {rank} dimensions; check "
+      f"{files.source} has {name} of shape {shape}, and that of a ViT of timm's has {rank} dimensions; check "
       f'what the file holds.'
     )
   return shape
@@ -231,13 +254,18 @@ def _architecture_name(model: ViTConfig) -> tuple[str, tuple[str, ...]]:
   sizes = model.sizes
   key = (sizes.width, sizes.mlp_dim, sizes.depth, sizes.heads)
   word, plain, dinov2 = _SIZES.get(key, ('', (), ()))
-  if model.layer_scale is not None and sizes.patch in dinov2 and model.register_tokens in (0, 4):
+  any_size = _ANY_SIZE
+  if model.distillation_token:
+    any_size = _ANY_DISTILLED
+    if word in _DISTILLED and sizes.patch == 16:
+      return f'deit_{word}_distilled_patch16_224', ()
+  elif model.layer_scale is not None and sizes.patch in dinov2 and model.register_tokens in (0, 4):
     registers = '_reg4' if model.register_tokens else ''
     return f'vit_{word}_patch{sizes.patch}{registers}_dinov2', ()
-  if sizes.patch in plain:
+  elif sizes.patch in plain:
     return f'vit_{word}_patch{sizes.patch}_224', ()
-  return _ANY_SIZE, (
-    f'timm has no name for a model of these sizes: its config.json calls it {_ANY_SIZE}, and model_args there '
+  return any_size, (
+    f'timm has no name for a model of these sizes: its config.json calls it {any_size}, and model_args there '
     f'change every size.',
   )
 
@@ -251,15 +279,22 @@ def _rules(model: ViTConfig, head: bool) -> tuple[Rule, ...]:
     *norm('norm', 'norm'),
     *(_MAP_POOL if model.pool == 'map' else ()),
     *(layer('head', 'head') if head else ()),
+    *(layer('distillation_head', 'head_dist') if head and model.distillation_token else ()),
   )
 
 
-def _tokens(class_token: bool, registers: int, positioned: int) -> Tokens:
+def _tokens(model: ViTConfig, positioned: int, registers: bool) -> Tokens:
+  """Of `positioned` tokens before the patches; `registers`: whether registers have timm's name of them."""
+  if model.distillation_token:
+    name, path = 'dist_token', 'distillation_token'
+  else:
+    name, path = 'reg_token' if registers else 'dist_token', 'register_tokens'
   return Tokens(
     position='pos_embed',
-    class_token='cls_token' if class_token else None,
-    registers='reg_token' if registers else None,
+    class_token='cls_token' if model.has_class_token else None,
+    registers=name if model.distillation_token or model.register_tokens else None,
     positioned=positioned,
+    registers_path=path,
   )
 
 

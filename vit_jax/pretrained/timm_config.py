@@ -47,14 +47,14 @@ def preprocess(published: JsonObject, image_size: tuple[int, int], channels: int
 
 
 def written(
-  pretrained: Pretrained, *, first_conv: str, classifier: str
+  pretrained: Pretrained, *, first_conv: str, classifier: str | list[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """`pretrained_cfg`, and sentences about what it cannot say.
 
   Args:
     pretrained: the model.
     first_conv: the layer that meets the image's channels, as timm calls it.
-    classifier: the head, as timm calls it.
+    classifier: the head, or the heads, as timm calls them.
   """
   images, architecture, notes = pretrained.preprocess, pretrained.architecture, ()
   if not images.antialias:
