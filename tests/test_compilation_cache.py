@@ -44,6 +44,7 @@ def _arrays(workdir: pathlib.Path) -> dict:
   return json.loads((workdir / 'checkpoints' / '4' / 'meta' / 'metadata').read_text())['items']
 
 
+@pytest.mark.nightly
 def test_a_second_run_does_not_compile_the_step_and_ends_in_the_same_bits(tmp_path, home, monkeypatch):
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')  # the step is a small one
   monkeypatch.setenv('JAX_EXPLAIN_CACHE_MISSES', 'true')

@@ -49,9 +49,21 @@ ARGUMENTS = {
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
 CASES = [(path, argument) for path in FILES for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]]
+SLOW = [('bit', None), ('bit', 'imagenet21k')]  # beside 'jft', which is as deep
 
 
-@pytest.mark.parametrize(('path', 'argument'), CASES, ids=[f'{p.stem}:{a}' for p, a in CASES])
+@pytest.mark.parametrize(
+  ('path', 'argument'),
+  [
+    pytest.param(
+      path,
+      argument,
+      id=f'{path.stem}:{argument}',
+      marks=[pytest.mark.nightly] * ((path.stem, argument) in SLOW),
+    )
+    for path, argument in CASES
+  ],
+)
 def test_every_config_is_valid_and_its_step_can_be_traced(path, argument, tmp_path, monkeypatch):
   config = load(path, argument)
   classes = config.data.num_classes or 10

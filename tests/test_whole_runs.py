@@ -22,7 +22,7 @@ CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
 @pytest.mark.parametrize(
   ('kills', 'processes', 'finish_as'),
-  [(3, 1, 1), pytest.param(1, 2, 2, marks=pytest.mark.nightly), (1, 2, 1)],
+  [(3, 1, 1), *(pytest.param(1, 2, finish_as, marks=pytest.mark.nightly) for finish_as in (2, 1))],
 )
 def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_as):
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))

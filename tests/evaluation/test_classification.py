@@ -109,6 +109,7 @@ def collected(*batch_sizes: int) -> list[dict[str, float]]:
   return result
 
 
+@pytest.mark.nightly
 def test_processes_and_batch_sizes_change_no_bit(monkeypatch):
   """One, two and four processes with four devices together, batches with and without padding.
 

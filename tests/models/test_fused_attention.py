@@ -209,6 +209,7 @@ def test_cudnn_is_called_forwards_and_backwards(monkeypatch):
   ]
 
 
+@pytest.mark.nightly
 def test_splash_is_chosen_on_a_tpu_for_many_tokens():
   """Chosen for 577 tokens by the devices of the mesh, although this process is on a CPU; not for 197."""
   pytest.importorskip('libtpu')

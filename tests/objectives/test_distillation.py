@@ -243,6 +243,7 @@ def lines(workdir):
   return [{name: value for name, value in line.items() if not name.startswith('perf/')} for line in read]
 
 
+@pytest.mark.nightly
 def test_resumed_distillation_ends_in_the_same_bits(student, folder, tmp_path):
   again = tmp_path / 'run'
   shutil.copytree(student, again)

@@ -27,7 +27,7 @@ from vit_jax.training.run import Dataset
 # A topology, and the flags of a run there.
 TARGET = re.compile(r'^Target: (\S+)((?: --config\.\S+)*)$', re.MULTILINE)
 CASES = [(path.stem, argument) for path in FILES for argument in ARGUMENTS.get(path.stem, PAPER) or ['']]
-QUICK = [('quickstart', ''), ('folder', '/path/to/images'), ('vit_b32', 'jft')]
+QUICK = [('quickstart', ''), ('folder', '/path/to/images')]
 
 
 def target_of(path: pathlib.Path) -> tuple[str, list[str]]:

@@ -156,6 +156,7 @@ def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_s
   assert not runs['distilled'].config.data.mixture
 
 
+@pytest.mark.nightly
 def test_round_that_was_killed_goes_on_with_the_labels_of_its_teacher_to_a_table(rounds, tmp_path):
   pathlib.Path(rounds).write_text(ROUNDS + SHORT)
   workdir = tmp_path / 'rounds'
@@ -259,7 +260,14 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
 @pytest.mark.parametrize(
   ('variants', 'said'),
   [
-    ({'a': Variant('quickstart', {'model.widht': 3})}, "option of the variant 'a' is wrong: .*widht"),
+    (
+      {'a': Variant('quickstart', {'model.widht': 3})},
+      "^An option of the variant 'a' is wrong: there is no model.widht; did you mean model.width\\?$",
+    ),
+    (
+      {'a': Variant('quickstart', {'evaluators.test.name': 'fewshot'})},
+      "^An option of the variant 'a' is wrong: there is no evaluators.test.name; ",
+    ),
     ({'a': Variant('quickstart', {'model.width': 'x'})}, "option of the variant 'a' is wrong: .*width"),
     (
       {'a': Variant('quickstart', start='b'), 'b': Variant('quickstart')},

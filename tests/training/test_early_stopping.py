@@ -104,6 +104,7 @@ def numbers(workdir: pathlib.Path) -> list[dict]:
   return [{name: line[name] for name in line if not name.startswith('perf/')} for line in lines]
 
 
+@pytest.mark.nightly
 def test_resumed_run_stops_at_the_same_step_with_the_same_bits(stopped, tmp_path):
   first = commands.run(tmp_path, *STOP, '--config.stop.patience=1')
   assert 'Stopped early, at step 4 of 40' in first.stdout

@@ -27,6 +27,7 @@ def start(tmp_path: pathlib.Path, *flags: str) -> subprocess.Popen:
   )
 
 
+@pytest.mark.nightly
 def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoint):
   flags = ['--checkpoint=./pretrained', '--workdir=out', '--suite=digits,cifar100,fewshot:digits']
   flags += ['--seeds=2', '--rates=0.01,0.1', '--batch_size=16', '--image_size=8', '--steps=12']

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import config_files
+from vit_jax import config_files, option_docs
 from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.selftrain import samples
@@ -214,7 +214,22 @@ def _changed(name: str, values: ml_collections.ConfigDict, options: Mapping[str,
   """
   try:
     values.update_from_flattened_dict(options)
-  except (KeyError, TypeError, AttributeError) as error:
+  except KeyError as error:
+    known = _option_names(values)
+    wrong = next((option for option in options if option not in known), '')
+    near = option_docs.nearest(wrong, known)
+    hint = f'did you mean {near}?' if near else 'the options are in vit_jax/config.py.'
+    raise UserError(f'An option of the variant {name!r} is wrong: there is no {wrong}; {hint}') from error
+  except (TypeError, AttributeError) as error:
     text = ' '.join(str(error).strip('"').split())
     raise UserError(f'An option of the variant {name!r} is wrong: {text}') from error
   return config_lib.from_config_dict(values)
+
+
+def _option_names(values: ml_collections.ConfigDict, prefix: str = '') -> set[str]:
+  """The dotted names of all options."""
+  found = set()
+  for name, value in values.items():
+    inside = isinstance(value, ml_collections.ConfigDict)
+    found |= _option_names(value, f'{prefix}{name}.') if inside else {f'{prefix}{name}'}
+  return found
