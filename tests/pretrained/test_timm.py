@@ -166,6 +166,21 @@ def test_a_distillation_token_without_a_head_is_read_as_a_register(tmp_path):
   np.testing.assert_allclose(run(make_ours(pretrained), images)[1], final, atol=1e-4, rtol=0)
 
 
+def test_a_head_of_a_distillation_token_without_its_tokens_is_refused(tmp_path):
+  save(make_peer('distilled'), tmp_path)
+  file = tmp_path / 'model.safetensors'
+  tensors = safetensors_numpy.load_file(file)
+  registers = tensors | {'reg_token': tensors['dist_token']}
+  for wrong, said in (
+    ({name: value for name, value in tensors.items() if name != 'cls_token'}, 'goes with a class token'),
+    (registers, 'no register tokens; check what the file holds'),
+    ({name: value for name, value in tensors.items() if name != 'dist_token'}, 'dist_token'),
+  ):
+    safetensors_numpy.save_file(wrong, file)
+    with pytest.raises(UserError, match=said):
+      read(tmp_path)
+
+
 def test_a_written_distilled_model_takes_another_number_of_classes(tmp_path):
   save(make_peer('distilled'), tmp_path / 'theirs')
   write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours', kind='timm')

@@ -22,6 +22,10 @@ from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, check, check_depth, expected, gather, scatter
 
 CONFIG = 'config.json'
+# About a folder with a distillation token and no head for it.
+NO_DISTILLATION_HEAD = (
+  'The distillation token, which has no head, is read as a register token: all tokens attend to it.'
+)
 
 
 class Unfit(Exception):

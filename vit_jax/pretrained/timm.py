@@ -11,7 +11,7 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import timm_config
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, with_told
-from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
+from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
@@ -25,9 +25,6 @@ _TANH = re.compile(
 # Models whose tensors have our names and that compute something else.
 _OTHER = re.compile(r'.*_(rpn|clip)_.*|(?!vit_|deit3?_).*')
 
-_WITHOUT_HEAD = (
-  'The distillation token, which has no head, is read as a register token: all tokens attend to it.'
-)
 _HEADS_PATHS = frozenset(
   f'{head}/{name}' for head in ('head', 'distillation_head') for name in ('kernel', 'bias')
 )
@@ -118,9 +115,14 @@ class TimmFormat(FolderFormat):
     if 'reg_token' in shapes:
       registers = _shape(files, 'reg_token', 3)[1]
     elif 'dist_token' in shapes and not distilled:
-      registers, notes = 1, (_WITHOUT_HEAD,)
+      registers, notes = 1, (NO_DISTILLATION_HEAD,)
     before = class_token + registers + distilled
     pool = arguments.text('global_pool') or values.text('global_pool') or _usual_pool(shapes)
+    if distilled and (pool != 'token' or registers or not class_token):
+      raise UserError(
+        f'{folder} has a head for a distillation token (head_dist), which goes with a class token, global_pool '
+        "'token' and no register tokens; check what the file holds."
+      )
     _check_pool(folder, pool, arguments.flag('pool_include_prefix', False), class_token, registers)
     model = _model(files, name, arguments, pool, registers)
     model = dataclasses.replace(model, distillation_token=distilled)

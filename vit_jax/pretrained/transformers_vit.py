@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.pretrained.huggingface import Unfit, vit_of
+from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, Unfit, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.torch_names import Export, layer, norm
 from vit_jax.pretrained.transformers import ATTENTION, HALF, IMAGENET, Family, TransformersFormat
@@ -73,6 +73,4 @@ class DeiTFormat(ViTFormat):
     )
   }
   registers = 1
-  notes = (
-    'The distillation token, which has no head, is read as a register token: all tokens attend to it.',
-  )
+  notes = (NO_DISTILLATION_HEAD,)
