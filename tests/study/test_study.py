@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import fork_server
@@ -192,6 +193,28 @@ def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeyp
   with pytest.raises(UserError, match='2 of 6 runs failed; the first is first/seed_1: A sentence'):
     laboratory.conduct(runs, execute, jobs=3, say=lambda text: None, ended=lambda results: None)
   assert sorted(ended) == ['first/seed_0', 'first/seed_2', 'second/seed_0', 'second/seed_2']
+
+
+def test_run_that_waits_for_another_holds_no_place(tmp_path, monkeypatch):
+  """Two places: while the first run of a chain is done, the run that needs none of them begins."""
+  began, ended = [], []
+  monkeypatch.setattr(laboratory, '_result', lambda run: result(0.5) if run.title in ended else None)
+  chain = {'first': Variant('quickstart'), 'second': Variant('quickstart', start='first')}
+  study = Study('x', chain | {'alone': Variant('quickstart')}, seeds=(0,))
+  alone = threading.Event()
+
+  def execute(run: definition.StudyRun) -> str:
+    began.append(run.variant)
+    if run.variant == 'alone':
+      alone.set()
+    if run.variant == 'first':
+      assert alone.wait(60)
+    ended.append(run.title)
+    return ''
+
+  runs = definition.runs(study, tmp_path)
+  laboratory.conduct(runs, execute, jobs=2, say=lambda text: None, ended=lambda results: None)
+  assert sorted(began[:2]) == ['alone', 'first'] and began[2] == 'second'
 
 
 @pytest.mark.nightly

@@ -99,27 +99,33 @@ def conduct(
       done[run.variant, run.seed] = result
   say(f'{len(runs)} runs, of which {len(done)} were done before; {jobs} at a time')
   ended(done)
-  failed: list[str] = []
+  left = [run for run in runs if (run.variant, run.seed) not in done]
+  running: dict[futures.Future, StudyRun] = {}
+  failed: dict[pathlib.Path, str] = {}  # folder -> the run and its error
+
+  def fail(run: StudyRun, error: str) -> None:
+    failed[run.folder] = f'{run.title}: {error}'
+    say(f'{run.title}: failed. {error}')
+
   pool = futures.ThreadPoolExecutor(jobs)
   try:
-    waiting: dict[futures.Future, StudyRun] = {}
-    by_folder: dict[pathlib.Path, futures.Future] = {}
-    for run in runs:
-      if (run.variant, run.seed) not in done:
-        # A pool takes its tasks in order, so what a task waits for has begun before it.
-        before = [by_folder[folder] for folder in (run.start, run.teacher) if folder in by_folder]
-        future = pool.submit(_execute_after, before, execute, run, say)
-        waiting[future] = run
-        by_folder[run.folder] = future
-    while waiting:
+    while left or running:
+      unfinished = {run.folder for run in (*left, *running.values())}
+      for run in list(left):
+        if failed.keys() & {run.start, run.teacher}:
+          left.remove(run)
+          fail(run, 'The run that it starts or learns from failed.')
+        elif len(running) < jobs and not unfinished & {run.start, run.teacher}:
+          left.remove(run)
+          say(f'{run.title}: {"goes on" if (run.folder / "checkpoints").exists() else "begins"}')
+          running[pool.submit(execute, run)] = run
       with signals.raise_at_interrupt():
-        complete, _ = futures.wait(waiting, _REPORT_SECONDS, futures.FIRST_COMPLETED)
-      for future in [future for future in waiting if future in complete]:
-        run, error = waiting.pop(future), future.result()
+        complete, _ = futures.wait(running, _REPORT_SECONDS, futures.FIRST_COMPLETED)
+      for future in complete:
+        run, error = running.pop(future), future.result()
         result = None if error else _result(run)
         if result is None:
-          failed.append(f'{run.title}: {error}')
-          say(f'{run.title}: failed. {error}')
+          fail(run, error)
           continue
         done[run.variant, run.seed] = result
         say(f'{run.title}: done')
@@ -128,7 +134,7 @@ def conduct(
   finally:
     pool.shutdown(wait=False, cancel_futures=True)
   if failed:
-    raise UserError(f'{len(failed)} of {len(runs)} runs failed; the first is {failed[0]}')
+    raise UserError(f'{len(failed)} of {len(runs)} runs failed; the first is {next(iter(failed.values()))}')
 
 
 def progress(runs: Sequence[StudyRun], done: Results, jobs: int) -> str:
@@ -156,19 +162,6 @@ def progress(runs: Sequence[StudyRun], done: Results, jobs: int) -> str:
     seconds += known[run.title][2] if run.title in known else statistics.fmean(same or [mean])
   minutes = round(seconds / jobs / 60)
   return f'{text}, about {minutes // 60}:{minutes % 60:02} h left'
-
-
-def _execute_after(
-  before: Sequence[futures.Future],
-  execute: Callable[[StudyRun], str],
-  run: StudyRun,
-  say: Callable[[str], None],
-) -> str:
-  """As `execute`, once the runs that this one starts from or learns from have ended."""
-  if any(future.result() for future in before):
-    return 'The run that it starts or learns from failed.'
-  say(f'{run.title}: {"goes on" if (run.folder / "checkpoints").exists() else "begins"}')
-  return execute(run)
 
 
 def _result(run: StudyRun) -> Result | None:
