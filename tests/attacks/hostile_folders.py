@@ -212,7 +212,7 @@ FOLDERS: dict[str, tuple[Make, str]] = {
   'an architecture of a megabyte': (changed('timm', architecture='vit_' * 2**18), 'architecture'),
   'patches of one dimension': (
     tensors_changed('timm', shape_of('patch_embed.proj.weight', 32)),
-    'that of a vit_.* has 4 dimensions',
+    "that of a ViT of timm's has 4 dimensions",
   ),
   'positions of one dimension': (tensors_changed('timm', shape_of('pos_embed', 5)), 'has 3 dimensions'),
   'a billion times as wide': (
