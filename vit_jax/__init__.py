@@ -35,7 +35,8 @@ def _begins_a_command() -> bool:
   return bool(sys.argv) and os.path.basename(sys.argv[0]) == __name__
 
 
-if _begins_a_command():  # Ctrl-C may come while the other modules are imported
-  from vit_jax import signals
+if _begins_a_command():
+  from vit_jax import allocator, signals
 
-  signals.end_at_interrupt().start()
+  allocator.keep_freed_memory()  # before the first thread, which NumPy starts
+  signals.end_at_interrupt().start()  # Ctrl-C may come while the other modules are imported

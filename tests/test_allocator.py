@@ -1,0 +1,46 @@
+"""What a process does with memory that it has freed, seen from the pages that the kernel hands it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# The command `vit_jax` runs a program with a temporary matrix of 47 MiB, and prints how many pages of 4 KiB the
+# kernel hands it in the last of its runs.
+SCRIPT = """
+import resource, sys
+sys.argv = ['vit_jax']
+import vit_jax
+import jax
+import jax.numpy as jnp
+
+program = jax.jit(lambda x: jnp.tanh(x @ x.T).sum())
+x = jnp.ones((3500, 8))
+for _ in range(3):
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+  program(x).block_until_ready()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(**environment: str) -> int:
+  """The pages of a run."""
+  done = subprocess.run(
+    [sys.executable, '-c', SCRIPT],
+    env={**os.environ, 'XLA_FLAGS': '', 'NPROC': '2', **environment},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='glibc')
+def test_program_on_the_processor_finds_its_memory_again():
+  assert pages() < 1000
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='glibc')
+def test_settings_of_the_environment_are_left_alone():
+  assert pages(MALLOC_TRIM_THRESHOLD_='131072') > 10_000
