@@ -6,23 +6,29 @@
 The model is that of configs/studies/poster.py: width 64, 4 blocks, 16 patches of 8 pixels, 128 images of 32 pixels
 in memory, float32, AdamW, clipping. The peer has a class token, so 17 tokens instead of 16. Each contender is a process
 with one thread; turns alternate (train_step.py). GEMM is a product of two 1,024 × 1,024 matrices in PyTorch: what
-the core can do at most. FLOPs are counted, forward and backward, and those of our model.
+the core can do at most. 'given back' is our step where the C library gives the memory of a step back to the kernel.
+FLOPs are counted, forward and backward, and those of our model.
 """
 
 import argparse
+import functools
 import os
 import statistics
 
 import train_step
 from train_step import Contender
 
-CONTENDERS = ('eager', 'compiled', 'ours', 'gemm')
+CONTENDERS = ('eager', 'compiled', 'ours', 'given back', 'gemm')
 BATCH_SIZE = 128
 GEMM_SIDE = 1024
 
 
-def ours() -> Contender:
-  """vit_jax's training step, as `train_step.ours` returns it."""
+def ours(*, keep: bool = True) -> Contender:
+  """vit_jax's training step, as `train_step.ours` returns it; `keep`: freed memory, as a command does."""
+  if keep:
+    from vit_jax import allocator
+
+    allocator.keep_freed_memory()
   import jax
   import numpy as np
 
@@ -104,7 +110,7 @@ def main() -> None:
   parser.add_argument('--contender', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.contender:
-    made = {'ours': ours, 'gemm': gemm}.get(args.contender)
+    made = {'ours': ours, 'given back': functools.partial(ours, keep=False), 'gemm': gemm}.get(args.contender)
     return train_step.serve(*(made() if made else peer(compiled=args.contender == 'compiled')))
 
   one_thread = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'NPROC': '1', 'OMP_NUM_THREADS': '1'}
@@ -117,7 +123,7 @@ def main() -> None:
     rate = flops / medians[name]
     ratio = statistics.median(e / t for e, t in zip(seconds['eager'], seconds[name], strict=True))
     print(
-      f'{name:9} {1e3 * medians[name]:.1f} ms, {BATCH_SIZE / medians[name]:,.0f} images/s, {ratio:.2f} × the '
+      f'{name:10} {1e3 * medians[name]:.1f} ms, {BATCH_SIZE / medians[name]:,.0f} images/s, {ratio:.2f} × the '
       f'speed of eager, {rate / peak:.0%} of GEMM ({rate / 1e9:.0f} GFLOP/s); peak {peaks[name]} MiB; {texts[name]}'
     )
 

@@ -33,6 +33,9 @@ def ours(variant: str, batch_size: int, image_size: int, **options: Any) -> Cont
   Returns:
     (a function that runs a step, a text about its compilation).
   """
+  from vit_jax import allocator
+
+  allocator.keep_freed_memory()  # as a command does
   import jax
   import numpy as np
 

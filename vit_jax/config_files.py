@@ -73,7 +73,7 @@ def call(file: str, function: str, name: str, arguments: list[str]) -> Any:
       raise UserError(
         f'{file} has no function {function}(); write one that returns the {function.removeprefix("get_")}.'
       )
-    _check_arguments(name, found, arguments)
+    _check_arguments('config' if function == 'get_config' else 'study', name, found, arguments)
     return found(*arguments)
   except UserError:
     raise
@@ -103,19 +103,18 @@ def _unknown(name: str, recipes: dict[str, pathlib.Path], kind: Kind) -> UserErr
   return UserError(f'There is no {kind} {name!r}; name a file, or one of {", ".join(recipes)}.')
 
 
-def _check_arguments(name: str, get_config: Any, arguments: list[str]) -> None:
-  """Raises UserError where `get_config` takes no such arguments."""
-  signature = inspect.signature(get_config)
+def _check_arguments(kind: Kind, name: str, function: Any, arguments: list[str]) -> None:
+  """Raises UserError where a file's function takes no such arguments."""
+  signature = inspect.signature(function)
   try:
     signature.bind(*arguments)
   except TypeError as error:
     if arguments:
       text = f"takes no argument; leave ':{arguments[0]}' out."
     else:
-      text = (
-        f'needs an argument; write it behind a colon: --config={name}:{next(iter(signature.parameters))}.'
-      )
-    raise UserError(f'The config {name} {text}') from error
+      flag = '--config=' if kind == 'config' else ''
+      text = f'needs an argument; write it behind a colon: {flag}{name}:{next(iter(signature.parameters))}.'
+    raise UserError(f'The {kind} {name} {text}') from error
 
 
 def _failed(file: str, error: Exception) -> UserError:

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import ml_collections
 
@@ -14,6 +14,8 @@ from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.selftrain import samples
 from vit_jax.selftrain.labels import Choice
+
+_Choice = TypeVar('_Choice')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,20 +112,33 @@ class StudyRun(NamedTuple):
     return f'{self.variant}/seed_{self.seed}'
 
 
-def load(name: str) -> Study:
+def load(name_and_argument: str) -> Study:
   """The study of a file.
 
   Args:
-    name: a path, or the name of a study of the package, such as 'poster'.
+    name_and_argument: a path, or the name of a study of the package, such as 'poster'; behind a ':', if there is
+      one, stands the argument of `get_study`, such as 'shape:digits'.
 
   Raises:
-    UserError: there is no such file, it fails, or it gives no study.
+    UserError: there is no such file, it fails, it takes no such argument, or it gives no study.
   """
+  name, colon, argument = name_and_argument.partition(':')
   file = config_files.find(name, 'study')
-  study = config_files.call(file, 'get_study', name, [])
+  study = config_files.call(file, 'get_study', name, [argument] if colon else [])
   if not isinstance(study, Study):
     raise UserError(f'get_study() of {file} gives a {type(study).__name__}; write: return Study(...).')
   return study
+
+
+def chosen(argument: str, choices: Mapping[str, _Choice]) -> _Choice:
+  """What the argument of a `get_study` chooses.
+
+  Raises:
+    UserError: it is none of the choices.
+  """
+  if argument not in choices:
+    raise UserError(f'The study has no {argument!r}; choose from {", ".join(choices)}.')
+  return choices[argument]
 
 
 def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
