@@ -17,8 +17,8 @@ def keep_freed_memory() -> None:
   """Has this process keep the memory that it frees, for the next step: before threads start, without effect else.
 
   XLA's CPU client allocates the temporary arrays of a program anew each time it runs. By default glibc gives blocks of
-  more than 32 MiB back to the kernel, which hands out the pages again one by one, filled with zeros: that took 14 to
-  40 % of a small model's step (benchmarks/RESULTS.md). A process keeps up to about 1 GiB more instead.
+  more than 32 MiB back to the kernel, which hands out the pages again one by one, filled with zeros: that took a tenth
+  to a third of a training step (benchmarks/RESULTS.md). In exchange a process may hold some hundred MiB more.
 
   Nothing is changed on a machine with an accelerator, where programs run elsewhere and threads that read images need
   heaps of their own; with another C library than glibc; nor where the environment sets glibc's allocator itself

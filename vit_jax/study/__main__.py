@@ -2,6 +2,7 @@
 
 python -m vit_jax.study poster --workdir=runs/poster
 python -m vit_jax.study configs/studies/position.py --workdir=runs/position --jobs=8
+python -m vit_jax.study shape:digits --workdir=runs/shape_digits
 python -m vit_jax.study my_study.py --workdir=runs/mine
 
 A study's file has a function get_study(); configs/studies/ has those of docs/findings.md. Each run is an ordinary
