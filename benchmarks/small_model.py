@@ -14,11 +14,11 @@ import argparse
 import functools
 import os
 import statistics
+from collections.abc import Callable
 
 import train_step
 from train_step import Contender
 
-CONTENDERS = ('eager', 'compiled', 'ours', 'given back', 'gemm')
 BATCH_SIZE = 128
 GEMM_SIDE = 1024
 
@@ -95,6 +95,16 @@ def gemm() -> Contender:
   return lambda: torch.mm(matrix, matrix), f'torch {torch.__version__}'
 
 
+MAKERS: dict[str, Callable[[], Contender]] = {
+  'eager': functools.partial(peer, compiled=False),
+  'compiled': functools.partial(peer, compiled=True),
+  'ours': ours,
+  'given back': functools.partial(ours, keep=False),
+  'gemm': gemm,
+}
+CONTENDERS = tuple(MAKERS)
+
+
 def _config():
   from vit_jax import config, config_files
 
@@ -110,8 +120,7 @@ def main() -> None:
   parser.add_argument('--contender', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.contender:
-    made = {'ours': ours, 'given back': functools.partial(ours, keep=False), 'gemm': gemm}.get(args.contender)
-    return train_step.serve(*(made() if made else peer(compiled=args.contender == 'compiled')))
+    return train_step.serve(*MAKERS[args.contender]())
 
   one_thread = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'NPROC': '1', 'OMP_NUM_THREADS': '1'}
   texts, seconds, peaks = train_step.take_turns(CONTENDERS, args.turns, args.steps, one_thread)

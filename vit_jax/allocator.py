@@ -14,7 +14,7 @@ _ARENA_MAX = (-8, 1)  # the heap of another thread than the first could not hold
 
 
 def keep_freed_memory() -> None:
-  """Has this process keep the memory that it frees, for the next step: before threads start, without effect else.
+  """Has this process keep the memory that it frees, for the next step; call it before the first thread starts.
 
   XLA's CPU client allocates the temporary arrays of a program anew each time it runs. By default glibc gives blocks of
   more than 32 MiB back to the kernel, which hands out the pages again one by one, filled with zeros: that took a tenth
@@ -24,7 +24,7 @@ def keep_freed_memory() -> None:
   heaps of their own; with another C library than glibc; nor where the environment sets glibc's allocator itself
   (MALLOC_…, GLIBC_TUNABLES).
   """
-  if sys.platform != 'linux' or any(next(pathlib.Path('/dev').glob(name), None) for name in _ACCELERATORS):
+  if sys.platform != 'linux' or has_accelerator():
     return
   if any(name.startswith('MALLOC_') or name == 'GLIBC_TUNABLES' for name in os.environ):
     return
@@ -32,3 +32,8 @@ def keep_freed_memory() -> None:
   if mallopt is not None:
     for parameter, value in (_MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX):
       mallopt(parameter, value)
+
+
+def has_accelerator() -> bool:
+  """Whether this machine has a GPU or a TPU, by the files of their drivers."""
+  return any(next(pathlib.Path('/dev').glob(name), None) for name in _ACCELERATORS)
