@@ -255,12 +255,24 @@ def test_table_has_mean_deviation_and_every_seed(tmp_path):
   assert values['two']['mean'] is None and values['two']['seeds'] == {}
 
 
-def test_figure_over_an_axis_has_a_line_for_each_family(tmp_path):
+def test_figure_over_an_axis_has_a_line_for_each_family_and_plain_numbers(tmp_path, monkeypatch):
+  drawn = []
+  savefig = table.Figure.savefig
+  monkeypatch.setattr(
+    table.Figure,
+    'savefig',
+    lambda figure, *args, **options: drawn.append(figure) or savefig(figure, *args, **options),
+  )
+  places = (1.4e11, 5.7e11, 2.8e12)
   variants = {
-    f'{line}_{at}': Variant('quickstart', line=line, at=at) for line in ('vit', 'resnet') for at in (10, 100)
+    f'{line}_{at:g}': Variant('quickstart', line=line, at=at) for line in ('vit', 'resnet') for at in places
   }
-  study = Study('Data', variants, seeds=(0,), axis='images')
+  study = Study('Data', variants, seeds=(0,), axis='FLOPs')
   table.write(study, {(name, 0): result(0.5) for name in variants}, tmp_path)
+  (axes,) = drawn[-1].axes
+  assert [text.get_text() for text in axes.get_legend().get_texts()] == ['vit', 'resnet']
+  labels = [label.get_text() for label in axes.get_xticklabels(which='both')]
+  assert '1e+12' in labels and not any('$' in label for label in labels)
   with Image.open(tmp_path / 'table.png') as picture:
     assert picture.width == 800
 

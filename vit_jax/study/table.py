@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from vit_jax import files, markdown
 from vit_jax.evaluation.base import format_metric, metric_kind
@@ -141,6 +142,8 @@ def draw(study: Study, table: Sequence[Row], path: pathlib.Path) -> None:
   if study.axis:
     _draw_lines(axes, table, scale)
     axes.set(xlabel=study.axis, ylabel=title, xscale='log')
+    axes.xaxis.set_major_formatter(LogFormatter())  # the default one writes formulas
+    axes.xaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
     axes.legend()
   else:
     _draw_rows(axes, table, scale)
