@@ -33,10 +33,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def pages(**environment: str) -> int:
   """The pages of a run, with these settings of the allocator only."""
-  unset = {name: value for name, value in os.environ.items() if not name.startswith(('MALLOC_', 'GLIBC_'))}
+  others = {name: value for name, value in os.environ.items() if not name.startswith(('MALLOC_', 'GLIBC_'))}
   done = subprocess.run(
     [sys.executable, '-c', SCRIPT],
-    env={**unset, 'XLA_FLAGS': '', 'NPROC': '2', **environment},
+    env={**others, 'XLA_FLAGS': '', 'NPROC': '2', **environment},
     capture_output=True,
     text=True,
     check=True,

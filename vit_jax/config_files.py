@@ -46,41 +46,37 @@ def load(name_and_argument: str) -> ml_collections.ConfigDict:
   Raises:
     UserError: there is no such file, it fails, or its `get_config` takes no such argument.
   """
-  name, colon, argument = name_and_argument.partition(':')
-  file = find(name)
-  values = call(file, 'get_config', name, [argument] if colon else [])
+  file, values = from_file(name_and_argument, 'config')
   if not isinstance(values, ml_collections.ConfigDict):
     kind = type(values).__name__
     raise UserError(f'get_config() of {file} gives a {kind}; write: return to_config_dict(Config(...)).')
   return values
 
 
-def call(file: str, function: str, name: str, arguments: list[str]) -> Any:
-  """What a function of a file returns.
+def from_file(name_and_argument: str, kind: Kind) -> tuple[str, Any]:
+  """A file, and what its `get_config` or `get_study` returns.
 
   Args:
-    file: a Python file.
-    function: 'get_config' or 'get_study'.
-    name: of the file as it was given, for errors.
-    arguments: of the function.
+    name_and_argument: a name for `find`; behind a ':', if there is one, stands the argument of the function.
+    kind: which of the two.
 
   Raises:
-    UserError: the file or the function is not there or fails, or the function takes no such arguments.
+    UserError: the file or the function is not there or fails, or the function takes no such argument.
   """
+  name, colon, argument = name_and_argument.partition(':')
+  file, arguments = find(name, kind), [argument] if colon else []
   try:
-    found = runpy.run_path(file).get(function)
-    if found is None:
-      raise UserError(
-        f'{file} has no function {function}(); write one that returns the {function.removeprefix("get_")}.'
-      )
-    _check_arguments('config' if function == 'get_config' else 'study', name, found, arguments)
-    return found(*arguments)
+    function = runpy.run_path(file).get(f'get_{kind}')
+    if function is None:
+      raise UserError(f'{file} has no function get_{kind}(); write one that returns the {kind}.')
+    _check_arguments(kind, name, function, arguments)
+    return file, function(*arguments)
   except UserError:
     raise
   except OSError as error:
     raise UserError(f'{file} cannot be read: {error}.') from error
   except Exception as error:
-    raise _failed(file, error) from error
+    raise _failed(kind, file, error) from error
 
 
 def _recipes(kind: Kind) -> dict[str, pathlib.Path]:
@@ -117,11 +113,11 @@ def _check_arguments(kind: Kind, name: str, function: Any, arguments: list[str])
     raise UserError(f'The {kind} {name} {text}') from error
 
 
-def _failed(file: str, error: Exception) -> UserError:
+def _failed(kind: Kind, file: str, error: Exception) -> UserError:
   """The error for a file that raises one, with the line of the file."""
   lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
   if isinstance(error, SyntaxError) and error.filename == file:
     lines = [error.lineno]
-  place = f'Line {lines[-1]} of {file}' if lines else f'The config file {file}'
+  place = f'Line {lines[-1]} of {file}' if lines else f'The {kind} file {file}'
   reason = ' '.join(str(error).split())
   return UserError(f'{place} fails with {type(error).__name__}: {reason}')

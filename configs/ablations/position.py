@@ -13,13 +13,12 @@ on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was meas
 Target: cpu:1
 """
 
-from vit_jax import recipes
+from typing import get_args
 
-_POSITIONS = (
-  *('none', 'learned', 'learned2d', 'sincos2d'),
-  *('relative', 'relative_query', 'relative_query_1d', 'rotary'),
-)
-_OPTIONS = {name: {'model.position': name} for name in _POSITIONS} | {
+from vit_jax import recipes
+from vit_jax.models.vit_config import Position
+
+_OPTIONS = {name: {'model.position': name} for name in get_args(Position)} | {
   'gap': {'model.pool': 'gap'},
   'token': {'model.pool': 'token'},
 }

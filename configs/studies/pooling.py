@@ -10,18 +10,18 @@ configs/quickstart.py, whose rate is 2e-3, and 40 epochs of scikit-learn's digit
 
 from vit_jax.study.definition import Study, Variant, chosen
 
-_RATES = {'cifar10': (3e-4, 8e-4, 1.5e-3), 'digits': (5e-4, 2e-3, 8e-3)}
+# The model, and its rates.
+_BASE = {
+  'cifar10': (Variant('pooling:token,small', {'model.patch': 8, 'total': '40 epochs'}), (3e-4, 8e-4, 1.5e-3)),
+  'digits': (Variant('quickstart', {'total': '40 epochs'}), (5e-4, 2e-3, 8e-3)),
+}
 
 
 def get_study(data: str = 'cifar10') -> Study:
-  rates = chosen(data, _RATES)
+  base, rates = chosen(data, _BASE)
   variants = {}
   for pool in ('token', 'gap'):
     for rate in rates:
-      options = {'total': '40 epochs', 'schedule.learning_rate': rate}
-      if data == 'digits':
-        variant = Variant('quickstart', {**options, 'model.pool': pool})
-      else:
-        variant = Variant(f'pooling:{pool},small', {**options, 'model.patch': 8})
-      variants[f'{pool}_{rate:g}'] = variant
+      options = {**base.options, 'model.pool': pool, 'schedule.learning_rate': rate}
+      variants[f'{pool}_{rate:g}'] = Variant(base.config, options)
   return Study(f'Pooling and learning rate on {data}, 40 epochs', variants)

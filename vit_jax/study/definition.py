@@ -122,9 +122,7 @@ def load(name_and_argument: str) -> Study:
   Raises:
     UserError: there is no such file, it fails, it takes no such argument, or it gives no study.
   """
-  name, colon, argument = name_and_argument.partition(':')
-  file = config_files.find(name, 'study')
-  study = config_files.call(file, 'get_study', name, [argument] if colon else [])
+  file, study = config_files.from_file(name_and_argument, 'study')
   if not isinstance(study, Study):
     raise UserError(f'get_study() of {file} gives a {type(study).__name__}; write: return Study(...).')
   return study
