@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,19 @@ def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_s
     assert config.data.max_labels == 3 and config.evaluators['test'].source == 'digits'
   assert runs['distilled'].config.objective.teachers == f'{tmp_path}/teacher/seed_1'
   assert not runs['distilled'].config.data.mixture
+
+
+def test_command_of_a_student_labels_its_images_first(rounds):
+  variant = definition.load(rounds).variants['student']
+  labelling, training = definition.command('student', variant).split(' && ')
+  assert shlex.split(labelling) == [
+    *('python', '-m', 'vit_jax.selftrain', '--teachers=teacher', '--workdir=labels_of_teacher', '--top=3'),
+    'digits:train[50%:]',
+  ]
+  options = shlex.split(training)
+  labelled = "(('digits:train[:50%]', 1.0), ('tfds:./labels_of_teacher/1.0.0', 2.0))"
+  assert f'--config.data.mixture={labelled}' in options
+  assert '--config.evaluators.test.source=digits' in options and '--config.data.max_labels=3' in options
 
 
 @pytest.mark.nightly

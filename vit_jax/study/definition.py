@@ -171,7 +171,7 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
       if start is not None:
         options['init.checkpoint'] = str(start)
       if variant.unlabelled is not None:
-        options |= _with_labels(configs[name], variant.unlabelled, folder)
+        options |= _with_labels(configs[name], variant.unlabelled, labels_folder(folder))
       if variant.objective_teacher:
         options['objective.teachers'] = str(teacher)
       config = _changed(name, config_lib.to_config_dict(configs[name]), options)
@@ -179,14 +179,32 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   return found
 
 
-def command(variant: Variant) -> str:
-  """The command that trains a variant by itself, but for its seed and workdir."""
-  options = [f'--config.{name}={value}' for name, value in variant.options.items()]
+def command(name: str, variant: Variant) -> str:
+  """The command that trains a variant by itself, but for its seed and workdir; with the one that labels before it.
+
+  The runs that it starts from or learns from are named as folders: 'teacher' is the workdir of that variant.
+  """
+  options = dict(variant.options)
   if variant.start:
-    options.append(f'--config.init.checkpoint={variant.start}')
+    options['init.checkpoint'] = variant.start
   if variant.objective_teacher:
-    options.append(f'--config.objective.teachers={variant.objective_teacher}')
-  return shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *options])
+    options['objective.teachers'] = variant.objective_teacher
+  before = ''
+  if variant.unlabelled is not None:
+    labels = f'labels_of_{variant.teacher}'
+    options |= _with_labels(_config(name, variant), variant.unlabelled, f'./{labels}')
+    before = _labelling(variant.teacher, variant.unlabelled, labels) + ' && '
+  changed = [f'--config.{option}={value}' for option, value in options.items()]
+  return before + shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *changed])
+
+
+def _labelling(teacher: str, unlabelled: Unlabelled, workdir: str) -> str:
+  """The command with which a teacher labels images."""
+  choice, default = unlabelled.choice._asdict(), Choice()._asdict()
+  flags = {'teachers': teacher, 'workdir': workdir}
+  flags |= {name: value for name, value in choice.items() if value != default[name]}
+  words = [f'--{name}={value}' for name, value in flags.items()]
+  return shlex.join(['python', '-m', 'vit_jax.selftrain', *words, unlabelled.images])
 
 
 def _folder(workdir: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
@@ -198,9 +216,9 @@ def labels_folder(folder: pathlib.Path) -> pathlib.Path:
   return folder / 'labels'
 
 
-def _with_labels(config: Config, unlabelled: Unlabelled, folder: pathlib.Path) -> dict[str, Any]:
-  """The options of a run that trains on its own data and on what its teacher labels."""
-  own, labelled = f'{config.data.source}:{config.data.split}', labels_folder(folder) / samples.DATA_SET
+def _with_labels(config: Config, unlabelled: Unlabelled, labels: pathlib.Path | str) -> dict[str, Any]:
+  """The options of a run that trains on its own data and on what its teacher labels, in the folder `labels`."""
+  own, labelled = f'{config.data.source}:{config.data.split}', f'{labels}/{samples.DATA_SET}'
   return {
     'data.mixture': ((own, 1.0), (f'tfds:{labelled}', unlabelled.weight)),
     'data.max_labels': unlabelled.choice.top,
