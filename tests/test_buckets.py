@@ -29,6 +29,14 @@ def test_a_public_object_is_read_without_credentials(place: Place, bucket: Bucke
   assert bucket.read(address, 1000, 1500) == CONTENT[1000:1500]
 
 
+@pytest.mark.parametrize('end', [b'\r', b'\n', b'\r\n', b'\n\r'])
+def test_an_object_is_whole_whatever_its_last_bytes_are(place: Place, bucket: Bucket, end: bytes):
+  content = b'\x80\r\n' + end
+  entry = bucket.entry(place.put('data/of_bytes', content))
+  assert entry is not None and entry.size == len(content)
+  assert bucket.read(entry.address, 0, entry.size) == content
+
+
 def test_a_listing_has_the_objects_and_folders_directly_below(place: Place, bucket: Bucket):
   for name in ('list/x.json', 'list/y.json', 'list/deeper/z.json'):
     place.put(name, CONTENT)
