@@ -154,7 +154,7 @@ def _google_emulator() -> types.ModuleType:
   logging.getLogger('gcp_storage_emulator').setLevel(logging.ERROR)
   read, end = server._read_raw_data, b'\n--==0==--'
 
-  def read_whole(request) -> bytes | None:
+  def read_whole(request: http.server.BaseHTTPRequestHandler) -> bytes | None:
     """A request's body; its parser takes '\\r' and the line feed before the last boundary for one end of a line."""
     body = read(request)
     return body.removesuffix(end) + b'\r' + end if body and body.endswith(end) else body

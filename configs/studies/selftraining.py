@@ -5,9 +5,9 @@ python -m vit_jax.study selftraining:digits --workdir=runs/selftraining_digits
 
 A teacher learns from the labels alone. It labels the other images, and a student learns from both, with noise; the
 student labels them anew for the next, larger one. 'noisy' has the student's noise and length, and no other images.
-All are small ViTs, trained long enough to learn the labelled images by heart: a shorter student only repeats its
-teacher, and stronger noise (data.augment 'light2') is more than so small a model bears.
-CIFAR-10: 5,000 labels and 45,000 images without; five to twenty minutes of one core a run. 'digits', with locality: a
+All are small ViTs; stronger noise (data.augment 'light2') is more than so small a model bears. What they found:
+docs/findings.md.
+CIFAR-10: 5,000 labels and 45,000 images without; nine to twenty minutes of one core a run. 'digits', with locality: a
 twentieth, 72 labels and 1,365 images without; a minute a run.
 Published (table 2; ImageNet and 300 million images): EfficientNet-L2 from 85.5 % to 88.4 %, in three rounds.
 """
