@@ -19,7 +19,7 @@ _NOT_OF_MIXER = (
 )
 _NOT_OF_RESNET = (
   *(name for name in _NOT_OF_MIXER if name != 'resnet_blocks'),
-  *('patch', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'gelu', 'stochastic_depth', 'unroll'),
+  *('patch', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'gelu', 'stochastic_depth'),
 )
 
 

@@ -20,10 +20,11 @@ from vit_jax.training.run import Dataset, Run
 RESNET = tiny.resnet()
 
 
+@pytest.mark.parametrize('unroll', [False, True])
 @pytest.mark.parametrize(('channels', 'image_size'), [(3, (16, 24)), (1, (17, 31))])
-def test_logits_and_features_equal_numpy(channels, image_size):
+def test_logits_and_features_equal_numpy(channels, image_size, unroll):
   """Odd sizes too: zeros on every side, also before the maximum, where all may be negative."""
-  graphdef, params = tiny.build(RESNET, channels=channels)
+  graphdef, params = tiny.build(tiny.resnet(blocks=(1, 3), unroll=unroll), channels=channels)
   x = tiny.images(2, image_size, channels)
   expected = numpy_bit.forward(params, x)
 
@@ -35,7 +36,7 @@ def test_logits_and_features_equal_numpy(channels, image_size):
   with jax.default_matmul_precision('highest'):
     units, final, tokens, logits = jax.jit(found)(params, x)
   for ours, grid in zip(units, expected['units'], strict=True):
-    np.testing.assert_allclose(ours, grid, atol=1e-4)
+    np.testing.assert_allclose(ours, grid, rtol=2e-5, atol=1e-4)  # up to 20
   np.testing.assert_allclose(final, expected['final'], atol=2e-5)
   np.testing.assert_allclose(tokens, expected['final'].reshape(2, -1, 256), atol=2e-5)
   np.testing.assert_allclose(logits, expected['logits'], atol=2e-5)
@@ -90,18 +91,35 @@ def test_initial_parameters_have_the_papers_distributions(dtype):
       assert float(leaf.std()) == pytest.approx(np.prod(leaf.shape[:3]) ** -0.5, rel=0.15)
 
 
+@pytest.mark.parametrize('unroll', [False, True])
 @pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
-def test_rematerialisation_computes_again_what_it_says(remat):
-  """The backward pass computes again: 'dots' no convolution, 'block' the two that lie before another."""
-  graphdef, params = tiny.build(tiny.resnet(blocks=(1,), remat=remat))
+def test_rematerialisation_computes_again_what_it_says(remat, unroll):
+  """The backward pass computes again: 'dots' no convolution, 'block' the two of a unit that lie before another."""
+  graphdef, params = tiny.build(tiny.resnet(blocks=(3,), remat=remat, unroll=unroll))
 
   def loss(params, x):
     return jnp.square(nnx.merge(graphdef, params)(x)).sum()
 
   jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (8, 8)))
-  names = [equation.primitive.name for equation, _ in tiny.equations(jaxpr.jaxpr)]
-  forward, backward = 5, 2 * 5 - 1  # the images need no gradient
-  assert names.count('conv_general_dilated') == forward + backward + (2 if remat == 'block' else 0)
+  run = list(tiny.equations(jaxpr.jaxpr))
+  forward = 1 + 4 + 2 * 3  # of the root, a unit with a projection, two units without
+  backward = 2 * forward - 1 + 4  # that of the images, which nothing needs, in four parts
+  convolutions = sum(times for equation, times in run if equation.primitive.name == 'conv_general_dilated')
+  assert convolutions == forward + backward + (3 * 2 if remat == 'block' else 0)
+  assert any(equation.primitive.name == 'scan' for equation, _ in run) != unroll
+
+
+def test_rematerialisation_and_unrolling_do_not_change_gradients():
+  x = tiny.images(2, (16, 16))
+
+  def gradients(**changes):
+    graphdef, params = tiny.build(tiny.resnet(blocks=(1, 3), **changes))
+    with jax.default_matmul_precision('highest'):
+      return jax.jit(jax.grad(lambda params: jnp.square(nnx.merge(graphdef, params)(x)).sum()))(params)
+
+  expected = gradients(unroll=True)
+  for changes in ({}, {'remat': 'dots'}, {'remat': 'block'}, {'remat': 'block', 'unroll': True}):
+    chex.assert_trees_all_close(gradients(**changes), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -91,15 +91,14 @@ def test_ranking_is_by_fit_then_time_then_memory(plan):
 
 
 @pytest.mark.parametrize(
-  ('model', 'settings'),
+  'model',
   [
-    (c.MixerConfig(variant='custom', patch=4, width=16, tokens_mlp_dim=8, mlp_dim=16, depth=1), {'unroll'}),
-    (c.ResNetConfig(variant='custom', blocks=(1,), width=32), set()),
+    c.MixerConfig(variant='custom', patch=4, width=16, tokens_mlp_dim=8, mlp_dim=16, depth=1),
+    c.ResNetConfig(variant='custom', blocks=(1,), width=32),
   ],
 )
-def test_settings_are_those_of_the_model(model, settings):
-  """A model without the option `unroll` is planned without it."""
+def test_settings_are_those_that_decide_speed_and_memory(model):
   config = c.Config(batch_size=8, model=model, data=c.DataConfig(image_size=(32, 32)))
   plan = make_plan(config, Topology('cpu:8', tuple(jax.devices())), Dataset(100, num_classes=K))
   run_settings = {'batch_size', 'images_per_device', 'accumulation', 'image_size'}
-  assert plan.settings.keys() - run_settings == {'dtype', 'remat'} | settings
+  assert plan.settings.keys() - run_settings == {'dtype', 'remat', 'unroll'}

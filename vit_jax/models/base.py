@@ -62,6 +62,9 @@ class ModelConfig(abc.ABC):
   # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but
   # its matrix products ('dots'). None: the first of 'none', 'dots', 'block' that fits (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
+  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs. None: so on
+  # TPUs, in runs of 5,000 steps and more.
+  unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Of every norm.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
   # Initial bias of the head (the paper's sigmoid pre-training starts at -10).
@@ -160,11 +163,6 @@ class ModelConfig(abc.ABC):
     """Whether activations are feature maps (B, H, W, C); in their memory a TPU rounds B up to a multiple of 8."""
     return False
 
-  @property
-  def compute_settings(self) -> dict[str, Any]:
-    """Options that decide speed and memory, not results; as a plan lists them."""
-    return {'dtype': self.dtype, 'remat': self.remat}
-
   def without_pre_logits(self) -> Self:
     """The model without a layer between pooling and head, for a new head."""
     return self
@@ -178,8 +176,8 @@ class ModelConfig(abc.ABC):
     return self
 
   def with_unrolled_blocks(self, unrolled: bool) -> Self:
-    """The model whose blocks are unrolled or a loop, where its options leave that open."""
-    return self
+    """The model whose blocks are unrolled or a loop, where `unroll` leaves that open."""
+    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
 
   def differing_function(self, other: 'ModelConfig') -> str | None:
     """An option by which `other` computes something else from the same parameters; None: there is none."""

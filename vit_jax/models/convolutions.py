@@ -1,8 +1,8 @@
 """The layers of ResNets: convolutions with standardised weights, group norms, and stages of bottlenecks."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.errors import UserError
-from vit_jax.models import scanned_blocks
+from vit_jax.models import scanned_blocks, strided_convolution
+from vit_jax.models.base import Remat
 
 GROUPS = 32
 
@@ -58,14 +59,11 @@ class StandardisedConv(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
     kernel = standardise(self.kernel[...], self.style).astype(self.dtype)
-    half = len(kernel) // 2
-    y = jax.lax.conv_general_dilated(
-      x.astype(self.dtype),
-      kernel,
-      (self.stride, self.stride),
-      'SAME' if self.style.same else ((half, half), (half, half)),
-      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-    )
+    size = len(kernel)
+    padding = ((size // 2, size // 2), (size // 2, size // 2))
+    if self.style.same:
+      padding = strided_convolution.same_padding((x.shape[1], x.shape[2]), size, self.stride)
+    y = strided_convolution.convolve(x.astype(self.dtype), kernel, self.stride, padding)
     return scanned_blocks.constrain(y, self.sharding)
 
 
@@ -96,11 +94,19 @@ class GroupNorm(nnx.Module):
 @functools.partial(jax.checkpoint, static_argnums=3)
 def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
   """The normalised array; only the input is saved for the backward pass."""
-  y = x.astype(jnp.float32).reshape(*x.shape[:-1], GROUPS, -1)
-  y = y - y.mean(axis=(1, 2, 4), keepdims=True)
-  variance = jnp.square(y).mean(axis=(1, 2, 4), keepdims=True)
-  y = (y * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
+  y = x.astype(jnp.float32)
+  y = y - _means_of_groups(y)
+  y = y * jax.lax.rsqrt(_means_of_groups(jnp.square(y)) + epsilon)
   return (y * scale + bias).astype(x.dtype)
+
+
+def _means_of_groups(x: jax.Array) -> jax.Array:
+  """(B, H, W, C) -> (B, 1, 1, C): for each channel the mean over positions and the channels of its group.
+
+  Positions are added first: XLA for CPUs adds over H, W and C / 32 at once one number after the other.
+  """
+  means = x.mean(axis=(1, 2)).reshape(len(x), GROUPS, -1).mean(axis=2)
+  return jnp.repeat(means, x.shape[-1] // GROUPS, axis=1)[:, None, None]
 
 
 class Stage(nnx.Module):
@@ -114,8 +120,35 @@ class Stage(nnx.Module):
       unit = bottleneck(4 * width if u else inputs, width, stride=1 if u else stride)
       setattr(self, f'unit{u + 1}', unit)
 
-  def __iter__(self):
-    return (getattr(self, f'unit{u + 1}') for u in range(self.units))
+  def __call__(
+    self, x: jax.Array, *, units: int | None = None, remat: Remat | None, unroll: bool
+  ) -> jax.Array:
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width), both rounded up.
+
+    Args:
+      x: feature map.
+      units: how many of the bottlenecks to apply; None: all.
+      remat: config.model.remat.
+      unroll: compile the bottlenecks behind the first one after the other instead of as a loop.
+    """
+    applied = [getattr(self, f'unit{u + 1}') for u in range(self.units if units is None else units)]
+    looped = [] if unroll or len(applied) < 3 else applied[1:]
+    for unit in applied[: len(applied) - len(looped)]:
+      x = scanned_blocks.rematerialised(unit.__call__, remat)(x)
+    return _loop(looped, x, remat) if looped else x
+
+
+def _loop(units: Sequence[nnx.Module], x: jax.Array, remat: Remat | None) -> jax.Array:
+  """The output of the last of bottlenecks of the same shapes; the compiler sees one of them."""
+  graphdef, _ = nnx.split(units[0])
+  params = [nnx.state(unit) for unit in units]
+
+  def body(x: jax.Array, unit: nnx.State) -> tuple[jax.Array, None]:
+    bottleneck: Any = nnx.merge(graphdef, unit)
+    return bottleneck(x), None
+
+  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+  return jax.lax.scan(scanned_blocks.rematerialised(body, remat, loop=True), x, stacked)[0]
 
 
 def check_stage_sizes(**options: int | tuple[int, ...]) -> None:

@@ -20,7 +20,7 @@ Each norm has scale, bias, and the running statistics mean and var (models/batch
 import dataclasses
 import functools
 import math
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.layers import initial_head
 from vit_jax.models.mbconv import Conv, MBConv, Stage, StageOfBlocks, squeezed_channels, swish
-from vit_jax.options import RESUMABLE, Between, Positive, Rate
+from vit_jax.options import Between, Positive, Rate
 
 Multiplier = Annotated[float, Between(0.1, 20)]
 
@@ -108,9 +108,6 @@ class EfficientNetConfig(ModelConfig):
   norm_epsilon: Positive = dataclasses.field(default=1e-3, kw_only=True)
   # The share of its running statistics that a batch norm keeps at each step.
   norm_momentum: Rate = dataclasses.field(default=0.99, kw_only=True)
-  # Compile the blocks of a stage one after the other instead of as a loop: slower to compile, faster on TPUs.
-  # None: so on TPUs, in runs of 5,000 steps and more.
-  unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
 
   title: ClassVar[str] = 'an EfficientNet'
   variants: ClassVar = VARIANTS
@@ -180,13 +177,6 @@ class EfficientNetConfig(ModelConfig):
   @property
   def first_kernel(self) -> str:
     return 'stem/kernel'
-
-  @property
-  def compute_settings(self) -> dict[str, Any]:
-    return super().compute_settings | {'unroll': self.unroll}
-
-  def with_unrolled_blocks(self, unrolled: bool) -> Self:
-    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
 
   def describe(self) -> str:
     blocks = ' + '.join(str(stage.blocks) for stage in self.stages)

@@ -11,7 +11,7 @@ Its parameters, those of the L blocks stacked; N tokens of D channels:
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from vit_jax.models import flops, scanned_blocks, variants
 from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head
-from vit_jax.options import RESUMABLE, Rate, Size
+from vit_jax.options import Rate, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,6 @@ class MixerConfig(ModelConfig):
   # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
   # to their depth.
   stochastic_depth: Rate = 0.0
-  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs. None: so on
-  # TPUs, in runs of 5,000 steps and more.
-  unroll: Annotated[bool | None, RESUMABLE] = None
 
   title: ClassVar[str] = 'an MLP-Mixer'
   variants: ClassVar = VARIANTS
@@ -129,13 +126,6 @@ class MixerConfig(ModelConfig):
   @property
   def num_layers(self) -> int:
     return self.sizes.depth
-
-  def with_unrolled_blocks(self, unrolled: bool) -> Self:
-    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
-
-  @property
-  def compute_settings(self) -> dict[str, Any]:
-    return super().compute_settings | {'unroll': self.unroll}
 
   def describe(self) -> str:
     return f'MLP-Mixer, {self.sizes.depth} blocks of width {self.sizes.width}'

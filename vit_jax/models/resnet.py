@@ -24,7 +24,6 @@ The hybrids' stem (the paper, section 3.1) applies its activations after the sum
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import jax
@@ -247,8 +246,13 @@ class ResNet(Model[ResNetConfig]):
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     x = jnp.pad(self.root(images), ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros, which may be the maximum
     x = nnx.max_pool(x, (3, 3), (2, 2), 'VALID')
-    for unit in list(self._units())[:layers]:
-      x = scanned_blocks.rematerialised(unit.__call__, self.config.remat)(x)
+    blocks = self.config.sizes.blocks
+    remaining = sum(blocks) if layers is None else layers
+    for b, units in enumerate(blocks):
+      if applied := min(units, remaining):
+        stage = getattr(self, f'block{b + 1}')
+        x = stage(x, units=applied, remat=self.config.remat, unroll=bool(self.config.unroll))
+        remaining -= applied
     return x if layers else jax.nn.relu(self.norm(x))
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
@@ -258,11 +262,6 @@ class ResNet(Model[ResNetConfig]):
 
   def filters(self) -> tuple[str, jax.Array]:
     return "ResNet's first convolution", self.root.kernel[...]
-
-  def _units(self) -> Iterator[PreActivationBottleneck]:
-    """The bottlenecks of all stages, in order."""
-    for b in range(len(self.config.sizes.blocks)):
-      yield from getattr(self, f'block{b + 1}')
 
 
 class HybridStem(nnx.Module):
@@ -277,6 +276,7 @@ class HybridStem(nnx.Module):
     dtype: jnp.dtype,
     norm_epsilon: float,
     remat: Remat | None,
+    unroll: bool,
     rngs: nnx.Rngs,
     activation_sharding: jax.sharding.NamedSharding | None = None,
   ):
@@ -288,6 +288,7 @@ class HybridStem(nnx.Module):
       dtype: of the computation.
       norm_epsilon: of the group norms.
       remat: config.model.remat.
+      unroll: config.model.unroll.
       rngs: of the initial parameters.
       activation_sharding: of the feature maps.
     """
@@ -306,12 +307,12 @@ class HybridStem(nnx.Module):
     self.stages = len(blocks)
     self.outputs = outputs
     self.remat: Remat | None = remat
+    self.unroll = unroll
 
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `vit_config.Sizes.stem_stride`."""
     x = jax.nn.relu(self.root_norm(self.root(images)))
     x = nnx.max_pool(x, (3, 3), (2, 2), 'SAME')  # which pads with -inf, at the end first
     for b in range(self.stages):
-      for unit in getattr(self, f'block{b + 1}'):
-        x = scanned_blocks.rematerialised(unit.__call__, self.remat)(x)
+      x = getattr(self, f'block{b + 1}')(x, remat=self.remat, unroll=self.unroll)
     return x

@@ -179,6 +179,7 @@ class ViT(Model[ViTConfig]):
         dtype=dtype,
         norm_epsilon=config.norm_epsilon,
         remat=config.remat,
+        unroll=bool(config.unroll),
         rngs=rngs,
         activation_sharding=activation_sharding,
       )

@@ -5,7 +5,7 @@ The network itself is in vit.py.
 
 import dataclasses
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import jax
 import numpy as np
@@ -171,9 +171,6 @@ class ViTConfig(ModelConfig):
   # Probability that an example skips a branch (attention or MLP) of the last block (drop path); of earlier
   # blocks in proportion to their depth.
   stochastic_depth: Rate = 0.0
-  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs. None: so on
-  # TPUs, in runs of 5,000 steps and more.
-  unroll: Annotated[bool | None, RESUMABLE] = None
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
@@ -266,10 +263,6 @@ class ViTConfig(ModelConfig):
   def has_mask_token(self) -> bool:
     return self.mask_token
 
-  @property
-  def compute_settings(self) -> dict[str, Any]:
-    return super().compute_settings | {'unroll': self.unroll}
-
   def without_pre_logits(self) -> Self:
     return dataclasses.replace(self, pre_logits_size=None)
 
@@ -281,9 +274,6 @@ class ViTConfig(ModelConfig):
 
   def on_any_device(self) -> Self:
     return dataclasses.replace(self, attention='auto')
-
-  def with_unrolled_blocks(self, unrolled: bool) -> Self:
-    return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
 
   def differing_function(self, other: ModelConfig) -> str | None:
     name = super().differing_function(other)

@@ -61,7 +61,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     devices: of the run; those of a plan need not be here.
   """
   mesh, model = config.mesh, config.model
-  opened = None in (mesh.fsdp, model.remat) or model.with_unrolled_blocks(False) is not model
+  opened = None in (mesh.fsdp, model.remat, model.unroll)
   if not opened and config.accumulation is not None:
     return Choice(config, '')
   if devices[0].platform == 'cpu':
@@ -78,7 +78,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   config, needed = _fitting(config, architecture, parameters, memory, devices, unrolled)
   if not opened and config.accumulation == 1:
     return Choice(config, '')
-  blocks = ', blocks unrolled' if config.model.compute_settings.get('unroll') else ''
+  blocks = ', blocks unrolled' if config.model.unroll else ''
   parts = f', accumulation {config.accumulation}' if config.batch_parts > 1 else ''
   room = f' of {memory / _GIB:.1f}' if memory else ''
   chosen = f'fsdp {config.mesh.fsdp}{blocks}, remat {config.model.remat}{parts}'
