@@ -7,7 +7,7 @@ python -m vit_jax.study distillation:digits --workdir=runs/distillation_digits
 token, with a head of its own. 'soft': the divergence at a temperature of 3 instead of the teacher's decisions, with
 weight 0.1 as DeiT has it. Published (table 3; DeiT-B on ImageNet at 224 pixels): no teacher 81.8 %, soft 81.8 %, hard
 83.0 %, hard with the token 83.4 %.
-CIFAR-10: a ResNet of two stages and ViTs with patches of 8 pixels, 10 epochs, ten to thirty minutes of one core a run.
+CIFAR-10: a ResNet of two stages and ViTs with patches of 8 pixels, 10 epochs, 5 to 15 minutes of one core a run.
 'digits': the model of configs/quickstart.py and a ResNet that sees the digits at 32 pixels, 20 epochs, a minute a run.
 """
 
