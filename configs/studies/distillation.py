@@ -14,13 +14,16 @@ CIFAR-10: a ResNet of two stages and ViTs with patches of 8 pixels, 10 epochs, 5
 from vit_jax.study.definition import Study, Variant, chosen
 
 _EPOCHS = {'cifar10': 10, 'digits': 20}
-_RHYTHM = {'evaluators.test.every': '25%', 'checkpoint.every': '10%'}
+_LENGTH = {
+  data: {'total': f'{epochs} epochs', 'evaluators.test.every': '25%', 'checkpoint.every': '10%'}
+  for data, epochs in _EPOCHS.items()
+}
 _TEACHER = {
-  'cifar10': Variant('resnet:resnet,small', {**_RHYTHM, 'model.blocks': (1, 1)}),
+  'cifar10': Variant('resnet:resnet,small', {**_LENGTH['cifar10'], 'model.blocks': (1, 1)}),
   'digits': Variant(
     'resnet:resnet,small',
     {
-      **_RHYTHM,
+      **_LENGTH['digits'],
       'model.blocks': (1, 1, 1, 1),
       'data.source': 'digits',
       'data.channels': 1,
@@ -31,8 +34,10 @@ _TEACHER = {
   ),
 }
 _ALONE = {
-  'cifar10': Variant('position:sincos2d,token,small', {**_RHYTHM, 'model.patch': 8}, published='81.8 %'),
-  'digits': Variant('quickstart', {**_RHYTHM, 'model.pool': 'token'}, published='81.8 %'),
+  'cifar10': Variant(
+    'position:sincos2d,token,small', {**_LENGTH['cifar10'], 'model.patch': 8}, published='81.8 %'
+  ),
+  'digits': Variant('quickstart', {**_LENGTH['digits'], 'model.pool': 'token'}, published='81.8 %'),
 }
 _HARD = {'objective.name': 'distillation', 'objective.teacher_targets': 'hard'}
 _SOFT = {'objective.name': 'distillation', 'objective.teacher_weight': 0.1, 'objective.temperature': 3.0}
@@ -48,13 +53,9 @@ _STUDENTS = {
 
 def get_study(data: str = 'cifar10') -> Study:
   teacher, alone = chosen(data, _TEACHER), _ALONE[data]
-  length = {'total': f'{_EPOCHS[data]} epochs'}
-  variants = {
-    'teacher': Variant(teacher.config, {**length, **teacher.options}),
-    'alone': Variant(alone.config, {**length, **alone.options}, published=alone.published),
-  }
+  variants = {'teacher': teacher, 'alone': alone}
   for name, (options, published) in _STUDENTS.items():
     variants[name] = Variant(
-      alone.config, {**length, **alone.options, **options}, teacher='teacher', published=published
+      alone.config, {**alone.options, **options}, teacher='teacher', published=published
     )
   return Study(f'A ViT with and without a ResNet as teacher, {data}, {_EPOCHS[data]} epochs', variants)

@@ -59,10 +59,13 @@ class StandardisedConv(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
     kernel = standardise(self.kernel[...], self.style).astype(self.dtype)
-    size = len(kernel)
-    padding = ((size // 2, size // 2), (size // 2, size // 2))
+    half = len(kernel) // 2
+    padding = (half, half), (half, half)
     if self.style.same:
-      padding = strided_convolution.same_padding((x.shape[1], x.shape[2]), size, self.stride)
+      top_and_bottom, left_and_right = jax.lax.padtype_to_pads(
+        x.shape[1:3], kernel.shape[:2], (self.stride, self.stride), 'SAME'
+      )
+      padding = top_and_bottom, left_and_right
     y = strided_convolution.convolve(x.astype(self.dtype), kernel, self.stride, padding)
     return scanned_blocks.constrain(y, self.sharding)
 
@@ -139,8 +142,11 @@ class Stage(nnx.Module):
 
 
 def _loop(units: Sequence[nnx.Module], x: jax.Array, remat: Remat | None) -> jax.Array:
-  """The output of the last of bottlenecks of the same shapes; the compiler sees one of them."""
-  graphdef, _ = nnx.split(units[0])
+  """(B, H, W, C) -> (B, H, W, C): the output of the last of bottlenecks of the same shapes.
+
+  The compiler sees one of them.
+  """
+  graphdef = nnx.graphdef(units[0])
   params = [nnx.state(unit) for unit in units]
 
   def body(x: jax.Array, unit: nnx.State) -> tuple[jax.Array, None]:

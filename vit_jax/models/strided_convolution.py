@@ -18,18 +18,6 @@ import jax.numpy as jnp
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
 
-def same_padding(image_size: tuple[int, int], size: int, stride: int) -> Padding:
-  """The zeros of 'SAME' padding, an odd one at the end.
-
-  Args:
-    image_size: height and width of the feature map.
-    size: height and width of the kernel.
-    stride: of the convolution.
-  """
-  height, width = (max((-(-n // stride) - 1) * stride + size - n, 0) for n in image_size)
-  return (height // 2, height - height // 2), (width // 2, width - width // 2)
-
-
 def convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
   """(B, H, W, inputs) and (h, w, inputs, outputs) -> (B, H', W', outputs), of the same dtype.
 
