@@ -1,9 +1,10 @@
-"""`vit_jax.load(...)` and `model(images)` against Hugging Face's ViT on PyTorch, eager and compiled.
+"""`vit_jax.load(...)` and `model(images)` against the ViTs of transformers and timm on PyTorch, eager and compiled.
 
   pip install -e '.[huggingface]' && pip install torch==2.13.0 transformers
   python benchmarks/inference.py --variant=S/16 --batch_size=1
+  python benchmarks/inference.py --contenders eager timm timm_compiled ours  # timm_vit.py says how to install timm
 
-All have the same random weights, by a folder that transformers saves, and float32 images in memory. Each
+All have the same random weights, by folders of transformers and timm, and float32 images in memory. Each
 contender is a process of its own, which classifies the batch some times whenever it is its turn. Turns
 alternate. On a machine that does other work the ratios of processor time say more than those of wall clock.
 """
@@ -18,9 +19,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import timm_vit
 from transformers_vit import SIZES, config
 
-CONTENDERS = ('eager', 'compiled', 'ours')
+CONTENDERS = ('eager', 'compiled', 'timm', 'timm_compiled', 'ours')
 
 
 def ours(folder: str, images: np.ndarray) -> Callable[[], np.ndarray]:
@@ -31,40 +33,45 @@ def ours(folder: str, images: np.ndarray) -> Callable[[], np.ndarray]:
   return lambda: np.asarray(model(images))
 
 
-def peer(folder: str, images: np.ndarray, threads: int, compiled: bool) -> Callable[[], np.ndarray]:
-  """transformers.ViTForImageClassification, which takes channels first."""
+def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[], np.ndarray]:
+  """transformers.ViTForImageClassification or timm's ViT, both of which take channels first."""
+  timm_vit.declare_torchvision_operators()
   import torch
   import transformers
 
-  torch.set_num_threads(threads)
-  model = transformers.ViTForImageClassification.from_pretrained(folder).eval()
-  function = torch.compile(model) if compiled else model
+  torch.set_num_threads(args.threads)
+  of_timm = name.startswith('timm')
+  if of_timm:
+    model = timm_vit.create(args.variant, checkpoint_path=f'{args.folder}/timm/model.safetensors').eval()
+  else:
+    model = transformers.ViTForImageClassification.from_pretrained(args.folder).eval()
+  function = torch.compile(model) if name.endswith('compiled') else model
   pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
   def run() -> np.ndarray:
     with torch.inference_mode():
-      return function(pixels).logits.numpy()
+      output = function(pixels)
+    return (output if of_timm else output.logits).numpy()
 
   return run
 
 
 def save_random(variant: str, folder: str) -> None:
-  """A folder with a model of transformers."""
+  """A folder with a model of transformers, and in its folder 'timm' the same for timm."""
+  timm_vit.declare_torchvision_operators()
   import transformers
 
   transformers.ViTForImageClassification(config(variant)).save_pretrained(folder)
   preprocessor = transformers.ViTImageProcessor(size={'height': 224, 'width': 224})
   preprocessor.save_pretrained(folder)
+  convert = [sys.executable, '-m', 'vit_jax.convert', folder, f'{folder}/timm', '--format=timm']
+  subprocess.run(convert, check=True, stdout=subprocess.DEVNULL)
 
 
 def work(name: str, args: argparse.Namespace) -> None:
   """The process of a contender: each line in is a number of calls, each line out their seconds."""
   images = np.random.default_rng(0).uniform(-1, 1, (args.batch_size, 224, 224, 3)).astype(np.float32)
-  run = (
-    ours(args.folder, images)
-    if name == 'ours'
-    else peer(args.folder, images, args.threads, name == 'compiled')
-  )
+  run = ours(args.folder, images) if name == 'ours' else peer(name, images, args)
   begin = time.perf_counter()
   logits = run()
   print(json.dumps({'first': time.perf_counter() - begin, 'logits': logits[0, :5].tolist()}), flush=True)
@@ -84,6 +91,8 @@ def main() -> None:
   parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
   parser.add_argument('--turns', type=int, default=12)
   parser.add_argument('--calls', type=int, default=5, help='in a turn')
+  default = [name for name in CONTENDERS if not name.startswith('timm')]
+  parser.add_argument('--contenders', nargs='+', choices=CONTENDERS, default=default)
   parser.add_argument('--contender', choices=CONTENDERS, help=argparse.SUPPRESS)
   parser.add_argument('--folder', help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -93,11 +102,11 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     save_random(args.variant, folder)
     processes, told = {}, {}
-    for name in CONTENDERS:
+    for name in args.contenders:
       command = [sys.executable, __file__, *sys.argv[1:], f'--contender={name}', f'--folder={folder}']
       processes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
       told[name] = json.loads(processes[name].stdout.readline())
-      np.testing.assert_allclose(told[name]['logits'], told['eager']['logits'], atol=1e-3)
+      np.testing.assert_allclose(told[name]['logits'], told[args.contenders[0]]['logits'], atol=1e-3)
     turns = []
     for _ in range(args.turns):
       turn = {}
@@ -111,13 +120,13 @@ def main() -> None:
       process.wait()
 
   print(f'{args.variant}, 224 px, batch {args.batch_size}, float32, medians of {args.turns} turns')
-  for name in CONTENDERS:
+  for name in args.contenders:
     texts = []
     for kind in ('wall', 'processor'):
       median = statistics.median(turn[name][kind] for turn in turns)
-      ratio = statistics.median(turn['eager'][kind] / turn[name][kind] for turn in turns)
-      texts.append(f'{kind} {1e3 * median:.1f} ms ({ratio:.2f} × the speed of eager)')
-    print(f'{name:9} {", ".join(texts)}; first call {told[name]["first"]:.1f} s')
+      ratio = statistics.median(turn[args.contenders[0]][kind] / turn[name][kind] for turn in turns)
+      texts.append(f'{kind} {1e3 * median:.1f} ms ({ratio:.2f} × the speed of {args.contenders[0]})')
+    print(f'{name:13} {", ".join(texts)}; first call {told[name]["first"]:.1f} s')
 
 
 if __name__ == '__main__':

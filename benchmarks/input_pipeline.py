@@ -33,6 +33,7 @@ from collections.abc import Iterator
 CONTENDERS = ('ours', 'tf.data', 'PyTorch')
 AREA = (0.05, 1.0)
 RECORDS = 2**17  # of an epoch: the files over and over, for pipelines are not made for tiny data sets
+SETTLE = 1.0  # seconds before a turn, in which the contender before it fills its queues and comes to rest
 WARMUP = 6  # batches at the beginning of a turn that are not timed: at least those prefetched
 
 
@@ -262,6 +263,7 @@ def race(args: argparse.Namespace, threads: int, listing: str) -> None:
   turns: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
   for number in range(1 + args.turns):
     for name, contender in contenders.items():
+      time.sleep(SETTLE)
       figures = contender.turn(args.batches)
       if number:  # the first turn imports and compiles
         turns[name].append(figures)

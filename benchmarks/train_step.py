@@ -1,8 +1,9 @@
-"""Our training step against Hugging Face's ViT on PyTorch, eager and compiled.
+"""Our training step against the ViTs of transformers and timm on PyTorch, eager and compiled.
 
   pip install -e . && pip install torch==2.13.0 transformers
   python benchmarks/train_step.py
   python benchmarks/train_step.py --contenders eager scanned unrolled  # ours without 'auto'
+  python benchmarks/train_step.py --contenders timm timm_compiled ours  # timm_vit.py says how to install timm
 
 Each contender is a process of its own, which builds its model and runs some steps whenever it is its turn.
 Turns alternate, so that whatever else the machine does slows all of them. All train the same ViT with AdamW
@@ -10,6 +11,7 @@ and clipping, from images in memory, in float32 on the CPU.
 """
 
 import argparse
+import importlib.metadata
 import resource
 import statistics
 import subprocess
@@ -18,9 +20,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import timm_vit
 from transformers_vit import SIZES, config
 
-PEERS = ('eager', 'compiled')
+PEERS = ('eager', 'compiled', 'timm', 'timm_compiled')
 OURS: dict[str, dict[str, Any]] = {'ours': {}, 'scanned': {'unroll': False}, 'unrolled': {'unroll': True}}
 CLASSES = 1000
 
@@ -70,37 +73,43 @@ def ours(variant: str, batch_size: int, image_size: int, **options: Any) -> Cont
   return run, f'compiled in {seconds:.1f} s, {temporary:.0f} MiB of temporaries'
 
 
-def peer(variant: str, batch_size: int, image_size: int, threads: int, compiled: bool) -> Contender:
-  """The step of transformers.ViTForImageClassification with torch.optim.AdamW; returns as `ours`."""
+def peer(name: str, args: argparse.Namespace) -> Contender:
+  """The step of transformers.ViTForImageClassification or timm's ViT with torch.optim.AdamW; returns as `ours`."""
+  timm_vit.declare_torchvision_operators()
   import torch
   import transformers
 
-  torch.set_num_threads(threads)
-  options = {'hidden_act': 'gelu_pytorch_tanh', 'image_size': image_size}
-  model = transformers.ViTForImageClassification(config(variant, **options)).train()
-  function = torch.compile(model) if compiled else model
+  torch.set_num_threads(args.threads)
+  batch_size, image_size = args.batch_size, args.image_size
+  if name.startswith('timm'):
+    model = timm_vit.create(args.variant, img_size=image_size, act_layer='gelu_tanh').train()
+    text = f'timm {importlib.metadata.version("timm")}'
+  else:
+    options = {'hidden_act': 'gelu_pytorch_tanh', 'image_size': image_size}
+    model = transformers.ViTForImageClassification(config(args.variant, **options)).train()
+    text = f'transformers {transformers.__version__}, {model.config._attn_implementation} attention'
+  function = torch.compile(model) if name.endswith('compiled') else model
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
   images = torch.randint(0, 256, (batch_size, 3, image_size, image_size), dtype=torch.uint8)
   labels = torch.randint(0, CLASSES, (batch_size,))
 
   def run() -> None:
     optimizer.zero_grad()
-    loss = function(images.float() / 127.5 - 1, labels=labels).loss
-    loss.backward()
+    output = function(images.float() / 127.5 - 1)
+    logits = output if isinstance(output, torch.Tensor) else output.logits
+    torch.nn.functional.cross_entropy(logits, labels).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
-  attention = model.config._attn_implementation
-  return run, f'torch {torch.__version__}, transformers {transformers.__version__}, {attention} attention'
+  return run, f'torch {torch.__version__}, {text}'
 
 
 def work(name: str, args: argparse.Namespace) -> None:
   """The process of a contender."""
-  settings = (args.variant, args.batch_size, args.image_size)
   if name in OURS:
-    serve(*ours(*settings, **OURS[name]))
+    serve(*ours(args.variant, args.batch_size, args.image_size, **OURS[name]))
   else:
-    serve(*peer(*settings, args.threads, name == 'compiled'))
+    serve(*peer(name, args))
 
 
 def serve(run: Callable[[], None], text: str) -> None:
@@ -167,7 +176,7 @@ def main() -> None:
   parser.add_argument('--turns', type=int, default=15)
   parser.add_argument('--steps', type=int, default=2, help='in a turn')
   names = (*PEERS, *OURS)
-  parser.add_argument('--contenders', nargs='+', choices=names, default=[*PEERS, 'ours'])
+  parser.add_argument('--contenders', nargs='+', choices=names, default=['eager', 'compiled', 'ours'])
   parser.add_argument('--contender', choices=names, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.contender:
@@ -180,7 +189,7 @@ def main() -> None:
     ratio = statistics.median(p / t for p, t in zip(seconds[args.contenders[0]], times, strict=True))
     rate = args.batch_size / medians[name]
     print(
-      f'{name:9} median {medians[name]:.3f} s, lowest {min(times):.3f} s, {rate:.2f} images/s, {ratio:.2f} × '
+      f'{name:13} median {medians[name]:.3f} s, lowest {min(times):.3f} s, {rate:.2f} images/s, {ratio:.2f} × '
       f'the speed of {args.contenders[0]}; peak {peaks[name]} MiB; {texts[name]}'
     )
 

@@ -1,6 +1,8 @@
 """The figures as they are painted, and the page that shows them."""
 
+import csv
 import html.parser
+import math
 import pathlib
 
 import numpy as np
@@ -87,8 +89,31 @@ def test_page_shows_every_picture_that_the_model_has(name, tmp_path):
   for reason in absent.values():
     assert reason in text.replace('&#x27;', "'")
   assert text.count('<tr><td>&lt;') == 3  # predictions
+  assert (tmp_path / 'distances.csv').exists() == ('distances' not in absent)
   if 'distances' not in absent:
     assert 'over all patches and 2 images' in ' '.join(text.split())
+
+
+def test_distances_as_numbers_are_the_means_over_images_by_block_and_head(tmp_path):
+  model = loaded(image_size=(12, 8))
+  rng = np.random.default_rng(0)
+  images = {
+    pathlib.Path(f'{number}.png'): rng.integers(0, 256, (20, 30, 3), dtype=np.uint8) for number in range(3)
+  }
+  gallery.make(model, list(images), list(images)[:1], images.get, tmp_path, title='')
+  with (tmp_path / 'distances.csv').open(newline='') as file:
+    *blocks, alike = csv.DictReader(file)
+  observer = Observer(model)
+  expected = np.mean([observer.distances(pixels) for pixels in images.values()], axis=0)
+  heads = [f'head_{number + 1}' for number in range(expected.shape[1])]
+  assert [row['block'] for row in blocks] == [str(number + 1) for number in range(len(expected))]
+  np.testing.assert_allclose([[float(row[head]) for head in heads] for row in blocks], expected, atol=1e-4)
+  np.testing.assert_allclose([float(row['mean']) for row in blocks], expected.mean(axis=1), atol=1e-4)
+  # Pixels between the centres of two of the grid's patches, the distance to itself among them.
+  rows, columns = model_parts.patch_grid(model)
+  places = [(row * 12 / rows, column * 8 / columns) for row in range(rows) for column in range(columns)]
+  mean = np.mean([math.dist(one, other) for one in places for other in places])
+  assert {alike[column] for column in ('mean', *heads)} == {f'{mean:.4f}'} and alike['block'] == 'alike'
 
 
 def test_images_of_which_none_can_be_read_are_an_error(tmp_path):

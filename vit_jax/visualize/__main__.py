@@ -94,7 +94,9 @@ def main(arguments: Sequence[str]) -> None:
   )
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')
-  files.sync([out / 'index.html', *out.glob('*.png'), *out.glob('*.gif')])
+  files.sync(
+    [out / 'index.html', *(path for kind in ('png', 'gif', 'csv') for path in out.glob(f'*.{kind}'))]
+  )
   print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
   if unreadable:
     text = f'{len(unreadable)} of {len(averaged)} images could not be read and are left out'

@@ -1,5 +1,6 @@
 """All pictures of a model and some images, written to a folder with a page that shows them."""
 
+import csv
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -13,7 +14,7 @@ from PIL import Image
 
 from vit_jax.errors import UserError
 from vit_jax.loading import LoadedModel
-from vit_jax.visualize import figures, model_parts, page, through_training
+from vit_jax.visualize import figures, measures, model_parts, page, through_training
 from vit_jax.visualize.observations import Observation, Observer
 from vit_jax.visualize.through_training import Moment
 
@@ -44,7 +45,7 @@ def make(
   class_names: tuple[str, ...] | None = None,
   steps: Iterable[tuple[int, LoadedModel]] = (),
 ) -> Mapping[str, str]:
-  """Writes PNGs and index.html.
+  """Writes PNGs, index.html and, of a model that has attention, distances.csv.
 
   Args:
     model: of `vit_jax.load`.
@@ -80,6 +81,8 @@ def make(
     for number, moments in enumerate(through_training.watch(steps, images, class_names)):
       drawn[number][1].update(_draw_steps(moments, f'image_{number + 1}', out))
   files = _draw_model(model, distances, observer.absent, out)
+  if 'distances' not in observer.absent:
+    _write_distances(model, np.stack(distances), out / 'distances.csv')
   text = page.write(_facts(model, title, len(distances), observer.absent), files, drawn)
   # A file's name may have bytes that are not UTF-8.
   (out / 'index.html').write_text(text, encoding='utf-8', errors='backslashreplace')
@@ -95,6 +98,26 @@ def _draw_model(
     'distances': lambda: figures.distances(np.stack(distances), model),
   }
   return _save({picture: draw[picture] for picture in model_parts.OF_MODEL if picture not in absent}, '', out)
+
+
+def _write_distances(model: LoadedModel, values: np.ndarray, path: pathlib.Path) -> None:
+  """The numbers of distances.png, in pixels: a row for each block, and one for attention to all patches alike.
+
+  Args:
+    model: whose distances they are.
+    values: (images, L, H) in pixels.
+    path: of the file.
+  """
+  grid = model_parts.patch_grid(model)
+  assert grid is not None
+  heads = values.shape[2]
+  alike = measures.patch_distances(grid, model.preprocess.size).mean()
+  with path.open('w', encoding='utf-8', newline='') as file:
+    rows = csv.writer(file)
+    rows.writerow(['block', 'mean', *(f'head_{number + 1}' for number in range(heads))])
+    for number, block in enumerate(values.mean(axis=0)):
+      rows.writerow([number + 1, *(f'{value:.4f}' for value in (block.mean(), *block))])
+    rows.writerow(['alike', *[f'{alike:.4f}'] * (1 + heads)])
 
 
 def _draw_image(

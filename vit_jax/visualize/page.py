@@ -22,7 +22,8 @@ _CAPTIONS = {
   'distances': 'A dot for each head, from the first, dark, to the last, bright: how many pixels lie between '
   'a patch and the patches that it attends to, weighted by attention, as a mean over all patches and '
   '{averaged} (figures 7, right, and 11, appendix D.7, of <a href="{paper}">the paper</a>). Low dots are '
-  'heads that look nearby. The dashed line is where a head is that attends to all patches alike.',
+  'heads that look nearby. The dashed line is where a head is that attends to all patches alike. '
+  '<a href="distances.csv">The same as numbers</a>.',
   'patches': 'How the image is cut: each square becomes a token, row by row from the upper left.{hybrid}',
   'layers': 'Each small square is a token, before the first block and behind each. Tokens alike have colours '
   'alike; every depth has its own colours, so that a colour means nothing across depths.',

@@ -1,0 +1,39 @@
+"""The other peer of inference.py and train_step.py: timm's ViT.
+
+In an environment of its own, for tests that use transformers do not run where this torchvision is installed:
+
+pip install -e '.[peers]' && pip install --no-deps timm torchvision==0.28.0
+"""
+
+from typing import Any
+
+MODELS = {
+  'Ti/16': 'vit_tiny_patch16_224',
+  'S/16': 'vit_small_patch16_224',
+  'B/16': 'vit_base_patch16_224',
+}
+
+
+def declare_torchvision_operators() -> None:
+  """Lets timm and transformers import torchvision on a machine without CUDA; call it before either.
+
+  torchvision's wheel has its operators for CUDA alone, and its import stops where torch knows no operator of that name.
+  No ViT calls one, so their declaration is enough.
+  """
+  import torch
+
+  library = torch.library.Library('torchvision', 'FRAGMENT')
+  for name in ('nms', 'qnms'):
+    if not hasattr(torch.ops.torchvision, name):
+      library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+  _kept.append(library)
+
+
+_kept: list[Any] = []  # torch forgets what a library declared when the library is gone
+
+
+def create(variant: str, **options: Any) -> Any:
+  """timm.create_model of a size, for 1,000 classes and 224 pixels; `options` are timm's."""
+  import timm
+
+  return timm.create_model(MODELS[variant], **options)
