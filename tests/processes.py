@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 # A line and its end are one write, where `python -u` makes two, between which Gloo may print.
 _WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True)\n'
@@ -49,6 +50,31 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
       )
     )
   return processes
+
+
+def wait_for_line(processes: list[subprocess.Popen], line: str, timeout: float = 120) -> None:
+  """Waits until each process has printed a line that ends with `line`, which is read away with what precedes it.
+
+  The line may begin with words of Gloo, which prints their end of line later. Kills all processes and fails where one
+  has not printed it in time, or ends before.
+  """
+  for process in processes:
+    assert process.stdout is not None
+    printed = []
+    too_late = threading.Timer(timeout, process.kill)
+    too_late.start()
+    try:
+      for text in process.stdout:
+        printed.append(text)
+        if text.endswith(f'{line}\n'):
+          break
+      else:
+        for other in processes:
+          other.kill()
+          other.wait()
+        raise AssertionError(f'{line!r} was not printed, but: {"".join(printed)}')
+    finally:
+      too_late.cancel()
 
 
 def finish(processes: list[subprocess.Popen], timeout: float = 120) -> list[str]:

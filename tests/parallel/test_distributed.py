@@ -8,7 +8,7 @@ import time
 
 import jax
 import pytest
-from processes import finish, run, start
+from processes import finish, run, start, wait_for_line
 
 from vit_jax.errors import UserError
 from vit_jax.parallel import distributed
@@ -103,10 +103,7 @@ LOOP = """
 
 
 def _wait_until_ready(processes: list[subprocess.Popen]) -> None:
-  for process in processes:
-    for line in process.stdout:
-      if line.startswith('ready'):
-        break
+  wait_for_line(processes, 'ready')
   time.sleep(0.3)
 
 

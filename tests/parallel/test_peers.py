@@ -4,7 +4,7 @@ import signal
 import subprocess
 
 import pytest
-from processes import finish, start
+from processes import finish, start, wait_for_line
 
 from vit_jax.errors import UserError
 from vit_jax.parallel.distributed import heartbeat_seconds
@@ -34,13 +34,6 @@ def short_silence(monkeypatch):
   monkeypatch.setenv('VIT_JAX_HEARTBEAT_SECONDS', str(SECONDS))
 
 
-def ready(processes: list[subprocess.Popen]) -> None:
-  for process in processes:
-    for line in process.stdout:
-      if line == 'ready\n':
-        break
-
-
 def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> None:
   said = output.strip().splitlines()[-1]
   assert process.returncode == 75, output
@@ -50,7 +43,7 @@ def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> N
 
 def test_process_killed_in_a_collective_ends_the_others():
   processes = start(TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
-  ready(processes)
+  wait_for_line(processes, 'ready')
   processes[1].kill()
   outputs = finish(processes)
   for index in (0, 2):
@@ -60,7 +53,7 @@ def test_process_killed_in_a_collective_ends_the_others():
 
 def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   processes = start(TRAINING.format(step='time.sleep(1)'), 2)
-  ready(processes)
+  wait_for_line(processes, 'ready')
   processes[0].kill()
   outputs = finish(processes)
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
