@@ -2,13 +2,14 @@
 
 python -m vit_jax.study masked --workdir=runs/masked
 
-Pre-training on nine tenths of CIFAR-10's training images, without their labels or with them; then the other 5,000
-images with labels. The paper, on JFT and ImageNet: masked prediction gains 2 points, supervised pre-training 6.
+Pre-training on nine tenths of CIFAR-10's training images, without their labels or with them, 10 epochs; then the
+other 5,000 images with labels. Patches of 8 pixels, one to four minutes of one core a run. The paper, on JFT and
+ImageNet: masked prediction gains 2 points, supervised pre-training 6.
 """
 
 from vit_jax.study.definition import Study, Variant
 
-_SIZES = {'model.width': 64, 'model.mlp_dim': 192, 'model.depth': 4}
+_SIZES = {'model.width': 64, 'model.mlp_dim': 192, 'model.depth': 4, 'model.patch': 8}
 _PRETRAINING = {**_SIZES, 'data.split': 'train[10%:]', 'total': '450000 examples'}
 _LABELLED = {**_SIZES, 'data.split': 'train[:10%]', 'total': '100000 examples', 'checkpoint.every': '10%'}
 

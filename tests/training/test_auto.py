@@ -53,6 +53,19 @@ def test_recipes_get_what_their_best_plans_have(name, count, kind, expected):
 
 
 @pytest.mark.parametrize(
+  ('name', 'steps', 'unrolled'),
+  [('vit_ti16', 2_000, True), ('vit_ti16', 1_999, False), ('vit_s16', 100_000, False)],
+)
+def test_on_a_cpu_small_models_are_unrolled_in_runs_of_minutes(name, steps, unrolled):
+  config = config_files.load(name, 'imagenet2012')
+  chosen, text = _choose(config, _devices(1, 'cpu'), steps)
+  assert chosen == (1, unrolled, 'none')
+  assert text == ('Chosen for these devices: blocks unrolled' if unrolled else '')
+  as_asked = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=False))
+  assert _choose(as_asked, _devices(1, 'cpu'), steps) == ((1, False, 'none'), '')
+
+
+@pytest.mark.parametrize(
   ('name', 'argument', 'count', 'kind', 'parts'),
   [
     ('vit_l16', 'jft', 128, 'TPU v3', 1),

@@ -1,13 +1,15 @@
 """What a config leaves open is chosen at the start: `mesh.fsdp`, `model.unroll`, `model.remat`, `accumulation`.
 
 Each is chosen where it is None, by the devices, the model and the batch, anew at every start: a run that goes
-on on other devices gets what suits these. On CPUs nothing is split, unrolled or computed again. The rules are
-short, and agree with the best plans of the paper's recipes (docs/scaling.md):
+on on other devices gets what suits these. On CPUs nothing is split or computed again. The rules are short, and
+agree with the best plans of the paper's recipes (docs/scaling.md):
 
 - `fsdp` is 8 on TPUs for models of 50 million parameters and more, where 8 divides the devices of a slice;
   elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory.
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
+  On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
+  products (benchmarks/RESULTS.md), in runs of some minutes.
 - `remat` is the first of 'none', 'dots' and 'block' with which the step fits by `estimated_bytes`.
 - `accumulation` is 1 if one of them fits, else the first power of two with which one does. If none does either, or
   the model has running statistics, which parts would change, it is 1.
@@ -33,6 +35,7 @@ _SPLIT_FROM = 50_000_000  # parameters
 _FSDP = 8
 _STATE_SHARE = 1 / 3  # of the memory, for the state
 _UNROLLED_FROM = 5_000  # steps
+_UNROLLED_ON_CPU_FROM, _SMALL = 2_000, 10_000_000  # steps; parameters of a model, less than
 _USABLE = 0.95  # of the memory
 # By the TPU compiler's own analyses, activations take about 1.2 times the bytes of the arrays saved: sides are padded
 # to multiples of 8 and 128, and single operations need buffers.
@@ -66,11 +69,13 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     return Choice(config, '')
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
-    model = dataclasses.replace(model.with_unrolled_blocks(False), remat=model.remat or 'none')
-    return Choice(dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts), '')
+    unrolled = model.unroll is None and steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL
+    model = dataclasses.replace(model.with_unrolled_blocks(unrolled), remat=model.remat or 'none')
+    config = dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts)
+    return Choice(config, 'Chosen for these devices: blocks unrolled' if unrolled else '')
 
   memory = _memory(devices[0])
-  parameters = sum(leaf.size for leaf in architecture.shapes().values())
+  parameters = _parameters(architecture)
   if mesh.fsdp is None:
     mesh = dataclasses.replace(mesh, fsdp=_fsdp(config, parameters, memory, devices))
   unrolled = devices[0].platform == 'tpu' and steps >= _UNROLLED_FROM
@@ -83,6 +88,10 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   room = f' of {memory / _GIB:.1f}' if memory else ''
   chosen = f'fsdp {config.mesh.fsdp}{blocks}, remat {config.model.remat}{parts}'
   return Choice(config, f'Chosen for these devices: {chosen}; about {needed / _GIB:.1f}{room} GiB')
+
+
+def _parameters(architecture: Architecture) -> int:
+  return sum(leaf.size for leaf in architecture.shapes().values())
 
 
 def _fitting(
