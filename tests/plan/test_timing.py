@@ -125,6 +125,39 @@ def test_each_chip_sends_its_part_over_the_network_between_slices():
   assert everyone.exposed == pytest.approx(2 * MIB / 4 / NETWORK + within)
 
 
+CROSSING = (
+  '%send{0} = (f32[{1}]{{0}}, u32[], token[]) send(%x, %after), channel_id=1, is_host_transfer=true, {2}',
+  '%recv{0} = (f32[{1}]{{0}}, u32[], token[]) recv(%after), channel_id=2, is_host_transfer=true, {2}',
+  '%send-done{0} = token[] send-done(%send{0}), channel_id=1, is_host_transfer=true',
+  '%recv-done{0} = (f32[{1}]{{0}}, token[]) recv-done(%recv{0}), channel_id=2, is_host_transfer=true',
+)
+
+
+def _crossing(name, kind='ALL_REDUCE'):
+  """The four instructions by which a MiB crosses slices, as libtpu 0.0.51 writes them."""
+  attributes = (
+    f'frontend_attributes={{_xla_host_transfer_rendezvous="all-reduce.{name}_0",'
+    f'_xla_megascale_reduce_operation="SUM",_xla_megascale_transfer_type="{kind}"}}'
+  )
+  return [line.format(name, MIB // 4, attributes) for line in CROSSING]
+
+
+def test_what_crosses_slices_takes_turns_on_the_network_while_the_device_computes():
+  (send, recv, sent, received), second = _crossing('a'), _crossing('b')
+  computing = 20_000 / CLOCK
+  entry = [send, recv, _compute(20_000, 'c'), second[0], second[1], sent, received, second[2], second[3]]
+  estimate = _estimate(entry, _devices((2, 1), slices=2))
+  # Of two slices each gives its array once; the second one waits for the network, not for the computation.
+  assert estimate.compute == computing
+  assert estimate.exposed == pytest.approx(2 * MIB / NETWORK - computing)
+  traffic = estimate.traffic['all-reduce between slices']
+  assert (traffic.count, traffic.bytes) == (2, 2 * MIB)
+  four = _estimate(_crossing('a'), _devices((2, 1), slices=4))
+  assert four.exposed == pytest.approx(2 * 3 / 4 * MIB / NETWORK)  # a ring of four
+  gathered = _estimate(_crossing('a', 'ALL_GATHER'), _devices((2, 1), slices=4))
+  assert gathered.exposed == pytest.approx(3 * MIB / NETWORK)
+
+
 @pytest.mark.parametrize(
   ('pairs', 'ring', 'hops'),
   [

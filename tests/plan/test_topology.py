@@ -11,8 +11,8 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.plan import topology
 
-# Name -> devices, kind, chips along x and y, slices, as in Google Cloud's documentation. Names of v2, v3, v4
-# and v5p count cores. A core is a device on v2 and v3; on v4 and v5p two cores are one.
+# Name -> devices, kind, chips along x and y, slices, as in Google Cloud's documentation. Names of v2, v3, v4, v5p
+# and v7x count cores. A core is a device on v2, v3 and v7x; on v4 and v5p two cores are one.
 TPUS = {
   'v3-8': (8, 'TPU v3', (2, 2), 1),
   'v3-512': (512, 'TPU v3', (16, 16), 1),
@@ -23,6 +23,8 @@ TPUS = {
   'v5e:4x4*2': (32, 'TPU v5 lite', (4, 4), 2),
   'v5litepod-16': (16, 'TPU v5 lite', (4, 4), 1),
   'v6e-1': (1, 'TPU v6 lite', (1, 1), 1),
+  'tpu7x-128': (128, 'TPU7x', (4, 4), 1),
+  'v7x:2x2x1': (8, 'TPU7x', (2, 2), 1),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from vit_jax.plan.planner import GIB, Plan, Speed, ranking_key
 
-_ONE_CORE_A_DEVICE = ('TPU v2', 'TPU v3')  # of other TPUs, a JAX device is a chip
+_ONE_CORE_A_DEVICE = ('TPU v2', 'TPU v3', 'TPU7x')  # of other TPUs, a JAX device is a chip
 _NOT_ESTIMATED = 'not known: there is no estimate for this kind of device or this program'
 _DISCLAIMER = "Times are the compiler's estimate for a machine that is not here; nothing was measured."
 

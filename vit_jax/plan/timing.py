@@ -2,12 +2,13 @@
 
 The compiler leaves its estimate in cycles on nearly every instruction of a program. We walk through them in
 the order in which they are scheduled, each loop's body as often as it runs. What has no estimate is counted
-as bytes over a bandwidth: collectives by the links between chips that they use, copies by the memory's. An
-asynchronous instruction costs the time that is left of it when its result is needed.
+as bytes over a bandwidth: collectives by the links between chips that they use, what crosses slices by the network,
+copies by the memory's. An asynchronous instruction costs the time that is left of it when its result is needed.
 """
 
 import collections
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from vit_jax.parallel.hardware import Hardware
 from vit_jax.plan import hlo
 
 _COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+# What crosses slices is given to a program of the hosts, libtpu's megascale runtime, and received from it.
+_CROSSING = re.compile(r'_xla_host_transfer_rendezvous="([^"]+)".*_xla_megascale_transfer_type="(\w+)"')
 _HOP_SECONDS = 1e-6  # latency from a chip to the next
 # These take no time of their own: they name or group the results of others.
 _FREE = (
@@ -126,7 +129,7 @@ class _Lane(NamedTuple):
   """A resource that asynchronous instructions use one after the other.
 
   Attributes:
-    kind: 'links', 'memory' or 'permute'.
+    kind: 'links', 'network', 'memory' or 'permute'.
     target: of a permute, the device to which the first one sends: different directions do not share links.
   """
 
@@ -150,6 +153,7 @@ class _Schedule:
     self._sizes = {i.name: i.bytes for i in instructions}
     self._free_at: dict[_Lane, float] = collections.defaultdict(float)
     self._started: dict[str, _Started] = {}
+    self._meetings: dict[str, str] = {}  # of what crosses slices: name of a send or recv -> what they have in common
     self._total = Estimate()
 
   def run(self) -> Estimate:
@@ -170,6 +174,8 @@ class _Schedule:
       self._total.add(body, self._program.module.trip_count(i))
     elif callee:
       self._total.add(self._program.computation(callee), 1)
+    elif i.opcode in ('send', 'recv') and (crossing := _CROSSING.search(i.attributes)):
+      self._cross(i, *crossing.groups())
     elif i.opcode.endswith('-start'):
       self._start(i, kind)
     elif i.opcode.endswith('-done'):
@@ -200,8 +206,29 @@ class _Schedule:
     self._free_at[lane] = end
     self._started[i.name] = _Started(end, collective)
 
+  def _cross(self, i: hlo.Instruction, meeting: str, kind: str) -> None:
+    """Sends an array of this slice to the others, or begins to receive what becomes of all slices' arrays.
+
+    Args:
+      i: a 'send' or 'recv'; the time is that of the send.
+      meeting: the name that the two have in common.
+      kind: such as 'ALL_REDUCE'.
+    """
+    self._meetings[i.name] = meeting
+    if i.opcode == 'recv':
+      return
+    size = hlo.payload(i.shape, start=True)
+    seconds, lane = self._program.network.between_slices(kind, size), _Lane('network')
+    end = max(self._total.seconds, self._free_at[lane]) + seconds
+    self._free_at[lane] = end
+    self._started[meeting] = _Started(end, collective=True)
+    name = f'{kind.lower().replace("_", "-")} between slices'
+    self._total.traffic[name].add(Traffic(1, size, seconds))
+
   def _finish(self, i: hlo.Instruction) -> None:
-    started = self._started.get(i.operands[0])
+    started = self._started.get(self._meetings.get(i.operands[0], i.operands[0]))
+    if i.opcode == 'send-done':  # the buffer is free; what is waited for is received
+      return
     if started is None:
       return
     wait = max(0.0, started.end - self._total.seconds)
@@ -307,6 +334,17 @@ class _Network:
     if rates:
       seconds += volume / sum(rates) + _HOP_SECONDS * sum(span - 1 for span in spans) / 2
     return seconds
+
+  def between_slices(self, kind: str, size: float) -> float:
+    """Seconds in which each device sends and gets its part of what crosses the slices.
+
+    Args:
+      kind: 'ALL_REDUCE', or another of libtpu's.
+      size: bytes of the part that a device gives.
+    """
+    slices = self._extent[0]
+    volume = 2 * size / slices if kind == 'ALL_REDUCE' else size
+    return volume * (slices - 1) / self._hardware.network_bandwidth
 
   def _rate(self, axis: int) -> float:
     """Bytes/s into a chip along a dimension of the torus."""
