@@ -109,7 +109,7 @@ def _config():
   from vit_jax import config, config_files
 
   values = config_files.load('locality:plain,small')
-  values.update_from_flattened_dict({'model.patch': 8, 'batch_size': BATCH_SIZE})
+  values.update_from_flattened_dict({'model.patch': 8, 'batch_size': BATCH_SIZE, 'total': '40 epochs'})
   return config.from_config_dict(values)
 
 

@@ -46,7 +46,7 @@ def ours(variant: str, batch_size: int, image_size: int, **options: Any) -> Cont
   from vit_jax.training.run import Dataset, Run
 
   settings = c.Config(
-    total='1000 steps',
+    total='10000 steps',  # what is chosen for a run of hours
     batch_size=batch_size,
     model=c.ViTConfig(variant=variant, **options),
     data=c.DataConfig(image_size=(image_size, image_size)),

@@ -1,5 +1,6 @@
 """Studies: their runs, what goes on after a kill, and the table."""
 
+import dataclasses
 import json
 import math
 import os
@@ -148,7 +149,7 @@ def rounds(tmp_path) -> str:
 def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_seed(rounds, tmp_path):
   runs = {run.variant: run for run in definition.runs(definition.load(rounds), tmp_path)}
   for name, teacher in (('student', 'teacher'), ('student_of_student', 'student'), ('distilled', 'teacher')):
-    assert runs[name].teacher == tmp_path / teacher / 'seed_1'
+    assert runs[name].teachers == (tmp_path / teacher / 'seed_1',)
   for name in ('student', 'student_of_student'):
     labelled = f'tfds:{tmp_path}/{name}/seed_1/labels/1.0.0'
     config = runs[name].config
@@ -158,9 +159,25 @@ def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_s
   assert not runs['distilled'].config.data.mixture
 
 
+def test_an_averaged_teacher_is_the_runs_of_all_seeds(rounds, tmp_path):
+  study = definition.load(rounds)
+  variants = dict(study.variants)
+  for name in ('student', 'distilled'):
+    variants[name] = dataclasses.replace(variants[name], averaged=True)
+  study = dataclasses.replace(study, variants=variants, seeds=(0, 1))
+  runs = {(run.variant, run.seed): run for run in definition.runs(study, tmp_path)}
+  teachers = (tmp_path / 'teacher' / 'seed_0', tmp_path / 'teacher' / 'seed_1')
+  for seed in study.seeds:
+    assert runs['student', seed].teachers == teachers and runs['student', seed].needed == set(teachers)
+    assert runs['distilled', seed].config.objective.teachers == ','.join(map(str, teachers))
+    assert runs['student_of_student', seed].teachers == (tmp_path / 'student' / f'seed_{seed}',)
+  labelling, _ = definition.command('student', study).split(' && ')
+  assert '--teachers=teacher/seed_0,teacher/seed_1' in labelling
+  assert '--config.objective.teachers=teacher/seed_0,teacher/seed_1' in definition.command('distilled', study)
+
+
 def test_command_of_a_student_labels_its_images_first(rounds):
-  variant = definition.load(rounds).variants['student']
-  labelling, training = definition.command('student', variant).split(' && ')
+  labelling, training = definition.command('student', definition.load(rounds)).split(' && ')
   assert shlex.split(labelling) == [
     *('python', '-m', 'vit_jax.selftrain', '--teachers=teacher', '--workdir=labels_of_teacher', '--top=3'),
     'digits:train[50%:]',

@@ -43,6 +43,7 @@ class Variant:
     start: another variant that comes before; its run of the same seed is this one's `init.checkpoint`.
     teacher: another variant that comes before; its run of the same seed is this one's `objective.teachers` or, with
       `unlabelled`, labels those.
+    averaged: the teacher is the average of that variant's runs of all seeds, instead of its run of the same seed.
     unlabelled: what the teacher labels; None: nothing.
     compared: whether it is in the table; False: others start from it, and it need not have the metric.
     published: what its source says, for the table.
@@ -54,6 +55,7 @@ class Variant:
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   start: str = ''
   teacher: str = ''
+  averaged: bool = False
   unlabelled: Unlabelled | None = None
   compared: bool = True
   published: str = ''
@@ -94,8 +96,8 @@ class StudyRun(NamedTuple):
     config: the run.
     folder: its workdir.
     start: the workdir of the run that it begins from; None: it begins anew.
-    teacher: the workdir of the run that teaches it; None: none does.
-    unlabelled: what the teacher labels first.
+    teachers: the workdirs of the runs that teach it; (): none does.
+    unlabelled: what the teachers label first.
   """
 
   variant: str
@@ -103,8 +105,13 @@ class StudyRun(NamedTuple):
   config: Config
   folder: pathlib.Path
   start: pathlib.Path | None
-  teacher: pathlib.Path | None = None
+  teachers: tuple[pathlib.Path, ...] = ()
   unlabelled: Unlabelled | None = None
+
+  @property
+  def needed(self) -> set[pathlib.Path]:
+    """The workdirs of the runs that have to end before this one begins."""
+    return {*self.teachers, *([self.start] if self.start else [])}
 
   @property
   def title(self) -> str:
@@ -166,42 +173,54 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
     for name, variant in study.variants.items():
       folder = _folder(workdir, name, seed)
       start = _folder(workdir, variant.start, seed) if variant.start else None
-      teacher = _folder(workdir, variant.teacher, seed) if variant.teacher else None
+      teachers = tuple(_folder(workdir, variant.teacher, other) for other in _teaching_seeds(variant, seed, study))
       options: dict[str, Any] = {'seed': seed}
       if start is not None:
         options['init.checkpoint'] = str(start)
       if variant.unlabelled is not None:
         options |= _with_labels(configs[name], variant.unlabelled, labels_folder(folder))
       if variant.objective_teacher:
-        options['objective.teachers'] = str(teacher)
+        options['objective.teachers'] = ','.join(map(str, teachers))
       config = _changed(name, config_lib.to_config_dict(configs[name]), options)
-      found.append(StudyRun(name, seed, config, folder, start, teacher, variant.unlabelled))
+      found.append(StudyRun(name, seed, config, folder, start, teachers, variant.unlabelled))
   return found
 
 
-def command(name: str, variant: Variant) -> str:
+def _teaching_seeds(variant: Variant, seed: int, study: Study) -> tuple[int, ...]:
+  """The seeds of the runs that teach a variant's run of `seed`."""
+  if not variant.teacher:
+    return ()
+  return study.seeds if variant.averaged else (seed,)
+
+
+def command(name: str, study: Study) -> str:
   """The command that trains a variant by itself, but for its seed and workdir; with the one that labels before it.
 
-  The runs that it starts from or learns from are named as folders: 'teacher' is the workdir of that variant.
+  The runs that it starts from or learns from are named as folders: 'teacher' is the workdir of that variant, or
+  'teacher/seed_0,teacher/seed_1' where it is the average of its seeds.
   """
+  variant = study.variants[name]
+  teachers = variant.teacher
+  if variant.averaged:
+    teachers = ','.join(str(_folder(pathlib.Path(), variant.teacher, seed)) for seed in study.seeds)
   options = dict(variant.options)
   if variant.start:
     options['init.checkpoint'] = variant.start
   if variant.objective_teacher:
-    options['objective.teachers'] = variant.objective_teacher
+    options['objective.teachers'] = teachers
   before = ''
   if variant.unlabelled is not None:
     labels = f'labels_of_{variant.teacher}'
     options |= _with_labels(_config(name, variant), variant.unlabelled, f'./{labels}')
-    before = _labelling(variant.teacher, variant.unlabelled, labels) + ' && '
+    before = _labelling(teachers, variant.unlabelled, labels) + ' && '
   changed = [f'--config.{option}={value}' for option, value in options.items()]
   return before + shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *changed])
 
 
-def _labelling(teacher: str, unlabelled: Unlabelled, workdir: str) -> str:
-  """The command with which a teacher labels images."""
+def _labelling(teachers: str, unlabelled: Unlabelled, workdir: str) -> str:
+  """The command with which teachers label images."""
   choice, default = unlabelled.choice._asdict(), Choice()._asdict()
-  flags = {'teachers': teacher, 'workdir': workdir}
+  flags = {'teachers': teachers, 'workdir': workdir}
   flags |= {name: value for name, value in choice.items() if value != default[name]}
   words = [f'--{name}={value}' for name, value in flags.items()]
   return shlex.join(['python', '-m', 'vit_jax.selftrain', *words, unlabelled.images])

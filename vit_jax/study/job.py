@@ -39,13 +39,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _label(run: 'StudyRun') -> None:
-  """Has the teacher label the images that have no labels, or goes on with it."""
+  """Has the teachers label the images that have no labels, or goes on with it."""
   from vit_jax.selftrain import labelling, labels
   from vit_jax.selftrain.unlabelled import opened
   from vit_jax.study import definition
 
-  assert run.teacher is not None and run.unlabelled is not None
-  teachers, folder = [str(run.teacher)], definition.labels_folder(run.folder)
+  assert run.teachers and run.unlabelled is not None
+  teachers, folder = [str(teacher) for teacher in run.teachers], definition.labels_folder(run.folder)
   source = opened([run.unlabelled.images])
   chunks = labelling.Chunks(folder, teachers, source)
   teacher = labelling.Teachers(teachers, _BATCH_SIZE)

@@ -112,10 +112,10 @@ def conduct(
     while left or running:
       unfinished = {run.folder for run in (*left, *running.values())}
       for run in list(left):
-        if failed.keys() & {run.start, run.teacher}:
+        if failed.keys() & run.needed:
           left.remove(run)
           fail(run, 'The run that it starts or learns from failed.')
-        elif len(running) < jobs and not unfinished & {run.start, run.teacher}:
+        elif len(running) < jobs and not unfinished & run.needed:
           left.remove(run)
           say(f'{run.title}: {"goes on" if (run.folder / "checkpoints").exists() else "begins"}')
           running[pool.submit(execute, run)] = run

@@ -95,7 +95,7 @@ def _markdown(study: Study, table: Sequence[Row]) -> str:
       '',
       'By themselves, with `--config.seed=…` and `--workdir=…`:',
       '',
-      *(f'- {name}: `{command(name, variant)}`' for name, variant in study.variants.items()),
+      *(f'- {name}: `{command(name, study)}`' for name in study.variants),
       '',
     ]
   )
@@ -120,7 +120,7 @@ def _json(study: Study, table: Sequence[Row]) -> dict[str, Any]:
   variants = {}
   for row in table:
     variants[row.name] = {
-      'command': command(row.name, row.variant),
+      'command': command(row.name, study),
       'published': row.variant.published,
       'mean': row.mean,
       'deviation': row.deviation,
