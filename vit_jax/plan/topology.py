@@ -51,7 +51,9 @@ _GENERATIONS = {
   'tpu7x': _Generation(_SHAPES_3D, 2),
 }
 _ALIASES = {'v5litepod': 'v5e', 'v7x': 'tpu7x'}
-_NAME = re.compile(r'(?P<generation>(v|tpu)\w+?)(:(?P<shape>\d+(x\d+)+)|-(?P<size>\d+))(\*(?P<slices>[1-9]\d*))?')
+_NAME = re.compile(
+  r'(?P<generation>(v|tpu)\w+?)(:(?P<shape>\d+(x\d+)+)|-(?P<size>\d+))(\*(?P<slices>[1-9]\d*))?'
+)
 _CPUS = re.compile(r'cpu:([1-9]\d*)')
 _EXAMPLES = "'v3:16x16' or 'v3-512' (TPUs, by chips or cores), 'v5e:16x16*2' (two slices), 'cpu:8' or 'local'"
 

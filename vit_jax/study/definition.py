@@ -173,7 +173,9 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
     for name, variant in study.variants.items():
       folder = _folder(workdir, name, seed)
       start = _folder(workdir, variant.start, seed) if variant.start else None
-      teachers = tuple(_folder(workdir, variant.teacher, other) for other in _teaching_seeds(variant, seed, study))
+      teachers = tuple(
+        _folder(workdir, variant.teacher, other) for other in _teaching_seeds(variant, seed, study)
+      )
       options: dict[str, Any] = {'seed': seed}
       if start is not None:
         options['init.checkpoint'] = str(start)
