@@ -153,9 +153,8 @@ class _Schedule:
     self._sizes = {i.name: i.bytes for i in instructions}
     self._free_at: dict[_Lane, float] = collections.defaultdict(float)
     self._started: dict[str, _Started] = {}
-    self._meetings: dict[
-      str, str
-    ] = {}  # of what crosses slices: name of a send or recv -> what they have in common
+    # Of what crosses slices: name of a send or recv -> the name that the two have in common.
+    self._meetings: dict[str, str] = {}
     self._total = Estimate()
 
   def run(self) -> Estimate:

@@ -173,9 +173,7 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
     for name, variant in study.variants.items():
       folder = _folder(workdir, name, seed)
       start = _folder(workdir, variant.start, seed) if variant.start else None
-      teachers = tuple(
-        _folder(workdir, variant.teacher, other) for other in _teaching_seeds(variant, seed, study)
-      )
+      teachers = _teachers(study, variant, seed, workdir)
       options: dict[str, Any] = {'seed': seed}
       if start is not None:
         options['init.checkpoint'] = str(start)
@@ -188,11 +186,12 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   return found
 
 
-def _teaching_seeds(variant: Variant, seed: int, study: Study) -> tuple[int, ...]:
-  """The seeds of the runs that teach a variant's run of `seed`."""
+def _teachers(study: Study, variant: Variant, seed: int, workdir: pathlib.Path) -> tuple[pathlib.Path, ...]:
+  """The folders of the runs that teach a variant's run of `seed`."""
   if not variant.teacher:
     return ()
-  return study.seeds if variant.averaged else (seed,)
+  seeds = study.seeds if variant.averaged else (seed,)
+  return tuple(_folder(workdir, variant.teacher, seed) for seed in seeds)
 
 
 def command(name: str, study: Study) -> str:
@@ -204,7 +203,7 @@ def command(name: str, study: Study) -> str:
   variant = study.variants[name]
   teachers = variant.teacher
   if variant.averaged:
-    teachers = ','.join(str(_folder(pathlib.Path(), variant.teacher, seed)) for seed in study.seeds)
+    teachers = ','.join(map(str, _teachers(study, variant, 0, pathlib.Path())))
   options = dict(variant.options)
   if variant.start:
     options['init.checkpoint'] = variant.start
