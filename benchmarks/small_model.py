@@ -6,8 +6,8 @@
 The model is that of configs/studies/poster.py: width 64, 4 blocks, 16 patches of 8 pixels, 128 images of 32 pixels
 in memory, float32, AdamW, clipping. The peer has a class token, so 17 tokens instead of 16. Each contender is a process
 with one thread; turns alternate (train_step.py). GEMM is a product of two 1,024 × 1,024 matrices in PyTorch: what
-the core can do at most. 'given back' is our step where the C library gives the memory of a step back to the kernel.
-FLOPs are counted, forward and backward, and those of our model.
+the core can do at most. 'loop' is our step whose blocks are not unrolled; 'given back' is ours where the C library gives
+the memory of a step back to the kernel. FLOPs are counted, forward and backward, and those of our model.
 """
 
 import argparse
@@ -23,8 +23,13 @@ BATCH_SIZE = 128
 GEMM_SIDE = 1024
 
 
-def ours(*, keep: bool = True) -> Contender:
-  """vit_jax's training step, as `train_step.ours` returns it; `keep`: freed memory, as a command does."""
+def ours(*, keep: bool = True, loop: bool = False) -> Contender:
+  """vit_jax's training step, as `train_step.ours` returns it.
+
+  Args:
+    keep: freed memory, as a command does.
+    loop: over the blocks, which are unrolled in a run of this length.
+  """
   if keep:
     from vit_jax import allocator
 
@@ -34,7 +39,7 @@ def ours(*, keep: bool = True) -> Contender:
 
   from vit_jax.training.run import Dataset, Run
 
-  program = Run(_config(), Dataset(50_000, num_classes=10)).program
+  program = Run(_config(loop=loop), Dataset(50_000, num_classes=10)).program
   step = program.step.lower(program.state, program.batch, {}).compile()
   state = program.init(np.uint32(0))
   rng = np.random.default_rng(0)
@@ -99,17 +104,20 @@ MAKERS: dict[str, Callable[[], Contender]] = {
   'eager': functools.partial(peer, compiled=False),
   'compiled': functools.partial(peer, compiled=True),
   'ours': ours,
+  'loop': functools.partial(ours, loop=True),
   'given back': functools.partial(ours, keep=False),
   'gemm': gemm,
 }
 CONTENDERS = tuple(MAKERS)
 
 
-def _config():
+def _config(*, loop: bool = False):
   from vit_jax import config, config_files
 
   values = config_files.load('locality:plain,small')
   values.update_from_flattened_dict({'model.patch': 8, 'batch_size': BATCH_SIZE, 'total': '40 epochs'})
+  if loop:
+    values.model.unroll = False
   return config.from_config_dict(values)
 
 
