@@ -6,8 +6,8 @@
 The model is that of configs/studies/poster.py: width 64, 4 blocks, 16 patches of 8 pixels, 128 images of 32 pixels
 in memory, float32, AdamW, clipping. The peer has a class token, so 17 tokens instead of 16. Each contender is a process
 with one thread; turns alternate (train_step.py). GEMM is a product of two 1,024 × 1,024 matrices in PyTorch: what
-the core can do at most. 'loop' is our step whose blocks are not unrolled; 'given back' is ours where the C library gives
-the memory of a step back to the kernel. FLOPs are counted, forward and backward, and those of our model.
+the core can do at most. 'loop' is our step whose blocks are not unrolled; 'given back' is ours where the C library
+gives the memory of a step back to the kernel. FLOPs are counted, forward and backward, and those of our model.
 """
 
 import argparse
