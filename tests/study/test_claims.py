@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 
+import filelock
 import fork_server
 import pytest
 
@@ -16,11 +17,13 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope='module')
-def accuracies(tmp_path_factory) -> dict[str, float]:
-  """Variant of configs/studies/digits.py -> the mean of its seeds."""
-  workdir = tmp_path_factory.mktemp('digits')
+def accuracies(tmp_path_factory, worker_id) -> dict[str, float]:
+  """Variant of configs/studies/digits.py -> the mean of its seeds; one study for all of pytest-xdist's workers."""
+  own = tmp_path_factory.getbasetemp()
+  workdir = (own if worker_id == 'master' else own.parent) / 'digits'
   command = [sys.executable, '-m', 'vit_jax.study', 'digits', f'--workdir={workdir}']
-  subprocess.run(command, check=True, cwd=fork_server.ROOT, timeout=7200)
+  with filelock.FileLock(f'{workdir}.lock'):  # who waited finds that all runs have ended
+    subprocess.run(command, check=True, cwd=fork_server.ROOT, timeout=7200)
   variants = json.loads((workdir / 'table.json').read_text())['variants']
   return {name: statistics.fmean(variant['seeds'].values()) for name, variant in variants.items()}
 
