@@ -349,6 +349,7 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
       {'a': Variant('quickstart', unlabelled=definition.Unlabelled('digits:train'))},
       "'a' has images without labels and no teacher; name the one",
     ),
+    ({'a': Variant('quickstart', averaged=True)}, "'a' averages the seeds of a teacher and names none"),
     ({'a': Variant('quikstart')}, 'did you mean --config=quickstart'),
   ],
 )

@@ -227,9 +227,9 @@ class _Schedule:
     self._total.traffic[name].add(Traffic(1, size, seconds))
 
   def _finish(self, i: hlo.Instruction) -> None:
-    started = self._started.get(self._meetings.get(i.operands[0], i.operands[0]))
-    if i.opcode == 'send-done':  # the buffer is free; what is waited for is received
+    if i.opcode == 'send-done':  # frees the buffer; what is waited for is received
       return
+    started = self._started.get(self._meetings.get(i.operands[0], i.operands[0]))
     if started is None:
       return
     wait = max(0.0, started.end - self._total.seconds)

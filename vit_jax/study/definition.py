@@ -160,6 +160,10 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
       raise UserError(
         f'The variant {name!r} has the teacher {variant.teacher!r}, which is no variant before it.'
       )
+    if variant.averaged and not variant.teacher:
+      raise UserError(
+        f'The variant {name!r} averages the seeds of a teacher and names none; name the variant.'
+      )
     if variant.unlabelled and not variant.teacher:
       raise UserError(
         f'The variant {name!r} has images without labels and no teacher; name the one that labels them.'

@@ -35,7 +35,8 @@ _SPLIT_FROM = 50_000_000  # parameters
 _FSDP = 8
 _STATE_SHARE = 1 / 3  # of the memory, for the state
 _UNROLLED_FROM = 5_000  # steps
-_UNROLLED_ON_CPU_FROM, _SMALL = 2_000, 10_000_000  # steps; parameters of a model, less than
+_UNROLLED_ON_CPU_FROM = 2_000  # steps, of a model with fewer parameters than
+_SMALL = 10_000_000
 _USABLE = 0.95  # of the memory
 # By the TPU compiler's own analyses, activations take about 1.2 times the bytes of the arrays saved: sides are padded
 # to multiples of 8 and 128, and single operations need buffers.
