@@ -4,10 +4,10 @@
   python benchmarks/peers_tpu.py --big_vision=CHECKOUT --variants=L/16 --contenders=ours,big_vision_fsdp --blocks=2
   python benchmarks/peers_tpu.py --flax=CHECKOUT --variants=L/16 --topologies=v5e:8x8 --contenders=ours,flax_fsdp
 
-A checkout is a clone of google-research/big_vision, google-research/vision_transformer or google/flax; nothing is
-fetched, and a contender without its checkout is left out. Each program is compiled in a process of its own by this
-host's libtpu, and timed by our plan's estimate (vit_jax/plan/timing.py): nothing is measured. A program of whole depth
-takes minutes. With --blocks all models have so many blocks, for a rehearsal.
+A checkout is a clone of google-research/big_vision, google-research/vision_transformer, google/flax or
+AI-Hypercomputer/maxtext; nothing is fetched, and a contender without its checkout is left out. Each program is compiled
+in a process of its own by this host's libtpu, and timed by our plan's estimate (vit_jax/plan/timing.py): nothing is
+measured. A program of whole depth takes minutes. With --blocks all models have so many blocks, for a rehearsal.
 
 All train the same ViT on a batch of 4,096 images of 224 px, with Adam (bfloat16 first moments), clipping and the
 sigmoid loss of JFT's 18,291 classes, or with --recipe=imagenet21k with dropout of 0.1, a tanh layer before the head
@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from peers import big_vision, flax_nnx, ours, vision_transformer
+from peers import big_vision, flax_nnx, maxtext, ours, vision_transformer
 from peers.program import RECIPES
 
 # (checkout, variant, recipe, blocks, devices) -> the lowered program and its mesh
@@ -45,12 +45,14 @@ CONTENDERS = {
   'vision_transformer': Contender('vision_transformer', vision_transformer.lower),
   'flax_fsdp': Contender('flax', functools.partial(flax_nnx.lower, fsdp=True)),
   'flax_replicated': Contender('flax', functools.partial(flax_nnx.lower, fsdp=False)),
+  'maxtext': Contender('maxtext', maxtext.lower),
 }
 # What a clone of each has, for its flag.
 CHECKOUTS = {
   'big_vision': 'big_vision',
   'vision_transformer': 'vit_jax',
   'flax': 'docs_nnx/examples',
+  'maxtext': 'src/maxtext',
 }
 
 

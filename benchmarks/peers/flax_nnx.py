@@ -14,7 +14,7 @@ import re
 import sys
 import types
 
-from peers.program import BATCH, PIXELS, SIZES, Recipe, stub
+from peers.program import BATCH, PIXELS, SIZES, Recipe, adam, stub
 
 PAGE = 'docs_nnx/examples/vit_training.md'
 
@@ -31,7 +31,8 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
   page = module_of_page(checkout)
   size = SIZES[variant]
   parts = math.gcd(size.heads, len(devices)) if fsdp else 1
-  grid = mesh_utils.create_device_mesh((len(devices) // parts, parts), devices=list(devices))
+  shape = len(devices) // parts, parts
+  grid = mesh_utils.create_device_mesh(shape, devices=list(devices), allow_split_physical_axes=True)
   mesh = Mesh(grid, ('data', 'fsdp'), axis_types=(AxisType.Explicit, AxisType.Explicit))
   images, kernels = ('data', 'fsdp'), 'fsdp' if fsdp else None
   config = page.ModelConfig(
@@ -56,7 +57,7 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
 
   def create():
     model = page.VisionTransformer(config, rngs=nnx.Rngs(0))
-    return model, nnx.Optimizer(model, optimizer_of_recipe(), wrt=nnx.Param), nnx.Rngs(12)
+    return model, nnx.Optimizer(model, adam(), wrt=nnx.Param), nnx.Rngs(12)
 
   def on_devices(leaf):
     spec = leaf.sharding.spec if leaf.sharding is not None else P()
@@ -94,15 +95,3 @@ def module_of_page(checkout: str) -> types.ModuleType:
 
   vars(page)['compute_losses_and_logits'] = compute_losses_and_logits
   return page
-
-
-def optimizer_of_recipe():
-  """Adam with bfloat16 first moments, clipping and decay."""
-  import optax
-
-  return optax.chain(
-    optax.clip_by_global_norm(1.0),
-    optax.scale_by_adam(mu_dtype='bfloat16'),
-    optax.add_decayed_weights(1e-4),
-    optax.scale_by_learning_rate(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10_000, 500_000)),
-  )

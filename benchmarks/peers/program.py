@@ -58,6 +58,18 @@ def placed(tree, sharding):
   return jax.tree.map(place, tree)
 
 
+def adam():
+  """The recipe's optimizer for peers that have none of their own: Adam with bfloat16 first moments, clipping, decay."""
+  import optax
+
+  return optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.scale_by_adam(mu_dtype='bfloat16'),
+    optax.add_decayed_weights(1e-4),
+    optax.scale_by_learning_rate(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10_000, 500_000)),
+  )
+
+
 def batch_shapes(classes: int, labels: str) -> dict[str, Any]:
   """A batch as the peers' pipelines make it."""
   import jax
