@@ -5,7 +5,9 @@ on on other devices gets what suits these. On CPUs nothing is split or computed 
 agree with the best plans of the paper's recipes (docs/scaling.md):
 
 - `fsdp` is 8 on TPUs for models of 50 million parameters and more, where 8 divides the devices of a slice;
-  elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory.
+  elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory. On TPU v6e
+  it is 1 while that state takes no more than a sixth: no collective goes on beside computation there, and one sum of
+  the gradients takes less time than gathering weights twice.
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
@@ -34,6 +36,8 @@ _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
 _SPLIT_FROM = 50_000_000  # parameters
 _FSDP = 8
 _STATE_SHARE = 1 / 3  # of the memory, for the state
+_WHOLE_ON = 'TPU v6 lite'  # where the state is not split if it takes no more than
+_WHOLE_SHARE = 1 / 6  # of the memory
 _UNROLLED_FROM = 5_000  # steps
 _UNROLLED_ON_CPU_FROM = 2_000  # steps, of a model with fewer parameters than
 _SMALL = 10_000_000
@@ -196,8 +200,9 @@ def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequen
   if mesh.replica > 1:
     most = math.gcd(most, len(devices) // mesh.replica)
   large = devices[0].platform == 'tpu' and parameters >= _SPLIT_FROM
-  fsdp = _FSDP if large and most % _FSDP == 0 else 1
   state = _state_bytes(config, parameters)
+  whole = devices[0].device_kind == _WHOLE_ON and memory is not None and state <= _WHOLE_SHARE * memory
+  fsdp = _FSDP if large and not whole and most % _FSDP == 0 else 1
   while memory is not None and state / fsdp > _STATE_SHARE * memory and most % (2 * fsdp) == 0:
     fsdp *= 2
   return fsdp
