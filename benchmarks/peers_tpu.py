@@ -9,9 +9,9 @@ AI-Hypercomputer/maxtext; nothing is fetched, and a contender without its checko
 in a process of its own by this host's libtpu, and timed by our plan's estimate (vit_jax/plan/timing.py): nothing is
 measured. A program of whole depth takes minutes. With --blocks all models have so many blocks, for a rehearsal.
 
-All train the same ViT on a batch of 4,096 images of 224 px, with Adam (bfloat16 first moments), clipping and the
-sigmoid loss of JFT's 18,291 classes, or with --recipe=imagenet21k with dropout of 0.1, a tanh layer before the head
-and 21,843 classes; the liberties that were taken with each stand in its file of benchmarks/peers/.
+Up to the liberties that each file of benchmarks/peers/ names, all train the same ViT on a batch of 4,096 images of
+224 px, with Adam (bfloat16 first moments), clipping and the sigmoid loss of JFT's 18,291 classes, or with
+--recipe=imagenet21k with dropout of 0.1, a tanh layer before the head and 21,843 classes.
 """
 
 import argparse
@@ -47,7 +47,7 @@ CONTENDERS = {
   'flax_replicated': Contender('flax', functools.partial(flax_nnx.lower, fsdp=False)),
   'maxtext': Contender('maxtext', maxtext.lower),
 }
-# What a clone of each has, for its flag.
+# Flag -> a folder by which its clone is recognised.
 CHECKOUTS = {
   'big_vision': 'big_vision',
   'vision_transformer': 'vit_jax',
@@ -141,7 +141,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   names = lambda text: text.split(',')
   for name, package in CHECKOUTS.items():
-    parser.add_argument(f'--{name}', type=checkout(package), help=f'a clone of {name}')
+    parser.add_argument(f'--{name}', type=checkout(package), help=f'a clone, which has a folder {package}')
   parser.add_argument('--variants', type=names, default=['L/16', 'H/14'])
   parser.add_argument('--topologies', type=names, default=['v3-128', 'v5e:8x8'])
   parser.add_argument('--contenders', type=names, default=list(CONTENDERS))

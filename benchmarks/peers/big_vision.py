@@ -12,7 +12,7 @@ from peers.program import BATCH, PIXELS, Recipe, batch_shapes, make_mesh, placed
 
 
 def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devices, *, fsdp: bool):
-  """big_vision's update step, without mixup; returns the lowered program."""
+  """big_vision's update step, without mixup; returns the lowered program and its mesh."""
   stub()
   sys.path.insert(0, checkout)
   import big_vision.optax as bv_optax

@@ -4,8 +4,9 @@ The page's code for the model and the step is run as it stands; not the rest, wh
 
 - The loss and the optimizer are the recipe's, in place of softmax and momentum, as is the rate of dropout. The page's
   model has no tanh layer before its head.
-- The page shards kernels of attention by their heads over all devices, so that 16 heads allow no more than 16: here
-  kernels are sharded over as many as the heads allow, and images over all. With `fsdp` False only images are.
+- The page shards the kernels of attention (by heads) and of the MLP over all devices, and nothing else, so that 16
+  heads allow no more than 16 devices: here those kernels are sharded over as many as the heads allow, and images over
+  all. With `fsdp` False only images are sharded.
 """
 
 import math
@@ -31,7 +32,10 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
   page = module_of_page(checkout)
   size = SIZES[variant]
   parts = math.gcd(size.heads, len(devices)) if fsdp else 1
-  shape = len(devices) // parts, parts
+  shape = (
+    len(devices) // parts,
+    parts,
+  )  # 4 x 16 is no product of whole sides of an 8 x 8 torus, so sides may be split
   grid = mesh_utils.create_device_mesh(shape, devices=list(devices), allow_split_physical_axes=True)
   mesh = Mesh(grid, ('data', 'fsdp'), axis_types=(AxisType.Explicit, AxisType.Explicit))
   images, kernels = ('data', 'fsdp'), 'fsdp' if fsdp else None

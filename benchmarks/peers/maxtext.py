@@ -9,8 +9,9 @@ Liberties:
   stays replicated (patches, positions, norms).
 - bfloat16 by its own option (`dtype_mm`), with which tokens between blocks are float32 and position embeddings
   bfloat16.
-- The rest are its defaults: `dot_product` attention, no rematerialization, blocks not scanned (this encoder can do
-  neither). Its configuration is not validated, which would look for devices and set XLA_FLAGS.
+- The rest are its defaults: `dot_product` attention, whose logits are not cast to float32, no rematerialization, blocks
+  not scanned (this encoder can do neither). Its configuration is not validated, which would look for devices and set
+  XLA_FLAGS.
 - Of its dependencies aqt, omegaconf, pathwaysutils, qwix and tokamax are stubbed where they are not installed.
 """
 
@@ -18,6 +19,7 @@ import functools
 import importlib.util
 import pathlib
 import sys
+from typing import Any
 from unittest import mock
 
 from peers.program import BATCH, PIXELS, SIZES, Recipe, adam, batch_shapes, make_mesh, placed, stub
@@ -32,78 +34,23 @@ STUBS = (
 
 def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devices):
   """The step; returns the lowered program and its mesh."""
-  stub()
-  sys.path.insert(0, str(pathlib.Path(checkout) / 'src'))
-  for name in STUBS:
-    if name.partition('.')[0] in sys.modules or not importlib.util.find_spec(name.partition('.')[0]):
-      sys.modules.setdefault(name, mock.MagicMock())
+  make_importable(checkout)
   import jax
   import jax.numpy as jnp
   import optax
-  import yaml
   from flax import linen as nn
   from flax import nnx
   from jax.sharding import NamedSharding, PartitionSpec
-  from maxtext.common.common_types import DecoderBlockType, ShardMode
-  from maxtext.configs import types
-  from maxtext.layers.linears import DenseGeneral
-  from maxtext.models.gemma3 import Gemma3VisionEncoderLayer
-  from maxtext.utils import max_utils, sharding
+  from maxtext.utils import max_utils
 
-  size = SIZES[variant]
-  values = {}
-  for name in ('base.yml', 'custom_mesh_and_rule/pure-fsdp.yml'):
-    values |= yaml.safe_load((pathlib.Path(checkout) / 'src/maxtext/configs' / name).read_text())
-  values |= {
-    'image_size_for_vit': PIXELS,
-    'patch_size_for_vit': size.patch,
-    'conv_stride_for_vit': size.patch,
-    'hidden_size_for_vit': size.width,
-    'num_hidden_layers_for_vit': size.depth if blocks is None else blocks,
-    'num_attention_heads_for_vit': size.heads,
-    'intermediate_size_for_vit': size.mlp_dim,
-    'dropout_rate': recipe.dropout,
-    'dtype_mm': 'bfloat16',
-    'per_device_batch_size': BATCH // len(devices),
-    'shard_mode': ShardMode(values['shard_mode']),
-    'logical_axis_rules': [tuple(rule) for rule in values['logical_axis_rules']],
-    'decoder_block': DecoderBlockType(values['decoder_block']),
-  }
-  config = types.MaxTextConfig.model_construct(**values)
   mesh = make_mesh(devices, 'fsdp')
-
-  class Classifier(nnx.Module):
-    def __init__(self, rngs):
-      dense = functools.partial(DenseGeneral, size.width, dtype=config.dtype_mm, use_bias=True, rngs=rngs)
-      self.encoder = Gemma3VisionEncoderLayer(config, mesh, rngs=rngs)
-      self.encoder.VisionExit.output_length = (PIXELS // config.patch_size_for_vit) ** 2
-      self.pre_logits = dense(size.width, kernel_axes=('embed', None)) if recipe.pre_logits else None
-      self.head = dense(recipe.classes, kernel_axes=('embed_vocab', 'vocab'))
-
-    def __call__(self, images):
-      x = self.encoder(images, deterministic=False)[:, 0].mean(1)
-      logits = self.head(x if self.pre_logits is None else jnp.tanh(self.pre_logits(x)))
-      axes = 'activation_embed_and_logits_batch', 'activation_vocab'
-      return sharding.maybe_shard_with_logical(
-        logits, axes, mesh, config.shard_mode, rules=config.logical_axis_rules
-      )
-
-  def init():
-    return nnx.split(Classifier(nnx.Rngs(params=0, dropout=1)), nnx.Param, ...)
-
-  # As its own train step for NNX: what is no parameter, here the generators of dropout, is part of the state.
-  graph, params, rest = nnx.eval_shape(init)
+  config = configuration(checkout, variant, recipe, blocks, len(devices))
+  # As in its own train step for NNX: what is no parameter, here the generators of dropout, is part of the state.
+  create = lambda: nnx.split(classifier(config, recipe, mesh), nnx.Param, ...)
+  graph, params, rest = nnx.eval_shape(create)
   tx = adam()
-
-  def place(path, variable):
-    metadata = variable.get_metadata()
-    names = next((metadata[key] for key in ('out_sharding', 'sharding') if metadata.get(key)), ())
-    if path[-1] == 'kernel' and 'MlpBlockViT_0' in path:
-      names = ('embed', 'mlp') if path[-2] == 'Dense_0' else ('mlp', 'embed')
-    return variable.replace(sharding.create_sharding(mesh, names, rules=config.logical_axis_rules))
-
   replicated, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ('fsdp',)))
-  where = nnx.map_state(place, params)
+  where = sharded_by_rules(params, config, mesh)
   state = {'params': params, 'opt': jax.eval_shape(tx.init, params), 'rest': rest}
   shardings = {
     'params': where,
@@ -130,3 +77,85 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
   batch = placed(batch_shapes(recipe.classes, 'labels'), split)
   with jax.set_mesh(mesh), nn.logical_axis_rules(config.logical_axis_rules):
     return update_fn.lower(jax.tree.map(placed, state, shardings), batch), mesh
+
+
+def make_importable(checkout: str) -> None:
+  """Puts the checkout on the path, and stubs in place of the dependencies that are not installed."""
+  stub()
+  sys.path.insert(0, str(pathlib.Path(checkout) / 'src'))
+  for name in STUBS:
+    package = name.partition('.')[0]
+    stubbed = isinstance(sys.modules.get(package), mock.MagicMock)  # of which find_spec would raise
+    if stubbed or importlib.util.find_spec(package) is None:
+      sys.modules.setdefault(name, mock.MagicMock())
+
+
+def configuration(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devices: int):
+  """MaxText's defaults for pure FSDP, with the encoder's sizes and the recipe's dropout."""
+  import yaml
+  from maxtext.common.common_types import DecoderBlockType, ShardMode
+  from maxtext.configs import types
+
+  size = SIZES[variant]
+  values: dict[str, Any] = {}
+  for name in ('base.yml', 'custom_mesh_and_rule/pure-fsdp.yml'):
+    values |= yaml.safe_load((pathlib.Path(checkout) / 'src/maxtext/configs' / name).read_text())
+  values |= {
+    'image_size_for_vit': PIXELS,
+    'patch_size_for_vit': size.patch,
+    'conv_stride_for_vit': size.patch,
+    'hidden_size_for_vit': size.width,
+    'num_hidden_layers_for_vit': size.depth if blocks is None else blocks,
+    'num_attention_heads_for_vit': size.heads,
+    'intermediate_size_for_vit': size.mlp_dim,
+    'dropout_rate': recipe.dropout,
+    'dtype_mm': 'bfloat16',
+    'per_device_batch_size': BATCH // devices,
+    'shard_mode': ShardMode(values['shard_mode']),
+    'logical_axis_rules': [tuple(rule) for rule in values['logical_axis_rules']],
+    'decoder_block': DecoderBlockType(values['decoder_block']),
+  }
+  return types.MaxTextConfig.model_construct(**values)
+
+
+def classifier(config, recipe: Recipe, mesh):
+  """Its encoder with a head: images (B, H, W, 3) -> logits (B, classes)."""
+  import jax.numpy as jnp
+  from flax import nnx
+  from maxtext.layers.linears import DenseGeneral
+  from maxtext.models.gemma3 import Gemma3VisionEncoderLayer
+  from maxtext.utils import sharding
+
+  class Classifier(nnx.Module):
+    def __init__(self, rngs):
+      width = config.hidden_size_for_vit
+      dense = functools.partial(DenseGeneral, width, dtype=config.dtype_mm, use_bias=True, rngs=rngs)
+      self.encoder = Gemma3VisionEncoderLayer(config, mesh, rngs=rngs)
+      self.encoder.VisionExit.output_length = (PIXELS // config.patch_size_for_vit) ** 2
+      self.pre_logits = dense(width, kernel_axes=('embed', None)) if recipe.pre_logits else None
+      self.head = dense(recipe.classes, kernel_axes=('embed_vocab', 'vocab'))
+
+    def __call__(self, images):
+      x = self.encoder(images, deterministic=False)[:, 0].mean(1)  # of (B, 1, tokens, width)
+      logits = self.head(x if self.pre_logits is None else jnp.tanh(self.pre_logits(x)))
+      axes = 'activation_embed_and_logits_batch', 'activation_vocab'
+      return sharding.maybe_shard_with_logical(
+        logits, axes, mesh, config.shard_mode, rules=config.logical_axis_rules
+      )
+
+  return Classifier(nnx.Rngs(params=0, dropout=1))
+
+
+def sharded_by_rules(params, config, mesh):
+  """The sharding of each parameter by MaxText's names of its axes; of the MLP's kernels by those of `MlpBlock`."""
+  from flax import nnx
+  from maxtext.utils import sharding
+
+  def place(path, variable):
+    metadata = variable.get_metadata()
+    names = next((metadata[key] for key in ('out_sharding', 'sharding') if metadata.get(key)), ())
+    if path[-1] == 'kernel' and 'MlpBlockViT_0' in path:
+      names = ('embed', 'mlp') if path[-2] == 'Dense_0' else ('mlp', 'embed')
+    return variable.replace(sharding.create_sharding(mesh, names, rules=config.logical_axis_rules))
+
+  return nnx.map_state(place, params)

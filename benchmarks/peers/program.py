@@ -26,7 +26,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """A model of the paper's table 1."""
+  """A model of the paper's table 1; `patch` in pixels."""
 
   patch: int
   width: int
@@ -59,7 +59,7 @@ def placed(tree, sharding):
 
 
 def adam():
-  """The recipe's optimizer for peers that have none of their own: Adam with bfloat16 first moments, clipping, decay."""
+  """The recipe's optimizer, for peers that bring another or none: Adam with bfloat16 first moments, clipping, decay."""
   import optax
 
   return optax.chain(

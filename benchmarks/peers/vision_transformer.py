@@ -17,7 +17,7 @@ from peers.program import PIXELS, Recipe, batch_shapes, make_mesh, placed, stub
 
 
 def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devices):
-  """vision_transformer's update step as it is configured; returns the lowered program."""
+  """vision_transformer's update step as it is configured; returns the lowered program and its mesh."""
   import jax
   import jax.numpy as jnp
   import optax

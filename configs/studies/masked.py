@@ -3,7 +3,7 @@
 python -m vit_jax.study masked --workdir=runs/masked
 
 Pre-training on nine tenths of CIFAR-10's training images, without their labels or with them, 10 epochs; then the
-other 5,000 images with labels. Patches of 8 pixels, one to four minutes of one core a run. The paper, on JFT and
+other 5,000 images with labels. Patches of 8 pixels, one to five minutes of one core a run. The paper, on JFT and
 ImageNet: masked prediction gains 2 points, supervised pre-training 6.
 """
 

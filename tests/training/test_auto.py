@@ -32,7 +32,7 @@ def _choose(config, devices, steps=100_000):
     ('vit_h14', 128, 'TPU v3', (8, True, 'none')),
     ('vit_l16', 64, 'TPU v5 lite', (8, True, 'none')),
     ('vit_l16', 64, 'TPU v6 lite', (1, True, 'none')),
-    ('vit_h14', 64, 'TPU v6 lite', (8, True, 'none')),  # a third of the memory
+    ('vit_h14', 64, 'TPU v6 lite', (8, True, 'none')),  # its state takes 0.30 of the memory
     ('vit_h14', 32, 'TPU v3', (8, True, 'block')),
     ('vit_b16', 8, 'TPU v4', (8, True, 'none')),
     ('vit_ti16', 32, 'TPU v3', (1, True, 'none')),

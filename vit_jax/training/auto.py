@@ -6,8 +6,8 @@ agree with the best plans of the paper's recipes (docs/scaling.md):
 
 - `fsdp` is 8 on TPUs for models of 50 million parameters and more, where 8 divides the devices of a slice;
   elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory. On TPU v6e
-  it is 1 while that state takes no more than a sixth: no collective goes on beside computation there, and one sum of
-  the gradients takes less time than gathering weights twice.
+  it is 1 while that state takes no more than a sixth: no collective goes on beside computation there, and L/16 on 64
+  chips takes less time with whole parameters (benchmarks/RESULTS.md; the only case compiled).
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
@@ -36,8 +36,8 @@ _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
 _SPLIT_FROM = 50_000_000  # parameters
 _FSDP = 8
 _STATE_SHARE = 1 / 3  # of the memory, for the state
-_WHOLE_ON = 'TPU v6 lite'  # where the state is not split if it takes no more than
-_WHOLE_SHARE = 1 / 6  # of the memory
+_WHOLE_ON = 'TPU v6 lite'  # on which the state stays whole while it is small
+_WHOLE_SHARE = 1 / 6  # of the memory: the most that counts as small
 _UNROLLED_FROM = 5_000  # steps
 _UNROLLED_ON_CPU_FROM = 2_000  # steps, of a model with fewer parameters than
 _SMALL = 10_000_000
