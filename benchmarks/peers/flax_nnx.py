@@ -15,7 +15,7 @@ import re
 import sys
 import types
 
-from peers.program import BATCH, PIXELS, SIZES, Recipe, adam, stub
+from peers.program import BATCH, PIXELS, Recipe, adam, stub
 
 PAGE = 'docs_nnx/examples/vit_training.md'
 
@@ -29,13 +29,13 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
   from jax.sharding import AxisType, Mesh, NamedSharding
   from jax.sharding import PartitionSpec as P
 
+  from vit_jax.models.vit_config import VARIANTS
+
   page = module_of_page(checkout)
-  size = SIZES[variant]
+  size = VARIANTS[variant]
   parts = math.gcd(size.heads, len(devices)) if fsdp else 1
-  shape = (
-    len(devices) // parts,
-    parts,
-  )  # 4 x 16 is no product of whole sides of an 8 x 8 torus, so sides may be split
+  # Sides of the torus may be split: 4 x 16 is no product of whole sides of 8 x 8.
+  shape = len(devices) // parts, parts
   grid = mesh_utils.create_device_mesh(shape, devices=list(devices), allow_split_physical_axes=True)
   mesh = Mesh(grid, ('data', 'fsdp'), axis_types=(AxisType.Explicit, AxisType.Explicit))
   images, kernels = ('data', 'fsdp'), 'fsdp' if fsdp else None
@@ -71,7 +71,7 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
     graphdef, state = nnx.split(nnx.eval_shape(create))
     model, optimizer, rngs = nnx.merge(graphdef, jax.tree.map(on_devices, state))
     split = NamedSharding(mesh, P(images))
-    batch = (
+    batch = (  # images as the page casts them on the host
       jax.ShapeDtypeStruct((BATCH, PIXELS, PIXELS, 3), jnp.bfloat16, sharding=split),
       jax.ShapeDtypeStruct((BATCH, recipe.classes), jnp.float32, sharding=split),
     )

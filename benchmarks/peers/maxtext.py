@@ -22,7 +22,7 @@ import sys
 from typing import Any
 from unittest import mock
 
-from peers.program import BATCH, PIXELS, SIZES, Recipe, adam, batch_shapes, make_mesh, placed, stub
+from peers.program import BATCH, PIXELS, Recipe, adam, batch_shapes, make_mesh, placed, stub
 
 STUBS = (
   *('aqt', 'aqt.jax', 'aqt.jax.v2', 'aqt.jax.v2.flax', 'aqt.jax.v2.aqt_tensor', 'omegaconf', 'pathwaysutils'),
@@ -96,7 +96,9 @@ def configuration(checkout: str, variant: str, recipe: Recipe, blocks: int | Non
   from maxtext.common.common_types import DecoderBlockType, ShardMode
   from maxtext.configs import types
 
-  size = SIZES[variant]
+  from vit_jax.models.vit_config import VARIANTS
+
+  size = VARIANTS[variant]
   values: dict[str, Any] = {}
   for name in ('base.yml', 'custom_mesh_and_rule/pure-fsdp.yml'):
     values |= yaml.safe_load((pathlib.Path(checkout) / 'src/maxtext/configs' / name).read_text())

@@ -24,18 +24,6 @@ class Recipe:
   pre_logits: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
-  """A model of the paper's table 1; `patch` in pixels."""
-
-  patch: int
-  width: int
-  mlp_dim: int
-  depth: int
-  heads: int
-
-
-SIZES = {'L/16': Size(16, 1024, 4096, 24, 16), 'H/14': Size(14, 1280, 5120, 32, 16)}
 RECIPES = {
   'jft': Recipe('jft', 18_291, 303_000_000, 0.0, False),
   'imagenet21k': Recipe('imagenet21k', 21_843, 14_095_000, 0.1, True),
