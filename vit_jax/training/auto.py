@@ -4,10 +4,9 @@ Each is chosen where it is None, by the devices, the model and the batch, anew a
 on on other devices gets what suits these. On CPUs nothing is split or computed again. The rules are short, and
 agree with the best plans of the paper's recipes (docs/scaling.md):
 
-- `fsdp` is 8 on TPUs for models of 50 million parameters and more, where 8 divides the devices of a slice;
-  elsewhere 1. It doubles as long as the optimizer's state takes more than a third of a device's memory. On TPU v6e
-  it is 1 while that state takes no more than a sixth: no collective goes on beside computation there, and L/16 on 64
-  chips takes less time with whole parameters (benchmarks/RESULTS.md; the only case compiled).
+- `fsdp` is 16 on TPUs for models of 200 million parameters and more (L and H, which have 16 heads) and 8 from 50 million
+  on (B, where 16 takes longer), where that divides the devices of a slice; elsewhere 8, or 1. It doubles as long as
+  the optimizer's state takes more than a third of a device's memory.
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
@@ -33,11 +32,8 @@ from vit_jax.parallel import hardware
 
 _GIB = 2**30
 _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
-_SPLIT_FROM = 50_000_000  # parameters
-_FSDP = 8
+_SPLIT = ((200_000_000, 16), (50_000_000, 8))  # from so many parameters on, over so many TPU devices
 _STATE_SHARE = 1 / 3  # of the memory, for the state
-_WHOLE_ON = 'TPU v6 lite'  # on which the state stays whole while it is small
-_WHOLE_SHARE = 1 / 6  # of the memory: the most that counts as small
 _UNROLLED_FROM = 5_000  # steps
 _UNROLLED_ON_CPU_FROM = 2_000  # steps, of a model with fewer parameters than
 _SMALL = 10_000_000
@@ -199,10 +195,9 @@ def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequen
     return max(most, 1)
   if mesh.replica > 1:
     most = math.gcd(most, len(devices) // mesh.replica)
-  large = devices[0].platform == 'tpu' and parameters >= _SPLIT_FROM
   state = _state_bytes(config, parameters)
-  whole = devices[0].device_kind == _WHOLE_ON and memory is not None and state <= _WHOLE_SHARE * memory
-  fsdp = _FSDP if large and not whole and most % _FSDP == 0 else 1
+  dividing = (parts for fewest, parts in _SPLIT if parameters >= fewest and most % parts == 0)
+  fsdp = next(dividing, 1) if devices[0].platform == 'tpu' else 1
   while memory is not None and state / fsdp > _STATE_SHARE * memory and most % (2 * fsdp) == 0:
     fsdp *= 2
   return fsdp
