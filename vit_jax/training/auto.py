@@ -4,9 +4,9 @@ Each is chosen where it is None, by the devices, the model and the batch, anew a
 on on other devices gets what suits these. On CPUs nothing is split or computed again. The rules are short, and
 agree with the best plans of the paper's recipes (docs/scaling.md):
 
-- `fsdp` is 16 on TPUs for models of 200 million parameters and more (L and H, which have 16 heads) and 8 from 50 million
-  on (B, where 16 takes longer), where that divides the devices of a slice; elsewhere 8, or 1. It doubles as long as
-  the optimizer's state takes more than a third of a device's memory.
+- `fsdp` is 16 on TPUs for models of 200 million parameters and more (L and H, which have 16 heads) and 8 from 50
+  million on (B, for which 16 takes longer), where that divides the devices of a slice; elsewhere 8, or 1. It doubles as
+  long as the optimizer's state takes more than a third of a device's memory.
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the

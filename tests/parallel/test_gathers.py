@@ -1,0 +1,89 @@
+"""Unrolled blocks gather each kernel once, for the forward and the backward pass: read from the compiled program."""
+
+import collections
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import config as c
+from vit_jax.parallel import hardware
+from vit_jax.plan import hlo, timing, topology
+from vit_jax.training.run import Dataset, Run
+
+BLOCKS, WIDTH, HIDDEN = 2, 32, 80
+FSDP = c.MeshConfig(fsdp=4, min_shard_size=1024)
+KERNELS = {WIDTH * WIDTH: 4, WIDTH * HIDDEN: 2}  # of a block: elements -> how many
+
+
+def _run(devices, mesh: c.MeshConfig, **model) -> Run:
+  config = c.Config(
+    total='10 steps',
+    batch_size=32,
+    model=tiny.options(remat='none', mlp_dim=HIDDEN, **model),
+    data=c.DataConfig(image_size=(12, 8)),
+    optimizer=c.OptimizerConfig(clip_norm=1.0),
+    mesh=mesh,
+  )
+  return Run(config, Dataset(1000, num_classes=5), devices)
+
+
+def _compiled(run: Run) -> str:
+  program = run.program
+  return program.step.lower(program.state, program.batch, {}).compile().as_text()
+
+
+def _gathered(mesh: c.MeshConfig, **model) -> dict[int, int]:
+  """Elements of a kernel -> how many all-gathers of such kernels a step on four CPU devices has; a loop counts once."""
+  counts = collections.Counter()
+  for result in re.findall(r' = (.*?) all-gather\(', _compiled(_run(jax.devices()[:4], mesh, **model))):
+    for dims in re.findall(r'\w+\[([\d,]*)\]', result):
+      counts[math.prod(map(int, filter(None, dims.split(','))))] += 1
+  return {size: counts[size] for size in KERNELS}
+
+
+def test_unrolled_blocks_gather_each_kernel_once():
+  assert _gathered(FSDP, unroll=True) == {size: BLOCKS * times for size, times in KERNELS.items()}
+
+
+def test_a_loop_gathers_each_kernel_for_both_passes():
+  assert _gathered(FSDP, unroll=False) == {size: 2 * times for size, times in KERNELS.items()}
+
+
+def test_kernels_that_tensor_splits_are_not_gathered_whole():
+  mesh = c.MeshConfig(data=1, fsdp=2, tensor=2, min_shard_size=1024)
+  assert not any(_gathered(mesh, unroll=True).values())
+
+
+def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
+  pytest.importorskip('libtpu')
+  machine = topology.describe('v5e:2x2')
+
+  def gathers(*, unroll: bool) -> float:
+    run = _run(machine.devices, FSDP, unroll=unroll, dtype='bfloat16')
+    devices, known = list(run.mesh.devices.flat), hardware.of(machine.kind)
+    return timing.estimate(hlo.parse(_compiled(run)), devices, known).traffic['all-gather'].count
+
+  # A loop gathers them for both passes; what is beside the blocks is the same.
+  assert gathers(unroll=False) - gathers(unroll=True) == BLOCKS * sum(KERNELS.values())
+
+
+def test_gathered_kernels_learn_the_same_as_whole_ones():
+  """Three steps on four devices, of which each has a quarter of a kernel or all of it."""
+  learned = []
+  for mesh in (FSDP, c.MeshConfig(fsdp=1)):
+    program = _run(jax.devices()[:4], mesh, unroll=True).program
+    state = program.init(np.uint32(0))
+    for seed in range(3):
+      rng = np.random.default_rng(seed)
+      batch = {
+        'image': rng.integers(0, 256, program.batch['image'].shape, dtype=np.uint8),
+        'label': rng.integers(0, 5, 32).astype(np.int32),
+      }
+      batch = {name: jax.device_put(x, program.batch[name].sharding) for name, x in batch.items()}
+      state, _ = program.step(state, batch, {})
+    learned.append(jax.device_get(state.params))
+  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6), *learned)
