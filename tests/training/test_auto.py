@@ -74,6 +74,7 @@ def test_on_a_cpu_small_models_are_unrolled_in_runs_of_minutes(name, steps, unro
     ('vit_l16', 'jft', 128, 'TPU v3', 1),
     ('vit_l16', 'jft', 8, 'TPU v3', 1),  # 512 images a core, of which each block keeps its input
     ('vit_h14', 'jft', 8, 'TPU v3', 2),
+    ('vit_h14', 'jft', 64, 'TPU v5 lite', 2),
     ('vit_l16', 'jft', 1, 'TPU v5 lite', 16),
     ('vit_l16', 'jft', 1, 'cpu', 1),
   ],
@@ -86,6 +87,14 @@ def test_a_batch_that_does_not_fit_is_computed_in_as_few_parts_as_do(name, argum
   assert (f'accumulation {parts}' in text) == (parts > 1)
   asked = dataclasses.replace(config, accumulation=8)
   assert auto.choose(asked, architecture, 100_000, _devices(count, kind))[0].accumulation == 8
+
+
+def test_two_large_parts_come_before_computing_again_on_several_tpu_devices():
+  config = config_files.load('vit_h14', 'jft')
+  assert _choose(config, _devices(64, 'TPU v5 lite'))[0] == (16, True, 'none')
+  assert 'accumulation 2' in _choose(config, _devices(64, 'TPU v5 lite'))[1]
+  whole = dataclasses.replace(config, accumulation=1)
+  assert _choose(whole, _devices(64, 'TPU v5 lite'))[0] == (16, True, 'block')
 
 
 def test_a_model_with_running_statistics_keeps_its_batch_whole():
