@@ -69,7 +69,7 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
   best = best_after([config, *meshes(with_remat(config, None), topology)], remats + loops + parts + remats)
   best = best_after(other_remats(best), loops + parts + remats)
   best = best_after(with_and_without_loop(best, config), parts + remats)
-  if best.model.remat != 'none' or not found[0].plan.memory.fits:
+  if best.model.remat != 'none' or best.batch_parts > 1 or not found[0].plan.memory.fits:
     best = best_after(accumulations(with_remat(best, None)), remats)
     best_after(other_remats(best), 0)
   return found
@@ -100,10 +100,10 @@ def remedies(config: Config, topology: Topology) -> Iterator[Config]:
 
 
 def meshes(config: Config, topology: Topology) -> Iterator[Config]:
-  """The config with the state split over more and more devices; then the same with `tensor` 2."""
+  """The config with the state split over more and more devices; then some of them with `tensor` 2."""
   devices = len(topology.devices) // max(config.mesh.replica, 1)
-  for tensor in (1, 2):
-    for fsdp in sorted({1, 8, 32, 128, devices // tensor} - {0}):
+  for tensor, splits in ((1, {1, 8, 16, 32, 128}), (2, {8})):
+    for fsdp in sorted((splits | {devices // tensor}) - {0}):
       if devices % (fsdp * tensor) == 0 and (tensor == 1 or fsdp > 1):
         mesh = dataclasses.replace(config.mesh, data=devices // (fsdp * tensor), fsdp=fsdp, tensor=tensor)
         yield dataclasses.replace(config, mesh=mesh)

@@ -11,9 +11,9 @@ agree with the best plans of the paper's recipes (docs/scaling.md):
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
   products (benchmarks/RESULTS.md), in runs of some minutes.
-- `remat` is the first of 'none', 'dots' and 'block' with which the step fits by `estimated_bytes`. On several TPU
-  devices 'none' in two parts of 32 images a device and more comes before computing anything again: H/14 on 64 chips of
-  v5e takes 610 ms so, with 'block' 764 (benchmarks/RESULTS.md).
+- `remat` is the first of 'none', 'dots' and 'block' with which the step fits by `estimated_bytes`. On TPUs 'none' in
+  the fewest parts that fit comes before computing anything again, as long as a part keeps a device busy: L/16 on 8
+  cores of v3 takes 4,725 ms so, with 'block' 8,416 (benchmarks/RESULTS.md).
 - `accumulation` is else 1 if one of them fits, else the first power of two with which one does. If none does either, or
   the model has running statistics, which parts would change, it is 1.
 """
@@ -39,7 +39,9 @@ _STATE_SHARE = 1 / 3  # of the memory, for the state
 _UNROLLED_FROM = 5_000  # steps
 _UNROLLED_ON_CPU_FROM = 2_000  # steps, of a model with fewer parameters than
 _SMALL = 10_000_000
-_IMAGES_OF_A_PART = 32  # of a device: L/16 and H/14 reach 63 and 67 % of a TPU v3's peak with them
+_PATCHES_OF_A_PART = (
+  32 * 196
+)  # of a device: L/16 and H/14 reach 63 and 67 % of a TPU v3's peak with 32 images
 _USABLE = 0.95  # of the memory
 # By the TPU compiler's own analyses, activations take about 1.2 times the bytes of the arrays saved: sides are padded
 # to multiples of 8 and 128, and single operations need buffers.
@@ -130,19 +132,19 @@ def _fitting(
   combinations: list[tuple[Remat, int]] = [
     (remat, parts) for parts in _parts(config, architecture, devices) for remat in remats
   ]
-  halves: tuple[Remat, int] = ('none', 2)
-  if config.accumulation is None and halves in combinations and _halves_are_large(config, devices):
-    combinations.remove(halves)
-    combinations.insert(1, halves)  # behind 'none' in one part
+  combinations.sort(key=lambda choice: not _keeps_busy(*choice, config, architecture, devices))
   fitting = (choice for choice in combinations if memory is None or needed(*choice) <= _USABLE * memory)
   choice = next(fitting, (remats[-1], config.batch_parts))
   return variant(*choice), needed(*choice)
 
 
-def _halves_are_large(config: Config, devices: Sequence[Any]) -> bool:
-  """Whether a batch in two parts still gives each of several TPU devices as many images as keep it busy."""
-  images = config.batch_size * max(config.mesh.tensor, 1) / len(devices)
-  return devices[0].platform == 'tpu' and len(devices) > 1 and images >= 2 * _IMAGES_OF_A_PART
+def _keeps_busy(
+  remat: Remat, parts: int, config: Config, architecture: Architecture, devices: Sequence[Any]
+) -> bool:
+  """Whether nothing is computed again, and each of so many parts gives a TPU device enough patches."""
+  images = config.batch_size * max(config.mesh.tensor, 1) / len(devices) / parts
+  patches = images * math.prod(config.model.grid(architecture.image_size))
+  return devices[0].platform == 'tpu' and remat == 'none' and patches >= _PATCHES_OF_A_PART
 
 
 def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -> Iterator[int]:
