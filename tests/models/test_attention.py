@@ -19,6 +19,7 @@ from vit_jax.models.softmax_attention import (
   attend_in_groups,
   grouped,
   keeps_weights,
+  separates_groups,
   sums,
   sums_by_one_product,
 )
@@ -183,3 +184,20 @@ def test_weights_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, keeps):
   sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
   assert keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=True) == keeps
   assert not keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=False)
+
+
+@pytest.mark.parametrize(
+  'kind, tokens, apart',
+  [
+    ('TPU v3', 257, True),
+    ('TPU v5 lite', 1025, True),
+    ('TPU v3', 197, False),
+    ('TPU v3', 256, False),
+    ('cpu', 257, False),
+    (None, 257, False),
+  ],
+)
+def test_tokens_stay_in_groups_between_blocks_where_a_tpu_is_faster_so(kind, tokens, apart):
+  sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
+  assert separates_groups(tokens, sharding, unrolled=True) == apart
+  assert not separates_groups(tokens, sharding, unrolled=False)

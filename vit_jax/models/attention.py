@@ -9,6 +9,7 @@ from vit_jax.models.base import Grid
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.position import RelativeBias, RelativeKeys, Rotary
 from vit_jax.models.softmax_attention import (
+  Groups,
   attend_and_keep,
   attend_by_weights,
   attend_in_groups,
@@ -16,6 +17,7 @@ from vit_jax.models.softmax_attention import (
   grouped,
   keeps_weights,
   scaled,
+  separates_groups,
 )
 from vit_jax.models.vit_config import AttentionKernel
 
@@ -43,7 +45,7 @@ class Attention(nnx.Module):
       heads: H, which divides D.
       dropout: of the attention weights.
       dtype: of the computation.
-      implementation: config.model.attention; other than 'xla' only where tokens attend to themselves.
+      implementation: config.model.attention; 'xla' is taken where x and memory differ in length.
       position: what attention knows of positions; likewise.
       norm_epsilon: of the query-key normalisation (arXiv 2302.05442, section 2.1); None: there is none.
       sharding: of the tokens.
@@ -78,15 +80,21 @@ class Attention(nnx.Module):
     """
     queries = jax.ShapeDtypeStruct((*x.shape[:2], *self.query.out_features), self.query.dtype)
     biased = isinstance(self.position, RelativeBias | RelativeKeys)
+    to_themselves = x.shape[1] == memory.shape[1]
     kernel = fused_attention.choose(
-      self.implementation, queries, dropout=self.dropout, biased=biased, sharding=self.sharding
+      self.implementation if to_themselves else 'xla',
+      queries,
+      dropout=self.dropout,
+      biased=biased,
+      sharding=self.sharding,
     )
     dropping = self.dropout > 0 and dropout_keys is not None
     keeps = kernel == 'xla' and keeps_weights(
       memory.shape[1], queries.dtype, self.sharding, unrolled=self.unrolled
     )
     if kernel == 'xla' and self.position is None and not dropping and not keeps:
-      return self._in_groups(x, memory)
+      outs = self.of_groups(grouped(x), grouped(memory))
+      return jnp.concatenate(outs, axis=1)
     query, key, bias = self._queries_and_keys(x, memory, grid)
     value = self.value(memory)
     if biased or dropping:
@@ -102,12 +110,24 @@ class Attention(nnx.Module):
       out = fused_attention.attend(kernel, query, key, value, self.sharding)
     return self.out(out)
 
-  def _in_groups(self, x: jax.Array, memory: jax.Array) -> jax.Array:
-    """Attention by `attend_in_groups`, with the projections of each group apart."""
-    queries = tuple(self._query(group) for group in grouped(x))
-    keys = tuple(self._key(group) for group in grouped(memory))
-    values = tuple(self.value(group) for group in grouped(memory))
-    return jnp.concatenate([self.out(out) for out in attend_in_groups(queries, keys, values)], axis=1)
+  def of_groups(self, x: Groups, memory: Groups) -> Groups:
+    """Attention of tokens in the groups of `grouped`, each an array (B, Qi, D) or (B, Ni, D), with projections apart.
+
+    Returns:
+      (B, Qi, D) each. Positions and dropout are left out.
+    """
+    queries = tuple(self._query(group) for group in x)
+    keys = tuple(self._key(group) for group in memory)
+    values = tuple(self.value(group) for group in memory)
+    return tuple(self.out(out) for out in attend_in_groups(queries, keys, values))
+
+  def takes_groups(self, tokens: int) -> bool:
+    """Whether blocks had better give `of_groups` so many tokens (N), none dropped, than `__call__`."""
+    head = self.query.out_features
+    queries = jax.ShapeDtypeStruct((1, tokens, *head), self.query.dtype)
+    kernel = fused_attention.choose(self.implementation, queries, sharding=self.sharding)
+    plain = kernel == 'xla' and self.position is None
+    return plain and separates_groups(tokens, self.sharding, unrolled=self.unrolled)
 
   def _query(self, x: jax.Array) -> jax.Array:
     return self.query(x) if self.query_norm is None else self.query_norm(self.query(x))

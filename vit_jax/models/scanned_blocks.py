@@ -1,6 +1,7 @@
 """Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,9 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax import pytrees
 from vit_jax.models.base import Remat
 from vit_jax.models.dropout import fold_in
+from vit_jax.models.softmax_attention import Groups, grouped
 
 P = ParamSpec('P')
 R = TypeVar('R')
+Z = TypeVar('Z', jax.Array, Groups)
 
 
 def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
@@ -34,6 +37,8 @@ def apply(
   unroll: bool,
   shared: tuple[Any, ...] = (),
   layers: int | None = None,
+  read: int | None = None,
+  in_groups: bool = False,
   sharding: NamedSharding | None = None,
   observe: Callable[[Any, jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -49,30 +54,48 @@ def apply(
     unroll: compile the blocks one after the other instead of as a loop.
     shared: further arguments of every block.
     layers: how many of the blocks to apply; None: all.
+    read: of the last block's output only the first so many tokens are needed. Unrolled, that block is called with
+      `read` too; in a loop all blocks are alike.
+    in_groups: keep the tokens in the groups of `softmax_attention.grouped` between the blocks, whose `of_groups` is
+      called instead, but not for `read`; nothing is dropped, nor observed.
     sharding: of z, kept up after every block.
     observe: called with each block and its input.
 
   Returns:
-    (B, N, D), and the results of `observe`, stacked; None without it.
+    (B, N, D), or (B, read, D), and the results of `observe`, stacked; None without it.
   """
   graphdef, params = nnx.split(blocks)
   whole = _whole_kernels_kept(sharding) if unroll and remat in (None, 'none') else None
 
-  def body(z: jax.Array, inputs: Any) -> tuple[jax.Array, jax.Array | None]:
+  dtype = z.dtype
+
+  def body(z: jax.Array | Groups, inputs: Any, **options: int | None) -> tuple[Any, jax.Array | None]:
     block, layer, rate = inputs
     layer_keys = None if keys is None else fold_in(keys, layer)
     if whole is not None:
-      block = pytrees.map_with_path(functools.partial(_gather_kernel, dtype=z.dtype, whole=whole), block)
+      block = pytrees.map_with_path(functools.partial(_gather_kernel, dtype=dtype, whole=whole), block)
     block: Any = nnx.merge(graphdef, block)
+    if isinstance(z, tuple):
+      return constrain(block.of_groups(z), sharding), None
     observed = None if observe is None else observe(block, z)
-    return constrain(block(z, rate, layer_keys, *shared), sharding), observed
+    return constrain(block(z, rate, layer_keys, *shared, **options), sharding), observed
 
   rates = np.linspace(drop_path, 0, depth, dtype=np.float32)[::-1]
   inputs = params, np.arange(depth), rates
   if layers is not None:
     inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
-  body = rematerialised(body, remat, loop=not unroll)
-  return jax.lax.scan(body, z, inputs, unroll=depth if unroll else 1)
+  apart = read is not None and unroll
+  last = jax.tree.map(operator.itemgetter(-1), inputs)
+  if apart:
+    inputs = jax.tree.map(operator.itemgetter(slice(-1)), inputs)
+  out, observed = jax.lax.scan(
+    rematerialised(body, remat, loop=not unroll),
+    grouped(z) if in_groups else z,
+    inputs,
+    unroll=depth if unroll else 1,
+  )
+  z = jnp.concatenate(out, axis=1) if in_groups else out
+  return rematerialised(functools.partial(body, read=read), remat)(z, last) if apart else (z, observed)
 
 
 def _whole_kernels_kept(sharding: NamedSharding | None) -> NamedSharding | None:
@@ -116,8 +139,8 @@ def _gather_backward(whole: NamedSharding, saved: None, grad: jax.Array) -> tupl
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def constrain(z: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-  """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
+def constrain(z: Z, sharding: NamedSharding | None) -> Z:
+  """Keeps the residual stream, or its groups, split as it should be; left alone, the partitioner chooses badly."""
   return z if sharding is None else jax.lax.with_sharding_constraint(z, sharding)
 
 

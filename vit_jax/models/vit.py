@@ -1,7 +1,7 @@
 """The Vision Transformer: 'An Image is Worth 16x16 Words' (arXiv 2010.11929), figure 1 and equations 1 to 4.
 
 In the order of figure 1: patch embedding, class token and position embedding (`ViT.embed`, equation 1), L
-encoder blocks of attention and MLP (`Block`, equations 2 and 3), the last norm and pooling (`ViT.pool`,
+encoder blocks of attention and MLP (`encoder_block.Block`, equations 2 and 3), the last norm and pooling (`ViT.pool`,
 equation 4), the head. Options, named sizes, sharding rules and FLOPs are in vit_config.py.
 """
 
@@ -15,130 +15,30 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.models import axial, fused_attention, position, scanned_blocks
-from vit_jax.models.attention import Attention
-from vit_jax.models.axial import Axis
 from vit_jax.models.base import Grid, Model, Pooling
-from vit_jax.models.dropout import Place, drop_path, dropout
-from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head, repeat_for_examples
+from vit_jax.models.dropout import dropout
+from vit_jax.models.encoder_block import Block
+from vit_jax.models.layers import LayerNorm, PatchEmbedding, initial_head, repeat_for_examples
 from vit_jax.models.map_pool import MapPool
 from vit_jax.models.resnet import HybridStem
 from vit_jax.models.vit_config import Sizes, ViTConfig
 
 
-class Block(nnx.Module):
-  """One encoder block (equations 2 and 3); with an axis, one half of an `axial.AxialBlock`."""
-
-  def __init__(
-    self,
-    config: ViTConfig,
-    *,
-    grid: Grid,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-    axis: Axis | None = None,
-  ):
-    """
-    Args:
-      config: the model's.
-      grid: rows and columns of patches of the model's own image size.
-      rngs: of the initial parameters.
-      activation_sharding: of the tokens.
-      axis: attend along rows or columns only; None: to all tokens.
-    """
-    sizes, dtype = config.sizes, jnp.dtype(config.dtype)
-    self.axis: Axis | None = axis
-    self.attention_norm = LayerNorm(sizes.width, config.norm_epsilon)
-    self.attention = Attention(
-      sizes.width,
-      sizes.heads,
-      dropout=config.attention_dropout,
-      dtype=dtype,
-      implementation=config.attention,
-      position=position.attention_position(
-        config.position,
-        heads=sizes.heads,
-        head_size=sizes.width // sizes.heads,
-        grid=grid if axis is None else axial.line(grid, axis),
-        others=config.leading_tokens,
-        method=config.position_resize,
-        rngs=rngs,
-      ),
-      norm_epsilon=config.norm_epsilon if config.qk_norm else None,
-      sharding=activation_sharding,
-      unrolled=bool(config.unroll),
-      rngs=rngs,
-    )
-    self.attention_scale = _layer_scale(config)
-    self.mlp_norm = LayerNorm(sizes.width, config.norm_epsilon)
-    self.mlp = Mlp(
-      sizes.width,
-      sizes.mlp_dim,
-      gelu=config.gelu,
-      dropout=config.dropout,
-      locality=config.mlp_locality,
-      dtype=dtype,
-      sharding=activation_sharding,
-      rngs=rngs,
-    )
-    self.mlp_scale = _layer_scale(config)
-    self.dropout = config.dropout
-    self.drops_path = config.stochastic_depth > 0
-
-  def __call__(
-    self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None, grid: Grid
-  ) -> jax.Array:
-    """(B, N, D) -> (B, N, D).
-
-    Args:
-      z: the tokens, the patches last.
-      drop_path_rate: probability that an example skips the attention branch, and the MLP branch.
-      keys: (B,) typed PRNG keys of dropout and drop path; None: nothing is dropped.
-      grid: rows and columns of the patches.
-    """
-    path_keys = keys if self.drops_path else None
-    # Equation 2: z' = MSA(LN(z)) + z.
-    with jax.named_scope('attention'):
-      y = dropout(self._attend(self.attention_norm(z), keys, grid), self.dropout, keys, Place.ATTENTION_OUT)
-      y = _scaled(y, self.attention_scale)
-      z = z + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
-    # Equation 3: z = MLP(LN(z')) + z'.
-    with jax.named_scope('mlp'):
-      y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
-      return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
-
-  def _attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
-    """Multi-head self-attention of the tokens (B, N, D), or of those of each row or column."""
-    if self.axis is None:
-      return self.attention(y, y, dropout_keys=keys, grid=grid)
-    lines = axial.to_lines(y, grid, self.axis)
-    line_keys = axial.line_keys(keys, grid, self.axis)
-    out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
-    return axial.from_lines(out, grid, self.axis)
-
-  def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
-    """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
-    y = self.attention_norm(z)
-    if self.axis is None:
-      return self.attention.weights(y, y, grid)
-    lines = axial.to_lines(y, grid, self.axis)
-    weights = self.attention.weights(lines, lines, axial.line(grid, self.axis))
-    return axial.over_all_tokens(weights, grid, self.axis)
-
-
-def _layer_scale(config: ViTConfig) -> nnx.Param | None:
-  """A factor for each channel of a branch (LayerScale), (D,)."""
-  if config.layer_scale is None:
-    return None
-  return nnx.Param(jnp.full(config.sizes.width, config.layer_scale, jnp.float32))
-
-
-def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
-  return y if scale is None else y * scale[...].astype(y.dtype)
-
-
 def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -> nnx.Param | None:
   """(1, number, D), from a normal distribution: tokens that are equal stay equal."""
   return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width))) if number else None
+
+
+def _tokens_read(config: ViTConfig) -> int | None:
+  """How many of the first tokens the head reads, where the last block can do without the others; None: all.
+
+  What a token becomes in the last block needs the others as keys and values only. Not with dropout of attention's
+  weights, whose masks are numbered by all tokens.
+  """
+  added = config.position in ('none', 'learned', 'learned2d', 'sincos2d')  # not a part of attention
+  if config.pool != 'token' or not added or config.axial or config.mlp_locality or config.attention_dropout:
+    return None
+  return 1 + config.distillation_token
 
 
 def _encoder_layer(
@@ -199,7 +99,7 @@ class ViT(Model[ViTConfig]):
     self.mask_token = _learned_tokens(int(config.mask_token), width, 0.02, rngs)
     self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
     make_layer = functools.partial(_encoder_layer, config, self.grid, activation_sharding)
-    self.blocks = scanned_blocks.stack(sizes.depth, make_layer, rngs)
+    self.blocks: Any = scanned_blocks.stack(sizes.depth, make_layer, rngs)  # of Block, or of axial.AxialBlock
     self.norm = LayerNorm(width, config.norm_epsilon)
     self.map_pool = MapPool(config, rngs=rngs) if config.pool == 'map' else None
     pooled = 2 * width if config.pool == 'token_gap' else width
@@ -224,7 +124,8 @@ class ViT(Model[ViTConfig]):
   def distillation_logits(
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images))
+    read = _tokens_read(self.config)
+    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images), read=read)
     with jax.named_scope('head'):
       logits = self.head(self.head_input(tokens).astype(jnp.float32))
       if self.distillation_head is None:
@@ -273,7 +174,12 @@ class ViT(Model[ViTConfig]):
     return position.resize_embedding(own, self.grid, grid, class_token=class_token, method=method)
 
   def encode(
-    self, tokens: jax.Array, keys: jax.Array | None = None, *, grid: Grid | None = None
+    self,
+    tokens: jax.Array,
+    keys: jax.Array | None = None,
+    *,
+    grid: Grid | None = None,
+    read: int | None = None,
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4).
 
@@ -281,8 +187,9 @@ class ViT(Model[ViTConfig]):
       tokens: of `embed`.
       keys: (B,) typed PRNG keys, or None.
       grid: rows and columns of the patches, of `grid_of`; None: of images of the model's own size.
+      read: of the result only the first so many tokens are needed: then it may be (B, read, D).
     """
-    return self.norm(self._apply_blocks(tokens, grid or self.grid, keys)[0])
+    return self.norm(self._apply_blocks(tokens, grid or self.grid, keys, read=read)[0])
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
@@ -377,6 +284,7 @@ class ViT(Model[ViTConfig]):
     keys: jax.Array | None = None,
     *,
     layers: int | None = None,
+    read: int | None = None,
     observe: Any = None,
   ) -> tuple[jax.Array, jax.Array | None]:
     """Dropout and the first `layers` blocks, or all: see `scanned_blocks.apply`."""
@@ -384,6 +292,7 @@ class ViT(Model[ViTConfig]):
     if not (config.dropout or config.attention_dropout or config.stochastic_depth):
       keys = None
     z = dropout(tokens, config.dropout, keys, depth)  # 0 ... depth - 1 are the blocks' numbers
+    alone = keys is None and observe is None and not config.axial and not config.mlp_locality
     return scanned_blocks.apply(
       self.blocks,
       z,
@@ -394,6 +303,8 @@ class ViT(Model[ViTConfig]):
       unroll=bool(config.unroll),
       shared=(grid,),
       layers=layers,
+      read=read,
+      in_groups=alone and self.blocks.attention.takes_groups(z.shape[1]),
       sharding=self.activation_sharding,
       observe=observe,
     )
