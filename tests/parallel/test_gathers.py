@@ -19,12 +19,12 @@ FSDP = c.MeshConfig(fsdp=4, min_shard_size=1024)
 KERNELS = {WIDTH * WIDTH: 4, WIDTH * HIDDEN: 2}  # of a block: elements -> how many
 
 
-def _run(devices, mesh: c.MeshConfig, **model) -> Run:
+def _run(devices, mesh: c.MeshConfig, image_size: tuple[int, int] = (12, 8), **model) -> Run:
   config = c.Config(
     total='10 steps',
     batch_size=32,
     model=tiny.options(remat='none', mlp_dim=HIDDEN, **model),
-    data=c.DataConfig(image_size=(12, 8)),
+    data=c.DataConfig(image_size=image_size),
     optimizer=c.OptimizerConfig(clip_norm=1.0),
     mesh=mesh,
   )
@@ -69,6 +69,16 @@ def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
 
   # A loop gathers them for both passes; what is beside the blocks is the same.
   assert gathers(unroll=False) - gathers(unroll=True) == BLOCKS * sum(KERNELS.values())
+
+
+@pytest.mark.parametrize('unroll', [False, True])
+def test_a_tpu_keeps_257_tokens_as_two_arrays_through_unrolled_blocks(unroll):
+  """256 patches and a class token; in a loop the hidden units of all are one array."""
+  pytest.importorskip('libtpu')
+  devices = topology.describe('v5e:2x2').devices
+  program = _compiled(_run(devices, FSDP, image_size=(64, 64), unroll=unroll, depth=3, dtype='bfloat16'))
+  together, apart = (f',{tokens},{HIDDEN}]' in program for tokens in (257, 256))
+  assert (together, apart) == (not unroll, unroll)
 
 
 def test_gathered_kernels_learn_the_same_as_whole_ones():

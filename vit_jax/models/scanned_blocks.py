@@ -66,7 +66,6 @@ def apply(
   """
   graphdef, params = nnx.split(blocks)
   whole = _whole_kernels_kept(sharding) if unroll and remat in (None, 'none') else None
-
   dtype = z.dtype
 
   def body(z: jax.Array | Groups, inputs: Any, **options: int | None) -> tuple[Any, jax.Array | None]:
