@@ -102,7 +102,7 @@ def _whole_kernels_kept(sharding: NamedSharding | None) -> NamedSharding | None:
 
   They do where `fsdp` alone splits the kernels. Left to itself the partitioner gathers each kernel again for the
   backward pass, since a scan, also an unrolled one, stacks what it saves. By the TPU compiler's estimates (4,096
-  images, bfloat16) a step takes, and needs:
+  images, bfloat16, all tokens in the last block) a step takes, and needs:
 
   |                           | gathered once      | twice              |
   |---------------------------|--------------------|--------------------|
