@@ -155,8 +155,10 @@ def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Grou
     logits = [_logits(query, key) for key in keys]
     largest = functools.reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in logits))
     weights = [jnp.exp(part - largest).astype(query.dtype) for part in logits]
-    on_tpu = sums_by_one_product if query.shape[2] > _FEW else sums  # of few queries a sum costs nothing
-    out, total = jax.lax.platform_dependent(weights, values, tpu=on_tpu, default=sums)
+    if query.shape[2] <= _FEW:  # so few sums cost a TPU less than the column of ones
+      out, total = sums(weights, values)
+    else:
+      out, total = jax.lax.platform_dependent(weights, values, tpu=sums_by_one_product, default=sums)
     outs.append((out / total).astype(values[0].dtype))
     log_totals.append(largest + jnp.log(total))
   return tuple(outs), (queries, keys, values, tuple(outs), log_totals)
