@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -78,11 +79,11 @@ def test_mlflow_goes_on_with_a_run_that_was_stopped(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def wandb() -> Iterator[None]:
+def wandb() -> Iterator[types.ModuleType]:
   """Weights & Biases, which keeps the variables that it saw first until it is torn down."""
   package = pytest.importorskip('wandb', reason="needs the extra 'wandb'")
   package.teardown()
-  yield
+  yield package
   package.teardown()
 
 
@@ -100,6 +101,7 @@ def test_wandb_has_the_metrics_of_a_run_offline(tmp_path, monkeypatch, wandb):
       log.write(step, {'train/loss': 1 / step})
     log.close()
     ids.append(json.loads((tmp_path / 'tracker.json').read_text())['wandb'])
+  wandb.teardown()  # as at a process's end: a file's last records may be written only now
   assert ids[0] == ids[1]
   history, options = {}, {}
   for file in (tmp_path / 'wandb').glob(f'offline-run-*/run-{ids[0]}.wandb'):
