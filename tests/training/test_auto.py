@@ -1,6 +1,7 @@
 """What a config leaves open is chosen by devices, model and batch; what it says is kept."""
 
 import dataclasses
+import re
 import types
 
 import config_files
@@ -52,7 +53,8 @@ def test_recipes_get_what_their_best_plans_have(name, count, kind, expected):
     assert not text
   else:
     memory = hardware.of(kind).memory / 2**30
-    assert f'fsdp {fsdp}{", blocks unrolled" if unroll else ""}, remat {remat}' in text
+    start = f'fsdp {fsdp}{", blocks unrolled" if unroll else ""}, remat {remat}'
+    assert re.search(rf' {start}(, accumulation \d+)?; about ', text)
     assert text.endswith(f' of {memory:.1f} GiB')
 
 
@@ -143,6 +145,8 @@ def test_short_runs_and_gpus_have_a_loop():
 def test_a_single_device_has_a_loop_where_blocks_are_computed_again():
   config = config_files.load('vit_l16', 'jft')
   assert _choose(config, _devices(1, 'TPU v5 lite'))[0] == (1, True, 'none')
+  few = dataclasses.replace(config, batch_size=8)
+  assert _choose(few, _devices(1, 'TPU v5 lite'))[0] == (1, True, 'none')
   again = dataclasses.replace(config, model=dataclasses.replace(config.model, remat='block'))
   assert _choose(again, _devices(1, 'TPU v5 lite'))[0] == (1, False, 'block')
   kept = dataclasses.replace(config, model=dataclasses.replace(again.model, unroll=True))

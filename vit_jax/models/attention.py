@@ -46,7 +46,7 @@ class Attention(nnx.Module):
       dropout: of the attention weights.
       dtype: of the computation.
       implementation: config.model.attention; 'xla' is taken where x and memory differ in length.
-      position: what attention knows of positions; likewise.
+      position: what attention knows of positions, where tokens attend to themselves.
       norm_epsilon: of the query-key normalisation (arXiv 2302.05442, section 2.1); None: there is none.
       sharding: of the tokens.
       unrolled: whether the blocks are compiled one after the other, and not as a loop.

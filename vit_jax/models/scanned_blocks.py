@@ -84,17 +84,18 @@ def apply(
   if layers is not None:
     inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
   apart = read is not None and unroll
-  last = jax.tree.map(operator.itemgetter(-1), inputs)
-  if apart:
-    inputs = jax.tree.map(operator.itemgetter(slice(-1)), inputs)
+  before = jax.tree.map(operator.itemgetter(slice(-1)), inputs) if apart else inputs
   out, observed = jax.lax.scan(
     rematerialised(body, remat, loop=not unroll),
     grouped(z) if in_groups else z,
-    inputs,
+    before,
     unroll=depth if unroll else 1,
   )
   z = jnp.concatenate(out, axis=1) if in_groups else out
-  return rematerialised(functools.partial(body, read=read), remat)(z, last) if apart else (z, observed)
+  if not apart:
+    return z, observed
+  last = jax.tree.map(operator.itemgetter(-1), inputs)
+  return rematerialised(functools.partial(body, read=read), remat)(z, last)
 
 
 def _whole_kernels_kept(sharding: NamedSharding | None) -> NamedSharding | None:

@@ -93,7 +93,11 @@ def grouped(x: jax.Array) -> Groups:
   a TPU v3.
   """
   whole = x.shape[1] // _LANES * _LANES
-  return (x[:, :whole], x[:, whole:]) if whole and 0 < x.shape[1] - whole <= _FEW else (x,)
+  return (x[:, :whole], x[:, whole:]) if _are_two_groups(x.shape[1]) else (x,)
+
+
+def _are_two_groups(tokens: int) -> bool:
+  return tokens > _LANES and 0 < tokens % _LANES <= _FEW
 
 
 def keeps_weights(
@@ -120,7 +124,7 @@ def keeps_weights(
   """
   if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
     return False
-  return next(iter(sharding.device_set)).platform == 'tpu' and tokens % _LANES > _FEW
+  return _is_on_tpus(sharding) and tokens % _LANES > _FEW
 
 
 def separates_groups(tokens: int, sharding: jax.sharding.NamedSharding | None, *, unrolled: bool) -> bool:
@@ -134,8 +138,11 @@ def separates_groups(tokens: int, sharding: jax.sharding.NamedSharding | None, *
     sharding: of the tokens, whose devices decide; None: nobody knows the devices.
     unrolled: whether the blocks are compiled one after the other.
   """
-  few = 0 < tokens % _LANES <= _FEW and tokens > _LANES
-  return unrolled and few and sharding is not None and next(iter(sharding.device_set)).platform == 'tpu'
+  return unrolled and _are_two_groups(tokens) and sharding is not None and _is_on_tpus(sharding)
+
+
+def _is_on_tpus(sharding: jax.sharding.NamedSharding) -> bool:
+  return next(iter(sharding.device_set)).platform == 'tpu'
 
 
 @jax.custom_vjp

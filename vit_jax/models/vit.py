@@ -29,18 +29,6 @@ def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -
   return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width))) if number else None
 
 
-def _tokens_read(config: ViTConfig) -> int | None:
-  """How many of the first tokens the head reads, where the last block can do without the others; None: all.
-
-  What a token becomes in the last block needs the others as keys and values only. Not with dropout of attention's
-  weights, whose masks are numbered by all tokens.
-  """
-  added = config.position in ('none', 'learned', 'learned2d', 'sincos2d')  # not a part of attention
-  if config.pool != 'token' or not added or config.axial or config.mlp_locality or config.attention_dropout:
-    return None
-  return 1 + config.distillation_token
-
-
 def _encoder_layer(
   config: ViTConfig, grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
 ) -> Block | axial.AxialBlock:
@@ -124,13 +112,24 @@ class ViT(Model[ViTConfig]):
   def distillation_logits(
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    read = _tokens_read(self.config)
-    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images), read=read)
+    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images), read=self._tokens_read)
     with jax.named_scope('head'):
       logits = self.head(self.head_input(tokens).astype(jnp.float32))
       if self.distillation_head is None:
         return logits, logits
       return logits, self.distillation_head(tokens[:, 1].astype(jnp.float32))
+
+  @property
+  def _tokens_read(self) -> int | None:
+    """How many of the first tokens the head reads, where the last block can do without the others; None: all.
+
+    What a token becomes in the last block needs the others as keys and values only. Not with dropout of attention's
+    weights, whose masks are numbered by all tokens.
+    """
+    config = self.config
+    if config.pool != 'token' or config.axial or config.mlp_locality or config.attention_dropout:
+      return None
+    return 1 + config.distillation_token if self.blocks.attention.position is None else None
 
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class and distillation token, registers, patches, with positions (equation 1)."""
