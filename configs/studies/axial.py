@@ -3,7 +3,7 @@
 python -m vit_jax.study axial --workdir=runs/axial
 python -m vit_jax.study axial:digits --workdir=runs/axial_digits
 
-The small model on 64 patches of 4 pixels, 20 epochs of CIFAR-10. Four layers of a row and a column block have twice the
+The small model on 16 patches of 8 pixels, 10 epochs of CIFAR-10. Four layers of a row and a column block have twice the
 parameters of four full ones; two have as many. 'digits': the model of configs/quickstart.py on 16 patches, 40 epochs of
 scikit-learn's digits, a minute a run.
 """
@@ -11,7 +11,7 @@ scikit-learn's digits, a minute a run.
 from vit_jax.study.definition import Study, Variant, chosen
 
 _FULL = {
-  'cifar10': Variant('axial:full,small', {'total': '20 epochs'}),
+  'cifar10': Variant('axial:full,small', {'model.patch': 8, 'total': '10 epochs'}),
   'digits': Variant('quickstart', {'total': '40 epochs'}),
 }
 

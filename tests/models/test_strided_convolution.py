@@ -36,7 +36,9 @@ def numpy_gradients(x, kernel, dy, stride, padding):
 
 
 @pytest.mark.parametrize('image_size', [(8, 8), (9, 6), (7, 13)])
-@pytest.mark.parametrize(('size', 'stride'), [(1, 2), (2, 2), (3, 2), (7, 2), (1, 3), (3, 3), (5, 3), (3, 1)])
+@pytest.mark.parametrize(
+  ('size', 'stride'), [(1, 1), (1, 2), (2, 2), (3, 2), (7, 2), (1, 3), (3, 3), (5, 3), (3, 1)]
+)
 @pytest.mark.parametrize('same', [True, False])
 def test_output_and_gradients_equal_numpy(same, size, stride, image_size):
   padding = ((size // 2, size // 2), (size // 2, size // 2))
@@ -70,3 +72,16 @@ def test_gradient_multiplies_no_zeros_and_keeps_the_dtype(dtype):
   convolutions = [e for e, _ in tiny.equations(jaxpr.jaxpr) if e.primitive is jax.lax.conv_general_dilated_p]
   assert len(convolutions) == 1 + 1 + 4  # the output, the gradient by the kernel, four parts of that by x
   assert all(e.params['lhs_dilation'] == (1, 1) for e in convolutions)
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_kernel_of_one_pixel_and_its_gradients_are_products_of_matrices(stride):
+  x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((1, 1, 3, 4))
+
+  def loss(x, kernel):
+    return strided_convolution.convolve(x, kernel, stride, ((0, 0), (0, 0))).sum()
+
+  jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, kernel)
+  primitives = [e.primitive for e, _ in tiny.equations(jaxpr.jaxpr)]
+  assert primitives.count(jax.lax.dot_general_p) == 3  # the output and two gradients
+  assert jax.lax.conv_general_dilated_p not in primitives
