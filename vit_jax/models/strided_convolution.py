@@ -1,4 +1,4 @@
-"""Convolutions whose gradients cost no more than the convolution: with a stride, and with kernels of one pixel.
+"""Convolutions with gradients that cost no more than they do: with a stride, and with kernels of one pixel.
 
 JAX computes the gradient by the input of a convolution of stride s as a convolution over the output's gradient with
 s - 1 zeros between its pixels: of s^2 products one has no factor 0, and XLA for TPUs computes all of them. By the TPU
@@ -7,9 +7,9 @@ v3 compiler's estimate that was a tenth of the step of a ResNet R152x4, and half
 Here the pixels of the input are divided by the remainders of their positions modulo s. Those of one remainder meet only
 every s-th number of the kernel in each direction: their gradient is a convolution of stride 1 without zeros.
 
-A kernel of one pixel is multiplied as the matrix that it is. XLA for CPUs computes the gradient by such a kernel at 7 to 9
-GFLOP/s as a convolution and at 41 to 85 as a product of matrices, on a core that reaches 160 (128 x 16 x 16 pixels, 32
-and 128 channels); a small ResNet trains 1.45 times as fast (benchmarks/RESULTS.md).
+A kernel of one pixel is multiplied as the matrix that it is. XLA for CPUs computes the gradient by such a kernel at 7 to
+9 GFLOP/s as a convolution and at 41 to 85 as a product of matrices, on a core that reaches 160 (128 feature maps of 16 x
+16 pixels, 32 and 128 channels); a small ResNet trains 1.45 times as fast (benchmarks/RESULTS.md).
 """
 
 import functools
