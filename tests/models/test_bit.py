@@ -35,7 +35,8 @@ def test_logits_and_features_equal_numpy(channels, image_size, unroll):
 
   with jax.default_matmul_precision('highest'):
     units, final, tokens, logits = jax.jit(found)(params, x)
-  for ours, grid in zip(units, expected['units'], strict=True):  # sums of up to 42: float32 is relative to these
+  # Their values are sums of up to 42, and float32's errors are relative to these.
+  for ours, grid in zip(units, expected['units'], strict=True):
     np.testing.assert_allclose(ours, grid, atol=3e-6 * abs(grid).max())
   np.testing.assert_allclose(final, expected['final'], atol=2e-5)
   np.testing.assert_allclose(tokens, expected['final'].reshape(2, -1, 256), atol=2e-5)

@@ -7,8 +7,8 @@ v3 compiler's estimate that was a tenth of the step of a ResNet R152x4, and half
 Here the pixels of the input are divided by the remainders of their positions modulo s. Those of one remainder meet only
 every s-th number of the kernel in each direction: their gradient is a convolution of stride 1 without zeros.
 
-A kernel of one pixel is multiplied as the matrix that it is. XLA for CPUs computes the gradient by such a kernel at 7 to
-9 GFLOP/s as a convolution and at 41 to 85 as a product of matrices, on a core that reaches 160 (128 feature maps of 16 x
+A kernel of one pixel is multiplied as the matrix that it is. XLA for CPUs computes the gradient by such a kernel at 7
+to 9 GFLOP/s as a convolution and at 41 to 85 as a product of matrices, on a core that reaches 160 (128 maps of 16 x
 16 pixels, 32 and 128 channels); a small ResNet trains 1.45 times as fast (benchmarks/RESULTS.md).
 """
 
