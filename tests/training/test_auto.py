@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from vit_jax import config as c
-from vit_jax.models.base import Architecture
+from vit_jax.models.base import MODELS, Architecture
 from vit_jax.parallel import hardware
 from vit_jax.training import auto
 from vit_jax.training.run import Dataset, Run
@@ -69,6 +69,14 @@ def test_on_a_cpu_small_models_are_unrolled_in_runs_of_minutes(name, steps, unro
   assert text == ('Chosen for these devices: blocks unrolled' if unrolled else '')
   as_asked = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=False))
   assert _choose(as_asked, _devices(1, 'cpu'), steps) == ((1, False, 'none'), '')
+
+
+@pytest.mark.parametrize('variant', ['R50x1', 'R50+B/16', 'B0'])
+def test_on_a_cpu_feature_maps_are_unrolled_in_the_shortest_runs(variant):
+  name = next(name for name in MODELS.names() if variant in MODELS[name].variants)
+  config = config_files.load('vit_b16', 'imagenet2012')
+  config = dataclasses.replace(config, model=MODELS[name](variant=variant))
+  assert _choose(config, _devices(1, 'cpu'), steps=1)[0] == (1, True, 'none')
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ agree with the best plans of the paper's recipes (docs/scaling.md):
 - The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
   they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
-  products (benchmarks/RESULTS.md), in runs of some minutes.
+  products (benchmarks/RESULTS.md), in runs of some minutes, and always in models with feature maps: in a loop XLA's
+  gradient by a kernel of 3 x 3 pixels takes a hundred times as long, and compiling longer too.
 - `remat` is the first of 'none', 'dots' and 'block' with which the step fits by `estimated_bytes`. On TPUs 'none' in
   the fewest parts that fit comes before computing anything again, as long as a part keeps a device busy: L/16 on 8
   cores of v3 takes 4,725 ms so, with 'block' 8,416 (benchmarks/RESULTS.md).
@@ -74,7 +75,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     return Choice(config, '')
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
-    unrolled = model.unroll is None and steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL
+    unrolled = model.unroll is None and _is_unrolled_on_cpu(architecture, steps)
     model = dataclasses.replace(model.with_unrolled_blocks(unrolled), remat=model.remat or 'none')
     config = dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts)
     return Choice(config, 'Chosen for these devices: blocks unrolled' if unrolled else '')
@@ -93,6 +94,12 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   room = f' of {memory / _GIB:.1f}' if memory else ''
   chosen = f'fsdp {config.mesh.fsdp}{blocks}, remat {config.model.remat}{parts}'
   return Choice(config, f'Chosen for these devices: {chosen}; about {needed / _GIB:.1f}{room} GiB')
+
+
+def _is_unrolled_on_cpu(architecture: Architecture, steps: int) -> bool:
+  if architecture.model.has_feature_maps:
+    return True
+  return steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL
 
 
 def _parameters(architecture: Architecture) -> int:
