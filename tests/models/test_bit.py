@@ -111,11 +111,9 @@ def test_rematerialisation_computes_again_what_it_says(remat, unroll):
   backward = 2 * forward - 1 + 4  # that of the images, which nothing needs, in four parts
   convolutions = sum(times for equation, times in run if equation.primitive.name == 'conv_general_dilated')
   assert convolutions == forward + backward + (3 if remat == 'block' else 0)
-  pixels = 3 * (
-    1 + 2 * 3
-  )  # by kernels of one pixel: a projection, two in each unit, forwards and two gradients
+  # By kernels of one pixel: a projection and two in each unit, forwards and two gradients.
   products = sum(times for equation, times in run if _is_product_of_a_feature_map(equation))
-  assert products == pixels + (3 if remat == 'block' else 0)
+  assert products == 3 * (1 + 2 * 3) + (3 if remat == 'block' else 0)
   assert any(equation.primitive.name == 'scan' for equation, _ in run) != unroll
 
 
