@@ -99,7 +99,7 @@ def _is_product_of_a_feature_map(equation):
 @pytest.mark.parametrize('unroll', [False, True])
 @pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
 def test_rematerialisation_computes_again_what_it_says(remat, unroll):
-  """The backward pass computes again: 'dots' no convolution, 'block' the two of a unit that lie before another."""
+  """The backward pass computes again: 'dots' nothing, 'block' what of a unit lies before another: two kernels."""
   graphdef, params = tiny.build(tiny.resnet(blocks=(3,), remat=remat, unroll=unroll))
 
   def loss(params, x):

@@ -1,4 +1,4 @@
-"""Convolutions with gradients that cost no more than they do: with a stride, and with kernels of one pixel.
+"""Convolutions with a stride, or with kernels of one pixel, in forms whose gradients are cheap.
 
 JAX computes the gradient by the input of a convolution of stride s as a convolution over the output's gradient with
 s - 1 zeros between its pixels: of s^2 products one has no factor 0, and XLA for TPUs computes all of them. By the TPU
