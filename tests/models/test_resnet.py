@@ -134,21 +134,23 @@ def test_a_hybrid_is_a_vision_transformer_of_feature_maps():
 @pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
 def test_rematerialisation_computes_again_what_it_says(remat):
   """The backward pass computes again: 'dots' nothing, 'block' a unit's convolution and its three products."""
-  graphdef, params = tiny.build(tiny.options(**STEM | {'stem_blocks': (1,)}, remat=remat), image_size=(8, 8))
+  graphdef, params = tiny.build(
+    tiny.options(**STEM | {'stem_blocks': (1,)}, remat=remat), image_size=(16, 16)
+  )
 
   def loss(params, x):
     return jnp.square(nnx.merge(graphdef, params)(x)).sum()
 
-  jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (8, 8)))
+  jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (16, 16)))
   equations = [equation for equation, _ in tiny.equations(jaxpr.jaxpr)]
   names = [equation.primitive.name for equation in equations]
   forward, backward = 2, 2 * 2 - 1 + 4  # that of the images, which nothing needs, in four parts
   assert names.count('conv_general_dilated') == forward + backward + (1 if remat == 'block' else 0)
-  products = [  # by kernels of one pixel; of feature maps of 2 x 2 pixels
+  products = [  # by kernels of one pixel; of feature maps of 4 x 4 pixels
     equation
     for equation in equations
     if equation.primitive.name == 'dot_general'
-    and any(v.aval.shape[:3] == (1, 2, 2) for v in equation.invars)
+    and any(v.aval.shape[:3] == (1, 4, 4) for v in equation.invars)
   ]
   assert len(products) == 3 + 2 * 3 + (3 if remat == 'block' else 0)
 

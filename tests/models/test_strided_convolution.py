@@ -35,7 +35,7 @@ def numpy_gradients(x, kernel, dy, stride, padding):
   return dx[:, top : top + x.shape[1], left : left + x.shape[2]], dkernel
 
 
-@pytest.mark.parametrize('image_size', [(8, 8), (9, 6), (7, 13)])
+@pytest.mark.parametrize('image_size', [(8, 8), (9, 6), (7, 13), (2, 2), (1, 2), (1, 1)])
 @pytest.mark.parametrize(
   ('size', 'stride'), [(1, 1), (1, 2), (2, 2), (3, 2), (7, 2), (1, 3), (3, 3), (5, 3), (3, 1)]
 )
@@ -80,6 +80,19 @@ def test_kernel_of_one_pixel_and_its_gradients_are_products_of_matrices(stride):
 
   def loss(x, kernel):
     return strided_convolution.convolve(x, kernel, stride, ((0, 0), (0, 0))).sum()
+
+  jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, kernel)
+  primitives = [e.primitive for e, _ in tiny.equations(jaxpr.jaxpr)]
+  assert primitives.count(jax.lax.dot_general_p) == 3  # the output and two gradients
+  assert jax.lax.conv_general_dilated_p not in primitives
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_map_smaller_than_the_kernel_and_its_gradients_are_products_of_matrices(stride):
+  x, kernel = jnp.ones((2, 2, 2, 3)), jnp.ones((3, 3, 3, 4))
+
+  def loss(x, kernel):
+    return strided_convolution.convolve(x, kernel, stride, ((1, 1), (1, 1))).sum()
 
   jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, kernel)
   primitives = [e.primitive for e, _ in tiny.equations(jaxpr.jaxpr)]

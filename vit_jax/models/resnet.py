@@ -43,6 +43,7 @@ from vit_jax.models.convolutions import (
   check_stage_sizes,
 )
 from vit_jax.models.layers import initial_head
+from vit_jax.models.max_pool import max_pool
 from vit_jax.options import Positive, Size
 
 
@@ -245,7 +246,7 @@ class ResNet(Model[ResNetConfig]):
     """
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     x = jnp.pad(self.root(images), ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros, which may be the maximum
-    x = nnx.max_pool(x, (3, 3), (2, 2), 'VALID')
+    x = max_pool(x)
     blocks = self.config.sizes.blocks
     remaining = sum(blocks) if layers is None else layers
     for b, units in enumerate(blocks):
@@ -312,7 +313,9 @@ class HybridStem(nnx.Module):
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `vit_config.Sizes.stem_stride`."""
     x = jax.nn.relu(self.root_norm(self.root(images)))
-    x = nnx.max_pool(x, (3, 3), (2, 2), 'SAME')  # which pads with -inf, at the end first
+    top_and_bottom, left_and_right = jax.lax.padtype_to_pads(x.shape[1:3], (3, 3), (2, 2), 'SAME')
+    x = jnp.pad(x, ((0, 0), top_and_bottom, left_and_right, (0, 0)))  # zeros, which ReLU leaves no less than
+    x = max_pool(x)
     for b in range(self.stages):
       x = getattr(self, f'block{b + 1}')(x, remat=self.remat, unroll=self.unroll)
     return x

@@ -1,0 +1,33 @@
+"""The maximum of windows and its gradient against XLA's own, and without its search and scatter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from vit_jax.models.max_pool import max_pool
+
+
+@pytest.mark.parametrize('values', ['distinct', 'equal'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('size', [(3, 3), (4, 5), (9, 6), (8, 8)])
+def test_maximum_and_gradient_equal_those_of_xla(size, dtype, values):
+  rng = np.random.default_rng(0)
+  shape = (2, *size, 3)
+  # Whole numbers: sums of gradients are exact in any order. With three values, most windows have several maxima.
+  x = rng.permutation(np.prod(shape)) if values == 'distinct' else rng.integers(0, 3, shape)
+  x = jnp.asarray(x.reshape(shape), dtype)
+  y, gradient = jax.vjp(max_pool, x)
+  expected, expected_gradient = jax.vjp(lambda x: nnx.max_pool(x, (3, 3), (2, 2), 'VALID'), x)
+  np.testing.assert_array_equal(y, expected)
+  dy = jnp.asarray(rng.integers(-5, 6, y.shape), dtype)
+  (ours,), (theirs,) = gradient(dy), expected_gradient(dy)
+  assert ours.dtype == dtype
+  np.testing.assert_array_equal(ours, theirs)
+
+
+def test_gradient_has_no_scatter():
+  jaxpr = jax.make_jaxpr(jax.grad(lambda x: max_pool(x).sum()))(jnp.ones((2, 9, 9, 3)))
+  assert not [str(e.primitive) for e, _ in tiny.equations(jaxpr.jaxpr) if 'scatter' in str(e.primitive)]
