@@ -105,7 +105,7 @@ def test_rematerialisation_computes_again_what_it_says(remat, unroll):
   def loss(params, x):
     return jnp.square(nnx.merge(graphdef, params)(x)).sum()
 
-  jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (8, 8)))
+  jaxpr = jax.make_jaxpr(jax.grad(loss))(params, tiny.images(1, (16, 16)))
   run = list(tiny.equations(jaxpr.jaxpr))
   forward = 1 + 3  # of the root and three units
   backward = 2 * forward - 1 + 4  # that of the images, which nothing needs, in four parts
