@@ -178,12 +178,13 @@ def test_drop_rates_rise_with_the_depth_as_published(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('size', 'inputs', 'groups', 'fan_out'), [(1, 16, 1, 256), (3, 3, 1, 9 * 256), (5, 256, 256, 25)]
+  ('size', 'inputs', 'depthwise', 'fan_out'),
+  [(1, 16, False, 256), (3, 3, False, 9 * 256), (5, 256, True, 25)],
 )
-def test_initial_kernels_have_the_published_deviation(size, inputs, groups, fan_out):
+def test_initial_kernels_have_the_published_deviation(size, inputs, depthwise, fan_out):
   """sqrt(2 / outputs that an input pixel reaches), of a depthwise convolution in its own channel alone."""
   conv = mbconv.Conv(
-    inputs, 256, size, groups=groups, bias=True, dtype=jnp.dtype('float32'), rngs=nnx.Rngs(0)
+    inputs, 256, size, depthwise=depthwise, bias=True, dtype=jnp.dtype('float32'), rngs=nnx.Rngs(0)
   )
   assert float(conv.kernel[...].std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.1)
   assert conv.bias is not None and not np.any(conv.bias[...])

@@ -22,7 +22,9 @@ def test_gradients_of_a_depthwise_convolution_are_those_of_one_device(axes):
       conv = nnx.merge(graphdef, {'kernel': kernel})
       return jnp.sum(conv(x) * weights)
 
-    graphdef, _ = nnx.split(Conv(8, 8, 3, groups=8, dtype=jnp.float32, rngs=nnx.Rngs(0), sharding=sharding))
+    graphdef, _ = nnx.split(
+      Conv(8, 8, 3, depthwise=True, dtype=jnp.float32, rngs=nnx.Rngs(0), sharding=sharding)
+    )
     return jax.jit(jax.grad(loss, argnums=(0, 1)))
 
   expected = gradients(None)(kernel, x)

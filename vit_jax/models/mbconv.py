@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx import initializers
-from jax.sharding import PartitionSpec
 
-from vit_jax.models import scanned_blocks
+from vit_jax.models import depthwise_convolution, scanned_blocks, strided_convolution
 from vit_jax.models.base import Remat
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import drop_path, fold_in
+from vit_jax.models.strided_convolution import Padding
 
 swish = functools.partial(jax.checkpoint, prevent_cse=False)(jax.nn.silu)  # saves its input only
 
@@ -55,38 +55,37 @@ class Conv(nnx.Module):
     size: int,
     *,
     stride: int = 1,
-    groups: int = 1,
+    depthwise: bool = False,
     bias: bool = False,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
     sharding: jax.sharding.NamedSharding | None = None,
   ):
-    normal = initializers.normal(math.sqrt(2 * groups / (size**2 * outputs)))
-    self.kernel = nnx.Param(normal(rngs.params(), (size, size, inputs // groups, outputs), jnp.float32))
+    seen = 1 if depthwise else inputs  # by each output
+    normal = initializers.normal(math.sqrt(2 * inputs / (seen * size**2 * outputs)))
+    self.kernel = nnx.Param(normal(rngs.params(), (size, size, seen, outputs), jnp.float32))
     self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
     self.stride = stride
-    self.groups = groups
+    self.depthwise = depthwise
     self.dtype = dtype
     self.sharding = sharding
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
-    convolve = functools.partial(
-      jax.lax.conv_general_dilated,
-      window_strides=(self.stride, self.stride),
-      padding='SAME',
-      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-      feature_group_count=self.groups,
+    kernel = self.kernel[...].astype(self.dtype)
+    rows, columns = jax.lax.padtype_to_pads(
+      x.shape[1:3], kernel.shape[:2], (self.stride, self.stride), 'SAME'
     )
-    if self.groups > 1 and self.sharding is not None:
-      # Each device convolves its own images. XLA's partitioner (jaxlib 0.10) would add the gradient of a grouped
-      # kernel up once for each device along an axis that does not split the images, such as `tensor`.
-      images = self.sharding.spec
-      convolve = jax.shard_map(
-        convolve, mesh=self.sharding.mesh, in_specs=(images, PartitionSpec()), out_specs=images
-      )
-    y = convolve(x.astype(self.dtype), self.kernel[...].astype(self.dtype))
+    y = self._convolve(x.astype(self.dtype), kernel, (rows, columns))
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+  def _convolve(self, x: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    """`__call__` with a kernel (h, w, inputs or 1, outputs) of the dtype of x, without bias."""
+    if not self.depthwise:
+      return strided_convolution.convolve(x, kernel, self.stride, padding)
+    return depthwise_convolution.convolve(
+      x, kernel[:, :, 0], self.stride, padding=padding, sharding=self.sharding
+    )
 
 
 class MBConv(nnx.Module):
@@ -107,7 +106,7 @@ class MBConv(nnx.Module):
     expands = stage.expansion > 1
     self.expand = conv(inputs, expanded, 1) if expands else None
     self.expand_norm = norm(expanded) if expands else None
-    self.depthwise = conv(expanded, expanded, stage.kernel, stride=stride, groups=expanded)
+    self.depthwise = conv(expanded, expanded, stage.kernel, stride=stride, depthwise=True)
     self.depthwise_norm = norm(expanded)
     self.squeeze = conv(expanded, squeezed_channels(inputs), 1, bias=True)
     self.excite = conv(squeezed_channels(inputs), expanded, 1, bias=True)
