@@ -13,7 +13,7 @@ to 9 GFLOP/s as a convolution and at 41 to 85 as a product of matrices, on a cor
 
 A map smaller than the kernel is multiplied by one matrix, in which the kernel's numbers stand for each pair of a pixel
 of the input and one of the output. XLA for CPUs takes 32 ms for a kernel of 3 x 3 pixels on 128 maps of 2 x 2 (128
-channels), and less than 2 ms on 4 x 4 (64 channels), which are as many products.
+channels), and the matrix 0.7 ms.
 """
 
 import functools
