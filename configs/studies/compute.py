@@ -3,7 +3,8 @@
 python -m vit_jax.study compute --workdir=runs/compute
 
 CIFAR-10 from scratch, images shrunk to 16 pixels, so that all runs take an hour of one core; two sizes of each family,
-1 and 3 epochs. The figure is over the counted FLOPs of training, as the paper's is over those of pre-training.
+1 and 3 epochs. The figure has a line for each model over the counted FLOPs of training, as the paper's is over those of
+pre-training.
 """
 
 from vit_jax.study.definition import Study, Variant
@@ -32,5 +33,5 @@ def get_study() -> Study:
     for family, sizes in _MODELS.items():
       for size, (config, options) in sizes.items():
         own = {**common, **options, 'total': f'{epochs} epochs'}
-        variants[f'{family}_{size}_{epochs}'] = Variant(config, own, line=family)
+        variants[f'{family}_{size}_{epochs}'] = Variant(config, own, line=f'{family}, {size}')
   return Study('ViT, hybrid and ResNet by compute on CIFAR-10', variants, axis='FLOPs of training')
