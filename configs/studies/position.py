@@ -2,8 +2,8 @@
 
 python -m vit_jax.study position --workdir=runs/position
 
-All eight positions with the class token, as in the paper's table, and three with the mean of the tokens; 16 patches of
-8 pixels, 6 epochs of CIFAR-10: configs/ablations/position.py.
+All eight positions with the class token, as in the paper's table; 16 patches of 8 pixels, 6 epochs of CIFAR-10:
+configs/ablations/position.py, which has the mean of the tokens too.
 """
 
 from typing import get_args
@@ -21,7 +21,4 @@ def get_study() -> Study:
     position: Variant(f'position:{position},token,small', options, published=_PUBLISHED.get(position, ''))
     for position in get_args(Position)
   }
-  # The class token has no offsets from patches; the mean has those of all tokens.
-  for position in ('none', 'learned', 'relative_query_1d'):
-    variants[f'{position}_mean'] = Variant(f'position:{position},gap,small', options)
   return Study('Positions on CIFAR-10, 6 epochs', variants)
