@@ -54,6 +54,7 @@ def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) ->
 
 
 def _by_products(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+  """The sum over the kernel's places of the pixels that they meet times their numbers."""
   height, width = kernel.shape[:2]
   rows, columns = (
     (side + sum(zeros) - size) // stride + 1
@@ -70,6 +71,7 @@ def _by_products(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding)
 
 
 def _by_xla(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+  """The convolution in as many groups as channels."""
   return jax.lax.conv_general_dilated(
     x,
     kernel[:, :, None],
