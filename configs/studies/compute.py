@@ -1,4 +1,4 @@
-"""Accuracy against training compute: sizes, lengths, three families (the paper's figure 5).
+"""Accuracy against training compute: two sizes, two lengths, three families (the paper's figure 5).
 
 python -m vit_jax.study compute --workdir=runs/compute
 

@@ -19,8 +19,12 @@ _FAMILIES = {
 
 
 def get_study() -> Study:
-  common = {'data.image_size': (16, 16), 'data.padding': 2, 'total': '100000 examples'}
-  common['evaluators.test.every'] = '50%'
+  common = {
+    'data.image_size': (16, 16),
+    'data.padding': 2,
+    'total': '100000 examples',
+    'evaluators.test.every': '50%',
+  }
   variants = {}
   for images in (1_000, 5_000, 10_000, 50_000):
     for family, (config, own) in _FAMILIES.items():

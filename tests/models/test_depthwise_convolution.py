@@ -1,34 +1,12 @@
 """Depthwise convolutions and their gradients against their definition in NumPy float64."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy_convolution
 import pytest
 
-from vit_jax.models import depthwise_convolution
-
-
-def numpy_convolution(x, kernel, stride, padding):
-  """The output, and the gradients of its sum with weights `dy` by x and by the kernel, as a function of `dy`."""
-  padded = np.pad(x, ((0, 0), *padding, (0, 0)))
-  height, width = kernel.shape[:2]
-  rows, columns = (padded.shape[1] - height) // stride + 1, (padded.shape[2] - width) // stride + 1
-  pixels = {
-    (i, j): np.s_[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
-    for i, j in itertools.product(range(height), range(width))
-  }
-
-  def gradients(dy):
-    dx = np.zeros_like(padded)
-    for place, window in pixels.items():
-      dx[window] += dy * kernel[place]
-    dkernel = [(padded[window] * dy).sum(axis=(0, 1, 2)) for window in pixels.values()]
-    (top, _), (left, _) = padding
-    return dx[:, top : top + x.shape[1], left : left + x.shape[2]], np.reshape(dkernel, kernel.shape)
-
-  return sum(padded[window] * kernel[place] for place, window in pixels.items()), gradients
+from vit_jax.models import depthwise_convolution, scanned_blocks
 
 
 @pytest.mark.parametrize('image_size', [(8, 8), (7, 13), (2, 2), (1, 1)])
@@ -37,8 +15,10 @@ def test_output_and_gradients_equal_numpy(size, stride, image_size):
   padding = tuple(jax.lax.padtype_to_pads(image_size, (size, size), (stride, stride), 'SAME'))
   rng = np.random.default_rng(0)
   x, kernel = rng.standard_normal((2, *image_size, 3)), rng.standard_normal((size, size, 3))
-  expected, expected_gradients = numpy_convolution(x, kernel, stride, padding)
+  whole = kernel[..., None] * np.eye(3)  # each channel meets itself alone
+  expected = numpy_convolution.forward(x, whole, stride, padding)
   dy = rng.standard_normal(expected.shape)
+  by_input, by_whole = numpy_convolution.gradients(x, whole, dy, stride, padding)
   with jax.enable_x64(True):
     call = jax.jit(
       lambda x, kernel: depthwise_convolution.convolve(x, kernel, stride, padding=padding, sharding=None)
@@ -46,7 +26,7 @@ def test_output_and_gradients_equal_numpy(size, stride, image_size):
     y, gradient = jax.vjp(call, jnp.asarray(x), jnp.asarray(kernel))
     gradients = gradient(jnp.asarray(dy))
   np.testing.assert_allclose(y, expected, atol=1e-12)
-  for ours, theirs in zip(gradients, expected_gradients(dy), strict=True):
+  for ours, theirs in zip(gradients, (by_input, np.diagonal(by_whole, axis1=2, axis2=3)), strict=True):
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
@@ -63,3 +43,15 @@ def test_products_on_cpus_and_grouped_convolutions_elsewhere(dtype, platform, gr
   assert [gradient.dtype for gradient in jax.tree.leaves(traced.out_info)] == [dtype, dtype]
   text = traced.lower(lowering_platforms=(platform,)).as_text()
   assert text.count('stablehlo.convolution') == grouped  # the output and two gradients
+
+
+@pytest.mark.parametrize(('remat', 'computed'), [('none', 3), ('dots', 3), ('block', 4)])
+def test_rematerialisation_computes_it_again_for_blocks_only(remat, computed):
+  def loss(x, kernel):
+    y = depthwise_convolution.convolve(x, kernel, padding=((1, 1), (1, 1)), sharding=None)
+    return jax.nn.silu(y).sum()
+
+  x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4))
+  gradient = jax.value_and_grad(scanned_blocks.rematerialised(loss, remat), argnums=(0, 1))
+  text = jax.jit(gradient).trace(x, kernel).lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('stablehlo.convolution') == computed

@@ -389,10 +389,12 @@ def test_every_shipped_study_has_runs_that_can_begin(path, tmp_path):
 def test_study_on_digits_has_the_variants_of_that_on_photographs(path, tmp_path):
   study = definition.load(f'{path}:digits')
   assert {run.config.data.source for run in check_runs(study, tmp_path)} == {'digits'}
-  lines = {variant.line for variant in study.variants.values()}
   on_photographs = definition.load(str(path)).variants.values()
-  assert lines >= {variant.line for variant in on_photographs}
-  assert len(study.variants) >= len(on_photographs)
+  assert {variant.line for variant in study.variants.values()} >= {variant.line for variant in on_photographs}
+  if path.stem == 'shape':  # minutes a run on photographs, so that there are fewer sizes
+    assert len(study.variants) > len(on_photographs)
+  else:
+    assert len(study.variants) == len(on_photographs)
 
 
 def check_runs(study: Study, workdir: pathlib.Path) -> list[definition.StudyRun]:

@@ -2,8 +2,8 @@
 
 On CPUs a convolution is a product for each number of the kernel. One core of a Xeon takes 1 ms instead of 28 for 32
 maps of 16 x 16 pixels, 144 channels and kernels of 3 x 3, as long for the gradient by the input instead of 29, and 24
-instead of 63 for that by the kernel. XLA's grouped convolution is for TPUs, where the products would take two to five
-times as long by the compiler's estimate (v3 and v5e, bfloat16), and ten times the memory.
+instead of 63 for that by the kernel. Elsewhere it is XLA's grouped convolution: on TPUs the products would take two to
+five times as long by the compiler's estimate (v3 and v5e, bfloat16), and ten times the memory. GPUs were not measured.
 """
 
 import functools
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.models import scanned_blocks, strided_convolution
 from vit_jax.models.strided_convolution import Padding
 
 
@@ -33,17 +34,19 @@ def convolve(
     padding: zeros around x.
     sharding: of x, whose images and channels may be split.
   """
+  one_device = functools.partial(_convolve, stride=stride, padding=padding)
   if sharding is None:
-    return _convolve(x, kernel, stride, padding)
+    return scanned_blocks.product_with_kernel(one_device(x, kernel))
   # Each device convolves its own images and channels. XLA's partitioner (jaxlib 0.10) would add the gradient of a
   # grouped kernel up once for each device along an axis that does not split the images, such as `tensor`.
   images, channels = sharding.spec, sharding.spec[3] if len(sharding.spec) > 3 else None
-  return jax.shard_map(
-    functools.partial(_convolve, stride=stride, padding=padding),
+  each_device = jax.shard_map(
+    one_device,
     mesh=sharding.mesh,
     in_specs=(images, PartitionSpec(None, None, channels)),
     out_specs=images,
-  )(x, kernel)
+  )
+  return scanned_blocks.product_with_kernel(each_device(x, kernel))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -55,16 +58,12 @@ def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) ->
 
 def _by_products(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
   """The sum over the kernel's places of the pixels that they meet times their numbers."""
-  height, width = kernel.shape[:2]
-  rows, columns = (
-    (side + sum(zeros) - size) // stride + 1
-    for side, zeros, size in zip(x.shape[1:3], padding, kernel.shape, strict=False)
-  )
+  rows, columns = strided_convolution.output_size(x, kernel, stride, padding)
   # The barrier keeps XLA from computing x anew for each of the products.
   x = jax.lax.optimization_barrier(jnp.pad(x, ((0, 0), *padding, (0, 0))))
   y = jnp.zeros((len(x), rows, columns, x.shape[3]), x.dtype)
-  for i in range(height):
-    for j in range(width):
+  for i in range(kernel.shape[0]):
+    for j in range(kernel.shape[1]):
       pixels = x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
       y += pixels * kernel[i, j]
   return y
@@ -72,14 +71,7 @@ def _by_products(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding)
 
 def _by_xla(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
   """The convolution in as many groups as channels."""
-  return jax.lax.conv_general_dilated(
-    x,
-    kernel[:, :, None],
-    (stride, stride),
-    padding,
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-    feature_group_count=x.shape[3],
-  )
+  return strided_convolution.by_xla(x, kernel[:, :, None], stride, padding, groups=x.shape[3])
 
 
 def _forward(

@@ -96,7 +96,7 @@ class Depthwise(nnx.Module):
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))  # of nine inputs
     self.bias = nnx.Param(jnp.zeros(channels))
     self.dtype = dtype
-    self.sharding = sharding and _of_hidden_units(sharding, channels)
+    self.sharding = None if sharding is None else _of_hidden_units(sharding, channels)
 
   def __call__(self, x: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """(B, N, C) -> (B, N, C), N being the rows times the columns of `grid`, row by row."""

@@ -15,7 +15,6 @@ from vit_jax.models import depthwise_convolution, scanned_blocks, strided_convol
 from vit_jax.models.base import Remat
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import drop_path, fold_in
-from vit_jax.models.strided_convolution import Padding
 
 swish = functools.partial(jax.checkpoint, prevent_cse=False)(jax.nn.silu)  # saves its input only
 
@@ -73,19 +72,15 @@ class Conv(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
     kernel = self.kernel[...].astype(self.dtype)
-    rows, columns = jax.lax.padtype_to_pads(
-      x.shape[1:3], kernel.shape[:2], (self.stride, self.stride), 'SAME'
-    )
-    y = self._convolve(x.astype(self.dtype), kernel, (rows, columns))
+    strides = (self.stride, self.stride)
+    rows, columns = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, 'SAME')
+    x, padding = x.astype(self.dtype), (rows, columns)
+    if self.depthwise:
+      kernel = kernel[:, :, 0]
+      y = depthwise_convolution.convolve(x, kernel, self.stride, padding=padding, sharding=self.sharding)
+    else:
+      y = strided_convolution.convolve(x, kernel, self.stride, padding)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
-
-  def _convolve(self, x: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
-    """`__call__` with a kernel (h, w, inputs or 1, outputs) of the dtype of x, without bias."""
-    if not self.depthwise:
-      return strided_convolution.convolve(x, kernel, self.stride, padding)
-    return depthwise_convolution.convolve(
-      x, kernel[:, :, 0], self.stride, padding=padding, sharding=self.sharding
-    )
 
 
 class MBConv(nnx.Module):

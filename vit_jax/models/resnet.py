@@ -246,7 +246,7 @@ class ResNet(Model[ResNetConfig]):
     """
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     x = jnp.pad(self.root(images), ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros, which may be the maximum
-    x = max_pool(x)
+    x = max_pool(x, 'VALID')
     blocks = self.config.sizes.blocks
     remaining = sum(blocks) if layers is None else layers
     for b, units in enumerate(blocks):
@@ -313,9 +313,7 @@ class HybridStem(nnx.Module):
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `vit_config.Sizes.stem_stride`."""
     x = jax.nn.relu(self.root_norm(self.root(images)))
-    top_and_bottom, left_and_right = jax.lax.padtype_to_pads(x.shape[1:3], (3, 3), (2, 2), 'SAME')
-    x = jnp.pad(x, ((0, 0), top_and_bottom, left_and_right, (0, 0)))  # zeros, which ReLU leaves no less than
-    x = max_pool(x)
+    x = max_pool(x, 'SAME')
     for b in range(self.stages):
       x = getattr(self, f'block{b + 1}')(x, remat=self.remat, unroll=self.unroll)
     return x

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import pytrees
@@ -19,6 +20,9 @@ from vit_jax.models.softmax_attention import Groups, grouped
 P = ParamSpec('P')
 R = TypeVar('R')
 Z = TypeVar('Z', jax.Array, Groups)
+
+_PRODUCT = 'product with a kernel'
+_is_named = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
 
 
 def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
@@ -184,12 +188,17 @@ def rematerialised(function: Callable[P, R], remat: Remat | None, *, loop: bool 
   return jax.checkpoint(function, prevent_cse=not loop, policy=policy)
 
 
+def product_with_kernel(y: jax.Array) -> jax.Array:
+  """y as it is, which 'dots' saves: for products that no primitive tells apart from other arithmetic."""
+  return checkpoint_name(y, _PRODUCT)
+
+
 def _is_product_with_kernel(primitive: Any, *args: Any, **params: Any) -> bool:
   """Whether an operation is a convolution or a product with a kernel, whose result is saved.
 
   Products of queries and keys have batch dimensions (example, head) and are none of these: computing them
   again is cheap, and their B*H*N*N numbers are the largest of a block.
   """
-  if primitive is jax.lax.conv_general_dilated_p:
+  if primitive is jax.lax.conv_general_dilated_p or _is_named(primitive, *args, **params):
     return True
   return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)

@@ -17,6 +17,7 @@ channels), and the matrix 0.7 ms.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,15 +40,44 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> 
     return x[:, ::stride, ::stride] @ kernel[0, 0]
   if x.shape[1] < kernel.shape[0] and x.shape[2] < kernel.shape[1]:
     return _of_small_maps(x, kernel, stride, padding)
-  return _convolution(x, kernel, stride, padding) if stride == 1 else _strided(x, kernel, stride, padding)
+  return by_xla(x, kernel, stride, padding) if stride == 1 else _strided(x, kernel, stride, padding)
+
+
+def by_xla(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding, *, groups: int = 1) -> jax.Array:
+  """`convolve` as one convolution of XLA's, with JAX's own gradient; `groups`: of channels that do not meet."""
+  return jax.lax.conv_general_dilated(
+    x,
+    kernel,
+    (stride, stride),
+    padding,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    feature_group_count=groups,
+  )
+
+
+def output_size(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> tuple[int, int]:
+  """H' and W' of `convolve`."""
+  rows, columns = (
+    (side + sum(zeros) - size) // stride + 1
+    for side, zeros, size in zip(x.shape[1:3], padding, kernel.shape, strict=False)
+  )
+  return rows, columns
+
+
+def interleave(pixels: Callable[[int, int], jax.Array], stride: int) -> jax.Array:
+  """(B, h * stride, w * stride, C), given the pixels whose row and column have these remainders, (B, h, w, C)."""
+  remainders = range(stride)
+  of_rows = [jnp.stack([pixels(row, column) for column in remainders], axis=3) for row in remainders]
+  together = jnp.stack(of_rows, axis=2)  # (B, h, stride, w, stride, C)
+  batch, rows, _, columns, _, channels = together.shape
+  return together.reshape(batch, rows * stride, columns * stride, channels)
 
 
 def _of_small_maps(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
   """`convolve` as one product of matrices, all pixels and channels of x against those of the output."""
   batch, height, width, inputs = x.shape
-  (top, bottom), (left, right) = padding
-  rows = (height + top + bottom - kernel.shape[0]) // stride + 1
-  columns = (width + left + right - kernel.shape[1]) // stride + 1
+  (top, _), (left, _) = padding
+  rows, columns = output_size(x, kernel, stride, padding)
   zero = jnp.zeros((), kernel.dtype)
 
   def of_pixel(row: int, column: int) -> jax.Array:
@@ -63,27 +93,20 @@ def _of_small_maps(x: jax.Array, kernel: jax.Array, stride: int, padding: Paddin
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _strided(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> Any:
-  return _convolution(x, kernel, stride, padding)
-
-
-def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-  """`convolve` with JAX's own gradient."""
-  return jax.lax.conv_general_dilated(
-    x, kernel, (stride, stride), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
-  )
+  return by_xla(x, kernel, stride, padding)
 
 
 def _forward(
   x: jax.Array, kernel: jax.Array, stride: int, padding: Padding
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return _convolution(x, kernel, stride, padding), (x, kernel)
+  return by_xla(x, kernel, stride, padding), (x, kernel)
 
 
 def _backward(
   stride: int, padding: Padding, saved: tuple[jax.Array, jax.Array], dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   x, kernel = saved
-  by_kernel = jax.linear_transpose(lambda kernel: _convolution(x, kernel, stride, padding), kernel)
+  by_kernel = jax.linear_transpose(lambda kernel: by_xla(x, kernel, stride, padding), kernel)
   (dkernel,) = by_kernel(dy)
   return _gradient_by_input(dy, kernel, stride, padding, x.shape), dkernel
 
@@ -113,7 +136,4 @@ def _gradient_by_input(
       dimension_numbers=('NHWC', 'HWOI', 'NHWC'),
     )
 
-  remainders = range(stride)
-  of_rows = [jnp.stack([pixels(r, c) for c in remainders], axis=3) for r in remainders]
-  dx = jnp.stack(of_rows, axis=2).reshape(len(dy), rows * stride, columns * stride, shape[3])
-  return dx[:, top : top + shape[1], left : left + shape[2]]
+  return interleave(pixels, stride)[:, top : top + shape[1], left : left + shape[2]]
