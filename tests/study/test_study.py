@@ -373,35 +373,3 @@ def test_argument_of_a_study_that_it_does_not_have_is_said():
     definition.load('shape:mnist')
   with pytest.raises(UserError, match="The study poster takes no argument; leave ':digits' out"):
     definition.load('poster:digits')
-
-
-STUDIES = sorted((fork_server.ROOT / 'configs/studies').glob('*.py'))
-ON_DIGITS = [path for path in STUDIES if f'vit_jax.study {path.stem}:digits' in path.read_text()]
-
-
-@pytest.mark.parametrize('path', STUDIES, ids=lambda path: path.stem)
-def test_every_shipped_study_has_runs_that_can_begin(path, tmp_path):
-  check_runs(definition.load(str(path)), tmp_path)
-  assert f'vit_jax.study {path.stem} --workdir=' in path.read_text(), 'the header gives the command'
-
-
-@pytest.mark.parametrize('path', ON_DIGITS, ids=lambda path: path.stem)
-def test_study_on_digits_has_the_variants_of_that_on_photographs(path, tmp_path):
-  study = definition.load(f'{path}:digits')
-  assert {run.config.data.source for run in check_runs(study, tmp_path)} == {'digits'}
-  on_photographs = definition.load(str(path)).variants.values()
-  assert {variant.line for variant in study.variants.values()} >= {variant.line for variant in on_photographs}
-  if path.stem == 'shape':  # minutes a run on photographs, so that there are fewer sizes
-    assert len(study.variants) > len(on_photographs)
-  else:
-    assert len(study.variants) == len(on_photographs)
-
-
-def check_runs(study: Study, workdir: pathlib.Path) -> list[definition.StudyRun]:
-  """The runs of a study, after checks that they can begin."""
-  runs = definition.runs(study, workdir)
-  assert len(runs) == len(study.variants) * len(study.seeds) >= 4
-  for run in runs[: len(study.variants)]:
-    data = run.config.data
-    assert run.config.model.forward_flops(image_size=data.image_size, channels=data.channels, num_classes=10)
-  return runs
