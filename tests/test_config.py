@@ -145,7 +145,31 @@ def test_a_section_has_the_options_of_its_own_kind_only():
     ),
     (
       {'data': {'crop': 'random', 'resize': 100}},
-      'config.data.resize is 100 pixels, smaller than image_size (224, 224).',
+      'config.data.resize is 100 pixels, out of which no 224 × 224 (config.data.image_size) can be cut; make it '
+      '224 or more.',
+    ),
+    (
+      {'data': {'crop': 'random', 'resize': 100, 'padding': 8}},
+      'config.data.resize is 100 pixels, out of which no 224 × 224 (config.data.image_size) can be cut; make it '
+      '208 or more.',
+    ),
+    (
+      {'data': {'crop': 'central', 'resize': 216, 'padding': 8}},
+      'config.data.resize is 216 pixels, out of which no 224 × 224 (config.data.image_size) can be cut; make it '
+      '224 or more.',
+    ),
+    (
+      {'evaluators': {'val': {'type': 'classification', 'crop': 'central', 'resize': 200}}},
+      'config.evaluators.val.resize is 200 pixels, out of which no 224 × 224 (config.data.image_size) can be cut; '
+      'make it 224 or more.',
+    ),
+    (
+      {
+        'data': {'image_size': [32, 64]},
+        'evaluators': {'val': {'type': 'classification', 'crop': 'resize', 'resize': 16}},
+      },
+      'config.evaluators.val.resize is 16 pixels, out of which no 32 × 64 (config.data.image_size) can be cut; '
+      'make it 32 or more.',
     ),
     (
       {'data': {'image_size': [8, 8, 3]}},
@@ -271,6 +295,26 @@ def test_a_wrong_option_is_refused_in_one_sentence(change, said):
   with pytest.raises(UserError) as raised:
     c.from_config_dict(change)
   assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+  'values',
+  [
+    {'loss': 'softmax'},
+    {'data': {'value_range': [0, 0]}},
+    {'data': {'value_range': 5}},
+    {'data': {'value_range': 'ab'}},
+    {'init': {'ignore': 5}},
+    {'evaluators': {'val': {'type': 'fewshot', 'fewshot': 3}}},
+    {'checkpoint': {'best': 3}},
+    {'model': []},
+    {'optimizer': 'adam'},
+  ],
+  ids=str,
+)
+def test_json_that_is_no_config_is_refused_in_a_sentence(values):
+  with pytest.raises(UserError):
+    c.from_config_dict(values)
 
 
 @pytest.mark.parametrize('values', [[], 'model', None])

@@ -6,6 +6,7 @@ import os
 import pathlib
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ def load_arrays(name: str) -> dict[str, np.ndarray] | None:
   try:
     with np.load(_path(name), allow_pickle=False) as file:
       return dict(file)
-  except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile):
+  except (OSError, RuntimeError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
     return None
 
 
@@ -43,8 +44,13 @@ def save_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-      np.savez(file, **cast(dict[str, Any], arrays))
-    os.replace(file.name, path)
+      try:
+        np.savez(file, **cast(dict[str, Any], arrays))
+        file.flush()
+        os.replace(file.name, path)
+      except BaseException:
+        os.unlink(file.name)
+        raise
   except (OSError, RuntimeError) as error:
     _log.warning('%s is not kept for the next run (%s), which will do its work again.', name, error)
 

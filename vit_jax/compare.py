@@ -85,7 +85,7 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     parts += 1
   result = []
   for path in paths:
-    lines = read_metrics(path)
+    lines = read_metrics(path) if path.is_dir() else []
     if not (path / 'config.json').is_file() or not lines:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
     options = config.flatten(workdir.read_config(path))

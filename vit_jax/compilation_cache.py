@@ -5,6 +5,7 @@ is kept with a checksum (`CheckedPrograms`), and those that a process took befor
 next start (`CrashRecord`).
 """
 
+import contextlib
 import faulthandler
 import fcntl
 import hashlib
@@ -121,27 +122,37 @@ class CrashRecord:
 def _drop_after_crashes(directory: pathlib.Path) -> None:
   """Removes the programs that processes took which crashed then; says so."""
   for path in directory.glob('running-*.txt'):
-    with path.open('rb') as file:
-      if not _is_locked_by_us(file.fileno()):
-        continue  # that process is still running
-      text = file.read().decode(errors='replace')
-    crash = re.search(r'^Fatal Python error: (.*)$', text, re.MULTILINE)
-    if crash is None:  # it was killed
-      path.unlink(missing_ok=True)
-      continue
-    keys = [key for key in text[: crash.start()].splitlines() if '/' not in key]
-    for key in keys:
-      _remove(directory, key)
-    stacks = directory / 'last_crash.txt'
-    path.replace(stacks)
-    _log.warning(
-      'An earlier start crashed (%s) after it had taken %d compiled programs from %s; they were removed and are '
-      'compiled again. Its stacks are in %s.',
-      crash[1],
-      len(keys),
-      directory,
-      stacks,
-    )
+    with contextlib.suppress(FileNotFoundError):  # another process that starts now saw to it
+      _drop_after_crash(directory, path)
+
+
+def _drop_after_crash(directory: pathlib.Path, record: pathlib.Path) -> None:
+  """Sees to one process's record; leaves it alone while that process is running.
+
+  Raises:
+    FileNotFoundError: it is gone.
+  """
+  with record.open('rb') as file:
+    if not _is_locked_by_us(file.fileno()):
+      return
+    text = file.read().decode(errors='replace')
+  crash = re.search(r'^Fatal Python error: (.*)$', text, re.MULTILINE)
+  if crash is None:  # it was killed
+    record.unlink()
+    return
+  keys = [key for key in text[: crash.start()].splitlines() if '/' not in key]
+  for key in keys:
+    _remove(directory, key)
+  stacks = directory / 'last_crash.txt'
+  record.replace(stacks)
+  _log.warning(
+    'An earlier start crashed (%s) after it had taken %d compiled programs from %s; they were removed and are '
+    'compiled again. Its stacks are in %s.',
+    crash[1],
+    len(keys),
+    directory,
+    stacks,
+  )
 
 
 def _is_locked_by_us(descriptor: int) -> bool:

@@ -129,7 +129,8 @@ class Config:
     self._check_metric(f'{path}.stop.metric', self.stop.metric)
 
   def _check_evaluator(self, path: str, evaluator: EvaluatorConfig) -> None:
-    check_resize(f'{path}.resize', evaluator.resize, self.data.image_size)
+    crop = evaluator.crop or 'resize'
+    check_resize(f'{path}.resize', evaluator.resize, self.data.image_size, crop=crop)
     if self.data.mixture and evaluator.source is None:
       raise UserError(
         f'{path}.source is not given; name the data to evaluate on, since config.data.mixture has several.'
@@ -161,7 +162,11 @@ def from_config_dict(values: ml_collections.ConfigDict | Mapping[str, Any]) -> C
     return options.from_dict(Config, values.to_dict())
   if not isinstance(values, Mapping):
     raise UserError(f'A config is a JSON object, and this is {type(values).__name__}.')
-  return options.from_dict(Config, old_configs.migrated(values))
+  try:
+    values = old_configs.migrated(values)
+  except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
+    raise UserError(f'The config is none that vit_jax wrote ({error}); restore it.') from error
+  return options.from_dict(Config, values)
 
 
 def as_json(config: Config) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def _classified(
 
 
 def _write_csv(results: Iterable[Result]) -> None:
-  writer = csv.writer(sys.stdout)
+  writer = csv.writer(sys.stdout, lineterminator='\n')
   writer.writerow(['image', 'rank', 'class', 'name', 'probability'])
   for file, best in results:
     for rank, prediction in enumerate(best, start=1):

@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,17 @@ def test_programs_of_a_process_that_crashed_are_removed_and_no_others(directory,
   assert 'crashed (Illegal instruction) after it had taken 1 compiled programs' in caplog.text
   assert 'most recent call first' in (directory / 'last_crash.txt').read_text()
   assert not list(directory.glob('running-*'))
+
+
+def test_processes_that_start_together_see_to_each_record_once(directory, caplog):
+  start()
+  crashed = 'key\nFatal Python error: Segmentation fault\n'
+  for round_number in range(30):
+    for number in range(4):
+      (directory / f'running-{number}.txt').write_text(crashed if number % 2 else 'key\n')
+    with futures.ThreadPoolExecutor(8) as processes:  # each opens the files, and so has locks of its own
+      list(processes.map(compilation_cache._drop_after_crashes, [directory] * 8))
+    assert not list(directory.glob('running-*')), round_number
 
 
 def test_record_of_a_process_that_is_still_running_stays(directory):

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 
 import pytest
@@ -96,6 +97,24 @@ def test_lost_answer_does_not_lose_the_lease(place: Place, monkeypatch):
     lease.renew()
     lease.renew()
     assert lost and lease._version != lost[0]
+
+
+def test_lease_is_renewed_again_after_the_bucket_refused_it(place: Place, monkeypatch, caplog):
+  """As while credentials are replaced: the thread that renews it goes on."""
+  monkeypatch.setattr(bucket_lease, '_BEAT', 0.01)
+  with BucketLease(f'{place.scheme}://bucket/refused') as lease:
+    real, refusals, renewed = lease._write, [], threading.Event()
+
+    def write(version: str | None) -> bool:
+      if len(refusals) < 3:
+        refusals.append(version)
+        raise UserError('the bucket refuses it')
+      renewed.set()
+      return real(version)
+
+    monkeypatch.setattr(lease, '_write', write)
+    assert renewed.wait(60)
+  assert caplog.text.count('the bucket refuses it') == 3
 
 
 def test_lease_is_written_again_where_somebody_removed_it(place: Place):

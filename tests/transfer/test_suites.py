@@ -2,7 +2,8 @@
 
 import pytest
 
-from vit_jax.data import sources
+from vit_jax.data.sources.base import SOURCES
+from vit_jax.data.sources.digits import DigitsSource
 from vit_jax.errors import UserError
 from vit_jax.transfer import suites
 
@@ -42,7 +43,13 @@ def test_folder_names_are_different_and_have_no_slash():
 
 @pytest.mark.parametrize(
   ('folders', 'expected'),
-  [(['cat'], 'val'), (['train/cat', 'val/cat'], 'val'), (['train/cat', 'val/cat', 'test/cat'], 'test')],
+  [
+    (['cat'], 'val'),
+    (['train/cat', 'val/cat'], 'val'),
+    (['train/cat', 'validation/cat'], 'val'),
+    (['train/cat', 'test/cat'], 'test'),
+    (['train/cat', 'val/cat', 'test/cat'], 'test'),
+  ],
 )
 def test_folder_is_tested_on_test_or_else_on_val(tmp_path, folders, expected):
   for folder in folders:
@@ -51,26 +58,32 @@ def test_folder_is_tested_on_test_or_else_on_val(tmp_path, folders, expected):
 
 
 @pytest.mark.parametrize(
-  ('splits', 'expected'), [({'train', 'validation'}, 'validation'), ({'train', 'test', 'val'}, 'test')]
+  ('splits', 'expected'), [(('train', 'validation'), 'validation'), (('train', 'val', 'test'), 'test')]
 )
-def test_source_from_outside_is_tested_on_the_first_split_that_opens(monkeypatch, splits, expected):
-  monkeypatch.setattr(sources, 'parse', lambda name, split: ('mine', 'here', split))
-  monkeypatch.setattr(sources, 'open_source', _source_with(splits))
+def test_source_from_outside_is_tested_on_the_first_split_that_it_has(mine, splits, expected):
+  mine(splits)
   assert suites.row('mine:here').test == expected
 
 
-def test_source_without_a_test_split_is_an_error(monkeypatch):
-  monkeypatch.setattr(sources, 'parse', lambda name, split: ('mine', 'here', split))
-  monkeypatch.setattr(sources, 'open_source', _source_with({'train'}))
+def test_source_without_a_test_split_is_an_error(mine):
+  mine(('train',))
   with pytest.raises(UserError, match=r'mine:here has no split to test on .* but train'):
     suites.row('mine:here')
 
 
-def _source_with(splits):
-  """Takes the place of `open_source`, for a source with these splits."""
+@pytest.fixture
+def mine(monkeypatch):
+  """Registers `mine:PLACE`, digits with other names of splits, for the test."""
 
-  def open_source(spec, split, *, data):
-    if split not in splits:
-      raise UserError(f'{spec} has no split {split}.')
+  def register(splits):
+    class MineSource(DigitsSource):
+      has_place = True
 
-  return open_source
+      @classmethod
+      def splits(cls, place):
+        return splits
+
+    monkeypatch.setattr(SOURCES, '_entries', dict(SOURCES._entries))
+    SOURCES.register('mine', MineSource)
+
+  return register

@@ -136,6 +136,8 @@ class BucketLease:
         self.renew()
       except OutOfReach:  # which was said; perhaps it comes back
         continue
+      except UserError as error:  # refused, as while credentials are replaced; `before_commit` asks once more
+        _log.warning('%s', error)
 
   def _release(self) -> None:
     try:

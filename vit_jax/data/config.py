@@ -130,11 +130,11 @@ class DataConfig:
       raise UserError(
         f'{path}.label_weights is on and {path}.max_labels is None; set it to the length of the longest list.'
       )
-    resize = self.resize or max(self.image_size)
-    if self.crop in ('random', 'central') and resize + 2 * self.padding < max(self.image_size):
-      raise UserError(f'{path}.resize is {resize} pixels, smaller than image_size {self.image_size}.')
+    least = max(self.image_size) - 2 * self.padding
+    if self.crop == 'random' and self.resize is not None and self.resize < least:
+      raise _too_small(f'{path}.resize', self.resize, self.image_size, least)
     if self.crop == 'central':
-      check_resize(f'{path}.resize', self.resize, self.image_size)
+      check_resize(f'{path}.resize', self.resize, self.image_size, crop='central')
     if self.crop == 'random' and self.padding >= min(self.image_size):
       raise UserError(
         f'{path}.padding is {self.padding} pixels, as much as image_size {self.image_size} or more: a crop could '
@@ -145,14 +145,35 @@ class DataConfig:
         raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')
 
 
-def check_resize(name: str, resize: int | None, image_size: tuple[int, int]) -> None:
-  """Raises UserError where the option `name` enlarges images of which next to nothing is cut out.
+def check_resize(
+  name: str, resize: int | None, image_size: tuple[int, int], *, crop: Literal['central', 'resize']
+) -> None:
+  """Raises UserError where images resized to `resize` have no middle of `image_size`, or one of next to nothing.
 
-  It would take hours, and the model would see a few pixels of each image, blown up.
+  Cutting next to nothing out of enlarged images would take hours, and the model would see a few pixels of each.
+
+  Args:
+    name: of the option.
+    resize: pixels of the shorter side ('central') or of the height ('resize'); None: as many as `image_size` needs.
+    image_size: height and width of the middle.
+    crop: what `resize` is of.
   """
   height, width = image_size
-  if resize is not None and resize > _LARGEST_RATIO * max(image_size):
+  if resize is None:
+    return
+  least = max(image_size) if crop == 'central' else height
+  if resize < least:
+    raise _too_small(name, resize, image_size, least)
+  if resize > _LARGEST_RATIO * max(image_size):
     raise UserError(
       f'{name} is {resize:,} pixels, of which the middle {height} × {width} (config.data.image_size) would be cut '
       f'out; make it at most {_LARGEST_RATIO * max(image_size):,}.'
     )
+
+
+def _too_small(name: str, resize: int, image_size: tuple[int, int], least: int) -> UserError:
+  height, width = image_size
+  return UserError(
+    f'{name} is {resize:,} pixels, out of which no {height} × {width} (config.data.image_size) can be cut; make it '
+    f'{least:,} or more.'
+  )

@@ -17,7 +17,9 @@ def read(place: str, num_classes: int) -> tuple[str, ...]:
   Raises:
     UserError: the file cannot be read, or has another number of lines.
   """
-  path = download.local_file(place, 'text') if download.is_address(place) else pathlib.Path(place)
+  path = (
+    download.local_file(place, 'text') if download.is_address(place) else pathlib.Path(place).expanduser()
+  )
   try:
     names = tuple(foreign_files.read_text(path).splitlines())
   except (OSError, UnicodeDecodeError) as error:

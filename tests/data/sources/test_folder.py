@@ -10,6 +10,7 @@ from PIL import Image
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import folder_listing, open_source
+from vit_jax.data.sources.folder import FolderSource
 from vit_jax.errors import UserError
 
 
@@ -45,6 +46,22 @@ def pets(tmp_path):
   write(tmp_path, *(f'train/{pet}/{pet}{i}.jpg' for pet in ('cat', 'dog', 'ant') for i in range(5)))
   write(tmp_path, *(f'val/{pet}/v{pet}{i}.PNG' for pet in ('cat', 'dog', 'ant') for i in range(2)))
   return tmp_path
+
+
+@pytest.mark.parametrize(
+  'folders',
+  [('',), ('train/',), ('train/', 'test/'), ('train/', 'validation/'), ('train/', 'val/', 'test/')],
+  ids='+'.join,
+)
+def test_every_split_that_is_listed_opens_and_no_other_does(tmp_path, folders):
+  write(tmp_path, *(f'{top}{pet}/{i}.jpg' for top in folders for pet in ('cat', 'dog') for i in range(20)))
+  listed = set(FolderSource.splits(str(tmp_path)))
+  for split in ('train', 'val', 'test'):
+    if split in listed:
+      assert len(opened(tmp_path, split))
+    else:
+      with pytest.raises(UserError, match=f'has no split {split!r}; it has {", ".join(sorted(listed))}'):
+        opened(tmp_path, split)
 
 
 def test_train_and_val_have_the_same_classes(pets):

@@ -77,6 +77,10 @@ class NpySource(NamedSource):
   def open(cls, place, split, *, data, class_names):
     return cls(place, split, class_names)
 
+  @classmethod
+  def splits(cls, place):
+    return ('train',)
+
   def __len__(self):
     return len(self._labels)
 
@@ -125,6 +129,15 @@ def test_every_registered_source_follows_the_contract(kind):
   assert issubclass(source, NamedSource) and not source.__abstractmethods__
   for form in source.forms:
     assert form.split(':')[0] == kind and (':' in form) == source.has_place
+
+
+@pytest.mark.parametrize('spec', ['digits', 'tfds:shades'])
+def test_every_split_that_a_source_lists_opens(spec, shades_dir, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(shades_dir))
+  kind, place, _ = parse(spec, '')
+  splits = SOURCES[kind].splits(place)
+  assert set(splits) == {'train', 'test'}
+  assert all(len(open_source(spec, split, data=DataConfig())) for split in splits)
 
 
 def test_select_is_tfdss_own_arithmetic():

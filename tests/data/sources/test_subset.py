@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source, open_training, subset
-from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.base import Part, Source
 from vit_jax.errors import UserError
 
 
@@ -86,6 +86,8 @@ def test_classes_and_max_per_class_select_records(shades):
   mixture = (('tfds:shades', 1.0), ('digits', 1.0))
   some = open_training(DataConfig(mixture=mixture, classes=('light', '3'), max_per_class=2), 0)
   assert [part.size for part in some.parts] == [2, 2] and {some[i].label for i in range(4)} == {2, 6}
+  light = open_training(DataConfig(mixture=(('digits', 3.0), ('tfds:shades', 1.0)), classes=('light',)), 0)
+  assert light.parts == (Part(3, 1.0),) and light.class_names == ('dark', 'middle', 'light')
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,16 @@ def test_classes_and_max_per_class_select_records(shades):
       DataConfig(source='digits:train[:1]', classes=('0', '1')),
       r'digits:train\[:1\] has no images of config',
     ),
+    (
+      DataConfig(mixture=(('digits', 1.0), ('tfds:shades', 1.0)), classes=('light', 'lihgt')),
+      r"has 'lihgt', which is not among the 13 classes of digits \+ tfds:shades; did you mean 'light'?",
+    ),
+    (
+      DataConfig(mixture=(('digits:train[:1]', 1.0), ('digits:train[1:2]', 1.0)), classes=('0', '1')),
+      r'digits:train\[:1\] \+ digits:train\[1:2\] has no images of config',
+    ),
   ],
 )
-def test_unknown_class_names_the_nearest(data, said):
+def test_unknown_class_names_the_nearest(shades, data, said):
   with pytest.raises(UserError, match=said):
     open_training(data, 0)

@@ -27,29 +27,31 @@ _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
 def open_training(data: DataConfig, seed: int) -> Source:
   """The records to train on: those of `data.source`, or of all sources of `data.mixture`.
 
+  A source of the mixture that has no images of `data.classes` is left out.
+
   Args:
     data: source or mixture, split, classes, max_per_class.
     seed: of the choice among the images of a class.
 
   Raises:
-    UserError: as `open_source`; or none of the sources has one of `data.classes`.
+    UserError: as `open_source`; or one of `data.classes` is in none of the sources.
   """
-  if not data.mixture:
-    return _open_parts(data, [data.source], seed)[0]
-  specs, weights = zip(*data.mixture, strict=True)
-  return Mixture(_open_parts(data, specs, seed), weights)
-
-
-def _open_parts(data: DataConfig, specs: Sequence[str], seed: int) -> list[Source]:
-  """The sources of a run's training data, each with `data.classes` and `data.max_per_class` applied."""
-  parts = [open_source(spec, data.split, data=data) for spec in specs]
+  specs = [spec for spec, _ in data.mixture] or [data.source]
+  parts = [_opened(spec, data.split, data) for spec in specs]
   known = {name for part in parts for name in part.class_names}
   for name in data.classes:
     if name not in known:
       raise _unknown_class(name, known, data.title)
-  if data.max_per_class is None:
-    return parts
-  return [subset.at_most(part, data.max_per_class, seed) for part in parts]
+  if data.classes:
+    parts = [subset.of_classes(part, data.classes) for part in parts]
+    if not any(map(len, parts)):
+      raise _no_images(data.title)
+  if data.max_per_class is not None:
+    parts = [subset.at_most(part, data.max_per_class, seed) for part in parts]
+  if not data.mixture:
+    return parts[0]
+  filled = [number for number, part in enumerate(parts) if len(part)]
+  return Mixture([parts[number] for number in filled], [data.mixture[number][1] for number in filled])
 
 
 def open_source(
@@ -66,18 +68,22 @@ def open_source(
   Raises:
     UserError: no such source, data set or split, or data in a form that cannot be read.
   """
-  kind, place, split = parse(spec, split)
-  source: Source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
-  if data.cache:
-    source = Cached(source, data.channels)
+  source = _opened(spec, split, data, class_names)
   if not data.classes:
     return source
   if not set(data.classes) & set(source.class_names):
     raise _unknown_class(data.classes[0], source.class_names, spec)
   chosen = subset.of_classes(source, data.classes)
   if not len(chosen):
-    raise UserError(f'{spec} has no images of config.data.classes; correct the classes or leave it out.')
+    raise _no_images(spec)
   return chosen
+
+
+def _opened(spec: str, split: str, data: DataConfig, class_names: Sequence[str] | None = None) -> Source:
+  """All records of one source, kept in memory if `data.cache` says so; raises as `open_source`."""
+  kind, place, split = parse(spec, split)
+  source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
+  return Cached(source, data.channels) if data.cache else source
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:
@@ -117,6 +123,10 @@ def _no_source(spec: str) -> UserError:
     forms += SOURCES[kind].forms or (f'{kind}:PLACE',)
   *others, last = map(repr, forms)
   return UserError(f'{spec!r} is not a source; write {", ".join(others)} or {last}.')
+
+
+def _no_images(where: str) -> UserError:
+  return UserError(f'{where} has no images of config.data.classes; correct the classes or leave it out.')
 
 
 def _unknown_class(name: str, known: Collection[str], where: str) -> UserError:

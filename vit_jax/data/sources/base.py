@@ -95,6 +95,18 @@ class NamedSource(Source):
       UserError: no such place or split, or data in a form that cannot be read.
     """
 
+  @classmethod
+  @abc.abstractmethod
+  def splits(cls, place: str) -> Collection[str]:
+    """The names of a place's splits, without opening any.
+
+    Args:
+      place: as for `open`.
+
+    Raises:
+      UserError: no such place.
+    """
+
 
 SOURCES: Registry[NamedSource] = Registry(
   'source',

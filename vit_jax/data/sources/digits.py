@@ -1,6 +1,6 @@
 """The embedded data set: 1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 import numpy as np
@@ -10,6 +10,7 @@ from vit_jax.data.sources.base import NamedSource, Record, label_map, select
 
 _SPLIT_SEED = 0  # of the division into train and test, which is part of the data set
 _CLASSES = tuple('0123456789')
+_SPLITS = ('train', 'test')
 
 
 class DigitsSource(NamedSource):
@@ -34,7 +35,7 @@ class DigitsSource(NamedSource):
     train, test = model_selection.train_test_split(
       np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=_SPLIT_SEED
     )
-    numbers = {'train': np.asarray(train), 'test': np.asarray(test)}
+    numbers = dict(zip(_SPLITS, (np.asarray(train), np.asarray(test)), strict=True))
     ranges = select(split, {name: len(part) for name, part in numbers.items()}, 'digits')
     chosen = np.concatenate([numbers[name][first:last] for name, first, last in ranges])
     self.class_names = tuple(class_names or _CLASSES)
@@ -45,6 +46,10 @@ class DigitsSource(NamedSource):
   @classmethod
   def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
     return cls(split, class_names)
+
+  @classmethod
+  def splits(cls, place: str) -> Collection[str]:
+    return _SPLITS
 
   def __len__(self) -> int:
     return len(self._labels)

@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -24,6 +24,7 @@ from vit_jax.errors import UserError
 _log = logging.getLogger(__name__)
 
 SPLITS = {'train': 'train', 'val': 'val', 'validation': 'val', 'test': 'test'}  # folder -> split
+_HELD_OUT_SPLITS = ('train', 'val')  # of a folder whose classes are in its root
 # What `vit_jax.prepare` reads and this source does not.
 _ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip', '.parquet')
 _TABLES = ('.csv',)
@@ -88,6 +89,12 @@ class FolderSource(NamedSource):
   def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
     return cls(place, split, val_fraction=data.val_fraction, class_names=class_names)
 
+  @classmethod
+  def splits(cls, place: str) -> Collection[str]:
+    root = pathlib.Path(place).expanduser()
+    _check_readable(root)
+    return tuple(_folders_of_splits(root).values()) or _HELD_OUT_SPLITS
+
   def __len__(self) -> int:
     return len(self._numbers)
 
@@ -121,13 +128,18 @@ def _check_readable(root: pathlib.Path) -> None:
     raise UserError(f'The folder {root} cannot be read ({error.strerror}); check its permissions.') from error
 
 
+def _folders_of_splits(root: pathlib.Path) -> dict[str, str]:
+  """Folder -> its split, for the folders of splits in the root; {}: the classes are in the root."""
+  return {name: SPLITS[name] for name in folders_in(root) if name in SPLITS}
+
+
 def _splits(
   root: pathlib.Path, split: str, val_fraction: float
 ) -> tuple[Listing, dict[str, _Part], Sequence[str]]:
   """The listing, the splits that `split` names, and the sorted classes of the training split."""
-  folders = {name: SPLITS[name] for name in folders_in(root) if name in SPLITS}
+  folders = _folders_of_splits(root)
   if not folders:
-    check_split(split, ('train', 'val'), str(root))
+    check_split(split, _HELD_OUT_SPLITS, str(root))
     listing = list_images(root, [''])
     everything = _part(listing, '', root)
     parts = _hold_out(everything, listing.hashes, val_fraction, root)

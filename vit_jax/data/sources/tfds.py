@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -94,6 +94,10 @@ class TfdsSource(NamedSource):
     builder = builder_of(place)
     reader = of_features(builder.info, lists=data.max_labels is not None, weights=data.label_weights)
     return cls(builder, split, class_names, reader, tfds_bucket.address_of(place))
+
+  @classmethod
+  def splits(cls, place: str) -> Collection[str]:
+    return tuple(builder_of(place).info.splits)
 
   def __len__(self) -> int:
     return len(self._records)

@@ -1,6 +1,6 @@
 """The tasks of VTAB-1k as sources: `vtab:TASK`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 import tensorflow_datasets as tfds
@@ -24,6 +24,11 @@ class VtabSource(TfdsSource):
     sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
     reader, address = _record_reader(builder.info, task), tfds_bucket.address_of(task.dataset)
     return cls(builder, task.split(split, sizes), class_names, reader, address)
+
+  @classmethod
+  def splits(cls, place: str) -> Collection[str]:
+    vtab.task_of(place)
+    return vtab.SPLITS
 
 
 def _record_reader(info: tfds.core.DatasetInfo, task: vtab.Task) -> RecordReader:
