@@ -191,7 +191,7 @@ class ModelConfig(abc.ABC):
     return None
 
   def with_learned_positions(self) -> Self:
-    """The model in which `fixed_positions` are a parameter, 'position_embedding'."""
+    """The model in which `fixed_positions` are a parameter, 'position_embedding'; this one where there are none."""
     return self
 
   def with_position_resize(self, method: PositionResize) -> Self:
