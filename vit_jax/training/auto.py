@@ -197,7 +197,7 @@ def saved_bytes(architecture: Architecture) -> float:
   """Bytes of an image that the backward pass reads, as JAX saves them; nothing is computed."""
 
   def of(images: int) -> int:
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
+    graphdef, params = nnx.split(architecture.abstract())
 
     def backward(params: Any, x: jax.Array, key: jax.Array) -> Any:
       keys = jax.random.split(key, images)
