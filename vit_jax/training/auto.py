@@ -163,7 +163,9 @@ def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -
   yield config.batch_parts
   if config.accumulation is None and not architecture.state_paths():
     parts, images = 2, config.batch_size // (len(devices) // max(config.mesh.tensor, 1))
-    while images and images % parts == 0:  # none: a batch that does not divide over the devices, as the step will say
+    while (
+      images and images % parts == 0
+    ):  # none: a batch that does not divide over the devices, as the step will say
       yield parts
       parts *= 2
 
