@@ -205,7 +205,9 @@ def test_a_run_has_the_kernel_that_its_config_asks_for(kernel, monkeypatch):
     data=c.DataConfig(image_size=(12, 8)),
   )
   asked = Run(config, Dataset(8, num_classes=5))
-  with pytest.raises(UserError, match=rf"^config\.model\.attention is '{kernel}', which is for .* this is cpu"):
+  with pytest.raises(
+    UserError, match=rf"^config\.model\.attention is '{kernel}', which is for .* this is cpu"
+  ):
     asked.program.state  # noqa: B018
   monkeypatch.setattr(fused_attention, '_kernel_of', lambda _: kernel)
   used = []
@@ -228,7 +230,11 @@ def test_a_plan_for_tpus_that_have_splash_compiles_it():
   )
   run = Run(config, Dataset(8, num_classes=5), topology.describe('v5e:2x2').devices)
   hlo = run.program.step.lower(run.program.state, run.program.batch).compile().as_text()
-  assert set(re.findall(r'%(splash_mha_[a-z]+)', hlo)) == {'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'}
+  assert set(re.findall(r'%(splash_mha_[a-z]+)', hlo)) == {
+    'splash_mha_fwd',
+    'splash_mha_dq',
+    'splash_mha_dkv',
+  }
 
 
 @pytest.mark.parametrize(

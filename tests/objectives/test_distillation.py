@@ -321,6 +321,16 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   )
 
 
+def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_has_it():
+  objective = c.DistillationObjective(teachers='one', teacher_targets='hard', temperature=3.0)
+  with pytest.raises(
+    UserError, match=r"^config\.objective\.temperature is 3, .*'hard' has none; leave it out"
+  ):
+    c.from_config_dict(c.to_config_dict(c.Config(objective=objective)))
+  read = c.from_config_dict(c.as_json(c.Config(objective=objective))).objective
+  assert read == dataclasses.replace(objective, temperature=1.0)
+
+
 def test_sigmoids_teach_sigmoids_and_other_names_of_classes_are_said(tmp_path):
   teachers.write(tmp_path / 'sigmoid', link='sigmoid', class_names=tuple('abcdefghij'))
   given = config('sigmoid', folder=tmp_path)
