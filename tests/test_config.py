@@ -337,6 +337,7 @@ def test_best_may_name_what_evaluators_give_of_the_parameters_or_their_ema(best)
     ({'mesh.fsdp': 4, 'checkpoint.keep': 9, 'log_every': '1 steps', 'step_limit': 5.0}, []),
     ({'model.remat': 'block', 'mesh.fsdp': 2}, []),
     ({'model.unroll': True, 'model.attention': 'xla', 'data.threads': 9, 'data.prefetch': 1}, []),
+    ({'model.attention_dropout': 0.1}, ['model.attention_dropout']),  # whose name begins as model.attention
     ({'model.depth': 2, 'seed': 1}, ['model.depth', 'seed']),
     ({'optimizer.b1': 0.9, 'optimizer.b2': 0.999}, []),  # the optimizer's own
     ({'optimizer.b1': 0.8}, ['optimizer.b1']),

@@ -116,7 +116,7 @@ def config_of(holder: flags.FlagHolder) -> Any:
 
   if not holder.present:
     raise _missing(holder.name)
-  return config.from_config_dict(holder.value.to_dict())
+  return config.from_config_dict(holder.value)
 
 
 def config_name(holder: flags.FlagHolder) -> str:

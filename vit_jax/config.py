@@ -6,7 +6,6 @@ the section's own file. Durations are text with a unit (durations.py).
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -179,6 +178,13 @@ def differing_options(old: Config, new: Config) -> list[str]:
   before, after = (
     flatten(dataclasses.replace(config, optimizer=config.optimizer.with_defaults())) for config in (old, new)
   )
-  may_change = re.compile('|'.join(re.escape(name) for name in options.resumable(Config)))
+  resumable = set(options.resumable(Config))
+
+  def may_change(name: str) -> bool:
+    """Whether the option, or a section that it is in, is among them."""
+    parts = name.split('.')
+    sections = {'.'.join(parts[:end]) + '.' for end in range(1, len(parts))}
+    return not resumable.isdisjoint({name, *sections})
+
   names = sorted(before.keys() | after.keys())
-  return [n for n in names if before.get(n) != after.get(n) and not may_change.match(n)]
+  return [n for n in names if before.get(n) != after.get(n) and not may_change(n)]

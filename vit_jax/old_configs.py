@@ -1,7 +1,8 @@
 """Configs that earlier versions wrote (config.json, checkpoints), in terms of this version.
 
 The first edition had one flat section for four architectures, one for all objectives and one for all
-evaluators. Each function here changes a copy of the JSON; a config of this version passes through unchanged.
+evaluators. Each function here changes a copy of the JSON; a config of this version passes through unchanged, since it
+has none of the options that earlier versions took and ignored.
 """
 
 import copy
@@ -39,6 +40,7 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     result['init']['ignore'] = [str(p).replace('^representation/', '^pre_logits/') for p in ignore]
   if 'loss' in result and 'objective' not in result:
     result['objective'] = _objective(result.pop('loss'))
+  _drop_ignored(result)
   if isinstance(result.get('evaluators'), dict):
     result['evaluators'] = {name: _evaluator(item) for name, item in result['evaluators'].items()}
   if isinstance(result.get('optimizer'), dict):
@@ -97,6 +99,19 @@ def _evaluator(evaluator: Any) -> Any:
     evaluator.pop('real_labels', None)
     evaluator |= probe
   return {'type': 'classification', **evaluator}
+
+
+def _drop_ignored(config: dict[str, Any]) -> None:
+  """Values that earlier versions took and ignored, and this one refuses, so that their runs can still be read."""
+  schedule, objective = config.get('schedule'), config.get('objective')
+  if isinstance(schedule, dict):
+    decay = schedule.get('decay', 'cosine')
+    if decay in ('constant', 'rsqrt', 'staircase'):
+      schedule.pop('end_value', None)
+    if decay != 'rsqrt':
+      schedule.pop('timescale', None)
+  if isinstance(objective, dict) and objective.get('teacher_targets') == 'hard':
+    objective.pop('temperature', None)
 
 
 def _drop_unused_decays(optimizer: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Attention kernels: splash is interpreted on the CPU; for cuDNN's, its call in the program is checked."""
 
 import dataclasses
+import functools
 import re
 import types
 
@@ -20,6 +21,8 @@ from vit_jax.errors import UserError
 from vit_jax.models import fused_attention
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.training import auto
+from vit_jax.training.run import Dataset, Run
 
 
 def _sharding(devices=None, **axes):
@@ -178,6 +181,60 @@ def test_a_kernel_that_devices_or_heads_do_not_have_is_refused(asked, head_size,
 def test_a_model_with_a_kernel_that_its_devices_do_not_have_is_refused():
   with pytest.raises(UserError, match=r"config\.model\.attention is 'splash'.*'auto' or 'xla'"):
     tiny.build(tiny.options(attention='splash'), activation_sharding=_sharding())
+
+
+@pytest.mark.parametrize('kernel', ['cudnn', 'splash'])
+@pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
+def test_shapes_and_memory_need_no_device_that_has_the_kernel(kernel, remat):
+  """What is known of a network before it is on devices is the same for every kernel."""
+  known = []
+  for attention in ('auto', kernel):
+    model = tiny.options(attention=attention, dtype='bfloat16', remat=remat)
+    architecture = Architecture(model, (12, 8), 3, 5)
+    known.append((architecture.shapes(), architecture.state_paths(), auto.saved_bytes(architecture)))
+  assert known[0] == known[1]
+
+
+@pytest.mark.parametrize('kernel', ['cudnn', 'splash'])
+def test_a_run_has_the_kernel_that_its_config_asks_for(kernel, monkeypatch):
+  """On the devices of this process, which are taken for those that have the kernel."""
+  config = c.Config(
+    total='1 steps',
+    batch_size=8,
+    model=tiny.options(attention=kernel, dtype='bfloat16'),
+    data=c.DataConfig(image_size=(12, 8)),
+  )
+  asked = Run(config, Dataset(8, num_classes=5))
+  with pytest.raises(
+    UserError, match=rf"^config\.model\.attention is '{kernel}', which is for .* this is cpu"
+  ):
+    asked.program.state  # noqa: B018
+  monkeypatch.setattr(fused_attention, '_kernel_of', lambda _: kernel)
+  used = []
+  attend = functools.partial(fused_attention.attend, 'splash', interpret=True)
+  monkeypatch.setattr(fused_attention, 'attend', lambda name, *args: used.append(name) or attend(*args))
+  program = Run(config, Dataset(8, num_classes=5)).program
+  program.step.trace(program.state, program.batch)
+  assert set(used) == {kernel}
+
+
+def test_a_plan_for_tpus_that_have_splash_compiles_it():
+  pytest.importorskip('libtpu')
+  from vit_jax.plan import topology
+
+  config = c.Config(
+    total='1 steps',
+    batch_size=8,
+    model=tiny.options(attention='splash', dtype='bfloat16'),
+    data=c.DataConfig(image_size=(12, 8)),
+  )
+  run = Run(config, Dataset(8, num_classes=5), topology.describe('v5e:2x2').devices)
+  hlo = run.program.step.lower(run.program.state, run.program.batch).compile().as_text()
+  assert set(re.findall(r'%(splash_mha_[a-z]+)', hlo)) == {
+    'splash_mha_fwd',
+    'splash_mha_dq',
+    'splash_mha_dkv',
+  }
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import typing
 
 import chex
 import fork_server
@@ -19,6 +20,7 @@ from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
+from vit_jax.models.vit_config import Position
 from vit_jax.training import evaluate_checkpoint
 from vit_jax.training.run import Dataset, Run
 
@@ -128,6 +130,22 @@ def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folde
   images = pixels.astype(np.float32) / 127.5 - 1
   teacher = vit_jax.load(folder / name)
   np.testing.assert_allclose(jax.jit(predict)(images), teacher(teacher.preprocess(pixels)), atol=2e-5)
+
+
+@pytest.mark.parametrize('position', typing.get_args(Position))
+@pytest.mark.parametrize('size', [None, (12, 12)])
+def test_a_teacher_may_know_of_positions_in_any_way(position, size, tmp_path):
+  """Its logits are those of `vit_jax.load`, at its own image size and at another."""
+  teachers.write(tmp_path / 'vit', tiny.options(position=position))
+  run = opened(config('vit', folder=tmp_path))
+  objective = dataclasses.replace(run.config.objective, teacher_size=size)
+  run = opened(dataclasses.replace(run.config, objective=objective))
+  params, _ = run.frozen.read(DIGITS)
+  (predict,) = run.frozen.predictors(params)
+  images = np.asarray(tiny.images(16, (8, 8), 1))
+  teacher = vit_jax.load(tmp_path / 'vit', image_size=size)
+  resized = images if size is None else jax.image.resize(images, (16, *size, 1), 'bilinear')
+  np.testing.assert_allclose(jax.jit(predict)(images), teacher(np.asarray(resized)), atol=2e-5)
 
 
 def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(folder):
@@ -301,6 +319,16 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   assert "config.objective.teachers is ''; name the checkpoint of a teacher" in refusal(
     config(folder=tmp_path)
   )
+
+
+def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_has_it():
+  objective = c.DistillationObjective(teachers='one', teacher_targets='hard', temperature=3.0)
+  with pytest.raises(
+    UserError, match=r"^config\.objective\.temperature is 3, .*'hard' has none; leave it out"
+  ):
+    c.from_config_dict(c.to_config_dict(c.Config(objective=objective)))
+  read = c.from_config_dict(c.as_json(c.Config(objective=objective))).objective
+  assert read == dataclasses.replace(objective, temperature=1.0)
 
 
 def test_sigmoids_teach_sigmoids_and_other_names_of_classes_are_said(tmp_path):

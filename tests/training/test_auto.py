@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from vit_jax import config as c
+from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.parallel import hardware
 from vit_jax.training import auto
@@ -203,3 +204,23 @@ def test_a_run_keeps_the_config_as_asked_beside_the_chosen_one():
   assert run.asked is config
   assert (run.config.mesh.fsdp, run.config.model.unroll, run.config.model.remat) == (1, False, 'none')
   assert run.architecture.model is run.config.model
+
+
+@pytest.mark.parametrize('batch_size', [1, 8, 15, 24])
+@pytest.mark.parametrize('kind', ['TPU v5 lite', 'NVIDIA H200'])
+def test_a_batch_that_does_not_divide_over_the_devices_is_not_divided_further(batch_size, kind):
+  config = c.Config(model=tiny.options(), data=c.DataConfig(image_size=(12, 8)), batch_size=batch_size)
+  architecture = Architecture(config.model, config.data.image_size, 3, 10)
+  assert auto.choose(config, architecture, 100, _devices(16, kind))[0].accumulation == 1
+
+
+@pytest.mark.parametrize(
+  'mesh', [{'tensor': 32}, {'tensor': 3}, {'data': 2, 'tensor': 32}, {'data': 32}, {'replica': 3}]
+)
+@pytest.mark.parametrize('kind', ['TPU v5 lite', 'NVIDIA H200'])
+def test_a_mesh_that_the_devices_do_not_make_is_refused_as_it_was_asked_for(mesh, kind):
+  config = c.Config(
+    model=tiny.options(), data=c.DataConfig(image_size=(12, 8)), mesh=c.MeshConfig(**mesh), batch_size=96
+  )
+  with pytest.raises(UserError, match=r'^config\.mesh \(.*, fsdp 1, .*16'):
+    _choose(config, _devices(16, kind), steps=100)

@@ -66,6 +66,28 @@ def test_other_metric_begins_anew():
   assert EarlyStopping.restored(c.StopConfig('val/loss'), stopper.meta()).misses == 1
 
 
+@pytest.mark.parametrize(
+  ('before', 'after', 'anew'),
+  [
+    ('higher', 'lower', True),
+    (None, 'higher', True),
+    ('higher', None, True),
+    (None, 'lower', False),  # which a loss has anyway
+    ('lower', None, False),
+  ],
+)
+def test_other_direction_begins_anew(before, after, anew):
+  """The best value of the one says nothing of the other."""
+  stopper = EarlyStopping(c.StopConfig('val/loss', direction=before), best=1.0, best_step=3, misses=1)
+  restored = EarlyStopping.restored(c.StopConfig('val/loss', direction=after), stopper.meta())
+  assert (math.isnan(restored.best), restored.misses == 0) == (anew, anew)
+
+
+def test_checkpoint_that_does_not_tell_its_direction_goes_on():
+  meta = {'stop': {'metric': 'val/loss', 'best': '1.0', 'best_step': 3, 'misses': 1}}
+  assert EarlyStopping.restored(c.StopConfig('val/loss', direction='higher'), meta).best == 1.0
+
+
 def test_metric_that_no_evaluator_gives_is_refused_with_those_there_are():
   evaluators = {'val': c.ClassificationEvaluatorConfig()}
   with pytest.raises(UserError, match=r'config.stop.metric .*val/los.*choose one of val/accuracy, val/loss'):
@@ -112,6 +134,20 @@ def test_resumed_run_stops_at_the_same_step_with_the_same_bits(stopped, tmp_path
   assert 'Resuming from step 4' in second.stdout and 'Stopped early, at step 8 of 40' in second.stdout
   assert arrays(stopped) == arrays(tmp_path / 'run')
   assert numbers(stopped) == numbers(tmp_path / 'run')
+
+
+def test_run_that_stops_early_ends_with_the_metrics_of_every_evaluator(tmp_path):
+  """Also of one that is not due at that step."""
+  other = "'other': ClassificationEvaluatorConfig(split='train[:32]', every='3 steps'), 'test':"
+  (tmp_path / 'two.py').write_text(commands.CONFIG.replace("'test':", other))
+  flags = ['--config=two.py', *STOP, '--config.stop.patience=1', '--config.ema=0.9']
+  result = commands.run(tmp_path, *flags)
+  assert 'Stopped early, at step 4 of 40' in result.stdout, result.stderr
+  others = [
+    (line['step'], line['other/accuracy']) for line in numbers(tmp_path / 'run') if 'other/loss' in line
+  ]
+  assert [step for step, _ in others] == [3, 4]
+  assert {'test/loss', 'test_ema/loss', 'other_ema/loss'} <= numbers(tmp_path / 'run')[-1].keys()
 
 
 def test_run_that_stopped_early_is_complete_when_it_is_started_again(stopped):

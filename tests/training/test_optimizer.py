@@ -1,5 +1,7 @@
 """Schedules against the original's fixtures, optimizers against optax's own and NumPy."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -50,6 +52,36 @@ def test_rsqrt_with_warmup_and_cooldown_equals_numpy():
   expected = np.where(steps < 10, 0.2 * steps, 2 / np.sqrt(1 + np.maximum(steps - 10, 0) / 5))
   expected *= np.clip((100 - steps) / 20, 0, 1)
   np.testing.assert_allclose([float(rate(step)) for step in steps], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('timescale', ['0.4 steps', '1 examples', '0.001 %'])
+def test_a_timescale_of_less_than_a_step_is_one_step(timescale):
+  rate, one = (schedule(decay='rsqrt', timescale=each) for each in (timescale, '1 steps'))
+  assert [float(rate(step)) for step in (0, 1, 50)] == [float(one(step)) for step in (0, 1, 50)]
+
+
+@pytest.mark.parametrize(
+  ('decay', 'options'),
+  [
+    *((decay, {'end_value': 1e-5}) for decay in ('constant', 'rsqrt', 'staircase')),
+    *(
+      (decay, {'timescale': '5 steps'})
+      for decay in ('linear', 'cosine', 'exponential', 'constant', 'staircase')
+    ),
+  ],
+)
+def test_an_option_that_the_decay_would_ignore_is_refused_and_dropped_where_an_older_run_has_it(
+  decay, options
+):
+  needed = {'exponential': {'end_value': 1e-5}, 'staircase': {'drops': ('1 epochs',)}}.get(decay, {})
+  config = c.Config(schedule=c.ScheduleConfig(decay=decay, **needed))
+  ignored = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, **options))
+  (name,) = options
+  with pytest.raises(
+    UserError, match=rf'^config\.schedule\.{name} is for decay .* decay is {decay}.*; leave it out\.$'
+  ):
+    c.from_config_dict(c.to_config_dict(ignored))
+  assert c.from_config_dict(c.as_json(ignored)) == config
 
 
 def test_exponential_decay_falls_by_the_same_factor_every_step():

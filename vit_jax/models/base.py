@@ -191,7 +191,7 @@ class ModelConfig(abc.ABC):
     return None
 
   def with_learned_positions(self) -> Self:
-    """The model in which `fixed_positions` are a parameter, 'position_embedding'."""
+    """The model in which `fixed_positions` are a parameter, 'position_embedding'; this one where there are none."""
     return self
 
   def with_position_resize(self, method: PositionResize) -> Self:
@@ -356,13 +356,22 @@ class Architecture:
       image_size=image_size or self.image_size, channels=self.channels, num_classes=self.num_classes
     )
 
-  def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """The module's graph and the shape of each parameter, and of its state, by its path; nothing is allocated.
+  def abstract(self) -> Model:
+    """The network with shapes for parameters, and without a kernel that only some devices have: on no devices.
 
     Raises:
       UserError: sizes that do not go together.
     """
-    graphdef, variables = nnx.split(nnx.eval_shape(lambda: self.build(nnx.Rngs(0))))
+    anywhere = dataclasses.replace(self, model=self.model.on_any_device())
+    return nnx.eval_shape(lambda: anywhere.build(nnx.Rngs(0)))
+
+  def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    """The graph of `abstract` and the shape of each parameter, and of its state, by its path; nothing is allocated.
+
+    Raises:
+      UserError: sizes that do not go together.
+    """
+    graphdef, variables = nnx.split(self.abstract())
     return graphdef, pytrees.flatten(nnx.to_pure_dict(variables))
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -371,7 +380,7 @@ class Architecture:
 
   def state_paths(self) -> frozenset[str]:
     """Those paths of `shapes` that are the model's state."""
-    state = nnx.state(nnx.eval_shape(lambda: self.build(nnx.Rngs(0))), nnx.Not(nnx.Param))
+    state = nnx.state(self.abstract(), nnx.Not(nnx.Param))
     return frozenset(pytrees.flatten(nnx.to_pure_dict(state)))
 
 

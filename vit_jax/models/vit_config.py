@@ -290,7 +290,7 @@ class ViTConfig(ModelConfig):
     return position.sincos2d(grid, self.sizes.width, class_token=self.has_class_token)
 
   def with_learned_positions(self) -> Self:
-    return dataclasses.replace(self, position='learned')
+    return dataclasses.replace(self, position='learned') if self.position == 'sincos2d' else self
 
   def with_position_resize(self, method: PositionResize) -> Self:
     return dataclasses.replace(self, position_resize=method)

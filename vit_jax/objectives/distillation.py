@@ -36,7 +36,7 @@ class DistillationObjective(ClassificationObjective):
   # 'hard': cross-entropy of the class that teachers find most probable (arXiv 2012.12877); with sigmoids, of all
   # classes above one half.
   teacher_targets: Literal['soft', 'hard'] = 'soft'
-  # Divides the logits of student and teachers in the divergence, which is multiplied by its square.
+  # 'soft': divides the logits of student and teachers in the divergence, which is multiplied by its square.
   temperature: Positive = 1.0
   # Height and width of the teachers' images, resized from the student's. None: as each was trained.
   teacher_size: ImageSize | None = None
@@ -44,6 +44,14 @@ class DistillationObjective(ClassificationObjective):
   teacher_dtype: DType | None = None
 
   title: ClassVar[str] = 'distillation'
+
+  def check(self, path: str) -> None:
+    """Raises UserError for a temperature that nothing is divided by."""
+    if self.teacher_targets == 'hard' and self.temperature != 1:
+      raise UserError(
+        f"{path}.temperature is {self.temperature:g}, and {path}.teacher_targets 'hard' has none; leave it out, or "
+        f"choose 'soft'."
+      )
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     super().check_run(model, data)

@@ -75,7 +75,7 @@ def make_mesh(
     UserError: the axes do not multiply to the number of devices, or the wrong ones would cross slices.
   """
   devices = list(jax.devices() if devices is None else devices)
-  shape = _shape(mesh, len(devices))
+  shape = shape_on(mesh, len(devices))
   slices = len({getattr(device, 'slice_index', 0) for device in devices})
   # An axis of ours may need a part of a network axis, where none of those has its size.
   options: dict[str, Any] = {'devices': devices, 'allow_split_physical_axes': True}
@@ -104,8 +104,12 @@ def _across_slices(shape: tuple[int, ...], slices: int, axes: tuple[str, ...]) -
   return result
 
 
-def _shape(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
-  """Devices along each axis, with the -1 replaced."""
+def shape_on(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
+  """Devices along each of `AXES`, with the -1 replaced.
+
+  Raises:
+    UserError: they do not multiply to the number of devices.
+  """
   sizes = list(mesh.sizes)
   asked = ', '.join(f'{axis} {size}' for axis, size in zip(AXES, sizes, strict=True))
   given = math.prod(size for size in sizes if size != -1)

@@ -61,10 +61,9 @@ class RunFormat(Format):
     fixed = model.fixed_positions(model.grid(architecture.image_size))
     if fixed is not None:  # as a learned embedding, which every format has, and which can be resized
       params['position_embedding'] = fixed
-      architecture = dataclasses.replace(architecture, model=model.with_learned_positions())
     notes = _about_ema(run.config) if options.weights is None else ()
     return Pretrained(
-      architecture,
+      dataclasses.replace(architecture, model=model.with_learned_positions()),
       pytrees.unflatten(params),
       _preprocess(run.config, meta),
       class_names=run.class_names or None,

@@ -32,6 +32,7 @@ from flax import nnx
 from vit_jax.config import Config
 from vit_jax.models.base import Architecture, Remat
 from vit_jax.parallel import hardware
+from vit_jax.parallel import mesh as mesh_lib
 
 _GIB = 2**30
 _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
@@ -68,6 +69,9 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     architecture: its network.
     steps: of the run.
     devices: of the run; those of a plan need not be here.
+
+  Raises:
+    UserError: a mesh that these devices do not make.
   """
   mesh, model = config.mesh, config.model
   opened = None in (mesh.fsdp, model.remat, model.unroll)
@@ -84,6 +88,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   parameters = _parameters(architecture)
   if mesh.fsdp is None:
     mesh = dataclasses.replace(mesh, fsdp=_fsdp(config, parameters, memory, devices))
+  mesh_lib.shape_on(mesh, len(devices))  # here, since what follows divides the devices by its axes
   unrolled = devices[0].platform == 'tpu' and steps >= _UNROLLED_FROM
   config = dataclasses.replace(config, mesh=mesh)
   config, needed = _fitting(config, architecture, parameters, memory, devices, unrolled)
@@ -158,7 +163,9 @@ def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -
   yield config.batch_parts
   if config.accumulation is None and not architecture.state_paths():
     parts, images = 2, config.batch_size // (len(devices) // max(config.mesh.tensor, 1))
-    while images % parts == 0:
+    while (
+      images and images % parts == 0
+    ):  # none: a batch that does not divide over the devices, as the step will say
       yield parts
       parts *= 2
 
@@ -192,7 +199,7 @@ def saved_bytes(architecture: Architecture) -> float:
   """Bytes of an image that the backward pass reads, as JAX saves them; nothing is computed."""
 
   def of(images: int) -> int:
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
+    graphdef, params = nnx.split(architecture.abstract())
 
     def backward(params: Any, x: jax.Array, key: jax.Array) -> Any:
       keys = jax.random.split(key, images)
@@ -210,7 +217,7 @@ def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequen
   """Over how many devices parameters and state are split."""
   mesh = config.mesh
   slices = len({getattr(device, 'slice_index', 0) for device in devices})
-  most = len(devices) // slices // max(mesh.tensor, 1)
+  most = max(len(devices) // slices // max(mesh.tensor, 1), 1)
   if mesh.data != -1:  # of the other axes nothing is left
     most = len(devices) // math.prod(size for size in (mesh.replica, mesh.data, mesh.tensor) if size > 0)
     return max(most, 1)

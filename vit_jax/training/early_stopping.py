@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from vit_jax.evaluation.base import format_metric, metric_kind
 from vit_jax.training.config import StopConfig
@@ -30,17 +30,20 @@ class EarlyStopping:
 
   @classmethod
   def restored(cls, config: StopConfig, meta: Mapping[str, Any]) -> 'EarlyStopping':
-    """As it was when a checkpoint was saved; it begins anew where the checkpoint watched another metric."""
-    stored = meta.get('stop')
+    """As it was when a checkpoint was saved; it begins anew where that watched another metric or direction."""
+    stored, begun = meta.get('stop'), cls(config)
     if stored is None or stored['metric'] != config.metric:
-      return cls(config)
+      return begun
+    if stored.get('direction', begun._direction) != begun._direction:  # earlier versions did not keep it
+      return begun
     return cls(config, float(stored['best']), stored['best_step'], stored['misses'])
 
   def meta(self) -> dict[str, Any]:
     """What a checkpoint keeps; empty where no metric is watched."""
     if self.config.metric is None:
       return {}
-    values = {'metric': self.config.metric, 'best_step': self.best_step, 'misses': self.misses}
+    values = {'metric': self.config.metric, 'direction': self._direction}
+    values |= {'best_step': self.best_step, 'misses': self.misses}
     return {'stop': values | {'best': repr(self.best)}}  # as text, since JSON has no NaN
 
   def update(self, step: int, scores: Mapping[str, float]) -> None:
@@ -78,9 +81,12 @@ class EarlyStopping:
       f'({format_metric(metric, self.best)}), {self.misses} evaluations ago (config.stop).'
     )
 
+  @property
+  def _direction(self) -> Literal['lower', 'higher']:
+    """Which values of the metric are better, by the config or else by its kind."""
+    if self.config.direction is not None:
+      return self.config.direction
+    return 'higher' if metric_kind(self.config.metric or '').higher_is_better else 'lower'
+
   def _is_better(self, value: float) -> bool:
-    direction = self.config.direction
-    higher = (
-      metric_kind(self.config.metric or '').higher_is_better if direction is None else direction == 'higher'
-    )
-    return value > self.best if higher else value < self.best
+    return value > self.best if self._direction == 'higher' else value < self.best

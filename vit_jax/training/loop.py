@@ -140,8 +140,10 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
           ending = last or stopper.may_end
           pictures = report if ending and config.tensorboard.pictures else None
           scores = evaluate(state, due, pictures, watchdog.limited)
+          stopper.update(step, scores)
+          if stopper.due:  # the end, at which all run
+            scores |= evaluate(state, _without(evaluators, due), pictures, watchdog.limited)
         screen.evaluation(step, scores)
-        stopper.update(step, scores)
         last = last or stopper.due
       if values or scores:
         log.write(step, values | scores)
@@ -237,6 +239,11 @@ def _due(
 ) -> dict[str, Evaluator]:
   """The evaluators that run after a step."""
   return {name: item for name, item in evaluators.items() if last or step % every[name] == 0}
+
+
+def _without(evaluators: Mapping[str, Evaluator], due: Mapping[str, Evaluator]) -> dict[str, Evaluator]:
+  """The evaluators that are not among those that were due."""
+  return {name: item for name, item in evaluators.items() if name not in due}
 
 
 def _timed_next(batches: Iterator[Any], speed: Speedometer) -> Any:

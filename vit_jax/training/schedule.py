@@ -14,6 +14,7 @@ from vit_jax.options import NotNegative
 from vit_jax.training.timeline import Timeline
 
 _DROP = 0.1  # of 'staircase'
+_TO_END_VALUE = ('linear', 'cosine', 'exponential')  # the decays that have an end_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +35,20 @@ class ScheduleConfig:
   cooldown: DurationOrZero = '0 steps'
 
   def check(self, path: str) -> None:
-    """Raises UserError for options that the decay does not have, or an exponential one to zero."""
+    """Raises UserError for options that the decay would ignore, or an exponential one to zero."""
     if self.decay == 'exponential' and not self.end_value:
       raise UserError(f'{path}.decay is exponential, which never reaches {path}.end_value 0; set it above 0.')
     if bool(self.drops) != (self.decay == 'staircase'):
       raise UserError(
         f'{path}.decay is {self.decay} and {path}.drops is {self.drops}; staircase needs drops, and no other has them.'
       )
+    if self.end_value and self.decay not in _TO_END_VALUE:
+      raise UserError(
+        f'{path}.end_value is for decay {", ".join(_TO_END_VALUE)}, and decay is {self.decay}, which has none; '
+        f'leave it out.'
+      )
+    if self.timescale != ScheduleConfig.timescale and self.decay != 'rsqrt':
+      raise UserError(f'{path}.timescale is for decay rsqrt, and decay is {self.decay}; leave it out.')
     if self.decay not in ('constant', 'rsqrt') and durations.parse(self.cooldown)[0]:
       raise UserError(
         f'{path}.cooldown is for decay constant and rsqrt, and decay is {self.decay}, which ends by itself.'
@@ -90,7 +98,7 @@ def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> op
       peak, {timeline.steps(drop) - warmup: _DROP for drop in schedule.drops}
     )
   if schedule.decay == 'rsqrt':
-    timescale = timeline.steps(schedule.timescale)
+    timescale = timeline.period(schedule.timescale)  # at least one step
 
     def inverse_square_root(step: jax.typing.ArrayLike) -> jax.Array:
       return peak / jnp.sqrt(1 + step / timescale)
