@@ -40,7 +40,8 @@ class Rule:
   def __call__(self, config: c.Config, topology: Topology, dataset: Dataset) -> Plan:
     mesh, remat = config.mesh, config.model.remat
     self.planned.append((mesh.data, mesh.fsdp, mesh.tensor, remat, config.accumulation, config.model.unroll))
-    total = STATE / (mesh.fsdp * mesh.tensor) + ACTIVATIONS[remat] / config.accumulation
+    # Both axes split the state; the batch is not split over `tensor`, so a device has more images with it.
+    total = STATE / (mesh.fsdp * mesh.tensor) + ACTIVATIONS[remat] * mesh.tensor / config.accumulation
     seconds = SECONDS[remat] + 0.01 * mesh.fsdp + 0.1 * mesh.tensor + 0.6 * config.accumulation
     seconds += 0.01 * bool(config.model.unroll)
     fits = total <= self.available
@@ -135,9 +136,9 @@ def test_meshes_keep_the_replicas(machine):
   ('available', 'expected'),
   [
     (80, (-1, 1, 1, 'block', 1, None)),  # recomputation alone
-    (30, (1, 4, 2, 'block', 1, None)),  # the state in parts too
-    (12, (1, 4, 2, 'block', 2, None)),  # and the batch
-    (9, (1, 4, 2, 'block', 8, None)),
+    (30, (1, 8, 1, 'block', 1, None)),  # the state in parts too
+    (12, (1, 8, 1, 'block', 2, None)),  # and the batch
+    (9, (1, 8, 1, 'block', 8, None)),
   ],
 )
 def test_remedy_is_the_first_change_that_fits(compiler, machine, available, expected):
@@ -145,6 +146,18 @@ def test_remedy_is_the_first_change_that_fits(compiler, machine, available, expe
   remedy = search.remedy(CONFIG, machine, DATASET)
   assert remedy is not None and remedy.plan.memory.fits and compiler.planned[-1] == expected
   assert (remedy.config.model.remat, remedy.config.accumulation) == expected[3:5]
+
+
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_remedies_split_the_state_by_fsdp_alone_where_the_batch_divides(machine, tensor):
+  asked = dataclasses.replace(CONFIG, mesh=c.MeshConfig(fsdp=1, tensor=tensor))
+  _, *split = search.remedies(asked, machine)
+  assert {(variant.mesh.data, variant.mesh.fsdp, variant.mesh.tensor) for variant in split} == {(1, 8, 1)}
+
+
+def test_remedies_split_the_state_by_tensor_where_the_batch_divides_by_no_other_mesh(machine):
+  _, *split = search.remedies(dataclasses.replace(CONFIG, batch_size=4), machine)
+  assert {(variant.mesh.data, variant.mesh.fsdp, variant.mesh.tensor) for variant in split} == {(1, 4, 2)}
 
 
 def test_remedy_is_none_if_nothing_helps(compiler, machine):

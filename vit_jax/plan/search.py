@@ -93,7 +93,8 @@ def remedies(config: Config, topology: Topology) -> Iterator[Config]:
   yield block
   possible = [variant for variant in meshes(block, topology) if is_possible(variant, topology)]
   if possible:
-    split = possible[-1]
+    # `tensor` splits no more of the state than `fsdp` does, and leaves each device more images.
+    split = max(possible, key=lambda variant: (variant.mesh.tensor <= config.mesh.tensor, variant.mesh.fsdp))
     yield with_remat(split, config.model.remat)
     yield split
     yield from accumulations(split)
