@@ -14,7 +14,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
-from vit_jax.prepare import processes, shards
+from vit_jax.prepare import shards
 from vit_jax.selftrain import choosing, labelling, samples
 from vit_jax.selftrain.choosing import Predictions
 from vit_jax.selftrain.unlabelled import opened
@@ -116,17 +116,6 @@ def digests(workdir):
   """Name -> digest of the predictions and of the records."""
   found = [*workdir.glob('predictions/*'), *workdir.glob(f'{samples.DATA_SET}/*.array_record*')]
   return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
-
-@pytest.fixture
-def in_this_process(monkeypatch):
-  """Shards are written here, for starting processes takes seconds."""
-
-  def run(jobs, workers, done):
-    for job in jobs:
-      done(shards.write(job))
-
-  monkeypatch.setattr(processes, 'run', run)
 
 
 def labels(place, workdir, parts=((0, 1),)):
