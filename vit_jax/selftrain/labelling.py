@@ -1,11 +1,12 @@
 """Predictions of many images, in chunks that are written whole: what is done is not done again."""
 
 import concurrent.futures
+import hashlib
 import json
 import logging
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,11 +15,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import files
+from vit_jax import files, pytrees
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
-from vit_jax.loading import load
+from vit_jax.loading import LoadedModel, load
 from vit_jax.models.base import Model
 from vit_jax.pretrained.base import no_teacher
 from vit_jax.selftrain.choosing import Predictions
@@ -35,6 +36,8 @@ class Teachers:
   """Models whose probabilities are averaged, on all devices of this machine.
 
   Attributes:
+    checkpoints: what they were loaded from.
+    digests: of each model, by which it differs from another one at the same place.
     class_names: of the classes.
   """
 
@@ -47,7 +50,9 @@ class Teachers:
     Raises:
       UserError: one cannot be read, has no head, or has other classes than the first.
     """
+    self.checkpoints = list(checkpoints)
     self._models = [load(checkpoint) for checkpoint in checkpoints]
+    self.digests = [_digest(model) for model in self._models]
     first = self._models[0]
     for checkpoint, model in zip(checkpoints, self._models, strict=True):
       if not model.num_classes:
@@ -130,15 +135,25 @@ class Teachers:
     return result
 
 
+def _digest(model: LoadedModel) -> str:
+  """A digest of a model's parameters, preprocessing and link, the same on every machine."""
+  digest = hashlib.blake2b(repr((model.preprocess, model.link)).encode(), digest_size=16)
+  for path, leaf in pytrees.flatten(nnx.to_pure_dict(nnx.state(model.module))).items():
+    array = np.ascontiguousarray(leaf)
+    digest.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+    digest.update(array.reshape(-1).view(np.uint8).data)
+  return digest.hexdigest()
+
+
 class Chunks:
   """The predictions in a workdir."""
 
-  def __init__(self, workdir: pathlib.Path, teachers: Sequence[str], source: Unlabelled):
+  def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
     """Claims the workdir.
 
     Args:
       workdir: a new folder, or that of the same work.
-      teachers: their checkpoints.
+      teachers: whose predictions they are.
       source: the images.
 
     Raises:
@@ -146,15 +161,24 @@ class Chunks:
     """
     self._folder, self._images = workdir / 'predictions', len(source)
     files.make_directories(self._folder)
-    settings, path = {'teachers': list(teachers), 'images': source.identity}, workdir / 'selftrain.json'
-    if not path.exists():
+    settings = {
+      'teachers': teachers.checkpoints,
+      'images': source.identity,
+      'digests': teachers.digests,
+      'version': source.version,
+    }
+    path = workdir / 'selftrain.json'
+    there = _settings(path) if path.exists() else {}
+    if there and (difference := _difference(there, settings)) is not None:
+      raise UserError(f'{workdir} has predictions {difference}; choose another --workdir.')
+    if there.keys() < settings.keys() and any(self._folder.glob('*.npz')):
+      _log.warning(
+        '%s has predictions of an earlier version, which did not write down what tells teachers and images from '
+        'others at the same places; if one of them has changed meanwhile, choose another --workdir.',
+        workdir,
+      )
+    if there != settings:
       files.write_json(path, settings)
-    there = _settings(path)
-    for name, value in settings.items():
-      if there.get(name) != value:
-        raise UserError(
-          f'{workdir} has predictions with {name} {there.get(name)!r}, not {value!r}; choose another --workdir.'
-        )
 
   def label(
     self, teachers: Teachers, source: Unlabelled, part: tuple[int, int], progress: Callable[[int], Any]
@@ -197,6 +221,24 @@ class Chunks:
     return self._folder / f'{number:06}.npz'
 
 
+def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+  """Of what else the predictions are, to follow 'has predictions'; None: of the same.
+
+  Args:
+    there: what they are of; an earlier version did not write digests and version.
+    settings: what they should be of.
+  """
+  for name in ('teachers', 'images'):
+    if there.get(name) != settings[name]:
+      return f'with {name} {there.get(name)!r}, not {settings[name]!r}'
+  before = there.get('digests', settings['digests'])
+  for checkpoint, old, new in zip(settings['teachers'], before, settings['digests'], strict=False):
+    if old != new:
+      return f'of {checkpoint} before it changed (its digest was {old}, and is {new})'
+  old, new = there.get('version', settings['version']), settings['version']
+  return f'of images before some of them changed (they had {old}, and have {new})' if old != new else None
+
+
 def _settings(path: pathlib.Path) -> dict[str, Any]:
   """What a workdir's predictions are of.
 
@@ -207,6 +249,8 @@ def _settings(path: pathlib.Path) -> dict[str, Any]:
     settings = json.loads(path.read_bytes())
     if not isinstance(settings, dict):
       raise ValueError('it is not a JSON object')
+    if not isinstance(settings.get('digests', []), list):
+      raise ValueError('its digests are not a list')
   except (OSError, ValueError) as error:
     raise UserError(f'{path} is damaged ({error}); choose another --workdir.') from error
   return settings
