@@ -1,9 +1,11 @@
-"""Predictions belong to the teachers and images that they were made of."""
+"""Predictions belong to the teachers and images that they were made of, also if several commands make them."""
 
+import concurrent.futures
 import dataclasses
 import json
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -162,3 +164,39 @@ def test_predictions_of_an_earlier_version_are_taken_over_with_a_warning(tmp_pat
   assert not caplog.text
   with pytest.raises(UserError, match='has predictions of seer before it changed'):
     claim(workdir, source, Seer(digests=['1']))
+
+
+@pytest.mark.parametrize('parts', [[(k, 8) for k in range(8)], [(0, 1)] * 4 + [(0, 2), (1, 2)] * 2], ids=str)
+def test_commands_that_begin_at_once_label_everything(tmp_path, photos, monkeypatch, parts):
+  """The parts of a whole, or some that overlap; files are written whole."""
+  monkeypatch.setattr(labelling, '_CHUNK', 2)
+  source = opened([str(photos)])
+  for attempt in range(10):
+    workdir, barrier = tmp_path / f'run{attempt}', threading.Barrier(len(parts))
+
+    def command(part, workdir=workdir, barrier=barrier):
+      barrier.wait()
+      claim(workdir, source).label(Seer(), source, part, lambda done: None)
+
+    with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+      list(pool.map(command, parts))
+    assert claim(workdir, source).read().classes[:, 0].tolist() == list(range(IMAGES))
+
+
+def test_of_commands_that_begin_at_once_with_other_teachers_only_one_goes_on(tmp_path, photos):
+  source = opened([str(photos)])
+  for attempt in range(10):
+    workdir, barrier = tmp_path / f'run{attempt}', threading.Barrier(6)
+
+    def command(number, workdir=workdir, barrier=barrier):
+      barrier.wait()
+      try:
+        claim(workdir, source, Seer([f'teacher{number}']))
+      except UserError as error:
+        return str(error)
+      return ''
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+      said = list(pool.map(command, range(6)))
+    assert said.count('') == 1
+    assert sum('has predictions with teachers' in one for one in said) == 5

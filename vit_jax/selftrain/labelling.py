@@ -1,6 +1,7 @@
 """Predictions of many images, in chunks that are written whole: what is done is not done again."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 _CHUNK = 4096  # images
 _KEPT = 100  # classes of each image, of which the command chooses
 _THREADS = 4  # that decode images
+_LONGEST_WAIT = 60  # seconds, for other commands to write a small file
 
 
 class Teachers:
@@ -146,7 +149,7 @@ def _digest(model: LoadedModel) -> str:
 
 
 class Chunks:
-  """The predictions in a workdir."""
+  """The predictions in a workdir, to which several commands may write at the same time."""
 
   def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
     """Claims the workdir.
@@ -159,7 +162,7 @@ class Chunks:
     Raises:
       UserError: it holds predictions of other teachers or images.
     """
-    self._folder, self._images = workdir / 'predictions', len(source)
+    self._workdir, self._folder, self._images = workdir, workdir / 'predictions', len(source)
     files.make_directories(self._folder)
     settings = {
       'teachers': teachers.checkpoints,
@@ -168,17 +171,18 @@ class Chunks:
       'version': source.version,
     }
     path = workdir / 'selftrain.json'
-    there = _settings(path) if path.exists() else {}
-    if there and (difference := _difference(there, settings)) is not None:
-      raise UserError(f'{workdir} has predictions {difference}; choose another --workdir.')
-    if there.keys() < settings.keys() and any(self._folder.glob('*.npz')):
-      _log.warning(
-        '%s has predictions of an earlier version, which did not write down what tells teachers and images from '
-        'others at the same places; if one of them has changed meanwhile, choose another --workdir.',
-        workdir,
-      )
-    if there != settings:
-      files.write_json(path, settings)
+    with self._locked():
+      there = _settings(path) if path.exists() else {}
+      if there and (difference := _difference(there, settings)) is not None:
+        raise UserError(f'{workdir} has predictions {difference}; choose another --workdir.')
+      if there.keys() < settings.keys() and any(self._folder.glob('*.npz')):
+        _log.warning(
+          '%s has predictions of an earlier version, which did not write down what tells teachers and images from '
+          'others at the same places; if one of them has changed meanwhile, choose another --workdir.',
+          workdir,
+        )
+      if there != settings:
+        files.write_json(path, settings)
 
   def label(
     self, teachers: Teachers, source: Unlabelled, part: tuple[int, int], progress: Callable[[int], Any]
@@ -190,7 +194,8 @@ class Chunks:
       path = self._path(number)
       if not path.exists():
         predictions = teachers.predict(source, chunk)
-        with files.atomic_write(path, 'wb') as file:
+        # Another command may have written it too: the same bytes.
+        with self._locked(), files.atomic_write(path, 'wb') as file:
           np.savez(file, **predictions._asdict())
       progress(len(chunk))
 
@@ -219,6 +224,18 @@ class Chunks:
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f'{number:06}.npz'
+
+  @contextlib.contextmanager
+  def _locked(self) -> Iterator[None]:
+    """Keeps other commands from writing in the workdir meanwhile: one for each part may have begun at once."""
+    lock = self._workdir / 'selftrain.lock'
+    try:
+      with filelock.FileLock(lock, timeout=_LONGEST_WAIT):
+        yield
+    except filelock.Timeout:
+      raise UserError(
+        f'Another command has held {lock} for {_LONGEST_WAIT} seconds; stop it, or start again when it is done.'
+      ) from None
 
 
 def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
