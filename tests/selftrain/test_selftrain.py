@@ -14,7 +14,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
-from vit_jax.prepare import processes, shards
+from vit_jax.prepare import shards
 from vit_jax.selftrain import choosing, labelling, samples
 from vit_jax.selftrain.choosing import Predictions
 from vit_jax.selftrain.unlabelled import opened
@@ -118,22 +118,11 @@ def digests(workdir):
   return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-  """Shards are written here, for starting processes takes seconds."""
-
-  def run(jobs, workers, done):
-    for job in jobs:
-      done(shards.write(job))
-
-  monkeypatch.setattr(processes, 'run', run)
-
-
 def labels(place, workdir, parts=((0, 1),)):
   """As the command does: labels each part, then writes the data set."""
   source = opened([str(place / 'photos')])
-  chunks = labelling.Chunks(workdir, ['one'], source)
   teacher = labelling.Teachers([str(place / 'one')], 8)
+  chunks = labelling.Chunks(workdir, teacher, source)
   for part in parts:
     chunks.label(teacher, source, part, lambda done: None)
   predictions = chunks.read()
@@ -225,7 +214,8 @@ def test_wrong_inputs_are_refused_with_the_remedy(place, tmp_path):
 @pytest.mark.parametrize('damage', [b'', b'PK nonsense', None], ids=['empty', 'nonsense', 'cut off'])
 def test_damaged_predictions_are_named_with_the_remedy(place, tmp_path, damage):
   source = opened([str(place / 'photos')])
-  chunks = labelling.Chunks(tmp_path / 'run', ['one'], source)
+  teacher = labelling.Teachers([str(place / 'one')], 8)
+  chunks = labelling.Chunks(tmp_path / 'run', teacher, source)
   file = tmp_path / 'run/predictions/000000.npz'
   np.savez(file, classes=np.zeros((23, 1), np.int32), probabilities=np.ones((23, 1), np.float32))
   assert len(chunks.read().classes) == 23
@@ -236,4 +226,4 @@ def test_damaged_predictions_are_named_with_the_remedy(place, tmp_path, damage):
     chunks.read()
   (tmp_path / 'run/selftrain.json').write_text('{')
   with pytest.raises(UserError, match=r'selftrain.json is damaged .*; choose another --workdir'):
-    labelling.Chunks(tmp_path / 'run', ['one'], source)
+    labelling.Chunks(tmp_path / 'run', teacher, source)

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +17,25 @@ import numpy as np
 from vit_jax.prepare import shard_plan, storage
 
 _MERGES = 'merges.json'  # in the work folder
+_FORMAT = 2  # of that; the first one told images of a shard apart by their names, which may be equal
 
 
 class Copy(NamedTuple):
-  """An image of a group of equal ones."""
+  """An image of a group of equal ones.
+
+  Attributes:
+    name: which others may have too: a table names a file once for each class, a tar holds a member twice.
+    split: its split.
+    shard: its number in the split.
+    labels: its classes.
+    row: its place in the shard, from 0, among all images that the shard's list has.
+  """
 
   name: str
   split: str
   shard: int
   labels: list[int]
+  row: int
 
 
 Groups = list[list[Copy]]
@@ -54,12 +64,12 @@ def repeated(digests: Sequence[np.ndarray]) -> np.ndarray:
   return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
-def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, set[str]]]) -> Groups:
+def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, Collection[int]]]) -> Groups:
   """The images that are equal, group by group, each sorted by split and name.
 
   Args:
     work: the folder with the plan.
-    shards: (split, number) of each shard -> the digests of its images (`packed`), and the names of those that
+    shards: (split, number) of each shard -> the digests of its images (`packed`), and the rows of those that
       have none since they are bad.
   """
   digests = {shard: unpacked(text) for shard, (text, _) in shards.items()}
@@ -67,12 +77,13 @@ def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, set[str]]]) ->
   found: dict[int, list[Copy]] = collections.defaultdict(list)
   for (split, number), (_, bad) in shards.items():
     own = digests[split, number]
-    rows = np.flatnonzero(np.isin(own, wanted))
-    if not len(rows):
+    places = np.flatnonzero(np.isin(own, wanted))
+    if not len(places):
       continue
-    good = [item for item in shard_plan.items(work, split, number) if item.name not in bad]
-    for row in rows:
-      found[int(own[row])].append(Copy(good[row].name, split, number, good[row].labels))
+    good = [(row, item) for row, item in enumerate(shard_plan.items(work, split, number)) if row not in bad]
+    for place in places:
+      row, item = good[place]
+      found[int(own[place])].append(Copy(item.name, split, number, item.labels, row))
   return sorted(sorted(group, key=lambda copy: (copy.split, copy.name)) for group in found.values())
 
 
@@ -88,26 +99,28 @@ def write_table(path: str | pathlib.Path, found: Groups, classes: Sequence[str])
 
 def save_merges(work: str, found: Groups) -> None:
   """Writes down that the copies within a split become one record with the labels of all."""
-  merges: dict[tuple[str, int], dict[str, list[int] | None]] = collections.defaultdict(dict)
+  merges: dict[tuple[str, int], dict[int, list[int] | None]] = collections.defaultdict(dict)
   for group in found:
     for _, same_split in itertools.groupby(group, key=lambda copy: copy.split):
       first, *others = same_split
       if others:
         union = first.labels + [label for copy in others for label in copy.labels]
-        merges[first.split, first.shard][first.name] = sorted(set(union))
+        merges[first.split, first.shard][first.row] = sorted(set(union))
       for copy in others:
-        merges[copy.split, copy.shard][copy.name] = None
+        merges[copy.split, copy.shard][copy.row] = None
   for (split, shard), changes in merges.items():
     storage.write_json(shard_plan.merges_path(work, split, shard), changes, work)
-  content = {'groups': found, 'shards': sorted(merges)}
+  content = {'format': _FORMAT, 'groups': found, 'shards': sorted(merges)}
   storage.write_json(storage.join(work, _MERGES), content, work)  # last: with it the merges are complete
 
 
 def load_merges(work: str) -> tuple[Groups, set[tuple[str, int]]] | None:
-  """The groups that `save_merges` wrote down and the shards that have some; None: it did not."""
+  """The groups that `save_merges` wrote down and the shards that have some; None: it did not, in this format."""
   path = storage.join(work, _MERGES)
   if not storage.exists(path):
     return None
   content = storage.read_json(path)
+  if content.get('format') != _FORMAT:
+    return None
   found = [[Copy(*copy) for copy in group] for group in content['groups']]
   return found, {(split, shard) for split, shard in content['shards']}

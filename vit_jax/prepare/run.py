@@ -165,7 +165,7 @@ def _reports(jobs: Sequence[shards.Job]) -> dict[str, list[shards.Report]]:
 
 def _copies(work: str, reports: Mapping[str, Sequence[shards.Report]]) -> duplicates.Groups:
   digests = {
-    (split, number): (report.digests, {name for name, _ in report.bad})
+    (split, number): (report.digests, set(report.bad_rows or ()))
     for split, parts in reports.items()
     for number, report in enumerate(parts)
   }
@@ -305,10 +305,7 @@ def _jobs(
 def _write_shards(
   jobs: Sequence[shards.Job], options: Options, plan: shard_plan.Plan, progress: Callable[[int, int], None]
 ) -> None:
-  """Writes the shards that are not written, and those with bad images, which may have been repaired.
-
-  A shard that was written before its copies were merged is not written yet.
-  """
+  """Writes the shards that are not written, and those with bad images, which may have been repaired."""
   images = sum(split.images for split in plan.splits.values())
 
   def done(report: shards.Report) -> None:
@@ -318,7 +315,7 @@ def _write_shards(
   remaining = []
   for job in jobs:
     report = shards.read_report(job) if os.path.basename(job.report_path) in written else None
-    if report is not None and report.merged == job.merged and (options.skip_bad or not report.bad):
+    if report is not None and _is_written(report, job) and (options.skip_bad or not report.bad):
       done(report)
     else:
       remaining.append(job)
@@ -328,6 +325,14 @@ def _write_shards(
     processes.run(remaining, options.workers, done)
   else:
     beam.run(remaining, options.runner, options.runner_options, done)
+
+
+def _is_written(report: shards.Report, job: shards.Job) -> bool:
+  """Whether a shard is as its job wants it: not if it was written before its copies were merged.
+
+  Nor is it if an earlier version wrote it that did not say of which of its images the digests are.
+  """
+  return report.merged == job.merged and (not report.bad or report.bad_rows is not None)
 
 
 def _check_reports(work: str, reports: Mapping[str, Sequence[shards.Report]], options: Options) -> None:

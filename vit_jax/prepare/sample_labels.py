@@ -116,10 +116,16 @@ def _class(value: Any, where: str) -> str:
 
 
 def _unique(names: tuple[str, ...]) -> list[str]:
-  """The names; the second of two that are equal ('crane', the bird and the machine) gets its number behind."""
-  seen: set[str] = set()
-  result = []
+  """The names, made different; the first of equal ones ('crane', the bird and the machine) stays as it is.
+
+  Each other one gets its number behind, again where that is the name of another class.
+  """
+  taken, seen, result = set(names), set[str](), []
   for number, name in enumerate(names):
-    result.append(f'{name} ({number})' if name in seen else name)
+    if name in seen:
+      while name in taken:
+        name = f'{name} ({number})'
+      taken.add(name)
     seen.add(name)
+    result.append(name)
   return result

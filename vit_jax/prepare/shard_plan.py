@@ -121,7 +121,7 @@ def make(
 
 
 def items(work: str, split: str, shard: int, *, merged: bool = False) -> list[Item]:
-  """The images of a shard, in the order of its records.
+  """The images of a shard, in the order of its records; several may have the same name.
 
   Args:
     work: the folder with the plan.
@@ -131,10 +131,14 @@ def items(work: str, split: str, shard: int, *, merged: bool = False) -> list[It
   """
   with storage.open_file(_list_path(work, split, shard)) as file:
     found = [Item(*json.loads(line)) for line in file]
-  merges = storage.read_json(merges_path(work, split, shard)) if merged else {}
-  kept = [item for item in found if merges.get(item.name, item.labels) is not None]
-  labelled = [dataclasses.replace(item, labels=merges.get(item.name, item.labels)) for item in kept]
-  return sorted(labelled, key=lambda item: (path_hash(item.name), item.name))
+  found.sort(key=lambda item: (path_hash(item.name), item.name))
+  if not merged:
+    return found
+  changes: dict[str, list[int] | None] = storage.read_json(merges_path(work, split, shard))
+  labels = [changes.get(str(row), item.labels) for row, item in enumerate(found)]
+  return [
+    dataclasses.replace(item, labels=own) for item, own in zip(found, labels, strict=True) if own is not None
+  ]
 
 
 def plan_path(work: str) -> str:
@@ -143,7 +147,7 @@ def plan_path(work: str) -> str:
 
 
 def merges_path(work: str, split: str, shard: int) -> str:
-  """The file of a shard's merges: name of an image -> its labels, or null if another one has them."""
+  """The file of a shard's merges: row of an image in `items` -> its labels, or null if another one has them."""
   return storage.join(work, 'merges', f'{split}-{shard}.json')
 
 

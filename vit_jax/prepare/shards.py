@@ -64,6 +64,7 @@ class Report:
     digests: `duplicates.digest` of each image, in base64.
     merged: as of the job.
     longest: the most labels that a record has.
+    bad_rows: where those of `bad` stand among the job's images, from 0; None: an earlier version did not say.
   """
 
   records: int
@@ -73,6 +74,7 @@ class Report:
   digests: str = ''
   merged: bool = False
   longest: int = 0
+  bad_rows: list[int] | None = None
 
 
 def write(job: Job) -> Report:
@@ -84,14 +86,15 @@ def write(job: Job) -> Report:
   """
   serialize = serializer(features(job.num_classes, job.multi_label, job.weighted))
   records = record_bytes = longest = 0
-  bad, digests = [], []
+  bad, bad_rows, digests = [], [], []
   with storage.atomic_path(job.path, job.work) as path, _disk_full_as_oserror(job.path):
     writer = array_record_module.ArrayRecordWriter(path, _OPTIONS)
-    for item in shard_plan.items(job.work, job.split, job.shard, merged=job.merged):
+    for row, item in enumerate(shard_plan.items(job.work, job.split, job.shard, merged=job.merged)):
       try:
         image = images.load(item, job.shrinking)
       except BadImage as error:
         bad.append((item.name, _reason(error)))
+        bad_rows.append(row)
         continue
       record = serialize(image, item.labels, item.name, item.weights)
       digests.append(duplicates.digest(image))
@@ -103,7 +106,8 @@ def write(job: Job) -> Report:
     _verify(path, records)
     with open(path, 'rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
-  report = Report(records, record_bytes, digest, bad, duplicates.packed(digests), job.merged, longest)
+  packed = duplicates.packed(digests)
+  report = Report(records, record_bytes, digest, bad, packed, job.merged, longest, bad_rows)
   storage.write_json(job.report_path, dataclasses.asdict(report), job.work)
   return report
 

@@ -60,8 +60,8 @@ def main(arguments: Sequence[str]) -> None:
   source = opened(arguments)
   from vit_jax.selftrain import labelling
 
-  chunks = labelling.Chunks(workdir, teachers, source)
   teacher = labelling.Teachers(teachers, _BATCH_SIZE.value or 64)
+  chunks = labelling.Chunks(workdir, teacher, source)
   with tqdm.tqdm(total=len(source), unit='image', disable=not sys.stderr.isatty()) as bar:
     chunks.label(teacher, source, part, bar.update)
   if _PART.value is not None:

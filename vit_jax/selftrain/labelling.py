@@ -1,24 +1,27 @@
 """Predictions of many images, in chunks that are written whole: what is done is not done again."""
 
 import concurrent.futures
+import contextlib
+import hashlib
 import json
 import logging
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import files
+from vit_jax import files, pytrees
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
-from vit_jax.loading import load
+from vit_jax.loading import LoadedModel, load
 from vit_jax.models.base import Model
 from vit_jax.pretrained.base import no_teacher
 from vit_jax.selftrain.choosing import Predictions
@@ -29,12 +32,15 @@ _log = logging.getLogger(__name__)
 _CHUNK = 4096  # images
 _KEPT = 100  # classes of each image, of which the command chooses
 _THREADS = 4  # that decode images
+_LONGEST_WAIT = 60  # seconds, for other commands to write a small file
 
 
 class Teachers:
   """Models whose probabilities are averaged, on all devices of this machine.
 
   Attributes:
+    checkpoints: what they were loaded from.
+    digests: of each model, by which it differs from another one at the same place.
     class_names: of the classes.
   """
 
@@ -47,7 +53,9 @@ class Teachers:
     Raises:
       UserError: one cannot be read, has no head, or has other classes than the first.
     """
+    self.checkpoints = list(checkpoints)
     self._models = [load(checkpoint) for checkpoint in checkpoints]
+    self.digests = [_digest(model) for model in self._models]
     first = self._models[0]
     for checkpoint, model in zip(checkpoints, self._models, strict=True):
       if not model.num_classes:
@@ -130,31 +138,51 @@ class Teachers:
     return result
 
 
-class Chunks:
-  """The predictions in a workdir."""
+def _digest(model: LoadedModel) -> str:
+  """A digest of a model's parameters, preprocessing and link, the same on every machine."""
+  digest = hashlib.blake2b(repr((model.preprocess, model.link)).encode(), digest_size=16)
+  for path, leaf in pytrees.flatten(nnx.to_pure_dict(nnx.state(model.module))).items():
+    array = np.ascontiguousarray(leaf)
+    digest.update(f'{path} {array.dtype} {array.shape}\n'.encode())
+    digest.update(array.reshape(-1).view(np.uint8).data)
+  return digest.hexdigest()
 
-  def __init__(self, workdir: pathlib.Path, teachers: Sequence[str], source: Unlabelled):
+
+class Chunks:
+  """The predictions in a workdir, to which several commands may write at the same time."""
+
+  def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
     """Claims the workdir.
 
     Args:
       workdir: a new folder, or that of the same work.
-      teachers: their checkpoints.
+      teachers: whose predictions they are.
       source: the images.
 
     Raises:
       UserError: it holds predictions of other teachers or images.
     """
-    self._folder, self._images = workdir / 'predictions', len(source)
+    self._workdir, self._folder, self._images = workdir, workdir / 'predictions', len(source)
     files.make_directories(self._folder)
-    settings, path = {'teachers': list(teachers), 'images': source.identity}, workdir / 'selftrain.json'
-    if not path.exists():
-      files.write_json(path, settings)
-    there = _settings(path)
-    for name, value in settings.items():
-      if there.get(name) != value:
-        raise UserError(
-          f'{workdir} has predictions with {name} {there.get(name)!r}, not {value!r}; choose another --workdir.'
+    settings = {
+      'teachers': teachers.checkpoints,
+      'images': source.identity,
+      'digests': teachers.digests,
+      'version': source.version,
+    }
+    path = workdir / 'selftrain.json'
+    with self._locked():
+      there = _settings(path) if path.exists() else {}
+      if there and (difference := _difference(there, settings)) is not None:
+        raise UserError(f'{workdir} has predictions {difference}; choose another --workdir.')
+      if there.keys() < settings.keys() and any(self._folder.glob('*.npz')):
+        _log.warning(
+          '%s has predictions of an earlier version, which did not write down what tells teachers and images from '
+          'others at the same places; if one of them has changed meanwhile, choose another --workdir.',
+          workdir,
         )
+      if there != settings:
+        files.write_json(path, settings)
 
   def label(
     self, teachers: Teachers, source: Unlabelled, part: tuple[int, int], progress: Callable[[int], Any]
@@ -166,7 +194,8 @@ class Chunks:
       path = self._path(number)
       if not path.exists():
         predictions = teachers.predict(source, chunk)
-        with files.atomic_write(path, 'wb') as file:
+        # Another command may have written it too: the same bytes.
+        with self._locked(), files.atomic_write(path, 'wb') as file:
           np.savez(file, **predictions._asdict())
       progress(len(chunk))
 
@@ -196,6 +225,36 @@ class Chunks:
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f'{number:06}.npz'
 
+  @contextlib.contextmanager
+  def _locked(self) -> Iterator[None]:
+    """Keeps other commands from writing in the workdir meanwhile: one for each part may have begun at once."""
+    lock = self._workdir / 'selftrain.lock'
+    try:
+      with filelock.FileLock(lock, timeout=_LONGEST_WAIT):
+        yield
+    except filelock.Timeout:
+      raise UserError(
+        f'Another command has held {lock} for {_LONGEST_WAIT} seconds; stop it, or start again when it is done.'
+      ) from None
+
+
+def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+  """Of what else the predictions are, to follow 'has predictions'; None: of the same.
+
+  Args:
+    there: what they are of; an earlier version did not write digests and version.
+    settings: what they should be of.
+  """
+  for name in ('teachers', 'images'):
+    if there.get(name) != settings[name]:
+      return f'with {name} {there.get(name)!r}, not {settings[name]!r}'
+  before = there.get('digests', settings['digests'])
+  for checkpoint, old, new in zip(settings['teachers'], before, settings['digests'], strict=False):
+    if old != new:
+      return f'of {checkpoint} before it changed (its digest was {old}, and is {new})'
+  old, new = there.get('version', settings['version']), settings['version']
+  return f'of images before some of them changed (they had {old}, and have {new})' if old != new else None
+
 
 def _settings(path: pathlib.Path) -> dict[str, Any]:
   """What a workdir's predictions are of.
@@ -207,6 +266,8 @@ def _settings(path: pathlib.Path) -> dict[str, Any]:
     settings = json.loads(path.read_bytes())
     if not isinstance(settings, dict):
       raise ValueError('it is not a JSON object')
+    if not isinstance(settings.get('digests', []), list):
+      raise ValueError('its digests are not a list')
   except (OSError, ValueError) as error:
     raise UserError(f'{path} is damaged ({error}); choose another --workdir.') from error
   return settings

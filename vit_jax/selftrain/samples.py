@@ -10,7 +10,9 @@ import numpy as np
 from PIL import Image
 
 from vit_jax import files, signals
+from vit_jax.data.decode import Picture
 from vit_jax.data.sources.folder_listing import EXTENSIONS
+from vit_jax.data.sources.tfds import builder_of
 from vit_jax.errors import Preempted, UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
@@ -48,7 +50,7 @@ def prepare(
     The most classes that an image has.
 
   Raises:
-    UserError: there is a data set that was chosen otherwise.
+    UserError: there is a data set that was chosen otherwise, or has not all the images that were chosen.
     Preempted: interrupted; the same command goes on.
   """
   shards, data_set = workdir / f'samples-{selection}', str(workdir / DATA_SET)
@@ -65,7 +67,18 @@ def prepare(
     except KeyboardInterrupt:
       raise Preempted('Interrupted.') from None
   shutil.rmtree(shards, ignore_errors=True)
+  _check_records(data_set, len(numbers))
   return max(len(_label(predictions, number, top)[0]) for number in numbers)
+
+
+def _check_records(data_set: str, chosen: int) -> None:
+  """Raises UserError if there are not as many records as images were chosen, as earlier versions left it."""
+  records = sum(split.num_examples for split in builder_of(data_set).info.splits.values())
+  if records != chosen:
+    raise UserError(
+      f'{data_set} has {records:,} records, and {chosen:,} images were chosen; remove it and start the same '
+      f'command again.'
+    )
 
 
 def _write(
@@ -92,15 +105,24 @@ def _label(predictions: Predictions, number: int, top: int) -> tuple[list[int], 
 
 
 def _encoded(image: bytes | np.ndarray, name: str) -> tuple[bytes, str]:
-  """An image's file and the ending of its name; pixels become a PNG."""
+  """An image's file and the ending of its name; pixels, and files that `prepare` does not know, become a PNG."""
   if isinstance(image, np.ndarray):
     pixels = image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, 'PNG')
-    return buffer.getvalue(), '.png'
+    return _png(pixels), '.png'
   try:
     with Image.open(io.BytesIO(image)) as opened:
       kind = f'.{(opened.format or "").lower()}'
-  except OSError as error:
+  except (OSError, Image.DecompressionBombError) as error:
     raise UserError(f'{name} has changed since it was labelled ({error}); restore it.') from error
-  return image, kind if kind in EXTENSIONS else pathlib.PurePath(name).suffix.lower() or '.png'
+  if kind == '.mpo':  # a JPEG and others behind it, as telephones write
+    return image, '.jpg'
+  if kind in EXTENSIONS:
+    return image, kind
+  return _png(Picture(image, 3, name).pixels()), '.png'
+
+
+def _png(pixels: np.ndarray) -> bytes:
+  """Encodes uint8 pixels (H, W) or (H, W, 3)."""
+  buffer = io.BytesIO()
+  Image.fromarray(pixels).save(buffer, 'PNG')
+  return buffer.getvalue()

@@ -8,7 +8,8 @@ from vit_jax import foreign_files
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.image_files import image_files
-from vit_jax.data.sources.base import Record, Source
+from vit_jax.data.sources.base import NamedSource, Record
+from vit_jax.data.sources.folder_listing import version_of
 from vit_jax.errors import UserError
 
 
@@ -16,10 +17,13 @@ class Unlabelled:
   """Images with random access, from several threads.
 
   Attributes:
-    identity: what tells them from other images: the same predictions belong to the same identity.
+    identity: which images they are, by their paths or their source.
+    version: what differs once others are at the same places: the same predictions belong to the same identity
+      and version.
   """
 
   identity: str
+  version: str
 
   def __len__(self) -> int:
     """The number of images."""
@@ -40,6 +44,7 @@ class _Files(Unlabelled):
     self._paths = paths
     digest = hashlib.sha256('\n'.join(map(str, paths)).encode(errors='surrogateescape')).hexdigest()
     self.identity = f'{len(paths)} files, sha256 of their paths {digest}'
+    self.version = version_of([str(path) for path in paths])
 
   def __len__(self) -> int:
     return len(self._paths)
@@ -50,9 +55,9 @@ class _Files(Unlabelled):
 
 
 class _OfSource(Unlabelled):
-  def __init__(self, spec: str, source: Source):
+  def __init__(self, spec: str, source: NamedSource):
     self._source = source
-    self.identity = f'{len(source)} images of {spec}'
+    self.identity, self.version = f'{len(source)} images of {spec}', source.version()
 
   def __len__(self) -> int:
     return len(self._source)
@@ -75,5 +80,7 @@ def opened(arguments: Sequence[str]) -> Unlabelled:
   if first.partition(':')[0] in kinds and not pathlib.Path(first).exists():
     if len(arguments) > 1:
       raise UserError(f'{arguments[1]!r} stands behind a source; name one source, or files and folders.')
-    return _OfSource(first, sources.open_source(first, 'train', data=DataConfig()))
+    kind, place, split = sources.parse(first, 'train')
+    source = sources.SOURCES[kind].open(place, split, data=DataConfig(), class_names=None)
+    return _OfSource(first, source)
   return _Files([path.absolute() for path in image_files(arguments)])

@@ -47,8 +47,8 @@ def _label(run: 'StudyRun') -> None:
   assert run.teachers and run.unlabelled is not None
   teachers, folder = [str(teacher) for teacher in run.teachers], definition.labels_folder(run.folder)
   source = opened([run.unlabelled.images])
-  chunks = labelling.Chunks(folder, teachers, source)
   teacher = labelling.Teachers(teachers, _BATCH_SIZE)
+  chunks = labelling.Chunks(folder, teacher, source)
   chunks.label(teacher, source, (0, 1), lambda images: None)
   labels.write(source, chunks.read(), run.unlabelled.choice, teacher.class_names, folder)
 

@@ -107,6 +107,16 @@ class NamedSource(Source):
       UserError: no such place.
     """
 
+  def version(self) -> str:
+    """A text that differs once other images are at the same place, and is the same on every machine.
+
+    For what is computed of the images and kept. '' where they never change, or nothing tells whether they have.
+
+    Raises:
+      UserError: a file of the data cannot be read.
+    """
+    return ''
+
 
 SOURCES: Registry[NamedSource] = Registry(
   'source',

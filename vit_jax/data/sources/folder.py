@@ -18,7 +18,14 @@ import numpy as np
 from vit_jax import buckets, foreign_files
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources.base import NamedSource, Record, check_split, select
-from vit_jax.data.sources.folder_listing import EXTENSIONS, Listing, files_below, folders_in, list_images
+from vit_jax.data.sources.folder_listing import (
+  EXTENSIONS,
+  Listing,
+  files_below,
+  folders_in,
+  list_images,
+  version_of,
+)
 from vit_jax.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -109,6 +116,10 @@ class FolderSource(NamedSource):
 
   def labels(self) -> np.ndarray:
     return self._labels
+
+  def version(self) -> str:
+    """As of the contract, as long as machines agree about the files' times of change."""
+    return version_of([self._listing.path(number) for number in self._numbers], self._root)
 
 
 @functools.cache

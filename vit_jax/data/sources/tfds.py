@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import resource
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -162,10 +162,18 @@ class TfdsSource(NamedSource):
       chunks = list(tqdm.tqdm(pool.map(read, starts), title, len(starts), disable=None))
     return _padded(list(itertools.chain(*chunks))) if self._reader.lists else np.concatenate(chunks)
 
+  def version(self) -> str:
+    """As of the contract, by the sizes and samples of the shards: machines may differ in times and inodes."""
+    return self._digest(self._bucket.entry if self._bucket else _file_content)
+
   def _fingerprint(self) -> str:
     """A digest that differs for another split or feature, and after any of the files has changed."""
+    return self._digest(self._bucket.entry if self._bucket else _file_state)
+
+  def _digest(self, state: Callable[[str], object]) -> str:
+    """A digest of what `state` says of each shard, of the split and of the features."""
     with futures.ThreadPoolExecutor(_SCAN_THREADS) as pool:
-      states = list(pool.map(self._bucket.entry if self._bucket else _file_state, self._files))
+      states = list(pool.map(state, self._files))
     text = repr((self._name, self._reader.key, states))
     return hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=16).hexdigest()
 
@@ -178,6 +186,12 @@ def _file_state(path: str) -> tuple[str | int, ...]:
   except OSError as error:
     raise UserError(f'{path} cannot be read ({error.strerror}); restore it.') from error
   return path, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, sample
+
+
+def _file_content(path: str) -> tuple[str | int, ...]:
+  """The part of a file's state that is the same on every machine."""
+  _, size, *_, sample = _file_state(path)
+  return os.path.basename(path), size, sample
 
 
 def _sample(path: str, size: int) -> str:

@@ -1,0 +1,111 @@
+"""Chosen images become records, each of them, of whatever kind its file is."""
+
+import io
+import pathlib
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.config import DataConfig
+from vit_jax.data.decode import Picture
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.prepare import run
+from vit_jax.prepare.images import Shrinking
+from vit_jax.selftrain import samples
+from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.unlabelled import opened
+
+pytestmark = pytest.mark.usefixtures('in_this_process')
+
+AS_THEY_ARE = ('jpg', 'png', 'gif', 'bmp', 'webp', 'tiff', 'mpo')  # the bytes of the file become the record
+DECODED = ('ppm', 'pgm', 'tga', 'jp2', 'avif', 'ico', 'pcx', 'sgi', 'dds', 'dib', 'qoi')
+
+
+def encoded(kind, seed):
+  """A small picture as a file of a kind."""
+  pixels = np.random.default_rng(seed).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+  image, buffer = Image.fromarray(pixels), io.BytesIO()
+  more = {'save_all': True, 'append_images': [image]} if kind == 'mpo' else {}
+  image = image.convert('L') if kind == 'pgm' else image
+  image.save(buffer, Image.registered_extensions()[f'.{kind}'], **more)
+  return buffer.getvalue()
+
+
+def labelled(source, workdir):
+  """Writes the data set of all images of a source, with the classes 0, 1, 0, 1 …; its records by their image."""
+  classes = (np.arange(len(source), dtype=np.int32) % 2)[:, None]
+  predictions = Predictions(classes, np.ones((len(source), 1), np.float32))
+  numbers = np.arange(len(source))
+  samples.prepare(source, predictions, numbers, 1, ('a', 'b'), workdir, 'all', 1)
+  records = open_source(
+    f'tfds:{workdir}/{samples.DATA_SET}', 'train', data=DataConfig(max_labels=1, label_weights=True)
+  )
+  return [records[k] for k in range(len(records))]
+
+
+def pixels(image, name='x'):
+  return Picture(image, 3, name).pixels()
+
+
+@pytest.mark.parametrize('endings', ['their own', 'jpg', 'none that is known'])
+def test_every_image_that_teachers_read_becomes_a_record(tmp_path, endings):
+  """A file that `prepare` knows as it is, also by a wrong name; any other one decoded, with the same pixels."""
+  kinds = [*AS_THEY_ARE, *DECODED]
+  contents = {kind: encoded(kind, seed) for seed, kind in enumerate(kinds)}
+  paths = []
+  for number, kind in enumerate(kinds):
+    ending = {'their own': kind, 'jpg': 'jpg', 'none that is known': 'jpg)'}[endings]
+    paths.append(tmp_path / 'images' / f'{number:02}.{ending}')
+    paths[-1].parent.mkdir(exist_ok=True)
+    paths[-1].write_bytes(contents[kind])
+  found = labelled(opened([str(path) for path in paths]), tmp_path / 'run')
+  assert len(found) == len(kinds)
+  by_pixels = {pixels(record.image).tobytes(): record for record in found}
+  for number, kind in enumerate(kinds):
+    record = by_pixels[pixels(contents[kind]).tobytes()]
+    assert record.label.tolist() == [number % 2]
+    assert (record.image == contents[kind]) == (kind in AS_THEY_ARE), kind
+
+
+def test_records_of_a_prepared_set_become_records_whatever_their_files_are_called(tmp_path):
+  """The names of TFDS's records end in a bracket: 'flowers/train record 3 (photo.jpg)'."""
+  folder = tmp_path / 'flowers/train/rose'
+  folder.mkdir(parents=True)
+  contents = {encoded(kind, seed) for seed, kind in enumerate(('mpo', 'ppm', 'jpg', 'mpo', 'tga'))}
+  for number, content in enumerate(sorted(contents)):
+    (folder / f'{number}.jpg').write_bytes(content)
+  run.prepare(str(folder.parents[1]), str(tmp_path / 'set'), run.Options(Shrinking()))
+  source = opened([f'tfds:{tmp_path}/set:train'])
+  assert source[0].name.endswith('.jpg)')
+  found = labelled(source, tmp_path / 'run')
+  assert {pixels(record.image).tobytes() for record in found} == {pixels(one).tobytes() for one in contents}
+  assert len(found) == len(contents)
+
+
+@pytest.mark.parametrize('left', ['samples', 'data set'])
+def test_images_that_an_earlier_version_lost_are_missed_and_found_again(tmp_path, left):
+  """It gave a sample the ending of its file, which `prepare` left out if it did not know it."""
+  names = ['0.jpg', '1.ppm', '2.png']
+  for seed, name in enumerate(names):
+    (tmp_path / name).write_bytes(encoded(name[2:], seed))
+  source, workdir = opened([str(tmp_path / name) for name in names]), tmp_path / 'run'
+  shards = workdir / 'samples-all'
+  shards.mkdir(parents=True)
+  with tarfile.open(shards / 'train-000000.tar', 'w') as tar:
+    for number, name in enumerate(names):
+      label = b'{"labels": [0], "weights": [1.0]}'
+      ending = pathlib.PurePath(name).suffix
+      for part, content in ((ending, (tmp_path / name).read_bytes()), ('.json', label)):
+        member = tarfile.TarInfo(f'{number:012}{part}')
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+  said = r'1.0.0 has 2 records, and 3 images were chosen; remove it and start the same command again'
+  for _ in range(1 if left == 'samples' else 2):
+    with pytest.raises(UserError, match=said):
+      labelled(source, workdir)
+  for path in (workdir / samples.DATA_SET).iterdir():
+    path.unlink()
+  assert len(labelled(source, workdir)) == 3
