@@ -1,5 +1,7 @@
 """Every file in configs/ is a valid config whose training step can be traced; and the published numbers."""
 
+import pathlib
+
 import chex
 import jax
 import pytest
@@ -142,6 +144,9 @@ def test_augregs_levels_are_those_published(name, source, level):
     ('masked_patch', 'imagenet', 'choose one of'),
     ('distill', 'b16,runs/teacher', 'has 2 of three arguments; give student, teacher and data'),
     ('finetune', 'b16,cifar', 'did you mean cifar10'),
+    ('finetune', 'folder:/my/photos', 'names no checkpoint; .*finetune:b16,folder:/my/photos'),
+    ('finetune', f'b16,{pathlib.Path(__file__).parent}', 'did you mean folder:/'),
+    ('finetune', 'b16,/no/such/folder', 'did you mean tfds:/no/such/folder'),
     ('finetune', '/my/dinov2', 'names no data; .*finetune:/my/dinov2,folder:/path/to/images'),
     ('finetune', 'b16,folder:/no/photos,al', "'al' is no recipe of fine-tuning; did you mean 'all'?"),
     ('finetune', 'g14,cifar10', "No released checkpoint of 'g14' is known; choose one of B/16"),

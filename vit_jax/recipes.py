@@ -6,6 +6,7 @@ The paper's pre-training (table 3) stands, number by number, in configs/vit_*.py
 import dataclasses
 import difflib
 import os
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -90,8 +91,14 @@ def chosen_finetuning(argument: str) -> Config:
   Raises:
     UserError: as `finetuning` and `fitted`.
   """
+  from vit_jax.data.sources.base import SOURCES  # here: other recipes do not need it
+
   model, _, data = argument.partition(',')
   if not data:
+    if model.partition(':')[0] in SOURCES.names():
+      raise UserError(
+        f'--config=finetune:{model} names no checkpoint; write it before the data: finetune:b16,{model}.'
+      )
     raise UserError(
       f'--config=finetune:{model} names no data; write it behind a comma: finetune:{model},folder:/path/to/images.'
     )
@@ -101,6 +108,12 @@ def chosen_finetuning(argument: str) -> Config:
     return finetuning(model, data)
   source = data if ':' in data else f'tfds:{data}'
   return fitted(model, source, 'all' if recipe == 'all' else 'head')
+
+
+def _is_folder_of_images(path: str) -> bool:
+  """Whether a path is that of a folder which TFDS did not prepare."""
+  folder = pathlib.Path(path).expanduser()
+  return folder.is_dir() and not (folder / 'dataset_info.json').exists()
 
 
 def _check_recipe(data: str) -> None:
@@ -125,7 +138,8 @@ def finetuning(model: str, data: str) -> Config:
   """
   split, test_split, steps, rate = _FINETUNING_ROWS.get(data, ('train', 'val', 2_500, 0.01))
   if data not in _FINETUNING_ROWS and ':' not in data:
-    near = difflib.get_close_matches(data, _FINETUNING_ROWS, n=1) or ['tfds:' + data]
+    kind = 'folder' if _is_folder_of_images(data) else 'tfds'
+    near = difflib.get_close_matches(data, _FINETUNING_ROWS, n=1) or [f'{kind}:{data}']
     raise UserError(
       f'{data!r} is not one of {", ".join(_FINETUNING_ROWS)}, folder:/path or tfds:NAME; '
       f'did you mean {near[0]}?'

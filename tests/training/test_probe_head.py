@@ -1,6 +1,7 @@
 """A head that begins as a probe, against scikit-learn; and the recipe that fits its data."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ from sklearn import linear_model
 
 from vit_jax import config as c
 from vit_jax import recipes
+from vit_jax.data import sources
+from vit_jax.data.bad_images import BadImages
 from vit_jax.errors import UserError
 from vit_jax.evaluation import probes
 from vit_jax.training import console, loop
@@ -48,6 +51,21 @@ def test_class_without_examples_is_never_predicted():
   assert set((features @ head.kernel + head.bias).argmax(axis=1)) == {0, 2, 4}
 
 
+def test_few_images_that_are_easy_to_tell_apart_get_probabilities_near_one():
+  """All penalties are right in cross-validation; the strongest would leave a share of hardly more than 1 / classes."""
+  rng = np.random.default_rng(0)
+  labels = np.repeat(np.arange(4), 18)
+  centres = 3 * np.random.default_rng(1).normal(size=(4, 64))
+  features = centres[labels] + rng.normal(size=(72, 64))
+  head = probes.logistic_head(features, labels, 4)
+  new = np.repeat(np.arange(4), 25)
+  logits = (centres[new] + rng.normal(size=(100, 64))) @ head.kernel + head.bias
+  shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+  shares /= shares.sum(axis=1, keepdims=True)
+  assert head.accuracy == 1 and (shares.argmax(axis=1) == new).all()
+  assert shares[np.arange(100), new].mean() > 0.95
+
+
 def config(**changes) -> c.Config:
   model = c.ViTConfig(variant='custom', patch=4, width=32, mlp_dim=32, depth=1, heads=2, pool='gap')
   return dataclasses.replace(
@@ -68,7 +86,7 @@ def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alo
   run, source = open_training(config())
   before = initial_state(run.program, 0, {})
   others = jax.tree.map(np.asarray, {name: leaf for name, leaf in before.params.items() if name != 'head'})
-  state, text = with_probe(run, source, before)
+  state, text = with_probe(run, source, before, BadImages())
   assert 'logistic regression of the features of 1,437 images' in text
   scores = evaluate(state, run.open_evaluators())
   assert scores['test/accuracy'] > 0.8 and scores['test_ema/accuracy'] == scores['test/accuracy']
@@ -84,7 +102,7 @@ def test_logits_of_two_heads_are_those_of_the_probe(monkeypatch):
     variant='custom', patch=4, width=32, mlp_dim=32, depth=1, heads=2, distillation_token=True, head_bias=-1.0
   )
   run, source = open_training(config(model=model))
-  state, _ = with_probe(run, source, initial_state(run.program, 0, {}))
+  state, _ = with_probe(run, source, initial_state(run.program, 0, {}), BadImages())
   module = nnx.merge(run.program.graphdef, state.variables)
   images = rng.normal(size=(8, 8, 8, 3)).astype(np.float32)
   expected = np.asarray(module.head_input(module.features(images))) @ probe.kernel + probe.bias
@@ -98,7 +116,7 @@ def test_probe_of_lists_of_classes_is_refused():
   )
   run, source = open_training(lists)
   with pytest.raises(UserError, match=r"config.init.head is 'probe', which needs images of one class each"):
-    with_probe(run, source, initial_state(run.program, 0, {}))
+    with_probe(run, source, initial_state(run.program, 0, {}), BadImages())
 
 
 def test_short_run_logs_every_step(tmp_path):
@@ -113,6 +131,35 @@ def photos(tmp_path):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((20, 20, 3), number, np.uint8)).save(path)
   return tmp_path / 'photos'
+
+
+@pytest.mark.parametrize('bad_images', ['stop', 'replace'])
+def test_damaged_photographs_stop_the_head_or_are_left_out_and_listed_as_in_training(
+  photos, tmp_path, bad_images
+):
+  for number in (2, 7):
+    (photos / 'ab'[number % 2] / f'{number}.png').write_bytes(b'')
+  data = c.DataConfig(
+    source=f'folder:{photos}', image_size=(8, 8), crop='resize', val_fraction=0.1, bad_images=bad_images
+  )
+  damaged = config(data=data, evaluators={}, ema=0.0, batch_size=8, total='10 steps')
+  if bad_images == 'stop':
+    with pytest.raises(
+      UserError, match=r"png is empty .*, or train without it: config.data.bad_images='replace'"
+    ):
+      loop.train(damaged, tmp_path / 'run')
+    return
+  loop.train(damaged, tmp_path / 'run')
+  listed = [json.loads(line) for line in (tmp_path / 'run/report/bad_images.jsonl').read_text().splitlines()]
+  in_training = {str(photos / name) for name in ('a/2.png', 'b/7.png')} & set(_names(data))
+  assert {line['name'] for line in listed} == in_training and in_training
+  assert all(line['step'] == 0 for line in listed)
+
+
+def _names(data: c.DataConfig) -> list[str]:
+  """The paths of the training images."""
+  source = sources.open_training(data, 0)
+  return [source[number].name for number in range(len(source))]
 
 
 def test_recipe_of_a_folder_fits_its_images_and_the_papers_stays_by_name(photos):

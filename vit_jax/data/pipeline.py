@@ -44,6 +44,17 @@ class _Pipeline(abc.ABC):
     self._source, self._data, self._batch_size = source, data, batch_size
     self._rows = _LocalRows(batch_size, sharding)
 
+  def _count(self, error: BadImage, bad_images: BadImages, step: int) -> None:
+    """Notes a training image that cannot be decoded and whose place another takes, or none.
+
+    Raises:
+      UserError: data.bad_images is 'stop'.
+    """
+    if self._data.bad_images == 'stop':
+      text = str(error).rstrip('.')
+      raise UserError(f"{text}, or train without it: config.data.bad_images='replace'.") from error
+    bad_images.add(step, error)
+
   @abc.abstractmethod
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     """Writes some local rows of a step's batch into its buffers."""
@@ -188,10 +199,7 @@ class TrainPipeline(_Pipeline):
         return self._example(position + number * self._batch_size, data)
       except BadImage as bad_image:
         error = bad_image
-        if self._data.bad_images == 'stop':
-          text = str(error).rstrip('.')
-          raise UserError(f"{text}, or train without it: config.data.bad_images='replace'.") from error
-        self.bad_images.add(step, error)
+        self._count(bad_image, self.bad_images, step)
     raise UserError(f'{error} So it is with {1 + _REPLACEMENTS} images one after the other: check the data.')
 
   def _record_number(self, position: int) -> int:
@@ -236,6 +244,7 @@ class EvalPipeline(_Pipeline):
     batch_size: int,
     sharding: jax.sharding.Sharding,
     real_labels: ExtraLabels | None = None,
+    bad_images: BadImages | None = None,
   ):
     """
     Args:
@@ -246,12 +255,13 @@ class EvalPipeline(_Pipeline):
       batch_size: over all devices; it is rounded up to what divides over them.
       sharding: of the batch's first axis.
       real_labels: a second list of labels for each record.
+      bad_images: of training images, takes those that cannot be decoded; their rows are padding.
     """
     parts = _parts(sharding)
     super().__init__(source, data, math.ceil(batch_size / parts) * parts, sharding)
     self.examples = len(source)
     self._crop: EvalCrop | None = crop
-    self._resize, self._real = resize, real_labels
+    self._resize, self._real, self._bad_images = resize, real_labels, bad_images
 
   def __len__(self) -> int:
     """The number of batches."""
@@ -275,7 +285,13 @@ class EvalPipeline(_Pipeline):
       index = step * self._batch_size + self._rows.numbers[row]
       if index < len(self._source):
         record = self._source[index]
-        image = eval_image(record.image, record.name, self._data, self._crop, self._resize)
+        try:
+          image = eval_image(record.image, record.name, self._data, self._crop, self._resize)
+        except BadImage as error:
+          if self._bad_images is None:
+            raise
+          self._count(error, self._bad_images, 0)
+          continue
         buffers['image'][row] = image
         self._set_labels(buffers, row, record)
         buffers['mask'][row] = True

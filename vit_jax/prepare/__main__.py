@@ -200,7 +200,10 @@ def _print(result: run.Result, destination: str, name: str | None) -> None:
   if name:
     print(f'Train on it: {training_command(name, sum(result.records.values()), lists)}')
   else:
-    print(f'Train on it with --config.data.source=tfds:{destination}{lists}')
+    source = f'--config.data.source=tfds:{destination}'
+    if tuple(result.records) == ('train',):  # recipes evaluate on 'val'
+      source += ":train[:90%] --config.evaluators.val.split='train[90%:]'"
+    print(f'Train on it with {source}{lists}')
   if result.classes == 1:
     print(
       'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr

@@ -5,14 +5,16 @@ import pathlib
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import jax
 import tqdm
 
 from vit_jax import pytrees
-from vit_jax.evaluation.base import Evaluator, format_metric, metric_kind
+from vit_jax.data.on_device import Batch
+from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
 from vit_jax.training.memory import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.run import Run
@@ -21,6 +23,7 @@ from vit_jax.training.timeline import Timeline
 
 _MIB = 2**20
 _ABSURD_EPOCHS = 2_000  # the paper's longest fine-tuning, on the 1,000 images of VTAB, has 1,280
+_SECONDS_OF_SILENCE = 15.0  # before one is told how far an evaluation is
 _NARROWEST_BAR = 10  # cells of the bar itself, whatever stands behind it
 
 
@@ -95,6 +98,26 @@ class Console:
       left = [f'{_time_text(values["perf/eta_s"])} left'] if 'perf/eta_s' in values else []
       self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
+  def telling(self, what: str, limited: Limited = iter) -> Limited:
+    """`limited`, which also says how far it is: after 15 seconds, and whenever twice as many have passed.
+
+    Args:
+      what: is under way, such as 'Evaluation'.
+      limited: see `Evaluator.run`.
+    """
+
+    def told(batches: Iterable[Batch]) -> Iterator[Batch]:
+      total = len(batches) if isinstance(batches, Sized) else None
+      begin, silence = time.monotonic(), _SECONDS_OF_SILENCE
+      for done, batch in enumerate(limited(batches)):
+        seconds = time.monotonic() - begin
+        if done and seconds > silence:
+          self.say(progress_text(what, done, total, seconds))
+          silence = 2 * seconds
+        yield batch
+
+    return told
+
   def evaluation(self, step: int, values: dict[str, float]) -> None:
     """The numbers of an evaluation, on a terminal in lines that fit."""
     # A name and its value stay in one line: textwrap does not break at the no-break space.
@@ -142,6 +165,13 @@ def _time_text(seconds: float) -> str:
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'
+
+
+def progress_text(what: str, done: int, total: int | None, seconds: float) -> str:
+  """'Evaluation: 3 of 12 batches, about 1:05 left'; 'Evaluation: 3 batches' where nobody knows of how many."""
+  if total is None:
+    return f'{what}: {done} batches'
+  return f'{what}: {done} of {total} batches, about {_time_text(seconds / done * (total - done))} left'
 
 
 def devices_text(mesh: jax.sharding.Mesh) -> str:

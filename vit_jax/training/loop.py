@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data import sources
+from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources import Source
 from vit_jax.errors import Preempted
@@ -74,10 +75,11 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
     lower_is_better=best is not None and not metric_kind(best).higher_is_better,
     before_commit=None if desk is None else desk.before_commit,
   )
-  note = workdir.claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
+  note = workdir.check_claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
   if note:
     screen.say(note if desk is None else desk.named(note))
   state, restored = workdir.restore(manager, run)
+  workdir.write_config(config, folder)  # not before: the checkpoint may not fit what takes it over
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
   log_every = min(log_every, max(timeline.total // _LINES, 1))
@@ -88,10 +90,11 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
 
   initial = {} if state is not None else _read_initial(run, screen)
   frozen = _read_frozen(run, screen)
+  screen.say('Compiling the training step …')
   steps = _compiled_steps(run, first_step)
   screen.memory(run.program, steps[first_size])
   if state is None:
-    state = _first_state(run, source, initial, screen)
+    state = _first_state(run, source, initial, pipeline.bad_images, screen)
     figures.draw_first_batch(run, pipeline.batch(0), folder)
     log.board.picture(0, 'first_batch', folder / 'report' / 'first_batch.png')
   else:
@@ -139,10 +142,11 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
         with watchdog.paused(), stop.busy():
           ending = last or stopper.may_end
           pictures = report if ending and config.tensorboard.pictures else None
-          scores = evaluate(state, due, pictures, watchdog.limited)
+          limited = screen.telling('Evaluation', watchdog.limited)
+          scores = evaluate(state, due, pictures, limited)
           stopper.update(step, scores)
           if stopper.due:  # the end, at which all run
-            scores |= evaluate(state, _without(evaluators, due), pictures, watchdog.limited)
+            scores |= evaluate(state, _without(evaluators, due), pictures, limited)
         screen.evaluation(step, scores)
         last = last or stopper.due
       if values or scores:
@@ -215,12 +219,14 @@ def _read_frozen(run: Run, screen: Console) -> Any:
   return params
 
 
-def _first_state(run: Run, source: Source, initial: dict[str, np.ndarray], screen: Console) -> TrainState:
+def _first_state(
+  run: Run, source: Source, initial: dict[str, np.ndarray], bad_images: BadImages, screen: Console
+) -> TrainState:
   """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
   state = initial_state(run.program, run.config.seed, initial)
   if run.config.init.head == 'probe':
     screen.say('Head: computing the features of the training images …')
-    state, text = with_probe(run, source, state)
+    state, text = with_probe(run, source, state, bad_images, screen.telling('Features'))
     screen.say(text)
   return state
 

@@ -5,12 +5,13 @@ import math
 import jax
 import numpy as np
 
+from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.data.sources import Source, subset
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation import probes
-from vit_jax.evaluation.base import Params
+from vit_jax.evaluation.base import Limited, Params
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
@@ -18,13 +19,17 @@ from vit_jax.training.state import TrainState
 _IMAGES = 20_000  # at most; more take minutes, and change the head little
 
 
-def with_probe(run: Run, source: Source, state: TrainState) -> tuple[TrainState, str]:
+def with_probe(
+  run: Run, source: Source, state: TrainState, bad_images: BadImages, limited: Limited = iter
+) -> tuple[TrainState, str]:
   """The state with a logistic regression in its head, and a sentence about it.
 
   Args:
     run: its config's init.head is 'probe'.
     source: its training data.
     state: of step 0.
+    bad_images: takes those that cannot be decoded, which are left out if data.bad_images is 'replace'.
+    limited: see `Evaluator.run`.
 
   Raises:
     UserError: images with lists of classes, or of a single class, of which there is no regression.
@@ -43,9 +48,10 @@ def with_probe(run: Run, source: Source, state: TrainState) -> tuple[TrainState,
     resize=evaluator.resize if evaluator else None,
     batch_size=config.batch_size,
     sharding=mesh_lib.batch_sharding(run.mesh),
+    bad_images=bad_images,
   )
   step = features_lib.make_step(run.program.graphdef, config.data, run.mesh)
-  features = features_lib.extract(step, state.variables, batches, layer=None, pool=None)
+  features = features_lib.extract(step, state.variables, limited(batches), layer=None, pool=None)
   if len(np.unique(features.labels)) < 2:
     raise UserError(f'{config.data.title} has images of one class only; there is nothing to tell apart.')
   head = probes.logistic_head(features.values, features.labels, classes)

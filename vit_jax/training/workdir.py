@@ -21,7 +21,21 @@ _log = logging.getLogger(__name__)
 
 
 def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
-  """Writes `config.json`, or checks that the run there has the same config.
+  """Writes `config.json` after `check_claim`, whose arguments, result and errors it has."""
+  note = check_claim(config, workdir, begun=begun, takeover=takeover)
+  write_config(config, workdir)
+  return note
+
+
+def write_config(config: Config, workdir: pathlib.Path) -> None:
+  """Writes `config.json`, by which the workdir is the config's from now on."""
+  if jax.process_index() == 0:
+    (workdir / 'report').mkdir(parents=True, exist_ok=True)
+    files.write_json(workdir / 'config.json', config_lib.as_json(config))
+
+
+def check_claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
+  """Checks that a workdir is free, or that its run has the same config.
 
   A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. A damaged
   config.json is moved aside; where it is damaged or missing, the checkpoint has the config too.
@@ -51,9 +65,6 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
     if damage:
       what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
       notes.append(f'{damage}{_moved_aside(path)}; it is written again: {what}.')
-  if jax.process_index() == 0:
-    (workdir / 'report').mkdir(parents=True, exist_ok=True)
-    files.write_json(path, config_lib.as_json(config))
   return '\n'.join(filter(None, notes))
 
 

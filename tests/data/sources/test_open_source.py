@@ -38,7 +38,23 @@ def test_existing_directory_is_not_a_split(tmp_path):
   assert parse(f'folder:{tmp_path}/a:b', 'train') == ('folder', f'{tmp_path}/a:b', 'train')
 
 
-@pytest.mark.parametrize('spec', ['imagenet', 'tfds:', 'folder:', '', 'http://x/y'])
+@pytest.mark.parametrize(
+  ('spec', 'said'),
+  [
+    (
+      'folder:',
+      "'folder:' names no place behind its ':'; write 'folder:/path', as in --config=configs/folder.py:/path.",
+    ),
+    ('vtab:', "'vtab:' names no place behind its ':'; write 'vtab:TASK'."),
+  ],
+)
+def test_source_without_a_place_says_how_its_kind_is_written(spec, said):
+  with pytest.raises(UserError) as error:
+    open_source(spec, 'train', data=DataConfig())
+  assert str(error.value) == said
+
+
+@pytest.mark.parametrize('spec', ['imagenet', '', 'http://x/y'])
 def test_wrong_spec_lists_the_forms_of_all_sources(spec):
   tfds = "'tfds:NAME', 'tfds:/a/prepared/directory', 'tfds:gs://bucket/a/prepared/directory'"
   forms = f"'digits', {tfds}, 'folder:/path' or 'vtab:TASK'"
@@ -114,8 +130,10 @@ def test_source_registered_from_outside_is_opened_selected_mixed_and_trained_on(
   mixture = open_training(data, 0)
   batch = TrainPipeline(mixture, data, batch_size=8, seed=0, sharding=split_over(2)).batch(0)
   assert batch['image'].shape == (8, 4, 4, 1)
-  with pytest.raises(UserError, match=r"'npy' is not a source; write .*'vtab:TASK' or 'npy:PLACE'"):
+  with pytest.raises(UserError, match=r"'npy' names no place behind its ':'; write 'npy:PLACE'\."):
     parse('npy', 'train')
+  with pytest.raises(UserError, match=r"'npz' is not a source; write .*'vtab:TASK' or 'npy:PLACE'"):
+    parse('npz', 'train')
 
 
 def test_name_of_a_source_cannot_be_taken_twice(npy):

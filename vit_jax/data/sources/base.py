@@ -170,7 +170,8 @@ def check_split(split: str, splits: Collection[str], where: str) -> None:
   names = [re.split(r'\[', part)[0].strip() for part in split.split('+')]
   for name in names:
     if name not in splits and name != 'all':
-      raise UserError(f'{where} has no split {name!r}; it has {", ".join(sorted(splits)) or "none"}.')
+      part = f", of which a part is written as '{next(iter(sorted(splits)))}[90%:]'" if splits else ''
+      raise UserError(f'{where} has no split {name!r}; it has {", ".join(sorted(splits)) or "none"}{part}.')
 
 
 def bad_split(split: str, where: str, error: Exception) -> UserError:

@@ -35,7 +35,7 @@ _HELD_OUT_SPLITS = ('train', 'val')  # of a folder whose classes are in its root
 # What `vit_jax.prepare` reads and this source does not.
 _ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip', '.parquet')
 _TABLES = ('.csv',)
-_NAMED = 5  # sub-folders that an error lists
+_NAMED = 5  # sub-folders, classes or endings that a sentence lists
 
 
 class _Part(NamedTuple):
@@ -193,9 +193,23 @@ def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
   others = np.where(folder_classes >= 0, listing.others, 0)
   if others.any():
     _refuse_archives([root / listing.folders[number] for number in np.flatnonzero(others)])
-    example = os.path.join(root, listing.folders[others.argmax()])
-    _warn(f'{root / top}: ignored {others.sum()} files that are not images, most in {example}.')
+    example = root / listing.folders[others.argmax()]
+    _warn(
+      f'{root / top}: ignored {others.sum()} files, most in {example}, whose names do not end as those of images '
+      f'({", ".join(_endings(example))}); {_read_endings()} are read.'
+    )
   return _Part(top, tuple(classes), numbers, members[numbers])
+
+
+def _endings(folder: pathlib.Path) -> list[str]:
+  """How the names of a folder's files end that are not read as images: the first few, sorted."""
+  names = [name.lower() for name in os.listdir(folder) if name[0] != '.']
+  others = {pathlib.Path(name).suffix[1:] or name for name in names if not name.endswith(EXTENSIONS)}
+  return sorted(others)[:_NAMED]
+
+
+def _read_endings() -> str:
+  return ', '.join(extension[1:] for extension in EXTENSIONS)
 
 
 def _refuse_archives(folders: Sequence[pathlib.Path]) -> None:
@@ -225,9 +239,8 @@ def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
         f'once '
         f'(python -m vit_jax.prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
       )
-  extensions = ', '.join(extension[1:] for extension in EXTENSIONS)
   return UserError(
-    f'{path} has no images in class sub-folders; put the {extensions} files of each class into a folder '
+    f'{path} has no images in class sub-folders; put the {_read_endings()} files of each class into a folder '
     f'named after it.'
   )
 
@@ -292,9 +305,11 @@ def _hold_out(part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Pa
   evaluated = np.isin(np.arange(len(part.classes)), part.members[held])
   extra = (own == lowest[part.members]) & may_be_held & ~evaluated[part.members]
   if extra.any():
+    few = [part.classes[number] for number in np.unique(part.members[extra])]
+    names = ', '.join(few[:_NAMED]) + (', …' if len(few) > _NAMED else '')
     _warn(
-      f'{root}: config.data.val_fraction {fraction:g} holds out no image of {extra.sum()} of '
-      f'{len(part.classes)} classes; one image of each of them is held out.'
+      f'{root}: {len(few)} of {len(part.classes)} classes ({names}) have so few images that '
+      f'config.data.val_fraction {fraction:g} would hold out none; one image of each is held out.'
     )
   held |= extra
   return {'train': _chosen(part, ~held), 'val': _chosen(part, held)}

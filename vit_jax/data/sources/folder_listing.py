@@ -20,11 +20,11 @@ import numpy as np
 from vit_jax import cache
 from vit_jax.errors import UserError
 
-EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff')
+EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff')
 
 _WORTH_KEEPING = 10_000  # images; fewer are listed in a moment
 _SETTLED_NS = 2 * 10**9  # after so long, another change of a folder is sure to get another time
-_FORMAT = 2  # of the kept arrays
+_FORMAT = 3  # of the kept arrays; changes with EXTENSIONS too
 _STAT_THREADS, _STAT_FILES = 16, 1000  # more than processors: on a network they wait; files of one task
 
 
