@@ -11,7 +11,6 @@ from sklearn import linear_model
 
 from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.errors import UserError
 from vit_jax.evaluation import probes
 from vit_jax.training import console, loop
 from vit_jax.training.initialization import initial_state
@@ -89,16 +88,6 @@ def test_logits_of_two_heads_are_those_of_the_probe(monkeypatch):
   images = rng.normal(size=(8, 8, 8, 3)).astype(np.float32)
   expected = np.asarray(module.head_input(module.features(images))) @ probe.kernel + probe.bias
   np.testing.assert_allclose(module(images), expected, atol=1e-5)
-
-
-def test_probe_of_lists_of_classes_is_refused():
-  lists = config(
-    data=c.DataConfig(source='digits', image_size=(8, 8), max_labels=2),
-    objective=c.ClassificationObjective(loss='sigmoid'),
-  )
-  run, source = open_training(lists)
-  with pytest.raises(UserError, match=r"config.init.head is 'probe', which needs images of one class each"):
-    with_probe(run, source, initial_state(run.program, 0, {}))
 
 
 def test_short_run_logs_every_step(tmp_path):

@@ -12,6 +12,7 @@ import jax
 import tqdm
 
 from vit_jax import pytrees
+from vit_jax.data import sources
 from vit_jax.evaluation.base import Evaluator, format_metric, metric_kind
 from vit_jax.training.memory import device_bytes
 from vit_jax.training.metrics import read_metrics
@@ -161,9 +162,10 @@ def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
   ]
   for name, evaluator in evaluators.items():
     options = config.evaluators[name]
-    where = f'{options.source or config.data.source} {options.split}'
+    kind, place, split = sources.parse(options.source or run.training_source, options.split)
+    where = f'{kind}:{place}' if place else kind
     images = f'{evaluator.examples:,} image{"" if evaluator.examples == 1 else "s"}'
-    lines.append(f'Evaluator {name}: {where}, {images}')
+    lines.append(f'Evaluator {name}: {where} {split}, {images}')
   return '\n'.join(lines)
 
 
