@@ -134,8 +134,9 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     if parameter.default is parameter.empty and name not in arguments:
       raise UserError(f'the optimizer {optimizer.name!r} needs {name}; add it to optimizer.arguments')
   transformation = make(**arguments)
-  for name, parameter in inspect.signature(transformation.update).parameters.items():
-    if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+  update = inspect.getfullargspec(transformation.update)
+  for name in update.kwonlyargs:
+    if name not in (update.kwonlydefaults or {}):
       raise UserError(
         f'the optimizer {optimizer.name!r} needs the {name} at every step, which it is not given; choose another one'
       )
