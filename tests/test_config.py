@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -133,6 +134,34 @@ def test_a_section_has_the_options_of_its_own_kind_only():
     (
       {'schedule': {'decay': 'exponential'}},
       'config.schedule.decay is exponential, which never reaches config.schedule.end_value 0; set it above 0.',
+    ),
+    *(
+      (
+        {'optimizer': {'lr_multipliers': [['.', factor]]}},
+        f'config.optimizer.lr_multipliers is {factor}; it must be at least 0.',
+      )
+      for factor in (-1.0, math.nan)
+    ),
+    *(
+      (
+        {section: {option: 'test/accuracy'}},
+        f"config.{section}.{option} is 'test/accuracy', and config.evaluators is empty, so that no metric is ever "
+        'there; add an evaluator, or leave it out.',
+      )
+      for section, option in (('stop', 'metric'), ('checkpoint', 'best'))
+    ),
+    *(
+      (
+        {'init': {'head': 'probe'}, **options},
+        "config.init.head is 'probe', which needs images of one class each; set it to 'constant'.",
+      )
+      for options in (
+        {'data': {'max_labels': 2}, 'objective': {'name': 'classification', 'loss': 'sigmoid'}},
+        {
+          'model': {'name': 'vit', 'pool': 'none', 'mask_token': True},
+          'objective': {'name': 'masked_patches'},
+        },
+      )
     ),
     ({'data': {'image_size': [0, 8]}}, 'config.data.image_size is 0; it must be at least 1.'),
     (

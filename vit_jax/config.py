@@ -122,6 +122,11 @@ class Config:
         f'change one of them.'
       )
     self.objective.check_run(self.model, self.data)
+    one_class_each = self.data.max_labels is None and self.objective.class_scores() is not None
+    if self.init.head == 'probe' and not one_class_each:
+      raise UserError(
+        f"{path}.init.head is 'probe', which needs images of one class each; set it to 'constant'."
+      )
     for name, evaluator in self.evaluators.items():
       self._check_evaluator(f'{path}.evaluators.{name}', evaluator)
     self._check_metric(f'{path}.checkpoint.best', self.checkpoint.best)
@@ -147,6 +152,11 @@ class Config:
       names += evaluator.best_metrics(name, self.data)
       if self.ema:
         names += evaluator.best_metrics(f'{name}{EMA_SUFFIX}', self.data)
+    if metric is not None and not names:
+      raise UserError(
+        f'{path} is {metric!r}, and config.evaluators is empty, so that no metric is ever there; add an evaluator, or '
+        f'leave it out.'
+      )
     if metric is not None and metric not in names:
       raise UserError(f'{path} is {metric!r}, which no evaluator gives; choose one of {", ".join(names)}.')
 

@@ -36,6 +36,14 @@ def test_forward_and_features_equal_numpy(changes):
       np.testing.assert_allclose(mixer.features(x, layer=layer), tokens, atol=1e-5)
 
 
+@pytest.mark.parametrize('method', ['__call__', 'features', 'hidden_states'])
+@pytest.mark.parametrize('size', [(16, 12), (8, 12), (9, 9)])
+def test_images_of_another_size_are_refused_also_where_they_have_as_many_patches(method, size):
+  network = nnx.merge(*tiny.build(tiny.mixer(), image_size=(12, 8)))
+  with pytest.raises(UserError, match=r'it was built for, \(12, 8\), and these are .*; resize them\.$'):
+    getattr(network, method)(tiny.images(image_size=size))
+
+
 def test_what_a_mixer_does_not_have_it_says_by_the_contract():
   graphdef, params = tiny.build(tiny.mixer())
   mixer = nnx.merge(graphdef, params)

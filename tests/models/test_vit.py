@@ -109,6 +109,19 @@ def test_any_grid_and_channels_equal_numpy(image_size, channels):
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize('method', ['__call__', 'features', 'embed', 'attention', 'hidden_states'])
+@pytest.mark.parametrize('changes', [{}, {'stem_blocks': (1,), 'stem_width': 32, 'patch': 2}])
+def test_images_that_the_patches_do_not_divide_are_refused(method, changes):
+  options = tiny.options(**changes)
+  size = 2 * options.patch_pixels
+  network = nnx.merge(*tiny.build(options, image_size=(size, size)))
+  odd = tiny.images(image_size=(size + 1, size))
+  with pytest.raises(
+    UserError, match=rf'^The image size \({size + 1}, {size}\) does not divide into patches'
+  ):
+    getattr(network, method)(odd)
+
+
 def test_epsilon_of_the_norms_equals_numpy():
   """With small inputs of the first norm; a wrong epsilon is hardly seen on ordinary ones."""
   graphdef, params = tiny.build()

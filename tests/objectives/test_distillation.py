@@ -321,6 +321,13 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   )
 
 
+def test_an_image_size_of_teachers_that_their_patches_do_not_divide_is_named(folder):
+  given = config('vit', folder=folder)
+  given = dataclasses.replace(given, objective=dataclasses.replace(given.objective, teacher_size=(9, 9)))
+  said = r'config.objective.teacher_size (9, 9) does not divide into patches of 4 pixels; the nearest'
+  assert refusal(given).startswith(said)
+
+
 def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_has_it():
   objective = c.DistillationObjective(teachers='one', teacher_targets='hard', temperature=3.0)
   with pytest.raises(

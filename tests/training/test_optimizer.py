@@ -204,6 +204,14 @@ def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
     ({'momentum': 0.9}, "the optimizer 'adam' does not take momentum; it takes b1, b2"),
     ({'name': 'rms', 'momentum_dtype': 'bfloat16'}, "the optimizer 'rms' does not take momentum_dtype"),
     ({'arguments': (('esp', 1e-6),)}, "the optimizer 'adam' does not take esp; it takes"),
+    (
+      {'name': 'polyak'},
+      "the optimizer 'polyak' needs the value at every step, which it is not given; choose another",
+    ),
+    (
+      {'name': 'backtracking_linesearch', 'arguments': (('max_backtracking_steps', 3.0),)},
+      "the optimizer 'backtracking_linesearch' needs the value at every step",
+    ),
     ({'name': 'schedule'}, "the optimizer 'schedule' needs step_size_fn; add it to optimizer.arguments"),
   ],
 )

@@ -109,16 +109,6 @@ def test_logits_of_two_heads_are_those_of_the_probe(monkeypatch):
   np.testing.assert_allclose(module(images), expected, atol=1e-5)
 
 
-def test_probe_of_lists_of_classes_is_refused():
-  lists = config(
-    data=c.DataConfig(source='digits', image_size=(8, 8), max_labels=2),
-    objective=c.ClassificationObjective(loss='sigmoid'),
-  )
-  run, source = open_training(lists)
-  with pytest.raises(UserError, match=r"config.init.head is 'probe', which needs images of one class each"):
-    with_probe(run, source, initial_state(run.program, 0, {}), BadImages())
-
-
 def test_short_run_logs_every_step(tmp_path):
   loop.train(config(total='3 steps', ema=0.0), tmp_path)
   assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 3

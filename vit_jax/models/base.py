@@ -62,8 +62,9 @@ class ModelConfig(abc.ABC):
   # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but
   # its matrix products ('dots'). None: the first of 'none', 'dots', 'block' that fits (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
-  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs. None: so on
-  # TPUs, in runs of 5,000 steps and more.
+  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs. None:
+  # so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less than
+  # 10 million parameters in runs of 2,000 steps and more, and those with feature maps always (docs/scaling.md).
   unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Of every norm.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)

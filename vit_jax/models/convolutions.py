@@ -49,6 +49,17 @@ class StandardisedConv(nnx.Module):
     rngs: nnx.Rngs,
     sharding: jax.sharding.NamedSharding | None,
   ):
+    """
+    Args:
+      inputs: channels of the feature map.
+      outputs: channels of the result.
+      size: of the kernel, in both directions.
+      style: of the padding, and of what is added to the weights' deviation.
+      stride: in both directions.
+      dtype: of the computation.
+      rngs: of the initial parameters.
+      sharding: of the result; None: nothing is split.
+    """
     shape = (size, size, inputs, outputs)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.style = style
@@ -85,6 +96,12 @@ class GroupNorm(nnx.Module):
   """Normalises each example over positions and the channels of a group (arXiv 1803.08494), in float32."""
 
   def __init__(self, width: int, epsilon: float, *, scale: float = 1.0):
+    """
+    Args:
+      width: C, a multiple of 32.
+      epsilon: added to the variance.
+      scale: initial value of the factor of each channel.
+    """
     self.scale = nnx.Param(jnp.full(width, scale))
     self.bias = nnx.Param(jnp.zeros(width))
     self.epsilon = epsilon
@@ -118,6 +135,14 @@ class Stage(nnx.Module):
   def __init__(
     self, inputs: int, width: int, units: int, bottleneck: Callable[..., nnx.Module], *, stride: int
   ):
+    """
+    Args:
+      inputs: channels of the stage's input.
+      width: channels within a bottleneck, a fourth of its outputs.
+      units: bottlenecks.
+      bottleneck: makes one of its inputs and `width`, given its `stride`.
+      stride: of the first bottleneck; the others have 1.
+    """
     self.units = units
     for u in range(units):
       unit = bottleneck(4 * width if u else inputs, width, stride=1 if u else stride)

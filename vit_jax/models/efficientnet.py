@@ -32,7 +32,7 @@ from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.layers import initial_head
-from vit_jax.models.mbconv import Conv, MBConv, Stage, StageOfBlocks, squeezed_channels, swish
+from vit_jax.models.mbconv import Conv, MBConv, StageOfBlocks, StageSizes, squeezed_channels, swish
 from vit_jax.options import Between, Positive, Rate
 
 Multiplier = Annotated[float, Between(0.1, 20)]
@@ -41,13 +41,13 @@ Multiplier = Annotated[float, Between(0.1, 20)]
 # Of B0 (the paper, table 1).
 B0_STEM, B0_TOP = 32, 1280
 B0_STAGES = (
-  Stage(3, 1, 1, 32, 16, 1),
-  Stage(3, 2, 6, 16, 24, 2),
-  Stage(5, 2, 6, 24, 40, 2),
-  Stage(3, 2, 6, 40, 80, 3),
-  Stage(5, 1, 6, 80, 112, 3),
-  Stage(5, 2, 6, 112, 192, 4),
-  Stage(3, 1, 6, 192, 320, 1),
+  StageSizes(3, 1, 1, 32, 16, 1),
+  StageSizes(3, 2, 6, 16, 24, 2),
+  StageSizes(5, 2, 6, 24, 40, 2),
+  StageSizes(3, 2, 6, 40, 80, 3),
+  StageSizes(5, 1, 6, 80, 112, 3),
+  StageSizes(5, 2, 6, 112, 192, 4),
+  StageSizes(3, 1, 6, 192, 320, 1),
 )
 
 
@@ -123,7 +123,7 @@ class EfficientNetConfig(ModelConfig):
     return variants.resolve(self, Sizes, needed=('width_multiplier', 'depth_multiplier'))
 
   @property
-  def stages(self) -> tuple[Stage, ...]:
+  def stages(self) -> tuple[StageSizes, ...]:
     """The stages, by the multipliers."""
     width, depth = self.sizes.width_multiplier, self.sizes.depth_multiplier
     return tuple(

@@ -67,15 +67,15 @@ def _one_pass_forward(
   return (_standardised(*saved) * scale + bias).astype(x.dtype), saved
 
 
-def _one_pass_backward(epsilon: float, saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Gradients of x, scale and bias, from that of the output."""
+def _one_pass_backward(epsilon: float, saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """dx, dscale and dbias, from dy; z is x standardised, so that y is z * scale + bias."""
   x, scale, _, inverse_deviation = saved
-  y, grad = _standardised(*saved), grad.astype(jnp.float32)
-  of_y = grad * scale
-  centred = of_y - of_y.mean(axis=-1, keepdims=True) - y * (of_y * y).mean(axis=-1, keepdims=True)
+  z, dy = _standardised(*saved), dy.astype(jnp.float32)
+  dz = dy * scale
+  centred = dz - dz.mean(axis=-1, keepdims=True) - z * (dz * z).mean(axis=-1, keepdims=True)
+  dx = (inverse_deviation[..., None] * centred).astype(x.dtype)
   examples = tuple(range(x.ndim - 1))
-  of_x = (inverse_deviation[..., None] * centred).astype(x.dtype)
-  return of_x, (grad * y).sum(axis=examples), grad.sum(axis=examples)
+  return dx, (dy * z).sum(axis=examples), dy.sum(axis=examples)
 
 
 def _standardised(x: jax.Array, scale: jax.Array, mean: jax.Array, inverse_deviation: jax.Array) -> jax.Array:
@@ -92,6 +92,13 @@ class Depthwise(nnx.Module):
   def __init__(
     self, channels: int, *, dtype: jnp.dtype, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
   ):
+    """
+    Args:
+      channels: C.
+      dtype: of the computation.
+      sharding: of the tokens, whose examples and hidden units stay where they are; None: nothing is split.
+      rngs: of the initial parameters.
+    """
     shape = (3, 3, channels)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))  # of nine inputs
     self.bias = nnx.Param(jnp.zeros(channels))
@@ -135,6 +142,19 @@ class Mlp(nnx.Module):
     sharding: jax.sharding.NamedSharding | None = None,
     rngs: nnx.Rngs,
   ):
+    """
+    Args:
+      width: D, of inputs and outputs.
+      mlp_dim: M, hidden units.
+      gelu: 'tanh' or 'erf'.
+      kernel_init: of both layers.
+      bias_init: of both layers.
+      dropout: of the hidden units and of the outputs.
+      locality: whether there is a depthwise convolution between the layers.
+      dtype: of the computation.
+      sharding: of the tokens.
+      rngs: of the initial parameters.
+    """
     linear = functools.partial(
       nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
     )
@@ -177,6 +197,14 @@ class PatchEmbedding(nnx.Module):
   """Cuts images into patches of P x P pixels, each of which becomes a token (E in equation 1)."""
 
   def __init__(self, patch: int, channels: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    """
+    Args:
+      patch: P, pixels along a side.
+      channels: C, of the images.
+      width: D, of the tokens.
+      dtype: of the computation.
+      rngs: of the initial parameters.
+    """
     shape = (patch, patch, channels, width)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width))

@@ -48,23 +48,26 @@ def _forward(x: jax.Array, padding: Padding) -> tuple[jax.Array, tuple[jax.Array
 
 
 def _backward(padding: Padding, saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array]:
+  """dx, from dy."""
   comparisons = functools.partial(_by_comparisons, padding=padding)
   scatter = functools.partial(_by_xla, padding=padding)
-  return (jax.lax.platform_dependent(*saved, dy, cpu=comparisons, default=scatter),)
+  dx = jax.lax.platform_dependent(*saved, dy, cpu=comparisons, default=scatter)
+  return (dx,)
 
 
 _max_pool.defvjp(_forward, _backward)
 
 
 def _by_xla(x: jax.Array, y: jax.Array, dy: jax.Array, padding: Padding) -> jax.Array:
-  """The gradient by x, from that by y."""
+  """dx, from dy."""
   del y
-  _, gradient = jax.vjp(functools.partial(_maximum, padding=padding), x)
-  return gradient(dy)[0]
+  _, backward = jax.vjp(functools.partial(_maximum, padding=padding), x)
+  (dx,) = backward(dy)
+  return dx
 
 
 def _by_comparisons(x: jax.Array, y: jax.Array, dy: jax.Array, padding: Padding) -> jax.Array:
-  """The gradient by x, from that by y: of each place in a window, which windows have their first maximum there."""
+  """dx, from dy: of each place in a window, which windows have their first maximum there."""
   _, height, width, _ = y.shape
   size = x.shape[1:3]
   borders = jax.lax.padtype_to_pads(size, (_SIZE, _SIZE), (_STRIDE, _STRIDE), padding)

@@ -19,8 +19,8 @@ from vit_jax.models.dropout import drop_path, fold_in
 swish = functools.partial(jax.checkpoint, prevent_cse=False)(jax.nn.silu)  # saves its input only
 
 
-class Stage(NamedTuple):
-  """A stage of blocks.
+class StageSizes(NamedTuple):
+  """What decides the shapes of a stage of blocks.
 
   Attributes:
     kernel: size of the depthwise convolutions.
@@ -60,6 +60,18 @@ class Conv(nnx.Module):
     rngs: nnx.Rngs,
     sharding: jax.sharding.NamedSharding | None = None,
   ):
+    """
+    Args:
+      inputs: channels of the feature map.
+      outputs: channels of the result; with `depthwise` as many as inputs.
+      size: of the kernel, in both directions.
+      stride: in both directions.
+      depthwise: whether each channel is convolved by itself.
+      bias: whether there is one.
+      dtype: of the computation.
+      rngs: of the initial parameters.
+      sharding: of the feature map of a depthwise convolution; None: nothing is split.
+    """
     seen = 1 if depthwise else inputs  # by each output
     normal = initializers.normal(math.sqrt(2 * inputs / (seen * size**2 * outputs)))
     self.kernel = nnx.Param(normal(rngs.params(), (size, size, seen, outputs), jnp.float32))
@@ -89,13 +101,22 @@ class MBConv(nnx.Module):
   def __init__(
     self,
     inputs: int,
-    stage: Stage,
+    stage: StageSizes,
     *,
     stride: int,
     conv: Callable[..., Conv],
     norm: Callable[[int], BatchNorm],
     rngs: nnx.Rngs,
   ):
+    """
+    Args:
+      inputs: channels of the feature map.
+      stage: that the block is of.
+      stride: of the depthwise convolution; 1 behind the first block of a stage.
+      conv: makes a `Conv` of inputs, outputs and size of the kernel.
+      norm: makes the norm of so many channels.
+      rngs: of the initial parameters.
+    """
     conv = functools.partial(conv, rngs=rngs)
     expanded = stage.expansion * inputs
     expands = stage.expansion > 1
@@ -131,7 +152,14 @@ class MBConv(nnx.Module):
 class StageOfBlocks(nnx.Module):
   """A first block, which has the stride, and others, stacked; None where there are none."""
 
-  def __init__(self, stage: Stage, block: Callable[..., MBConv], rngs: nnx.Rngs):
+  def __init__(self, stage: StageSizes, block: Callable[..., MBConv], rngs: nnx.Rngs):
+    """
+    Args:
+      stage: its sizes.
+      block: makes an `MBConv` of its inputs and `stage`.
+      rngs: of the initial parameters.
+    """
+
     def other(rngs: nnx.Rngs) -> MBConv:
       return block(stage.outputs, stage, stride=1, rngs=rngs)
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
+from vit_jax.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
 from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
@@ -195,6 +196,7 @@ class Mixer(Model[MixerConfig]):
     sizes = config.sizes
     rows, columns = config.grid(image_size)
     self.config = config
+    self.image_size = image_size
     self.activation_sharding = activation_sharding
     self.patch_embedding = PatchEmbedding(
       sizes.patch, channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs
@@ -213,7 +215,17 @@ class Mixer(Model[MixerConfig]):
     return self.head(self.pool(self.norm(tokens)).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the patch embeddings."""
+    """(B, H, W, C) -> (B, N, D): the patch embeddings.
+
+    Raises:
+      UserError: the images are not of the size that the model was built for.
+    """
+    size = (images.shape[1], images.shape[2])
+    if size != self.image_size:
+      raise UserError(
+        f'An MLP-Mixer takes images of the size that it was built for, {self.image_size}, and these are {size}; '
+        f'resize them.'
+      )
     return scanned_blocks.constrain(self.patch_embedding(images), self.activation_sharding)
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:

@@ -158,6 +158,14 @@ class PreActivationBottleneck(nnx.Module):
   """A residual unit with norm and ReLU before each convolution, the stride in the 3 x 3 one."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
+    """
+    Args:
+      inputs: channels of the feature map.
+      width: channels within the unit, a fourth of its outputs.
+      conv: makes a convolution of inputs, outputs and size of the kernel.
+      stride: of the 3 x 3 convolution, and of the shortcut's.
+      epsilon: of the norms.
+    """
     outputs = 4 * width
     self.norm1 = GroupNorm(inputs, epsilon)
     self.conv1 = conv(inputs, width, 1)
@@ -182,6 +190,14 @@ class PostActivationBottleneck(nnx.Module):
   """A residual unit with its activations behind the sums (ResNet v1), the stride in the 3 x 3 convolution."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
+    """
+    Args:
+      inputs: channels of the feature map.
+      width: channels within the unit, a fourth of its outputs.
+      conv: makes a convolution of inputs, outputs and size of the kernel.
+      stride: of the 3 x 3 convolution, and of the shortcut's.
+      epsilon: of the norms.
+    """
     outputs = 4 * width
     self.conv1 = conv(inputs, width, 1)
     self.norm1 = GroupNorm(width, epsilon)

@@ -1,4 +1,8 @@
-"""softmax(q k^T / sqrt(Dh)) v, in the forms that XLA compiles well on TPUs and CPUs (paper, equations 6 and 7)."""
+"""softmax(q k^T / sqrt(Dh)) v, in the forms that XLA compiles well on TPUs and CPUs (paper, equations 6 and 7).
+
+Gradients are called as in FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2): dq, dk, dv and do are those of
+queries, keys, values and outputs, dlogits and dweights those of its S and P; logsumexp is its L, and delta its D.
+"""
 
 import functools
 import math
@@ -156,8 +160,8 @@ def _attend(queries: Groups, keys: Groups, values: Groups) -> Groups:
 
 
 def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Groups, Any]:
-  """The outputs, and what the backward pass needs: inputs, outputs and the log of each softmax's sum."""
-  outs, log_totals = [], []
+  """The outputs, and what the backward pass needs: inputs, outputs and the logsumexp of each query's logits."""
+  outs, logsumexps = [], []
   for query in queries:
     logits = [_logits(query, key) for key in keys]
     largest = functools.reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in logits))
@@ -167,8 +171,8 @@ def _attend_forward(queries: Groups, keys: Groups, values: Groups) -> tuple[Grou
     else:
       out, total = jax.lax.platform_dependent(weights, values, tpu=sums_by_one_product, default=sums)
     outs.append((out / total).astype(values[0].dtype))
-    log_totals.append(largest + jnp.log(total))
-  return tuple(outs), (queries, keys, values, tuple(outs), log_totals)
+    logsumexps.append(largest + jnp.log(total))
+  return tuple(outs), (queries, keys, values, tuple(outs), logsumexps)
 
 
 def sums(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:
@@ -195,26 +199,28 @@ def sums_by_one_product(weights: Sequence[jax.Array], values: Groups) -> tuple[j
   return both[..., :-1], both[..., -1:]
 
 
-def _attend_backward(saved: Any, grads: Groups) -> tuple[Groups, Groups, Groups]:
-  """Gradients of queries, keys and values, from those of the outputs."""
-  queries, keys, values, outs, log_totals = saved
-  means = [  # of the weights' gradient, over the keys
-    (grad.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
-    for grad, out in zip(grads, outs, strict=True)
-  ]
-  of_queries, of_keys, of_values = ([jnp.zeros_like(x) for x in group] for group in (queries, keys, values))
-  for i, (query, log_total, mean, grad) in enumerate(zip(queries, log_totals, means, grads, strict=True)):
+def _attend_backward(saved: Any, dos: Groups) -> tuple[Groups, Groups, Groups]:
+  """dq, dk and dv of each group, from the groups' do."""
+  queries, keys, values, outs, logsumexps = saved
+  deltas = [_delta(do, out) for do, out in zip(dos, outs, strict=True)]
+  dq, dk, dv = ([jnp.zeros_like(x) for x in group] for group in (queries, keys, values))
+  for i, (query, logsumexp, delta, do) in enumerate(zip(queries, logsumexps, deltas, dos, strict=True)):
     for j, (key, value) in enumerate(zip(keys, values, strict=True)):
-      weights = jnp.exp(_logits(query, key) - log_total)
-      grad_weights = jnp.einsum('bhqd,bhnd->bhqn', grad, value, preferred_element_type=jnp.float32)
-      grad_logits = (weights * (grad_weights - mean)).astype(query.dtype)
-      of_queries[i] += jnp.einsum('bhqn,bhnd->bhqd', grad_logits, key)
-      of_keys[j] += jnp.einsum('bhqn,bhqd->bhnd', grad_logits, query)
-      of_values[j] += jnp.einsum('bhqn,bhqd->bhnd', weights.astype(value.dtype), grad)
-  return tuple(of_queries), tuple(of_keys), tuple(of_values)
+      weights = jnp.exp(_logits(query, key) - logsumexp)
+      dweights = jnp.einsum('bhqd,bhnd->bhqn', do, value, preferred_element_type=jnp.float32)
+      dlogits = (weights * (dweights - delta)).astype(query.dtype)
+      dq[i] += jnp.einsum('bhqn,bhnd->bhqd', dlogits, key)
+      dk[j] += jnp.einsum('bhqn,bhqd->bhnd', dlogits, query)
+      dv[j] += jnp.einsum('bhqn,bhqd->bhnd', weights.astype(value.dtype), do)
+  return tuple(dq), tuple(dk), tuple(dv)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _delta(do: jax.Array, out: jax.Array) -> jax.Array:
+  """float32 (B, H, Q, 1): the mean of the weights' gradient over the keys, from the output and its gradient."""
+  return (do.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
 
 
 @jax.custom_vjp
@@ -239,19 +245,17 @@ def _keeping_forward(query: jax.Array, key: jax.Array, value: jax.Array) -> tupl
   return out, (query, key, value, kept, total, out)
 
 
-def _keeping_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Gradients of query, key and value, from that of the output."""
+def _keeping_backward(saved: Any, do: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """dq, dk and dv, from do."""
   query, key, value, kept, total, out = saved
   weights = jnp.exp(kept.astype(jnp.float32)) / total
-  # Of the weights' gradient, over the keys.
-  mean = (grad.astype(jnp.float32) * out).sum(axis=-1, keepdims=True)
-  grad_weights = jnp.einsum('bhqd,bhnd->bhqn', grad, value, preferred_element_type=jnp.float32)
-  grad_logits = (weights * (grad_weights - mean)).astype(query.dtype)
-  return (
-    jnp.einsum('bhqn,bhnd->bhqd', grad_logits, key),
-    jnp.einsum('bhqn,bhqd->bhnd', grad_logits, query),
-    jnp.einsum('bhqn,bhqd->bhnd', weights.astype(value.dtype), grad),
-  )
+  delta = _delta(do, out)
+  dweights = jnp.einsum('bhqd,bhnd->bhqn', do, value, preferred_element_type=jnp.float32)
+  dlogits = (weights * (dweights - delta)).astype(query.dtype)
+  dq = jnp.einsum('bhqn,bhnd->bhqd', dlogits, key)
+  dk = jnp.einsum('bhqn,bhqd->bhnd', dlogits, query)
+  dv = jnp.einsum('bhqn,bhqd->bhnd', weights.astype(value.dtype), do)
+  return dq, dk, dv
 
 
 _keeping.defvjp(_keeping_forward, _keeping_backward)

@@ -105,10 +105,11 @@ def _forward(
 def _backward(
   stride: int, padding: Padding, saved: tuple[jax.Array, jax.Array], dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+  """dx and dkernel, from dy."""
   x, kernel = saved
-  by_kernel = jax.linear_transpose(lambda kernel: by_xla(x, kernel, stride, padding), kernel)
-  (dkernel,) = by_kernel(dy)
-  return _gradient_by_input(dy, kernel, stride, padding, x.shape), dkernel
+  (dkernel,) = jax.linear_transpose(lambda kernel: by_xla(x, kernel, stride, padding), kernel)(dy)
+  dx = _gradient_by_input(dy, kernel, stride, padding, x.shape)
+  return dx, dkernel
 
 
 _strided.defvjp(_forward, _backward)
@@ -117,7 +118,7 @@ _strided.defvjp(_forward, _backward)
 def _gradient_by_input(
   dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: tuple[int, ...]
 ) -> jax.Array:
-  """The gradient by x of `shape` (B, H, W, inputs), from that by the output, dy (B, H', W', outputs)."""
+  """dx of `shape` (B, H, W, inputs), from dy (B, H', W', outputs)."""
   (top, bottom), (left, right) = padding
   rows = -(-(shape[1] + top + bottom) // stride)  # of one remainder
   columns = -(-(shape[2] + left + right) // stride)

@@ -137,7 +137,12 @@ class ViT(Model[ViTConfig]):
       return self.add_positions(self.patches(images), images.shape[1:3])
 
   def patches(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the patch embeddings alone (x_p E in equation 1)."""
+    """(B, H, W, C) -> (B, N, D): the patch embeddings alone (x_p E in equation 1).
+
+    Raises:
+      UserError: the patches do not divide the images.
+    """
+    self.grid_of(images)
     return self.patch_embedding(images if self.stem is None else self.stem(images))
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
@@ -255,7 +260,7 @@ class ViT(Model[ViTConfig]):
 
   def grid_of(self, images: jax.Array) -> Grid:
     """Rows and columns of the patches of images (B, H, W, C)."""
-    return self.config.grid((images.shape[1], images.shape[2]))
+    return self.config.grid((images.shape[1], images.shape[2]), 'The image size')
 
   def without_positions(self) -> str:
     if self.config.position == 'none':

@@ -13,6 +13,7 @@ import jax
 import tqdm
 
 from vit_jax import pytrees
+from vit_jax.data import sources
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
 from vit_jax.training.memory import device_bytes
@@ -191,9 +192,10 @@ def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
   ]
   for name, evaluator in evaluators.items():
     options = config.evaluators[name]
-    where = f'{options.source or config.data.source} {options.split}'
+    kind, place, split = sources.parse(options.source or run.training_source, options.split)
+    where = f'{kind}:{place}' if place else kind
     images = f'{evaluator.examples:,} image{"" if evaluator.examples == 1 else "s"}'
-    lines.append(f'Evaluator {name}: {where}, {images}')
+    lines.append(f'Evaluator {name}: {where} {split}, {images}')
   return '\n'.join(lines)
 
 

@@ -1,5 +1,6 @@
 """--mode=eval: the evaluators of a config on the newest checkpoint of its workdir."""
 
+import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -10,6 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.training import preprocessing
 from vit_jax.training.console import Console
 from vit_jax.training.run import Dataset, Run, evaluate
+from vit_jax.training.schedule import ScheduleConfig
 
 
 def evaluate_newest(
@@ -32,7 +34,8 @@ def evaluate_newest(
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
     """The items to restore of a checkpoint: the model and its EMA in the shapes that its own data give."""
-    run = Run(config, Dataset(meta['examples'], tuple(meta['class_names'])))
+    known = config if meta['examples'] else _without_length(config)
+    run = Run(known, Dataset(meta['examples'], tuple(meta['class_names'])))
     runs.append(run)
     items = run.program.state.items()
     return {name: item for name, item in items.items() if name in ('params', 'ema', 'model_state')}
@@ -47,3 +50,9 @@ def evaluate_newest(
   scores = evaluate(state, run.open_evaluators(), workdir / 'report')
   Console().evaluation(step, scores)
   return scores
+
+
+def _without_length(config: Config) -> Config:
+  """The config for a model that `convert` wrote: no data trained it, so that an epoch has no steps."""
+  data = dataclasses.replace(config.data, progressive_resizing=())
+  return dataclasses.replace(config, total='1 steps', data=data, schedule=ScheduleConfig())

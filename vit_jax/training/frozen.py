@@ -117,7 +117,10 @@ class FrozenModels:
     model = own.model.with_learned_positions()  # as the formats read fixed ones
     if wanted.dtype is not None:
       model = dataclasses.replace(model, dtype=wanted.dtype)
-    size = wanted.image_size or own.image_size
+    size = own.image_size
+    if wanted.image_size is not None:
+      size = wanted.image_size
+      model.grid(size, 'config.objective.teacher_size')  # raises where its patches do not fit
     architecture = dataclasses.replace(own, model=model, image_size=size)
     preprocess = formats.preprocess(wanted.checkpoint, image_size=own.image_size)
     sharding = mesh_lib.batch_sharding(self._mesh)

@@ -44,7 +44,7 @@ class OptimizerConfig:
   # Largest global norm of the gradient. None: it is not clipped.
   clip_norm: Positive | None = None
   # ((regex, factor), ...): a learning rate of its own for the parameters whose path matches.
-  lr_multipliers: tuple[tuple[Regex, float], ...] = ()
+  lr_multipliers: tuple[tuple[Regex, NotNegative], ...] = ()
   # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
   freeze: tuple[Regex, ...] = ()
 
@@ -112,7 +112,7 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """The optimizer's own part: gradients -> directions.
 
   Raises:
-    UserError: no such optimizer, or an argument that it does not take.
+    UserError: no such optimizer, an argument that it does not take, or one that needs more than gradients.
   """
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
@@ -133,7 +133,14 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   for name, parameter in taken.items():
     if parameter.default is parameter.empty and name not in arguments:
       raise UserError(f'the optimizer {optimizer.name!r} needs {name}; add it to optimizer.arguments')
-  return make(**arguments)
+  transformation = make(**arguments)
+  update = inspect.getfullargspec(transformation.update)
+  for name in update.kwonlyargs:
+    if name not in (update.kwonlydefaults or {}):
+      raise UserError(
+        f'the optimizer {optimizer.name!r} needs the {name} at every step, which it is not given; choose another one'
+      )
+  return transformation
 
 
 def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:

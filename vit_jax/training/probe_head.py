@@ -32,13 +32,9 @@ def with_probe(
     limited: see `Evaluator.run`.
 
   Raises:
-    UserError: images with lists of classes, or of a single class, of which there is no regression.
+    UserError: images of a single class, of which there is no regression.
   """
   config, classes = run.config, run.architecture.num_classes
-  if config.data.max_labels is not None or config.objective.class_scores() is None:
-    raise UserError(
-      "config.init.head is 'probe', which needs images of one class each; set it to 'constant'."
-    )
   sample = subset.at_most(source, max(1, _IMAGES // len(source.class_names)), config.seed)
   evaluator = next(iter(config.evaluators.values()), None)
   batches = EvalPipeline(

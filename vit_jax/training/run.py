@@ -88,6 +88,12 @@ class Run:
     """The training step and the shapes it works on."""
     return make_program(self.config, self.mesh, self.architecture, self.timeline, self.frozen)
 
+  @property
+  def training_source(self) -> str:
+    """Where the training data is, without the split that config.data.source may name: 'tfds:cifar10'."""
+    kind, place, _ = sources.parse(self.config.data.source, self.config.data.split)
+    return f'{kind}:{place}' if place else kind
+
   def open_evaluators(self) -> dict[str, Evaluator]:
     """The evaluators by name, their data opened.
 
@@ -95,8 +101,6 @@ class Run:
       UserError: data that is not there or does not fit the model.
     """
     config = self.config
-    kind, place, _ = sources.parse(config.data.source, config.data.split)
-    training_source = f'{kind}:{place}'  # without the split that it may name
     context = EvaluationContext(
       data=config.data,
       objective=config.objective,
@@ -108,7 +112,7 @@ class Run:
       mesh=self.mesh,
     )
     return {
-      name: options.open(name, options.source or training_source, context)
+      name: options.open(name, options.source or self.training_source, context)
       for name, options in config.evaluators.items()
     }
 
