@@ -63,6 +63,10 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
   def open(self, name: str, source: str, context: EvaluationContext) -> 'FewShotEvaluator':
     return FewShotEvaluator(name, self, source, context)
 
+  def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    metrics = ('accuracy', 'deviation') if self.seeds > 1 else ('accuracy',)
+    return tuple(f'{metric_prefix(name, shots)}/{metric}' for shots in self.shots for metric in metrics)
+
   def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
     return tuple(f'{metric_prefix(name, shots)}/accuracy' for shots in self.shots)
 
