@@ -15,7 +15,7 @@ Published (quoted from the paper, table 2: mean accuracy over the 19 tasks, mean
 H/14 from JFT 77.63 ± 0.23 %, L/16 from JFT 76.28 ± 0.46 %, L/16 from ImageNet-21k 72.72 ± 0.21 %. Not
 measured here.
 
-Target: v3-32 --config.mesh.fsdp=8 --config.model.remat=block
+Target: v3-32
 """
 
 from vit_jax import recipes
