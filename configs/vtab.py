@@ -24,7 +24,13 @@ from vit_jax.errors import UserError
 
 
 def get_config(model_and_task: str = 'b16,cifar100'):
-  model, task, choosing = [*model_and_task.split(','), '', ''][:3]
+  words = model_and_task.split(',')
+  if len(words) > 3:
+    raise UserError(
+      f'configs/vtab.py:{model_and_task} has {len(words)} arguments; give model and task, and perhaps val, as in '
+      f'b16,cifar100,val.'
+    )
+  model, task, choosing = [*words, '', ''][:3]
   if choosing not in ('', 'val'):
     raise UserError(f'{choosing!r} is not a split to choose by; write val, or leave it out.')
   return to_config_dict(recipes.vtab(model, task, choosing=bool(choosing)))
