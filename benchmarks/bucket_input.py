@@ -9,21 +9,15 @@ Prints, at equal intervals, the resident memory of this process, the threads it 
 """
 
 import argparse
-import pathlib
 import threading
 import time
 
 import jax
+from process_memory import resident_mib
 
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
-
-
-def resident_mib() -> float:
-  """The memory of this process that is in RAM, in MiB."""
-  lines = pathlib.Path('/proc/self/status').read_text().splitlines()
-  return next(int(line.split()[1]) / 1024 for line in lines if line.startswith('VmRSS:'))
 
 
 def main() -> None:
@@ -38,7 +32,7 @@ def main() -> None:
   source = sources.open_training(data, 0)
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   pipeline = TrainPipeline(source, data, batch_size=args.batch_size, seed=0, sharding=sharding)
-  every = args.batches // args.lines
+  every = max(args.batches // args.lines, 1)
   print(f'{len(source):,} images; before the first batch {resident_mib():.1f} MiB', flush=True)
   with pipeline.stream(0, args.batches) as batches:
     begin = time.perf_counter()

@@ -9,13 +9,13 @@ with the memory of the process after every 1,000. Last, two passes over a smalle
 
 import argparse
 import gc
-import pathlib
 import statistics
 import time
 from collections.abc import Callable
 
 import jax
 import numpy as np
+from process_memory import resident_mib
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
@@ -57,12 +57,6 @@ def milliseconds(
     action(step)
     taken.append(1000 * (clock() - begin))
   return taken
-
-
-def resident_mib() -> float:
-  """The process's resident memory."""
-  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
-  return pages * 4096 / 2**20
 
 
 def random_steps(size: int, batch_size: int, count: int) -> None:

@@ -5,19 +5,20 @@
   python benchmarks/inference.py --contenders eager timm timm_compiled ours  # timm_vit.py says how to install timm
 
 All have the same random weights, by folders of transformers and timm, and float32 images in memory. Each
-contender is a process of its own, which classifies the batch some times whenever it is its turn. Turns
-alternate. On a machine that does other work the ratios of processor time say more than those of wall clock.
+contender is a process of its own, which classifies the batch some times whenever it is its turn (contenders.py).
+On a machine that does other work the ratios of processor time say more than those of wall clock.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import contenders
 import numpy as np
 import timm_vit
 from transformers_vit import SIZES, config
@@ -37,13 +38,14 @@ def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[]
   """transformers.ViTForImageClassification or timm's ViT, both of which take channels first."""
   timm_vit.declare_torchvision_operators()
   import torch
-  import transformers
 
   torch.set_num_threads(args.threads)
   of_timm = name.startswith('timm')
   if of_timm:
     model = timm_vit.create(args.variant, checkpoint_path=f'{args.folder}/timm/model.safetensors').eval()
   else:
+    import transformers
+
     model = transformers.ViTForImageClassification.from_pretrained(args.folder).eval()
   function = torch.compile(model) if name.endswith('compiled') else model
   pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
@@ -57,9 +59,16 @@ def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[]
 
 
 def save_random(variant: str, folder: str) -> None:
-  """A folder with a model of transformers, and in its folder 'timm' the same for timm."""
-  timm_vit.declare_torchvision_operators()
-  import transformers
+  """A folder with a model of transformers, and in its folder 'timm' the same for timm.
+
+  Raises:
+    SystemExit: with a sentence where transformers or PyTorch is missing, which make the weights of all contenders.
+  """
+  try:
+    timm_vit.declare_torchvision_operators()
+    import transformers
+  except ModuleNotFoundError as error:
+    sys.exit(f'There is no {error.name}, which makes the weights of all contenders; install it.')
 
   transformers.ViTForImageClassification(config(variant)).save_pretrained(folder)
   preprocessor = transformers.ViTImageProcessor(size={'height': 224, 'width': 224})
@@ -68,20 +77,25 @@ def save_random(variant: str, folder: str) -> None:
   subprocess.run(convert, check=True, stdout=subprocess.DEVNULL)
 
 
-def work(name: str, args: argparse.Namespace) -> None:
-  """The process of a contender: each line in is a number of calls, each line out their seconds."""
+def made(name: str, args: argparse.Namespace) -> tuple[Mapping[str, Any], contenders.Work]:
+  """A contender as `contenders.serve` takes it; its figures are seconds of a call, on the clock and of processors."""
   images = np.random.default_rng(0).uniform(-1, 1, (args.batch_size, 224, 224, 3)).astype(np.float32)
   run = ours(args.folder, images) if name == 'ours' else peer(name, images, args)
   begin = time.perf_counter()
   logits = run()
-  print(json.dumps({'first': time.perf_counter() - begin, 'logits': logits[0, :5].tolist()}), flush=True)
+  hello = {'first': time.perf_counter() - begin, 'logits': logits[0, :5].tolist()}
   run()
-  for line in sys.stdin:
+
+  def work(calls: int) -> dict[str, float]:
     wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(int(line)):
+    for _ in range(calls):
       run()
-    taken = {'wall': time.perf_counter() - wall, 'processor': time.process_time() - processor}
-    print(json.dumps({kind: seconds / int(line) for kind, seconds in taken.items()}), flush=True)
+    return {
+      'wall': (time.perf_counter() - wall) / calls,
+      'processor': (time.process_time() - processor) / calls,
+    }
+
+  return hello, work
 
 
 def main() -> None:
@@ -97,36 +111,27 @@ def main() -> None:
   parser.add_argument('--folder', help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.contender:
-    return work(args.contender, args)
+    return contenders.serve(lambda: made(args.contender, args))
 
   with tempfile.TemporaryDirectory() as folder:
     save_random(args.variant, folder)
-    processes, told = {}, {}
-    for name in args.contenders:
-      command = [sys.executable, __file__, *sys.argv[1:], f'--contender={name}', f'--folder={folder}']
-      processes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-      told[name] = json.loads(processes[name].stdout.readline())
-      np.testing.assert_allclose(told[name]['logits'], told[args.contenders[0]]['logits'], atol=1e-3)
-    turns = []
-    for _ in range(args.turns):
-      turn = {}
-      for name, process in processes.items():
-        process.stdin.write(f'{args.calls}\n')
-        process.stdin.flush()
-        turn[name] = json.loads(process.stdout.readline())
-      turns.append(turn)
-    for process in processes.values():
-      process.stdin.close()
-      process.wait()
-
-  print(f'{args.variant}, 224 px, batch {args.batch_size}, float32, medians of {args.turns} turns')
-  for name in args.contenders:
-    texts = []
-    for kind in ('wall', 'processor'):
-      median = statistics.median(turn[name][kind] for turn in turns)
-      ratio = statistics.median(turn[args.contenders[0]][kind] / turn[name][kind] for turn in turns)
-      texts.append(f'{kind} {1e3 * median:.1f} ms ({ratio:.2f} × the speed of {args.contenders[0]})')
-    print(f'{name:13} {", ".join(texts)}; first call {told[name]["first"]:.1f} s')
+    own = [sys.executable, __file__, *sys.argv[1:], f'--folder={folder}']
+    started = contenders.start({name: [*own, f'--contender={name}'] for name in args.contenders})
+    first, *_ = started
+    for contender in started.values():
+      np.testing.assert_allclose(contender.hello['logits'], started[first].hello['logits'], atol=1e-3)
+    turns = contenders.take_turns(started, args.turns, args.calls)
+  if turns:
+    print(f'{args.variant}, 224 px, batch {args.batch_size}, float32, medians of {len(turns)} turns')
+    for name, contender in started.items():
+      texts = []
+      for kind in ('wall', 'processor'):
+        times = turns.each(name, kind)
+        ratio = statistics.median(p / t for p, t in zip(turns.each(first, kind), times, strict=True))
+        texts.append(f'{kind} {1e3 * statistics.median(times):.1f} ms ({ratio:.2f} × the speed of {first})')
+      print(f'{name:13} {", ".join(texts)}; first call {contender.hello["first"]:.1f} s')
+  if turns.ended:
+    sys.exit(turns.ended)
 
 
 if __name__ == '__main__':

@@ -11,8 +11,8 @@ All read the same JPEG files in a random order, cut a box of the same distributi
   tf.data    decode_and_crop_jpeg of sample_distorted_bounding_box, bilinear, mirrored, as in big_vision
   PyTorch    DataLoader with worker processes; PIL's decoding and its antialiased bilinear resize, mirrored
 
-Each contender is a process of its own, on as many cores as it has threads. Turns alternate, so that whatever
-else the machine does slows all of them.
+Each contender is a process of its own (contenders.py), on as many cores as it has threads. One whose library is not
+here is left out.
 """
 
 import argparse
@@ -23,12 +23,13 @@ import os
 import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+
+import contenders
 
 CONTENDERS = ('ours', 'tf.data', 'PyTorch')
 AREA = (0.05, 1.0)
@@ -130,21 +131,24 @@ def pytorch(files: list[str], size: int, batch_size: int, threads: int) -> Itera
     yield from loader
 
 
-def work(name: str, args: argparse.Namespace, files: list[str]) -> None:
-  """The process of a contender: each line in is a turn, each line out its figures."""
+def made(name: str, args: argparse.Namespace, files: list[str]) -> tuple[dict[str, str], contenders.Work]:
+  """A contender as `contenders.serve` takes it, after its first batch; the figures of a turn of some batches."""
   os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
   function = {'ours': ours, 'tf.data': tf_data, 'PyTorch': pytorch}[name]
   batches = function(files, args.image_size, args.batch_size, args.threads)
-  for line in sys.stdin:
+  next(batches)
+
+  def work(count: int) -> dict[str, float]:
     for _ in range(WARMUP):
       next(batches)
     begin, processor = time.perf_counter(), processor_seconds()
-    for _ in range(int(line)):
+    for _ in range(count):
       next(batches)
     wall, processor = time.perf_counter() - begin, processor_seconds() - processor
-    images = int(line) * args.batch_size
-    figures = {'rate': images / wall, 'per_core': images / processor, 'mib': memory() / 2**20}
-    print(json.dumps(figures), flush=True)
+    images = count * args.batch_size
+    return {'rate': images / wall, 'per_core': images / processor, 'mib': memory() / 2**20}
+
+  return {}, work
 
 
 def family() -> list[pathlib.Path]:
@@ -212,77 +216,46 @@ def files_of(images: pathlib.Path) -> Iterator[list[str]]:
     yield found
 
 
-class Contender:
-  """The process of a contender, which waits for its turns."""
-
-  def __init__(self, command: list[str]):
-    environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
-    self._errors = tempfile.TemporaryFile('w+')  # noqa: SIM115 (open as long as the process runs)
-    self._process = subprocess.Popen(
-      command,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=self._errors,
-      text=True,
-      env=environment,
-    )
-
-  def turn(self, batches: int) -> dict[str, float]:
-    """The figures of a turn of so many batches."""
-    assert self._process.stdin and self._process.stdout
-    self._process.stdin.write(f'{batches}\n')
-    self._process.stdin.flush()
-    line = self._process.stdout.readline()
-    if not line:
-      self._errors.seek(0)
-      sys.exit(f'A contender ended early: {self._errors.read()}')
-    return json.loads(line)
-
-  def end(self) -> None:
-    """Ends the process."""
-    self._process.communicate()
-
-
-def start(name: str, args: argparse.Namespace, threads: int, listing: str) -> Contender | None:
-  """The process of a contender; where its library is missing, None, and a sentence on the screen."""
-  python = args.tensorflow_python if name == 'tf.data' else sys.executable
-  module = {'ours': 'vit_jax', 'tf.data': 'tensorflow', 'PyTorch': 'torch'}[name]
-  if not python or subprocess.run([python, '-c', f'import {module}'], capture_output=True).returncode:
-    remedy = '--tensorflow_python=PYTHON of an environment with it' if name == 'tf.data' else 'pip install it'
-    print(f'{name} is left out: there is no {module} ({remedy}).')
-    return None
-  own = [f'--contender={name}', f'--listing={listing}', f'--threads={threads}']
-  sizes = [f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
-  return Contender([python, __file__, *own, *sizes])
+def commands(args: argparse.Namespace, threads: int, listing: str) -> dict[str, list[str]]:
+  """What starts each contender; tf.data is left out, with a sentence on the screen, where its Python is not named."""
+  own = [f'--listing={listing}', f'--threads={threads}']
+  own += [f'--image_size={args.image_size}', f'--batch_size={args.batch_size}']
+  found = {}
+  for name in CONTENDERS:
+    python = args.tensorflow_python if name == 'tf.data' else sys.executable
+    if python:
+      found[name] = [python, __file__, f'--contender={name}', *own]
+    else:
+      print(f'{name} is left out: name the Python of an environment with TensorFlow as --tensorflow_python.')
+  return found
 
 
 def race(args: argparse.Namespace, threads: int, listing: str) -> None:
-  """Prints the medians of alternating turns, with so many threads and cores."""
-  started = {name: start(name, args, threads, listing) for name in CONTENDERS}
-  contenders = {name: contender for name, contender in started.items() if contender}
-  turns: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-  for number in range(1 + args.turns):
-    for name, contender in contenders.items():
-      time.sleep(SETTLE)
-      figures = contender.turn(args.batches)
-      if number:  # the first turn imports and compiles
-        turns[name].append(figures)
-  for contender in contenders.values():
-    contender.end()
+  """Prints the medians of alternating turns, with so many threads and cores.
+
+  Raises:
+    SystemExit: a contender ended early; with a sentence.
+  """
+  environment = dict(os.environ, JAX_PLATFORMS='cpu', CUDA_VISIBLE_DEVICES='', TF_CPP_MIN_LOG_LEVEL='3')
+  started = contenders.start(commands(args, threads, listing), environment)
+  # A first turn imports and compiles.
+  turns = contenders.take_turns(started, args.turns, args.batches, uncounted=1, pause=SETTLE)
 
   def median(name: str, key: str) -> float:
-    return statistics.median(figures[key] for figures in turns[name])
+    return statistics.median(turns.each(name, key))
 
   def ratio(name: str, key: str) -> float:
-    pairs = zip(turns[name], turns['tf.data'], strict=True)
-    return statistics.median(own[key] / other[key] for own, other in pairs)
+    pairs = zip(turns.each(name, key), turns.each('tf.data', key), strict=True)
+    return statistics.median(own / other for own, other in pairs)
 
-  for name in contenders:
+  for name in started if turns else ():
     text = f'{threads} threads, {name:8} {median(name, "rate"):6,.0f} images/s, '
     text += f'{median(name, "per_core"):6,.0f} per second of a core, {median(name, "mib"):5,.0f} MiB'
-    if 'tf.data' in turns and name != 'tf.data':
+    if 'tf.data' in started and name != 'tf.data':
       text += f'; of tf.data: {ratio(name, "rate"):.2f}, per core {ratio(name, "per_core"):.2f}'
     print(text, flush=True)
+  if turns.ended:
+    sys.exit(turns.ended)
 
 
 def main() -> None:
@@ -301,7 +274,8 @@ def main() -> None:
   args = parser.parse_args()
   if args.contender:
     args.threads = args.threads[0]
-    return work(args.contender, args, json.loads(pathlib.Path(args.listing).read_text()))
+    files = json.loads(pathlib.Path(args.listing).read_text())
+    return contenders.serve(lambda: made(args.contender, args, files))
   if args.images is None:
     parser.error('name photographs to read, such as --images=photographs/')
   with files_of(args.images) as files, tempfile.NamedTemporaryFile('w', suffix='.json') as listing:

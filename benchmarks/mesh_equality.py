@@ -27,6 +27,7 @@ import sys
 import tempfile
 
 import numpy as np
+from several import several
 
 from vit_jax import config as c
 from vit_jax.models.base import ModelConfig
@@ -160,7 +161,7 @@ def work(args: argparse.Namespace) -> None:
 
 def runs(args: argparse.Namespace) -> list[tuple[str, str]]:
   """The models and optimizers that are asked for."""
-  return list(itertools.product(args.models.split(','), args.optimizers.split(',')))
+  return list(itertools.product(args.models, args.optimizers))
 
 
 def start(args: argparse.Namespace, folder: pathlib.Path, processes: int, devices: int) -> None:
@@ -221,8 +222,12 @@ def table(args: argparse.Namespace, folder: pathlib.Path) -> bool:
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--data', default='digits', choices=SIZES)
-  parser.add_argument('--models', default=','.join(MODELS), help='one of them or both with a comma')
-  parser.add_argument('--optimizers', default='sgd', help='sgd, adam or both with a comma')
+  parser.add_argument(
+    '--models', type=several(MODELS), default=MODELS, help='vit, efficientnet or both with a comma'
+  )
+  parser.add_argument(
+    '--optimizers', type=several(OPTIMIZERS), default=['sgd'], help='sgd, adam or both with a comma'
+  )
   parser.add_argument('--steps', type=int, default=20)
   parser.add_argument('--work', help=argparse.SUPPRESS)
   args = parser.parse_args()

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from peers import big_vision, flax_nnx, maxtext, ours, vision_transformer
 from peers.program import RECIPES
+from several import several
 
 # (checkout, variant, recipe, blocks, devices) -> the lowered program and its mesh
 Lower = Callable[..., tuple[Any, Any]]
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument(f'--{name}', type=checkout(package), help=f'a clone, which has a folder {package}')
   parser.add_argument('--variants', type=names, default=['L/16', 'H/14'])
   parser.add_argument('--topologies', type=names, default=['v3-128', 'v5e:8x8'])
-  parser.add_argument('--contenders', type=names, default=list(CONTENDERS))
+  parser.add_argument('--contenders', type=several(CONTENDERS), default=list(CONTENDERS))
   parser.add_argument('--recipe', choices=RECIPES, default='jft')
   parser.add_argument('--blocks', type=int, help='of every model; by default as many as it has')
   parser.add_argument('--one', action='store_true', help=argparse.SUPPRESS)

@@ -43,8 +43,7 @@ def get_config(student_teacher_data: str = 's16,runs/teacher,imagenet2012'):
       f'data, as in s16,runs/teacher,imagenet2012.'
     )
   student, teacher, data = words
-  source = data if ':' in data else f'tfds:{data}'
-  split = 'validation' if data == 'imagenet2012' else 'val'
+  source = recipes.source_of(data)
   return to_config_dict(
     Config(
       total='300 epochs',
@@ -61,7 +60,11 @@ def get_config(student_teacher_data: str = 's16,runs/teacher,imagenet2012'):
         threads=16,
         prefetch=4,
       ),
-      evaluators={'val': ClassificationEvaluatorConfig(split=split, crop='central', resize=256, every='5%')},
+      evaluators={
+        'val': ClassificationEvaluatorConfig(
+          split=recipes.held_out(source), crop='central', resize=256, every='5%'
+        )
+      },
       objective=DistillationObjective(
         teachers=teacher,
         teacher_weight=0.5,

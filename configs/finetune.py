@@ -27,7 +27,7 @@ Published, not measured here:
   0.05 %, CIFAR-10 99.15 ± 0.03 %, CIFAR-100 93.25 ± 0.05 %, Pets 94.67 ± 0.15 %, Flowers 99.61 ± 0.02 %. Its
   figures for ImageNet are at 512 px with averaged parameters.
 
-Target: v3-32 --config.mesh.fsdp=8 --config.model.remat=block
+Target: v3-32
 """
 
 from vit_jax import recipes

@@ -15,7 +15,7 @@ Published (quoted from the paper, table 2: mean accuracy over the 19 tasks, mean
 H/14 from JFT 77.63 ± 0.23 %, L/16 from JFT 76.28 ± 0.46 %, L/16 from ImageNet-21k 72.72 ± 0.21 %. Not
 measured here.
 
-Target: v3-32 --config.mesh.fsdp=8 --config.model.remat=block
+Target: v3-32
 """
 
 from vit_jax import recipes
@@ -24,7 +24,13 @@ from vit_jax.errors import UserError
 
 
 def get_config(model_and_task: str = 'b16,cifar100'):
-  model, task, choosing = [*model_and_task.split(','), '', ''][:3]
+  words = model_and_task.split(',')
+  if len(words) > 3:
+    raise UserError(
+      f'configs/vtab.py:{model_and_task} has {len(words)} arguments; give model and task, and perhaps val, as in '
+      f'b16,cifar100,val.'
+    )
+  model, task, choosing = [*words, '', ''][:3]
   if choosing not in ('', 'val'):
     raise UserError(f'{choosing!r} is not a split to choose by; write val, or leave it out.')
   return to_config_dict(recipes.vtab(model, task, choosing=bool(choosing)))

@@ -27,7 +27,7 @@ import time
 from types import FrameType
 from typing import IO, NamedTuple
 
-from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR
+from vit_jax.errors import EXIT_RESTART, UserError
 
 _JOINING = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
 _NOT_INHERITED = (*_JOINING, 'JAX_COORDINATOR_BIND_ADDRESS')
@@ -59,12 +59,16 @@ class Pod:
       command: what each process runs.
       environments: for each process, its environment variables in addition to those of this process.
       logs: the folder for their output, which is appended.
+
+    Raises:
+      UserError: a log cannot be written; nothing was started.
     """
     self.processes: list[subprocess.Popen[bytes]] = []
     self.logs = [logs / f'process-{index}.log' for index in range(len(environments))]
     self._copiers: list[threading.Thread] = []
+    opened = _open_logs(logs, self.logs)
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    for own, log in zip(environments, self.logs, strict=True):
+    for own, file in zip(environments, opened, strict=True):
       # In a session of its own: Ctrl-C in the terminal would reach the process in addition to the one that
       # `send` passes on, and a second Ctrl-C ends a run without a save.
       process = subprocess.Popen(
@@ -76,7 +80,6 @@ class Pod:
       )
       self.processes.append(process)
       assert process.stdout is not None
-      file = log.open('ab', buffering=0)
       copier = threading.Thread(target=_copy_output, args=(process.stdout, file), daemon=True)
       copier.start()
       self._copiers.append(copier)
@@ -136,6 +139,26 @@ class Pod:
       copier.join(_SECONDS_FOR_OUTPUT)
 
 
+def _open_logs(folder: pathlib.Path, logs: list[pathlib.Path]) -> list[IO[bytes]]:
+  """The files to append to, in a folder that is made if it is not there.
+
+  Raises:
+    UserError: it is no folder, or one cannot write there.
+  """
+  opened: list[IO[bytes]] = []
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in logs:
+      opened.append(log.open('ab', buffering=0))
+  except OSError as error:
+    for file in opened:
+      file.close()
+    raise UserError(
+      f'--logs={folder}: {error.filename} cannot be written ({error.strerror}); name another folder.'
+    ) from error
+  return opened
+
+
 def _copy_output(pipe: IO[bytes], log: IO[bytes]) -> None:
   """Appends the output of a process to its log, without Gloo's greetings."""
   with log:
@@ -147,7 +170,19 @@ def _copy_output(pipe: IO[bytes], log: IO[bytes]) -> None:
 
 
 def environments(processes: int, devices: int, platform: str) -> list[dict[str, str]]:
-  """The environment variables of each process; `vit_jax.parallel.distributed` reads those that join them."""
+  """The environment variables of each process; `vit_jax.parallel.distributed` reads those that join them.
+
+  Raises:
+    UserError: CUDA_VISIBLE_DEVICES names too few GPUs.
+  """
+  needed = processes * devices
+  visible = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(needed))))
+  gpus = [gpu.strip() for gpu in visible.split(',') if gpu.strip()]
+  if platform == 'cuda' and len(gpus) < needed:
+    raise UserError(
+      f'CUDA_VISIBLE_DEVICES={visible} names {len(gpus)} of the {needed} GPUs that --processes={processes} with '
+      f'--devices={devices} take; name more, or lower one of these.'
+    )
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
@@ -160,16 +195,17 @@ def environments(processes: int, devices: int, platform: str) -> list[dict[str, 
       flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={devices}'
       own |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags.strip()}
     else:
-      visible = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(processes * devices))))
-      mine = visible.split(',')[index * devices : (index + 1) * devices]
-      own |= {'CUDA_VISIBLE_DEVICES': ','.join(mine)}
+      own |= {'CUDA_VISIBLE_DEVICES': ','.join(gpus[index * devices : (index + 1) * devices])}
     result.append(own)
   return result
 
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
-  """Starts the pod, and again as long as it ends with 75; returns its last exit code."""
-  args.logs.mkdir(parents=True, exist_ok=True)
+  """Starts the pod, and again as long as it ends with 75; returns its last exit code.
+
+  Raises:
+    UserError: too few GPUs, or logs that cannot be written.
+  """
   pod: Pod | None = None
   received: list[int] = []
 
@@ -227,11 +263,25 @@ def _parse() -> argparse.Namespace:
 
 
 def main() -> int:
-  args = _parse()
+  try:
+    return _main(_parse())
+  except UserError as error:
+    print(error, file=sys.stderr)
+    return error.exit_code
+
+
+def _main(args: argparse.Namespace) -> int:
+  """Runs the pod, or prints its commands; the exit code.
+
+  Raises:
+    UserError: nothing to run, or not as the flags say.
+  """
   command = args.command
   if not command:
-    print('Nothing to run: give the flags of vit_jax.main, or a command, after --.', file=sys.stderr)
-    return EXIT_USER_ERROR
+    raise UserError('Nothing to run: give the flags of vit_jax.main, or a command, after --.')
+  for name in ('processes', 'devices'):
+    if getattr(args, name) < 1:
+      raise UserError(f'--{name}={getattr(args, name)} is less than one; give at least 1.')
   if command[0].startswith('-'):
     command = [sys.executable, '-m', 'vit_jax.main', *command]
   if args.dry_run:

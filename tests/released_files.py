@@ -8,8 +8,7 @@ import numpy as np
 import vit_jax
 from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.models.base import Architecture
-from vit_jax.models.vit_config import ViTConfig
+from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.released import ReleasedFormat
@@ -44,7 +43,7 @@ def write(pretrained: Pretrained, file: pathlib.Path, naming: str | None = None)
 
 
 def write_random(
-  model: ViTConfig, file: pathlib.Path, *, image_size: tuple[int, int], num_classes: int
+  model: ModelConfig, file: pathlib.Path, *, image_size: tuple[int, int], num_classes: int
 ) -> pathlib.Path:
   """Writes an .npz of a model with random parameters, all of which matter; its path."""
   architecture = Architecture(model.resolved(), image_size, 3, num_classes)

@@ -10,6 +10,7 @@ from config_files import FILES, load
 
 from vit_jax import config as c
 from vit_jax import recipes
+from vit_jax.data.sources import splits
 from vit_jax.errors import UserError
 from vit_jax.training.run import Dataset, Run
 
@@ -143,6 +144,7 @@ def test_augregs_levels_are_those_published(name, source, level):
     ('vit_b16', 'imagenet', "configs/vit_b16.py has no recipe 'imagenet'; choose one of imagenet21k"),
     ('masked_patch', 'imagenet', 'choose one of'),
     ('distill', 'b16,runs/teacher', 'has 2 of three arguments; give student, teacher and data'),
+    ('vtab', 'b16,cifar100,val,all', 'has 4 arguments; give model and task, and perhaps val'),
     ('finetune', 'b16,cifar', 'did you mean cifar10'),
     ('finetune', 'folder:/my/photos', 'names no checkpoint; .*finetune:b16,folder:/my/photos'),
     ('finetune', f'b16,{pathlib.Path(__file__).parent}', 'did you mean folder:/'),
@@ -155,6 +157,37 @@ def test_augregs_levels_are_those_published(name, source, level):
 def test_recipes_that_were_not_published_are_refused(name, argument, said):
   with pytest.raises(UserError, match=said):
     load(name, argument)
+
+
+@pytest.mark.parametrize(
+  ('data', 'source', 'split'),
+  [
+    *(
+      ('imagenet2012', 'tfds:imagenet2012', 'validation'),
+      ('tfds:imagenet2012', 'tfds:imagenet2012', 'validation'),
+    ),
+    *(('cifar10', 'tfds:cifar10', 'test'), ('digits', 'digits', 'test')),
+    *(
+      ('folder:/images', 'folder:/images', 'val'),
+      ('mine', 'tfds:mine', 'test'),
+      ('tfds:mine', 'tfds:mine', 'test'),
+    ),
+  ],
+)
+def test_students_are_evaluated_on_a_split_that_their_data_has(data, source, split, monkeypatch):
+  real = splits.first_of
+  monkeypatch.setattr(
+    splits, 'first_of', lambda wanted, spec: 'test' if 'mine' in spec else real(wanted, spec)
+  )
+  config = load('distill', f's16,runs/teacher,{data}')
+  assert config.data.source == source
+  assert {evaluator.split for evaluator in config.evaluators.values()} == {split}
+
+
+def test_fine_tuning_by_the_papers_recipe_is_evaluated_on_a_split_that_its_data_has(monkeypatch):
+  monkeypatch.setattr(splits, 'first_of', lambda wanted, spec: {'tfds:mine': 'test'}[spec])
+  (evaluator,) = load('finetune', 'b16,tfds:mine,paper').evaluators.values()
+  assert evaluator.split == 'test'
 
 
 def test_an_ablation_changes_what_its_words_say():

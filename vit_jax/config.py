@@ -109,6 +109,15 @@ class Config:
     """Parts of a batch computed one after the other; 1 where that is still open."""
     return self.accumulation or 1
 
+  def metric_names(self, *, best: bool = False) -> list[str]:
+    """The metrics that the evaluators give, also of the EMA; with `best` only those by which checkpoints are ranked."""
+    names = []
+    for name, evaluator in self.evaluators.items():
+      given = evaluator.best_metrics if best else evaluator.given_metrics
+      for suffix in ('', EMA_SUFFIX) if self.ema else ('',):
+        names += given(f'{name}{suffix}', self.data)
+    return names
+
   def check(self, path: str) -> None:
     """Raises UserError, naming the options and the remedy, where sections contradict each other."""
     if self.batch_size % self.batch_parts:
@@ -147,11 +156,7 @@ class Config:
       )
 
   def _check_metric(self, path: str, metric: str | None) -> None:
-    names = []
-    for name, evaluator in self.evaluators.items():
-      names += evaluator.best_metrics(name, self.data)
-      if self.ema:
-        names += evaluator.best_metrics(f'{name}{EMA_SUFFIX}', self.data)
+    names = self.metric_names(best=True)
     if metric is not None and not names:
       raise UserError(
         f'{path} is {metric!r}, and config.evaluators is empty, so that no metric is ever there; add an evaluator, or '

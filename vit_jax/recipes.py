@@ -106,7 +106,7 @@ def chosen_finetuning(argument: str) -> Config:
   _check_recipe(data)
   if recipe == 'paper' or (not recipe and ':' not in data):
     return finetuning(model, data)
-  source = data if ':' in data else f'tfds:{data}'
+  source = source_of(data)
   return fitted(model, source, 'all' if recipe == 'all' else 'head')
 
 
@@ -134,9 +134,8 @@ def finetuning(model: str, data: str) -> Config:
       get VTAB's 2,500 steps.
 
   Raises:
-    UserError: no such model or data set.
+    UserError: no such model or data set, or one without a split to evaluate on.
   """
-  split, test_split, steps, rate = _FINETUNING_ROWS.get(data, ('train', 'val', 2_500, 0.01))
   if data not in _FINETUNING_ROWS and ':' not in data:
     kind = 'folder' if _is_folder_of_images(data) else 'tfds'
     near = difflib.get_close_matches(data, _FINETUNING_ROWS, n=1) or [f'{kind}:{data}']
@@ -144,9 +143,36 @@ def finetuning(model: str, data: str) -> Config:
       f'{data!r} is not one of {", ".join(_FINETUNING_ROWS)}, folder:/path or tfds:NAME; '
       f'did you mean {near[0]}?'
     )
-  source = data if ':' in data else f'tfds:{data}'
+  split, test_split, steps, rate = _FINETUNING_ROWS.get(data) or ('train', held_out(data), 2_500, 0.01)
+  source = source_of(data)
   evaluator = ClassificationEvaluatorConfig(split=test_split, every='500 steps')
   return _finetuning(model, DataConfig(source=source, split=split, crop='inception'), evaluator, steps, rate)
+
+
+def source_of(data: str) -> str:
+  """'cifar10' -> 'tfds:cifar10'; what names a source by itself ('folder:/images', 'digits') stays as it is."""
+  from vit_jax.data.sources import SOURCES
+
+  return data if data.partition(':')[0] in SOURCES.names() or ':' in data else f'tfds:{data}'
+
+
+def held_out(source: str) -> str:
+  """The split of a source that a run is evaluated on: of the data sets of table 4 and of folders without a look.
+
+  Args:
+    source: as config.data.source.
+
+  Raises:
+    UserError: another source is not here, or has none of `_HELD_OUT`.
+  """
+  from vit_jax.data.sources import splits
+
+  name = source.removeprefix('tfds:')
+  if name in _FINETUNING_ROWS:
+    return _FINETUNING_ROWS[name][1]
+  if source.startswith('folder:'):
+    return 'val'  # which is always there
+  return splits.first_of(_HELD_OUT, source)
 
 
 def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:

@@ -68,9 +68,9 @@ def jft(variant: str) -> Config:
       f'The paper did not train {variant} on JFT-300M, but {", ".join(_JFT_RATES)}; choose one of them.'
     )
   if '/' in variant:
-    model = ViTConfig(variant=variant, head_bias=-10.0, dtype='bfloat16', remat='block')
+    model = ViTConfig(variant=variant, head_bias=-10.0, dtype='bfloat16')
   else:
-    model = ResNetConfig(variant=variant, head_bias=-10.0, dtype='bfloat16', remat='block')
+    model = ResNetConfig(variant=variant, head_bias=-10.0, dtype='bfloat16')
   return Config(
     total='7 epochs',
     batch_size=4096,

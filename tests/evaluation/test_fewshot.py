@@ -147,6 +147,14 @@ def test_evaluators_of_a_run_share_features_but_not_between_models(extractions):
   assert scores['ridge_ema_5shot/accuracy'] == scores['ridge_5shot/accuracy']
 
 
+@pytest.mark.parametrize('grid', [(0.5,), (1, 2.7), (5, 0.999)])
+def test_neighbours_are_whole_numbers_from_one(grid):
+  with pytest.raises(UserError, match=r'^config\.evaluators\.x\.grid is .* the k of knn counts neighbours'):
+    c.FewShotEvaluatorConfig(probe='knn', grid=grid).check('config.evaluators.x')
+  c.FewShotEvaluatorConfig(probe='ridge', grid=grid).check('config.evaluators.x')
+  c.FewShotEvaluatorConfig(probe='knn', grid=(1, 5.0)).check('config.evaluators.x')
+
+
 def test_classes_with_too_few_images_are_warned_of(caplog):
   options = dataclasses.replace(PROBE, train_split='train[:60]', shots=(4,), validation=2)
   with caplog.at_level(logging.WARNING):

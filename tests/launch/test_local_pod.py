@@ -278,6 +278,30 @@ def test_dry_run_prints_the_commands(start, tmp_path):
     assert '--xla_force_host_platform_device_count=4' in environment['XLA_FLAGS']
 
 
+@pytest.mark.parametrize('flag', ['--processes=0', '--devices=0', '--processes=-1'])
+def test_pod_of_nothing_is_refused(start, flag):
+  assert finish(start(flag, command=('true',))) == (2, f'{flag} is less than one; give at least 1.\n')
+
+
+@pytest.mark.parametrize('visible', ['0,1,2', '0', ''])
+def test_more_gpus_than_are_visible_are_refused(start, monkeypatch, visible):
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+  code, output = finish(start('--processes=2', '--devices=2', '--platform=cuda', command=('true',)))
+  count = len([gpu for gpu in visible.split(',') if gpu])
+  assert code == 2 and output.startswith(f'CUDA_VISIBLE_DEVICES={visible} names {count} of the 4 GPUs that')
+  assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize('place', ['file', 'file/below', 'folder'])
+def test_logs_that_cannot_be_written_are_refused_before_anything_starts(start, tmp_path, place):
+  (tmp_path / 'file').write_text('')
+  (tmp_path / 'folder/process-1.log').mkdir(parents=True)
+  command = tuple(script(tmp_path, ''))
+  code, output = finish(start(f'--logs={tmp_path / place}', command=command))
+  assert code == 2 and output.startswith(f'--logs={tmp_path / place}: ') and len(output.splitlines()) == 1
+  assert not list(tmp_path.glob('pids.*'))
+
+
 def test_gpus_are_divided_and_a_single_process_joins_nothing(start):
   flags = ('--processes=2', '--devices=2', '--platform=cuda', '--dry-run')
   _, output = finish(start(*flags, command=('--config=c',)))

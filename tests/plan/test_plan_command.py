@@ -23,14 +23,21 @@ def get_config():
 """
 
 
-def plan(tmp_path: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+def start(tmp_path: pathlib.Path, *flags: str) -> subprocess.Popen:
   (tmp_path / 'config.py').write_text(CONFIG)
   environment = {name: value for name, value in os.environ.items() if not name.startswith(('JAX_', 'XLA_'))}
   environment |= {'PYTHONPATH': str(ROOT), 'TFDS_DATA_DIR': str(tmp_path)}
   command = [sys.executable, '-m', 'vit_jax.plan', '--config=config.py', f'--json={tmp_path}/plan.json']
-  return subprocess.run(
-    [*command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+  pipe = subprocess.PIPE
+  return subprocess.Popen(
+    [*command, *flags], cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True
   )
+
+
+def plan(tmp_path: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+  process = start(tmp_path, *flags)
+  output = process.communicate(timeout=600)
+  return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
 def test_plan_for_a_tpu_has_its_memory_traffic_and_time(tmp_path):
@@ -88,6 +95,16 @@ def test_search_counts_its_plans_and_ranks_them(tmp_path):
   assert 'Options: ' in result.stdout
 
 
+def test_search_that_is_killed_leaves_the_plans_that_it_has_made(tmp_path):
+  process = start(tmp_path, '--topology=cpu:2', '--config.model.depth=1', '--config.batch_size=2', '--search')
+  assert process.stderr is not None
+  assert next(line for line in process.stderr if line.startswith('plan 2 of '))
+  process.kill()
+  process.communicate()
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  assert content and all(plan['fits'] and plan['topology']['devices'] == 2 for plan in content)
+
+
 def test_plan_for_cpu_devices_has_no_time(tmp_path):
   result = plan(tmp_path, '--topology=cpu:2', '--config.model.depth=1')
   assert result.returncode == 0, result.stderr
@@ -102,6 +119,12 @@ def test_plan_for_cpu_devices_has_no_time(tmp_path):
     ([], '--topology is missing'),
     (['--topology=v3-9'], '--topology=v3-9: v3 comes in the sizes'),
     (['--topology=cpu:2', '--json=nowhere/plan.json'], 'there is no folder nowhere'),
+    (['--topology=cpu:2', '--json=.'], '--json=. is a folder; name a file, such as plan.json'),
+    (
+      ['--topology=cpu:2', '--examples=inf'],
+      '--examples=inf is no number of images; give one such as 1281167',
+    ),
+    (['--topology=cpu:2', '--examples=nan'], '--examples=nan is no number of images'),
     (['--topology=cpu:2', '--config.mesh.fsdp=3'], 'config.mesh'),
     (['--topology=cpu:2', '--config.data.source=tfds:nowhere'], 'to plan without the data, give --examples'),
   ],

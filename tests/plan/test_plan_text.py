@@ -1,6 +1,7 @@
 """Plans as text, from plans made by hand."""
 
 import dataclasses
+import re
 
 from vit_jax.plan import text
 from vit_jax.plan.planner import GIB, Memory, Plan, Speed
@@ -40,9 +41,12 @@ PLAN = Plan(
 
 
 def _rows(plan: Plan) -> dict[str, str]:
-  """Name -> value of the table's rows."""
-  lines = [line.strip().partition('  ') for line in text.plan_text(plan).splitlines()]
-  return {name: value.strip() for name, _, value in lines}
+  """Name -> value of the table's rows; those of 'bytes per device', further in, have '  ' before their names."""
+  lines = [line.removeprefix('  ') for line in text.plan_text(plan).splitlines()[1:]]
+  rows = [re.fullmatch(r'((?:  )?\S.*?)(?:  +(.*))?', line) for line in lines]
+  found = {row[1]: row[2] or '' for row in rows if row}
+  assert len(found) == len(lines)  # no name twice
+  return found
 
 
 def test_table_of_a_plan_that_fits_has_memory_traffic_and_times():
@@ -52,22 +56,23 @@ def test_table_of_a_plan_that_fits_has_memory_traffic_and_times():
   rows = _rows(PLAN)
   assert rows['devices'] == '128 × TPU v3 (v3-128)'
   assert rows['mesh'] == 'data 16 × fsdp 8'
-  assert rows['batch'] in ('4,096 images, 32 a device', '5.00 MiB')
+  assert (rows['batch'], rows['  batch']) == ('4,096 images, 32 a device', '5.00 MiB')
   assert rows['settings'] == 'accumulation 1, dtype bfloat16, remat none, 224 × 196 px'
-  assert rows['parameters'] in ('632,045,800', '2.00 GiB')
-  assert rows['together'] == '12.00 GiB of 15.00 GiB: fits, 3.00 GiB to spare'
+  assert (rows['parameters'], rows['  parameters']) == ('632,045,800', '2.00 GiB')
+  assert rows['bytes per device'] == '' and rows['  optimizer state'] == '4.00 GiB'
+  assert rows['  together'] == '12.00 GiB of 15.00 GiB: fits, 3.00 GiB to spare'
   assert rows['all-gather'] == '387 a step, 2.50 GiB a device, 16.0 ms'
   assert rows['predicted step'] == '500.0 ms: 400.0 ms computing, 100.0 ms waiting for collectives'
   assert rows['predicted speed'] == '8,192 images/s, 52.6% of peak'
   assert rows['predicted run'] == '1,000,000 steps: 138.9 h, 741 core-days'
-  assert 'EMA of the parameters' not in rows and 'not estimated' not in rows
+  assert '  EMA of the parameters' not in rows and 'not estimated' not in rows
 
 
 def test_table_of_a_plan_that_does_not_fit_says_by_how_much():
   memory = dataclasses.replace(PLAN.memory, temporaries=None, total=20 * GIB)
   rows = _rows(dataclasses.replace(PLAN, memory=memory, speed=None, collectives={}))
-  assert rows['together'] == '20.00 GiB of 15.00 GiB: does not fit, by 5.00 GiB'
-  assert 'predicted step' not in rows and 'activations, gradients, temporaries' not in rows
+  assert rows['  together'] == '20.00 GiB of 15.00 GiB: does not fit, by 5.00 GiB'
+  assert 'predicted step' not in rows and '  activations, gradients, temporaries' not in rows
 
 
 def test_table_without_an_estimate_says_so():
@@ -81,8 +86,8 @@ def test_table_has_ema_and_custom_kernels_where_there_are_some():
   one = {'replica': 1, 'data': 1, 'fsdp': 1, 'tensor': 1}
   topology = PLAN.topology | {'kind': 'TPU v5 lite'}
   rows = _rows(dataclasses.replace(PLAN, memory=memory, speed=speed, mesh=one, topology=topology))
-  assert rows['EMA of the parameters'] == '2.00 GiB' and rows['mesh'] == 'one device'
-  assert rows['together'] == '12.00 GiB of ?: the memory of this device is not known'
+  assert rows['  EMA of the parameters'] == '2.00 GiB' and rows['mesh'] == 'one device'
+  assert rows['  together'] == '12.00 GiB of ?: the memory of this device is not known'
   assert rows['not estimated'].startswith('48 custom kernels a step')
   assert rows['predicted run'].endswith('741 chip-days')
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from vit_jax import config as c
-from vit_jax.plan.planner import Memory, Plan, Speed, make_plan, ranking_key
+from vit_jax.plan.planner import Memory, NotCompiled, Plan, Speed, make_plan, ranking_key
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset
 
@@ -102,3 +102,22 @@ def test_settings_are_those_that_decide_speed_and_memory(model):
   plan = make_plan(config, Topology('cpu:8', tuple(jax.devices())), Dataset(100, num_classes=K))
   run_settings = {'batch_size', 'images_per_device', 'accumulation', 'image_size'}
   assert plan.settings.keys() - run_settings == {'dtype', 'remat', 'unroll'}
+
+
+@pytest.mark.parametrize(
+  ('error', 'expected'),
+  [
+    (jax.errors.JaxRuntimeError('INTERNAL: no such layout\nand a long trace'), NotCompiled),
+    (TypeError('of ours'), TypeError),
+  ],
+)
+def test_only_errors_of_the_compiler_are_its_refusal(monkeypatch, error, expected):
+  def refuse(self, *arguments, **options):
+    raise error
+
+  monkeypatch.setattr(jax.stages.Lowered, 'compile', refuse)
+  with pytest.raises(expected) as raised:
+    make_plan(CONFIG, Topology('cpu:8', tuple(jax.devices())), Dataset(1000, num_classes=K))
+  assert str(raised.value).splitlines()[-1].endswith('(it says: INTERNAL: no such layout).') == (
+    expected is NotCompiled
+  )

@@ -8,7 +8,7 @@ import pytest
 from vit_jax import config as c
 from vit_jax.errors import UserError
 from vit_jax.plan import search
-from vit_jax.plan.planner import Memory, Plan, Speed
+from vit_jax.plan.planner import Memory, NotCompiled, Plan, Speed
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset
 
@@ -30,17 +30,21 @@ class Rule:
 
   Attributes:
     available: memory of a device.
+    refused: values of fsdp whose programs it refuses.
     planned: data, fsdp, tensor, remat, accumulation and unroll of each config, in the order of the calls.
   """
 
   def __init__(self) -> None:
     self.available = 0
     self.planned: list[tuple] = []
+    self.refused: tuple[int, ...] = ()
 
   def __call__(self, config: c.Config, topology: Topology, dataset: Dataset) -> Plan:
     mesh, remat = config.mesh, config.model.remat
     self.planned.append((mesh.data, mesh.fsdp, mesh.tensor, remat, config.accumulation, config.model.unroll))
     # Both axes split the state; the batch is not split over `tensor`, so a device has more images with it.
+    if mesh.fsdp in self.refused:
+      raise NotCompiled(f'No program with fsdp {mesh.fsdp}.')
     total = STATE / (mesh.fsdp * mesh.tensor) + ACTIVATIONS[remat] * mesh.tensor / config.accumulation
     seconds = SECONDS[remat] + 0.01 * mesh.fsdp + 0.1 * mesh.tensor + 0.6 * config.accumulation
     seconds += 0.01 * bool(config.model.unroll)
@@ -112,6 +116,35 @@ def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(comp
   assert mosts[0] == 3 + 2 + 1 + 4 + 2
   assert mosts == sorted(mosts, reverse=True) and mosts[-1] >= len(found)
   assert {id(plan) for *_, plan in reports} == {id(plan) for _, plan in found}
+
+
+def test_search_reports_and_passes_over_what_the_compiler_refuses(compiler, machine):
+  compiler.available, compiler.refused = 1000, (8, 4)
+  reports = []
+  found = search.search(CONFIG, machine, DATASET, lambda *report: reports.append(report))
+  assert {config.mesh.fsdp for config, _ in found} == {1}
+  refused = [str(plan) for *_, plan in reports if isinstance(plan, NotCompiled)]
+  assert refused == ['No program with fsdp 8.', 'No program with fsdp 4.']
+  assert [number for number, *_ in reports] == list(range(1, len(found) + 3))
+  assert len(compiler.planned) == len(set(compiler.planned))
+
+
+def test_search_ends_in_the_compilers_sentence_if_it_refuses_everything(compiler, machine):
+  compiler.refused = (1, 4, 8)
+  with pytest.raises(NotCompiled, match='No program with fsdp 1'):
+    search.search(CONFIG, machine, DATASET, ignore)
+
+
+def test_errors_of_our_own_end_a_search(compiler, machine, monkeypatch):
+  monkeypatch.setattr(search, 'make_plan', lambda *arguments: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    search.search(CONFIG, machine, DATASET, ignore)
+
+
+def test_remedy_passes_over_what_the_compiler_refuses(compiler, machine):
+  compiler.available, compiler.refused = 30, (1,)
+  remedy = search.remedy(CONFIG, machine, DATASET)
+  assert remedy is not None and remedy.config.mesh.fsdp == 8
 
 
 def test_search_fails_in_a_sentence_if_the_batch_divides_over_no_mesh(compiler, machine):

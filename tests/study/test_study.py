@@ -339,7 +339,10 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
       {'a': Variant('quickstart', start='b'), 'b': Variant('quickstart')},
       "'b', which is no variant before it",
     ),
-    ({'a': Variant('masked_patch:imagenet2012')}, "'a' measures no 'test/accuracy'; its evaluators: none"),
+    (
+      {'a': Variant('masked_patch:imagenet2012')},
+      "'a' measures no 'test/accuracy', for it has no evaluators",
+    ),
     (
       {'a': Variant('quickstart'), 'b': Variant('quickstart', teacher='a')},
       "teachers is an option of the objective 'distillation'",

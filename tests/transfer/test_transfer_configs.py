@@ -1,5 +1,7 @@
 """The configs of a transfer's runs."""
 
+import re
+
 import pytest
 
 from vit_jax.errors import UserError
@@ -67,6 +69,33 @@ def test_options_are_set_in_all_runs(checkpoint):
     configs.probe(suites.row('fewshot:digits'), scratch=False),
   ):
     assert config.data.mixup == 0.2 and config.model.remat == 'block'
+
+
+@pytest.mark.parametrize(
+  ('option', 'flag'),
+  [
+    *(('seed=1', 'seeds'), ('total=5 epochs', 'steps'), ('batch_size=8', 'batch_size')),
+    *(('schedule.learning_rate=0.1', 'rates'), ('schedule.warmup=0 steps', 'steps')),
+    *(
+      ('data.source=digits', 'suite'),
+      ('data.split=test', 'suite'),
+      ('data.image_size=(8, 8)', 'image_size'),
+    ),
+    *(('init.checkpoint=other', 'checkpoint'), ('init.weights=ema', 'weights')),
+    *(('evaluators={}', 'suite'), ('evaluators.test.split=train', 'suite')),
+    *(("data={'source': 'digits'}", 'suite'), ('init={}', 'checkpoint')),  # of which the options are parts
+    ("data.mixture=(('digits:train', 1.0),)", 'suite'),
+  ],
+)
+def test_option_that_a_transfer_sets_itself_is_refused_with_its_flag(option, flag):
+  name, _, text = option.partition('=')
+  with pytest.raises(UserError, match=rf'^--option={re.escape(option)} would .* use --{flag}\.$'):
+    Settings('checkpoint', options=((name, text),))
+
+
+@pytest.mark.parametrize('option', ['data.split_of', 'seeds', 'model.total', 'schedule.decay', 'init.head'])
+def test_options_that_are_named_like_those_that_a_transfer_sets_are_taken(option):
+  assert Settings('checkpoint', options=((option, 'x'),)).options == ((option, 'x'),)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from released_files import write_random
 
-from vit_jax.config import ViTConfig
+from vit_jax.config import MixerConfig, ViTConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -43,11 +43,22 @@ def test_folder_is_drawn_without_the_image_that_cannot_be_read(place):
   result = visualize(place, 'photos', '--image_size=32,48', '--class_names=names.txt', '--count=3')
   assert said(result).startswith('1 of 3 images could not be read')
   assert '1.jpg is not an image' in result.stderr
-  assert f'Wrote {pathlib.Path("seen/index.html")}' in result.stdout
+  assert f'Wrote {pathlib.Path("seen/index.html")}: 2 of 3 images are drawn (--count).' in result.stdout
   text = (place / 'seen/index.html').read_text()
   assert '32 × 48 pixels' in text and 'photos/2.jpg' in text and 'photos/1.jpg' not in text
   assert sum(f'<td>{name}</td>' in text for name in ('cat', 'dog', 'fox', 'owl')) >= 3
   assert (place / 'seen/image_2_rollout.png').exists()
+
+
+@pytest.mark.parametrize(('model', 'asked'), [('model.npz', 3), ('mixer.npz', 2)])
+def test_only_images_that_were_to_be_read_are_counted(place, model, asked):
+  """The first and the last image are drawn; those between count only where attention is averaged over them."""
+  mixer = MixerConfig(variant='custom', patch=16, width=32, mlp_dim=48, depth=1, tokens_mlp_dim=16)
+  write_random(mixer, place / 'mixer.npz', image_size=(32, 32), num_classes=4)
+  (place / 'photos/1.jpg').rename(place / 'photos/3.jpg')  # the last
+  result = visualize(place, 'photos', f'--checkpoint={model}', '--count=2')
+  assert said(result).startswith(f'1 of {asked} images could not be read')
+  assert ': 1 of 3 images are drawn (--count).' in result.stdout
 
 
 @pytest.mark.parametrize(

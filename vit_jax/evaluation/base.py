@@ -134,9 +134,13 @@ class EvaluatorConfig(abc.ABC):
       UserError: data that is not there or does not fit the model.
     """
 
-  def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
-    """The metrics that checkpoint.best may name; `name` is the evaluator's, perhaps with a suffix."""
+  def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    """The metrics that it gives, as far as the options tell; `name` is the evaluator's, perhaps with a suffix."""
     return tuple(f'{name}/{metric}' for metric in self.metrics)
+
+  def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    """Those of `given_metrics` that checkpoint.best may name."""
+    return self.given_metrics(name, data)
 
 
 EVALUATORS: Registry[EvaluatorConfig] = Registry(

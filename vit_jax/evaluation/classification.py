@@ -40,6 +40,10 @@ class ClassificationEvaluatorConfig(EvaluatorConfig):
   def open(self, name: str, source: str, context: EvaluationContext) -> 'ClassificationEvaluator':
     return ClassificationEvaluator(name, self, source, context)
 
+  def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    single = () if data.max_labels else classification_metrics.OF_SINGLE_CLASSES
+    return (*self.best_metrics(name, data), *(f'{name}/{metric}' for metric in single))
+
   def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
     metrics = ['accuracy', 'loss']
     if data.max_labels:

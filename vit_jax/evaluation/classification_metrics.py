@@ -37,6 +37,8 @@ METRICS: Mapping[str, MetricKind] = {
   'real_accuracy': MetricKind(higher_is_better=True, percent=True),
   'mean_average_precision': MetricKind(higher_is_better=True, percent=True, headline=True),
 }
+# Those that examples with lists of classes do not have.
+OF_SINGLE_CLASSES = ('top_5_accuracy', 'mean_class_accuracy', 'calibration_error')
 
 
 class Examples(NamedTuple):

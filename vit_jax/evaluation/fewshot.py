@@ -56,12 +56,20 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
   }
 
   def check(self, path: str) -> None:
-    """Raises UserError where there is nothing to learn from."""
+    """Raises UserError where there is nothing to learn from, or nothing to choose from."""
     if not self.shots:
       raise UserError(f'{path}.shots is (); give at least one number.')
+    if self.probe == 'knn' and not all(k >= 1 and float(k).is_integer() for k in self.grid):
+      raise UserError(
+        f'{path}.grid is {self.grid}, and the k of knn counts neighbours; give whole numbers from 1, such as (1, 5).'
+      )
 
   def open(self, name: str, source: str, context: EvaluationContext) -> 'FewShotEvaluator':
     return FewShotEvaluator(name, self, source, context)
+
+  def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
+    metrics = ('accuracy', 'deviation') if self.seeds > 1 else ('accuracy',)
+    return tuple(f'{metric_prefix(name, shots)}/{metric}' for shots in self.shots for metric in metrics)
 
   def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
     return tuple(f'{metric_prefix(name, shots)}/accuracy' for shots in self.shots)

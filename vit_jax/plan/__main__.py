@@ -7,6 +7,8 @@ python -m vit_jax.plan --config=configs/vit_l16.py --topology=v5e:4x4 --search
 It compiles the trainer's own step with the compiler that the TPU host would use.
 """
 
+import math
+import os
 import pathlib
 import sys
 
@@ -19,7 +21,7 @@ from vit_jax.data import sources
 from vit_jax.data.published_sizes import PUBLISHED_SIZES
 from vit_jax.errors import UserError
 from vit_jax.plan import planner, search, text, topology
-from vit_jax.plan.planner import Plan
+from vit_jax.plan.planner import NotCompiled, Plan
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset
 
@@ -48,37 +50,45 @@ def main() -> None:
   machine = topology.describe(_TOPOLOGY.value)
   dataset = _dataset(config)
   if _SEARCH.value:
-    plans = _search(config, machine, dataset)
-    content = [plan.as_json() for plan in plans]
+    _search(config, machine, dataset, path)
   else:
-    content = _plan(config, machine, dataset).as_json()
-  if path:
-    files.write_json(path, content)
+    _plan(config, machine, dataset, path)
 
 
-def _plan(config: Config, machine: Topology, dataset: Dataset) -> Plan:
-  """Prints the plan and, if it does not fit, what would make it fit."""
+def _plan(config: Config, machine: Topology, dataset: Dataset, path: pathlib.Path | None) -> None:
+  """Prints the plan, writes it to `path`, and prints, if it does not fit, what would make it fit."""
   print(
     f'Compiling a step for {machine.name} on this host; a large model takes minutes.',
     file=sys.stderr,
     flush=True,
   )
   plan = planner.make_plan(config, machine, dataset)
-  print(text.plan_text(plan))
+  print(text.plan_text(plan), flush=True)
+  if path:
+    files.write_json(path, plan.as_json())
   if not plan.memory.fits:
     remedy = search.remedy(config, machine, dataset)
     if remedy:
       print(f'It fits with {_options(remedy.config, config)}: {text.fit_text(remedy.plan)}.')
     else:
       print('No splitting, rematerialisation or accumulation makes it fit; take more devices.')
-  return plan
 
 
-def _search(config: Config, machine: Topology, dataset: Dataset) -> list[Plan]:
-  """Prints a line for each plan as it is made, then the ranking and the best plan with its options."""
+def _search(config: Config, machine: Topology, dataset: Dataset, path: pathlib.Path | None) -> None:
+  """Prints a line for each plan as it is made, then the ranking and the best plan with its options.
 
-  def report(number: int, most: int, plan: Plan) -> None:
+  After each plan, `path` has those so far, the best first.
+  """
+  made: list[Plan] = []
+
+  def report(number: int, most: int, plan: Plan | NotCompiled) -> None:
+    if isinstance(plan, NotCompiled):
+      print(f'plan {number} of {most}: passed over. {plan}', file=sys.stderr, flush=True)
+      return
     print(f'plan {number} of {most}: {text.one_line(plan)}', file=sys.stderr, flush=True)
+    made.append(plan)
+    if path:
+      files.write_json(path, [other.as_json() for other in sorted(made, key=planner.ranking_key)])
 
   found = search.search(config, machine, dataset, report)
   plans = [candidate.plan for candidate in found]
@@ -86,17 +96,18 @@ def _search(config: Config, machine: Topology, dataset: Dataset) -> list[Plan]:
   print(text.plan_text(plans[0]))
   best, by_itself = found[0].config, search.chosen(config, machine, dataset)
   print('Options:', 'none, the config chooses these' if best == by_itself else _options(best, config))
-  return plans
 
 
 def _dataset(config: Config) -> Dataset:
   """The training data as it is here, or as far as the flags and what is published about it tell.
 
   Raises:
-    UserError: neither tells how many images and classes there are.
+    UserError: neither tells how many images and classes there are, or --examples is not finite.
   """
   data = config.data
   examples = _EXAMPLES.value
+  if examples and not math.isfinite(examples):
+    raise UserError(f'--examples={examples} is no number of images; give one such as 1281167.')
   if not examples and not (data.mixture or data.classes or data.max_per_class):
     examples = PUBLISHED_SIZES.get((data.source, data.split))
   if examples and config.objective.head_size(0, data):
@@ -120,13 +131,17 @@ def _json_path() -> pathlib.Path | None:
   """Where --json writes to.
 
   Raises:
-    UserError: a folder that is not there; told before the minutes that a search takes.
+    UserError: no file can be written there; told before the minutes that a search takes.
   """
   if not _JSON.value:
     return None
   path = pathlib.Path(_JSON.value).expanduser()
   if not path.parent.is_dir():
     raise UserError(f'--json={_JSON.value}: there is no folder {path.parent}; make it first.')
+  if path.is_dir():
+    raise UserError(f'--json={_JSON.value} is a folder; name a file, such as {path / "plan.json"}.')
+  if not os.access(path.parent, os.W_OK):
+    raise UserError(f'--json={_JSON.value}: the folder {path.parent} cannot be written; name another one.')
   return path
 
 

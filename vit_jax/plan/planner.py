@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import Config
+from vit_jax.errors import UserError
 from vit_jax.parallel import hardware
 from vit_jax.parallel.hardware import Hardware
 from vit_jax.plan import hlo, timing
@@ -21,6 +22,10 @@ _TOO_LARGE = re.compile(
   r'temporaries \((?P<needed>[\d.]+)(?P<needed_unit>[KMG])\) '
   r'exceeds available HBM \((?P<available>[\d.]+)(?P<available_unit>[KMG])\)'
 )
+
+
+class NotCompiled(UserError):
+  """The compiler refuses a program for another reason than memory; the text ends with the first line of its error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +141,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
 
   Raises:
     UserError: a config that does not fit the data or the devices.
+    NotCompiled: the compiler refuses the program, and not because it needs too much memory.
   """
   run = Run(config, dataset, topology.devices)
   program, devices = run.program, len(topology.devices)
@@ -149,7 +155,11 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   except jax.errors.JaxRuntimeError as error:
     memory = _memory_by_error(run, str(error))
     if memory is None:
-      raise
+      said = next(iter(str(error).splitlines()), type(error).__name__)
+      raise NotCompiled(
+        f'The compiler for {topology.name} refuses this program; choose another config.mesh or other options of '
+        f'config.model (it says: {said}).'
+      ) from error
   seconds = time.perf_counter() - begin
   model_flops = run.step_flops(config.data.image_size)
   estimate = _estimate(compiled, run, known)

@@ -8,7 +8,7 @@ from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.models.base import Remat
 from vit_jax.parallel import mesh as mesh_lib
-from vit_jax.plan.planner import Plan, make_plan, ranking_key
+from vit_jax.plan.planner import NotCompiled, Plan, make_plan, ranking_key
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset, Run
 
@@ -23,8 +23,8 @@ class Candidate(NamedTuple):
   plan: Plan
 
 
-# Called with a plan's number from 1, the most plans that there may be, and the plan.
-Report = Callable[[int, int, Plan], None]
+# Called with a plan's number from 1, the most plans that there may be, and the plan, or why the compiler refuses it.
+Report = Callable[[int, int, Plan | NotCompiled], None]
 
 
 def search(config: Config, topology: Topology, dataset: Dataset, report: Report) -> list[Candidate]:
@@ -44,19 +44,28 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
 
   Raises:
     UserError: the batch divides over no mesh of these devices.
+    NotCompiled: the compiler refuses all programs of the first stage.
   """
   found: list[Candidate] = []
+  refused: list[tuple[Config, NotCompiled]] = []
 
   def best_after(variants: Iterable[Config], later: int) -> Config:
     """Plans the variants that are new; `later` is the most plans of the stages that follow."""
     resolved = [chosen(variant, topology, dataset) for variant in variants if is_possible(variant, topology)]
-    known = [candidate.config for candidate in found]
+    known = [config for config, _ in (*found, *refused)]
     new = [variant for i, variant in enumerate(resolved) if variant not in [*known, *resolved[:i]]]
-    most = len(found) + len(new) + later
-    for variant in new:
-      plan = make_plan(variant, topology, dataset)
+    most = len(known) + len(new) + later
+    for number, variant in enumerate(new, start=len(known) + 1):
+      try:
+        plan = make_plan(variant, topology, dataset)
+      except NotCompiled as error:
+        refused.append((variant, error))
+        report(number, most, error)
+        continue
       found.append(Candidate(variant, plan))
-      report(len(found), most, plan)
+      report(number, most, plan)
+    if not found and refused:
+      raise refused[0][1]
     if not found:
       raise UserError(
         f'No mesh of the {len(topology.devices)} devices of {topology.name} divides config.batch_size '
@@ -79,7 +88,10 @@ def remedy(config: Config, topology: Topology, dataset: Dataset) -> Candidate | 
   """The cheapest change with which a config that does not fit does fit; None if none of `remedies` helps."""
   for variant in remedies(config, topology):
     if variant != config and is_possible(variant, topology):
-      plan = make_plan(variant, topology, dataset)
+      try:
+        plan = make_plan(variant, topology, dataset)
+      except NotCompiled:
+        continue
       if plan.memory.fits:
         return Candidate(variant, plan)
   return None

@@ -20,7 +20,9 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The folder of the runs and the table; the same goes on.')
-_JOBS = flags.DEFINE_integer('jobs', None, 'Runs at a time; by default one for each core.', lower_bound=1)
+_JOBS = flags.DEFINE_integer(
+  'jobs', None, 'Runs at a time; by default one for each core that it may use.', lower_bound=1
+)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     arguments[0],
     runs,
     workdir,
-    jobs=_JOBS.value or os.cpu_count() or 1,
+    jobs=_JOBS.value or len(os.sched_getaffinity(0)),
     say=lambda text: print(text, flush=True),
     ended=lambda results: table.write(study, results, workdir),
   )

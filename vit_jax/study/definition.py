@@ -169,9 +169,13 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
         f'The variant {name!r} has images without labels and no teacher; name the one that labels them.'
       )
     config = configs[name] = _config(name, variant)
-    if variant.compared and study.metric.split('/')[0] not in config.evaluators:
-      known = ', '.join(config.evaluators) or 'none'
-      raise UserError(f'The variant {name!r} measures no {study.metric!r}; its evaluators: {known}.')
+    if variant.compared and study.metric not in config.metric_names():
+      raise UserError(
+        f'The variant {name!r} measures no {study.metric!r}; choose the metric of the study from '
+        f'{", ".join(config.metric_names())}.'
+        if config.evaluators
+        else f'The variant {name!r} measures no {study.metric!r}, for it has no evaluators; give it one.'
+      )
   found = []
   for seed in study.seeds:
     for name, variant in study.variants.items():

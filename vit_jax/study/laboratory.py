@@ -89,7 +89,7 @@ def conduct(
     ended: called with the results so far whenever a run has ended, and once at first.
 
   Raises:
-    UserError: some runs failed; or a run of another config is in the folder of one.
+    UserError: some runs failed; a run of another config is in the folder of one; or as `ended`.
     KeyboardInterrupt: Ctrl-C or SIGTERM.
   """
   done: Results = {}
@@ -168,7 +168,15 @@ def _result(run: StudyRun) -> Result | None:
   """How a run has ended; None if it has not."""
   if not (run.folder / 'result.json').exists():
     return None
-  return results.read(preprocessing.resolved(run.config, run.folder), run.folder)
+  result = results.read(preprocessing.resolved(run.config, run.folder), run.folder)
+  if result is None:
+    return None
+  # result.json has the metrics under the evaluators' own names: not those of the EMA, nor those of shots.
+  given = run.config.metric_names()
+  last = {
+    name: value for line in read_metrics(run.folder)[-1:] for name, value in line.items() if name in given
+  }
+  return result._replace(metrics=last | result.metrics)
 
 
 def conduct_processes(
@@ -192,3 +200,6 @@ def conduct_processes(
   except KeyboardInterrupt:
     processes.stop()  # the pool's threads wait for them at the end of this process
     raise Preempted('Interrupted; the runs that were going on have saved.') from None
+  except UserError:  # where it is of the table, runs are going on
+    processes.stop()
+    raise

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from vit_jax import files, markdown
+from vit_jax.errors import UserError
 from vit_jax.evaluation.base import format_metric, metric_kind
 from vit_jax.study.definition import Study, Variant, command
 from vit_jax.study.laboratory import Results
@@ -39,12 +40,22 @@ class Row(NamedTuple):
 
 
 def rows(study: Study, results: Results) -> list[Row]:
-  """A row for each variant that is compared."""
+  """A row for each variant that is compared.
+
+  Raises:
+    UserError: a run has ended without the study's metric.
+  """
   table = []
   for name, variant in study.variants.items():
     if not variant.compared:
       continue
     ended = {seed: results[name, seed] for seed in study.seeds if (name, seed) in results}
+    for seed, result in ended.items():
+      if study.metric not in result.metrics:
+        raise UserError(
+          f'The run {name}/seed_{seed} has ended without {study.metric!r}, the metric of the study; choose one of '
+          f'{", ".join(sorted(result.metrics)) or "another one"}, or remove the folder of the run to train it again.'
+        )
     values = {seed: result.metrics[study.metric] for seed, result in ended.items()}
     table.append(
       Row(

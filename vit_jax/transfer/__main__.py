@@ -47,7 +47,9 @@ _REAL_LABELS = flags.DEFINE_string(
   'real_labels', 'download', "ImageNet ReaL's real.json: a path, an address or download; empty: without."
 )
 _OPTION = flags.DEFINE_multi_string(
-  'option', [], 'Any option of a config, in all runs: --option=model.dtype=bfloat16. One a flag.'
+  'option',
+  [],
+  'Any option of a config that no flag here says, in all runs: --option=model.dtype=bfloat16. One a flag.',
 )
 
 

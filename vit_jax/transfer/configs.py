@@ -21,6 +21,21 @@ from vit_jax.errors import UserError
 from vit_jax.pretrained.config import Weights
 from vit_jax.transfer.suites import Row
 
+# What the runs of a transfer differ in, or what is computed for them: option -> the flag that says it.
+_FLAGS = {
+  'seed': 'seeds',
+  'total': 'steps',
+  'batch_size': 'batch_size',
+  'init.checkpoint': 'checkpoint',
+  'init.weights': 'weights',
+  'data.source': 'suite',
+  'data.split': 'suite',
+  'data.mixture': 'suite',
+  'data.image_size': 'image_size',
+  'evaluators': 'suite',
+  'schedule.learning_rate': 'rates',
+  'schedule.warmup': 'steps',
+}
 PROBES: tuple[Literal['ridge', 'logistic', 'knn'], ...] = ('ridge', 'logistic', 'knn')
 
 
@@ -37,7 +52,7 @@ class Settings:
     scratch: whether to compare with the same model trained from scratch.
     scratch_rates: learning rates to sweep there.
     real_labels: ImageNet ReaL's labels, as an evaluator's `real_labels`; None: its line is left out.
-    options: dotted name -> value as text, of any option of a config, in all runs.
+    options: dotted name -> value as text, of any other option of a config, in all runs.
   """
 
   checkpoint: str
@@ -52,6 +67,15 @@ class Settings:
   scratch_rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
   real_labels: str | None = 'download'
   options: tuple[tuple[str, str], ...] = ()
+
+  def __post_init__(self) -> None:
+    """Raises UserError for an option that a transfer itself sets."""
+    for name, text in self.options:
+      for option, flag in _FLAGS.items():
+        if f'{name}.'.startswith(f'{option}.') or option.startswith(f'{name}.'):
+          raise UserError(
+            f'--option={name}={text} would change {option} of all runs alike, which --{flag} says; use --{flag}.'
+          )
 
 
 class Configs:

@@ -70,9 +70,11 @@ def main(arguments: Sequence[str]) -> None:
   count, average_over = cli.required(_COUNT), cli.required(_AVERAGE_OVER)
   averaged = gallery.spread(paths, max(average_over, count))
   shown = gallery.spread(averaged, count)
+  asked: list[pathlib.Path] = []  # of `averaged`; without attention of `shown` alone
   unreadable: list[pathlib.Path] = []
 
   def read(path: pathlib.Path) -> np.ndarray | None:
+    asked.append(path)
     try:
       return Picture(
         foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), model.preprocess.channels, str(path)
@@ -97,9 +99,10 @@ def main(arguments: Sequence[str]) -> None:
   files.sync(
     [out / 'index.html', *(path for kind in ('png', 'gif', 'csv') for path in out.glob(f'*.{kind}'))]
   )
-  print(f'Wrote {out / "index.html"}: {len(shown)} of {len(paths)} images are drawn (--count).')
+  drawn = len(shown) - len(set(shown) & set(unreadable))
+  print(f'Wrote {out / "index.html"}: {drawn} of {len(paths)} images are drawn (--count).')
   if unreadable:
-    text = f'{len(unreadable)} of {len(averaged)} images could not be read and are left out'
+    text = f'{len(unreadable)} of {len(asked)} images could not be read and are left out'
     raise UserError(f'{text}; restore or remove them.')
 
 
