@@ -168,15 +168,7 @@ def _result(run: StudyRun) -> Result | None:
   """How a run has ended; None if it has not."""
   if not (run.folder / 'result.json').exists():
     return None
-  result = results.read(preprocessing.resolved(run.config, run.folder), run.folder)
-  if result is None:
-    return None
-  # result.json has the metrics under the evaluators' own names: not those of the EMA, nor those of shots.
-  given = run.config.metric_names()
-  last = {
-    name: value for line in read_metrics(run.folder)[-1:] for name, value in line.items() if name in given
-  }
-  return result._replace(metrics=last | result.metrics)
+  return results.read(preprocessing.resolved(run.config, run.folder), run.folder)
 
 
 def conduct_processes(

@@ -65,7 +65,8 @@ def train(config: Config, workdir: pathlib.Path, *, keep: bool) -> Result:
     raise UserError(
       f'{workdir}/metrics.jsonl is lost, and the results with it; remove {workdir} to train again.'
     )
-  metrics = {name: value for name, value in lines[-1].items() if name.split('/')[0] in config.evaluators}
+  given = set(config.metric_names())
+  metrics = {name: value for name, value in lines[-1].items() if name in given}
   run, _ = open_training(config)
   result = of(metrics, run.training_flops(), training_seconds(lines))
   write(result, workdir)
