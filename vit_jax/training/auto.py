@@ -163,9 +163,8 @@ def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -
   yield config.batch_parts
   if config.accumulation is None and not architecture.state_paths():
     parts, images = 2, config.batch_size // (len(devices) // max(config.mesh.tensor, 1))
-    while (
-      images and images % parts == 0
-    ):  # none: a batch that does not divide over the devices, as the step will say
+    # No image is left of a batch smaller than the devices, which `check_batch_divides` refuses later.
+    while images and images % parts == 0:
       yield parts
       parts *= 2
 
