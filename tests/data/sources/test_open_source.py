@@ -43,7 +43,7 @@ def test_existing_directory_is_not_a_split(tmp_path):
   [
     (
       'folder:',
-      "'folder:' names no place behind its ':'; write 'folder:/path', as in --config=configs/folder.py:/path.",
+      "'folder:' names no place behind its ':'; write 'folder:/path'.",
     ),
     ('vtab:', "'vtab:' names no place behind its ':'; write 'vtab:TASK'."),
   ],

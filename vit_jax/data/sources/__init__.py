@@ -113,9 +113,8 @@ def parse(spec: str, split: str) -> tuple[str, str, str]:
 def _no_source(spec: str) -> UserError:
   kind, _, place = spec.partition(':')
   if kind in SOURCES.names() and not place:
-    forms = ' or '.join(map(repr, SOURCES[kind].forms or (f'{kind}:PLACE',)))
-    recipe = ', as in --config=configs/folder.py:/path' if kind == 'folder' else ''
-    return UserError(f"{spec!r} names no place behind its ':'; write {forms}{recipe}.")
+    written = ' or '.join(map(repr, SOURCES[kind].forms or (f'{kind}:PLACE',)))
+    return UserError(f"{spec!r} names no place behind its ':'; write {written}.")
   if kind in _UNPREPARED and place:
     folder = re.split(r'/[^/]*[*?{]', place)[0]  # without a pattern of names
     return UserError(

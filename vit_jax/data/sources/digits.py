@@ -10,7 +10,7 @@ from vit_jax.data.sources.base import NamedSource, Record, label_map, select
 
 _SPLIT_SEED = 0  # of the division into train and test, which is part of the data set
 _CLASSES = tuple('0123456789')
-_SPLITS = ('train', 'test')
+_SPLITS: tuple[str, ...] = ('train', 'test')
 
 
 class DigitsSource(NamedSource):
