@@ -27,7 +27,8 @@ def imported(*folders: str) -> dict[str, set[str]]:
   found: dict[str, set[str]] = {}
   for folder in folders:
     files = list((ROOT / folder).rglob('*.py'))
-    own = {'vit_jax', 'configs', *(part for file in files for part in file.with_suffix('').parts)}
+    scripts = {script.stem for script in (ROOT / 'benchmarks').rglob('*.py')}  # which their tests import
+    own = {'vit_jax', 'configs', *scripts, *(part for file in files for part in file.with_suffix('').parts)}
     for file in files:
       for module in imported_modules(file) - own:
         for distribution in providers.get(module, [module]):

@@ -161,7 +161,7 @@ def check_resize(
   height, width = image_size
   if resize is None:
     return
-  least = max(image_size) if crop == 'central' else height
+  least = min(image_size) if crop == 'central' else height
   if resize < least:
     raise _too_small(name, resize, image_size, least)
   if resize > _LARGEST_RATIO * max(image_size):
