@@ -5,8 +5,8 @@ python -m vit_jax.study position:longer --workdir=runs/position_longer
 
 All eight positions with the class token, as in the paper's table; 16 patches of 8 pixels, 6 epochs of CIFAR-10:
 configs/ablations/position.py. 'longer': three of the table's rows for 20 epochs, with the class token and with the
-mean of the tokens. The class token has no offset from a patch, so that relative positions say nothing to it;
-between patches, which the mean reads, they do.
+mean of the tokens. The class token has no offset from a patch, so that by relative positions it learns where
+things are only from what patches tell each other; the mean reads the patches themselves.
 """
 
 from typing import get_args
