@@ -162,16 +162,13 @@ def test_recipes_that_were_not_published_are_refused(name, argument, said):
 @pytest.mark.parametrize(
   ('data', 'source', 'split'),
   [
-    *(
-      ('imagenet2012', 'tfds:imagenet2012', 'validation'),
-      ('tfds:imagenet2012', 'tfds:imagenet2012', 'validation'),
-    ),
-    *(('cifar10', 'tfds:cifar10', 'test'), ('digits', 'digits', 'test')),
-    *(
-      ('folder:/images', 'folder:/images', 'val'),
-      ('mine', 'tfds:mine', 'test'),
-      ('tfds:mine', 'tfds:mine', 'test'),
-    ),
+    ('imagenet2012', 'tfds:imagenet2012', 'validation'),
+    ('tfds:imagenet2012', 'tfds:imagenet2012', 'validation'),
+    ('cifar10', 'tfds:cifar10', 'test'),
+    ('digits', 'digits', 'test'),
+    ('folder:/images', 'folder:/images', 'val'),
+    ('mine', 'tfds:mine', 'test'),
+    ('tfds:mine', 'tfds:mine', 'test'),
   ],
 )
 def test_students_are_evaluated_on_a_split_that_their_data_has(data, source, split, monkeypatch):
@@ -182,6 +179,13 @@ def test_students_are_evaluated_on_a_split_that_their_data_has(data, source, spl
   config = load('distill', f's16,runs/teacher,{data}')
   assert config.data.source == source
   assert {evaluator.split for evaluator in config.evaluators.values()} == {split}
+
+
+def test_student_of_a_folder_that_is_here_is_evaluated_on_a_split_that_it_has(tmp_path):
+  for split in ('train', 'test'):
+    (tmp_path / split / 'cat').mkdir(parents=True)
+  config = load('distill', f's16,runs/teacher,folder:{tmp_path}')
+  assert config.evaluators['val'].split == 'test'
 
 
 def test_fine_tuning_by_the_papers_recipe_is_evaluated_on_a_split_that_its_data_has(monkeypatch):

@@ -131,6 +131,11 @@ from vit_jax.errors import UserError
       '208 or more.',
     ),
     (
+      {'data': {'crop': 'central', 'resize': 40, 'image_size': [32, 48]}},
+      'config.data.resize is 40 pixels, out of which no 32 × 48 (config.data.image_size) can be cut; make it '
+      '48 or more.',
+    ),
+    (
       {'data': {'crop': 'central', 'resize': 216, 'padding': 8}},
       'config.data.resize is 216 pixels, out of which no 224 × 224 (config.data.image_size) can be cut; make it '
       '224 or more.',

@@ -112,8 +112,10 @@ def chosen_finetuning(argument: str) -> Config:
 
 def _is_folder_of_images(path: str) -> bool:
   """Whether a path is that of a folder which TFDS did not prepare."""
+  from vit_jax.data.sources.tfds_checks import INFO
+
   folder = pathlib.Path(path).expanduser()
-  return folder.is_dir() and not (folder / 'dataset_info.json').exists()
+  return folder.is_dir() and not (folder / INFO).exists()
 
 
 def _check_recipe(data: str) -> None:
@@ -153,11 +155,14 @@ def source_of(data: str) -> str:
   """'cifar10' -> 'tfds:cifar10'; what names a source by itself ('folder:/images', 'digits') stays as it is."""
   from vit_jax.data.sources import SOURCES
 
-  return data if data.partition(':')[0] in SOURCES.names() or ':' in data else f'tfds:{data}'
+  return data if ':' in data or data in SOURCES.names() else f'tfds:{data}'
 
 
 def held_out(source: str) -> str:
-  """The split of a source that a run is evaluated on: of the data sets of table 4 and of folders without a look.
+  """The split of a source that a run is evaluated on.
+
+  Of the data sets of table 4 it is known. A folder that is not here is taken to have 'val', so that its recipe can
+  be looked at.
 
   Args:
     source: as config.data.source.
@@ -170,8 +175,9 @@ def held_out(source: str) -> str:
   name = source.removeprefix('tfds:')
   if name in _FINETUNING_ROWS:
     return _FINETUNING_ROWS[name][1]
-  if source.startswith('folder:'):
-    return 'val'  # which is always there
+  folder = pathlib.Path(source.removeprefix('folder:')).expanduser()
+  if source.startswith('folder:') and not folder.is_dir():
+    return 'val'
   return splits.first_of(_HELD_OUT, source)
 
 

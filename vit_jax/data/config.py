@@ -130,8 +130,8 @@ class DataConfig:
       raise UserError(
         f'{path}.label_weights is on and {path}.max_labels is None; set it to the length of the longest list.'
       )
-    least = max(self.image_size) - 2 * self.padding
-    if self.crop == 'random' and self.resize is not None and self.resize < least:
+    least = max(self.image_size) - (2 * self.padding if self.crop == 'random' else 0)
+    if self.crop in ('random', 'central') and self.resize is not None and self.resize < least:
       raise _too_small(f'{path}.resize', self.resize, self.image_size, least)
     if self.crop == 'central':
       check_resize(f'{path}.resize', self.resize, self.image_size, crop='central')
