@@ -4,6 +4,7 @@ On eight CPU devices, and with the compiler of a TPU v3 that is not there, for a
 are split over 4 of 32 cores. XLA has no reduce-scatter for CPUs: there it sums a gradient and keeps a part.
 """
 
+import collections
 import dataclasses
 import math
 import re
@@ -91,18 +92,23 @@ def _check_residual_stream(hlo: str, dtype: str, images: int, all_images: int) -
   assert f'{dtype}[{L},{images},{N},{D}]' in hlo  # what the forward loop leaves for the backward one
 
 
-def _check_gathers(hlo: str) -> None:
-  """The kernels of a block are gathered in the body of each loop, one at a time, and nowhere all at once."""
+def _check_gathers(hlo: str, most: int = 1) -> None:
+  """The kernels of a block are gathered in the body of each loop, one at a time, and nowhere all at once.
+
+  Args:
+    hlo: the compiled step.
+    most: how often a loop's body may gather the same kernel.
+  """
   gathers = [collective for collective in _collectives(hlo) if collective.kind == 'all-gather']
   assert max(math.prod(shape) for gather in gathers for shape in gather.shapes) == M * D
   assert all(sum(map(math.prod, gather.shapes)) <= M * D for gather in gathers)
   of_kernels = [gather for gather in gathers if gather.shapes[0] in KERNELS]
-  assert sorted(gather.shapes[0] for gather in of_kernels) == sorted(
-    shape for shape, times in KERNELS.items() for _ in range(2 * times)
-  )
   bodies = set(re.findall(r' while\(.*body=%([\w.\-]+)', hlo))
-  assert len({gather.computation for gather in of_kernels}) == 2
-  assert {gather.computation for gather in of_kernels} <= bodies
+  loops = {gather.computation for gather in of_kernels}
+  assert len(loops) == 2 and loops <= bodies  # forward and backward
+  for loop in loops:
+    counts = collections.Counter(gather.shapes[0] for gather in of_kernels if gather.computation == loop)
+    assert all(times <= counts[shape] <= most * times for shape, times in KERNELS.items())
   for shape in KERNELS:  # neither the parameters nor their gradients are ever whole on a device
     assert f'[{L},{",".join(map(str, shape))}]' not in hlo
 
@@ -119,7 +125,7 @@ def test_split_batch_and_gathers_by_layer_on_a_tpu(on_tpu):
   _, compiled = on_tpu
   hlo = compiled.as_text()
   _check_residual_stream(hlo, 'bf16', 2, 64)
-  _check_gathers(hlo)
+  _check_gathers(hlo, most=2)  # libtpu 0.0.42 gathers two of a block's kernels again in the backward loop
   # Tiles of 8 x 128 elements are padded: a little more than the bytes by hand.
   expected = 3 * 4 * (SPLIT // 4 + COPIED) + 3 * 4 + 2 * (224 * 224 * 3 + 4)
   assert expected <= compiled.memory_analysis().argument_size_in_bytes < 1.01 * expected
