@@ -32,9 +32,7 @@ def imagenet21k() -> Config:
     total='90 epochs',
     batch_size=4096,
     model=ResNetConfig(variant='R152x4', head_bias=-10.0, dtype='bfloat16'),
-    data=DataConfig(
-      source='tfds:imagenet21k', split='full[102400:]', num_classes=21843, threads=16, prefetch=4
-    ),
+    data=DataConfig(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843, prefetch=4),
     evaluators={'val': ClassificationEvaluatorConfig(split='full[:102400]', every='10000 steps')},
     objective=ClassificationObjective(loss='sigmoid'),
     # Published: 1e-4 in the loss. Momentum 0.9 adds that up tenfold; here weights decay beside the momentum.
@@ -56,9 +54,7 @@ def jft() -> Config:
     total='40 epochs',
     batch_size=4096,
     model=ResNetConfig(variant='R152x4', head_bias=-10.0, dtype='bfloat16'),
-    data=DataConfig(
-      source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, threads=16, prefetch=4
-    ),
+    data=DataConfig(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, prefetch=4),
     objective=ClassificationObjective(loss='sigmoid'),
     optimizer=OptimizerConfig(name='sgd', weight_decay=1e-3),
     schedule=ScheduleConfig(

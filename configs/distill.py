@@ -57,7 +57,6 @@ def get_config(student_teacher_data: str = 's16,runs/teacher,imagenet2012'):
         mixup=0.8,
         cutmix=1.0,
         repeats=2,  # DeiT's 3 do not divide a batch of 1,024
-        threads=16,
         prefetch=4,
       ),
       evaluators={

@@ -38,7 +38,6 @@ def get_config():
       image_size=(475, 475),
       num_classes=1000,
       augment='randaugment(2,27)',
-      threads=16,
       prefetch=4,
     ),
     evaluators={'val': ClassificationEvaluatorConfig(split='validation', every='5 epochs')},

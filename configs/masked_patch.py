@@ -51,7 +51,7 @@ def paper(data: DataConfig) -> Config:
     total='1000000 steps',
     batch_size=4096,
     model=ViTConfig(variant='B/16', pool='none', class_token=True, mask_token=True, dtype='bfloat16'),
-    data=dataclasses.replace(data, threads=16, prefetch=4),
+    data=dataclasses.replace(data, prefetch=4),
     objective=MaskedPatchesObjective(),
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=2e-4, warmup='10000 steps', decay='cosine'),

@@ -45,9 +45,7 @@ def imagenet21k() -> Config:
       dtype='bfloat16',
     ),
     # The 21,843-class release; its authors held the first 102,400 examples out.
-    data=DataConfig(
-      source='tfds:imagenet21k', split='full[102400:]', num_classes=21843, threads=16, prefetch=4
-    ),
+    data=DataConfig(source='tfds:imagenet21k', split='full[102400:]', num_classes=21843, prefetch=4),
     evaluators={'val': ClassificationEvaluatorConfig(split='full[:102400]', every='10000 steps')},
     objective=ClassificationObjective(loss='sigmoid'),
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.03, clip_norm=1.0),
@@ -67,7 +65,6 @@ def augreg() -> Config:
       split='full[102400:]',
       num_classes=21843,
       augment='strong1',
-      threads=16,
       prefetch=4,
     ),
     evaluators={'val': ClassificationEvaluatorConfig(split='full[:102400]', every='10000 steps')},
@@ -85,9 +82,7 @@ def jft() -> Config:
     batch_size=4096,
     model=ViTConfig(variant='L/16', head_bias=-10.0, dtype='bfloat16'),
     # 375 million labels on 300 million images (arXiv 1707.02968); a list of more than 32 is an error.
-    data=DataConfig(
-      source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, threads=16, prefetch=4
-    ),
+    data=DataConfig(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, prefetch=4),
     objective=ClassificationObjective(loss='sigmoid'),
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.1, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=4e-4, warmup='10000 steps', decay='linear'),
@@ -101,7 +96,7 @@ def imagenet2012() -> Config:
     total='300 epochs',
     batch_size=4096,
     model=ViTConfig(variant='L/16', dropout=0.1, dtype='bfloat16'),
-    data=DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000, threads=16, prefetch=4),
+    data=DataConfig(source='tfds:imagenet2012', split='train', num_classes=1000, prefetch=4),
     evaluators={'val': ClassificationEvaluatorConfig(split='validation', every='5 epochs')},
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.3, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=3e-3, warmup='10000 steps', decay='cosine'),

@@ -33,7 +33,6 @@ def get_config(epochs: str = '90'):
         split='train[:99%]',
         num_classes=1000,
         augment='light2',  # RandAugment(2, 10) and mixup 0.2
-        threads=16,
         prefetch=4,
       ),
       evaluators={

@@ -75,9 +75,7 @@ def jft(variant: str) -> Config:
     total='7 epochs',
     batch_size=4096,
     model=model,
-    data=DataConfig(
-      source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, threads=16, prefetch=4
-    ),
+    data=DataConfig(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, prefetch=4),
     objective=ClassificationObjective(loss='sigmoid'),
     optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.1, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=_JFT_RATES[variant], warmup='10000 steps', decay='linear'),

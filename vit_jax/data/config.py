@@ -98,8 +98,9 @@ class DataConfig:
   # Keep the images of training and evaluators in memory once they are read: decoded, of JPEGs the file. For small
   # data that is read many times; CIFAR-10 takes 210 MB in each process.
   cache: Annotated[bool, RESUMABLE] = False
-  # Threads that decode images, in each process.
-  threads: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
+  # Threads that read and decode images, in each process. None: one for each processor that it may use, at most 16;
+  # 64 where images come from a bucket, for which threads mostly wait.
+  threads: Annotated[int | None, AtLeast(1, at_most=1024), RESUMABLE] = None
   # Batches made ahead, in each process.
   prefetch: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
 

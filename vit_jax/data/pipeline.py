@@ -24,7 +24,7 @@ import numpy as np
 
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.config import DataConfig
-from vit_jax.data.prefetch import Batch, Prefetcher, Work
+from vit_jax.data.prefetch import Batch, Prefetcher, Work, default_threads
 from vit_jax.data.preprocess import EvalCrop
 from vit_jax.data.rng import PositionRngs
 from vit_jax.data.shuffle import Shuffle
@@ -42,6 +42,7 @@ class _Pipeline(abc.ABC):
 
   def __init__(self, source: Source, data: DataConfig, batch_size: int, sharding: jax.sharding.Sharding):
     self._source, self._data, self._batch_size = source, data, batch_size
+    self._threads = data.threads or default_threads(source.is_remote)
     self._rows = _LocalRows(batch_size, sharding)
 
   def _count(self, error: BadImage, bad_images: BadImages, step: int) -> None:
@@ -106,13 +107,13 @@ class _Pipeline(abc.ABC):
   def _work(self, step: int) -> Work:
     """The tasks that fill the buffers of a step's batch, and the function that makes the batch of them."""
     buffers, rows = self._buffers(step), range(len(self._rows.numbers))
-    size = math.ceil(len(rows) / (self._data.threads * _TASKS_PER_THREAD))
+    size = math.ceil(len(rows) / (self._threads * _TASKS_PER_THREAD))
     spans = [rows[start : start + size] for start in range(0, len(rows), size)]
     tasks = [functools.partial(self._fill, buffers, step, span) for span in spans]
     return tasks, functools.partial(self._rows.to_devices, buffers)
 
   def _prefetcher(self, steps: range) -> Prefetcher:
-    return Prefetcher(self._work, steps, threads=self._data.threads, prefetch=self._data.prefetch)
+    return Prefetcher(self._work, steps, threads=self._threads, prefetch=self._data.prefetch)
 
 
 class TrainPipeline(_Pipeline):

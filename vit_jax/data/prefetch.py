@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 import cv2
 
+from vit_jax import processors
 from vit_jax.data.on_device import Batch
 
 Task = Callable[[], None]
@@ -16,7 +17,18 @@ Work = tuple[list[Task], Callable[[], Batch]]
 
 # Seconds after which a batch that is waited for is spoken of, and again after twice as many.
 _SECONDS_OF_SILENCE = 60.0
+_MOST_THREADS = 16  # where nothing is waited for: more of them would wait for Python's lock
+_THREADS_OF_BUCKETS = 64
 _log = logging.getLogger(__name__)
+
+
+def default_threads(is_remote: bool) -> int:
+  """How many threads make batches where config.data.threads does not say.
+
+  Args:
+    is_remote: whether each image is a request over a network (`Source.is_remote`).
+  """
+  return _THREADS_OF_BUCKETS if is_remote else min(processors.usable(), _MOST_THREADS)
 
 
 class _Pending(NamedTuple):

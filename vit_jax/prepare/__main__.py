@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import tqdm
 from absl import flags
 
-from vit_jax import cli, signals
+from vit_jax import cli, processors, signals
 from vit_jax.errors import Preempted, UserError
 from vit_jax.prepare import metadata, run, storage
 from vit_jax.prepare.images import Shrinking
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
     shrinking=Shrinking(_LONGEST_SIDE.value, _SHORTEST_SIDE.value, _QUALITY.value),
     shard_mib=_SHARD_MIB.value,
     skip_bad=_BAD_IMAGES.value == 'skip',
-    workers=_WORKERS.value or len(os.sched_getaffinity(0)),
+    workers=_WORKERS.value or processors.usable(),
     runner=_RUNNER.value,
     runner_options=runner_options,
     columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value, _WEIGHT_COLUMN.value),

@@ -1,11 +1,11 @@
 """The labels that a student gets: the choice among predictions, as a data set."""
 
-import os
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax import processors
 from vit_jax.errors import UserError
 from vit_jax.selftrain import choosing, samples
 from vit_jax.selftrain.choosing import Predictions
@@ -61,7 +61,7 @@ def write(
       f'--confidence={choice.confidence:g}; lower it, or check the images.'
     )
   selection = f'top{choice.top}-confidence{choice.confidence:g}-per_class{choice.per_class or "all"}'
-  workers = len(os.sched_getaffinity(0))
+  workers = processors.usable()
   longest = samples.prepare(
     source, predictions, numbers, choice.top, class_names, workdir, selection, workers
   )

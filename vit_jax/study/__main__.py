@@ -11,12 +11,11 @@ stopped or killed, the same command goes on: runs that have ended are not done a
 checkpoint. WORKDIR gets table.md, table.json and table.png, after each run.
 """
 
-import os
 from collections.abc import Sequence
 
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import cli, processors
 from vit_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The folder of the runs and the table; the same goes on.')
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     arguments[0],
     runs,
     workdir,
-    jobs=_JOBS.value or len(os.sched_getaffinity(0)),
+    jobs=_JOBS.value or processors.usable(),
     say=lambda text: print(text, flush=True),
     ended=lambda results: table.write(study, results, workdir),
   )

@@ -67,6 +67,11 @@ class Source(abc.ABC):
     """The parts that are shuffled on their own, in the order of the records; usually all is one part."""
     return (Part(len(self), 1),)
 
+  @property
+  def is_remote(self) -> bool:
+    """Whether records are requests over a network, for which the threads that read them mostly wait."""
+    return False
+
 
 class NamedSource(Source):
   """A source that `config.data.source` can name: 'KIND:PLACE:SPLIT', or 'KIND:SPLIT' without a place.

@@ -29,6 +29,10 @@ class Cached(Source):
       record = self._kept[index] = self._decoded(self._source[index])
     return record
 
+  @property
+  def is_remote(self) -> bool:
+    return self._source.is_remote
+
   def labels(self) -> np.ndarray:
     return self._source.labels()
 

@@ -33,6 +33,11 @@ class Mixture(Source):
     """One part for each source."""
     return self._parts
 
+  @property
+  def is_remote(self) -> bool:
+    """As `Source.is_remote`, of any of the sources."""
+    return any(source.is_remote for source in self._sources)
+
   def __len__(self) -> int:
     return self._ends[-1]
 

@@ -25,6 +25,10 @@ class Subset(Source):
   def __getitem__(self, index: int) -> Record:
     return self._source[int(self._numbers[index])]
 
+  @property
+  def is_remote(self) -> bool:
+    return self._source.is_remote
+
   def labels(self) -> np.ndarray:
     return self._source.labels()[self._numbers]
 

@@ -162,6 +162,10 @@ class TfdsSource(NamedSource):
       chunks = list(tqdm.tqdm(pool.map(read, starts), title, len(starts), disable=None))
     return _padded(list(itertools.chain(*chunks))) if self._reader.lists else np.concatenate(chunks)
 
+  @property
+  def is_remote(self) -> bool:
+    return self._bucket is not None
+
   def version(self) -> str:
     """As of the contract, by the sizes and samples of the shards: machines may differ in times and inodes."""
     return self._digest(self._bucket.entry if self._bucket else _file_content)

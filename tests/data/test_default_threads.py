@@ -1,0 +1,96 @@
+"""Where config.data.threads says nothing: a thread for each processor, many for what comes over a network."""
+
+import dataclasses
+import os
+import pathlib
+import threading
+import time
+
+import bucket_data
+import numpy as np
+import pytest
+from bucket_emulators import places
+from fake_data import FakeSource
+
+from vit_jax.data import sources
+from vit_jax.data.config import DataConfig
+from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
+from vit_jax.data.sources.cached import Cached
+from vit_jax.data.sources.mixture import Mixture
+from vit_jax.data.sources.subset import Subset
+
+DATA = DataConfig(source='none', image_size=(4, 5), crop='resize')
+
+
+class Slow(FakeSource):
+  """Records that take long enough for all threads to read some; notes which threads do."""
+
+  is_remote = False
+
+  def __init__(self):
+    super().__init__(512)
+    self.threads: set[str] = set()
+
+  def __getitem__(self, index):
+    self.threads.add(threading.current_thread().name)
+    time.sleep(0.05)
+    return super().__getitem__(index)
+
+
+class SlowAndRemote(Slow):
+  is_remote = True
+
+
+def threads_that_read(source: Slow, data: DataConfig, sharding) -> int:
+  pipeline = TrainPipeline(source, data, batch_size=128, seed=0, sharding=sharding)
+  with pipeline.stream(0, 1) as batches:
+    next(batches)
+  return len(source.threads)
+
+
+@pytest.mark.parametrize('processors,expected', [(1, 1), (3, 3), (96, 16)])
+def test_there_is_a_thread_for_each_processor_up_to_16(split_over, monkeypatch, processors, expected):
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda process: set(range(processors)))
+  assert threads_that_read(Slow(), DATA, split_over(1)) == expected
+  pipeline = EvalPipeline(
+    source := Slow(), DATA, crop='resize', resize=None, batch_size=128, sharding=split_over(1)
+  )
+  assert sum(int(batch['mask'].sum()) for batch in pipeline) == 512
+  assert len(source.threads) == expected
+
+
+def test_what_comes_over_a_network_is_read_by_64_threads(split_over, monkeypatch):
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0})
+  assert threads_that_read(SlowAndRemote(), DATA, split_over(1)) == 64
+
+
+def test_the_option_decides_for_both(split_over):
+  data = dataclasses.replace(DATA, threads=5)
+  assert threads_that_read(Slow(), data, split_over(1)) == 5
+  assert threads_that_read(SlowAndRemote(), data, split_over(1)) == 5
+
+
+def test_without_affinities_all_processors_count(split_over, monkeypatch):
+  """As on macOS."""
+  monkeypatch.delattr(os, 'sched_getaffinity')
+  monkeypatch.setattr(os, 'cpu_count', lambda: 3)
+  assert threads_that_read(Slow(), DATA, split_over(1)) == 3
+
+
+@pytest.mark.parametrize('source,remote', [(Slow, False), (SlowAndRemote, True)])
+def test_what_wraps_a_source_is_as_remote_as_it(source, remote):
+  assert Cached(source(), 3).is_remote is remote
+  assert Subset(source(), np.ones(512, bool)).is_remote is remote
+  assert Mixture([Slow(), source()], [1, 1]).is_remote is remote
+
+
+def test_data_in_a_bucket_are_remote_and_those_on_a_disk_are_not(tmp_path: pathlib.Path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  images = bucket_data.write_images(tmp_path / 'images')
+  assert not sources.open_source(f'folder:{images}', 'train', data=DATA).is_remote
+  assert not sources.open_source('digits', 'train', data=DATA).is_remote
+  bucket_data.prepare(images, str(tmp_path / 'data/1.0.0'))
+  assert not sources.open_source(f'tfds:{tmp_path}/data/1.0.0', 'train', data=DATA).is_remote
+  with places('gs', own=True):
+    spec = bucket_data.prepare(images, 'gs://bucket/data/1.0.0')
+    assert sources.open_training(dataclasses.replace(DATA, source=spec, classes=('dark',)), 0).is_remote
