@@ -95,6 +95,7 @@ FOUNDATION = {
   'json_lines',
   'object_names',
   'options',
+  'processors',
   'pytrees',
   'registry',
   'signals',
