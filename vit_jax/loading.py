@@ -141,8 +141,8 @@ class LoadedModel:
       raise UserError(f'{name} has no head and cannot classify; fine-tune it first.')
     if not self.config.classifies_images:
       raise UserError(
-        f"{name} gives logits of every token, not of the image; load it with another pool, such as pool='gap', "
-        'or fine-tune it.'
+        f"{name} gives logits of every token, not of the image; fine-tune it, or load an .npz with pool='gap' "
+        '(vit_jax.load).'
       )
 
   def _checked(self, images: jax.typing.ArrayLike) -> jax.Array:
@@ -158,7 +158,7 @@ class LoadedModel:
         'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is '
         f'{_shown(images)}; {remedy}.'
       )
-    kernel = functools.reduce(getattr, self.config.first_kernel.split('/'), self.module)
+    kernel: Any = functools.reduce(getattr, self.config.first_kernel.split('/'), self.module)
     channels = kernel.shape[-2]
     if array.shape[3] != channels:
       if array.shape[1] == channels:
@@ -220,7 +220,7 @@ def _pool(module: Model, tokens: jax.Array, how: Pooling | None) -> jax.Array:
   return module.pool(tokens, how)
 
 
-def _as_array(values: jax.typing.ArrayLike) -> jax.Array | None:
+def _as_array(values: Any) -> jax.Array | None:
   """Floats as an array of JAX's, those of another library, such as PyTorch, too; None: they are something else."""
   kind = getattr(values, 'dtype', None)
   if kind is None:
