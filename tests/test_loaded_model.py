@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
 from vit_jax.loading import LoadedModel
 from vit_jax.models.base import ModelConfig
 
@@ -121,3 +122,78 @@ def test_lists_of_any_length_are_classified_by_few_programs(monkeypatch):
   assert [shape[0] for shape in shapes] == [1, 2, 4, 8]
   assert [found == best[-1][: len(found)] for found in best] == [True] * 7
   assert best[-1] == [str(number) for number in np.asarray(model(model.preprocess(images))).argmax(axis=-1)]
+
+
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    (lambda x: x.transpose(0, 3, 1, 2), r'images of 3 channels.*give images\.transpose\(0, 2, 3, 1\)'),
+    (lambda x: x[..., :1], r'images of 3 channels.*\(3, 12, 8, 1\); write model\(model\.preprocess'),
+    (lambda x: x[:0], 'no pixels.*give at least one image'),
+    (lambda x: x[:, :0], 'no pixels'),
+    (lambda x: x.astype(object), r'and this is object \(3, 12, 8, 3\)'),
+    (lambda x: x.astype(complex), 'and this is complex128'),
+    (lambda x: x > 0, 'and this is bool'),
+  ],
+  ids=['channels_first', 'gray', 'none', 'rows', 'object', 'complex', 'bool'],
+)
+def test_arrays_that_no_preprocess_makes_are_refused_in_one_sentence(change, said):
+  with pytest.raises(UserError, match=said) as error:
+    loaded()(change(np.asarray(tiny.images())))
+  assert '\n' not in str(error.value)
+
+
+def test_tensors_of_pytorch_are_images_too():
+  torch = pytest.importorskip('torch')
+  model, images = loaded(), np.array(tiny.images())
+  np.testing.assert_array_equal(model(torch.tensor(images)), model(images))
+  with pytest.raises(UserError, match=r'and this is torch\.uint8 \(1, 12, 8, 3\)'):
+    model(torch.zeros(1, 12, 8, 3, dtype=torch.uint8))
+  with pytest.raises(UserError, match=r'and this is torch\.float32'):
+    model(torch.tensor(images, requires_grad=True))
+
+
+@pytest.mark.parametrize('layer', [2, -2, '1', [1], 1.0])
+def test_block_that_is_not_there_is_refused(layer):
+  with pytest.raises(UserError, match='choose a block from 0 to 1, or None'):
+    loaded().features(tiny.images(), layer)
+
+
+def test_number_of_a_block_may_be_of_numpy_or_jax():
+  model, images = loaded(), tiny.images()
+  for layer in (np.int64(0), jnp.int32(0)):
+    np.testing.assert_array_equal(model.features(images, layer), model.features(images, 0))
+
+
+@pytest.mark.parametrize(
+  ('config', 'how'),
+  [
+    (tiny.options(), 'mean'),
+    (tiny.options(), 'map'),
+    (tiny.options(pool='gap', class_token=False), 'token'),
+    (tiny.options(pool='gap', class_token=False), 'token_gap'),
+    (tiny.mixer(), 'token'),
+  ],
+)
+def test_pooling_that_the_model_cannot_do_is_refused(config, how):
+  """Not another one in its place: without a class token the first token is a patch."""
+  model = loaded(config)
+  tokens = model.features(tiny.images())
+  with pytest.raises(UserError, match=f"how is '{how}', and .* pools by"):
+    model.pool(tokens, how)
+  with pytest.raises(ValueError, match='pools by'):
+    model.module.pool(tokens, how)
+  with pytest.raises(UserError, match=r'and this is float32 \(\d, 32\)'):
+    model.pool(tokens[0])
+
+
+@pytest.mark.parametrize(
+  ('config', 'classes', 'said'),
+  [
+    (tiny.options(), 0, 'has no head'),
+    (tiny.options(pool='none'), 5, "logits of every token.*pool='gap'"),
+  ],
+)
+def test_model_without_logits_of_an_image_does_not_classify(config, classes, said):
+  with pytest.raises(UserError, match=said):
+    loaded(config, num_classes=classes).classify([np.zeros((9, 9, 3), np.uint8)])

@@ -225,3 +225,36 @@ def test_tensors_that_are_left_out_are_logged(golden, caplog):
   assert not caplog.messages
   vit_jax.load(path(golden, 'c_vit_token_rep32'), num_classes=3)
   assert 'ignored: head/bias (10,), head/kernel (32, 10), pre_logits/bias' in caplog.text
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    ({'gelu': 'exact'}, "load.gelu is 'exact'; choose one of ['tanh', 'erf']"),
+    ({'pool': 'mean'}, "load.pool is 'mean'; choose one of"),
+    ({'position_resize': 'cubic'}, "load.position_resize is 'cubic'; choose one of"),
+    ({'weights': 'best'}, "load.weights is 'best'; choose one of ['raw', 'ema']"),
+    ({'dtype': 'float16'}, "load.dtype is 'float16'; choose one of"),
+    ({'norm_epsilon': -1e-6}, 'load.norm_epsilon is -1e-06'),
+    ({'norm_epsilon': float('nan')}, 'load.norm_epsilon is nan'),
+    ({'heads': 0}, 'load.heads is 0'),
+    ({'num_classes': -1}, 'load.num_classes is -1'),
+    ({'num_classes': 2.5}, 'load.num_classes is 2.5'),
+    ({'image_size': 0}, 'load.image_size is 0'),
+    ({'image_size': '32'}, "load.image_size is '32'"),
+    ({'image_size': (32, 32, 3)}, 'load.image_size is'),
+    ({'image_size': 33}, 'image_size (33, 33) does not divide into patches of 8 pixels'),
+  ],
+)
+def test_argument_of_load_that_is_impossible_is_refused_by_its_name(golden, arguments, said):
+  with pytest.raises(UserError) as error:
+    vit_jax.load(path(golden, 'a_vit_token'), **arguments)
+  assert said in str(error.value), error.value
+
+
+def test_arguments_of_load_may_be_of_numpy_and_jax(golden):
+  file = path(golden, 'a_vit_token')
+  found = vit_jax.load(file, image_size=np.int64(48), num_classes=np.int32(3), dtype=jnp.bfloat16)
+  expected = vit_jax.load(file, image_size=(48, 48), num_classes=3, dtype='bfloat16')
+  assert found.config == expected.config and found.preprocess == expected.preprocess
+  assert vit_jax.load(file, image_size=[48, 32]).preprocess.size == (48, 32)

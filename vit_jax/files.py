@@ -84,10 +84,17 @@ def move_into_place(partial: Path, path: Path) -> None:
   """Renames a complete file to `path`, on the same file system, so that it survives a power failure.
 
   For libraries that write to a path of their own; otherwise use `atomic_write`.
+
+  Raises:
+    OSError: it cannot get that name, a folder's for example; `filename` is `path`.
   """
   with open(partial, 'rb') as file:
     os.fsync(file.fileno())
-  os.replace(partial, path)
+  try:
+    os.replace(partial, path)
+  except OSError as error:
+    error.filename = os.fspath(path)  # what the person named
+    raise
   fsync_directory(os.path.dirname(os.path.abspath(path)))
 
 

@@ -38,10 +38,10 @@ def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], at_most: int = LARGEST_TEXT) -> str:
-  """The content of a regular file in UTF-8.
+  """The content of a regular file in UTF-8, without the mark (BOM) that programs of Windows put before it.
 
   Raises:
     OSError: as `read_bytes`.
     UnicodeDecodeError: it is not UTF-8.
   """
-  return read_bytes(path, at_most).decode()
+  return read_bytes(path, at_most).decode('utf-8-sig')

@@ -1,11 +1,13 @@
 """`vit_jax.load`: a model from any checkpoint, in one line."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import operator
 import os
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,13 @@ import numpy as np
 from flax import nnx
 from PIL import Image
 
+from vit_jax import options as options_lib
 from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig, Pooling
 from vit_jax.models.position_resize import PositionResize
+from vit_jax.options import Amount, Count, ImageSize, Positive
 from vit_jax.parallel import distributed
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
@@ -69,7 +73,7 @@ class LoadedModel:
     Raises:
       UserError: the images are not such an array, as in all methods that take images.
     """
-    return _logits(self.module, _checked(images))
+    return _logits(self.module, self._checked(images))
 
   def __repr__(self) -> str:
     size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
@@ -79,36 +83,108 @@ class LoadedModel:
     """(B, K) -> (B, K): of each class, one of which an image has (softmax) or each of which it may have (sigmoid)."""
     return jax.nn.sigmoid(logits) if self.link == 'sigmoid' else jax.nn.softmax(logits)
 
-  def features(self, images: jax.typing.ArrayLike, layer: int | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm."""
-    return _features(self.module, _checked(images), layer)
+  def features(self, images: jax.typing.ArrayLike, layer: SupportsIndex | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm.
+
+    Raises:
+      UserError: there is no such block.
+    """
+    return _features(self.module, self._checked(images), self._checked_layer(layer))
 
   def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
     """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
-    return _embeddings(self.module, _checked(images))
+    return _embeddings(self.module, self._checked(images))
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
-    return _attention(self.module, _checked(images))
+    return _attention(self.module, self._checked(images))
 
   def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
-    return _hidden_states(self.module, _checked(images))
+    return _hidden_states(self.module, self._checked(images))
 
   def pool(self, tokens: jax.typing.ArrayLike, how: Pooling | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`."""
-    return _pool(self.module, jnp.asarray(tokens), how)
+    """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`.
 
-  def classify(self, images: Sequence[Image.Image | np.ndarray]) -> list[str]:
+    Raises:
+      UserError: they are no such array, or the model cannot pool so.
+    """
+    array = _as_array(tokens)
+    if array is None or array.ndim != 3:
+      raise UserError(
+        f'pool takes the tokens of features, (images, tokens, width), and this is {_shown(tokens)}; write '
+        'model.pool(model.features(images)).'
+      )
+    try:
+      return _pool(self.module, array, how)
+    except ValueError as error:
+      raise UserError(f'{error}.') from error
+
+  def classify(self, images: Iterable[Image.Image | np.ndarray]) -> list[str]:
     """The most probable class of each of Pillow's images or uint8 arrays, by name (or number).
 
     Batches are filled up with zeros to the next power of two, so that few shapes are compiled.
+
+    Raises:
+      UserError: the model gives no logits of an image.
     """
+    self.check_classifies()
     prepared = self.preprocess(images)
     batch = np.zeros((1 << (len(prepared) - 1).bit_length(), *prepared.shape[1:]), prepared.dtype)
     batch[: len(prepared)] = prepared
     best = np.asarray(self(batch).argmax(axis=-1))[: len(prepared)]
     return [self.class_names[number] if self.class_names else str(number) for number in best]
+
+  def check_classifies(self, name: str = 'The model') -> None:
+    """Raises UserError where an image has no vector of logits; the error calls the model by `name`."""
+    if not self.num_classes:
+      raise UserError(f'{name} has no head and cannot classify; fine-tune it first.')
+    if not self.config.classifies_images:
+      raise UserError(
+        f"{name} gives logits of every token, not of the image; fine-tune it, or load an .npz with pool='gap' "
+        '(vit_jax.load).'
+      )
+
+  def _checked(self, images: jax.typing.ArrayLike) -> jax.Array:
+    """The images as an array, if they are what `preprocess` makes.
+
+    Raises:
+      UserError: they are not four-dimensional floats, have pixels of 0 to 255, no pixels, or other channels.
+    """
+    array = _as_array(images)
+    remedy = 'write model(model.preprocess([image, …]))'
+    if array is None or array.ndim != 4:
+      raise UserError(
+        'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is '
+        f'{_shown(images)}; {remedy}.'
+      )
+    kernel: Any = functools.reduce(getattr, self.config.first_kernel.split('/'), self.module)
+    channels = kernel.shape[-2]
+    if array.shape[3] != channels:
+      if array.shape[1] == channels:
+        remedy = 'its channels come first: give images.transpose(0, 2, 3, 1)'
+      raise UserError(
+        f'The model takes images of {channels} channel{"s"[: channels > 1]}, (images, height, width, channels), and '
+        f'these are {array.shape}; {remedy}.'
+      )
+    if not array.size:
+      raise UserError(f'There are no pixels in images of the shape {array.shape}; give at least one image.')
+    return array
+
+  def _checked_layer(self, layer: SupportsIndex | None) -> int | None:
+    """The number of a block, from 0; None: all of them, and the last norm."""
+    if layer is None:
+      return None
+    depth = self.config.num_layers
+    try:
+      number = operator.index(layer)
+    except TypeError:
+      number = depth
+    if not -1 <= number < depth:
+      raise UserError(
+        f'layer is {layer!r}; choose a block from 0 to {depth - 1}, or None for the final tokens.'
+      )
+    return None if number == -1 else number
 
 
 # A module is a pytree: its parameters are arguments of the program, all else of it decides which program.
@@ -144,20 +220,59 @@ def _pool(module: Model, tokens: jax.Array, how: Pooling | None) -> jax.Array:
   return module.pool(tokens, how)
 
 
-def _checked(images: jax.typing.ArrayLike) -> jax.Array:
-  """The images as an array, if they are what `preprocess` makes.
+def _as_array(values: Any) -> jax.Array | None:
+  """Floats as an array of JAX's, those of another library, such as PyTorch, too; None: they are something else."""
+  kind = getattr(values, 'dtype', None)
+  if kind is None:
+    return None
+  try:
+    array = values if isinstance(kind, np.dtype) else np.asarray(values)
+    return jnp.asarray(array) if jnp.issubdtype(array.dtype, jnp.floating) else None
+  except (TypeError, ValueError, RuntimeError):
+    return None  # a tensor with a gradient, say, or one that is not in the host's memory
 
-  Raises:
-    UserError: they are not four-dimensional numbers, or are pixels of 0 to 255.
-  """
-  kind = getattr(images, 'dtype', None)
-  if np.ndim(images) == 4 and kind is not None and not np.issubdtype(kind, np.integer):
-    return jnp.asarray(images)
-  given = type(images).__name__ if kind is None else f'{kind} {np.shape(images)}'
-  raise UserError(
-    f'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is {given}; '
-    'write model(model.preprocess([image, …])).'
-  )
+
+def _shown(values: Any) -> str:
+  """An argument as errors name it: 'uint8 (1, 32, 32, 3)', 'list'."""
+  kind = getattr(values, 'dtype', None)
+  return type(values).__name__ if kind is None else f'{kind} {tuple(values.shape)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+  """The arguments of `load` beside the checkpoint, by whose types they are checked."""
+
+  image_size: ImageSize | None = None
+  num_classes: Amount | None = None
+  dtype: DType | None = None
+  keep_pre_logits: bool = False
+  position_resize: PositionResize | None = None
+  gelu: Literal['tanh', 'erf'] | None = None
+  norm_epsilon: Positive | None = None
+  pool: Pooling | None = None
+  heads: Count | None = None
+  weights: Weights | None = None
+
+  @classmethod
+  def of(cls, **values: Any) -> '_Arguments':
+    """The arguments, checked.
+
+    Raises:
+      UserError: one is not of its type, or none of its choices.
+    """
+    plain = {name: _without_numpy(value) for name, value in values.items()}
+    dtype: Any = plain['dtype']
+    if not isinstance(dtype, str | None):  # such as jnp.bfloat16
+      with contextlib.suppress(TypeError):
+        plain['dtype'] = np.dtype(dtype).name
+    return options_lib.from_dict(cls, plain, 'load')
+
+
+def _without_numpy(value: Any) -> Any:
+  """NumPy's numbers as Python's, in a tuple or a list too."""
+  if isinstance(value, tuple | list):
+    return [_without_numpy(item) for item in value]
+  return value.item() if isinstance(value, np.generic) else value
 
 
 def load(
@@ -197,16 +312,31 @@ def load(
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
   """
   distributed.skip_absent_tpu()
-  size = (image_size, image_size) if isinstance(image_size, int) else image_size
-  options = {'gelu': gelu, 'norm_epsilon': norm_epsilon, 'pool': pool, 'heads': heads}
-  told = {name: value for name, value in options.items() if value is not None}
-  return build(
-    formats.read(source, image_size=size, told=told, weights=weights),
-    image_size=size,
+  asked = _Arguments.of(
+    image_size=image_size,
     num_classes=num_classes,
     dtype=dtype,
     keep_pre_logits=keep_pre_logits,
     position_resize=position_resize,
+    gelu=gelu,
+    norm_epsilon=norm_epsilon,
+    pool=pool,
+    heads=heads,
+    weights=weights,
+  )
+  told = {name: getattr(asked, name) for name in ('gelu', 'norm_epsilon', 'pool', 'heads')}
+  return build(
+    formats.read(
+      source,
+      image_size=asked.image_size,
+      told={name: value for name, value in told.items() if value is not None},
+      weights=asked.weights,
+    ),
+    image_size=asked.image_size,
+    num_classes=asked.num_classes,
+    dtype=asked.dtype,
+    keep_pre_logits=asked.keep_pre_logits,
+    position_resize=asked.position_resize,
   )
 
 
@@ -226,6 +356,7 @@ def build(
     _log.warning('The checkpoint has no head: it is for features, or for fine-tuning (num_classes=…).')
   own = pretrained.architecture
   size = own.image_size if image_size is None else image_size
+  own.model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
   model = own.model
   if dtype is not None:

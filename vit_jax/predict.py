@@ -66,8 +66,7 @@ def main(arguments: Sequence[str]) -> None:
 
   distributed.skip_absent_tpu()
   model = load(checkpoint, weights=weights_flag.chosen(_WEIGHTS))
-  if not model.num_classes:
-    raise UserError(f'{checkpoint} has no head and cannot classify; fine-tune it first.')
+  model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value
   names = model.class_names if given is None else class_names.read(given, model.num_classes)
   batch_size, top = min(_BATCH_SIZE.value or 32, len(paths)), min(_TOP.value or 5, model.num_classes)

@@ -5,7 +5,7 @@ import zlib
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin
 
 from vit_jax.data.decode import Picture
 from vit_jax.errors import UserError
@@ -126,6 +126,42 @@ def test_exif_orientation_is_applied(orientation, form):
   close(decode(data), pixels, 6)
   if form == 'jpeg':
     assert Picture(data, 3, 'x').pixels((16, 24)).shape == (16, 24, 3)
+
+
+def xmp(orientation: int) -> bytes:
+  return f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><x tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+
+
+def text_chunk(orientation: int, kind: str) -> PngImagePlugin.PngInfo:
+  """What Adobe's programs (XMP) or ImageMagick (EXIF in hexadecimal digits) write into a PNG."""
+  info = PngImagePlugin.PngInfo()
+  if kind == 'xmp':
+    info.add_itxt('XML:com.adobe.xmp', xmp(orientation).decode())
+  else:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    raw = exif.tobytes()
+    info.add_text('Raw profile type exif', f'\nexif\n{len(raw):8}\n{raw.hex()}\n')
+  return info
+
+
+@pytest.mark.parametrize('orientation', [3, 6])
+@pytest.mark.parametrize(
+  ('form', 'options'),
+  [
+    ('jpeg', lambda o: {'xmp': xmp(o)}),
+    ('webp', lambda o: {'xmp': xmp(o), 'lossless': True}),
+    ('png', lambda o: {'pnginfo': text_chunk(o, 'xmp')}),
+    ('png', lambda o: {'pnginfo': text_chunk(o, 'exif')}),
+  ],
+  ids=['jpeg', 'webp', 'png', 'imagemagick'],
+)
+def test_orientation_beside_exif_is_applied_as_pillow_does(orientation, form, options):
+  data = encode(Image.fromarray(smooth(32, 48)), form, **options(orientation))
+  expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+  assert expected.shape == ((48, 32, 3) if orientation == 6 else (32, 48, 3))
+  assert Picture(data, 3, 'x').size == expected.shape[:2]
+  np.testing.assert_array_equal(decode(data), expected)
 
 
 @pytest.mark.parametrize('form', ['jpeg', 'png', 'webp'])

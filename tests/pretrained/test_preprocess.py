@@ -1,7 +1,10 @@
 """Preprocessing against Pillow and plain arithmetic."""
 
 import dataclasses
+import io
+import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -112,7 +115,7 @@ def test_image_that_can_be_meant_in_several_ways_is_refused(image, message):
   assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('image', [PHOTO, RGBA, RGBA[..., 0]])
+@pytest.mark.parametrize('image', [PHOTO, RGBA, RGBA[..., 0], jnp.asarray(RGBA[..., :3])])
 def test_single_image_is_not_taken_for_a_list_of_its_rows(image):
   with pytest.raises(UserError, match=r'takes a list of images.*preprocess\(\[image\]\)'):
     Preprocess((8, 8))(image)
@@ -173,3 +176,45 @@ def test_strip_whose_resized_image_would_take_gigabytes_is_cut_before(shape, ant
   assert found.shape == (1, 224, 224, 3)
   np.testing.assert_allclose(found, 99, atol=1e-3)
   assert np.prod(sizes[0]) < 2**22
+
+
+def objects(images: list) -> np.ndarray:
+  """A one-dimensional array of images, as pandas has them."""
+  result = np.empty(len(images), object)
+  result[:] = images
+  return result
+
+
+@pytest.mark.parametrize(
+  'given', [iter, lambda images: map(np.asarray, images), objects, lambda images: jnp.stack(images)]
+)
+def test_images_may_come_from_an_iterator_or_an_array_of_any_kind(given):
+  images = [RGBA[..., :3], 255 - RGBA[..., :3]]
+  np.testing.assert_array_equal(UNIT(given(images)), UNIT(images))
+
+
+@pytest.mark.parametrize('given', [None, 5, 'photo.jpg', pathlib.Path('photo.jpg')])
+def test_what_is_no_list_is_refused_with_how_to_open_an_image(given):
+  with pytest.raises(UserError, match=r'takes a list of images.*preprocess\(\[Image\.open\(path\)\]\)'):
+    UNIT(given)
+
+
+def test_file_of_pillow_that_cannot_be_decoded_is_named(tmp_path):
+  file = tmp_path / 'photo.jpg'
+  PHOTO.save(file)
+  with Image.open(file) as closed:
+    pass
+  cut = tmp_path / 'cut.jpg'
+  cut.write_bytes(file.read_bytes()[:1500])
+  for image, name in ((closed, file), (Image.open(cut), cut)):
+    with pytest.raises(UserError, match='cannot be decoded') as error:
+      UNIT([image])
+    assert str(error.value).startswith(str(name))
+
+
+@pytest.mark.parametrize('form', ['jpeg', 'png', 'webp'])
+def test_damaged_metadata_are_ignored_as_in_training(form):
+  data = io.BytesIO()
+  PHOTO.save(data, form, exif=b'Exif\0\0no TIFF at all')
+  pixels = Picture(data.getvalue(), 3, 'x').pixels()
+  np.testing.assert_array_equal(UNIT([Image.open(data)]), UNIT([pixels]))

@@ -1,8 +1,8 @@
 """Decodes encoded images of any kind to uint8 pixels, and names every image that cannot be decoded.
 
-The uncommon kinds: EXIF orientation is applied where it can be read; palettes are resolved; alpha is dropped,
-as TensorFlow's decoders do (not blended over a colour); CMYK, Adobe's inverted one too, is converted without
-a colour profile; of 16 bits per channel the upper 8 are kept; an animation gives its first frame.
+The uncommon kinds: the orientation of EXIF, or of XMP, is applied where it can be read; palettes are resolved;
+alpha is dropped, as TensorFlow's decoders do (not blended over a colour); CMYK, Adobe's inverted one too, is
+converted without a colour profile; of 16 bits per channel the upper 8 are kept; an animation gives its first frame.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ _TRANSPOSITIONS = {
   7: Image.Transpose.TRANSVERSE,
   8: Image.Transpose.ROTATE_90,
 }
+# What Pillow calls the metadata that may hold an orientation: EXIF, also as ImageMagick writes it into a PNG, and XMP.
+_METADATA = ('exif', 'Raw profile type exif', 'xmp', 'XML:com.adobe.xmp')
 _SIDEWAYS = (5, 6, 7, 8)  # the orientations that swap height and width
 _REDUCTIONS = (8, 4, 2)  # the DCT of a JPEG decodes to 1/8, 1/4 or 1/2 of the size, and faster
 
@@ -176,10 +178,7 @@ def _reduction(height: float, width: float, at_least: tuple[float, float]) -> in
 
 def _decode(image: Image.Image, channels: int) -> np.ndarray:
   """uint8 (H, W) or (H, W, channels), upright."""
-  image.load()
-  orientation = _orientation(image)
-  if orientation in _TRANSPOSITIONS:
-    image = image.transpose(_TRANSPOSITIONS[orientation])
+  image = upright(image)
   if image.mode.startswith('I;16'):
     return (np.asarray(image) >> 8).astype(np.uint8)
   if image.mode in ('I', 'F'):
@@ -189,9 +188,16 @@ def _decode(image: Image.Image, channels: int) -> np.ndarray:
   return np.asarray(image)
 
 
+def upright(image: Image.Image) -> Image.Image:
+  """An image, decoded if it is not yet, turned as its metadata says where that can be read."""
+  image.load()
+  orientation = _orientation(image)
+  return image.transpose(_TRANSPOSITIONS[orientation]) if orientation in _TRANSPOSITIONS else image
+
+
 def _orientation(image: Image.Image) -> int | None:
-  # Most files have no EXIF; parsing it is slow.
-  if 'exif' not in image.info and image.format != 'TIFF':
+  # Most files have no such metadata; parsing it is slow.
+  if image.format != 'TIFF' and not any(name in image.info for name in _METADATA):
     return None
   with contextlib.suppress(Exception):  # Pillow raises a dozen types on damaged metadata
     return image.getexif().get(ExifTags.Base.Orientation)

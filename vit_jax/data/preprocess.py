@@ -6,14 +6,16 @@ checkpoints and `vit_jax.load` have it from there.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
+from vit_jax.data import decode
 from vit_jax.data.config import DataConfig, Interpolation
 from vit_jax.errors import UserError
 
@@ -94,30 +96,26 @@ class Preprocess:
       return 'bilinear'
     return next(name for name, method in _METHODS.items() if method == self.method and name != 'bilinear')
 
-  def __call__(self, images: Sequence[Image.Image | np.ndarray]) -> np.ndarray:
+  def __call__(self, images: Iterable[Image.Image | np.ndarray]) -> np.ndarray:
     """Images of any size as a model's input.
 
     Args:
       images: Pillow's, or uint8 arrays (H, W) or (H, W, C) of 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGBA)
-        channels. Alpha is dropped; of Pillow's with 16 bits a pixel the upper 8 are taken.
+        channels, of NumPy, JAX or PyTorch. Alpha is dropped; of Pillow's with 16 bits a pixel the upper 8 are taken.
 
     Returns:
       float32 (B, *size, channels).
 
     Raises:
-      UserError: an image whose values or channels can be meant in several ways.
+      UserError: an image that cannot be read, or whose values or channels can be meant in several ways.
     """
-    if isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
-      raise UserError(
-        'preprocess takes a list of images, and this is a single one; write preprocess([image]).'
-      )
-    if not len(images):
+    pixels = [self._resized(_pixels(image, self.channels)) for image in _listed(images)]
+    if not pixels:
       raise UserError('preprocess takes a list of images, and this one is empty; give at least one.')
-    pixels = np.stack([self._resized(_pixels(image, self.channels)) for image in images])
     # (x / 255 - mean) / std as one product and sum, in float64.
     scale = 1 / (255 * np.asarray(self.std, np.float64))
     offset = -np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)
-    return (pixels * scale + offset).astype(np.float32)
+    return (np.stack(pixels) * scale + offset).astype(np.float32)
 
   def as_bytes(self, image: np.ndarray) -> np.ndarray:
     """An image, uint8 (H, W, channels), resized and cut: uint8 (*size, channels)."""
@@ -201,9 +199,26 @@ def pillow_resize(
   return resized.reshape(*size, image.shape[2])
 
 
+def _listed(images: Iterable[Image.Image | np.ndarray]) -> Iterable[Image.Image | np.ndarray]:
+  """The images of what may be a list, an iterator or an array (B, H, W, C), of any library.
+
+  Raises:
+    UserError: it is a single image, whose rows would else be taken for images, or nothing of the kind.
+  """
+  holds_images = getattr(images, 'dtype', None) == np.dtype(object)  # a column of pandas, say
+  if isinstance(images, Image.Image) or (getattr(images, 'ndim', 4) < 4 and not holds_images):
+    raise UserError('preprocess takes a list of images, and this is a single one; write preprocess([image]).')
+  if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
+    raise UserError(
+      f'preprocess takes a list of images, and this is a {type(images).__name__}; write '
+      'preprocess([Image.open(path)]).'
+    )
+  return images
+
+
 def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
   """uint8 (H, W, channels)."""
-  picture = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else _picture(image)
+  picture = _upright(image) if isinstance(image, Image.Image) else _picture(image)
   if not picture.width or not picture.height:
     raise UserError(f'An image has {picture.width} x {picture.height} pixels; leave it out.')
   if picture.mode in ('I', 'F'):
@@ -218,6 +233,24 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
       f'An image of the mode {picture.mode!r} has no conversion to {_MODES[channels]!r}; convert it first.'
     ) from error
   return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+  """An image of Pillow's, which may be a file that is not decoded yet, turned as its metadata says.
+
+  Raises:
+    UserError: its file is damaged, or closed.
+  """
+  name = getattr(image, 'filename', '') or 'An image'
+  try:
+    return decode.upright(image)
+  except MemoryError:
+    raise
+  except Exception as error:  # Pillow's decoders raise a dozen types on damaged data
+    reason = str(error).strip().rstrip('.') or type(error).__name__
+    raise UserError(
+      f'{os.fspath(name)} cannot be decoded ({reason}); keep its file open until then, or restore or remove it.'
+    ) from error
 
 
 def _picture(image: npt.ArrayLike) -> Image.Image:

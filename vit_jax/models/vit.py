@@ -198,8 +198,11 @@ class ViT(Model[ViTConfig]):
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
     how = how or self.config.pool
+    known = tuple(dict.fromkeys((*self.config.poolings, self.config.pool, 'none')))
+    if how not in known:
+      raise ValueError(f'how is {how!r}, and this model pools by one of {known}')
     if how == 'map':
-      assert self.map_pool is not None, "only a model with pool 'map' has its parameters"
+      assert self.map_pool is not None
       return self.map_pool(tokens)
     if how == 'token':
       return tokens[:, 0]

@@ -64,7 +64,7 @@ def read_lines(path: str | None, flag: str) -> tuple[str, ...] | None:
   if path is None:
     return None
   try:
-    lines = pathlib.Path(path).expanduser().read_text('utf-8').splitlines()
+    lines = pathlib.Path(path).expanduser().read_text('utf-8-sig').splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'--{flag}={path} cannot be read ({error}); give a text file.') from error
   found = tuple(line.strip() for line in lines if line.strip())

@@ -202,12 +202,24 @@ class Writer:
   def __enter__(self) -> 'Writer':
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-    self._zip.close()
-    if kind is None:
-      files.move_into_place(self._partial, self._path)
-    else:
-      self._partial.unlink()
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    try:
+      self._zip.close()  # writes the list of arrays, for which a full disk has no place either
+      if kind is None:
+        files.move_into_place(self._partial, self._path)
+    except OSError as failure:
+      if kind is None:
+        raise self._named(failure) from failure
+    finally:
+      self._partial.unlink(missing_ok=True)
+    if isinstance(error, OSError):
+      self._named(error)
+
+  def _named(self, error: OSError) -> OSError:
+    """The error, with the file's name if it has none."""
+    if error.filename is None:
+      error.filename = os.fspath(self._path)
+    return error
 
 
 def _not_an_archive(path: pathlib.Path, error: Exception) -> str:

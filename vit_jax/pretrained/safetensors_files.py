@@ -118,8 +118,9 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
 
   Raises:
     UserError: the folder holds something else already.
+    OSError: it cannot be written.
   """
-  from_numpy = _safetensors().numpy
+  library = _safetensors()
   partial, checksum = folder / (FILE + _PARTIAL), folder / (FILE + _CHECKSUM)
   own = {*texts, checksum.name}
   if folder.is_file() or (folder.is_dir() and _in_use(folder, own)):
@@ -130,7 +131,10 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
     partial.touch()  # first: it tells that what lies beside it is not complete
     for name, text in texts.items():
       files.write_text(folder / name, text)
-    from_numpy.save_file(contiguous, partial, metadata={'format': 'pt'})  # as transformers and timm write
+    try:  # with the metadata that transformers and timm write
+      library.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
+    except library.SafetensorError as error:
+      raise _os_error(error, folder / FILE) from error
     # As the command sha256sum writes and checks it.
     files.write_text(checksum, f'{_sha256(partial)}  {FILE}\n')
     files.move_into_place(partial, folder / FILE)
@@ -138,6 +142,12 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
     for name in (*own, partial.name):
       (folder / name).unlink(missing_ok=True)
     raise
+
+
+def _os_error(error: Exception, path: pathlib.Path) -> Exception:
+  """The system's error behind one of safetensors, which tells its number in its text only; else the same error."""
+  number = re.search(r'\(os error (\d+)\)', str(error))
+  return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 def _in_use(folder: pathlib.Path, own: set[str]) -> bool:
