@@ -1,6 +1,7 @@
 """Which features of a TFDS record are its image and its class or classes."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -89,7 +90,7 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
   return RecordReader(
     key=key,
     names=tuple(class_label.names),
-    label=label_reader(key),
+    label=operator.itemgetter(key),
     lists=is_list,
     image_feature=image_feature(features, name),
     scale=1,
@@ -107,15 +108,6 @@ def features_of(info: tfds.core.DatasetInfo) -> tfds.features.FeaturesDict:
   if isinstance(info.features, tfds.features.FeaturesDict):
     return info.features
   raise UserError(f'The records of {info.full_name} have no named features; choose another data set.')
-
-
-def label_reader(feature: str) -> Callable[[Value], Any]:
-  """A function of a record that returns one of its features."""
-
-  def label(record: Value) -> Any:
-    return record[feature]
-
-  return label
 
 
 def file_feature(features: tfds.features.FeaturesDict) -> str | None:
