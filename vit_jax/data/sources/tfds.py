@@ -24,7 +24,7 @@ from vit_jax.data.sources import getting, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
 from vit_jax.data.sources.tfds_checks import INFO, check_directory
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, first_line
 
 _CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait
@@ -139,7 +139,9 @@ class TfdsSource(NamedSource):
       raise
     except Exception as error:  # array_record and protocol buffers name no types
       file = self._files[bisect.bisect_right(self._file_ends, index)]
-      raise UserError(f'{self._name} {index} cannot be read ({_reason(error)}); restore {file}.') from error
+      raise UserError(
+        f'{self._name} {index} cannot be read ({first_line(error)[:500]}); restore {file}.'
+      ) from error
 
   def _own_labels(self, record: dict[str, Any], index: int) -> np.ndarray:
     """int64 () or (classes,): the record's labels as the data set numbers them."""
@@ -284,7 +286,9 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   except tfds.core.DatasetNotFoundError:
     raise _missing(name, data_dir) or _unknown(name, data_dir, prepared) from None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
-    raise UserError(f'tfds:{name} cannot be opened ({_reason(error)}); check its name and config.') from error
+    raise UserError(
+      f'tfds:{name} cannot be opened ({first_line(error)[:500]}); check its name and config.'
+    ) from error
   if not is_prepared:
     # Written as a name with its version: 'data_set/config:1.0.0'.
     versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
@@ -336,7 +340,7 @@ def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
     raise
   except Exception as error:  # as above
     raise UserError(
-      f'{name} cannot be opened as a TFDS directory ({_reason(error)}); check or prepare it again.'
+      f'{name} cannot be opened as a TFDS directory ({first_line(error)[:500]}); check or prepare it again.'
     ) from error
   hint = f'did you mean tfds:{found[-1]}?' if found else 'give the one with the version as its name.'
   raise UserError(f'{name} is no directory prepared by TFDS, it has no {INFO}; {hint}')
@@ -345,12 +349,6 @@ def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
 def _plain(name: str) -> str:
   """The same for 'MyFlowers' and 'my_flowers', by either of which TFDS finds my_flowers/."""
   return name.replace('_', '').lower()
-
-
-def _reason(error: Exception) -> str:
-  """The first line of an error's text, or its type."""
-  lines = str(error).strip().splitlines() or [type(error).__name__]
-  return lines[0][:500].rstrip('.')
 
 
 def _missing(name: str, data_dir: str) -> UserError | None:
