@@ -20,10 +20,11 @@ from etils import epath
 
 from vit_jax import buckets, cache
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import getting, tfds_bucket
+from vit_jax.data.sources import missing_data, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
-from vit_jax.data.sources.tfds_checks import INFO, check_directory
+from vit_jax.data.sources.tfds_checks import check_directory
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
+from vit_jax.data.sources.tfds_files import INFO
 from vit_jax.errors import UserError, first_line
 
 _CHUNK = 1000  # records whose labels one thread reads in a row
@@ -353,7 +354,7 @@ def _plain(name: str) -> str:
 
 def _missing(name: str, data_dir: str) -> UserError | None:
   """The error for a missing data set that recipes name."""
-  advice = getting.advice(name)
+  advice = missing_data.advice(name)
   if advice is None:
     return None
   return UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {advice}.')

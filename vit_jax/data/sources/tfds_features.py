@@ -9,12 +9,11 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data.decode import Picture
+from vit_jax.data.sources.tfds_files import WEIGHTS
 from vit_jax.errors import UserError
 
 # What TFDS's data sets call the feature that has the name of an image's file.
 _FILE_NAMES = ('file_name', 'filename', 'image/file_name')
-
-_WEIGHTS = 'weights'  # as `vit_jax.prepare` calls them
 
 Value = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
 
@@ -82,7 +81,7 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
   key = _label_feature(features, lists, name)
   feature = features[key]
   is_list = isinstance(feature, tfds.features.Sequence)
-  has_weights = is_list and _WEIGHTS in features
+  has_weights = is_list and WEIGHTS in features
   if has_weights and not weights:
     raise UserError(f'The classes of {name} have weights; set config.data.label_weights=True.')
   class_label = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
@@ -95,7 +94,7 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
     image_feature=image_feature(features, name),
     scale=1,
     file_feature=file_feature(features),
-    weight_feature=_WEIGHTS if has_weights else None,
+    weight_feature=WEIGHTS if has_weights else None,
   )
 
 
