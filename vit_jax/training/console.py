@@ -16,7 +16,7 @@ from vit_jax import pytrees
 from vit_jax.data import sources
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
-from vit_jax.training.memory import device_bytes
+from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Program
