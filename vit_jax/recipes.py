@@ -112,7 +112,7 @@ def chosen_finetuning(argument: str) -> Config:
 
 def _is_folder_of_images(path: str) -> bool:
   """Whether a path is that of a folder which TFDS did not prepare."""
-  from vit_jax.data.sources.tfds_checks import INFO
+  from vit_jax.data.sources.tfds_files import INFO
 
   folder = pathlib.Path(path).expanduser()
   return folder.is_dir() and not (folder / INFO).exists()
