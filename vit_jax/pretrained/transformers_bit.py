@@ -62,7 +62,7 @@ class BitFormat(FolderFormat):
     )
     architecture = Architecture(model, preprocess.size, channels, num_classes)
     check_depth(files, architecture)
-    prefix = 'bit.' if any(name.startswith('bit.') for name in files.shapes) else ''
+    prefix = files.prefix('bit.')
     return Layout(
       architecture=architecture,
       rules=_rules(architecture, prefix),
