@@ -62,19 +62,7 @@ class TfdsSource(NamedSource):
     name = builder.info.full_name
     _check_format(builder)
     check_split(split, list(builder.info.splits), name)
-    # Other images, such as masks, would be decoded for nothing.
-    features = features_of(builder.info)
-    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
-    decoders = {key: tfds.decode.SkipDecoding() for key in images}
-    try:
-      # TFDS wraps it in a decorator that hides its parameters.
-      self._records = builder.as_data_source(split=split, decoders=decoders)  # pyright: ignore[reportCallIssue]
-    except (ValueError, NotImplementedError) as error:
-      raise bad_split(split, name, error) from None
-    except OSError as error:  # Parquet files are opened here
-      raise UserError(f'{name} cannot be read ({error.strerror or error}); restore it.') from error
-    if not len(self._records):
-      raise UserError(f'Split {split!r} of {name} has no records; choose another.')
+    self._records = _records(builder, split, name)
     self.class_names = tuple(class_names or reader.names)
     self._label_map = label_map(reader.names, class_names, name)
     self._reader, self._name = reader, f'{name}/{split} record'
@@ -217,6 +205,28 @@ def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
   for row, numbers in zip(padded, lists, strict=True):
     row[: len(numbers)] = numbers
   return padded
+
+
+def _records(builder: tfds.core.DatasetBuilder, split: str, name: str) -> Any:
+  """The records of a split, which TFDS reads at random; their images stay encoded.
+
+  Raises:
+    UserError: as `TfdsSource`.
+  """
+  # Other images than a record's own, such as masks, would be decoded for nothing.
+  features = features_of(builder.info)
+  images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
+  decoders = {key: tfds.decode.SkipDecoding() for key in images}
+  try:
+    # TFDS wraps it in a decorator that hides its parameters.
+    records = builder.as_data_source(split=split, decoders=decoders)  # pyright: ignore[reportCallIssue]
+  except (ValueError, NotImplementedError) as error:
+    raise bad_split(split, name, error) from None
+  except OSError as error:  # Parquet files are opened here
+    raise UserError(f'{name} cannot be read ({error.strerror or error}); restore it.') from error
+  if not len(records):
+    raise UserError(f'Split {split!r} of {name} has no records; choose another.')
+  return records
 
 
 def _check_format(builder: tfds.core.DatasetBuilder) -> None:
