@@ -99,7 +99,7 @@ class Console:
       left = [f'{_time_text(values["perf/eta_s"])} left'] if 'perf/eta_s' in values else []
       self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
-  def telling(self, what: str, limited: Limited = iter) -> Limited:
+  def with_progress(self, what: str, limited: Limited = iter) -> Limited:
     """`limited`, which also says how far it is: after 15 seconds, and whenever twice as many have passed.
 
     Args:
@@ -107,7 +107,7 @@ class Console:
       limited: see `Evaluator.run`.
     """
 
-    def told(batches: Iterable[Batch]) -> Iterator[Batch]:
+    def reporting(batches: Iterable[Batch]) -> Iterator[Batch]:
       total = len(batches) if isinstance(batches, Sized) else None
       begin, silence = time.monotonic(), _SECONDS_OF_SILENCE
       for done, batch in enumerate(limited(batches)):
@@ -117,7 +117,7 @@ class Console:
           silence = 2 * seconds
         yield batch
 
-    return told
+    return reporting
 
   def evaluation(self, step: int, values: dict[str, float]) -> None:
     """The numbers of an evaluation, on a terminal in lines that fit."""

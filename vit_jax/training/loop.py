@@ -142,7 +142,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
         with watchdog.paused(), stop.busy():
           ending = last or stopper.may_end
           pictures = report if ending and config.tensorboard.pictures else None
-          limited = screen.telling('Evaluation', watchdog.limited)
+          limited = screen.with_progress('Evaluation', watchdog.limited)
           scores = evaluate(state, due, pictures, limited)
           stopper.update(step, scores)
           if stopper.due:  # the end, at which all run
@@ -226,7 +226,7 @@ def _first_state(
   state = initial_state(run.program, run.config.seed, initial)
   if run.config.init.head == 'probe':
     screen.say('Head: computing the features of the training images …')
-    state, text = with_probe(run, source, state, bad_images, screen.telling('Features'))
+    state, text = with_probe(run, source, state, bad_images, screen.with_progress('Features'))
     screen.say(text)
   return state
 
