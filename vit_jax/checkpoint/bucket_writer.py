@@ -48,7 +48,7 @@ class BucketWriter:
       lower_is_better: of the metric `checkpoint.best`.
       before_commit: called on each process before a step is committed, in the background.
     """
-    failures.hush()
+    failures.silence_libraries()
     self._steps, self._before_commit = steps, before_commit
     self._best = retention.Best(checkpoint.best, lower_is_better=lower_is_better)
     self._policy = retention.policy(checkpoint.keep, self._best, keep_every_steps)

@@ -63,7 +63,7 @@ class Manager:
     Raises:
       UserError: the directory cannot be written.
     """
-    failures.hush()
+    failures.silence_libraries()
     self._directory = os.fspath(directory)
     self._bucket = BucketSteps(self._directory) if buckets.is_bucket(self._directory) else None
     if self._bucket is None:
