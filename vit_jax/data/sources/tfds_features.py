@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 # What TFDS's data sets call the feature that has the name of an image's file.
 _FILE_NAMES = ('file_name', 'filename', 'image/file_name')
 
-Value = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
+TfdsRecord = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,32 +35,32 @@ class RecordReader:
 
   key: str
   names: tuple[str, ...]
-  label: Callable[[Value], Any]
+  label: Callable[[TfdsRecord], Any]
   lists: bool
   image_feature: str
   scale: int
   file_feature: str | None
   weight_feature: str | None = None
 
-  def image(self, record: Value) -> bytes | np.ndarray:
+  def image(self, record: TfdsRecord) -> bytes | np.ndarray:
     """The encoded image, or, if it has to be scaled, uint8 (H, W, 1)."""
     image = record[self.image_feature]
     if self.scale == 1:
       return image
     return Picture(image, 1, self.key).pixels() * np.uint8(self.scale)
 
-  def file_name(self, record: Value) -> str:
+  def file_name(self, record: TfdsRecord) -> str:
     """The name of the image's file, or ''."""
     if self.file_feature is None:
       return ''
     name = record[self.file_feature]
     return name.decode(errors='backslashreplace') if isinstance(name, bytes) else str(name)
 
-  def weights(self, record: Value) -> np.ndarray | None:
+  def weights(self, record: TfdsRecord) -> np.ndarray | None:
     """float32 (classes,): the weights of a record's list of classes; None: they have none."""
     return None if self.weight_feature is None else np.asarray(record[self.weight_feature], np.float32)
 
-  def is_empty(self, record: Value) -> bool:
+  def is_empty(self, record: TfdsRecord) -> bool:
     """Whether the record lacks its image or label, as those of a truncated file do."""
     return record[self.image_feature] is None or self.label(record) is None
 
