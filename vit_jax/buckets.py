@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, TypeVar
 
-from vit_jax.errors import OutOfReach, UserError
+from vit_jax.errors import OutOfReach, UserError, first_line
 from vit_jax.object_names import named_apart
 
 _log = logging.getLogger(__name__)
@@ -333,7 +333,7 @@ class Bucket:
             f'{address} may not be used with the credentials here, or without any; give some that may '
             f'({self._kind.credentials}).'
           ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip('.')
+        reason = first_line(error)
     raise OutOfReach(
       f'{address} cannot be reached ({reason}, {self._patience.attempts} times); check the network, and start again.'
     )

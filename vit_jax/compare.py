@@ -25,7 +25,7 @@ from vit_jax import buckets, cli, config, files, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.training import workdir
-from vit_jax.training.desk import Desk
+from vit_jax.training.local_workdir import LocalWorkdir
 from vit_jax.training.metrics import read_metrics, training_seconds
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
@@ -68,7 +68,7 @@ def _local(argument: str, stack: contextlib.ExitStack) -> pathlib.Path:
     return pathlib.Path(argument)
   *above, _ = argument.rstrip('/').partition('://')[2].split('/')  # for its name, where two end alike
   place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *above)
-  return stack.enter_context(Desk(argument, place)).folder
+  return stack.enter_context(LocalWorkdir(argument, place)).folder
 
 
 def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:

@@ -37,6 +37,11 @@ class Preempted(Exception):
   """The run was asked to stop, and saved. Starting the same command again continues it."""
 
 
+def first_line(error: BaseException) -> str:
+  """The first line of an error's text, without its full stop; the name of its type if it has no text."""
+  return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip('.')
+
+
 def end_to_restart(sentence: str) -> NoReturn:
   """Ends the process, from any thread, with exit code 75; other threads that hang do not matter."""
   print(f'\n{sentence}', file=sys.stderr, flush=True)

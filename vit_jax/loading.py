@@ -379,10 +379,17 @@ def build(
   class_names = None if new_head else pretrained.class_names
   del pretrained  # the caller keeps no reference either: each array goes when it is on the device
   graphdef, shapes = architecture.graph_and_shapes()
+  module: Model = nnx.merge(graphdef, pytrees.unflatten(_on_device(arrays, shapes)))
+  return LoadedModel(jax.block_until_ready(module), preprocess, class_names, link)
+
+
+def _on_device(
+  arrays: dict[str, np.ndarray], shapes: dict[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.Array]:
+  """The arrays (path -> array), which are given up one by one, and zeros for a new head."""
   leaves = {}
   for path, leaf in shapes.items():
-    # A new head begins at zero. On a CPU device_put takes the memory over; jnp.asarray copies it.
+    # On a CPU device_put takes the memory over; jnp.asarray copies it.
     array = jax.device_put(arrays.pop(path)) if path in arrays else jnp.zeros(leaf.shape, leaf.dtype)
     leaves[path] = jax.block_until_ready(array)  # so that no more than one is there twice
-  module: Model = nnx.merge(graphdef, pytrees.unflatten(leaves))
-  return LoadedModel(jax.block_until_ready(module), preprocess, class_names, link)
+  return leaves

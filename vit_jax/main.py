@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.config import Config
-  from vit_jax.training.desk import Desk
+  from vit_jax.training.local_workdir import LocalWorkdir
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -42,20 +42,20 @@ def main() -> None:
 
   evaluates, place = _MODE.value == 'eval', _place()
   with contextlib.ExitStack() as stack:
-    desk = None
+    local = None
     if evaluates and buckets.is_bucket(place):
-      from vit_jax.training.desk import Desk
+      from vit_jax.training.local_workdir import LocalWorkdir
 
-      desk = stack.enter_context(
-        Desk(place, pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())))
+      local = stack.enter_context(
+        LocalWorkdir(place, pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())))
       )
-    config = _config(pathlib.Path(place) if desk is None else desk.folder)
+    config = _config(pathlib.Path(place) if local is None else local.folder)
     distributed.initialize()
     compilation_cache.enable()
     stack.enter_context(peers.Peers(distributed.heartbeat_seconds()))
     try:
       if evaluates:
-        _evaluate(config, place, desk)
+        _evaluate(config, place, local)
       elif buckets.is_bucket(place):
         _train_in_bucket(config, place)
       else:
@@ -79,20 +79,20 @@ def _train_in_bucket(config: 'Config', address: str) -> None:
   from vit_jax import cache
   from vit_jax.checkpoint.bucket_lease import BucketLease
   from vit_jax.training import loop
-  from vit_jax.training.desk import Desk
+  from vit_jax.training.local_workdir import LocalWorkdir
 
   place = cache.folder_of('runs', address) / str(jax.process_index())
-  with BucketLease(address) as lease, Desk(address, place, lease) as desk:
-    loop.train(config, desk.folder, takeover=bool(_TAKEOVER.value), desk=desk)
+  with BucketLease(address) as lease, LocalWorkdir(address, place, lease) as local:
+    loop.train(config, local.folder, takeover=bool(_TAKEOVER.value), local=local)
 
 
-def _evaluate(config: 'Config', place: str, desk: 'Desk | None') -> None:
+def _evaluate(config: 'Config', place: str, local: 'LocalWorkdir | None') -> None:
   from vit_jax.training import evaluate_checkpoint
 
-  if desk is None:
+  if local is None:
     evaluate_checkpoint.evaluate_newest(config, pathlib.Path(place))
   else:
-    evaluate_checkpoint.evaluate_newest(config, desk.folder, desk.checkpoints)
+    evaluate_checkpoint.evaluate_newest(config, local.folder, local.checkpoints)
 
 
 def _place() -> str:

@@ -10,7 +10,6 @@ stdout: the classes with the highest logits, and their probabilities by softmax,
 was trained so. An image that cannot be read is named on stderr and left out; the exit code is then 2.
 """
 
-import concurrent.futures
 import csv
 import json
 import pathlib
@@ -95,10 +94,10 @@ def _batches(
     size: images of a batch.
     unreadable: gets the files that cannot be read, each named on stderr.
   """
+  from vit_jax.data.decode import Picture
+  from vit_jax.data.prefetch import map_ahead
 
   def prepared(path: pathlib.Path) -> Prepared:
-    from vit_jax.data.decode import Picture
-
     try:
       picture = Picture(
         foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), preprocess.channels, str(path)
@@ -107,21 +106,18 @@ def _batches(
     except (UserError, OSError) as error:
       return str(path), error
 
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    groups = [paths[start : start + size] for start in range(0, len(paths), size)]
-    ahead = [pool.submit(prepared, path) for path in groups[0]]
-    for following in [*groups[1:], []]:
-      current, ahead = ahead, [pool.submit(prepared, path) for path in following]
-      files, images = [], []
-      for file, image in (future.result() for future in current):
-        if isinstance(image, Exception):
-          unreadable.append(file)
-          print(image, file=sys.stderr)
-        else:
-          files.append(file)
-          images.append(image)
-      if files:
-        yield files, images
+  groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+  for results in map_ahead(prepared, groups, threads=2):
+    files, images = [], []
+    for file, image in results:
+      if isinstance(image, Exception):
+        unreadable.append(file)
+        print(image, file=sys.stderr)
+      else:
+        files.append(file)
+        images.append(image)
+    if files:
+      yield files, images
 
 
 def _classified(

@@ -5,6 +5,5 @@ import os
 
 def usable() -> int:
   """How many processors this process may use: on Linux those of its affinity, elsewhere all."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+  affinity = getattr(os, 'sched_getaffinity', None)
+  return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

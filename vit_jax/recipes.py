@@ -112,7 +112,7 @@ def chosen_finetuning(argument: str) -> Config:
 
 def _is_folder_of_images(path: str) -> bool:
   """Whether a path is that of a folder which TFDS did not prepare."""
-  from vit_jax.data.sources.tfds_checks import INFO
+  from vit_jax.data.sources.tfds_files import INFO
 
   folder = pathlib.Path(path).expanduser()
   return folder.is_dir() and not (folder / INFO).exists()
@@ -252,14 +252,14 @@ def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
 def _finetuning(
   model: str, data: DataConfig, evaluator: ClassificationEvaluatorConfig, steps: int, rate: float
 ) -> Config:
-  """Table 4's recipe on any data; a random crop is BiT's, of 384 out of 448 pixels.
+  """Table 4's recipe on any data.
 
   A checkpoint of small images keeps their size: 384 pixels are thousands of patches of two or four.
   """
   network, init, own_side = _pretrained(model)
   wanted = own_side if own_side < _SMALL_SIDE else 384
   side = wanted // network.patch_pixels * network.patch_pixels  # 378 for patches of 14
-  resize = side * 448 // 384 if data.crop == 'random' else None
+  resize = random_crop_resize(side) if data.crop == 'random' else None
   return Config(
     total=f'{steps} steps',
     batch_size=512,
@@ -268,10 +268,19 @@ def _finetuning(
     data=dataclasses.replace(data, image_size=(side, side), resize=resize),
     evaluators={'test': evaluator},
     optimizer=OptimizerConfig(name='sgd', momentum_dtype='bfloat16', clip_norm=1.0),
-    # 500 steps of warmup, but no more than a fifth of the short runs.
-    schedule=ScheduleConfig(learning_rate=rate, warmup=f'{min(500, steps // 5)} steps', decay='cosine'),
+    schedule=ScheduleConfig(learning_rate=rate, warmup=finetuning_warmup(steps), decay='cosine'),
     checkpoint=CheckpointConfig(every='500 steps'),
   )
+
+
+def finetuning_warmup(steps: int) -> str:
+  """The warmup of a fine-tuning of so many steps: 500 of them, but no more than a fifth of a short run."""
+  return f'{min(500, steps // 5)} steps'
+
+
+def random_crop_resize(side: int) -> int:
+  """Pixels that images are resized to before a random crop of `side` pixels; BiT's are 448 for 384."""
+  return side * 448 // 384
 
 
 def _pretrained(model: str) -> tuple[ModelConfig, InitConfig, int]:

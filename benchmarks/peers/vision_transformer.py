@@ -43,8 +43,8 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
   with mock.patch.object(jax, 'pmap', lambda function, **_: function):
     update_fn = train.make_update_fn(apply_fn=model.apply, accum_steps=1, tx=tx)
   mesh = make_mesh(devices, 'batch')
-  whole, split = (P(), P(), P('batch'), P()), (P(), P(), P(), P())
-  step = jax.shard_map(update_fn, mesh=mesh, in_specs=whole, out_specs=split, check_vma=False)
+  in_specs, out_specs = (P(), P(), P('batch'), P()), (P(), P(), P(), P())
+  step = jax.shard_map(update_fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
   key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
   images = jnp.ones((1, PIXELS, PIXELS, 3))

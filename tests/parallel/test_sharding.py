@@ -288,7 +288,7 @@ def test_moments_lie_where_their_parameter_lies(name):
   """Against optax's own notion of which leaves of the state belong to which parameter."""
   mesh, optimizer = _mixed(), OPTIMIZERS[name]
   state = jax.eval_shape(optimizer.init, PARAMS)
-  shardings = sharding_lib.optimizer_shardings(state, PARAMS, RULES, mesh, 0)
+  shardings = sharding_lib.state_shardings(state, PARAMS, RULES, mesh, 0)
   expected = optax.tree.map_params(
     optimizer,
     lambda leaf, sharding: leaf if isinstance(leaf, optax.MaskedNode) else sharding,
@@ -306,7 +306,7 @@ def test_moments_lie_where_their_parameter_lies(name):
 
 def test_factored_moments_are_copied():
   state = jax.eval_shape(optax.scale_by_factored_rms(min_dim_size_to_factor=4).init, PARAMS)
-  shardings = sharding_lib.optimizer_shardings(state, PARAMS, RULES, _mixed(), 0)
+  shardings = sharding_lib.state_shardings(state, PARAMS, RULES, _mixed(), 0)
   for name in ('v_row', 'v_col'):
     assert any(leaf.size > 1 for leaf in jax.tree.leaves(getattr(state, name)))
     assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(getattr(shardings, name)))
@@ -343,7 +343,7 @@ def _compiled_toy_step(mesh):
   params = jax.tree.map(lambda leaf: 0.1 * jax.random.normal(next(keys), leaf.shape), shapes)
   shardings = sharding_lib.param_shardings(shapes, RULES, mesh, 0)
   state_shapes = jax.eval_shape(optimizer.init, shapes)
-  state_shardings = sharding_lib.optimizer_shardings(state_shapes, shapes, RULES, mesh, 0)
+  state_shardings = sharding_lib.state_shardings(state_shapes, shapes, RULES, mesh, 0)
   x = np.linspace(-1, 1, 8 * D, dtype=np.float32).reshape(8, D)
   inputs = jax.device_put(
     (params, optimizer.init(params), x), (shardings, state_shardings, batch_sharding(mesh))

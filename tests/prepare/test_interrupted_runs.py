@@ -7,6 +7,7 @@ import shutil
 import pytest
 from prepared_sets import files, interrupted_after, prepared
 
+from vit_jax.data.sources import tfds_files
 from vit_jax.errors import UserError
 from vit_jax.prepare import metadata, shard_plan, storage
 from vit_jax.prepare.images import Shrinking
@@ -114,7 +115,7 @@ def test_everything_is_durable_and_the_metadata_comes_last(pets, tmp_path, monke
 
   def recorded_replace(source, target):
     assert (str(source), os.stat(source).st_ino) in synced, f'{source} is renamed before it is synced'
-    if os.path.basename(target) == metadata.INFO:
+    if os.path.basename(target) == tfds_files.INFO:
       complete.append(sorted(os.listdir(os.path.dirname(target))))
       assert not renamed, f'the directory is not synced after {renamed}'
     replace(source, target)
@@ -125,7 +126,7 @@ def test_everything_is_durable_and_the_metadata_comes_last(pets, tmp_path, monke
   prepared(pets, tmp_path / 'new/folder/set')
   assert not renamed  # also dataset_info.json itself
   everything = sorted([*os.listdir(tmp_path / 'new/folder/set'), '.unfinished'])
-  assert complete == [[name for name in everything if name != metadata.INFO]]
+  assert complete == [[name for name in everything if name != tfds_files.INFO]]
   inodes = {inode for _, inode in synced}
   assert all(path.stat().st_ino in inodes for path in (tmp_path / 'new/folder/set').iterdir())
   directories = {path for path, _ in synced}

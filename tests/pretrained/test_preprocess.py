@@ -149,15 +149,13 @@ def test_middle_of_a_large_image_is_that_of_the_whole_one(shape, shorter, antial
   rows, columns = np.meshgrid(*(np.linspace(0, 255, extent) for extent in shape), indexing='ij')
   image = np.stack([rows, columns, (rows + columns) / 2], axis=-1).astype(np.uint8)  # smooth
   preprocess = dataclasses.replace(UNIT, shorter=shorter, antialias=antialias)
-  expected, central_one = (
-    preprocess([image]),
-    central(Picture(image, 3, 'it'), (20, 16), shorter, exact=False),
-  )
+  expected = preprocess([image])
+  expected_crop = central(Picture(image, 3, 'it'), (20, 16), shorter)
   monkeypatch.setattr(preprocess_lib, '_LARGEST_RESIZED', 0)
   step = 255 / shorter  # between two pixels of the resized image, at most
   np.testing.assert_allclose(preprocess([image]), expected, atol=step + 1)
-  cut = central(Picture(image, 3, 'it'), (20, 16), shorter, exact=False)
-  np.testing.assert_allclose(cut.astype(float), central_one.astype(float), atol=step + 1)
+  crop = central(Picture(image, 3, 'it'), (20, 16), shorter)
+  np.testing.assert_allclose(crop.astype(float), expected_crop.astype(float), atol=step + 1)
 
 
 @pytest.mark.parametrize('antialias', [False, True])

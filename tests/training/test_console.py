@@ -47,7 +47,7 @@ def clock(monkeypatch):
 
 def test_slow_evaluation_says_how_far_it_is_ever_less_often(clock, capsys):
   batches = list(range(40))
-  assert list(console.Console().telling('Evaluation')(batches)) == batches
+  assert list(console.Console().with_progress('Evaluation')(batches)) == batches
   assert capsys.readouterr().out.splitlines() == [
     'Evaluation: 3 of 40 batches, about 3:17 left',
     'Evaluation: 8 of 40 batches, about 2:24 left',
@@ -57,10 +57,10 @@ def test_slow_evaluation_says_how_far_it_is_ever_less_often(clock, capsys):
 
 
 def test_evaluation_of_unknown_length_counts_its_batches(clock, capsys):
-  assert len(list(console.Console().telling('Features', iter)(iter(range(4))))) == 4
+  assert len(list(console.Console().with_progress('Features', iter)(iter(range(4))))) == 4
   assert capsys.readouterr().out == 'Features: 3 batches\n'
 
 
 def test_quick_evaluation_says_nothing(capsys):
-  assert list(console.Console().telling('Evaluation')(range(100))) == list(range(100))
+  assert list(console.Console().with_progress('Evaluation')(range(100))) == list(range(100))
   assert not capsys.readouterr().out

@@ -48,12 +48,12 @@ class BucketWriter:
       lower_is_better: of the metric `checkpoint.best`.
       before_commit: called on each process before a step is committed, in the background.
     """
-    failures.hush()
+    failures.silence_libraries()
     self._steps, self._before_commit = steps, before_commit
     self._best = retention.Best(checkpoint.best, lower_is_better=lower_is_better)
     self._policy = retention.policy(checkpoint.keep, self._best, keep_every_steps)
     self._folder = cache.folder_of('saving', steps.path(0)) / str(jax.process_index())
-    self._saves = 0
+    self._barriers = 0
     self.reopen()
 
   def save(
@@ -98,7 +98,7 @@ class BucketWriter:
       self._steps.remove_partial()
       for step in self._steps.committed():
         self._remember(step)
-    self._together('opened')
+    self._barrier('opened')
 
   def _remember(self, step: int) -> None:
     """Notes how good a step is that was saved before."""
@@ -115,20 +115,20 @@ class BucketWriter:
     self._steps.push(folder, step)
     if self._before_commit is not None:
       self._before_commit()
-    self._together('uploaded')
+    self._barrier('uploaded')
     if jax.process_index() == 0:
       self._steps.commit(step)
       for old in retention.superfluous(self._policy, self._steps.committed()):
         self._steps.remove(old)
-    self._together('committed')
+    self._barrier('committed')
     shutil.rmtree(folder)
 
-  def _together(self, what: str) -> None:
+  def _barrier(self, name: str) -> None:
     """Returns when all processes have called it. Not on the devices, which are training meanwhile."""
-    self._saves += 1
+    self._barriers += 1
     if jax.process_count() > 1:
       client = ocp.multihost.get_jax_distributed_client()
-      client.wait_at_barrier(f'vit_jax/bucket/{what}/{self._saves}', _LONGEST_UPLOAD * 1000)
+      client.wait_at_barrier(f'vit_jax/bucket/{name}/{self._barriers}', _LONGEST_UPLOAD * 1000)
 
 
 class _Item:

@@ -110,7 +110,7 @@ def _severity(failure: Exception | None) -> int:
   return 1 if isinstance(failure, Damaged) else 2
 
 
-def hush() -> None:
+def silence_libraries() -> None:
   """Silences the pages that Orbax, asyncio and TensorStore print of an error that they also raise.
 
   When one write or read fails, Orbax abandons the others, and each of these complains later, at any time. Our

@@ -63,22 +63,27 @@ class Manager:
     Raises:
       UserError: the directory cannot be written.
     """
-    failures.hush()
+    failures.silence_libraries()
     self._directory = os.fspath(directory)
     self._bucket = BucketSteps(self._directory) if buckets.is_bucket(self._directory) else None
-    self._writer: Writer | BucketWriter | None = None
-    keep_every, lower = keep_every_steps, lower_is_better
     if self._bucket is None:
       self._directory = os.path.abspath(self._directory)
-      if not read_only:
-        folder = epath.Path(self._directory)
-        self._writer = Writer(folder, checkpoint, keep_every_steps=keep_every, lower_is_better=lower)
-    elif not read_only:
+    self._writer: Writer | BucketWriter | None = None
+    if read_only:
+      return
+    if self._bucket is None:
+      self._writer = Writer(
+        epath.Path(self._directory),
+        checkpoint,
+        keep_every_steps=keep_every_steps,
+        lower_is_better=lower_is_better,
+      )
+    else:
       self._writer = BucketWriter(
         self._bucket,
         checkpoint,
-        keep_every_steps=keep_every,
-        lower_is_better=lower,
+        keep_every_steps=keep_every_steps,
+        lower_is_better=lower_is_better,
         before_commit=before_commit,
       )
 

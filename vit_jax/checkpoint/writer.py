@@ -54,7 +54,7 @@ class Writer:
       keep_every_steps: steps divisible by this are kept for good.
       lower_is_better: of the metric `checkpoint.best`.
     """
-    failures.hush()
+    failures.silence_libraries()
     self._directory = directory
     self._best = retention.Best(checkpoint.best, lower_is_better=lower_is_better)
     self._policy = retention.policy(checkpoint.keep, self._best, keep_every_steps)

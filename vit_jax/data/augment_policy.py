@@ -13,15 +13,16 @@ class Step(NamedTuple):
 
 
 class _Argument(NamedTuple):
-  """An argument of an augmentation and its bounds, both included."""
+  """An argument of an augmentation, its bounds, both included, and whether it is a whole number."""
 
   name: str
   low: float
   high: float
+  whole: bool = False
 
 
 _AUGMENTATIONS: dict[str, tuple[_Argument, ...]] = {
-  'randaugment': (_Argument('layers', 1, 16), _Argument('magnitude', 0, 30)),
+  'randaugment': (_Argument('layers', 1, 16, whole=True), _Argument('magnitude', 0, 30)),
   '3augment': (),
   'jitter': (_Argument('strength', 0, 1),),
   'erase': (_Argument('probability', 0, 1),),
@@ -88,9 +89,8 @@ def _number(name: str, value: str, argument: _Argument) -> float:
     number = float(value)
   except ValueError:
     raise ValueError(f'the {argument.name} of {name!r} is {value!r}, which is no number') from None
-  whole = argument.name == 'layers'
-  if not argument.low <= number <= argument.high or (whole and number % 1):
-    kind = 'a whole number' if whole else 'a number'
+  if not argument.low <= number <= argument.high or (argument.whole and number % 1):
+    kind = 'a whole number' if argument.whole else 'a number'
     raise ValueError(
       f'the {argument.name} of {name!r} is {value}; it must be {kind} between {argument.low} and '
       f'{argument.high}'

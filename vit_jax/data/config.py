@@ -52,8 +52,8 @@ class DataConfig:
   # Classes of the head. None: what the data set says.
   num_classes: Count | None = None
   # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid' or label_weights.
-  # Accuracy is then
-  # whether the most probable class is on the list (precision@1; no, for an empty one). None: one class each.
+  # Accuracy is then whether the most probable class is on the list (precision@1; no, for an empty one). None:
+  # one class each.
   max_labels: Count | None = None
   # The classes of an image have weights from 0 to 1, its soft targets (soft labels), where the data has them;
   # elsewhere each is 1. 'softmax' divides them by their sum. Accuracy is then whether the most probable class

@@ -15,14 +15,12 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.data import jpeg
+from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
 from vit_jax.errors import BadImage, UserError
 
 # Pillow warns of damaged metadata, for which no image is refused here, and of large images below its limit.
 warnings.filterwarnings('ignore', module=r'PIL\.')
 
-Box = tuple[float, float, float, float]  # top, left, height, width
-
-_MODES = {1: 'L', 3: 'RGB'}
 # EXIF orientation -> the transposition that makes the picture upright.
 _TRANSPOSITIONS = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -179,12 +177,12 @@ def _reduction(height: float, width: float, at_least: tuple[float, float]) -> in
 def _decode(image: Image.Image, channels: int) -> np.ndarray:
   """uint8 (H, W) or (H, W, channels), upright."""
   image = upright(image)
-  if image.mode.startswith('I;16'):
-    return (np.asarray(image) >> 8).astype(np.uint8)
+  if has_16_bits(image):
+    return upper_byte(image)
   if image.mode in ('I', 'F'):
     raise ValueError('it has 32 bits a pixel, and 8 or 16 are supported')
-  if image.mode not in ('L', _MODES[channels]):
-    image = image.convert(_MODES[channels])
+  if image.mode not in ('L', MODES[channels]):
+    image = image.convert(MODES[channels])
   return np.asarray(image)
 
 

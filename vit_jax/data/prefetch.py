@@ -2,14 +2,17 @@
 
 import collections
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import cv2
 
 from vit_jax import processors
 from vit_jax.data.on_device import Batch
+
+Item = TypeVar('Item')
+Result = TypeVar('Result')
 
 Task = Callable[[], None]
 # (tasks, assemble): the tasks fill the batch's buffers, `assemble` makes the batch from them afterwards.
@@ -87,6 +90,24 @@ class Prefetcher:
     tasks, assemble = self._work(step)
     running = [self._decoders.submit(task) for task in tasks]
     self._pending.append(_Pending(running, self._assembler.submit(_assemble, running, assemble)))
+
+
+def map_ahead(
+  function: Callable[[Item], Result], groups: Iterable[Sequence[Item]], threads: int
+) -> Iterator[list[Result]]:
+  """The results of each group, in order; those of the next group are computed while the caller has these.
+
+  Args:
+    function: called by the threads, with one item.
+    groups: of items.
+    threads: how many work on a group.
+  """
+  with futures.ThreadPoolExecutor(threads) as pool:
+    ahead: list[futures.Future[Result]] | None = None
+    for group in [*groups, ()]:  # nothing is computed while the caller has the last results
+      current, ahead = ahead, [pool.submit(function, item) for item in group]
+      if current is not None:
+        yield [future.result() for future in current]
 
 
 def _wait_for(pending: _Pending) -> None:

@@ -17,15 +17,14 @@ from PIL import Image
 
 from vit_jax.data import decode
 from vit_jax.data.config import DataConfig, Interpolation
+from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
 from vit_jax.errors import UserError
 
-Box = tuple[float, float, float, float]  # top, left, height, width
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 EvalCrop = Literal['resize', 'central']
 
 _LARGEST_RESIZED = 2**26  # pixels; of larger images only the middle is resized
 _MARGIN = 4  # pixels beside that middle, which interpolation looks at (Lanczos at 3)
-_MODES = {1: 'L', 3: 'RGB'}
 _PILLOW = {
   'nearest': Image.Resampling.NEAREST,
   'bilinear': Image.Resampling.BILINEAR,
@@ -223,14 +222,13 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
     raise UserError(f'An image has {picture.width} x {picture.height} pixels; leave it out.')
   if picture.mode in ('I', 'F'):
     raise UserError('An image has 32 bits a pixel, and 8 or 16 are supported; convert it first.')
-  if picture.mode.startswith('I;16'):
-    gray = (np.asarray(picture) >> 8).astype(np.uint8)
-    return np.repeat(gray[:, :, None], channels, axis=2)
+  if has_16_bits(picture):
+    return np.repeat(upper_byte(picture)[:, :, None], channels, axis=2)
   try:
-    pixels = np.asarray(picture.convert(_MODES[channels]))
+    pixels = np.asarray(picture.convert(MODES[channels]))
   except ValueError as error:  # Pillow has no conversion from 'LAB' to 'L', and none from 'La'
     raise UserError(
-      f'An image of the mode {picture.mode!r} has no conversion to {_MODES[channels]!r}; convert it first.'
+      f'An image of the mode {picture.mode!r} has no conversion to {MODES[channels]!r}; convert it first.'
     ) from error
   return pixels.reshape(*pixels.shape[:2], channels)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from vit_jax.data.augment import augmentation
 from vit_jax.data.config import DataConfig, Interpolation
-from vit_jax.data.decode import Box, Picture
+from vit_jax.data.decode import Picture
+from vit_jax.data.pixel_formats import Box
 from vit_jax.data.preprocess import EvalCrop, Preprocess, method_of, middle, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
@@ -51,7 +52,7 @@ def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) ->
     shorter = data.resize if data.crop == 'central' else None
     return Preprocess.of_run(data, data.crop, shorter).as_bytes(picture.pixels())
   if data.crop == 'central':
-    return central(picture, data.image_size, data.resize, exact=False)
+    return central(picture, data.image_size, data.resize)
   return resize(picture.pixels(data.image_size), data.image_size, exact=False)
 
 
@@ -198,14 +199,13 @@ def random_window(
   return window
 
 
-def central(picture: Picture, size: tuple[int, int], shorter: int | None, *, exact: bool) -> np.ndarray:
-  """Resizes the picture, keeping its aspect ratio, and cuts the middle.
+def central(picture: Picture, size: tuple[int, int], shorter: int | None) -> np.ndarray:
+  """Resizes the picture in fixed point, keeping its aspect ratio, and cuts the middle.
 
   Args:
     picture: the image.
     size: height, width of the result.
     shorter: pixels of the shorter side after resizing; None: as few as cover `size`.
-    exact: decode at full size and interpolate in float32, at whatever cost.
 
   Returns:
     uint8 (*size, channels).
@@ -213,7 +213,7 @@ def central(picture: Picture, size: tuple[int, int], shorter: int | None, *, exa
   height, width = picture.size
   scale = shorter / min(height, width) if shorter else max(size[0] / height, size[1] / width)
   whole = (max(round(height * scale), size[0]), max(round(width * scale), size[1]))
-  pixels, whole = middle(picture.pixels(None if exact else whole), whole, size)
-  image = resize(pixels, whole, exact=exact)
+  pixels, whole = middle(picture.pixels(whole), whole, size)
+  image = resize(pixels, whole, exact=False)
   top, left = (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
   return image[top : top + size[0], left : left + size[1]]

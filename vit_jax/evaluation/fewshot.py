@@ -175,7 +175,8 @@ class FewShotEvaluator(Evaluator):
       for shots in options.shots
       for seed in range(options.seeds)
     }
-    self.too_few = self._warn_of_small_classes(source, labels)
+    self._check_validation(source)
+    self.too_few = self._small_classes(source, labels)
     # Every record that is in some draw, once.
     self._numbers = np.unique(np.concatenate([part for pair in self._draws.values() for part in pair]))
     self.images = len(self._numbers) + self.examples
@@ -252,18 +253,20 @@ class FewShotEvaluator(Evaluator):
     data = dataclasses.replace(data, source='', split='', threads=1, prefetch=1)  # which change no feature
     return FeatureKey(source, split, records, data, options.crop, options.resize, options.layer, options.pool)
 
-  def _warn_of_small_classes(self, source: str, labels: np.ndarray) -> dict[str, int]:
-    """Class -> images, of those with too few for the most shots and the validation; logs them."""
-    options = self._options
-    wanted = max(options.shots) + options.validation
-    sizes = np.bincount(labels, minlength=len(self.class_names))
-    few = {self.class_names[number]: int(sizes[number]) for number in np.flatnonzero(sizes < wanted)}
+  def _check_validation(self, source: str) -> None:
+    """Raises UserError where a draw leaves no image to choose the probe's setting by."""
     for (shots, seed), parts in self._draws.items():
       if not len(parts.validation):
         raise UserError(
-          f'{source} {options.train_split} has no images left to choose by after {shots} of each class '
+          f'{source} {self._options.train_split} has no images left to choose by after {shots} of each class '
           f'(seed {seed}); lower config.evaluators.{self._name}.shots.'
         )
+
+  def _small_classes(self, source: str, labels: np.ndarray) -> dict[str, int]:
+    """Class -> images, of those with too few for the most shots and the validation; logs them."""
+    wanted = max(self._options.shots) + self._options.validation
+    sizes = np.bincount(labels, minlength=len(self.class_names))
+    few = {self.class_names[number]: int(sizes[number]) for number in np.flatnonzero(sizes < wanted)}
     if few:
       shown = ', '.join(f'{title} ({count})' for title, count in list(few.items())[:10])
       more = f' and {len(few) - 10} more' if len(few) > 10 else ''

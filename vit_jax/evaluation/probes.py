@@ -143,21 +143,9 @@ def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Hea
     labels: int (examples,), at least two of them different.
     classes: K; a class without examples gets the lowest logit.
   """
-  from sklearn import model_selection
-
   scale = Standard(features)
-  standard, grid = scale(features), GRIDS['logistic']
-  folds = min(_FOLDS, int(np.bincount(labels)[np.unique(labels)].min()))
-  l2, accuracy = 1.0, math.nan
-  if folds > 1:  # else a class has a single image, and there is nothing to choose by
-    divided = list(model_selection.StratifiedKFold(folds).split(standard, labels))
-    # By the loss, not by the accuracy, in which many penalties are equal: all images right, at half the confidence.
-    loss = math.inf
-    for penalty in grid:
-      scores = [_held_out(standard, labels, rest, held, penalty) for rest, held in divided]
-      mean_loss, mean_accuracy = (statistics.fmean(values) for values in zip(*scores, strict=True))
-      if mean_loss < loss:
-        l2, loss, accuracy = penalty, mean_loss, mean_accuracy
+  standard = scale(features)
+  l2, accuracy = _best_penalty(standard, labels)
   model = _fit_logistic(standard, labels, l2)
   weights, bias = model.coef_, model.intercept_
   if len(weights) == 1:  # of two classes scikit-learn gives the second's logit, the first's being 0
@@ -169,3 +157,24 @@ def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Hea
   # (x - mean) / scale @ kernel + bias, in terms of x.
   kernel, biases = scale.folded(kernel, biases)
   return Head(kernel.astype(np.float32), biases.astype(np.float32), l2, accuracy)
+
+
+def _best_penalty(standard: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+  """The penalty of the least cross-entropy in cross-validation, and its accuracy there.
+
+  By the loss and not by the accuracy, in which many penalties are equal: all images right, at half the confidence.
+  Where a class has a single image, there is nothing to choose by: 1, and an accuracy of NaN.
+  """
+  from sklearn import model_selection
+
+  best, loss, accuracy = 1.0, math.inf, math.nan
+  folds = min(_FOLDS, int(np.bincount(labels)[np.unique(labels)].min()))
+  if folds == 1:
+    return best, accuracy
+  divided = list(model_selection.StratifiedKFold(folds).split(standard, labels))
+  for penalty in GRIDS['logistic']:
+    scores = [_held_out(standard, labels, rest, held, penalty) for rest, held in divided]
+    mean_loss, mean_accuracy = (statistics.fmean(values) for values in zip(*scores, strict=True))
+    if mean_loss < loss:
+      best, loss, accuracy = penalty, mean_loss, mean_accuracy
+  return best, accuracy

@@ -24,6 +24,7 @@ The hybrids' stem (the paper, section 3.1) applies its activations after the sum
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import jax
@@ -239,11 +240,7 @@ class ResNet(Model[ResNetConfig]):
     bottleneck = functools.partial(PreActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
     self.config = config
     self.root = conv(channels, sizes.width, 7, stride=2)
-    outputs = sizes.width
-    for b, units in enumerate(sizes.blocks):
-      stage = Stage(outputs, sizes.width * 2**b, units, bottleneck, stride=2 if b else 1)
-      setattr(self, f'block{b + 1}', stage)  # the published name of the parameters
-      outputs = 4 * sizes.width * 2**b
+    outputs = _add_stages(self, sizes.width, sizes.blocks, bottleneck)
     self.norm = GroupNorm(outputs, config.norm_epsilon)
     self.head = initial_head(outputs, num_classes, config.head_bias, rngs)
 
@@ -316,13 +313,8 @@ class HybridStem(nnx.Module):
     bottleneck = functools.partial(PostActivationBottleneck, conv=conv, epsilon=norm_epsilon)
     self.root = conv(channels, width, 7, stride=2)
     self.root_norm = GroupNorm(width, norm_epsilon)
-    outputs = width
-    for b, units in enumerate(blocks):
-      stage = Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1)
-      setattr(self, f'block{b + 1}', stage)  # the published name of the parameters
-      outputs = 4 * width * 2**b
+    self.outputs = _add_stages(self, width, blocks, bottleneck)
     self.stages = len(blocks)
-    self.outputs = outputs
     self.remat: Remat | None = remat
     self.unroll = unroll
 
@@ -333,3 +325,24 @@ class HybridStem(nnx.Module):
     for b in range(self.stages):
       x = getattr(self, f'block{b + 1}')(x, remat=self.remat, unroll=self.unroll)
     return x
+
+
+def _add_stages(
+  module: nnx.Module, width: int, blocks: tuple[int, ...], bottleneck: Callable[..., nnx.Module]
+) -> int:
+  """Gives a module the stages `block1`, `block2`, … as the published parameters call them; each doubles the width.
+
+  Args:
+    module: whose root has `width` channels.
+    width: of the first stage, within its bottlenecks.
+    blocks: bottlenecks in each stage.
+    bottleneck: makes one.
+
+  Returns:
+    Channels of the last stage's outputs, or of the root's where there is no stage.
+  """
+  outputs = width
+  for b, units in enumerate(blocks):
+    setattr(module, f'block{b + 1}', Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1))
+    outputs = 4 * width * 2**b
+  return outputs

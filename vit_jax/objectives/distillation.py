@@ -100,7 +100,7 @@ class DistillationObjective(ClassificationObjective):
       float32 (B,).
     """
     if self.teacher_targets == 'hard':
-      return self.cross_entropy(logits, self._decided(probabilities), smooth=False)
+      return self.cross_entropy(logits, self._hard_targets(probabilities), smooth=False)
     scaled = logits / self.temperature
     if self.loss == 'sigmoid':
       negative_entropy = xlogy(probabilities, probabilities) + xlog1py(1 - probabilities, -probabilities)
@@ -119,7 +119,7 @@ class DistillationObjective(ClassificationObjective):
     """1 where teachers decide: they do so as they were trained."""
     return self.temperature if self.teacher_targets == 'soft' else 1.0
 
-  def _decided(self, probabilities: jax.Array) -> jax.Array:
+  def _hard_targets(self, probabilities: jax.Array) -> jax.Array:
     """float32 (B, K): 1 for the classes that the teachers choose, 0 for the others."""
     if self.loss == 'sigmoid':
       return (probabilities > 0.5).astype(jnp.float32)

@@ -72,8 +72,7 @@ def skip_absent_tpu() -> None:
   Otherwise JAX would load libtpu, which prints a page of errors about the missing TPU, and then use the CPU
   anyway. Call it before the first use of JAX.
   """
-  # JAX sets this variable when it is imported and finds no TPU chip on the PCI bus.
-  absent = 'TPU_SKIP_MDS_QUERY' in os.environ and not _on_tpu() and not _has_tpu_files()
+  absent = _pci_has_no_tpu() and not _on_tpu() and not _has_tpu_files()
   # GPU support is installed below `jax_plugins`; with it, JAX chooses the platform.
   has_plugins = importlib.util.find_spec('jax_plugins') is not None
   has_libtpu = importlib.util.find_spec('libtpu') is not None
@@ -172,10 +171,12 @@ def _on_tpu() -> bool:
   hosts = os.environ.get('TPU_PROCESS_ADDRESSES') or os.environ.get('TPU_WORKER_HOSTNAMES') or ''
   if ',' in hosts or _task_count('MEGASCALE_NUM_SLICES') > 1:
     return True
-  # JAX sets this variable when it is imported and finds no TPU chip on the PCI bus.
-  if 'TPU_SKIP_MDS_QUERY' in os.environ:
-    return False
-  return _has_tpu_files()
+  return not _pci_has_no_tpu() and _has_tpu_files()
+
+
+def _pci_has_no_tpu() -> bool:
+  """Whether JAX, when it was imported, found no TPU chip on the PCI bus: it sets this variable then."""
+  return 'TPU_SKIP_MDS_QUERY' in os.environ
 
 
 def _platforms() -> str | None:

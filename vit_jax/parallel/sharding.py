@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -49,7 +51,7 @@ def param_shardings(shapes: Any, rules: Rules, mesh: Mesh, min_shard_size: int) 
   return pytrees.map_with_path(sharding, shapes)
 
 
-def optimizer_shardings(state: Any, params: Any, rules: Rules, mesh: Mesh, min_shard_size: int) -> Any:
+def state_shardings(state: Any, params: Any, rules: Rules, mesh: Mesh, min_shard_size: int) -> Any:
   """The sharding of every leaf of a training state: moments and EMA lie where their parameter lies.
 
   A leaf belongs to a parameter if its path ends in the parameter's path and the shapes are equal.
@@ -81,6 +83,26 @@ def optimizer_shardings(state: Any, params: Any, rules: Rules, mesh: Mesh, min_s
     return copied
 
   return pytrees.map_with_path(sharding, state)
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+  """A tree of ShapeDtypeStructs with the shardings of the same tree of NamedShardings."""
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+  )
+
+
+def place(array: Any, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+  """An array of the host, which every process has as a whole, with the dtype and the sharding of another."""
+  host = np.asarray(array, like.dtype)
+  return jax.make_array_from_callback(like.shape, like.sharding, host.__getitem__)
+
+
+def device_bytes(tree: Any) -> int:
+  """Bytes on one device of a tree of ShapeDtypeStructs with shardings."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+  )
 
 
 def _spec(path: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh, min_shard_size: int) -> P:

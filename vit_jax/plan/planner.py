@@ -11,6 +11,7 @@ from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.parallel import hardware
 from vit_jax.parallel.hardware import Hardware
+from vit_jax.parallel.sharding import device_bytes
 from vit_jax.plan import hlo, timing
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset, Run
@@ -185,19 +186,6 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
     speed=_speed(run, estimate, model_flops, known) if estimate and known else None,
     compile_seconds=seconds,
   )
-
-
-def device_bytes(tree: Any) -> int:
-  """Bytes of a tree on one device: that with the largest parts of its leaves.
-
-  Args:
-    tree: of ShapeDtypeStructs with shardings.
-  """
-  total = 0
-  for leaf in jax.tree.leaves(tree):
-    part = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-    total += part.size * part.dtype.itemsize
-  return total
 
 
 def needed_and_available(error: str) -> tuple[int, int] | None:

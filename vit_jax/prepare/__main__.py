@@ -27,8 +27,9 @@ import tqdm
 from absl import flags
 
 from vit_jax import cli, processors, signals
+from vit_jax.data.sources import tfds_files
 from vit_jax.errors import Preempted, UserError
-from vit_jax.prepare import metadata, run, storage
+from vit_jax.prepare import run, storage
 from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.named_sets import (
   NAMED_SETS,
@@ -209,10 +210,10 @@ def _print(result: run.Result, destination: str, name: str | None) -> None:
       'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr
     )
   if result.bad:
-    print(f'{result.bad:,} bad images are left out, see {storage.join(destination, metadata.BAD_IMAGES)}.')
+    print(f'{result.bad:,} bad images are left out, see {storage.join(destination, tfds_files.BAD_IMAGES)}.')
   if result.copies:
     merged = 'were merged with' if _DUPLICATES.value == 'merge' else 'equal'
-    table = storage.join(destination, metadata.DUPLICATES)
+    table = storage.join(destination, tfds_files.DUPLICATES)
     print(f'{result.copies:,} images {merged} another one, see {table}.')
 
 

@@ -18,14 +18,9 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info
 from tensorflow_datasets.core.splits import SplitDict
 
+from vit_jax.data.sources.tfds_files import BAD_IMAGES, CHECKSUMS, DUPLICATES, INFO
 from vit_jax.prepare import duplicates, shards, storage
 from vit_jax.prepare.shard_plan import Plan
-
-INFO = 'dataset_info.json'
-METADATA = 'metadata.json'
-BAD_IMAGES = 'bad_images.csv'
-DUPLICATES = 'duplicates.csv'
-_CHECKSUMS = 'SHA256SUMS'
 
 
 def name_and_version(destination: str) -> tuple[str, str]:
@@ -81,7 +76,7 @@ def write(
     for path in folder.iterdir():
       digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = [f'{digest}  {name}\n' for name, digest in sorted(digests.items())]
-    (folder / _CHECKSUMS).write_text(''.join(lines))
+    (folder / CHECKSUMS).write_text(''.join(lines))
     others = sorted(path.name for path in folder.iterdir() if path.name != INFO)
     for name in [*others, INFO]:
       with storage.atomic_path(storage.join(destination, name), work) as local:

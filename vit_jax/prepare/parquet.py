@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, first_line
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.source_image import SourceImage
 from vit_jax.prepare.tables import Columns
@@ -131,7 +131,7 @@ def _rows(place: str, columns: Columns, limit: int | None) -> Iterator[dict[str,
           left -= 1
           yield {'image': row.pop(chosen.image), **row}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-      raise UserError(f'{place} cannot be read ({_reason(error)}); restore it.') from error
+      raise UserError(f'{place} cannot be read ({first_line(error)}); restore it.') from error
 
 
 def _opened(file: Any, place: str) -> Any:
@@ -144,7 +144,7 @@ def _opened(file: Any, place: str) -> Any:
     str(table.schema_arrow)  # decodes the names of the columns
     return table
   except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-    raise UserError(f'{place} cannot be read as parquet ({_reason(error)}); restore it.') from error
+    raise UserError(f'{place} cannot be read as parquet ({first_line(error)}); restore it.') from error
 
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
@@ -192,7 +192,3 @@ def _content(value: Any, where: str) -> tuple[bytes, str]:
 
 def _has_ending(name: str) -> bool:
   return name.lower().endswith('.parquet')
-
-
-def _reason(error: Exception) -> str:
-  return str(error).strip().splitlines()[0].rstrip('.') if str(error).strip() else type(error).__name__

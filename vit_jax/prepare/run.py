@@ -10,6 +10,7 @@ from typing import Any
 import filelock
 
 from vit_jax import files
+from vit_jax.data.sources import tfds_files
 from vit_jax.errors import UserError
 from vit_jax.prepare import beam, duplicates, listing, metadata, processes, shard_plan, shards, storage
 from vit_jax.prepare.images import Shrinking
@@ -178,9 +179,9 @@ def is_complete(source: str, destination: str, options: Options) -> bool:
   Raises:
     UserError: it holds another source, or was prepared in another way.
   """
-  if not storage.exists(storage.join(destination, metadata.INFO)):
+  if not storage.exists(storage.join(destination, tfds_files.INFO)):
     return False
-  before = _json_or_empty(storage.join(destination, metadata.METADATA))
+  before = _json_or_empty(storage.join(destination, tfds_files.METADATA))
   if (difference := _difference(before, options.settings(source))) is not None:
     raise _prepared_differently(destination, difference)
   storage.remove(storage.join(destination, _WORK))
@@ -340,7 +341,7 @@ def _check_reports(work: str, reports: Mapping[str, Sequence[shards.Report]], op
   bad = [entry for parts in reports.values() for report in parts for entry in report.bad]
   good = sum(report.records for parts in reports.values() for report in parts)
   if bad and not options.skip_bad:
-    table = storage.join(work, metadata.BAD_IMAGES)
+    table = storage.join(work, tfds_files.BAD_IMAGES)
     with storage.atomic_path(table, work) as local:
       metadata.write_bad_images(local, reports)
     name, reason = bad[0]

@@ -13,6 +13,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from tensorflow_datasets.core import example_serializer
 
 from vit_jax import files
+from vit_jax.data.sources.tfds_files import WEIGHTS
 from vit_jax.errors import BadImage
 from vit_jax.prepare import duplicates, images, shard_plan, storage
 
@@ -140,7 +141,7 @@ def features(
     label = tfds.features.ClassLabel(names=classes)
   labels: dict[str, Any] = {'labels': tfds.features.Sequence(label)} if multi_label else {'label': label}
   if weighted:
-    labels['weights'] = tfds.features.Sequence(np.float32)
+    labels[WEIGHTS] = tfds.features.Sequence(np.float32)
   image = tfds.features.Image(shape=(None, None, 3))
   return tfds.features.FeaturesDict({'image': image, **labels, 'file_name': tfds.features.Text()})
 
@@ -155,8 +156,8 @@ def serializer(features: tfds.features.FeaturesDict) -> Callable[..., bytes]:
 
   def serialize(image: bytes, labels: list[int], name: str, weights: Sequence[float] = ()) -> bytes:
     values: dict[str, Any] = {'labels': labels} if 'labels' in features else {'label': labels[0]}
-    if 'weights' in features:
-      values['weights'] = np.array(weights, np.float32)
+    if WEIGHTS in features:
+      values[WEIGHTS] = np.array(weights, np.float32)
     example = {'image': image, **values, 'file_name': name.encode(errors='surrogateescape')}
     # Without `deterministic`, the order of a protocol buffer's map is that of a hash seeded by the process.
     return examples.get_tf_example(features.encode_example(example)).SerializeToString(deterministic=True)

@@ -16,7 +16,7 @@ import fsspec
 from vit_jax import buckets, files
 from vit_jax.data.sources.folder_listing import files_below
 from vit_jax.errors import UserError
-from vit_jax.prepare.bucket_files import BucketFiles
+from vit_jax.prepare.bucket_file_system import BucketFileSystem
 
 
 def is_address(path: str) -> bool:
@@ -165,9 +165,9 @@ def _kind(mode: int) -> str:
   return 'a device'
 
 
-def _remote(path: str) -> fsspec.AbstractFileSystem | BucketFiles:
+def _remote(path: str) -> fsspec.AbstractFileSystem | BucketFileSystem:
   if buckets.is_bucket(path):
-    return BucketFiles(path)
+    return BucketFileSystem(path)
   try:
     return fsspec.core.url_to_fs(path)[0]
   except (ImportError, ValueError) as error:

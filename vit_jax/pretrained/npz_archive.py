@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax import files
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, first_line
 from vit_jax.pretrained import tensor_names
 
 T = TypeVar('T')
@@ -181,8 +181,9 @@ class Archive:
     except (UserError, MemoryError):
       raise
     except Exception as error:  # zipfile and NumPy raise a dozen types on damaged data
-      reason = (str(error).strip().rstrip('.') or type(error).__name__).splitlines()[0][:200]
-      raise UserError(f'{self.path} is damaged at {name} ({reason}); get the file again.') from error
+      raise UserError(
+        f'{self.path} is damaged at {name} ({first_line(error)[:200]}); get the file again.'
+      ) from error
 
 
 class Writer:

@@ -53,6 +53,10 @@ class TensorFiles:
         self._open(path)
       undo.pop_all()
 
+  def prefix(self, prefix: str) -> str:
+    """`prefix`, if names of tensors begin with it; else ''."""
+    return prefix if any(name.startswith(prefix) for name in self.shapes) else ''
+
   def _open(self, path: pathlib.Path) -> None:
     library = _safetensors()
     _check_start(path)

@@ -102,7 +102,7 @@ class TimmFormat(FolderFormat):
         'and tf_efficientnet_*.'
       )
     arguments = values.section('model_args')
-    published = values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
+    published = timm_config.published(values)
     shapes = files.shapes
     if 'fc_norm.weight' in shapes:
       raise UserError(
@@ -332,11 +332,9 @@ def _image_size(
   """Height and width, and a sentence where they are guessed."""
   if 'img_size' in arguments:
     return arguments.sides('img_size'), ()
-  size = published.raw('input_size')
+  size = timm_config.image_size(published)
   if size is not None:
-    if not isinstance(size, list) or len(size) != 3:
-      raise published.error('input_size', size, 'channels, height and width')
-    return JsonObject(published.path, {'input_size': size[1:]}).sides('input_size'), ()
+    return size, ()
   side = math.isqrt(max(patches, 0))
   if side * side != patches:
     side = math.isqrt(files.shapes['pos_embed'][1])

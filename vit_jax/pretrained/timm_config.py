@@ -19,6 +19,21 @@ _INTERPOLATIONS: dict[str, Method] = {
 _SQUASHES = {'center': False, 'squash': True}  # timm's crop_mode
 
 
+def published(values: JsonObject) -> JsonObject:
+  """The part of a config.json that is about images and classes: all of it in old files."""
+  return values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
+
+
+def image_size(published: JsonObject) -> tuple[int, int] | None:
+  """Height and width of the images that it names; None: it names none."""
+  size = published.raw('input_size')
+  if size is None:
+    return None
+  if not isinstance(size, list) or len(size) != 3:
+    raise published.error('input_size', size, 'channels, height and width')
+  return JsonObject(published.path, {'input_size': size[1:]}).sides('input_size')
+
+
 def class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | None:
   """The classes that it names; None: none, or others than the head has."""
   names = published.raw('label_names')

@@ -64,15 +64,12 @@ class TimmEfficientNetFormat(FolderFormat):
   ) -> Layout:
     assert values is not None, 'which `recognises` has read'
     arguments = values.section('model_args')
-    published = values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
+    published = timm_config.published(values)
     model = with_told(folder, _model(folder, values.text('architecture'), arguments), options.told)
     pool = arguments.text('global_pool') or values.text('global_pool', 'avg')
     if pool != 'avg':
       raise UserError(f"{folder} has global_pool {pool!r}, and vit_jax has EfficientNets with 'avg' only.")
-    size = published.raw('input_size', [3, 224, 224])
-    if not isinstance(size, list) or len(size) != 3:
-      raise published.error('input_size', size, 'channels, height and width')
-    image_size = JsonObject(published.path, {'input_size': size[1:]}).sides('input_size')
+    image_size = timm_config.image_size(published) or (224, 224)
     channels = arguments.integer('in_chans', 3)
     num_classes = files.shapes.get('classifier.bias', (0,))[0]
     architecture = Architecture(model, image_size, channels, num_classes)

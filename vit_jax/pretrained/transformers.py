@@ -120,7 +120,7 @@ class TransformersFormat(FolderFormat):
     assert values is not None, 'which `recognises` has read'
     model_type = values.text('model_type')
     family = self.families[model_type]
-    prefix = model_type + '.' if any(name.startswith(model_type + '.') for name in files.shapes) else ''
+    prefix = files.prefix(model_type + '.')
     head, num_classes = _head(files)
     model = with_told(folder, self.model(values, _common(values, family)), options.told)
     if head is not None:

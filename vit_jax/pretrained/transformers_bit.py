@@ -13,10 +13,9 @@ from vit_jax.pretrained.huggingface import FolderFormat, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Layout, Rule, check_depth, layer
+from vit_jax.pretrained.transformers import HALF
 
 _MODEL_TYPE = 'bit'
-# How images are prepared where no file says it: as of the published checkpoints there.
-_PREPROCESS = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
 # What it must say, since we have but one way.
 _ONLY = {
   'layer_type': 'preactivation',  # 'bottleneck' is the stem of a hybrid
@@ -57,12 +56,10 @@ class BitFormat(FolderFormat):
     model = with_told(folder, _model(values), options.told)
     channels = values.integer('num_channels', 3)
     num_classes = files.shapes.get('classifier.1.bias', (0,))[0]
-    preprocess, notes = preprocessor_config.read(
-      folder, image_size=None, channels=channels, default=_PREPROCESS
-    )
+    preprocess, notes = preprocessor_config.read(folder, image_size=None, channels=channels, default=HALF)
     architecture = Architecture(model, preprocess.size, channels, num_classes)
     check_depth(files, architecture)
-    prefix = 'bit.' if any(name.startswith('bit.') for name in files.shapes) else ''
+    prefix = files.prefix('bit.')
     return Layout(
       architecture=architecture,
       rules=_rules(architecture, prefix),

@@ -70,7 +70,7 @@ class EfficientNetFormat(FolderFormat):
       folder, image_size=image_size, channels=channels, default=IMAGENET
     )
     architecture = Architecture(model, image_size, channels, num_classes)
-    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in files.shapes) else ''
+    prefix = files.prefix(_PREFIX)
     return Layout(
       architecture=architecture,
       rules=_rules(model, architecture.shapes(), prefix, head=num_classes > 0),

@@ -1,6 +1,5 @@
 """Predictions of many images, in chunks that are written whole: what is done is not done again."""
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -19,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import files, pytrees
 from vit_jax.data.decode import Picture
+from vit_jax.data.prefetch import map_ahead
 from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
 from vit_jax.loading import LoadedModel, load
@@ -111,12 +111,8 @@ class Teachers:
         return None
 
     groups = [numbers[start : start + self._batch_size] for start in range(0, len(numbers), self._batch_size)]
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-      ahead = [pool.submit(prepared, number) for number in groups[0]]
-      for following in [*groups[1:], range(0)]:
-        current, ahead = ahead, [pool.submit(prepared, number) for number in following]
-        rows = [future.result() for future in current]
-        yield len(rows), self._stacked(rows), np.array([row is not None for row in rows])
+    for rows in map_ahead(prepared, groups, _THREADS):
+      yield len(rows), self._stacked(rows), np.array([row is not None for row in rows])
 
   def _inputs(self, record: Record) -> list[np.ndarray]:
     """An image as the input of each model, (H, W, C)."""

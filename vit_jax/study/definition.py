@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import ml_collections
@@ -152,46 +152,58 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   Raises:
     UserError: a config is wrong, or none of its evaluators has the study's metric.
   """
-  configs = {}
+  configs: dict[str, Config] = {}
   for name, variant in study.variants.items():
-    if variant.start and variant.start not in configs:
-      raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
-    if variant.teacher and variant.teacher not in configs:
-      raise UserError(
-        f'The variant {name!r} has the teacher {variant.teacher!r}, which is no variant before it.'
-      )
-    if variant.averaged and not variant.teacher:
-      raise UserError(
-        f'The variant {name!r} averages the seeds of a teacher and names none; name the variant.'
-      )
-    if variant.unlabelled and not variant.teacher:
-      raise UserError(
-        f'The variant {name!r} has images without labels and no teacher; name the one that labels them.'
-      )
-    config = configs[name] = _config(name, variant)
-    if variant.compared and study.metric not in config.metric_names():
-      raise UserError(
-        f'The variant {name!r} measures no {study.metric!r}; choose the metric of the study from '
-        f'{", ".join(config.metric_names())}.'
-        if config.evaluators
-        else f'The variant {name!r} measures no {study.metric!r}, for it has no evaluators; give it one.'
-      )
-  found = []
-  for seed in study.seeds:
-    for name, variant in study.variants.items():
-      folder = _folder(workdir, name, seed)
-      start = _folder(workdir, variant.start, seed) if variant.start else None
-      teachers = _teachers(study, variant, seed, workdir)
-      options: dict[str, Any] = {'seed': seed}
-      if start is not None:
-        options['init.checkpoint'] = str(start)
-      if variant.unlabelled is not None:
-        options |= _with_labels(configs[name], variant.unlabelled, labels_folder(folder))
-      if variant.objective_teacher:
-        options['objective.teachers'] = ','.join(map(str, teachers))
-      config = _changed(name, config_lib.to_config_dict(configs[name]), options)
-      found.append(StudyRun(name, seed, config, folder, start, teachers, variant.unlabelled))
-  return found
+    _check_references(name, variant, configs)
+    configs[name] = _config(name, variant)
+    if variant.compared:
+      _check_metric(name, configs[name], study.metric)
+  return [_run(study, name, seed, configs[name], workdir) for seed in study.seeds for name in study.variants]
+
+
+def _check_references(name: str, variant: Variant, before: Collection[str]) -> None:
+  """Raises UserError for a variant whose start or teacher is not one of those before it, or is missing."""
+  if variant.start and variant.start not in before:
+    raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
+  if variant.teacher and variant.teacher not in before:
+    raise UserError(
+      f'The variant {name!r} has the teacher {variant.teacher!r}, which is no variant before it.'
+    )
+  if variant.averaged and not variant.teacher:
+    raise UserError(f'The variant {name!r} averages the seeds of a teacher and names none; name the variant.')
+  if variant.unlabelled and not variant.teacher:
+    raise UserError(
+      f'The variant {name!r} has images without labels and no teacher; name the one that labels them.'
+    )
+
+
+def _check_metric(name: str, config: Config, metric: str) -> None:
+  """Raises UserError where no evaluator of a variant has the metric that variants are compared by."""
+  names = config.metric_names()
+  if metric in names:
+    return
+  if not config.evaluators:
+    raise UserError(f'The variant {name!r} measures no {metric!r}, for it has no evaluators; give it one.')
+  raise UserError(
+    f'The variant {name!r} measures no {metric!r}; choose the metric of the study from {", ".join(names)}.'
+  )
+
+
+def _run(study: Study, name: str, seed: int, config: Config, workdir: pathlib.Path) -> StudyRun:
+  """The run of a variant by one seed, with the folders of the runs that it begins and learns from."""
+  variant = study.variants[name]
+  folder = _folder(workdir, name, seed)
+  start = _folder(workdir, variant.start, seed) if variant.start else None
+  teachers = _teachers(study, variant, seed, workdir)
+  options: dict[str, Any] = {'seed': seed}
+  if start is not None:
+    options['init.checkpoint'] = str(start)
+  if variant.unlabelled is not None:
+    options |= _with_labels(config, variant.unlabelled, labels_folder(folder))
+  if variant.objective_teacher:
+    options['objective.teachers'] = ','.join(map(str, teachers))
+  config = _changed(name, config_lib.to_config_dict(config), options)
+  return StudyRun(name, seed, config, folder, start, teachers, variant.unlabelled)
 
 
 def _teachers(study: Study, variant: Variant, seed: int, workdir: pathlib.Path) -> tuple[pathlib.Path, ...]:

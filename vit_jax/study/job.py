@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
   run = next(run for run in runs if run.variant == variant and run.seed == int(seed))
   compilation_cache.enable()
   with Lease(run.folder):
-    if run.unlabelled is not None and not (run.folder / 'result.json').exists():
+    if run.unlabelled is not None and not results.has_ended(run.folder):
       _label(run)
     results.train(run.config, run.folder, keep=True)
 

@@ -166,7 +166,7 @@ def progress(runs: Sequence[StudyRun], done: Results, jobs: int) -> str:
 
 def _result(run: StudyRun) -> Result | None:
   """How a run has ended; None if it has not."""
-  if not (run.folder / 'result.json').exists():
+  if not results.has_ended(run.folder):
     return None
   return results.read(preprocessing.resolved(run.config, run.folder), run.folder)
 

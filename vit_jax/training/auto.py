@@ -36,14 +36,14 @@ from vit_jax.parallel import mesh as mesh_lib
 
 _GIB = 2**30
 _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
-_SPLIT = ((200_000_000, 16), (50_000_000, 8))  # from so many parameters on, over so many TPU devices
-_STATE_SHARE = 1 / 3  # of the memory, for the state
-_UNROLLED_FROM = 5_000  # steps
-_UNROLLED_ON_CPU_FROM = 2_000  # steps, of a model with fewer parameters than
-_SMALL = 10_000_000
-# Of a device: with 32 images L/16 and H/14 reach more than 60 % of a TPU v3's peak.
+_FSDP = ((200_000_000, 16), (50_000_000, 8))  # (parameters from which on, TPU devices to split them over)
+_STATE_SHARE = 1 / 3  # of a device's memory, at most, for the parameters and the optimizer's state
+_UNROLLED_FROM = 5_000  # steps, on TPUs
+_UNROLLED_ON_CPU_FROM = 2_000  # steps
+_SMALL = 10_000_000  # parameters: models with fewer are unrolled on CPUs
+# That keep a device busy: with 32 images L/16 and H/14 reach more than 60 % of a TPU v3's peak.
 _PATCHES_OF_A_PART = 32 * 196
-_USABLE = 0.95  # of the memory
+_USABLE = 0.95  # of a device's memory, for a step
 # By the TPU compiler's own analyses, activations take about 1.2 times the bytes of the arrays saved: sides are padded
 # to multiples of 8 and 128, and single operations need buffers.
 _PADDING = 1.2
@@ -74,8 +74,8 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     UserError: a mesh that these devices do not make.
   """
   mesh, model = config.mesh, config.model
-  opened = None in (mesh.fsdp, model.remat, model.unroll)
-  if not opened and config.accumulation is not None:
+  has_open_options = None in (mesh.fsdp, model.remat, model.unroll)
+  if not has_open_options and config.accumulation is not None:
     return Choice(config, '')
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
@@ -92,7 +92,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   unrolled = devices[0].platform == 'tpu' and steps >= _UNROLLED_FROM
   config = dataclasses.replace(config, mesh=mesh)
   config, needed = _fitting(config, architecture, parameters, memory, devices, unrolled)
-  if not opened and config.accumulation == 1:
+  if not has_open_options and config.accumulation == 1:
     return Choice(config, '')
   blocks = ', blocks unrolled' if config.model.unroll else ''
   parts = f', accumulation {config.accumulation}' if config.batch_parts > 1 else ''
@@ -131,14 +131,14 @@ def _fitting(
     return saved_bytes(dataclasses.replace(architecture, model=model))
 
   def variant(remat: Remat, parts: int) -> Config:
-    open_blocks = unrolled and (remat == 'none' or len(devices) > 1)
-    model = dataclasses.replace(config.model, remat=remat).with_unrolled_blocks(open_blocks)
+    unroll = unrolled and (remat == 'none' or len(devices) > 1)
+    model = dataclasses.replace(config.model, remat=remat).with_unrolled_blocks(unroll)
     return dataclasses.replace(config, model=model, accumulation=parts)
 
   def needed(remat: Remat, parts: int) -> float:
-    again = _BLOCK_SHARE * saved('none') if remat != 'none' else 0
+    recomputed = _BLOCK_SHARE * saved('none') if remat != 'none' else 0
     values = math.prod((*architecture.image_size, architecture.channels))
-    return estimated_bytes(variant(remat, parts), parameters, saved(remat) + again, values, devices)
+    return estimated_bytes(variant(remat, parts), parameters, saved(remat) + recomputed, values, devices)
 
   combinations: list[tuple[Remat, int]] = [
     (remat, parts) for parts in _parts(config, architecture, devices) for remat in remats
@@ -197,7 +197,7 @@ def estimated_bytes(
 def saved_bytes(architecture: Architecture) -> float:
   """Bytes of an image that the backward pass reads, as JAX saves them; nothing is computed."""
 
-  def of(images: int) -> int:
+  def saved_of(images: int) -> int:
     graphdef, params = nnx.split(architecture.abstract())
 
     def backward(params: Any, x: jax.Array, key: jax.Array) -> Any:
@@ -209,7 +209,7 @@ def saved_bytes(architecture: Architecture) -> float:
     saved = jax.eval_shape(backward, params, jax.ShapeDtypeStruct(shape, jnp.float32), key)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
-  return (of(4) - of(2)) / 2
+  return (saved_of(4) - saved_of(2)) / 2
 
 
 def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequence[Any]) -> int:
@@ -223,7 +223,7 @@ def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequen
   if mesh.replica > 1:
     most = math.gcd(most, len(devices) // mesh.replica)
   state = _state_bytes(config, parameters)
-  dividing = (parts for fewest, parts in _SPLIT if parameters >= fewest and most % parts == 0)
+  dividing = (parts for fewest, parts in _FSDP if parameters >= fewest and most % parts == 0)
   fsdp = next(dividing, 1) if devices[0].platform == 'tpu' else 1
   while memory is not None and state / fsdp > _STATE_SHARE * memory and most % (2 * fsdp) == 0:
     fsdp *= 2

@@ -16,7 +16,7 @@ from vit_jax import pytrees
 from vit_jax.data import sources
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
-from vit_jax.training.memory import device_bytes
+from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Program
@@ -99,7 +99,7 @@ class Console:
       left = [f'{_time_text(values["perf/eta_s"])} left'] if 'perf/eta_s' in values else []
       self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
-  def telling(self, what: str, limited: Limited = iter) -> Limited:
+  def with_progress(self, what: str, limited: Limited = iter) -> Limited:
     """`limited`, which also says how far it is: after 15 seconds, and whenever twice as many have passed.
 
     Args:
@@ -107,7 +107,7 @@ class Console:
       limited: see `Evaluator.run`.
     """
 
-    def told(batches: Iterable[Batch]) -> Iterator[Batch]:
+    def reporting(batches: Iterable[Batch]) -> Iterator[Batch]:
       total = len(batches) if isinstance(batches, Sized) else None
       begin, silence = time.monotonic(), _SECONDS_OF_SILENCE
       for done, batch in enumerate(limited(batches)):
@@ -117,7 +117,7 @@ class Console:
           silence = 2 * seconds
         yield batch
 
-    return told
+    return reporting
 
   def evaluation(self, step: int, values: dict[str, float]) -> None:
     """The numbers of an evaluation, on a terminal in lines that fit."""

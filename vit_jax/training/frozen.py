@@ -129,12 +129,8 @@ class FrozenModels:
     shardings = sharding_lib.param_shardings(
       shapes, model.sharding_rules, self._mesh, self._config.mesh.min_shard_size
     )
-    with_shardings = jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-      shapes,
-      shardings,
-    )
-    return _Network(wanted, architecture, preprocess, graphdef, with_shardings)
+    shapes = sharding_lib.with_shardings(shapes, shardings)
+    return _Network(wanted, architecture, preprocess, graphdef, shapes)
 
   def _check_fit(self, checkpoint: str, own: Architecture) -> None:
     """Raises UserError for a model that cannot say anything of the run's images and classes."""
@@ -178,8 +174,7 @@ def _on_mesh(arrays: dict[str, np.ndarray], shapes: Params) -> Params:
   """The arrays (path -> array) with the shardings of `shapes`; they are given up one by one."""
   params = {}
   for path, leaf in pytrees.flatten(shapes).items():
-    array = np.asarray(arrays.pop(path), leaf.dtype)
-    params[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+    params[path] = sharding_lib.place(arrays.pop(path), leaf)
   return pytrees.unflatten(params)
 
 

@@ -13,6 +13,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
+from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained
@@ -71,8 +72,7 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   for name, tree in trees.items():
     for path, leaf in pytrees.flatten(getattr(program.state, name)).items():
       if path in arrays:
-        array = np.asarray(arrays.pop(path), leaf.dtype)
-        tree[path] = jax.make_array_from_callback(leaf.shape, leaf.sharding, array.__getitem__)
+        tree[path] = sharding_lib.place(arrays.pop(path), leaf)
   state = state._replace(**{name: pytrees.unflatten(tree) for name, tree in trees.items()})
   return state._replace(ema=jax.jit(_copied)(state.variables) if program.state.ema else {})
 

@@ -22,10 +22,10 @@ from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import figures, memory, preprocessing, workdir
 from vit_jax.training.board import Board
 from vit_jax.training.console import Console
-from vit_jax.training.desk import Desk
 from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
+from vit_jax.training.local_workdir import LocalWorkdir
 from vit_jax.training.metrics import MetricsLog, Speedometer
 from vit_jax.training.probe_head import with_probe
 from vit_jax.training.profiling import Profiler
@@ -39,14 +39,16 @@ _LINES = 20  # of training, at least, as far as there are so many steps
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk: Desk | None = None) -> None:
+def train(
+  config: Config, folder: pathlib.Path, *, takeover: bool = False, local: LocalWorkdir | None = None
+) -> None:
   """Trains, or goes on training, in the workdir `folder`.
 
   Args:
     config: the run.
     folder: its workdir.
     takeover: go on with a run that was started with another config.
-    desk: that the folder is on, where the workdir is in a bucket.
+    local: the copy that `folder` belongs to, where the workdir is in a bucket.
 
   Raises:
     UserError: something that the person can mend is wrong.
@@ -69,15 +71,15 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
   keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
   screen = Console()
   manager = Manager(
-    folder / 'checkpoints' if desk is None else desk.checkpoints,
+    folder / 'checkpoints' if local is None else local.checkpoints,
     config.checkpoint,
     keep_every_steps=None if keep_every is None else timeline.period(keep_every),
     lower_is_better=best is not None and not metric_kind(best).higher_is_better,
-    before_commit=None if desk is None else desk.before_commit,
+    before_commit=None if local is None else local.before_commit,
   )
   note = workdir.check_claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
   if note:
-    screen.say(note if desk is None else desk.named(note))
+    screen.say(note if local is None else local.named(note))
   state, restored = workdir.restore(manager, run)
   workdir.write_config(config, folder)  # not before: the checkpoint may not fit what takes it over
   first_step = 0 if state is None else int(state.step)
@@ -115,7 +117,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
     contextlib.closing(screen),
     pipeline.stream(first_step, timeline.total) as batches,
     Profiler(config.profile, folder / 'profile', screen.say) as profiler,
-    Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt', desk) as watchdog,
+    Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt', local) as watchdog,
   ):
     speed.restart()
     screen.begin(first_step, timeline.total)
@@ -142,7 +144,7 @@ def train(config: Config, folder: pathlib.Path, *, takeover: bool = False, desk:
         with watchdog.paused(), stop.busy():
           ending = last or stopper.may_end
           pictures = report if ending and config.tensorboard.pictures else None
-          limited = screen.telling('Evaluation', watchdog.limited)
+          limited = screen.with_progress('Evaluation', watchdog.limited)
           scores = evaluate(state, due, pictures, limited)
           stopper.update(step, scores)
           if stopper.due:  # the end, at which all run
@@ -226,7 +228,7 @@ def _first_state(
   state = initial_state(run.program, run.config.seed, initial)
   if run.config.init.head == 'probe':
     screen.say('Head: computing the features of the training images …')
-    state, text = with_probe(run, source, state, bad_images, screen.telling('Features'))
+    state, text = with_probe(run, source, state, bad_images, screen.with_progress('Features'))
     screen.say(text)
   return state
 

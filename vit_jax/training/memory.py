@@ -2,11 +2,12 @@
 
 import math
 import os
-from typing import Any
 
 import jax
 
+from vit_jax.config import Config
 from vit_jax.errors import UserError
+from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.run import Run
 
 _GIB = 2**30
@@ -21,6 +22,12 @@ def check(run: Run) -> None:
     UserError: the parameters with the optimizer's state, or the batches made ahead, do not fit.
   """
   host = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  _check_state(run, host)
+  _check_batches(run.config, host)
+
+
+def _check_state(run: Run, host: int) -> None:
+  """Raises UserError if a device has less memory than its part of the state; `host` is that of the machine."""
   devices = jax.local_devices()
   stats = devices[0].memory_stats()  # None on CPUs, which share the host's memory
   room = stats['bytes_limit'] if stats and 'bytes_limit' in stats else host // len(devices)
@@ -30,11 +37,13 @@ def check(run: Run) -> None:
       f'The parameters and the optimizer state take {state / _GIB:,.1f} GiB on each device, which has '
       f'{room / _GIB:,.1f} GiB; choose a smaller config.model, or split it over more devices (config.mesh).'
     )
-  data = run.config.data
-  sizes = {'batch_size': run.config.batch_size}
-  sizes |= {
-    f'evaluators.{name}.batch_size': item.batch_size or 0 for name, item in run.config.evaluators.items()
-  }
+
+
+def _check_batches(config: Config, host: int) -> None:
+  """Raises UserError if the batches that are made ahead take more than the `host` bytes of the machine."""
+  data = config.data
+  sizes = {'batch_size': config.batch_size}
+  sizes |= {f'evaluators.{name}.batch_size': item.batch_size or 0 for name, item in config.evaluators.items()}
   for name, images in sizes.items():
     size = images // jax.process_count() * math.prod(data.image_size) * data.channels * (data.prefetch + 1)
     if size > host:
@@ -43,10 +52,3 @@ def check(run: Run) -> None:
         f'config.{name} is {images:,}: with config.data.prefetch {data.prefetch}, batches of images of {height} × '
         f'{width} pixels take {size / _GIB:,.1f} GiB of the {host / _GIB:,.1f} GiB of this machine; lower it.'
       )
-
-
-def device_bytes(tree: Any) -> int:
-  """Bytes on one device, of ShapeDtypeStructs with shardings."""
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
-  )

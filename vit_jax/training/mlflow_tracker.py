@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param
 
 from vit_jax import config as config_lib
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, first_line
 
 _log = logging.getLogger(__name__)
 _MOST_PARAMS = 100  # of a request
@@ -31,9 +31,8 @@ class MlflowTracker:
         self._id = run_id
         self._client.update_run(run_id, status='RUNNING')
     except Exception as error:  # MLflow's own, and those of its server or data base
-      reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip('.')
       raise UserError(
-        f'MLflow cannot begin a run ({reason}); set MLFLOW_TRACKING_URI to a server that takes it.'
+        f'MLflow cannot begin a run ({first_line(error)}); set MLFLOW_TRACKING_URI to a server that takes it.'
       ) from error
 
   @property

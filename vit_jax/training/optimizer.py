@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import jax
@@ -125,22 +125,33 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
       arguments[name] = value
   if optimizer.momentum_dtype != 'float32':
     arguments['mu_dtype'] = jnp.dtype(optimizer.momentum_dtype)
-  taken = inspect.signature(make).parameters
+  _check_arguments(optimizer.name, arguments, inspect.signature(make).parameters)
+  transformation = make(**arguments)
+  _check_needs_gradients_only(optimizer.name, transformation)
+  return transformation
+
+
+def _check_arguments(
+  optimizer: str, arguments: Collection[str], taken: Mapping[str, inspect.Parameter]
+) -> None:
+  """Raises UserError for an argument that an optimizer of optax does not take, or one that it needs and has not."""
   for name in arguments:
     if name not in taken:
       option = 'momentum_dtype' if name == 'mu_dtype' else name
-      raise UserError(f'the optimizer {optimizer.name!r} does not take {option}; it takes {", ".join(taken)}')
+      raise UserError(f'the optimizer {optimizer!r} does not take {option}; it takes {", ".join(taken)}')
   for name, parameter in taken.items():
     if parameter.default is parameter.empty and name not in arguments:
-      raise UserError(f'the optimizer {optimizer.name!r} needs {name}; add it to optimizer.arguments')
-  transformation = make(**arguments)
+      raise UserError(f'the optimizer {optimizer!r} needs {name}; add it to optimizer.arguments')
+
+
+def _check_needs_gradients_only(optimizer: str, transformation: optax.GradientTransformation) -> None:
+  """Raises UserError for an optimizer whose steps need more than gradients and parameters, such as the loss."""
   update = inspect.getfullargspec(transformation.update)
   for name in update.kwonlyargs:
     if name not in (update.kwonlydefaults or {}):
       raise UserError(
-        f'the optimizer {optimizer.name!r} needs the {name} at every step, which it is not given; choose another one'
+        f'the optimizer {optimizer!r} needs the {name} at every step, which it is not given; choose another one'
       )
-  return transformation
 
 
 def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -164,8 +175,7 @@ def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """SGD with momentum, as the paper fine-tunes."""
   _check_taken(optimizer, 'momentum')
-  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
-  return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
+  return _momentum_trace(optimizer)
 
 
 def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
@@ -175,11 +185,15 @@ def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """
   _check_taken(optimizer, 'b2', 'momentum', 'eps')
   b2 = 0.9 if optimizer.b2 is None else optimizer.b2
-  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   return optax.chain(
     optax.scale_by_rms(b2, dict(optimizer.arguments).get('eps', 1e-3), initial_scale=1.0),
-    optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
+    _momentum_trace(optimizer),
   )
+
+
+def _momentum_trace(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 
 def _check_taken(optimizer: OptimizerConfig, *taken: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import numpy as np
 
 from vit_jax.data.bad_images import BadImages
@@ -13,6 +12,7 @@ from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation import probes
 from vit_jax.evaluation.base import Limited, Params
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
@@ -64,11 +64,7 @@ def _with_head(state: TrainState, head: dict[str, np.ndarray]) -> TrainState:
   """
 
   def filled(leaves: Params, factor: int) -> Params:
-    arrays = {name: (factor * head[name]).astype(leaf.dtype) for name, leaf in leaves.items()}
-    return {
-      name: jax.make_array_from_callback(leaf.shape, leaf.sharding, arrays[name].__getitem__)
-      for name, leaf in leaves.items()
-    }
+    return {name: sharding_lib.place(factor * head[name], leaf) for name, leaf in leaves.items()}
 
   def replaced(params: Params) -> Params:
     if 'distillation_head' not in params:

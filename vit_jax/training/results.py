@@ -21,6 +21,8 @@ from vit_jax.training.workdir import claim
 
 _log = logging.getLogger(__name__)
 
+_FILE = 'result.json'
+
 
 class Result(NamedTuple):
   """How a run ended.
@@ -86,7 +88,7 @@ def read(config: Config, workdir: pathlib.Path) -> Result | None:
   Raises:
     UserError: its config is another one.
   """
-  path = workdir / 'result.json'
+  path = workdir / _FILE
   if not path.exists():
     return None
   claim(config, workdir, begun=True, takeover=False)
@@ -102,10 +104,15 @@ def read(config: Config, workdir: pathlib.Path) -> Result | None:
   return result._replace(metrics=metrics)
 
 
+def has_ended(workdir: pathlib.Path) -> bool:
+  """Whether a run has ended in `workdir`; `read` finds out whether its result is whole."""
+  return (workdir / _FILE).exists()
+
+
 def write(result: Result, workdir: pathlib.Path) -> None:
   """Writes `result.json`; a metric that is not a number is null there."""
   if jax.process_index() == 0:
-    files.write_json(workdir / 'result.json', result._asdict())
+    files.write_json(workdir / _FILE, result._asdict())
 
 
 @contextlib.contextmanager

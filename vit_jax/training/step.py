@@ -97,12 +97,8 @@ def make_program(
   schedule = make_schedule(config.schedule, timeline)
   rules = config.model.sharding_rules
   shapes = jax.eval_shape(init, 0)
-  shardings = sharding_lib.optimizer_shardings(
-    shapes, shapes.variables, rules, mesh, config.mesh.min_shard_size
-  )
-  state = jax.tree.map(
-    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-  )
+  shardings = sharding_lib.state_shardings(shapes, shapes.variables, rules, mesh, config.mesh.min_shard_size)
+  state = sharding_lib.with_shardings(shapes, shardings)
   step = _make_step(config, graphdef, tx, schedule, mesh, frozen)
   return Program(
     graphdef=graphdef,

@@ -7,7 +7,7 @@ import wandb
 
 from vit_jax import config as config_lib
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, first_line
 from vit_jax.training import trackers
 
 
@@ -26,9 +26,8 @@ class WandbTracker:
         settings=wandb.Settings(console='off'),  # the progress line is ours
       )
     except wandb.Error as error:
-      reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip('.')
       raise UserError(
-        f'Weights & Biases cannot begin a run ({reason}); log in (wandb login), or keep the run here to '
+        f'Weights & Biases cannot begin a run ({first_line(error)}); log in (wandb login), or keep the run here to '
         f'send it later (WANDB_MODE=offline).'
       ) from error
 

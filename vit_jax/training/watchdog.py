@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from vit_jax.errors import end_to_restart
-from vit_jax.training.desk import Desk
+from vit_jax.training.local_workdir import LocalWorkdir
 
 _Item = TypeVar('_Item')
 
@@ -33,14 +33,14 @@ class Watchdog:
   silent.
   """
 
-  def __init__(self, limit: float, path: pathlib.Path, desk: Desk | None = None):
+  def __init__(self, limit: float, path: pathlib.Path, local: LocalWorkdir | None = None):
     """
     Args:
       limit: seconds that a step, or the next batch of an evaluation, may take; 0 for no limit.
       path: the file for the stacks.
-      desk: that the file is on, where the workdir is in a bucket.
+      local: the copy that the file belongs to, where the workdir is in a bucket.
     """
-    self._limit, self._path, self._desk = limit, path, desk
+    self._limit, self._path, self._local = limit, path, local
     self._what = ''  # is being watched
     self._since: float | None = None  # when that began; None if nothing is being watched
     self._over = threading.Event()
@@ -97,7 +97,7 @@ class Watchdog:
     writer = threading.Thread(target=self._write, args=(stacks,), daemon=True)
     writer.start()
     writer.join(timeout=10)
-    place = str(self._path) if self._desk is None else self._desk.named(str(self._path))
+    place = str(self._path) if self._local is None else self._local.named(str(self._path))
     end_to_restart(
       f'{self._what} did not end within {self._limit:g} s (config.step_limit); the stacks above, which '
       f'are also in {place}, show where it hangs; start the same command again to go on from the last '
@@ -106,5 +106,5 @@ class Watchdog:
 
   def _write(self, stacks: str) -> None:
     self._path.write_text(stacks)
-    if self._desk is not None:
-      self._desk.copy()
+    if self._local is not None:
+      self._local.copy()

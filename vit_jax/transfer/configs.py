@@ -145,9 +145,8 @@ class Configs:
       total=f'{steps} steps',
       data=dataclasses.replace(config.data, split=train),
       evaluators={'test': dataclasses.replace(test, every=f'{steps} steps')},
-      # As in recipes.py: 500 steps, but no more than a fifth of a short run.
       schedule=dataclasses.replace(
-        config.schedule, learning_rate=rate, warmup=f'{min(500, steps // 5)} steps'
+        config.schedule, learning_rate=rate, warmup=recipes.finetuning_warmup(steps)
       ),
       checkpoint=CheckpointConfig(every=f'{max(1, min(500, steps // 4))} steps', keep=1),
       log_every=f'{max(1, steps // 10)} steps',
@@ -168,8 +167,7 @@ class Configs:
       image_size=(side, side),
       crop=row.crop,
       padding=round(row.padding * side),
-      # BiT's: 384 of 448 pixels.
-      resize=side * 448 // 384 if row.crop == 'random' and not row.padding else None,
+      resize=recipes.random_crop_resize(side) if row.crop == 'random' and not row.padding else None,
       flip=row.flip,
     )
     batch_size = self._settings.batch_size or self._base.batch_size

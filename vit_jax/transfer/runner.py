@@ -31,6 +31,11 @@ class Accuracies(NamedTuple):
   deviation: float | None
   each: list[float] | None
 
+  @classmethod
+  def of(cls, each: list[float]) -> 'Accuracies':
+    """Those of one or more runs."""
+    return cls(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None, each)
+
 
 class Line(NamedTuple):
   """A line of the table.
@@ -80,8 +85,7 @@ class _Finetuned(NamedTuple):
 
   def accuracies(self, metric: str) -> Accuracies:
     """A metric of the final runs."""
-    each = [result.metrics[metric] for result in self.finals]
-    return Accuracies(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None, each)
+    return Accuracies.of([result.metrics[metric] for result in self.finals])
 
 
 class Transfer:
@@ -187,7 +191,7 @@ class Transfer:
   def _run(self, place: pathlib.Path, run: Callable[[pathlib.Path], results.Result]) -> results.Result:
     """Does a run unless it is done, and says so; `place` is its folder below the workdir."""
     workdir = self._workdir / place
-    done = (workdir / 'result.json').exists()
+    done = results.has_ended(workdir)
     if not done:
       self._say(f'{place}: {"goes on" if (workdir / "checkpoints").exists() else "begins"}')
     result = run(workdir)

@@ -3,7 +3,6 @@
 import csv
 import io
 import pathlib
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,11 +89,8 @@ def _group_means(tasks: Mapping[str, Accuracies]) -> dict[str, Accuracies]:
   each_by_task = {name: accuracies.each or [] for name, accuracies in tasks.items()}
   count = min((len(each) for each in each_by_task.values()), default=0)
   by_run = [vtab.means({name: each[run] for name, each in each_by_task.items()}) for run in range(count)]
-  result = {}
-  for group in by_run[0] if by_run else ():
-    each = [means[group] for means in by_run]
-    result[group] = Accuracies(statistics.fmean(each), statistics.stdev(each) if count > 1 else None, each)
-  return result
+  groups = by_run[0] if by_run else ()
+  return {group: Accuracies.of([means[group] for means in by_run]) for group in groups}
 
 
 def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:

@@ -19,9 +19,7 @@ class Observation:
   photograph: np.ndarray  # (H, W, C) in 0 … 1: cut and resized, as the model is given it
   predictions: tuple[tuple[str, float], ...]  # (class, probability) of the best three
   grid: Grid | None  # patches down and across
-  attending: (
-    str  # whose attention `heads` and `rollout` show: 'the class token', or 'the mean of all patches'
-  )
+  attending: str  # whose attention `heads` and `rollout` show: 'the class token' or 'the mean of all patches'
   heads: np.ndarray | None  # (L, H, rows, columns): attention to each patch
   rollout: np.ndarray | None  # (rows, columns)
   distances: np.ndarray | None  # (L, H): mean attention distance in pixels

@@ -87,8 +87,9 @@ def _opened(spec: str, split: str, data: DataConfig, class_names: Sequence[str] 
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:
-  """Splits a spec into kind, place and split: 'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10',
-  'train[:98%]').
+  """Splits a spec into kind, place and split.
+
+  'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10', 'train[:98%]').
 
   Args:
     spec: as for `open_source`.

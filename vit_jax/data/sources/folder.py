@@ -236,8 +236,7 @@ def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
       prepared = file if file.lower().endswith(_TABLES) else root
       return UserError(
         f'{path} has no images in class sub-folders but {os.path.relpath(file, path)}; prepare its images '
-        f'once '
-        f'(python -m vit_jax.prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
+        f'once (python -m vit_jax.prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
       )
   return UserError(
     f'{path} has no images in class sub-folders; put the {_read_endings()} files of each class into a folder '

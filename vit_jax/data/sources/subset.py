@@ -44,8 +44,7 @@ def of_classes(source: Source, names: Sequence[str]) -> Subset:
 def at_most(source: Source, count: int, seed: int) -> Subset:
   """The records that are among the first `count` of each of their classes, in an order drawn with the seed.
 
-  No class keeps more than `count` records. Where records have lists of classes, a class may keep fewer than
-  it
+  No class keeps more than `count` records. Where records have lists of classes, a class may keep fewer than it
   could: a record is dropped as soon as one of its classes is full.
   """
   labels = source.labels()

@@ -20,11 +20,12 @@ from etils import epath
 
 from vit_jax import buckets, cache
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import getting, tfds_bucket
+from vit_jax.data.sources import missing_data, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
-from vit_jax.data.sources.tfds_checks import INFO, check_directory
+from vit_jax.data.sources.tfds_checks import check_directory
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
-from vit_jax.errors import UserError
+from vit_jax.data.sources.tfds_files import INFO
+from vit_jax.errors import UserError, first_line
 
 _CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait
@@ -61,19 +62,7 @@ class TfdsSource(NamedSource):
     name = builder.info.full_name
     _check_format(builder)
     check_split(split, list(builder.info.splits), name)
-    # Other images, such as masks, would be decoded for nothing.
-    features = features_of(builder.info)
-    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
-    decoders = {key: tfds.decode.SkipDecoding() for key in images}
-    try:
-      # TFDS wraps it in a decorator that hides its parameters.
-      self._records = builder.as_data_source(split=split, decoders=decoders)  # pyright: ignore[reportCallIssue]
-    except (ValueError, NotImplementedError) as error:
-      raise bad_split(split, name, error) from None
-    except OSError as error:  # Parquet files are opened here
-      raise UserError(f'{name} cannot be read ({error.strerror or error}); restore it.') from error
-    if not len(self._records):
-      raise UserError(f'Split {split!r} of {name} has no records; choose another.')
+    self._records = _records(builder, split, name)
     self.class_names = tuple(class_names or reader.names)
     self._label_map = label_map(reader.names, class_names, name)
     self._reader, self._name = reader, f'{name}/{split} record'
@@ -139,7 +128,9 @@ class TfdsSource(NamedSource):
       raise
     except Exception as error:  # array_record and protocol buffers name no types
       file = self._files[bisect.bisect_right(self._file_ends, index)]
-      raise UserError(f'{self._name} {index} cannot be read ({_reason(error)}); restore {file}.') from error
+      raise UserError(
+        f'{self._name} {index} cannot be read ({first_line(error)[:500]}); restore {file}.'
+      ) from error
 
   def _own_labels(self, record: dict[str, Any], index: int) -> np.ndarray:
     """int64 () or (classes,): the record's labels as the data set numbers them."""
@@ -216,6 +207,28 @@ def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
   return padded
 
 
+def _records(builder: tfds.core.DatasetBuilder, split: str, name: str) -> Any:
+  """The records of a split, which TFDS reads at random; their images stay encoded.
+
+  Raises:
+    UserError: as `TfdsSource`.
+  """
+  # Other images than a record's own, such as masks, would be decoded for nothing.
+  features = features_of(builder.info)
+  images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
+  decoders = {key: tfds.decode.SkipDecoding() for key in images}
+  try:
+    # TFDS wraps it in a decorator that hides its parameters.
+    records = builder.as_data_source(split=split, decoders=decoders)  # pyright: ignore[reportCallIssue]
+  except (ValueError, NotImplementedError) as error:
+    raise bad_split(split, name, error) from None
+  except OSError as error:  # Parquet files are opened here
+    raise UserError(f'{name} cannot be read ({error.strerror or error}); restore it.') from error
+  if not len(records):
+    raise UserError(f'Split {split!r} of {name} has no records; choose another.')
+  return records
+
+
 def _check_format(builder: tfds.core.DatasetBuilder) -> None:
   formats = [file_format.value for file_format in builder.info.available_file_formats()]
   if not set(formats) & set(_RANDOM_ACCESS):
@@ -284,7 +297,9 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   except tfds.core.DatasetNotFoundError:
     raise _missing(name, data_dir) or _unknown(name, data_dir, prepared) from None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
-    raise UserError(f'tfds:{name} cannot be opened ({_reason(error)}); check its name and config.') from error
+    raise UserError(
+      f'tfds:{name} cannot be opened ({first_line(error)[:500]}); check its name and config.'
+    ) from error
   if not is_prepared:
     # Written as a name with its version: 'data_set/config:1.0.0'.
     versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
@@ -336,7 +351,7 @@ def _builder_from_directory(name: str) -> tfds.core.DatasetBuilder:
     raise
   except Exception as error:  # as above
     raise UserError(
-      f'{name} cannot be opened as a TFDS directory ({_reason(error)}); check or prepare it again.'
+      f'{name} cannot be opened as a TFDS directory ({first_line(error)[:500]}); check or prepare it again.'
     ) from error
   hint = f'did you mean tfds:{found[-1]}?' if found else 'give the one with the version as its name.'
   raise UserError(f'{name} is no directory prepared by TFDS, it has no {INFO}; {hint}')
@@ -347,15 +362,9 @@ def _plain(name: str) -> str:
   return name.replace('_', '').lower()
 
 
-def _reason(error: Exception) -> str:
-  """The first line of an error's text, or its type."""
-  lines = str(error).strip().splitlines() or [type(error).__name__]
-  return lines[0][:500].rstrip('.')
-
-
 def _missing(name: str, data_dir: str) -> UserError | None:
   """The error for a missing data set that recipes name."""
-  advice = getting.advice(name)
+  advice = missing_data.advice(name)
   if advice is None:
     return None
   return UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {advice}.')

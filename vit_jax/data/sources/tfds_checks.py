@@ -15,11 +15,8 @@ from typing import Any
 from etils import epath
 
 from vit_jax import foreign_files
+from vit_jax.data.sources.tfds_files import BAD_IMAGES, CHECKSUMS, DUPLICATES, FEATURES, INFO
 from vit_jax.errors import UserError
-
-INFO = 'dataset_info.json'
-_FEATURES = 'features.json'
-_CHECKSUMS = 'SHA256SUMS'
 
 _PACKAGE = 'tensorflow_datasets.core.features.'
 _ALLOWED = frozenset(
@@ -52,7 +49,8 @@ _LONGEST_NAME = 255  # characters, as file systems have it
 
 _CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
 # Shards have checksums of their own, and would take long; the lists of bad and equal images nobody reads.
-_UNCHECKED = re.compile(r'.+\.array_record-\d+-of-\d+|(bad_images|duplicates)\.csv')
+_SHARD = re.compile(r'.+\.array_record-\d+-of-\d+')
+_UNREAD = (BAD_IMAGES, DUPLICATES)
 
 
 def check_directory(folder: epath.Path) -> None:
@@ -73,18 +71,17 @@ def check_directory(folder: epath.Path) -> None:
 
 
 def _check_features(folder: epath.Path) -> None:
-  features = _read_json(folder / _FEATURES)
+  features = _read_json(folder / FEATURES)
   info = _read_json(folder / INFO)
   # Of the other fields, the schema has keys called 'type' that name no class.
   named_in_info = info.get('features') if isinstance(info, dict) else None
   _check_files(folder / INFO, info)
-  for file, feature in ((_FEATURES, features), (INFO, named_in_info)):
+  for file, feature in ((FEATURES, features), (INFO, named_in_info)):
     for name in _class_names(feature):
       if name not in _ALLOWED:
         raise UserError(
           f'{folder / file} names the feature class {name[:100]!r}, which is not one of TFDS itself, and reading '
-          f'it would '
-          f'run code from elsewhere; prepare the data again with the features of tfds.features.'
+          f'it would run code from elsewhere; prepare the data again with the features of tfds.features.'
         )
 
 
@@ -154,22 +151,21 @@ def _read(path: epath.Path) -> bytes | None:
 
 
 def _check_checksums(folder: epath.Path) -> None:
-  content = _read(folder / _CHECKSUMS)
+  content = _read(folder / CHECKSUMS)
   if content is None:
     return
   for line in content.decode(errors='replace').splitlines():
     match = _CHECKSUM.fullmatch(line)
     if match is None:
       raise UserError(
-        f'{folder / _CHECKSUMS} is damaged at {line[:100]!r}; restore it or prepare the data again.'
+        f'{folder / CHECKSUMS} is damaged at {line[:100]!r}; restore it or prepare the data again.'
       )
     digest, name = match[1], match[2]
-    if _UNCHECKED.fullmatch(name):
+    if name in _UNREAD or _SHARD.fullmatch(name):
       continue
     file = _read(folder / name)
     if file is None or hashlib.sha256(file).hexdigest() != digest:
       raise UserError(
-        f'{folder / name} is not the file whose checksum is in {_CHECKSUMS}; restore it or, if it was '
-        f'changed '
-        f'on purpose, put its own there (sha256sum {name}).'
+        f'{folder / name} is not the file whose checksum is in {CHECKSUMS}; restore it or, if it was '
+        f'changed on purpose, put its own there (sha256sum {name}).'
       )

@@ -1,6 +1,7 @@
 """Which features of a TFDS record are its image and its class or classes."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,14 +9,13 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data.decode import Picture
+from vit_jax.data.sources.tfds_files import WEIGHTS
 from vit_jax.errors import UserError
 
 # What TFDS's data sets call the feature that has the name of an image's file.
 _FILE_NAMES = ('file_name', 'filename', 'image/file_name')
 
-_WEIGHTS = 'weights'  # as `vit_jax.prepare` calls them
-
-Value = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
+TfdsRecord = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,32 +35,32 @@ class RecordReader:
 
   key: str
   names: tuple[str, ...]
-  label: Callable[[Value], Any]
+  label: Callable[[TfdsRecord], Any]
   lists: bool
   image_feature: str
   scale: int
   file_feature: str | None
   weight_feature: str | None = None
 
-  def image(self, record: Value) -> bytes | np.ndarray:
+  def image(self, record: TfdsRecord) -> bytes | np.ndarray:
     """The encoded image, or, if it has to be scaled, uint8 (H, W, 1)."""
     image = record[self.image_feature]
     if self.scale == 1:
       return image
     return Picture(image, 1, self.key).pixels() * np.uint8(self.scale)
 
-  def file_name(self, record: Value) -> str:
+  def file_name(self, record: TfdsRecord) -> str:
     """The name of the image's file, or ''."""
     if self.file_feature is None:
       return ''
     name = record[self.file_feature]
     return name.decode(errors='backslashreplace') if isinstance(name, bytes) else str(name)
 
-  def weights(self, record: Value) -> np.ndarray | None:
+  def weights(self, record: TfdsRecord) -> np.ndarray | None:
     """float32 (classes,): the weights of a record's list of classes; None: they have none."""
     return None if self.weight_feature is None else np.asarray(record[self.weight_feature], np.float32)
 
-  def is_empty(self, record: Value) -> bool:
+  def is_empty(self, record: TfdsRecord) -> bool:
     """Whether the record lacks its image or label, as those of a truncated file do."""
     return record[self.image_feature] is None or self.label(record) is None
 
@@ -81,7 +81,7 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
   key = _label_feature(features, lists, name)
   feature = features[key]
   is_list = isinstance(feature, tfds.features.Sequence)
-  has_weights = is_list and _WEIGHTS in features
+  has_weights = is_list and WEIGHTS in features
   if has_weights and not weights:
     raise UserError(f'The classes of {name} have weights; set config.data.label_weights=True.')
   class_label = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
@@ -89,12 +89,12 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
   return RecordReader(
     key=key,
     names=tuple(class_label.names),
-    label=label_reader(key),
+    label=operator.itemgetter(key),
     lists=is_list,
     image_feature=image_feature(features, name),
     scale=1,
     file_feature=file_feature(features),
-    weight_feature=_WEIGHTS if has_weights else None,
+    weight_feature=WEIGHTS if has_weights else None,
   )
 
 
@@ -107,15 +107,6 @@ def features_of(info: tfds.core.DatasetInfo) -> tfds.features.FeaturesDict:
   if isinstance(info.features, tfds.features.FeaturesDict):
     return info.features
   raise UserError(f'The records of {info.full_name} have no named features; choose another data set.')
-
-
-def label_reader(feature: str) -> Callable[[Value], Any]:
-  """A function of a record that returns one of its features."""
-
-  def label(record: Value) -> Any:
-    return record[feature]
-
-  return label
 
 
 def file_feature(features: tfds.features.FeaturesDict) -> str | None:

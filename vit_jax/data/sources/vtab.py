@@ -8,6 +8,7 @@ appendix F (arXiv 1912.11370), as the ViT paper does (appendix B.1.1).
 
 import dataclasses
 import difflib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,15 +141,6 @@ def _half_of_test(sizes: Mapping[str, int]) -> dict[str, str]:
   return _splits('train', 'test[:50%]', 'train+test[:50%]', 'test[50%:]', 'test[:200]')
 
 
-def _class_of(feature: str) -> Callable[[Record], int]:
-  """The class is a feature."""
-
-  def label(record: Record) -> int:
-    return record[feature]
-
-  return label
-
-
 def _binned(feature: str, values: int, bins: int) -> Callable[[Record], int]:
   """The class is a feature of `values` values, neighbouring ones of which are joined to `bins` classes."""
 
@@ -192,9 +184,16 @@ def _numbers(first: int, last: int, unit: str) -> tuple[str, ...]:
   return tuple(f'{number} {unit}' for number in range(first, last + 1))
 
 
-def _plain(name: str, group: str, dataset: str, num_classes: int, splits, **options) -> Task:
+def _plain(
+  name: str,
+  group: str,
+  dataset: str,
+  num_classes: int,
+  splits: Callable[[Mapping[str, int]], dict[str, str]],
+  **options: Any,
+) -> Task:
   """A task whose class is the data set's own."""
-  return Task(name, group, dataset, num_classes, splits, _class_of('label'), **options)
+  return Task(name, group, dataset, num_classes, splits, operator.itemgetter('label'), **options)
 
 
 def _all_tasks() -> list[Task]:
@@ -280,7 +279,7 @@ def _all_tasks() -> list[Task]:
       dataset='smallnorb',
       num_classes=18,
       splits=_half_of_test,
-      label=_class_of('label_azimuth'),
+      label=operator.itemgetter('label_azimuth'),
       feature='label_azimuth',
       flip=False,
     ),
@@ -290,7 +289,7 @@ def _all_tasks() -> list[Task]:
       dataset='smallnorb',
       num_classes=9,
       splits=_half_of_test,
-      label=_class_of('label_elevation'),
+      label=operator.itemgetter('label_elevation'),
       feature='label_elevation',
     ),
   ]

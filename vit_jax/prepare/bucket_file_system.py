@@ -1,4 +1,4 @@
-"""The files of a bucket as `storage` asks fsspec for those of other addresses, over a network that fails."""
+"""A bucket as the file system that `storage` asks for of fsspec at other addresses, over a network that fails."""
 
 import errno
 import io
@@ -11,7 +11,7 @@ from vit_jax.buckets import Bucket, Entry
 _BUFFER = 4 * 2**20  # bytes that a read gets: the headers of a tar need no request each
 
 
-class BucketFiles:
+class BucketFileSystem:
   """The part of an fsspec file system that `storage` uses; its methods raise as those of `Bucket`, as do reads."""
 
   def __init__(self, address: str):

@@ -1,7 +1,7 @@
-"""The local folder of a run whose workdir is in a bucket: the bucket is the truth, the folder is a desk.
+"""The local copy that a run works in whose workdir is in a bucket; where they differ, the bucket is right.
 
-All but the checkpoints is written to the desk as to any workdir, and what has changed is copied to the bucket: before
-a checkpoint counts, every so often, and at the end. Objects are written whole, so `metrics.jsonl` is too.
+All but the checkpoints is written to the copy as to any workdir, and what has changed is uploaded: before a checkpoint
+counts, every so often, and at the end. Objects are written whole, so `metrics.jsonl` is too.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from vit_jax.errors import UserError
 from vit_jax.object_names import local_place
 
 CHECKPOINTS = 'checkpoints'
-_PAUSE = 10.0  # seconds between two copies, or
-_SHARE = 20  # so many times as long as the last one took
+_PAUSE = 10.0  # seconds between two copies, at least
+_SHARE = 20  # the pause is also at least so many times as long as the last copy took
 # What a resumed run does not read, such as TensorBoard's files, of which each start has its own.
 _NOT_READ = ('events.out.tfevents', FILE_NAME, 'profile', 'wandb', 'damaged', CHECKPOINTS)
 _UNFINISHED = '.partial'
@@ -29,7 +29,7 @@ _UNFINISHED = '.partial'
 _log = logging.getLogger(__name__)
 
 
-class Desk:
+class LocalWorkdir:
   """A local copy of a workdir in a bucket without its checkpoints' arrays, kept in step while a `with` block lasts.
 
   In a run of several processes each has its own, and copies what it wrote itself.
@@ -43,7 +43,7 @@ class Desk:
     """
     Args:
       address: the workdir's.
-      place: a folder for the desk, of which nothing is kept.
+      place: a folder for the copy; what is in it is removed.
       lease: of a run that trains.
     """
     self._lease = lease
@@ -56,7 +56,7 @@ class Desk:
     self.folder = place / self._address.rpartition('/')[2]
     self.checkpoints = f'{self._address}/{CHECKPOINTS}'
 
-  def __enter__(self) -> 'Desk':
+  def __enter__(self) -> 'LocalWorkdir':
     """Copies what the bucket has.
 
     Raises:
@@ -64,14 +64,14 @@ class Desk:
     """
     shutil.rmtree(self._place, ignore_errors=True)
     self.folder.mkdir(parents=True)
-    self._bring()
+    self._download()
     self._copied = {file: _state(file) for file in self._files()}
-    self._thread = threading.Thread(target=self._copy_now_and_then, name='desk', daemon=True)
+    self._thread = threading.Thread(target=self._copy_periodically, name='local_workdir', daemon=True)
     self._thread.start()
     return self
 
   def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
-    """Copies what is left; an error that names the desk names the workdir instead."""
+    """Copies what is left; an error that names the local folder names the workdir instead."""
     self._over.set()
     try:
       self.copy()
@@ -98,7 +98,7 @@ class Desk:
       buckets.at_once(self._copy_file, list(self._files()))
 
   def named(self, text: str) -> str:
-    """A text in which the desk is called by the address of the workdir."""
+    """A text in which the address of the workdir stands for the local folder."""
     return text.replace(str(self.folder), self._address)
 
   def _copy_file(self, file: pathlib.Path) -> None:
@@ -109,7 +109,7 @@ class Desk:
         self._bucket.write(f'{self._address}/{name}', file.read_bytes())
         self._copied[file] = state
 
-  def _copy_now_and_then(self) -> None:
+  def _copy_periodically(self) -> None:
     pause = _PAUSE
     while not self._over.wait(pause):
       begin = time.monotonic()
@@ -119,7 +119,7 @@ class Desk:
         _log.warning('%s', error)
       pause = max(_PAUSE, _SHARE * (time.monotonic() - begin))
 
-  def _bring(self) -> None:
+  def _download(self) -> None:
     """Copies what a run reads when it goes on: its small files, and `meta` of its checkpoints."""
     objects, folders = self._bucket.listing(self._address)
     wanted = [entry for entry in objects if not entry.address.rpartition('/')[2].startswith(_NOT_READ)]
@@ -136,7 +136,7 @@ class Desk:
       steps.fetch(step, self.folder / CHECKPOINTS / str(step), 'meta')
 
   def _files(self) -> list[pathlib.Path]:
-    """The files of the desk that belong into the bucket."""
+    """The local files that belong into the bucket."""
     found = []
     for folder, folders, names in os.walk(self.folder):
       if folder == str(self.folder):
