@@ -152,9 +152,9 @@ on_workers() {
 }
 
 # Copies this checkout's commit to all workers, installs it with a Python of its own, and mounts a bucket if
-# asked.
+# asked. Returns the exit code of what fails, also where a caller that goes on switches `set -e` off.
 setup_workers() {
-  local archive=vit_jax_run.tar.gz ref=${option[ref]:-HEAD}
+  local archive=vit_jax_run.tar.gz ref=${option[ref]:-HEAD} code=0
   local setup=(bash launch/on_worker.sh setup "--python=${option[python]:-3.12}")
   if [[ -n ${option[bucket]:-} ]]; then
     require mount
@@ -163,9 +163,10 @@ setup_workers() {
   if [[ -z ${option[dry-run]:-} ]]; then
     archive=$(mktemp --suffix=.tar.gz)
   fi
-  run git -C "$repository" archive --format=tar.gz --output="$archive" "$ref"
-  run "${target[@]}" scp "$archive" "$name:$FOLDER.tar.gz" "${nodes[@]}" "${place[@]}"
-  [[ -n ${option[dry-run]:-} ]] || rm "$archive"
+  run git -C "$repository" archive --format=tar.gz --output="$archive" "$ref" || return
+  run "${target[@]}" scp "$archive" "$name:$FOLDER.tar.gz" "${nodes[@]}" "${place[@]}" || code=$?
+  [[ -n ${option[dry-run]:-} ]] || rm -f "$archive"
+  ((code == 0)) || return "$code"
   local unpack="mkdir -p $FOLDER && tar -xzf $FOLDER.tar.gz -C $FOLDER && cd $FOLDER"
   run "${target[@]}" ssh "$name" "${nodes[@]}" "${place[@]}" --command="$unpack && $(quoted "${setup[@]}")"
 }

@@ -17,6 +17,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$repository/launch/common.sh"
 
 readonly POLL_SECONDS=${VIT_JAX_POLL_SECONDS:-60}
+readonly MOST_STARTS=5  # of a run on machines that are there, until it begins on all of them
 
 create() {
   require type
@@ -82,14 +83,32 @@ wait_until_active() {
   done
 }
 
-# Returns when the machines are there and the run has begun on all of them.
+# Returns when the machines are there and the run has begun on all of them. Machines that are new, or about to be taken
+# away, may refuse ssh: then it looks again whether they are there, and tries again.
 begin() {
-  until wait_until_active; do
-    recreate
+  local attempt=0 code
+  while :; do
+    until wait_until_active; do
+      recreate
+    done
+    code=0
+    start_on_workers || code=$?
+    ((code)) || return 0
+    if ((++attempt == MOST_STARTS)); then
+      printf '%s: the run could not be started, %s times (exit code %s). The machines are still there.\n' \
+        "$name" "$attempt" "$code" >&2
+      exit "$code"
+    fi
+    printf '%s: the run could not be started (exit code %s); trying again.\n' "$name" "$code" >&2
+    again=1  # it may have begun on some of them
+    sleep "$POLL_SECONDS"
   done
-  setup_workers
+}
+
+start_on_workers() {
+  setup_workers || return
   # What is still running there waits for workers that are gone.
-  [[ -z $again ]] || worker_command halt
+  [[ -z $again ]] || worker_command halt || return
   worker_command run
 }
 

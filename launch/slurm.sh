@@ -16,6 +16,10 @@ parse 'nodes= gpus= cpus= time= partition= account= name= venv= signal-seconds='
 ((${#words[@]} == 0)) || fail "${words[0]} is not an option; what is to run goes after --."
 require nodes gpus
 make_command
+venv=${option[venv]:-.venv}
+# Without the one that is named, the job would run whatever Python it finds. The job's folder is the repository.
+[[ -z ${option[venv]:-} || -f $(cd "$repository" && realpath -m "$venv")/bin/activate ]] \
+  || fail "--venv=$venv has no bin/activate; name a virtual environment that all nodes see."
 
 flags=("--nodes=${option[nodes]}" "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")
 flags+=("--cpus-per-task=${option[cpus]:-8}" "--time=${option[time]:-24:00:00}")
@@ -24,4 +28,4 @@ flags+=(--requeue --open-mode=append "--chdir=$repository" --output=runs/slurm-%
 [[ -z ${option[partition]:-} ]] || flags+=("--partition=${option[partition]}")
 [[ -z ${option[account]:-} ]] || flags+=("--account=${option[account]}")
 run mkdir -p "$repository/runs"
-run sbatch "${flags[@]}" "$repository/launch/slurm_job.sh" "${option[venv]:-.venv}" "${command[@]}"
+run sbatch "${flags[@]}" "$repository/launch/slurm_job.sh" "$venv" "${command[@]}"

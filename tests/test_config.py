@@ -48,6 +48,34 @@ def test_an_option_that_is_none_can_be_overridden():
   assert config.schedule.learning_rate == 1.0 and isinstance(config.schedule.learning_rate, float)
 
 
+@pytest.mark.parametrize(
+  ('names', 'ema', 'group'),
+  [
+    ({'train': c.ClassificationEvaluatorConfig()}, 0.0, 'train'),
+    ({'perf': c.ClassificationEvaluatorConfig()}, 0.0, 'perf'),
+    ({'a': c.ClassificationEvaluatorConfig(), 'a_ema': c.ClassificationEvaluatorConfig()}, 0.9, 'a_ema'),
+    (
+      {'a': c.FewShotEvaluatorConfig(shots=(5, 1)), 'a_5shot': c.ClassificationEvaluatorConfig()},
+      0.0,
+      'a_5shot',
+    ),
+    ({'a': c.FewShotEvaluatorConfig(), 'a_ema': c.FewShotEvaluatorConfig()}, 0.9, 'a_ema_5shot'),
+  ],
+)
+def test_evaluators_whose_metrics_lie_in_the_place_of_others_are_refused(names, ema, group):
+  with pytest.raises(UserError, match=f'would write {group}/… to metrics.jsonl'):
+    c.Config(evaluators=names, ema=ema).check_evaluator_names()
+
+
+def test_evaluators_of_different_metrics_are_not_refused():
+  c.Config(
+    evaluators={'a': c.ClassificationEvaluatorConfig(), 'a_ema': c.FewShotEvaluatorConfig()}
+  ).check_evaluator_names()
+  c.Config(evaluators={'train_all': c.FewShotEvaluatorConfig(shots=(5, 5))}, ema=0.9).check_evaluator_names()
+  with pytest.raises(UserError, match="a/b has a '/' in its name"):
+    c.Config(evaluators={'a/b': c.ClassificationEvaluatorConfig()}).check_evaluator_names()
+
+
 def test_flatten_names_options_as_on_the_command_line():
   flat = c.flatten(FULL)
   assert flat['evaluators.val.batch_size'] == 8 and flat['evaluators.web.shots'] == (1, 5)

@@ -89,6 +89,7 @@ FOUNDATION = {
   'buckets',
   'cache',
   'durations',
+  'error_sentences',
   'errors',
   'files',
   'foreign_files',

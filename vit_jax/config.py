@@ -62,6 +62,9 @@ __all__ = [
   'to_config_dict',
 ]
 
+# What stands before the '/' in the metrics that training itself logs.
+_OF_TRAINING = ('train', 'perf', 'data')
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -117,6 +120,23 @@ class Config:
       for suffix in ('', EMA_SUFFIX) if self.ema else ('',):
         names += given(f'{name}{suffix}', self.data)
     return names
+
+  def check_evaluator_names(self) -> None:
+    """Raises UserError where an evaluator's metrics or report would lie in the place of others, as a run trains."""
+    owners = dict.fromkeys(_OF_TRAINING, 'what training logs')
+    for name, evaluator in self.evaluators.items():
+      path = f'config.evaluators.{name}'
+      if '/' in name:
+        raise UserError(f"{path} has a '/' in its name, and names files in report/; rename it.")
+      suffixes = ('', EMA_SUFFIX) if self.ema else ('',)
+      metrics = [
+        each for suffix in suffixes for each in evaluator.given_metrics(f'{name}{suffix}', self.data)
+      ]
+      for group in {metric.rpartition('/')[0] for metric in metrics}:
+        if owners.setdefault(group, path) != path:
+          raise UserError(
+            f'{path} would write {group}/… to metrics.jsonl in the place of {owners[group]}; rename the evaluator.'
+          )
 
   def check(self, path: str) -> None:
     """Raises UserError, naming the options and the remedy, where sections contradict each other."""

@@ -161,6 +161,23 @@ def test_slurm_submits_the_job_with_its_arguments(fakes):
   ]
 
 
+def test_slurm_refuses_a_virtual_environment_that_is_not_there(fakes, tmp_path):
+  words = [
+    LAUNCH / 'slurm.sh',
+    '--nodes=2',
+    '--gpus=4',
+    f'--venv={tmp_path / "my env"}',
+    '--',
+    '--config=c.py',
+  ]
+  assert_refused(fakes.run(*words), 'my env has no bin/activate')
+  assert fakes.calls('sbatch') == []
+  (tmp_path / 'my env' / 'bin').mkdir(parents=True)
+  (tmp_path / 'my env' / 'bin' / 'activate').touch()
+  succeed(fakes.run(*words))
+  assert str(tmp_path / 'my env') in fakes.calls('sbatch')[0]
+
+
 @pytest.mark.parametrize(
   'code, restarts, requeued', [(0, 0, False), (75, 3, True), (1, 0, False), (75, 100, False)]
 )

@@ -161,10 +161,10 @@ if kind in answers:
 """
 
 
-def keep(fakes, tmp_path, describe: list[str], results: list[str]):
+def keep(fakes, tmp_path, describe: list[str], results: list[str], **others: list[str]):
   """Runs `keep` on that queue; (its result, the names of the actions it took)."""
   path = tmp_path / 'answers.json'
-  path.write_text(json.dumps({'describe': describe, 'result': results}))
+  path.write_text(json.dumps({'describe': describe, 'result': results, **others}))
   fakes.add('gcloud', QUEUE.format(path=str(path)))
   fakes.add('git', '[open(w[9:], "w") for w in sys.argv if w.startswith("--output=")]')
   words = [LAUNCH / 'queued_resources.sh', 'keep', 'n', '--zone=z', '--type=v6e-16', '--spot']
@@ -222,6 +222,26 @@ def test_keep_starts_the_run_again_after_a_machine_restarted(fakes, tmp_path):
   result, did = keep(fakes, tmp_path, ['ACTIVE'], ['running', 'lost', 'running', '0'])
   assert result.returncode == 0, result.stderr
   assert did == ['scp', 'setup', 'start', 'scp', 'setup', 'stop', 'start']
+
+
+def test_keep_tries_again_where_new_machines_refuse_ssh(fakes, tmp_path):
+  states = [NONE, NONE, 'ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['running', '0'], scp=['ERROR: refused', ''])
+  assert result.returncode == 0, result.stderr
+  assert did == ['create', 'scp', 'scp', 'setup', 'stop', 'start']
+
+
+def test_keep_asks_again_after_a_preemption_while_it_sets_up(fakes, tmp_path):
+  states = [NONE, NONE, 'ACTIVE', 'SUSPENDED', 'ACTIVE']
+  result, did = keep(fakes, tmp_path, states, ['0'], ssh=['ERROR: connection lost', ''])
+  assert result.returncode == 0, result.stderr
+  assert did == ['create', 'scp', 'setup', 'delete', 'create', 'scp', 'setup', 'stop', 'start']
+
+
+def test_keep_gives_up_where_nothing_can_be_set_up(fakes, tmp_path):
+  result, did = keep(fakes, tmp_path, ['ACTIVE'], ['running'], scp=['ERROR: no permission'])
+  assert result.returncode == 1 and 'could not be started, 5 times (exit code 1)' in result.stderr
+  assert did == 5 * ['scp']
 
 
 def test_keep_ends_when_google_refuses(fakes, tmp_path):

@@ -108,3 +108,25 @@ def test_average_precision_is_of_weights_of_at_least_a_half():
   own = [average_precision_score(targets[:, k], scores[:, k]) for k in range(6) if targets[:, k].any()]
   assert len(own) == 3
   assert mean.result() == pytest.approx(np.mean(own), rel=1e-12)
+
+
+@pytest.mark.parametrize('mixed', [False, True])
+def test_smoothing_gives_an_image_without_any_weight_no_loss(mixed):
+  rng = np.random.default_rng(3)
+  logits = rng.standard_normal((3, 5)).astype(np.float32)
+  label = np.array([[1, 4], [2, -1], [-1, -1]], np.int32)
+  weight = np.array([[0.5, 0.25], [1, 0], [0, 0]], np.float32)
+  targets = np.array([[0, 2 / 3, 0, 0, 1 / 3], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
+  batch = {'label': label, 'weight': weight}
+  if mixed:  # with an image that has no weight
+    batch |= {
+      'label_b': np.roll(label, 1, 0),
+      'weight_b': np.roll(weight, 1, 0),
+      'lam': np.full(3, 0.7, np.float32),
+    }
+    targets = 0.7 * targets + 0.3 * np.roll(targets, 1, 0)
+  smoothed = 0.9 * targets + 0.1 * targets.sum(axis=1, keepdims=True) / 5
+  log_shares = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  losses = ClassificationObjective(label_smoothing=0.1).label_losses(logits, batch)
+  np.testing.assert_allclose(losses, -(smoothed * log_shares).sum(axis=1), rtol=1e-5, atol=1e-6)
+  assert losses[2] == 0 or mixed

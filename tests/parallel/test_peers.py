@@ -1,4 +1,4 @@
-"""Real processes, one of which is killed: the others end with one sentence and exit code 75."""
+"""Real processes, one of which is killed or fails: the others end with one sentence and its exit code, or 75."""
 
 import signal
 import subprocess
@@ -12,9 +12,10 @@ from vit_jax.parallel.distributed import heartbeat_seconds
 SECONDS = 3
 TRAINING = """
   import sys, time
+  import jax
   import numpy as np
   from jax.experimental import multihost_utils
-  from vit_jax import cli
+  from vit_jax import cli, errors
   from vit_jax.parallel import distributed, peers
 
   def main():
@@ -57,6 +58,33 @@ def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   processes[0].kill()
   outputs = finish(processes)
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
+
+
+@pytest.mark.parametrize('failing', [0, 1])
+@pytest.mark.parametrize(
+  ('error', 'code', 'words'),
+  [
+    (
+      "errors.UserError('There are no images here; look for them.')",
+      2,
+      'There are no images here; look for them.',
+    ),
+    ("OSError(28, 'No space left on device', '/w/log')", 2, 'The disk is full: /w/log cannot be written'),
+    ("ZeroDivisionError('ours')", 1, 'ZeroDivisionError, as its own output says.'),
+  ],
+  ids=['user_error', 'full_disk', 'ours'],
+)
+def test_failure_of_a_process_is_not_taken_for_its_loss(failing, error, code, words, monkeypatch):
+  monkeypatch.setenv('VIT_JAX_HEARTBEAT_SECONDS', '60')  # so that none is lost on a busy machine
+  step = (
+    f'time.sleep(1)\n        if jax.process_index() == {failing}: raise {error}\n'
+    '        multihost_utils.process_allgather(np.ones(9))'
+  )
+  processes = start(TRAINING.format(step=step), 2)
+  outputs = finish(processes, timeout=300)
+  assert [process.returncode for process in processes] == [code, code], outputs
+  said = outputs[1 - failing].strip().splitlines()[-1]
+  assert said.startswith(f'Process {failing} failed: ') and words in said
 
 
 @pytest.mark.parametrize('library', ['CDLL', 'PyDLL'])  # the latter holds Python's lock while it aborts

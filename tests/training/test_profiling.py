@@ -22,7 +22,10 @@ SCRIPT = """
 
   def run(name, steps, count, ask_at=None):
     folder, x = pathlib.Path(sys.argv[1]) / name, jnp.ones((8, 8))
-    with Profiler(steps, folder, print) as profiler:
+    profiler = Profiler(steps, folder, print)
+    if ask_at == 0:  # while a run still compiles
+      os.kill(os.getpid(), signal.SIGUSR1)
+    with profiler:
       for step in range(1, count + 1):
         if step == ask_at:
           os.kill(os.getpid(), signal.SIGUSR1)
@@ -33,6 +36,7 @@ SCRIPT = """
   before = signal.getsignal(signal.SIGUSR1)
   run('named', 'steps 3-5', 8)
   run('asked', None, 20, ask_at=4)
+  run('early', None, 20, ask_at=0)
   run('short', 'steps 2-9', 4)
   run('none', None, 3)
   assert signal.getsignal(signal.SIGUSR1) == before
@@ -65,6 +69,10 @@ def test_sigusr1_profiles_the_next_ten_steps(traces):
   folder, lines = traces
   assert traced_steps(folder / 'asked') == list(range(4, 14))
   assert any(line.startswith('Profile of steps 4 to 13: ') for line in lines)
+
+
+def test_sigusr1_before_the_first_step_does_not_end_the_run(traces):
+  assert traced_steps(traces[0] / 'early') == list(range(1, 11))
 
 
 def test_a_run_that_ends_early_keeps_the_profile_so_far(traces):

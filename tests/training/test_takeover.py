@@ -1,13 +1,16 @@
 """A run in whose workdir another config goes on."""
 
 import dataclasses
+import logging
 
 import pytest
 import tiny
 
 from vit_jax import config as c
+from vit_jax.data.sources import subset
 from vit_jax.errors import UserError
 from vit_jax.training import loop, workdir
+from vit_jax.training.run import Run
 
 CONFIG = c.Config(
   total='2 steps',
@@ -24,6 +27,21 @@ def test_takeover_by_a_model_that_does_not_fit_the_checkpoint_leaves_the_run_as_
     loop.train(dataclasses.replace(CONFIG, model=tiny.options(width=48)), tmp_path, takeover=True)
   assert (tmp_path / 'config.json').read_bytes() == before
   loop.train(CONFIG, tmp_path)  # the command that it was started with goes on
+
+
+def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path, monkeypatch, caplog):
+  loop.train(CONFIG, tmp_path)
+  run, source = loop.open_training(CONFIG)
+  fewer = subset.at_most(source, 20, seed=0)  # of each class, as if files had been removed
+  shorter = Run(CONFIG, dataclasses.replace(run.dataset, examples=len(fewer)))
+  monkeypatch.setattr(loop, 'open_training', lambda config: (shorter, fewer))
+  with pytest.raises(
+    UserError, match=f'has 200 images, and {len(source):,} when the run began.* by --takeover'
+  ):
+    loop.train(CONFIG, tmp_path)
+  with caplog.at_level(logging.WARNING):
+    loop.train(CONFIG, tmp_path, takeover=True)
+  assert 'has 200 images' in caplog.text
 
 
 def test_takeover_that_fits_makes_the_workdir_the_new_configs(tmp_path):

@@ -33,7 +33,7 @@ class ClassificationObjective(Objective):
     logits = model(batch['image'], keys=keys)
     chex.assert_shape(logits, (len(keys), None))
     chex.assert_type(logits, jnp.float32)
-    loss = self.cross_entropy(logits, self.mixed_targets(batch, logits.shape[-1])).mean()
+    loss = self.label_losses(logits, batch).mean()
     return loss, {'accuracy': hits(logits, batch['label'], batch.get('weight')).mean()}
 
   def head_size(self, classes: int, data: DataConfig) -> int:
@@ -80,6 +80,24 @@ class ClassificationObjective(Objective):
       return targets
     lam = batch['lam'][:, None]
     return lam * targets + (1 - lam) * self.targets(batch['label_b'], num_classes, batch.get('weight_b'))
+
+  def label_losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+    """float32 (B,): the loss of each image by its labels, with label smoothing.
+
+    With 'softmax' an image whose classes have no weight adds nothing, smoothed or not: smoothing spreads the weight
+    that there is.
+
+    Args:
+      logits: float32 (B, K).
+      batch: of `data.on_device.prepare_training`.
+    """
+    classes = logits.shape[-1]
+    targets = self.mixed_targets(batch, classes)
+    if 'weight' not in batch or self.loss == 'sigmoid':
+      return self.cross_entropy(logits, targets)
+    spread = targets.sum(axis=-1, keepdims=True) / classes
+    smoothed = (1 - self.label_smoothing) * targets + self.label_smoothing * spread
+    return self.cross_entropy(logits, smoothed, smooth=False)
 
   def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
     """Cross-entropy of each example.

@@ -80,7 +80,7 @@ class DistillationObjective(ClassificationObjective):
     logits, distilled = model.distillation_logits(batch['image'], keys=keys)
     chex.assert_equal_shape([logits, distilled, batch['teacher']])
     chex.assert_type([logits, distilled], jnp.float32)
-    of_labels = self.cross_entropy(logits, self.mixed_targets(batch, logits.shape[-1])).mean()
+    of_labels = self.label_losses(logits, batch).mean()
     of_teachers = self.teacher_loss(distilled, batch['teacher']).mean()
     return (1 - self.teacher_weight) * of_labels + self.teacher_weight * of_teachers, {
       'label_loss': of_labels,

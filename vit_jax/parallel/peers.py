@@ -1,5 +1,10 @@
-"""Watches the other processes of a run: when one is lost, this one ends and is to be started again."""
+"""Watches the other processes of a run: when one is lost or fails, this one ends too.
 
+After a loss it is to be started again (exit code 75); after a failure, which a person has to mend, it is not: it ends
+with the exit code and the sentence of the process that failed.
+"""
+
+import json
 import threading
 import time
 from types import TracebackType
@@ -7,13 +12,16 @@ from types import TracebackType
 import jax
 import orbax.checkpoint as ocp
 
-from vit_jax.errors import Preempted, UserError, end_to_restart
+from vit_jax import error_sentences, signals
+from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError, end_to_restart
 from vit_jax.parallel.aborts import DelayedAbort
 
 # Keys in JAX's key-value store. Below _DIRECTORY each process has its count under its own number, and
-# _SENTENCE is what the process that noticed a loss first has written: all end with the same sentence.
+# _SENTENCE is what the process that noticed a loss first has written: all end with the same sentence. _FAILURE is
+# what a process that failed has written, as JSON: [exit code, sentence].
 _DIRECTORY = 'vit_jax/peers/'
 _SENTENCE = 'sentence'
+_FAILURE = 'failure'
 _LEFT = 'left'  # in place of a count: this process has finished its run
 
 _MAX_SECONDS_BETWEEN_BEATS = 2.0
@@ -25,6 +33,8 @@ _SUSPICIOUS_SECONDS = 10.0
 # between.
 _ABORT_SECONDS = 6.0
 _SILENCE_IN_ABORT_SECONDS = 4.0
+# How long a process goes on after another one has failed: often it fails too, by the same error, and says so itself.
+_SECONDS_TO_FAIL_TOO = 2.0
 
 
 class Peers:
@@ -41,6 +51,9 @@ class Peers:
 
   Without this class, JAX would abort the process with a page of C++ frames: at once when process 0 is lost,
   and later than `limit` when another one is. Such an abort is delayed until the sentence is printed.
+
+  A process that leaves by an error tells the others, which end with its exit code and sentence. Otherwise they would
+  take it for lost, and be started again and again for an error that only a person can mend.
 
   With a single process, this class does nothing.
   """
@@ -62,6 +75,10 @@ class Peers:
     self._counts = {str(index): ('', now) for index in range(jax.process_count())}
     self._answered = now  # when the store last answered
     self._sentence = ''
+    self._failure, self._failed_at = (
+      '',
+      0.0,
+    )  # what a process that failed has written, and when it was first seen
     self._abort = DelayedAbort(_ABORT_SECONDS)
     self._threads = [
       threading.Thread(target=self._beat, name='peers-beat', daemon=True),
@@ -89,7 +106,22 @@ class Peers:
     if error is None or isinstance(error, Preempted):
       self._write(str(jax.process_index()), _LEFT)
     # A process that failed leaves no such word: the others, which may be waiting for it, end as well.
+    elif isinstance(error, Exception):
+      self._tell_failure(error)
     self._abort.remove()
+
+  def _tell_failure(self, error: Exception) -> None:
+    """Tells the others why this process ends, unless starting the same command again may help."""
+    code, sentence = _end_of(error)
+    if code == EXIT_RESTART:
+      return
+    text = json.dumps([code, f'Process {jax.process_index()} failed: {sentence}'])
+    # In a thread, since the store may hang. Process 0 serves it to the others, so it ends last.
+    writer = threading.Thread(target=self._write, args=(_FAILURE, text), daemon=True)
+    writer.start()
+    writer.join(timeout=self._beat_seconds)
+    if jax.process_index() == 0:
+      time.sleep(2 * self._beat_seconds)
 
   def _beat(self) -> None:
     """Writes this process's count and reads the counts of all, until the run is over."""
@@ -112,6 +144,8 @@ class Peers:
       name = key.rpartition('/')[2]
       if name == _SENTENCE:
         self._sentence = value
+      elif name == _FAILURE:
+        self._failure, self._failed_at = value, self._failed_at or now
       elif self._counts[name][0] != value:
         self._counts[name] = (value, now)
 
@@ -130,6 +164,11 @@ class Peers:
       now = time.monotonic()
       if self._sentence:
         end_to_restart(self._sentence)
+      if self._failure:
+        if self._abort.aborting or now - self._failed_at > _SECONDS_TO_FAIL_TOO:
+          code, sentence = json.loads(self._failure)
+          signals.end_process(sentence, code)
+        continue  # what is silent now has failed
       if aborting_since is None and self._abort.aborting:
         aborting_since = now
       if aborting_since is not None:
@@ -173,3 +212,13 @@ class Peers:
       threading.Thread(target=self._write, args=(_SENTENCE, sentence), daemon=True).start()
       time.sleep(3 * self._beat_seconds if jax.process_index() == 0 else self._beat_seconds / 2)
     end_to_restart(sentence)
+
+
+def _end_of(error: Exception) -> tuple[int, str]:
+  """The exit code in which an error ends a command, and what the other processes say of it."""
+  if isinstance(error, UserError):
+    return error.exit_code, str(error)
+  text = error_sentences.of_os_error(error) if isinstance(error, OSError) else None
+  if text:
+    return EXIT_USER_ERROR, text
+  return 1, f'{type(error).__name__}, as its own output says.'

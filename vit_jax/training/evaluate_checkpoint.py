@@ -8,7 +8,7 @@ from typing import Any
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.errors import UserError
-from vit_jax.training import preprocessing
+from vit_jax.training import agreement, preprocessing
 from vit_jax.training.console import Console
 from vit_jax.training.run import Dataset, Run, evaluate
 from vit_jax.training.schedule import ScheduleConfig
@@ -47,7 +47,9 @@ def evaluate_newest(
   step, items, _ = newest
   run = runs[-1]
   state = run.program.state._replace(**items)
-  scores = evaluate(state, run.open_evaluators(), workdir / 'report')
+  evaluators = run.open_evaluators()
+  agreement.check(run, evaluators)
+  scores = evaluate(state, evaluators, workdir / 'report')
   Console().evaluation(step, scores)
   return scores
 

@@ -19,6 +19,7 @@ from vit_jax.models.base import Architecture, Model
 from vit_jax.objectives.base import FrozenModel, Predictor
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
+from vit_jax.parallel.facts import check_arrays
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained, no_teacher
@@ -90,6 +91,7 @@ class FrozenModels:
       notes = [*pretrained.notes, *_different_classes(checkpoint, pretrained, class_names)]
       self._check_link(checkpoint, pretrained)
       arrays, report = adapt(pretrained, network.architecture, InitConfig(reinitialise=()))
+      check_arrays(f'the parameters of {checkpoint}', arrays)
       texts.append('\n'.join([f'Frozen parameters from {checkpoint}', str(report), *notes]))
       params.append(_on_mesh(arrays, network.shapes))
     return tuple(params), '\n'.join(texts)

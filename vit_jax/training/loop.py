@@ -19,7 +19,8 @@ from vit_jax.errors import Preempted
 from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.training import figures, memory, preprocessing, workdir
+from vit_jax.parallel.facts import check_arrays
+from vit_jax.training import agreement, figures, memory, preprocessing, workdir
 from vit_jax.training.board import Board
 from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping
@@ -55,10 +56,14 @@ def train(
     Preempted: the run was asked to stop and has saved.
   """
   # Everything that can be wrong is opened before the slow part begins.
+  config.check_evaluator_names()
+  screen = Console()
+  profiler = Profiler(config.profile, folder / 'profile', screen.say)
   config = preprocessing.resolved(config, folder)
   run, source = open_training(config)
   memory.check(run)
   evaluators = run.open_evaluators()
+  agreement.check(run, evaluators)
   timeline, first_size = run.timeline, config.data.image_size
   pipeline = TrainPipeline(
     source,
@@ -69,7 +74,6 @@ def train(
     data_at=run.resizing.data,
   )
   keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
-  screen = Console()
   manager = Manager(
     folder / 'checkpoints' if local is None else local.checkpoints,
     config.checkpoint,
@@ -80,7 +84,7 @@ def train(
   note = workdir.check_claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
   if note:
     screen.say(note if local is None else local.named(note))
-  state, restored = workdir.restore(manager, run)
+  state, restored = workdir.restore(manager, run, takeover=takeover)
   workdir.write_config(config, folder)  # not before: the checkpoint may not fit what takes it over
   first_step = 0 if state is None else int(state.step)
   log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
@@ -116,7 +120,7 @@ def train(
     contextlib.closing(log),
     contextlib.closing(screen),
     pipeline.stream(first_step, timeline.total) as batches,
-    Profiler(config.profile, folder / 'profile', screen.say) as profiler,
+    profiler,
     Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt', local) as watchdog,
   ):
     speed.restart()
@@ -208,6 +212,7 @@ def _finish(
 def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
   """The parameters of config.init.checkpoint by their paths, which are accounted for on the screen."""
   arrays, text = read_initial(run.config, run.architecture)
+  check_arrays('the parameters of config.init.checkpoint', arrays)
   if text:
     screen.say(text)
   return arrays

@@ -149,15 +149,23 @@ def stored_config(workdir: pathlib.Path) -> Config | None:
   return None if meta is None else config_lib.from_config_dict(meta['config'])
 
 
-def restore(manager: Manager, run: Run) -> tuple[TrainState | None, dict[str, Any]]:
+def restore(
+  manager: Manager, run: Run, *, takeover: bool = False
+) -> tuple[TrainState | None, dict[str, Any]]:
   """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
 
+  Args:
+    manager: of its checkpoints.
+    run: which goes on.
+    takeover: go on although the training data has another number of images than before.
+
   Raises:
-    UserError: the classes of the training data have changed since.
+    UserError: the training data has changed since.
   """
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
     _check_classes(meta['class_names'], run)
+    _check_images(meta.get('examples'), run, takeover=takeover)
     return run.program.state.items()
 
   newest = manager.restore_newest(wanted)
@@ -173,6 +181,25 @@ def _check_classes(names_there: Sequence[str], run: Run) -> None:
       'The classes of the training data are not those the run began with '
       f'(changed: {", ".join(changed[:5])}); restore the data, or begin a new --workdir.'
     )
+
+
+def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None:
+  """Raises UserError, or with `takeover` warns, where the training data has more or fewer images than it had.
+
+  Args:
+    images_there: an epoch of the run that saved; 0 or None: it is not known, as of converted models.
+    run: which goes on.
+    takeover: whether that is wanted.
+  """
+  if images_there in (None, 0, run.dataset.examples):
+    return
+  text = (
+    f'The training data has {run.dataset.examples:,} images, and {images_there:,} when the run began: epochs, the '
+    f'schedule and the order of the images are no longer the same'
+  )
+  if not takeover:
+    raise UserError(f'{text}; restore the data, begin a new --workdir, or go on with it by --takeover.')
+  _log.warning('%s.', text)
 
 
 def checkpoint_meta(run: Run) -> dict[str, object]:

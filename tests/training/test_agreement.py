@@ -1,0 +1,77 @@
+"""Processes that have other options or see other data are refused, all of them, before anything is trained."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from processes import finish, start
+
+from vit_jax import config as c
+from vit_jax.parallel.facts import Fact, check_arrays, check_facts
+from vit_jax.training.agreement import facts
+from vit_jax.training.run import Dataset
+
+CONFIG = c.Config(evaluators={'val': c.ClassificationEvaluatorConfig()})
+DATASET = Dataset(16, ('a', 'b'))
+
+
+def names_of_differing(config: c.Config, dataset: Dataset = DATASET, images: int = 4) -> list[str]:
+  own, other = facts(CONFIG, DATASET, {'val': 4}), facts(config, dataset, {'val': images})
+  return [one.name for one, two in zip(own, other, strict=True) if one.content != two.content]
+
+
+@pytest.mark.parametrize(
+  ('section', 'option', 'value'),
+  [('data', 'threads', 64), ('data', 'source', 'folder:/disk1/images'), ('init', 'checkpoint', '/disk1/b16')],
+)
+def test_places_and_speed_may_differ_between_hosts(section, option, value):
+  part = dataclasses.replace(getattr(CONFIG, section), **{option: value})
+  assert names_of_differing(dataclasses.replace(CONFIG, **{section: part})) == []
+
+
+def test_what_is_trained_may_not_differ():
+  faster = dataclasses.replace(CONFIG, schedule=c.ScheduleConfig(learning_rate=0.5))
+  assert names_of_differing(faster) == ['config.schedule']
+  assert names_of_differing(dataclasses.replace(CONFIG, model=c.MixerConfig())) == ['config.model']
+  assert names_of_differing(CONFIG, Dataset(12, ('a', 'b'))) == ['the training data']
+  assert names_of_differing(CONFIG, Dataset(16, ('b', 'a'))) == ['the training data']
+  assert names_of_differing(CONFIG, images=3) == ['the data of the evaluators']
+
+
+def test_one_process_needs_no_other():
+  check_facts([Fact('the training data', '1 image', 1)])
+  check_arrays('the teacher', {'a': np.eye(2)})
+
+
+def test_processes_that_see_other_data_all_end_with_a_sentence():
+  script = """
+    import jax
+    import ml_dtypes
+    import numpy as np
+    from vit_jax import cli, errors
+    from vit_jax.parallel import distributed, peers
+    from vit_jax.parallel.facts import Fact, check_arrays, check_facts
+
+    def main():
+      distributed.initialize()
+      with peers.Peers(60):
+        check_facts([Fact('config.seed', '0', 0)])
+        arrays = {'a': np.eye(3).T[::2], 'b': np.ones((), ml_dtypes.bfloat16), 'c': np.zeros((0, 2))}
+        own = dict(reversed(arrays.items())) if jax.process_index() else arrays
+        check_arrays('the teacher', own)
+        try:
+          check_arrays('the teacher', own | {'a': own['a'] + jax.process_index()})
+        except errors.UserError as error:
+          print(error)
+        images = 16 - 4 * (jax.process_index() == 1)
+        check_facts([Fact('config.seed', '0', 0), Fact('the training data', f'{images} images', images)])
+
+    cli.run(main, ['test'])
+  """
+  processes = start(script, 2)
+  for number, output in enumerate(finish(processes)):
+    assert processes[number].returncode == 2, output
+    assert f'The processes differ in the teacher: process {number} has 3 arrays with the checksum ' in output
+    said = output.strip().splitlines()[-1]
+    assert said.startswith('The processes differ in the training data: process '), output
+    assert f'process {number} has {16 - 4 * number} images' in said or 'failed' in output

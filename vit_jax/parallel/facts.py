@@ -1,0 +1,61 @@
+"""What all processes of a run must have alike, compared: one that differs would train another run, or wait forever."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.errors import UserError
+
+
+class Fact(NamedTuple):
+  """Something that all processes must have alike.
+
+  Attributes:
+    name: what messages call it.
+    shown: this process's, in words.
+    content: all of it, as JSON takes it.
+  """
+
+  name: str
+  shown: str
+  content: Any
+
+
+def check_facts(own: list[Fact]) -> None:
+  """Raises UserError in all processes where a fact is not the same in all; all of them call this."""
+  if jax.process_count() == 1:
+    return
+  mine = np.array([zlib.crc32(json.dumps(fact.content).encode()) for fact in own], np.uint32)
+  found = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, len(own))
+  for number, fact in enumerate(own):
+    differing = np.flatnonzero(found[:, number] != found[0, number])
+    if differing.size:
+      raise UserError(
+        f'The processes differ in {fact.name}: process {jax.process_index()} has {_shortened(fact.shown)}, and not '
+        f'all have what process 0 has (not {", ".join(map(str, differing[:10]))}); start them with the same command, '
+        f'where they see the same files.'
+      )
+
+
+def check_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> None:
+  """Raises UserError in all processes where one has read other parameters from its files; all of them call this.
+
+  Args:
+    name: what messages call them.
+    arrays: path -> array, in any order.
+  """
+  if jax.process_count() == 1:
+    return
+  sums = {path: zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for path, array in arrays.items()}
+  content = sorted(sums.items())
+  digest = zlib.crc32(json.dumps(content).encode())
+  check_facts([Fact(name, f'{len(arrays)} arrays with the checksum {digest:08x}', content)])
+
+
+def _shortened(text: str) -> str:
+  return text if len(text) <= 200 else f'{text[:200]}…'
