@@ -123,7 +123,7 @@ class Config:
 
   def check_evaluator_names(self) -> None:
     """Raises UserError where an evaluator's metrics or report would lie in the place of others, as a run trains."""
-    owners = dict.fromkeys(_OF_TRAINING, 'what training logs')
+    owners: dict[str, str] = dict.fromkeys(_OF_TRAINING, 'what training logs')
     for name, evaluator in self.evaluators.items():
       path = f'config.evaluators.{name}'
       if '/' in name:
