@@ -75,10 +75,8 @@ class Peers:
     self._counts = {str(index): ('', now) for index in range(jax.process_count())}
     self._answered = now  # when the store last answered
     self._sentence = ''
-    self._failure, self._failed_at = (
-      '',
-      0.0,
-    )  # what a process that failed has written, and when it was first seen
+    self._failure = ''  # what a process that failed has written
+    self._failed_at = 0.0  # when this one first saw that
     self._abort = DelayedAbort(_ABORT_SECONDS)
     self._threads = [
       threading.Thread(target=self._beat, name='peers-beat', daemon=True),
