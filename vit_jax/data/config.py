@@ -100,7 +100,7 @@ class DataConfig:
   cache: Annotated[bool, RESUMABLE] = False
   # Threads that read and decode images, in each process. None: one for each processor that it may use, at most 16;
   # 64 where images come from a bucket, for which threads mostly wait.
-  threads: Annotated[int | None, AtLeast(1, at_most=1024), RESUMABLE] = None
+  threads: Annotated[Annotated[int, AtLeast(1, at_most=1024)] | None, RESUMABLE] = None
   # Batches made ahead, in each process.
   prefetch: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
 
