@@ -95,7 +95,7 @@ def _batches(
     unreadable: gets the files that cannot be read, each named on stderr.
   """
   from vit_jax.data.decode import Picture
-  from vit_jax.data.prefetch import map_ahead
+  from vit_jax.data.prefetch import default_threads, map_ahead
 
   def prepared(path: pathlib.Path) -> Prepared:
     try:
@@ -107,7 +107,7 @@ def _batches(
       return str(path), error
 
   groups = [paths[start : start + size] for start in range(0, len(paths), size)]
-  for results in map_ahead(prepared, groups, threads=2):
+  for results in map_ahead(prepared, groups, default_threads(is_remote=False)):
     files, images = [], []
     for file, image in results:
       if isinstance(image, Exception):

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pathlib
 import threading
-import time
 
 import bucket_data
 import numpy as np
@@ -22,66 +21,73 @@ from vit_jax.data.sources.subset import Subset
 DATA = DataConfig(source='none', image_size=(4, 5), crop='resize')
 
 
-class Slow(FakeSource):
-  """Records that take long enough for all threads to read some; notes which threads do."""
+class Meeting(FakeSource):
+  """Records of which no thread gets its first one until `expected` threads ask for theirs.
+
+  Attributes:
+    threads: those that have asked.
+  """
 
   is_remote = False
 
-  def __init__(self):
+  def __init__(self, expected: int):
     super().__init__(512)
-    self.threads: set[str] = set()
+    self.threads: set[int] = set()
+    self.expected = expected
+    self._arrived = threading.Barrier(expected, timeout=120)
 
   def __getitem__(self, index):
-    self.threads.add(threading.current_thread().name)
-    time.sleep(0.05)
+    if threading.get_ident() not in self.threads:
+      self.threads.add(threading.get_ident())
+      self._arrived.wait()
     return super().__getitem__(index)
 
 
-class SlowAndRemote(Slow):
+class RemoteMeeting(Meeting):
   is_remote = True
 
 
-def threads_that_read(source: Slow, data: DataConfig, sharding) -> int:
+def check_threads(source: Meeting, data: DataConfig, sharding) -> None:
+  """Fails where other than the expected number of threads read a batch; with BrokenBarrierError, where too few do."""
   pipeline = TrainPipeline(source, data, batch_size=128, seed=0, sharding=sharding)
   with pipeline.stream(0, 1) as batches:
     next(batches)
-  return len(source.threads)
+  assert len(source.threads) == source.expected
 
 
 @pytest.mark.parametrize('processors,expected', [(1, 1), (3, 3), (96, 16)])
 def test_there_is_a_thread_for_each_processor_up_to_16(split_over, monkeypatch, processors, expected):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda process: set(range(processors)))
-  assert threads_that_read(Slow(), DATA, split_over(1)) == expected
-  pipeline = EvalPipeline(
-    source := Slow(), DATA, crop='resize', resize=None, batch_size=128, sharding=split_over(1)
+  check_threads(Meeting(expected), DATA, split_over(1))
+  evaluation = EvalPipeline(
+    Meeting(expected), DATA, crop='resize', resize=None, batch_size=128, sharding=split_over(1)
   )
-  assert sum(int(batch['mask'].sum()) for batch in pipeline) == 512
-  assert len(source.threads) == expected
+  assert sum(int(batch['mask'].sum()) for batch in evaluation) == 512
 
 
 def test_what_comes_over_a_network_is_read_by_64_threads(split_over, monkeypatch):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0})
-  assert threads_that_read(SlowAndRemote(), DATA, split_over(1)) == 64
+  check_threads(RemoteMeeting(64), DATA, split_over(1))
 
 
 def test_the_option_decides_for_both(split_over):
   data = dataclasses.replace(DATA, threads=5)
-  assert threads_that_read(Slow(), data, split_over(1)) == 5
-  assert threads_that_read(SlowAndRemote(), data, split_over(1)) == 5
+  check_threads(Meeting(5), data, split_over(1))
+  check_threads(RemoteMeeting(5), data, split_over(1))
 
 
 def test_without_affinities_all_processors_count(split_over, monkeypatch):
   """As on macOS."""
   monkeypatch.delattr(os, 'sched_getaffinity')
   monkeypatch.setattr(os, 'cpu_count', lambda: 3)
-  assert threads_that_read(Slow(), DATA, split_over(1)) == 3
+  check_threads(Meeting(3), DATA, split_over(1))
 
 
-@pytest.mark.parametrize('source,remote', [(Slow, False), (SlowAndRemote, True)])
+@pytest.mark.parametrize('source,remote', [(Meeting, False), (RemoteMeeting, True)])
 def test_what_wraps_a_source_is_as_remote_as_it(source, remote):
-  assert Cached(source(), 3).is_remote is remote
-  assert Subset(source(), np.ones(512, bool)).is_remote is remote
-  assert Mixture([Slow(), source()], [1, 1]).is_remote is remote
+  assert Cached(source(1), 3).is_remote is remote
+  assert Subset(source(1), np.ones(512, bool)).is_remote is remote
+  assert Mixture([Meeting(1), source(1)], [1, 1]).is_remote is remote
 
 
 def test_data_in_a_bucket_are_remote_and_those_on_a_disk_are_not(tmp_path: pathlib.Path, monkeypatch):

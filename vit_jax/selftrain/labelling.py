@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import files, pytrees
 from vit_jax.data.decode import Picture
-from vit_jax.data.prefetch import map_ahead
+from vit_jax.data.prefetch import default_threads, map_ahead
 from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
 from vit_jax.loading import LoadedModel, load
@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 _CHUNK = 4096  # images
 _KEPT = 100  # classes of each image, of which the command chooses
-_THREADS = 4  # that decode images
 _LONGEST_WAIT = 60  # seconds, for other commands to write a small file
 
 
@@ -111,7 +110,7 @@ class Teachers:
         return None
 
     groups = [numbers[start : start + self._batch_size] for start in range(0, len(numbers), self._batch_size)]
-    for rows in map_ahead(prepared, groups, _THREADS):
+    for rows in map_ahead(prepared, groups, default_threads(source.is_remote)):
       yield len(rows), self._stacked(rows), np.array([row is not None for row in rows])
 
   def _inputs(self, record: Record) -> list[np.ndarray]:

@@ -20,10 +20,12 @@ class Unlabelled:
     identity: which images they are, by their paths or their source.
     version: what differs once others are at the same places: the same predictions belong to the same identity
       and version.
+    is_remote: whether each is a request over a network.
   """
 
   identity: str
   version: str
+  is_remote: bool = False
 
   def __len__(self) -> int:
     """The number of images."""
@@ -58,6 +60,7 @@ class _OfSource(Unlabelled):
   def __init__(self, spec: str, source: NamedSource):
     self._source = source
     self.identity, self.version = f'{len(source)} images of {spec}', source.version()
+    self.is_remote = source.is_remote
 
   def __len__(self) -> int:
     return len(self._source)
