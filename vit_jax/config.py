@@ -117,9 +117,12 @@ class Config:
     names = []
     for name, evaluator in self.evaluators.items():
       given = evaluator.best_metrics if best else evaluator.given_metrics
-      for suffix in ('', EMA_SUFFIX) if self.ema else ('',):
-        names += given(f'{name}{suffix}', self.data)
+      names += [metric for title in self._titles(name) for metric in given(title, self.data)]
     return names
+
+  def _titles(self, evaluator: str) -> tuple[str, ...]:
+    """What an evaluator is called in metrics: by its name, and likewise of the EMA if there is one."""
+    return (evaluator, f'{evaluator}{EMA_SUFFIX}') if self.ema else (evaluator,)
 
   def check_evaluator_names(self) -> None:
     """Raises UserError where an evaluator's metrics or report would lie in the place of others, as a run trains."""
@@ -128,9 +131,8 @@ class Config:
       path = f'config.evaluators.{name}'
       if '/' in name:
         raise UserError(f"{path} has a '/' in its name, and names files in report/; rename it.")
-      suffixes = ('', EMA_SUFFIX) if self.ema else ('',)
       metrics = [
-        each for suffix in suffixes for each in evaluator.given_metrics(f'{name}{suffix}', self.data)
+        metric for title in self._titles(name) for metric in evaluator.given_metrics(title, self.data)
       ]
       for group in {metric.rpartition('/')[0] for metric in metrics}:
         if owners.setdefault(group, path) != path:

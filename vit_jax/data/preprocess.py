@@ -18,7 +18,7 @@ from PIL import Image
 from vit_jax.data import decode
 from vit_jax.data.config import DataConfig, Interpolation
 from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, first_line
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 EvalCrop = Literal['resize', 'central']
@@ -245,9 +245,9 @@ def _upright(image: Image.Image) -> Image.Image:
   except MemoryError:
     raise
   except Exception as error:  # Pillow's decoders raise a dozen types on damaged data
-    reason = str(error).strip().rstrip('.') or type(error).__name__
     raise UserError(
-      f'{os.fspath(name)} cannot be decoded ({reason}); keep its file open until then, or restore or remove it.'
+      f'{os.fspath(name)} cannot be decoded ({first_line(error)}); keep its file open until then, or restore or '
+      'remove it.'
     ) from error
 
 
