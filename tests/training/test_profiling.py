@@ -1,6 +1,8 @@
 """Profiles of steps, read back with JAX's own reader."""
 
+import os
 import pathlib
+import signal
 
 import jax
 import processes
@@ -9,7 +11,7 @@ import pytest
 from vit_jax.config import Config, from_config_dict
 from vit_jax.errors import UserError
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.training import profiling
+from vit_jax.training import loop, preprocessing, profiling
 from vit_jax.training.run import Dataset, Run
 
 # A process of its own, since the profiler starts those of all plugins that a process has loaded, libtpu's too.
@@ -23,9 +25,9 @@ SCRIPT = """
   def run(name, steps, count, ask_at=None):
     folder, x = pathlib.Path(sys.argv[1]) / name, jnp.ones((8, 8))
     profiler = Profiler(steps, folder, print)
-    if ask_at == 0:  # while a run still compiles
-      os.kill(os.getpid(), signal.SIGUSR1)
     with profiler:
+      if ask_at == 0:  # while a run still compiles
+        os.kill(os.getpid(), signal.SIGUSR1)
       for step in range(1, count + 1):
         if step == ask_at:
           os.kill(os.getpid(), signal.SIGUSR1)
@@ -73,6 +75,18 @@ def test_sigusr1_profiles_the_next_ten_steps(traces):
 
 def test_sigusr1_before_the_first_step_does_not_end_the_run(traces):
   assert traced_steps(traces[0] / 'early') == list(range(1, 11))
+
+
+def test_training_listens_before_anything_is_opened_and_no_longer_once_it_failed(tmp_path, monkeypatch):
+  def refuse(*_):
+    os.kill(os.getpid(), signal.SIGUSR1)  # would end the process
+    raise UserError('The data is not there.')
+
+  before = signal.getsignal(signal.SIGUSR1)
+  monkeypatch.setattr(preprocessing, 'resolved', refuse)
+  with pytest.raises(UserError, match='The data is not there'):
+    loop.train(Config(total='1 steps'), tmp_path)
+  assert signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_a_run_that_ends_early_keeps_the_profile_so_far(traces):

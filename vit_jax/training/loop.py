@@ -55,10 +55,23 @@ def train(
     UserError: something that the person can mend is wrong.
     Preempted: the run was asked to stop and has saved.
   """
-  # Everything that can be wrong is opened before the slow part begins.
   config.check_evaluator_names()
   screen = Console()
-  profiler = Profiler(config.profile, folder / 'profile', screen.say)
+  with Profiler(config.profile, folder / 'profile', screen.say) as profiler:
+    _train(config, folder, screen, profiler, takeover=takeover, local=local)
+
+
+def _train(
+  config: Config,
+  folder: pathlib.Path,
+  screen: Console,
+  profiler: Profiler,
+  *,
+  takeover: bool,
+  local: LocalWorkdir | None,
+) -> None:
+  """As `train`, which has opened the screen and the profiler."""
+  # Everything that can be wrong is opened before the slow part begins.
   config = preprocessing.resolved(config, folder)
   run, source = open_training(config)
   memory.check(run)
@@ -120,7 +133,6 @@ def train(
     contextlib.closing(log),
     contextlib.closing(screen),
     pipeline.stream(first_step, timeline.total) as batches,
-    profiler,
     Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt', local) as watchdog,
   ):
     speed.restart()

@@ -43,9 +43,8 @@ class Profiler:
             state, metrics = train_step(state, next(batches))
           profiler.finish(step, metrics)
 
-  SIGUSR1 asks for a trace of the next ten steps, from the moment on at which this is made (in the main thread), so that
-  it does not end a run that still compiles, to the end of the `with` block. Steps that are not traced cost two
-  comparisons.
+  SIGUSR1 asks for a trace of the next ten steps, inside the `with` block and in the main thread; the block holds what
+  compiles too, which the signal would else end. Steps that are not traced cost two comparisons.
   """
 
   def __init__(self, steps: str | None, folder: pathlib.Path, say: Callable[[str], None]):
@@ -59,11 +58,11 @@ class Profiler:
     self._folder, self._say = folder, say
     self._asked = False
     self._tracing = False
+
+  def __enter__(self) -> Self:
     self._listens = threading.current_thread() is threading.main_thread()
     if self._listens:
       self._handler = signal.signal(signal.SIGUSR1, self._ask)
-
-  def __enter__(self) -> Self:
     return self
 
   def __exit__(self, *_: object) -> None:
