@@ -1,10 +1,10 @@
-"""Accuracy against training compute: two sizes, two lengths, three families (the paper's figure 5).
+"""Accuracy against training compute: two sizes, three lengths, three families (the paper's figure 5).
 
 python -m vit_jax.study compute --workdir=runs/compute
 
-CIFAR-10 from scratch, images shrunk to 16 pixels, so that all runs take an hour of one core; two sizes of each family,
-1 and 3 epochs. The figure has a line for each model over the counted FLOPs of training, as the paper's is over those of
-pre-training.
+CIFAR-10 from scratch, images shrunk to 16 pixels, so that all runs take two hours of one core; two sizes of each
+family, 1, 3 and 10 epochs. The figure has a line for each model over the counted FLOPs of training, as the paper's is
+over those of pre-training.
 """
 
 from vit_jax.study.definition import Study, Variant
@@ -29,7 +29,7 @@ _MODELS = {
 def get_study() -> Study:
   common = {'data.image_size': (16, 16), 'data.padding': 2}
   variants = {}
-  for epochs in (1, 3):
+  for epochs in (1, 3, 10):
     for family, sizes in _MODELS.items():
       for size, (config, options) in sizes.items():
         own = {**common, **options, 'total': f'{epochs} epochs'}

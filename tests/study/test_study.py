@@ -372,7 +372,7 @@ def test_studies_and_configs_are_not_taken_for_each_other(tmp_path):
 
 
 def test_argument_of_a_study_that_it_does_not_have_is_said():
-  with pytest.raises(UserError, match="The study has no 'mnist'; choose from cifar10, digits"):
+  with pytest.raises(UserError, match="The study has no 'mnist'; choose from cifar10, longer, digits"):
     definition.load('shape:mnist')
   with pytest.raises(UserError, match="The study poster takes no argument; leave ':digits' out"):
     definition.load('poster:digits')
