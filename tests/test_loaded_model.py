@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
-from vit_jax.loading import LoadedModel
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import ModelConfig
 
 HYBRID = tiny.options(patch=1, stem_blocks=(1,), stem_width=32)

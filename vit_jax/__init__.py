@@ -5,7 +5,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from vit_jax.loading import LoadedModel, load
+  from vit_jax.loaded_model import LoadedModel
+  from vit_jax.loading import load
 
 __all__ = ['LoadedModel', '__version__', 'load']
 

@@ -27,7 +27,7 @@ from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.data.preprocess import Preprocess
-  from vit_jax.loading import LoadedModel
+  from vit_jax.loaded_model import LoadedModel
 
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'

@@ -19,7 +19,7 @@ from vit_jax.data.sources.folder import FolderSource
 from vit_jax.errors import UserError
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
-from vit_jax.loading import LoadedModel
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.training import figures
 from vit_jax.transfer import figure

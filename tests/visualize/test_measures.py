@@ -10,7 +10,7 @@ from flax import nnx
 from models import numpy_vit
 
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.loading import LoadedModel
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.visualize import measures
 from vit_jax.visualize.observations import Observer
 

@@ -21,7 +21,8 @@ from vit_jax.data.decode import Picture
 from vit_jax.data.prefetch import default_threads, map_ahead
 from vit_jax.data.sources.base import Record
 from vit_jax.errors import UserError
-from vit_jax.loading import LoadedModel, load
+from vit_jax.loaded_model import LoadedModel
+from vit_jax.loading import load
 from vit_jax.models.base import Model
 from vit_jax.pretrained.base import no_teacher
 from vit_jax.selftrain.choosing import Predictions

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from vit_jax.loading import LoadedModel
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.visualize import measures, model_parts
 from vit_jax.visualize.observations import Observation
 from vit_jax.visualize.through_training import Moment

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.errors import UserError
-from vit_jax.loading import LoadedModel
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.visualize import figures, measures, model_parts, page, through_training
 from vit_jax.visualize.observations import Observation, Observer
 from vit_jax.visualize.through_training import Moment

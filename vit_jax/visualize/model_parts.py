@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.loading import LoadedModel
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import Grid
 from vit_jax.visualize import measures
 

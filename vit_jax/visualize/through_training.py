@@ -12,7 +12,8 @@ from vit_jax import buckets
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
-from vit_jax.loading import LoadedModel, load
+from vit_jax.loaded_model import LoadedModel
+from vit_jax.loading import load
 from vit_jax.pretrained.config import Weights
 from vit_jax.visualize import measures
 from vit_jax.visualize.observations import Observation, Observer

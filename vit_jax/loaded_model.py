@@ -1,0 +1,224 @@
+"""A loaded model: what `vit_jax.load` gives, compiled at its first call."""
+
+import functools
+import operator
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from PIL import Image
+
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
+from vit_jax.models.base import Model, ModelConfig, Pooling
+from vit_jax.pretrained.base import Link
+
+
+class LoadedModel:
+  """A network with its parameters, ready to be called: what `vit_jax.load` gives.
+
+  Its methods are compiled at their first call for a shape of images, and again for another shape. The module
+  is an argument of the compiled programs, so that parameters or layers that are replaced in it are seen.
+
+  Attributes:
+    module: the NNX module, for those who transform or train it: `nnx.split(model.module)`.
+    preprocess: makes the float32 (B, H, W, C) input of Pillow's images or uint8 arrays, prepared as for the
+      checkpoint's training.
+    class_names: of the logits; None: the checkpoint does not name them.
+    link: 'softmax', or 'sigmoid' where an image may have several classes: what `probabilities` computes.
+  """
+
+  def __init__(
+    self,
+    module: Model,
+    preprocess: Preprocess,
+    class_names: tuple[str, ...] | None,
+    link: Link = 'softmax',
+  ):
+    self.module = module
+    self.preprocess = preprocess
+    self.class_names = class_names
+    self.link: Link = link
+
+  @property
+  def config(self) -> ModelConfig:
+    """The network's options."""
+    return self.module.config
+
+  @property
+  def num_classes(self) -> int:
+    """K; 0 where the checkpoint has no head."""
+    return self.module.head.kernel.shape[-1]
+
+  def __call__(self, images: jax.typing.ArrayLike) -> jax.Array:
+    """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`.
+
+    Raises:
+      UserError: the images are not such an array, as in all methods that take images.
+    """
+    return _logits(self.module, self._checked(images))
+
+  def __repr__(self) -> str:
+    size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
+    return f'<{self.config.describe()}; {size:,} parameters, {self.num_classes:,} classes>'
+
+  def probabilities(self, logits: jax.Array) -> jax.Array:
+    """(B, K) -> (B, K): of each class, one of which an image has (softmax) or each of which it may have (sigmoid)."""
+    return jax.nn.sigmoid(logits) if self.link == 'sigmoid' else jax.nn.softmax(logits)
+
+  def features(self, images: jax.typing.ArrayLike, layer: SupportsIndex | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm.
+
+    Raises:
+      UserError: there is no such block.
+    """
+    return _features(self.module, self._checked(images), self._checked_layer(layer))
+
+  def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
+    """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
+    return _embeddings(self.module, self._checked(images))
+
+  def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
+    """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
+    return _attention(self.module, self._checked(images))
+
+  def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
+    """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
+    return _hidden_states(self.module, self._checked(images))
+
+  def pool(self, tokens: jax.typing.ArrayLike, how: Pooling | None = None) -> jax.Array:
+    """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`.
+
+    Raises:
+      UserError: they are no such array, or the model cannot pool so.
+    """
+    array = _as_array(tokens)
+    if array is None or array.ndim != 3:
+      raise UserError(
+        f'pool takes the tokens of features, (images, tokens, width), and this is {_shown(tokens)}; write '
+        'model.pool(model.features(images)).'
+      )
+    try:
+      return _pool(self.module, array, how)
+    except ValueError as error:
+      raise UserError(f'{error}.') from error
+
+  def classify(self, images: Iterable[Image.Image | np.ndarray]) -> list[str]:
+    """The most probable class of each of Pillow's images or uint8 arrays, by name (or number).
+
+    Batches are filled up with zeros to the next power of two, so that few shapes are compiled.
+
+    Raises:
+      UserError: the model gives no logits of an image.
+    """
+    self.check_classifies()
+    prepared = self.preprocess(images)
+    batch = np.zeros((1 << (len(prepared) - 1).bit_length(), *prepared.shape[1:]), prepared.dtype)
+    batch[: len(prepared)] = prepared
+    best = np.asarray(self(batch).argmax(axis=-1))[: len(prepared)]
+    return [self.class_names[number] if self.class_names else str(number) for number in best]
+
+  def check_classifies(self, name: str = 'The model') -> None:
+    """Raises UserError where an image has no vector of logits; the error calls the model by `name`."""
+    if not self.num_classes:
+      raise UserError(f'{name} has no head and cannot classify; fine-tune it first.')
+    if not self.config.classifies_images:
+      raise UserError(
+        f"{name} gives logits of every token, not of the image; fine-tune it, or load an .npz with pool='gap' "
+        '(vit_jax.load).'
+      )
+
+  def _checked(self, images: jax.typing.ArrayLike) -> jax.Array:
+    """The images as an array, if they are what `preprocess` makes.
+
+    Raises:
+      UserError: they are not four-dimensional floats, have pixels of 0 to 255, no pixels, or other channels.
+    """
+    array = _as_array(images)
+    remedy = 'write model(model.preprocess([image, …]))'
+    if array is None or array.ndim != 4:
+      raise UserError(
+        'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is '
+        f'{_shown(images)}; {remedy}.'
+      )
+    kernel: Any = functools.reduce(getattr, self.config.first_kernel.split('/'), self.module)
+    channels = kernel.shape[-2]
+    if array.shape[3] != channels:
+      if array.shape[1] == channels:
+        remedy = 'its channels come first: give images.transpose(0, 2, 3, 1)'
+      raise UserError(
+        f'The model takes images of {channels} channel{"s"[: channels > 1]}, (images, height, width, channels), and '
+        f'these are {array.shape}; {remedy}.'
+      )
+    if not array.size:
+      raise UserError(f'There are no pixels in images of the shape {array.shape}; give at least one image.')
+    return array
+
+  def _checked_layer(self, layer: SupportsIndex | None) -> int | None:
+    """The number of a block, from 0; None: all of them, and the last norm."""
+    if layer is None:
+      return None
+    depth = self.config.num_layers
+    try:
+      number = operator.index(layer)
+    except TypeError:
+      number = depth
+    if not -1 <= number < depth:
+      raise UserError(
+        f'layer is {layer!r}; choose a block from 0 to {depth - 1}, or None for the final tokens.'
+      )
+    return None if number == -1 else number
+
+
+# A module is a pytree: its parameters are arguments of the program, all else of it decides which program.
+
+
+@jax.jit
+def _logits(module: Model, images: jax.Array) -> jax.Array:
+  return module(images)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _features(module: Model, images: jax.Array, layer: int | None) -> jax.Array:
+  return module.features(images, layer)
+
+
+@jax.jit
+def _embeddings(module: Model, images: jax.Array) -> jax.Array:
+  return module.head_input(module.features(images)).astype(jnp.float32)
+
+
+@jax.jit
+def _attention(module: Model, images: jax.Array) -> jax.Array | None:
+  return module.attention(images)
+
+
+@jax.jit
+def _hidden_states(module: Model, images: jax.Array) -> jax.Array | None:
+  return module.hidden_states(images)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _pool(module: Model, tokens: jax.Array, how: Pooling | None) -> jax.Array:
+  return module.pool(tokens, how)
+
+
+def _as_array(values: Any) -> jax.Array | None:
+  """Floats as an array of JAX's, those of another library, such as PyTorch, too; None: they are something else."""
+  kind = getattr(values, 'dtype', None)
+  if kind is None:
+    return None
+  try:
+    array = values if isinstance(kind, np.dtype) else np.asarray(values)
+    return jnp.asarray(array) if jnp.issubdtype(array.dtype, jnp.floating) else None
+  except (TypeError, ValueError, RuntimeError):
+    return None  # a tensor with a gradient, say, or one that is not in the host's memory
+
+
+def _shown(values: Any) -> str:
+  """An argument as errors name it: 'uint8 (1, 32, 32, 3)', 'list'."""
+  kind = getattr(values, 'dtype', None)
+  return type(values).__name__ if kind is None else f'{kind} {tuple(values.shape)}'
