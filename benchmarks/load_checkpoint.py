@@ -112,7 +112,7 @@ def measure(function: Callable[[pathlib.Path], None], path: pathlib.Path) -> Non
   """Prints the seconds and MiB that a function takes."""
   import jax.numpy as jnp
 
-  import vit_jax.loading
+  import vit_jax.loading  # noqa: F401
   import vit_jax.training.initialization  # noqa: F401 (imports are not what is measured)
 
   jnp.zeros(1).block_until_ready()

@@ -49,6 +49,17 @@ def test_command_writes_the_tables_and_the_curves(tmp_path):
     assert picture.width >= 1000
 
 
+def test_tables_are_utf_8_whatever_the_locale(tmp_path):
+  one = write(tmp_path / '1', RUN, {5: 0.1})
+  two = write(tmp_path / '2', dataclasses.replace(RUN, data=c.DataConfig(source='folder:Vögel')), {5: 0.2})
+  ascii_locale = {**os.environ, 'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
+  script = [sys.executable, '-m', 'vit_jax.compare', str(one), str(two), f'--out={tmp_path}/out']
+  done = subprocess.run(script, capture_output=True, env=ascii_locale, timeout=120)
+  assert done.returncode == 0, done.stderr
+  assert 'folder:Vögel' in (tmp_path / 'out' / 'compare.md').read_text(encoding='utf-8')
+  assert rb'folder:V\xf6gel' in done.stdout  # what the terminal cannot show is not lost
+
+
 def test_seeds_of_a_config_have_a_mean(tmp_path):
   wide = dataclasses.replace(RUN, model=c.ViTConfig(width=1536))
   runs = [(wide, 1, 0.25), (RUN, 0, 0.5), (wide, 0, 0.75)]

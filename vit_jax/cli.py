@@ -170,8 +170,9 @@ def missing_arguments(sentence: str) -> UserError:
 
 
 def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool) -> int:
-  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == 'strict':
-    sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be of any bytes
+  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ('strict', 'surrogateescape'):
+    # Names of files may be of any bytes, and the locale may have no '×'; a user's own choice stays.
+    sys.stdout.reconfigure(errors='backslashreplace')
   try:
     if any(argument in _HELP for argument in argv[1:]):
       print(_help_text(main, argv))

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
   out = cli.local_folder(_OUT)
   files.make_directories(out)
   text = report(runs)
-  (out / 'compare.md').write_text(text)
+  (out / 'compare.md').write_text(text, encoding='utf-8')
   draw(runs, out / 'curves.png')
   files.sync([out / 'compare.md', out / 'curves.png'])
   print(text)

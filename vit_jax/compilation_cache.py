@@ -111,7 +111,7 @@ class CrashRecord:
         return
       # Open until this process ends, and removed then.
       self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-        'w', dir=self._directory, prefix='running-', suffix='.txt'
+        'w', dir=self._directory, prefix='running-', suffix='.txt', encoding='utf-8'
       )
       _is_locked_by_us(self._file.fileno())
       faulthandler.enable(self._file)

@@ -71,7 +71,7 @@ class Lease:
       files.make_directories(self._workdir)
       self._lock.acquire()
       # In place: a renamed file would be one that is not locked.
-      (self._workdir / FILE_NAME).write_text(json.dumps(this_process()) + '\n')
+      (self._workdir / FILE_NAME).write_text(json.dumps(this_process()) + '\n', encoding='utf-8')
     except filelock.Timeout:
       return refusal(self._workdir, self._holder())
     except OSError as error:

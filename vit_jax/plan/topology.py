@@ -129,7 +129,7 @@ def _quiet_stderr() -> Iterator[None]:
   """Silences libtpu, which writes to the process's stderr that this is no TPU host."""
   sys.stderr.flush()
   kept = os.dup(2)
-  with open(os.devnull, 'w') as nowhere:
+  with open(os.devnull, 'w', encoding='utf-8') as nowhere:
     os.dup2(nowhere.fileno(), 2)
   try:
     yield

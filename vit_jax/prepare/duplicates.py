@@ -89,7 +89,7 @@ def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, Collection[int
 
 def write_table(path: str | pathlib.Path, found: Groups, classes: Sequence[str]) -> None:
   """Writes a local table of the images of each group: its number, name, split and classes."""
-  with open(path, 'w', newline='', errors='surrogateescape') as file:
+  with open(path, 'w', newline='', encoding='utf-8', errors='surrogateescape') as file:
     table = csv.writer(file, lineterminator='\n')
     table.writerow(('group', 'image', 'split', 'classes'))
     for number, group in enumerate(found):

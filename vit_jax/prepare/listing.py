@@ -79,7 +79,7 @@ class Listing:
     self._class_names = selection.class_names
     self._keeps_numbers = False  # of classes that are numbers
     images = self._images(work, columns)
-    with open(self._list, 'w') as file:
+    with open(self._list, 'w', encoding='utf-8') as file:
       count = 0
       for count, image in enumerate(images, start=1):
         file.write(json.dumps(image) + '\n')
@@ -94,7 +94,7 @@ class Listing:
 
   def __iter__(self) -> Iterator[SourceImage]:
     """The images, with split and labels, in the order of the source."""
-    with open(self._list) as file:
+    with open(self._list, encoding='utf-8') as file:
       for line in file:
         image = SourceImage(*json.loads(line))
         placed = image if self._has_labels else self._layout.placed(image)

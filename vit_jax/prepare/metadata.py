@@ -76,7 +76,7 @@ def write(
     for path in folder.iterdir():
       digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = [f'{digest}  {name}\n' for name, digest in sorted(digests.items())]
-    (folder / CHECKSUMS).write_text(''.join(lines))
+    (folder / CHECKSUMS).write_text(''.join(lines), encoding='utf-8')
     others = sorted(path.name for path in folder.iterdir() if path.name != INFO)
     for name in [*others, INFO]:
       with storage.atomic_path(storage.join(destination, name), work) as local:
@@ -88,7 +88,7 @@ def write_bad_images(path: str | pathlib.Path, reports: Mapping[str, Sequence[sh
   rows = sorted(
     (name, split, reason) for split, parts in reports.items() for part in parts for name, reason in part.bad
   )
-  with open(path, 'w', newline='', errors='surrogateescape') as file:
+  with open(path, 'w', newline='', encoding='utf-8', errors='surrogateescape') as file:
     csv.writer(file, lineterminator='\n').writerows([('image', 'split', 'reason'), *rows])
 
 

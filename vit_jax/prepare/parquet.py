@@ -99,7 +99,7 @@ def _unpack(name: str, place: str, index: str, work: str, columns: Columns, limi
   offset = 0
   with (
     storage.atomic_path(index, work) as local_index,
-    open(local_index, 'w') as lines,
+    open(local_index, 'w', encoding='utf-8') as lines,
     storage.atomic_path(images, work) as local_images,  # in its place before the index is
     open(local_images, 'wb') as copy,
   ):

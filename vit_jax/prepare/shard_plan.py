@@ -273,7 +273,7 @@ def _line(image: SourceImage, numbers: Mapping[str, int]) -> str:
 
 def _append(lines: Mapping[pathlib.Path, Sequence[str]]) -> None:
   for path, part in lines.items():
-    with open(path, 'a') as file:
+    with open(path, 'a', encoding='utf-8') as file:
       file.writelines(part)
 
 

@@ -72,7 +72,7 @@ def read_json(path: str) -> Any:
 
 def write_json(path: str, content: Any, work: str) -> None:
   """Writes a JSON file as `atomic_path` does."""
-  with atomic_path(path, work) as local, open(local, 'w') as file:
+  with atomic_path(path, work) as local, open(local, 'w', encoding='utf-8') as file:
     json.dump(content, file)
 
 

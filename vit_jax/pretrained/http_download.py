@@ -78,7 +78,7 @@ class _Partial:
 
   def describe(self, size: int | None, etag: str | None) -> None:
     self.size, self.etag = size, etag
-    self._record.write_text(json.dumps({'size': size, 'etag': etag}))
+    self._record.write_text(json.dumps({'size': size, 'etag': etag}), encoding='utf-8')
 
   def keep_only_what_can_be_resumed(self) -> int:
     """Removes bytes that cannot be told from another version's; returns how many are kept."""
@@ -223,7 +223,7 @@ def _check_space(partial: _Partial) -> None:
 def _read_record(path: pathlib.Path) -> tuple[int | None, str | None]:
   """The size and the ETag that the server told; None for what it did not, or where nothing is recorded."""
   try:
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text(encoding='utf-8'))
     size, etag = record['size'], record['etag']
   except (OSError, ValueError, TypeError, KeyError):
     return None, None

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     say=lambda text: print(text, flush=True),
     ended=lambda results: table.write(study, results, workdir),
   )
-  print((workdir / 'table.md').read_text())
+  print((workdir / 'table.md').read_text(encoding='utf-8'))
   print(f'Wrote {workdir / "table.md"}, table.json and table.png.')
 
 

@@ -44,7 +44,7 @@ class Console:
       self.say(run.chosen)
     self.say(parameters_text(params, run.config.model.describe()))
     if self._prints:
-      (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n')
+      (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n', encoding='utf-8')
     self.say(data_text(run, evaluators))
     timeline = run.timeline
     self.say(f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs')

@@ -49,7 +49,7 @@ class FiniteGuard:
     if jax.process_index() == 0:
       records = self._pipeline.indices(step - 1).tolist()
       texts = {name: repr(value) for name, value in values.items()}
-      path.write_text(json.dumps({'step': step, **texts, 'records': records}))
+      path.write_text(json.dumps({'step': step, **texts, 'records': records}), encoding='utf-8')
     self._manager.wait()
     newest = self._manager.latest_step()
     good = 'there is no checkpoint yet'

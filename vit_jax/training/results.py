@@ -121,6 +121,6 @@ def output_in_log(workdir: pathlib.Path) -> Iterator[None]:
   files.make_directories(workdir)
   index = jax.process_index()
   path = workdir / (f'log_{index}.txt' if index else 'log.txt')
-  with path.open('a', buffering=1) as file, contextlib.redirect_stdout(file):
+  with path.open('a', buffering=1, encoding='utf-8') as file, contextlib.redirect_stdout(file):
     yield
   jax.clear_caches()  # the next run has programs of its own

@@ -88,7 +88,7 @@ class Watchdog:
         self._end()
 
   def _end(self) -> None:
-    with tempfile.TemporaryFile('w+') as file:
+    with tempfile.TemporaryFile('w+', encoding='utf-8') as file:
       faulthandler.dump_traceback(file)
       file.seek(0)
       stacks = file.read()
@@ -105,6 +105,6 @@ class Watchdog:
     )
 
   def _write(self, stacks: str) -> None:
-    self._path.write_text(stacks)
+    self._path.write_text(stacks, encoding='utf-8')
     if self._local is not None:
       self._local.copy()

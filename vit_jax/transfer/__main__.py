@@ -84,7 +84,7 @@ def main() -> None:
   if all(line.missing for line in lines):
     raise UserError(f'None of the data of --suite={_SUITE.value} is here; {workdir / "table.md"} says why.')
   if prints:
-    print((workdir / 'table.md').read_text())
+    print((workdir / 'table.md').read_text(encoding='utf-8'))
     print(f'Wrote {workdir / "table.md"}, table.csv, table.json and table.png.')
 
 
