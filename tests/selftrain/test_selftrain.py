@@ -10,6 +10,7 @@ import teachers
 from PIL import Image
 
 import vit_jax
+from vit_jax.checkpoint.lease import Lease
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
@@ -110,6 +111,13 @@ def test_same_command_again_changes_nothing_and_other_teachers_are_refused(place
   assert "has predictions with teachers ['one', 'two'], not ['one']; choose another --workdir." in said
   said = command(place, '--teachers=one,two', '--workdir=labelled', '--confidence=0.2', 'photos', code=2)
   assert 'was prepared with source' in said and 'or remove that one' in said
+
+
+def test_second_command_that_would_write_the_data_set_at_the_same_time_is_refused(place, labelled):
+  assert 'Chose' in labelled
+  with Lease(place / 'labelled'):
+    said = command(place, '--teachers=one,two', '--workdir=labelled', '--top=3', 'photos', code=2)
+  assert 'labelled is in use by process' in said and 'stop it, or choose another --workdir' in said
 
 
 def digests(workdir):

@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> None:
   if not arguments:
     raise cli.missing_arguments('Name images, folders of them, or one source behind the flags')
   source = opened(arguments)
+  from vit_jax.checkpoint.lease import Lease
   from vit_jax.selftrain import labelling
 
   teacher = labelling.Teachers(teachers, _BATCH_SIZE.value or 64)
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str]) -> None:
     return
   predictions = chunks.read()
   choice = labels.Choice(_CONFIDENCE.value or 0.0, _PER_CLASS.value, _TOP.value or 5)
-  written = labels.write(source, predictions, choice, teacher.class_names, workdir)
+  with Lease(workdir):  # the parts of two data sets would be mixed
+    written = labels.write(source, predictions, choice, teacher.class_names, workdir)
   _print(predictions, written, workdir / samples.DATA_SET)
 
 
