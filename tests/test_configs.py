@@ -194,6 +194,13 @@ def test_fine_tuning_by_the_papers_recipe_is_evaluated_on_a_split_that_its_data_
   assert evaluator.split == 'test'
 
 
+def test_fine_tuning_takes_a_source_that_has_no_colon_in_its_name():
+  config = load('finetune', 'b16,digits')
+  assert config.data.source == 'digits' and config.init.head == 'probe'
+  config = load('finetune', 'b16,digits,paper')
+  assert config.data.source == 'digits' and config.total == '2500 steps'
+
+
 def test_an_ablation_changes_what_its_words_say():
   changed = recipes.ablation('x', 'wide,small', {'wide': {'model.width': 96}})
   config = c.from_config_dict(changed)

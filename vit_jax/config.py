@@ -70,6 +70,7 @@ _OF_TRAINING = ('train', 'perf', 'data')
 class Config:
   """A run."""
 
+  # Of initial parameters, the order of the images, augmentation and dropout.
   seed: Annotated[int, Between(0, 2**32 - 1)] = 0
   # How long to train.
   total: Duration = '10 epochs'

@@ -72,14 +72,39 @@ def _comments(cls: type) -> dict[str, str]:
   return result
 
 
-def help_text(section: Any, width: int = 100) -> str:
-  """All options with their defaults and documentation, a paragraph each."""
-  paragraphs = []
-  for doc in documented(section):
-    head = f'  --config.{doc.name}={doc.default}'
-    text = textwrap.fill(doc.text, width, initial_indent='      ', subsequent_indent='      ')
-    paragraphs.append(f'{head}\n{text}' if doc.text else head)
+def other_kinds(section: Any) -> Iterator[tuple[str, list[OptionDoc]]]:
+  """Of each union of a section, such as `model`, the kinds that the section has not chosen.
+
+  Yields:
+    The option that chooses a kind, such as "model.name='mixer'", and the options that only this kind has. Of
+    a union with many members, `evaluators`, each kind with all options of a member, called NAME.
+  """
+  for field in dataclasses.fields(section):
+    registry = options.registry_of(type(section), field.name)
+    if registry is None:
+      continue
+    value = getattr(section, field.name)
+    of_many = isinstance(value, dict)
+    prefix = f'{field.name}.NAME.' if of_many else f'{field.name}.'
+    known = set() if of_many else {doc.name for doc in documented(value, prefix)}
+    for kind in registry.names():
+      own = [doc for doc in documented(registry[kind](), prefix) if doc.name not in known]
+      if own:
+        yield f'{prefix}{registry.tag}={kind!r}', own
+
+
+def help_text(section: Any) -> str:
+  """All options with their defaults and documentation, a paragraph each; behind them those of the other kinds."""
+  paragraphs = [_paragraph(doc) for doc in documented(section)]
+  for choice, own in other_kinds(section):
+    paragraphs += [f'\nWith --config.{choice} there are:\n', *map(_paragraph, own)]
   return '\n'.join(paragraphs)
+
+
+def _paragraph(doc: OptionDoc) -> str:
+  head = f'  --config.{doc.name}={doc.default}'
+  text = textwrap.fill(doc.text, 100, initial_indent='      ', subsequent_indent='      ')
+  return f'{head}\n{text}' if doc.text else head
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:

@@ -104,7 +104,7 @@ def chosen_finetuning(argument: str) -> Config:
     )
   data, _, recipe = data.rpartition(',') if data.endswith(_RECIPES) else (data, '', '')
   _check_recipe(data)
-  if recipe == 'paper' or (not recipe and ':' not in data):
+  if recipe == 'paper' or (not recipe and not _is_source(data)):
     return finetuning(model, data)
   source = source_of(data)
   return fitted(model, source, 'all' if recipe == 'all' else 'head')
@@ -138,7 +138,7 @@ def finetuning(model: str, data: str) -> Config:
   Raises:
     UserError: no such model or data set, or one without a split to evaluate on.
   """
-  if data not in _FINETUNING_ROWS and ':' not in data:
+  if data not in _FINETUNING_ROWS and not _is_source(data):
     kind = 'folder' if _is_folder_of_images(data) else 'tfds'
     near = difflib.get_close_matches(data, _FINETUNING_ROWS, n=1) or [f'{kind}:{data}']
     raise UserError(
@@ -153,9 +153,14 @@ def finetuning(model: str, data: str) -> Config:
 
 def source_of(data: str) -> str:
   """'cifar10' -> 'tfds:cifar10'; what names a source by itself ('folder:/images', 'digits') stays as it is."""
-  from vit_jax.data.sources import SOURCES
+  return data if _is_source(data) else f'tfds:{data}'
 
-  return data if ':' in data or data in SOURCES.names() else f'tfds:{data}'
+
+def _is_source(data: str) -> bool:
+  """Whether a name says by itself which source it is of, rather than to be a row of the paper's table."""
+  from vit_jax.data.sources.base import SOURCES
+
+  return ':' in data or data in SOURCES.names()
 
 
 def held_out(source: str) -> str:
@@ -182,7 +187,9 @@ def held_out(source: str) -> str:
 
 
 def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
-  """A fine-tuning of any size: batch, length and resolution follow from the number of images.
+  """A fine-tuning of any size: its batch follows from the number of images, and with 'all' its length too.
+
+  Images are as large as the checkpoint's own, 224 px at most.
 
   The head begins as a logistic regression of the frozen features, which is most of what some hundred images
   can teach. 'head' trains it for one more epoch, on crops and mirror images; 'all' trains every layer, gently.

@@ -10,7 +10,7 @@ epoch, a minute or two of one core.
 Published (arXiv 2010.11929, appendix D.3; figure 9 has curves of 5-shot ImageNet accuracy, no table): at the
 class token's rate, 8e-4, the mean of the tokens "performed very poorly"; at 3e-4 it is as good as the class
 token. Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); the grid of poolings and rates:
-configs/studies/pooling.py, and docs/findings.md says whether it was run.
+configs/studies/pooling.py, and docs/findings.md has what it found.
 
 Target: cpu:1
 """

@@ -7,8 +7,7 @@ python -m vit_jax.study shape:digits --workdir=runs/shape_digits
 From the small model with patches of 8 pixels: depth, width, MLP and patches, 4 epochs of CIFAR-10. 'longer': depth and
 width alone, 12 epochs, two hours of one core. 'digits': from the model of configs/quickstart.py, with patches of 2
 pixels and MLPs of 256, all of them together and heads too, 20 epochs of scikit-learn's digits, half a minute a run. The
-figure has a line for each over the counted FLOPs, so that what is
-above another does more with as many; heads cost nothing.
+figure has a line for each over the counted FLOPs: what lies above another learns more for as many. Heads cost no FLOPs.
 """
 
 from vit_jax.study.definition import Study, Variant, chosen

@@ -253,6 +253,16 @@ def test_newest_best_and_periodic_steps_are_kept(tmp_path):
   assert train('val/accuracy', tmp_path / 'accuracy') == [1, 3, 6, 7]
 
 
+def test_first_save_of_each_interval_is_kept_where_saves_do_not_meet_its_multiples(tmp_path):
+  for _ in range(2):  # the second one as after a restart
+    with Manager(tmp_path, CheckpointConfig(keep=1), keep_every_steps=6) as manager:
+      for step in range((manager.latest_step() or 0) + 4, 29, 4):
+        manager.save(step, {'params': {'x': jnp.ones(2)}}, {})
+        if step == 16:
+          break
+  assert Manager(tmp_path, CheckpointConfig(keep=1)).all_steps() == [8, 12, 20, 24, 28]
+
+
 def test_best_step_is_found_beside_a_damaged_one(tmp_path):
   """Orbax's own policy reads each step's metrics at the start, and ends the program at a damaged file."""
   checkpoint = CheckpointConfig(keep=2, best='val/accuracy')

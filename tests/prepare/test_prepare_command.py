@@ -142,6 +142,14 @@ def test_named_pipe_among_the_images_of_a_folder_is_left_out(photos, tmp_path):
   assert code == 0 and 'train 1 images' in output
 
 
+@pytest.mark.parametrize('flag', ['classes', 'class_names'])
+def test_named_pipe_instead_of_a_list_of_classes_is_refused(photos, tmp_path, flag):
+  os.mkfifo(tmp_path / 'list.txt')
+  code, _, errors = run(photos, tmp_path / 'set', f'--{flag}={tmp_path}/list.txt')
+  assert code == 2 and f'--{flag}={tmp_path}/list.txt cannot be read' in errors
+  assert 'not a regular file' in errors and errors.strip().endswith('give a text file.')
+
+
 def test_mistyped_source_does_not_lock_the_destination(photos, tmp_path):
   (tmp_path / 'empty').mkdir()
   for wrong in (tmp_path / 'none', tmp_path / 'empty'):

@@ -44,7 +44,7 @@ class BucketWriter:
     Args:
       steps: in the bucket.
       checkpoint: `keep` and `best` are read here.
-      keep_every_steps: steps divisible by this are kept for good.
+      keep_every_steps: the first step from each multiple of this on is kept for good.
       lower_is_better: of the metric `checkpoint.best`.
       before_commit: called on each process before a step is committed, in the background.
     """

@@ -14,7 +14,7 @@ class CheckpointConfig:
   every: Duration = '1 epochs'
   # How many of the newest checkpoints to keep.
   keep: Count = 2
-  # And, for good, one each so often.
+  # And, for good, the first that is saved in each such interval after the first one.
   keep_every: Duration | None = None
   # And, of the steps that are both evaluated and saved, the best by a metric of an evaluator:
   # '<evaluator>/accuracy', '<evaluator>/loss', …; of few-shot evaluators '<evaluator>_5shot/accuracy'.

@@ -55,7 +55,7 @@ class Manager:
     Args:
       directory: where the steps lie, which is made absolute, or an address in a bucket.
       checkpoint: `keep` and `best` are read here.
-      keep_every_steps: steps divisible by this are kept for good.
+      keep_every_steps: the first step from each multiple of this on is kept for good.
       lower_is_better: of the metric `checkpoint.best`.
       read_only: to evaluate; nothing in the directory is changed.
       before_commit: of a directory in a bucket: called in the background on each process before a step counts.

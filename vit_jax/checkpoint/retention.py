@@ -56,11 +56,30 @@ class Best(checkpoint_managers.PreservationPolicy):
     return [index == first for index in range(len(scores))]
 
 
+class Spaced(checkpoint_managers.PreservationPolicy):
+  """Keeps the first step that was saved at or after each multiple of an interval.
+
+  Orbax's own EveryNSteps keeps multiples only, and nothing where the interval is none of `checkpoint.every`.
+  """
+
+  def __init__(self, interval: int):
+    self._interval = interval  # in steps
+
+  def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+    """Answers Orbax's question which of these, in ascending order, to keep."""
+    number = 0  # of the interval that the last step was in; in the first one, from step 0, none is kept
+    kept = []
+    for checkpoint in checkpoints:
+      before, number = number, checkpoint.step // self._interval
+      kept.append(number > before)
+    return kept
+
+
 def policy(keep: int, best: Best, keep_every_steps: int | None) -> checkpoint_managers.AnyPreservationPolicy:
-  """Keeps the newest steps, the best one, and those that are divisible by `keep_every_steps`."""
+  """Keeps the newest steps, the best one, and the first from each multiple of `keep_every_steps` on."""
   policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep), best]
   if keep_every_steps:
-    policies.append(checkpoint_managers.EveryNSteps(keep_every_steps))
+    policies.append(Spaced(keep_every_steps))
   return checkpoint_managers.AnyPreservationPolicy(policies)
 
 

@@ -51,7 +51,7 @@ class Writer:
     Args:
       directory: absolute.
       checkpoint: `keep` and `best` are read here.
-      keep_every_steps: steps divisible by this are kept for good.
+      keep_every_steps: the first step from each multiple of this on is kept for good.
       lower_is_better: of the metric `checkpoint.best`.
     """
     failures.silence_libraries()

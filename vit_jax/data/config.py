@@ -29,6 +29,7 @@ class DataConfig:
   # 'digits' (comes with scikit-learn), 'tfds:NAME', 'tfds:/a/prepared/directory', 'folder:/path' or
   # 'vtab:TASK'. A split written behind it ('tfds:cifar10:train[:98%]') wins over `split`.
   source: str = 'digits'
+  # Of the source, such as 'train' or 'train[:98%]'.
   split: str = 'train'
   # Height, width of the model's input; one number for both.
   image_size: ImageSize = (224, 224)
@@ -75,16 +76,18 @@ class DataConfig:
   # of AugReg's, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
   # 'strong2'. Several: 'medium1 | erase(0.25)'.
   augment: Annotated[str, _augmentation] = 'none'
-  # Mix each image with another one of the batch, and their targets alike: mixup blends them, cutmix puts a
-  # box of the other one in. The shares are drawn from Beta(α, α) with this α; 0: never. With both, a coin
-  # decides. None: what `augment` brings along. train/accuracy is then of the image with the larger share.
+  # Blend each image with another one of the batch, and their targets alike. The shares are drawn from Beta(α, α)
+  # with this α; 0: never. None: what `augment` brings along. train/accuracy is then of the image with the larger
+  # share.
   mixup: Annotated[float, Between(0, 100)] | None = None
+  # As mixup, but a box of the other image is put in. With both, a coin decides.
   cutmix: Annotated[float, Between(0, 100)] = 0.0
   # One draw of the mixing for the whole 'batch', or one for each 'example'.
   mix_per: Literal['batch', 'example'] = 'batch'
   # The model is given (pixel / 255 - mean) / std, of one number for all channels or one for each. None: as
   # init.checkpoint was trained; without one 0.5 and 0.5, which is -1 to 1.
   mean: tuple[float, ...] | None = None
+  # See mean.
   std: tuple[Positive, ...] | None = None
   # How images are resized: 'bilinear' without antialiasing, as the paper's code, or as Pillow does:
   # 'pillow_bicubic', 'pillow_bilinear', 'pillow_lanczos', 'pillow_nearest'. None: as init.checkpoint was

@@ -106,6 +106,7 @@ class EvaluatorConfig(abc.ABC):
 
   # As data.source. None: data.source.
   source: str | None = None
+  # Of the source, such as 'test' or 'train[90%:]'.
   split: str = 'test'
   # 'resize' (squash, as the paper's evaluation) or 'central' (resize the shorter side, cut the middle). None:
   # as init.checkpoint was evaluated; without one 'resize'.

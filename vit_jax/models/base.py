@@ -60,7 +60,8 @@ class ModelConfig(abc.ABC):
   # What the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
   # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but
-  # its matrix products ('dots'). None: the first of 'none', 'dots', 'block' that fits (training/auto.py).
+  # its matrix products ('dots'). None: 'none' on CPUs; elsewhere the first of these that fits, on TPUs after
+  # 'none' with the batch in parts (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs. None:
   # so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less than

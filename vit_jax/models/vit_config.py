@@ -115,6 +115,7 @@ class ViTConfig(ModelConfig):
   mlp_dim: Size | None = None
   # L, encoder blocks.
   depth: Size | None = None
+  # Attention heads of a block; they divide the width.
   heads: Size | None = None
   # Bottlenecks in each stage of a ResNet that the patches are cut from; (): its root alone. None: no ResNet.
   stem_blocks: tuple[Size, ...] | None = None
@@ -162,7 +163,10 @@ class ViTConfig(ModelConfig):
   # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
   # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
   mlp_locality: bool = False
+  # Of tokens with their positions and of what each dense layer of a block gives, but the queries, keys and values
+  # (the paper's appendix B.1).
   dropout: Rate = 0.0
+  # Of the weights of attention.
   attention_dropout: Rate = 0.0
   # What computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).

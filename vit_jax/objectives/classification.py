@@ -22,6 +22,7 @@ class ClassificationObjective(Objective):
   # 'softmax': one class an image. 'sigmoid': the sum of the classes' binary cross-entropies, as the paper
   # pre-trains on ImageNet-21k and JFT; needed where images have lists of classes without weights.
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
+  # The share of the targets that all classes have alike.
   label_smoothing: Rate = 0.0
 
   title: ClassVar[str] = 'classification'

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from vit_jax import foreign_files
 from vit_jax.errors import UserError
 from vit_jax.prepare.source_image import SourceImage
 
@@ -64,7 +65,7 @@ def read_lines(path: str | None, flag: str) -> tuple[str, ...] | None:
   if path is None:
     return None
   try:
-    lines = pathlib.Path(path).expanduser().read_text('utf-8-sig').splitlines()
+    lines = foreign_files.read_text(pathlib.Path(path).expanduser()).splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'--{flag}={path} cannot be read ({error}); give a text file.') from error
   found = tuple(line.strip() for line in lines if line.strip())

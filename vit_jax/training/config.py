@@ -15,7 +15,7 @@ class StopConfig:
   metric: str | None = None
   # Evaluations in a row without a new best value that end the run.
   patience: Count = 5
-  # Whether 'lower' or 'higher' is better; None: lower for a loss, higher for the others.
+  # Whether 'lower' or 'higher' is better; None: as the metric's evaluator says.
   direction: Literal['lower', 'higher'] | None = None
 
 

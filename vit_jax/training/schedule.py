@@ -23,7 +23,9 @@ class ScheduleConfig:
 
   # At the end of the warmup.
   learning_rate: NotNegative = 1e-3
+  # From 0 up to learning_rate, linearly; '0 steps': none.
   warmup: DurationOrZero = '0 steps'
+  # From the end of the warmup to that of the run; the options below say how.
   decay: Literal['linear', 'cosine', 'exponential', 'constant', 'rsqrt', 'staircase'] = 'cosine'
   # 'linear', 'cosine' and 'exponential': the rate at the end.
   end_value: NotNegative = 0.0
