@@ -77,7 +77,7 @@ def test_any_subset_of_items_can_be_restored(tmp_path):
       step, restored, meta = manager.restore_newest({name: _abstract(items[name]) for name in names})
       assert (step, meta) == (1, {'a': 1})
       _assert_same(restored, {name: items[name] for name in names})
-    with pytest.raises(UserError, match=r"has no 'average'; it has empty, opt_state, params\."):
+    with pytest.raises(UserError, match=r"has no 'average'; it has empty, opt_state, params; use the config"):
       manager.restore_newest({'average': _abstract(_tree())})
 
 

@@ -6,6 +6,7 @@ import logging
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn import linear_model
 
 from vit_jax import config as c
@@ -14,6 +15,8 @@ from vit_jax.evaluation import features, fewshot
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES, Standard
 from vit_jax.evaluation.ridge import Ridge
+from vit_jax.prepare import run as prepare_run
+from vit_jax.prepare.images import Shrinking
 from vit_jax.training.run import Dataset, Run, evaluate
 
 
@@ -164,6 +167,23 @@ def test_classes_with_too_few_images_are_warned_of(caplog):
   none_left = dataclasses.replace(options, shots=(50,))
   with pytest.raises(UserError, match=r'no images left to choose by after 50 .*\.web\.'):
     run_of({'web': none_left}).open_evaluators()
+
+
+def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path):
+  (tmp_path / 'photos').mkdir()
+  for name in 'ab':
+    Image.new('RGB', (8, 8)).save(tmp_path / 'photos' / f'{name}.png')
+  (tmp_path / 'photos' / 'list.csv').write_text('file,label\na.png,cat;dog\nb.png,cat\n')
+  prepare_run.prepare(
+    str(tmp_path / 'photos' / 'list.csv'),
+    str(tmp_path / 'set/1.0.0'),
+    prepare_run.Options(Shrinking(), workers=1),
+  )
+  lists = dataclasses.replace(PROBE, source=f'tfds:{tmp_path}/set/1.0.0', split='train')
+  with pytest.raises(
+    UserError, match=r'evaluators\.web is few-shot, which needs images of one class each, and'
+  ):
+    run_of({'web': lists}).open_evaluators()
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,33 @@ def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path
     formats.read(tmp_path / 'ema.npz', weights='ema')
 
 
+def test_name_of_an_evaluator_that_looks_like_the_emas_does_not_choose_the_ema(tmp_path):
+  config = c.Config(
+    model=c.ViTConfig('custom', **SIZES),
+    data=c.DataConfig(image_size=(16, 16)),
+    evaluators={'val_emails': c.ClassificationEvaluatorConfig()},
+    checkpoint=c.CheckpointConfig(best='val_emails/accuracy'),
+    ema=0.9,
+  )
+  saved = save_run(tmp_path, c.as_json(config), Architecture(config.model, (16, 16), 3, 2), 'params', 'ema')
+  assert_params(formats.read(tmp_path), saved['params'])
+
+
+def test_outputs_beyond_the_classes_of_the_data_are_called_by_their_number(tmp_path):
+  config = c.Config(
+    model=c.ViTConfig('custom', **SIZES), data=c.DataConfig(image_size=(16, 16), num_classes=4)
+  )
+  save_run(tmp_path / 'run', c.as_json(config), Architecture(config.model, (16, 16), 3, 4), 'params')
+  model = vit_jax.load(tmp_path / 'run')
+  assert model.class_names == ('cat', 'dog', '2', '3')
+  model.module.head.bias[...] = model.module.head.bias[...].at[3].set(1e3)
+  assert model.classify([np.zeros((16, 16, 3), np.uint8)]) == ['3']
+  pretrained = formats.read(tmp_path / 'run')
+  format_, _ = formats.written_by('hf', pretrained)
+  format_.write(pretrained, tmp_path / 'hf')  # which has a name for each output
+  assert vit_jax.load(tmp_path / 'hf').class_names == ('cat', 'dog', '2', '3')
+
+
 def test_ema_of_a_run_without_one_is_refused(golden, tmp_path):
   write_run(read(path(golden, 'b_vit_gap')), tmp_path / 'run')
   with pytest.raises(UserError, match=r'has no EMA of its parameters \(its config.ema is 0\)'):

@@ -10,6 +10,7 @@ from flax import nnx
 from PIL import Image
 from sklearn import linear_model
 
+import vit_jax
 from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.data import sources
@@ -107,6 +108,16 @@ def test_logits_of_two_heads_are_those_of_the_probe(monkeypatch):
   images = rng.normal(size=(8, 8, 8, 3)).astype(np.float32)
   expected = np.asarray(module.head_input(module.features(images))) @ probe.kernel + probe.bias
   np.testing.assert_allclose(module(images), expected, atol=1e-5)
+
+
+def test_head_of_the_checkpoint_that_is_kept_is_not_probed(tmp_path, capsys):
+  loop.train(config(total='1 steps', init=c.InitConfig()), tmp_path / 'first')
+  kept = c.InitConfig(checkpoint=str(tmp_path / 'first'), head='probe', reinitialise=())
+  still = c.ScheduleConfig(learning_rate=0.0)
+  loop.train(config(total='1 steps', init=kept, schedule=still), tmp_path / 'second')
+  assert "Head: the checkpoint's own, which config.init.reinitialise does not name" in capsys.readouterr().out
+  first, second = (vit_jax.load(tmp_path / name).module for name in ('first', 'second'))
+  np.testing.assert_array_equal(second.head.kernel[...], first.head.kernel[...])
 
 
 def test_short_run_logs_every_step(tmp_path):

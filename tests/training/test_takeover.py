@@ -6,6 +6,7 @@ import logging
 import pytest
 import tiny
 
+import vit_jax
 from vit_jax import config as c
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError
@@ -42,6 +43,26 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path
   with caplog.at_level(logging.WARNING):
     loop.train(CONFIG, tmp_path, takeover=True)
   assert 'has 200 images' in caplog.text
+
+
+def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_path):
+  def config(size, **cut):
+    return dataclasses.replace(
+      CONFIG,
+      model=tiny.options(position='none'),
+      data=dataclasses.replace(CONFIG.data, image_size=size),
+      evaluators={'test': c.ClassificationEvaluatorConfig(**cut)},
+    )
+
+  loop.train(config((8, 8), crop='central', resize=10), tmp_path)
+  loop.train(dataclasses.replace(config((16, 16)), total='3 steps'), tmp_path, takeover=True)
+  taken = workdir.read_config(tmp_path)
+  assert (taken.evaluators['test'].crop, taken.evaluators['test'].resize) == ('central', 20)
+  assert vit_jax.load(tmp_path).preprocess.shorter == 20
+  with pytest.raises(
+    UserError, match=r'config\.evaluators\.test\.resize is 10 pixels, out of which no 16 × 16'
+  ):
+    loop.train(config((16, 16), resize=10), tmp_path, takeover=True)
 
 
 def test_takeover_that_fits_makes_the_workdir_the_new_configs(tmp_path):

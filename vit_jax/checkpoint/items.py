@@ -50,7 +50,10 @@ class StoredItem:
     """
     stored_name = renamed.stored_item(name, stored)
     if stored_name not in stored:
-      raise UserError(f'Checkpoint {step} has no {name!r}; it has {", ".join(sorted(stored))}.')
+      raise UserError(
+        f'Checkpoint {step} has no {name!r}; it has {", ".join(sorted(stored))}; use the config it was saved with, or '
+        f'another workdir.'
+      )
     self._name = name
     self._directory = step / stored_name
     self._tree = tree

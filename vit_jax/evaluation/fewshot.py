@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
+from vit_jax.data.sources.base import ListsOfClassesError
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
@@ -165,7 +166,13 @@ class FewShotEvaluator(Evaluator):
     # The probe's classes are its own; those of the training data are chosen only where it is the same data.
     chosen_classes = () if options.source else context.data.classes
     data = dataclasses.replace(context.data, max_labels=None, label_weights=False, classes=chosen_classes)
-    train = sources.open_source(source, options.train_split, data=data)
+    try:
+      train = sources.open_source(source, options.train_split, data=data)
+    except ListsOfClassesError as error:
+      raise UserError(
+        f'config.evaluators.{name} is few-shot, which needs images of one class each, and {source} has lists of '
+        f'classes; give it another source.'
+      ) from error
     test = sources.open_source(source, options.split, data=data, class_names=train.class_names)
     labels = train.labels()
     self.class_names = train.class_names

@@ -17,7 +17,6 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
-from vit_jax.evaluation.base import EMA_SUFFIX
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
@@ -132,14 +131,13 @@ class _Stored:
 
   Attributes:
     config: the run's.
-    class_names: of the logits; (): they have no names.
+    class_names: of the logits, those beyond the data's classes by their number; (): they have no names.
     architecture: the network, its variant 'custom' and every size given.
   """
 
   def __init__(self, meta: Mapping[str, Any]):
     self.config = config_lib.from_config_dict(meta['config'])
     data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
-    self.class_names = objective.class_names(names)
     model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
       model = model.with_position_resize(meta['position_resize'])
@@ -149,6 +147,15 @@ class _Stored:
       data.channels,
       objective.head_size(len(names), data),
     )
+    self.class_names = _of_all_outputs(objective.class_names(names), self.architecture.num_classes)
+
+
+def _of_all_outputs(names: tuple[str, ...], outputs: int) -> tuple[str, ...]:
+  """The names of the data's classes, and numbers for outputs beyond them (data.num_classes); () stays ()."""
+  if not names:
+    return ()
+  numbered = ((str(number), f'output {number}') for number in range(len(names), outputs))
+  return (*names, *(other if number in names else number for number, other in numbered))
 
 
 def _nothing(meta: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +202,8 @@ def _check_regular(directory: pathlib.Path) -> None:
 def _reported(config: Config) -> Weights:
   """The parameters by which the run chose its best checkpoint."""
   best = config.checkpoint.best
-  return 'ema' if config.ema and best is not None and EMA_SUFFIX in best else 'raw'
+  of_raw = dataclasses.replace(config, ema=0.0).metric_names(best=True)
+  return 'ema' if config.ema and best is not None and best not in of_raw else 'raw'
 
 
 def _about_ema(config: Config) -> tuple[str, ...]:

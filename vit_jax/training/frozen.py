@@ -161,7 +161,8 @@ class FrozenModels:
 def _different_classes(checkpoint: str, pretrained: Pretrained, names: Sequence[str]) -> tuple[str, ...]:
   """A sentence where a checkpoint has other names of classes than the run; raises if only their order differs."""
   theirs = list(pretrained.class_names or ())
-  if not theirs or not names or theirs == list(names):
+  # A head may have more outputs than the data has classes.
+  if not theirs or not names or theirs[: len(names)] == list(names):
     return ()
   if sorted(theirs) == sorted(names):
     raise UserError(

@@ -242,8 +242,11 @@ def _first_state(
   run: Run, source: Source, initial: dict[str, np.ndarray], bad_images: BadImages, screen: Console
 ) -> TrainState:
   """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
+  keeps_head = any(name.startswith('head/') for name in initial)
   state = initial_state(run.program, run.config.seed, initial)
-  if run.config.init.head == 'probe':
+  if run.config.init.head == 'probe' and keeps_head:
+    screen.say("Head: the checkpoint's own, which config.init.reinitialise does not name; it is not probed")
+  elif run.config.init.head == 'probe':
     screen.say('Head: computing the features of the training images …')
     state, text = with_probe(run, source, state, bad_images, screen.with_progress('Features'))
     screen.say(text)

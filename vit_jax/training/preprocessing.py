@@ -9,7 +9,7 @@ import pathlib
 
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
-from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.preprocess import EvalCrop, Preprocess
 from vit_jax.evaluation.base import EvaluatorConfig
 from vit_jax.pretrained import formats
 from vit_jax.training.workdir import stored_config
@@ -23,8 +23,15 @@ def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
     workdir: of the run; where it has begun there, it goes on as it began.
 
   Raises:
-    UserError: config.init.checkpoint is not there, or damaged.
+    UserError: config.init.checkpoint is not there, or damaged; or the images that it or the run was evaluated on
+      cannot be cut as the config's other options say.
   """
+  config = _resolved(config, workdir)
+  config.check('config')
+  return config
+
+
+def _resolved(config: Config, workdir: pathlib.Path | None) -> Config:
   begun = None if workdir is None else stored_config(workdir)
   if begun is not None:
     config = as_begun(config, begun)
@@ -39,7 +46,10 @@ def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
 
 
 def as_begun(config: Config, begun: Config) -> Config:
-  """The config with what it leaves open taken from the config that its run began with."""
+  """The config with what it leaves open taken from the config that its run began with.
+
+  For another image size, what an evaluator cuts off keeps its share of the image.
+  """
   data, old = config.data, begun.data
   data = dataclasses.replace(
     data,
@@ -48,7 +58,7 @@ def as_begun(config: Config, begun: Config) -> Config:
     interpolation=data.interpolation or old.interpolation,
   )
   evaluators = {
-    name: _cut_as(evaluator, begun.evaluators[name].crop, begun.evaluators[name].resize)
+    name: _cut_as(evaluator, *_cut_at(data.image_size, old, begun.evaluators[name]))
     if name in begun.evaluators
     else evaluator
     for name, evaluator in config.evaluators.items()
@@ -65,13 +75,26 @@ def _filled(config: Config, own: Preprocess) -> Config:
     std=data.std or _of_channels(own.std, data.channels),
     interpolation=data.interpolation or own.interpolation,
   )
-  resize = own.shorter or (None if own.whole is None else own.whole[0])
   crop = 'resize' if own.shorter is None else 'central'
-  evaluators = {name: _cut_as(options, crop, resize) for name, options in config.evaluators.items()}
+  evaluators = {name: _cut_as(options, crop, _resize(own)) for name, options in config.evaluators.items()}
   return dataclasses.replace(config, data=filled, evaluators=evaluators)
 
 
-def _cut_as(evaluator: EvaluatorConfig, crop: str | None, resize: int | None) -> EvaluatorConfig:
+def _cut_at(
+  size: tuple[int, int], begun: DataConfig, evaluator: EvaluatorConfig
+) -> tuple[EvalCrop | None, int | None]:
+  """The crop and resize of an evaluator, which are for the images of `begun`, for images of another size."""
+  if evaluator.resize is None or size == begun.image_size:
+    return evaluator.crop, evaluator.resize
+  return evaluator.crop, _resize(Preprocess.of_run(begun, evaluator.crop, evaluator.resize).at(size))
+
+
+def _resize(preprocess: Preprocess) -> int | None:
+  """The option `resize` of an evaluator that prepares images so."""
+  return preprocess.shorter or (None if preprocess.whole is None else preprocess.whole[0])
+
+
+def _cut_as(evaluator: EvaluatorConfig, crop: EvalCrop | None, resize: int | None) -> EvaluatorConfig:
   """An evaluator with this crop, unless it says its own."""
   if evaluator.crop is not None:
     return evaluator

@@ -1,6 +1,7 @@
 """Records chosen by class, against counting them one by one."""
 
 import collections
+import dataclasses
 
 import hypothesis
 import numpy as np
@@ -87,7 +88,15 @@ def test_classes_and_max_per_class_select_records(shades):
   some = open_training(DataConfig(mixture=mixture, classes=('light', '3'), max_per_class=2), 0)
   assert [part.size for part in some.parts] == [2, 2] and {some[i].label for i in range(4)} == {2, 6}
   light = open_training(DataConfig(mixture=(('digits', 3.0), ('tfds:shades', 1.0)), classes=('light',)), 0)
-  assert light.parts == (Part(3, 1.0),) and light.class_names == ('dark', 'middle', 'light')
+  assert light.parts == (Part(3, 1.0),) and [light[i].label for i in range(3)] == [12] * 3
+
+
+@pytest.mark.parametrize('max_per_class', [None, 2])
+def test_labels_of_a_mixture_stay_the_same_where_a_source_has_none_of_the_classes(shades, max_per_class):
+  data = DataConfig(mixture=(('digits', 3.0), ('tfds:shades', 1.0)), max_per_class=max_per_class)
+  every, some = open_training(data, 0), open_training(dataclasses.replace(data, classes=('light',)), 0)
+  assert some.class_names == every.class_names == (*'0123456789', 'dark', 'middle', 'light')
+  assert set(some.labels()) == {12} and len(some) == (max_per_class or 3)
 
 
 @pytest.mark.parametrize(

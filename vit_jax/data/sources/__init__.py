@@ -27,7 +27,8 @@ _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
 def open_training(data: DataConfig, seed: int) -> Source:
   """The records to train on: those of `data.source`, or of all sources of `data.mixture`.
 
-  A source of the mixture that has no images of `data.classes` is left out.
+  A source of the mixture that has no images of `data.classes` gives its names of classes only, so that labels and
+  head are those of the whole mixture.
 
   Args:
     data: source or mixture, split, classes, max_per_class.
@@ -48,10 +49,7 @@ def open_training(data: DataConfig, seed: int) -> Source:
       raise _no_images(data.title)
   if data.max_per_class is not None:
     parts = [subset.at_most(part, data.max_per_class, seed) for part in parts]
-  if not data.mixture:
-    return parts[0]
-  filled = [number for number, part in enumerate(parts) if len(part)]
-  return Mixture([parts[number] for number in filled], [data.mixture[number][1] for number in filled])
+  return Mixture(parts, [weight for _, weight in data.mixture]) if data.mixture else parts[0]
 
 
 def open_source(

@@ -15,6 +15,10 @@ from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
 
+class ListsOfClassesError(UserError):
+  """A source whose images have lists of classes is opened as one of a class each."""
+
+
 class Record(NamedTuple):
   """One labelled image."""
 

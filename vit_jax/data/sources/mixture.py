@@ -13,7 +13,8 @@ class Mixture(Source):
   """The records of several sources, one source after the other, with their classes united by name.
 
   Attributes:
-    class_names: the first source's classes, then those of the second that are new, and so on.
+    class_names: the first source's classes, then those of the second that are new, and so on; also those of a
+      source without records.
   """
 
   def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
@@ -22,15 +23,18 @@ class Mixture(Source):
       sources: the sources.
       weights: how often training draws from each, up to a common factor.
     """
-    self._sources = tuple(sources)
-    self._parts = tuple(Part(len(source), weight) for source, weight in zip(sources, weights, strict=True))
+    filled = [(source, weight) for source, weight in zip(sources, weights, strict=True) if len(source)]
+    self._sources = tuple(source for source, _ in filled)
+    self._parts = tuple(Part(len(source), weight) for source, weight in filled)
     self.class_names = tuple(dict.fromkeys(name for source in sources for name in source.class_names))
-    self._label_maps = [label_map(source.class_names, self.class_names, 'mixture') for source in sources]
+    self._label_maps = [
+      label_map(source.class_names, self.class_names, 'mixture') for source in self._sources
+    ]
     self._ends = list(itertools.accumulate(part.size for part in self._parts))
 
   @property
   def parts(self) -> tuple[Part, ...]:
-    """One part for each source."""
+    """One part for each source that has records."""
     return self._parts
 
   @property

@@ -36,9 +36,7 @@ class Subset(Source):
 def of_classes(source: Source, names: Sequence[str]) -> Subset:
   """The records with at least one of the classes; names that the source does not have are ignored."""
   wanted = [number for number, name in enumerate(source.class_names) if name in set(names)]
-  labels = source.labels()
-  matches = np.isin(labels, wanted).reshape(len(labels), -1)
-  return Subset(source, np.any(matches, axis=1))
+  return Subset(source, np.any(np.isin(_lists(source.labels()), wanted), axis=1))
 
 
 def at_most(source: Source, count: int, seed: int) -> Subset:
@@ -47,11 +45,15 @@ def at_most(source: Source, count: int, seed: int) -> Subset:
   No class keeps more than `count` records. Where records have lists of classes, a class may keep fewer than it
   could: a record is dropped as soon as one of its classes is full.
   """
-  labels = source.labels()
-  labels = np.sort(labels.reshape(len(labels), -1), axis=1)
+  labels = np.sort(_lists(source.labels()), axis=1)
   labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1  # count a class once per record
   kept = (ranks(labels, seed) < count) | (labels < 0)
   return Subset(source, np.all(kept, axis=1))
+
+
+def _lists(labels: np.ndarray) -> np.ndarray:
+  """Labels (records,) or (records, n) -> (records, n), also where there are no records."""
+  return labels if labels.ndim == 2 else labels[:, np.newaxis]
 
 
 def ranks(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data.decode import Picture
+from vit_jax.data.sources.base import ListsOfClassesError
 from vit_jax.data.sources.tfds_files import WEIGHTS
 from vit_jax.errors import UserError
 
@@ -144,7 +145,7 @@ def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str)
   if several and lists:
     return _choose(several, 'labels', 'a list of classes', name, features)
   if several and not single:
-    raise UserError(
+    raise ListsOfClassesError(
       f'{name} has lists of classes ({", ".join(several)}); set config.data.max_labels to the length of the '
       f"longest, and config.objective.loss to 'sigmoid' or, if they have weights, config.data.label_weights "
       f'to True.'
