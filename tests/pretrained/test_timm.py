@@ -284,11 +284,12 @@ def make_pretrained(model: config.ViTConfig, **options) -> Pretrained:
   return Pretrained(architecture, pytrees.unflatten(flat), Preprocess.from_range((16, 16), -1, 1), **options)
 
 
-def test_model_that_only_timm_has_is_written_for_timm(tmp_path):
-  """LayerScale below a head that reads the mean."""
+@pytest.mark.parametrize('layer_scale', [0.1, 0.0])
+def test_model_that_only_timm_has_is_written_for_timm(tmp_path, layer_scale):
+  """LayerScale, whatever it began with, below a head that reads the mean."""
   sizes = {'patch': 8, 'width': 32, 'mlp_dim': 44, 'depth': 2, 'heads': 4}
   model = config.ViTConfig(
-    variant='custom', **sizes, pool='gap', layer_scale=0.1, register_tokens=2, norm_epsilon=1e-5
+    variant='custom', **sizes, pool='gap', layer_scale=layer_scale, register_tokens=2, norm_epsilon=1e-5
   )
   pretrained = make_pretrained(model, class_names=('a', 'b', 'c'))
   writer, chosen = formats.written_by('hf', pretrained)

@@ -176,7 +176,8 @@ class TimmFormat(FolderFormat):
       'global_pool': pools[model.pool],
       'img_size': list(architecture.image_size),
       'in_chans': architecture.channels,
-      'init_values': model.layer_scale,
+      # timm takes 0 for no factors; any other value does, since the factors themselves are stored.
+      'init_values': 1e-5 if model.layer_scale == 0 else model.layer_scale,
       'mlp_ratio': _ratio(sizes.mlp_dim, sizes.width),
       'no_embed_class': bool(model.register_tokens),
       'num_classes': architecture.num_classes,
