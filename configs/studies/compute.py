@@ -2,9 +2,9 @@
 
 python -m vit_jax.study compute --workdir=runs/compute
 
-CIFAR-10 from scratch, images shrunk to 16 pixels, so that all runs take two hours of one core; two sizes of each
-family, 1, 3 and 10 epochs. The figure has a line for each model over the counted FLOPs of training, as the paper's is
-over those of pre-training.
+CIFAR-10 from scratch, images shrunk to 16 pixels, so that all runs take two hours and a half of one core; two sizes of
+each family, 1, 3 and 10 epochs. The figure has a line for each model over the counted FLOPs of training, as the paper's
+is over those of pre-training.
 """
 
 from vit_jax.study.definition import Study, Variant
