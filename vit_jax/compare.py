@@ -55,9 +55,9 @@ def main(arguments: Sequence[str]) -> None:
   out = cli.local_folder(_OUT)
   files.make_directories(out)
   text = report(runs)
-  (out / 'compare.md').write_text(text, encoding='utf-8')
+  files.write_text(out / 'compare.md', text)
   draw(runs, out / 'curves.png')
-  files.sync([out / 'compare.md', out / 'curves.png'])
+  files.sync([out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
 

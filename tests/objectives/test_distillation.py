@@ -315,6 +315,10 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   assert 'set --config.data.channels=3.' in said['colour']
   assert 'set --config.objective.loss=sigmoid.' in said['sigmoid']
   assert 'has the classes of the run in another order; choose' in said['turned']
+  teachers.write(tmp_path / 'more', num_classes=12, class_names=(*DIGITS[::-1], '10', '11'))
+  of_twelve = dataclasses.replace(config(folder=tmp_path).data, num_classes=12)
+  more = refusal(config('more', folder=tmp_path, data=of_twelve))
+  assert 'has the classes of the run in another order; choose' in more
   assert 'There is no checkpoint' in said['no']
   assert "config.objective.teachers is ''; name the checkpoint of a teacher" in refusal(
     config(folder=tmp_path)

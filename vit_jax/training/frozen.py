@@ -160,9 +160,10 @@ class FrozenModels:
 
 def _different_classes(checkpoint: str, pretrained: Pretrained, names: Sequence[str]) -> tuple[str, ...]:
   """A sentence where a checkpoint has other names of classes than the run; raises if only their order differs."""
-  theirs = list(pretrained.class_names or ())
-  # A head may have more outputs than the data has classes.
-  if not theirs or not names or theirs[: len(names)] == list(names):
+  theirs = list(pretrained.class_names or ())[
+    : len(names)
+  ]  # a head may have more outputs than the data has classes
+  if not theirs or theirs == list(names):
     return ()
   if sorted(theirs) == sorted(names):
     raise UserError(
