@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import fork_server
-from processes import xla_flags
+from processes import HUNG, xla_flags
 
 ROOT = fork_server.ROOT
 CONFIG = """
@@ -51,7 +51,7 @@ def run(
     env={**os.environ, 'PYTHONPATH': str(ROOT), **environment},
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=HUNG,
   )
 
 

@@ -23,10 +23,9 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from processes import xla_flags
+from processes import HUNG, xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
-_SECONDS = 300  # that a command may take
 _IMPORTED = """
   jax optax orbax.checkpoint matplotlib.figure cv2 sklearn.datasets tensorflow_datasets tqdm
   vit_jax.cli vit_jax.config vit_jax.option_docs vit_jax.loading vit_jax.compilation_cache
@@ -123,7 +122,7 @@ def run(module: str, *arguments: str, cwd: pathlib.Path, **options: Any) -> subp
   """Runs a command to its end; the `options` are those of `start`."""
   command = start(module, *arguments, cwd=cwd, **options)
   try:
-    outputs = command.communicate(_SECONDS)
+    outputs = command.communicate(HUNG)
   except subprocess.TimeoutExpired:
     command.send_signal(signal.SIGKILL)
     raise
@@ -159,7 +158,7 @@ class _Server:
     with self._changed:
       self._process.stdin.write(json.dumps(request) + '\n')
       self._process.stdin.flush()
-      assert self._changed.wait_for(lambda: bool(self._started), _SECONDS), 'the server does not fork'
+      assert self._changed.wait_for(lambda: bool(self._started), HUNG), 'the server does not fork'
       return self._started.pop()
 
   def code(self, pid: int, timeout: float | None) -> int | None:

@@ -23,7 +23,7 @@ import fork_server
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from processes import xla_flags
+from processes import wait_until, xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = 2  # of a run, whatever the number of its processes: the same mesh adds in the same order
@@ -82,10 +82,7 @@ def joined(processes: int, devices: int) -> list[dict[str, str]]:
 def kill_once(run: list[fork_server.Command], workdir: pathlib.Path, rng: random.Random, saving: bool) -> str:
   """Kills all processes of a run at a random moment after its first new line, or during a save."""
   before = len(lines(workdir))
-  deadline = time.monotonic() + 300
-  while len(lines(workdir)) <= before and all(process.poll() is None for process in run):
-    assert time.monotonic() < deadline, 'the run makes no progress'
-    time.sleep(0.02)
+  wait_until(lambda: len(lines(workdir)) > before or any(process.poll() is not None for process in run))
   until = time.monotonic() + rng.uniform(0, 1.5)
   moment = 'at a random moment'
   while time.monotonic() < until or saving:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from processes import xla_flags
+from processes import wait_until, xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = 4  # of a run, whatever its number of processes
@@ -115,11 +115,11 @@ class Run:
   def lose(self, victim: int, step: int) -> dict[int, float]:
     """Kills a process once `step` is logged; returns the seconds until each of the others ended as it
     should."""
-    deadline = time.monotonic() + 900
-    while len(lines(self.workdir)) < step:
-      assert all(process.poll() is None for process in self.processes), self.logs[0].read_text()[-3000:]
-      assert time.monotonic() < deadline, 'the run makes no progress'
-      time.sleep(0.02)
+    wait_until(
+      lambda: len(lines(self.workdir)) >= step,
+      lambda: all(process.poll() is None for process in self.processes),
+      lambda: self.logs[0].read_text()[-3000:],
+    )
     self.processes[victim].kill()
     begin, ended = time.monotonic(), {}
     left = [index for index in range(len(self.processes)) if index != victim]

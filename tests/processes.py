@@ -7,9 +7,26 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from collections.abc import Callable
 
 # A line and its end are one write, where `python -u` makes two, between which Gloo may print.
 _WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True)\n'
+
+
+# Seconds after which a process has hung: an event is waited for however busy the machine is, and a test that never
+# ends is still told from one that is slow.
+HUNG = 1800
+
+
+def wait_until(
+  condition: Callable[[], object], runs: Callable[[], bool] = lambda: True, what: object = ''
+) -> None:
+  """Waits for an event; fails with `what` where that which brings it about no longer `runs`, or has hung."""
+  end = time.monotonic() + HUNG
+  while not condition():
+    assert (runs() or condition()) and time.monotonic() < end, what() if callable(what) else what
+    time.sleep(0.02)
 
 
 def xla_flags(devices: int) -> str:
@@ -52,16 +69,16 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
   return processes
 
 
-def wait_for_line(processes: list[subprocess.Popen], line: str, timeout: float = 120) -> None:
+def wait_for_line(processes: list[subprocess.Popen], line: str) -> None:
   """Waits until each process has printed a line that ends with `line`, which is read away with what precedes it.
 
   The line may begin with words of Gloo, which prints their end of line later. Kills all processes and fails where one
-  has not printed it in time, or ends before.
+  has hung, or ends before.
   """
   for process in processes:
     assert process.stdout is not None
     printed = []
-    too_late = threading.Timer(timeout, process.kill)
+    too_late = threading.Timer(HUNG, process.kill)
     too_late.start()
     try:
       for text in process.stdout:
@@ -77,10 +94,10 @@ def wait_for_line(processes: list[subprocess.Popen], line: str, timeout: float =
       too_late.cancel()
 
 
-def finish(processes: list[subprocess.Popen], timeout: float = 120) -> list[str]:
-  """Waits for the processes; what each printed. Kills them all where one does not end in time."""
+def finish(processes: list[subprocess.Popen]) -> list[str]:
+  """Waits for the processes; what each printed. Kills them all where one has hung."""
   try:
-    return [process.communicate(timeout=timeout)[0] for process in processes]
+    return [process.communicate(timeout=HUNG)[0] for process in processes]
   finally:
     for process in processes:
       if process.poll() is None:

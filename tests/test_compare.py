@@ -10,6 +10,7 @@ import types
 
 import pytest
 from PIL import Image
+from processes import HUNG
 
 from vit_jax import compare
 from vit_jax import config as c
@@ -33,7 +34,7 @@ def test_command_writes_the_tables_and_the_curves(tmp_path):
   one = write(tmp_path / 'a/seed_0', RUN, {1000: 0.5, 2000: 0.75, 4000: 0.7})
   two = write(tmp_path / 'b/seed_0', dataclasses.replace(RUN, batch_size=32, seed=1), {2000: 0.25})
   script = [sys.executable, '-m', 'vit_jax.compare', str(one), str(two), f'--out={tmp_path}/out']
-  done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+  done = subprocess.run(script, capture_output=True, text=True, timeout=HUNG)
   assert done.returncode == 0, done.stderr
   text = (tmp_path / 'out' / 'compare.md').read_text()
   rows = {line.split('|')[1].strip(): [cell.strip() for cell in line.split('|')[2:-1]] for line in
@@ -54,7 +55,7 @@ def test_tables_are_utf_8_whatever_the_locale(tmp_path):
   two = write(tmp_path / '2', dataclasses.replace(RUN, data=c.DataConfig(source='folder:Vögel')), {5: 0.2})
   ascii_locale = {**os.environ, 'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
   script = [sys.executable, '-m', 'vit_jax.compare', str(one), str(two), f'--out={tmp_path}/out']
-  done = subprocess.run(script, capture_output=True, env=ascii_locale, timeout=120)
+  done = subprocess.run(script, capture_output=True, env=ascii_locale, timeout=HUNG)
   assert done.returncode == 0, done.stderr
   assert 'folder:Vögel' in (tmp_path / 'out' / 'compare.md').read_text(encoding='utf-8')
   assert rb'folder:V\xf6gel' in done.stdout  # what the terminal cannot show is not lost

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import HUNG
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = (
@@ -45,6 +46,6 @@ def test_recipe_runs_as_printed(title, tmp_path):
     env=dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu'),
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=HUNG,
   )
   assert result.returncode == 0, result.stdout + result.stderr

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from execute_notebook import NOTEBOOK, ROOT, execute, load, parameters
 from PIL import Image
+from processes import HUNG
 from released_files import write_random
 from sklearn.datasets import load_sample_image
 
@@ -155,7 +156,9 @@ def test_wrong_input_is_one_sentence_in_ipython(tmp_path):
   line = 'import vit_jax; vit_jax.load("nothing.npz")'
   command = [sys.executable, '-m', 'IPython', '--no-banner', '--colors=NoColor', '-c', line]
   environment = dict(os.environ, IPYTHONDIR=str(tmp_path), PYTHONPATH=str(ROOT))
-  result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+  result = subprocess.run(
+    command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HUNG
+  )
   assert result.stdout.startswith('There is no checkpoint nothing.npz') and result.stdout.count('\n') == 1
 
 

@@ -14,13 +14,13 @@ import tomllib
 
 import pytest
 from fork_server import ROOT
+from processes import HUNG
 
 from vit_jax import cli, signals
 
 SENTENCE = 'Interrupted; nothing was saved.'
 # Seconds that only a process that hangs takes to end: what it is interrupted in takes ten minutes or for ever, so that
 # its exit code and its sentence tell that it was not waited for.
-LIMIT = 120
 # A process that was started in the background of a script ignores SIGINT; these tests may run there.
 BEGIN = """
   import signal, sys, time
@@ -55,7 +55,7 @@ def interrupt(process: subprocess.Popen, number: int = signal.SIGINT) -> str:
   time.sleep(0.3)
   assert process.poll() is None
   process.send_signal(number)
-  return process.communicate(timeout=LIMIT)[1]
+  return process.communicate(timeout=HUNG)[1]
 
 
 BODIES = {
@@ -111,7 +111,7 @@ def test_interrupt_while_jax_starts_and_compiles(delay):
   assert process.stdout is not None and process.stdout.readline() == 'ready\n'
   time.sleep(delay)
   process.send_signal(signal.SIGINT)
-  _, errors = process.communicate(timeout=LIMIT)
+  _, errors = process.communicate(timeout=HUNG)
   assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
 
 
@@ -138,7 +138,7 @@ def interrupted_at(module: str, command: list[str], folder: pathlib.Path) -> tup
   """(exit code, stderr) of a command that gets Ctrl-C at the import of `module`."""
   environment = {**os.environ, 'PYTHONPATH': f'{folder}:{ROOT}', 'INTERRUPTED_MODULE': module}
   result = subprocess.run(
-    [sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT
+    [sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True, timeout=HUNG
   )
   return result.returncode, result.stderr
 
@@ -208,7 +208,7 @@ def test_output_before_an_interrupt_is_not_lost(tmp_path):
     )
   assert process.stderr is not None and process.stderr.readline() == 'now\n'
   process.send_signal(signal.SIGINT)
-  assert process.wait(timeout=LIMIT) == 130
+  assert process.wait(timeout=HUNG) == 130
   assert path.read_text() == 'ready\nresult\n'
 
 
@@ -218,7 +218,7 @@ def test_process_that_ignores_interrupts_goes_on_ignoring_them():
   process = start(textwrap.dedent(ignoring) + textwrap.dedent(body))
   assert process.stdout is not None and process.stdout.readline() == 'ready\n'
   process.send_signal(signal.SIGINT)
-  assert process.communicate(timeout=LIMIT)[0] == 'done\n' and process.returncode == 0
+  assert process.communicate(timeout=HUNG)[0] == 'done\n' and process.returncode == 0
 
 
 def test_old_handlers_come_back():
@@ -246,7 +246,7 @@ def test_old_handlers_come_back():
   """
   )
   process = start(script)
-  _, errors = process.communicate(timeout=LIMIT)
+  _, errors = process.communicate(timeout=HUNG)
   assert (process.returncode, errors) == (75, 'outer\n')
 
 
@@ -258,7 +258,7 @@ def test_sigterm_ends_a_command_that_hangs(tmp_path: pathlib.Path, body):
   assert process.stdout is not None and process.stdout.readline() == 'ready\n'
   time.sleep(0.3)
   process.terminate()
-  assert process.wait(timeout=LIMIT) == -signal.SIGTERM
+  assert process.wait(timeout=HUNG) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize('joined', [False, True])
@@ -281,7 +281,7 @@ def test_sigterm_ends_the_first_process_of_a_container(joined, monkeypatch):
   assert [process.stdout.readline() for _ in range(2)] == ['ready\n'] * 2
   (child,) = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()
   os.kill(int(child), signal.SIGTERM)
-  _, errors = process.communicate(timeout=LIMIT)
+  _, errors = process.communicate(timeout=HUNG)
   assert (process.returncode, errors) == (143, f'{SENTENCE}\n')
 
 
@@ -333,7 +333,7 @@ def test_signal_that_is_postponed_arrives_at_the_end_of_the_block(sent):
     except KeyboardInterrupt:
       sys.stderr.write('then the signal')
   """
-  assert start(inside(body)).communicate(timeout=LIMIT)[1] == 'all of it, then the signal'
+  assert start(inside(body)).communicate(timeout=HUNG)[1] == 'all of it, then the signal'
 
 
 def test_other_threads_may_postpone_signals():

@@ -6,12 +6,12 @@ import pathlib
 import re
 import signal
 import subprocess
-import time
 
 import batch_norm_model
 import kill_and_resume
 import pytest
 from commands import assert_done, assert_said, run
+from processes import HUNG, wait_until
 
 from vit_jax.errors import EXIT_RESTART
 
@@ -50,11 +50,8 @@ def test_a_killed_efficientnet_ends_in_the_same_bits(tmp_path, processes):
   assert "model_state['top_norm']['mean']" in arrays
 
 
-def wait_for(path: pathlib.Path, processes: list[subprocess.Popen], seconds: float = 240) -> None:
-  end = time.monotonic() + seconds
-  while not path.exists():
-    assert time.monotonic() < end and all(process.poll() is None for process in processes), path
-    time.sleep(0.02)
+def wait_for(path: pathlib.Path, processes: list[subprocess.Popen]) -> None:
+  wait_until(path.exists, lambda: all(process.poll() is None for process in processes), path)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +69,9 @@ def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   config.write_text(CONFIG.replace("every='5 steps'", f"every='{STEPS} steps'"))
   started = kill_and_resume.start(config, workdir, processes)
   wait_for(workdir / 'metrics.jsonl', started)
-  while not kill_and_resume.lines(workdir):
-    time.sleep(0.02)
+  wait_until(lambda: kill_and_resume.lines(workdir))
   started[-1].send_signal(number)
-  assert [process.wait(timeout=120) for process in started] == [EXIT_RESTART] * processes
+  assert [process.wait(timeout=HUNG) for process in started] == [EXIT_RESTART] * processes
   (step,) = (int(path.name) for path in (workdir / 'checkpoints').iterdir())
   assert step < STEPS  # saved because it was asked to stop
   log = (tmp_path / 'run.0.log').read_text()

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from processes import HUNG
+
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -48,7 +50,7 @@ def outcomes_of(
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=1200,
+    timeout=HUNG,
   )
   lines = [json.loads(line) for line in process.stdout.splitlines()]
   return {name: (kind, text, seconds) for name, kind, text, seconds in lines}, process.stderr

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bucket_emulators import places
 from fake_data import FakeSource
+from processes import HUNG
 
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
@@ -34,7 +35,7 @@ class Meeting(FakeSource):
     super().__init__(512)
     self.threads: set[int] = set()
     self.expected = expected
-    self._arrived = threading.Barrier(expected, timeout=120)
+    self._arrived = threading.Barrier(expected, timeout=HUNG)
 
   def __getitem__(self, index):
     if threading.get_ident() not in self.threads:

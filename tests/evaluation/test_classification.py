@@ -126,7 +126,7 @@ def test_processes_and_batch_sizes_change_no_bit(monkeypatch):
   figures = [
     json.loads(output.split('result:')[1])
     for count in (1, 2, 4)
-    for output in finish(start(script, count, devices=4 // count), timeout=400)
+    for output in finish(start(script, count, devices=4 // count))
   ]
   assert len(figures) == 7 and all(others == figures[0] for others in figures)
   models, exact = figures[0]

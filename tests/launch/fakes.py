@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+from processes import HUNG
+
 ROOT = pathlib.Path(__file__).parents[2]
 LAUNCH = ROOT / 'launch'
 
@@ -71,7 +73,7 @@ class Fakes:
       stdin=subprocess.DEVNULL,
       capture_output=True,
       text=True,
-      timeout=60,
+      timeout=HUNG,
     )
 
   def _calls(self, name: str) -> list[dict]:

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import commands
 import pytest
 from fakes import AWKWARD, LAUNCH, ROOT
+from processes import HUNG, wait_until
 
 POD = [sys.executable, LAUNCH / 'local_pod.py', '--grace_seconds=5']
 
@@ -44,7 +44,7 @@ def start(tmp_path):
 
 def finish(pod: subprocess.Popen) -> tuple[int, str]:
   """(exit code, stdout and then stderr)."""
-  output = ''.join(pod.communicate(timeout=600))
+  output = ''.join(pod.communicate(timeout=HUNG))
   return pod.returncode, output
 
 
@@ -71,11 +71,8 @@ def script(tmp_path: pathlib.Path, text: str) -> list[str]:
 
 def pids(tmp_path: pathlib.Path, count: int) -> list[int]:
   """The process ids of the newest start, once all processes are running."""
-  deadline = time.monotonic() + 300
   paths = [tmp_path / f'pids.{index}' for index in range(count)]
-  while not all(path.exists() and path.read_text().endswith('\n') for path in paths):
-    assert time.monotonic() < deadline, 'the processes do not start'
-    time.sleep(0.02)
+  wait_until(lambda: all(path.exists() and path.read_text().endswith('\n') for path in paths))
   return [int(path.read_text().split()[-1]) for path in paths]
 
 
@@ -88,10 +85,7 @@ def is_running(number: int) -> bool:
   return status.rpartition(')')[2].split()[0] != 'Z'
 
 
-def assert_gone(numbers: list[int], within: float = 0) -> None:
-  deadline = time.monotonic() + within
-  while any(map(is_running, numbers)) and time.monotonic() < deadline:
-    time.sleep(0.02)
+def assert_gone(numbers: list[int]) -> None:
   assert not any(map(is_running, numbers))
 
 
@@ -118,10 +112,7 @@ def test_killed_process_ends_the_others_and_the_pod(start, tmp_path):
   runpy.run_module('vit_jax.main', run_name='__main__')
   """
   pod = start('--processes=2', command=tuple(script(tmp_path, run)))
-  deadline = time.monotonic() + 600
-  while not (workdir / 'metrics.jsonl').exists():  # until the steps have begun
-    assert time.monotonic() < deadline and pod.poll() is None, 'the run makes no step'
-    time.sleep(0.05)
+  wait_until((workdir / 'metrics.jsonl').exists, lambda: pod.poll() is None)  # until the steps have begun
   running = pids(tmp_path, 2)
   os.kill(running[1], signal.SIGKILL)
   code, output = finish(pod)
@@ -189,10 +180,7 @@ def test_signal_reaches_all_once_and_nothing_starts_again(start, tmp_path, numbe
   """
   pod = start('--processes=2', command=tuple(script(tmp_path, text)))
   logs = [tmp_path / 'logs' / f'process-{index}.log' for index in range(2)]
-  deadline = time.monotonic() + 300
-  while not all(log.exists() and 'ready' in log.read_text() for log in logs):
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
+  wait_until(lambda: all(log.exists() and 'ready' in log.read_text() for log in logs))
   # Ctrl-C in a terminal goes to its whole session; with sessions of their own, they get one signal, not two.
   assert [os.getsid(pid) for pid in pids(tmp_path, 2)] == pids(tmp_path, 2)
   pod.send_signal(number)
@@ -211,7 +199,7 @@ def test_killed_pod_leaves_no_process_alive(start, tmp_path):
   running = pids(tmp_path, 3)
   assert all(map(is_running, running))
   pod.kill()
-  assert_gone(running, within=5)
+  wait_until(lambda: not any(map(is_running, running)))
 
 
 def test_process_does_not_start_if_the_pod_has_ended_before():

@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import bucket_data
@@ -17,6 +16,7 @@ from bucket_emulators import Place, places
 from fakes import LAUNCH, ROOT
 from kill_and_resume import final_arrays
 from PIL import Image
+from processes import HUNG, wait_until
 
 import vit_jax
 from vit_jax.checkpoint.bucket_steps import BucketSteps
@@ -98,10 +98,7 @@ class Pod:
 
   def send_to_one(self, number: int, process: int, place: Place, step: int) -> None:
     """Sends a signal to a process once a checkpoint after `step` is complete."""
-    deadline = time.monotonic() + 600
-    while committed(place) <= step:
-      assert time.monotonic() < deadline and self.launcher.poll() is None, self.output()
-      time.sleep(0.2)
+    wait_until(lambda: committed(place) > step, lambda: self.launcher.poll() is None, self.output)
     children = pathlib.Path(f'/proc/{self.launcher.pid}/task/{self.launcher.pid}/children').read_text()
     own = f'JAX_PROCESS_ID={process}\0'.encode()
     (found,) = [pid for pid in children.split() if own in pathlib.Path(f'/proc/{pid}/environ').read_bytes()]
@@ -109,7 +106,7 @@ class Pod:
 
   def wait(self) -> tuple[int, str]:
     """Exit code, and all that was written."""
-    output = ''.join(self.launcher.communicate(timeout=900))
+    output = ''.join(self.launcher.communicate(timeout=HUNG))
     return self.launcher.returncode, output
 
   def log(self, process: int) -> str:

@@ -6,10 +6,10 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 from fakes import AWKWARD, LAUNCH, ROOT, Fakes, assert_refused, succeed
+from processes import wait_until
 
 # Does what gcloud does: it cuts the command at spaces, ssh joins the parts, the login shell reads the result.
 SSH = """
@@ -47,13 +47,6 @@ def fakes(tmp_path, home):
   return result
 
 
-def eventually(condition, what: str) -> None:
-  deadline = time.monotonic() + 30
-  while not condition():
-    assert time.monotonic() < deadline, what
-    time.sleep(0.02)
-
-
 def tpu(fakes, what: str, *rest: object, **environment: str):
   words = [LAUNCH / 'tpu_vm.sh', what, 'n', '--zone=z', *rest]
   return fakes.run(*words, VIT_JAX_RESTART_SECONDS='0', **environment)
@@ -80,7 +73,7 @@ def test_run_is_detached_and_gets_its_arguments(fakes, home):
   fakes.add('python', 'print("hello from the run")')
   succeed(tpu(fakes, 'run', '--', *AWKWARD, 'line\nbreak'))
   log = home / 'vit_jax_run' / 'run.log'
-  eventually(lambda: log.exists() and 'Exit code 0' in log.read_text(), 'the run does not end')
+  wait_until(lambda: log.exists() and 'Exit code 0' in log.read_text(), what='the run does not end')
   assert fakes.calls('python') == [['-m', 'vit_jax.main', *AWKWARD, 'line\nbreak']]
   assert 'hello from the run' in log.read_text()
   assert 'nothing runs; last line: Exit code 0: the end.' in succeed(tpu(fakes, 'status'))
@@ -103,7 +96,7 @@ def test_only_exit_code_75_starts_the_run_again(fakes, home):
   fakes.add('python', take)
   succeed(tpu(fakes, 'run', '--', '--config=c.py'))
   result = home / 'vit_jax_run' / 'run.code'
-  eventually(result.exists, 'the run does not end')
+  wait_until(result.exists, what='the run does not end')
   assert fakes.calls('python') == 3 * [['-m', 'vit_jax.main', '--config=c.py']]
   assert result.read_text() == '3\n'
 
@@ -124,7 +117,7 @@ def test_halt_sends_sigterm_to_python_waits_for_its_save_and_ends(fakes, home):
   fakes.add('python', SAVES)
   succeed(tpu(fakes, 'run', '--', '--config=c.py'))
   log = home / 'vit_jax_run' / 'run.log'
-  eventually(lambda: 'ready' in log.read_text(), 'it does not start')
+  wait_until(lambda: 'ready' in log.read_text(), what='it does not start')
   supervisor = int((home / 'vit_jax_run' / 'run.pid').read_text())
   assert os.getsid(supervisor) == supervisor  # the end of the ssh connection is not its end
   # A second run on the same worker is refused.
@@ -140,11 +133,11 @@ def test_killed_supervisor_leaves_no_run_alive(fakes, home):
   fakes.add('python', SAVES)
   succeed(tpu(fakes, 'run', '--', '--config=c.py'))
   log = home / 'vit_jax_run' / 'run.log'
-  eventually(lambda: 'ready' in log.read_text(), 'it does not start')
+  wait_until(lambda: 'ready' in log.read_text(), what='it does not start')
   supervisor = int((home / 'vit_jax_run' / 'run.pid').read_text())
   (run,) = pathlib.Path(f'/proc/{supervisor}/task/{supervisor}/children').read_text().split()
   os.kill(supervisor, signal.SIGKILL)
-  eventually(lambda: not pathlib.Path(f'/proc/{run}').exists(), 'the run is alive')
+  wait_until(lambda: not pathlib.Path(f'/proc/{run}').exists(), what='the run is alive')
 
 
 # Google's queue: each `describe`, and each query of the result, takes the next answer from its list.

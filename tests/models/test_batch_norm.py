@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -38,6 +37,7 @@ def train(graphdef, variables, x):
 
 
 def test_outputs_gradients_and_three_steps_of_statistics_are_those_of_torch():
+  torch = pytest.importorskip('torch', reason="needs the extra 'peers' (pip install -e '.[peers]')")
   graphdef, ours = graph(momentum=0.9), variables()
   theirs = torch.nn.BatchNorm2d(CHANNELS, eps=1e-3, momentum=0.1)
   names = {'scale': 'weight', 'bias': 'bias', 'mean': 'running_mean', 'var': 'running_var'}

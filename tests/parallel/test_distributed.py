@@ -228,7 +228,7 @@ def test_save_after_a_signal_has_a_limit_of_its_own(limit, code, said):
   processes = start(script)
   _wait_until_ready(processes)
   processes[0].send_signal(signal.SIGTERM)
-  (output,) = finish(processes, timeout=30)
+  (output,) = finish(processes)
   assert processes[0].returncode == code and output.startswith(said), output
 
 
@@ -246,7 +246,7 @@ def test_save_ends_soon_after_a_signal_if_its_file_system_does_not_answer():
   processes = start(script)
   _wait_until_ready(processes)
   processes[0].send_signal(signal.SIGTERM)
-  (output,) = finish(processes, timeout=120)
+  (output,) = finish(processes)
   assert processes[0].returncode == 75
   assert output.startswith('The file system of /data has not answered for 1 s; start the same command'), (
     output

@@ -81,7 +81,7 @@ def test_failure_of_a_process_is_not_taken_for_its_loss(failing, error, code, wo
     '        multihost_utils.process_allgather(np.ones(9))'
   )
   processes = start(TRAINING.format(step=step), 2)
-  outputs = finish(processes, timeout=300)
+  outputs = finish(processes)
   assert [process.returncode for process in processes] == [code, code], outputs
   said = outputs[1 - failing].strip().splitlines()[-1]
   assert said.startswith(f'Process {failing} failed: ') and words in said

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import HUNG
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
@@ -36,7 +37,7 @@ def start(tmp_path: pathlib.Path, *flags: str) -> subprocess.Popen:
 
 def plan(tmp_path: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
   process = start(tmp_path, *flags)
-  output = process.communicate(timeout=600)
+  output = process.communicate(timeout=HUNG)
   return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 

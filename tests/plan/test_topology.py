@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from processes import HUNG
 
 from vit_jax.errors import UserError
 from vit_jax.plan import topology
@@ -86,7 +87,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess:
   """Runs a script in a process that does not inherit the platform of the tests."""
   own = {name: value for name, value in os.environ.items() if not name.startswith(('JAX_', 'XLA_', 'TPU_'))}
   own |= environment
-  return subprocess.run([sys.executable, '-c', script], env=own, capture_output=True, text=True, timeout=300)
+  return subprocess.run([sys.executable, '-c', script], env=own, capture_output=True, text=True, timeout=HUNG)
 
 
 def test_missing_compiler_is_an_error_that_names_the_extra():

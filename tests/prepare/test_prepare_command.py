@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from image_bytes import jpeg
 from prepared_sets import files
+from processes import HUNG, wait_until
 from processes import run as run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def start(*arguments) -> subprocess.Popen:
 def run(*arguments) -> tuple[int, str, str]:
   """Exit code, stdout and stderr."""
   process = start(*arguments)
-  output, errors = process.communicate(timeout=120)
+  output, errors = process.communicate(timeout=HUNG)
   return process.returncode, output, errors
 
 
@@ -95,10 +96,7 @@ def test_killed_commands_go_on_to_the_same_bytes(photos, tmp_path):
   first.kill()
   first.communicate()
   assert len(workers) == 2 and not (folder / 'dataset_info.json').exists()
-  deadline = time.monotonic() + 60
-  while any('spawn_main' in command_line(worker) for worker in workers):
-    assert time.monotonic() < deadline, 'a process outlived its parent'
-    time.sleep(0.05)
+  wait_until(lambda: not any('spawn_main' in command_line(worker) for worker in workers))
   done = {path: path.stat().st_mtime_ns for path in map(functools.partial(shard, folder), reports(folder))}
   assert 3 <= len(done) < 40
 

@@ -20,6 +20,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from processes import HUNG, wait_until
 from released_files import logits, path, tensors
 
 from vit_jax import buckets
@@ -336,7 +337,7 @@ def start_child(url, tmp_path) -> subprocess.Popen:
 def test_two_processes_download_once(server, tmp_path):
   server.pause = 3
   children = [start_child(server.url(), tmp_path) for _ in range(2)]
-  files = [child.communicate(timeout=60)[0].strip() for child in children]
+  files = [child.communicate(timeout=HUNG)[0].strip() for child in children]
   assert files[0] == files[1]
   assert pathlib.Path(files[0]).read_bytes() == CONTENT
   assert server.requests == [None]
@@ -345,12 +346,9 @@ def test_two_processes_download_once(server, tmp_path):
 def test_a_killed_process_leaves_no_lock_and_its_bytes(server, tmp_path):
   server.pause = 60
   child = start_child(server.url(), tmp_path)
-  deadline = time.monotonic() + 60
-  while not any(file.stat().st_size > 5_000_000 for file in partial_files(tmp_path)):
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+  wait_until(lambda: any(file.stat().st_size > 5_000_000 for file in partial_files(tmp_path)))
   child.send_signal(signal.SIGKILL)
-  child.communicate(timeout=60)
+  child.communicate(timeout=HUNG)
   server.pause = 0
   kept = partial_files(tmp_path)[0].stat().st_size
   assert local_file(server.url()).read_bytes() == CONTENT

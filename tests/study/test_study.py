@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import fork_server
 import pytest
 from PIL import Image
+from processes import wait_until
 
 from vit_jax import config_files
 from vit_jax.errors import UserError
@@ -47,10 +47,7 @@ def file(tmp_path) -> str:
 
 
 def until(condition, process=None) -> None:
-  end = time.monotonic() + 120
-  while not condition():
-    assert time.monotonic() < end and (process is None or process.poll() is None)
-    time.sleep(0.01)
+  wait_until(condition, lambda: process is None or process.poll() is None)
 
 
 def conduct(file: str, workdir: pathlib.Path, *, killed: str = '') -> list[str]:

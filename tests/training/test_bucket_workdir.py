@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from bucket_emulators import Place, places
 from kill_and_resume import compare, joined
-from processes import xla_flags
+from processes import HUNG, wait_until, xla_flags
 
 import vit_jax
 from vit_jax.training.local_workdir import LocalWorkdir
@@ -82,10 +82,11 @@ def kill_after(
   run: list[fork_server.Command], place: Place, folder: pathlib.Path, name: str, step: int
 ) -> int:
   """Kills the processes of a run once a step after `step` counts; returns which."""
-  end = time.monotonic() + 240
-  while committed(place, name) <= step:
-    assert all(process.poll() is None for process in run) and time.monotonic() < end, logs(folder)
-    time.sleep(0.05)
+  wait_until(
+    lambda: committed(place, name) > step,
+    lambda: all(process.poll() is None for process in run),
+    lambda: logs(folder),
+  )
   for process in run:
     process.send_signal(signal.SIGKILL)
   for process in run:
@@ -223,14 +224,11 @@ def test_bucket_that_stalls_is_said_within_the_limit_of_a_step(
   data = bucket_data.prepare(bucket_data.write_images(tmp_path / 'images'), f'gs://bucket/{name}/1.0.0')
   options = (f'--config.data.source={data}', '--config.total=1000 steps', '--config.step_limit=20')
   process = start(folder, place, f'gs://bucket/runs/{name}', *options)
-  end = time.monotonic() + 240
-  while not committed(place, f'runs/{name}'):
-    assert process.poll() is None and time.monotonic() < end, logs(folder)
-    time.sleep(0.05)
+  wait_until(lambda: committed(place, f'runs/{name}'), lambda: process.poll() is None, lambda: logs(folder))
   place.proxy.stalled_seconds, place.proxy.faulty = 600, f'-{split}.array_record'
   place.proxy.faults[:] = ['stall'] * 100_000
   try:
-    assert process.wait(240) == 75
+    assert process.wait(HUNG) == 75
   finally:
     place.proxy.faults.clear()
     place.proxy.faulty = ''

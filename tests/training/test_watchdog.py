@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+from processes import HUNG
+
 STEPS = """
   import pathlib, sys, threading, time
   from vit_jax.training.watchdog import Watchdog
@@ -26,7 +28,7 @@ def run(step: str, limit: float, folder: pathlib.Path) -> subprocess.CompletedPr
     cwd=folder,
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=HUNG,
   )
 
 

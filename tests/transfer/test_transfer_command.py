@@ -6,10 +6,10 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from PIL import Image
+from processes import HUNG, wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -34,16 +34,14 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
   flags += ['--option=checkpoint.every=3 steps', '--option=data.threads=1']
   out = tmp_path / 'out'
   process = start(tmp_path, *flags)
-  end = time.monotonic() + 240
-  while not (out / 'digits/checkpoint/seed_0/checkpoints/3').exists():
-    assert process.poll() is None and time.monotonic() < end, process.communicate()
-    time.sleep(0.02)
+  saved = out / 'digits/checkpoint/seed_0/checkpoints/3'
+  wait_until(saved.exists, lambda: process.poll() is None, process.communicate)
   process.send_signal(signal.SIGKILL)
   process.communicate()
   assert not (out / 'digits/checkpoint/seed_0/result.json').exists() and not (out / 'table.md').exists()
 
   process = start(tmp_path, *flags)
-  said, errors = process.communicate(timeout=300)
+  said, errors = process.communicate(timeout=HUNG)
   assert process.returncode == 0, errors
   for text in ('rate_0.01: was done', 'rate_0.1: was done', 'seed_0: goes on', 'seed_1: begins'):
     assert f'digits/checkpoint/{text}' in said
@@ -70,7 +68,7 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
 
   # Other options on the same workdir are refused.
   process = start(tmp_path, *flags, '--option=model.dropout=0.1')
-  _, errors = process.communicate(timeout=120)
+  _, errors = process.communicate(timeout=HUNG)
   assert process.returncode == 2 and 'model.dropout (0.0 there, 0.1 here)' in errors
 
 
@@ -90,5 +88,5 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
 )
 def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
   process = start(tmp_path, *flags)
-  _, errors = process.communicate(timeout=120)
+  _, errors = process.communicate(timeout=HUNG)
   assert process.returncode == 2 and said in errors.splitlines()[-1] and 'Traceback' not in errors
