@@ -339,3 +339,28 @@ def test_old_handlers_come_back():
     print('good')
   """)
   assert output == ['good\n']
+
+
+def test_canary_jax_listens_to_sigterm_in_c_and_its_function_stops_a_run():
+  """`distributed._jax_sigterm_handler` takes that function by `ctypes`: look there first where a new JAX fails here."""
+  script = """
+    import signal, socket, time
+    import jax
+    from jax.experimental import multihost_utils
+    from vit_jax.parallel import distributed
+
+    with socket.socket() as free:
+      free.bind(('localhost', 0))
+      address = f'localhost:{free.getsockname()[1]}'
+    jax.distributed.initialize(address, 1, 0)
+    noted = distributed._jax_sigterm_handler()
+    assert not multihost_utils.reached_preemption_sync_point(1)
+    noted(signal.SIGTERM)
+    step = 2
+    while not multihost_utils.reached_preemption_sync_point(step):
+      step += 1
+      time.sleep(0.01)
+    print('stops')
+  """
+  (output,) = run(script)
+  assert output.endswith('stops\n')
