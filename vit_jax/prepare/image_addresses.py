@@ -5,6 +5,7 @@ import socket
 import unicodedata
 import urllib.parse
 
+from vit_jax import buckets
 from vit_jax.errors import UserError
 
 # What clouds give to their own machines (credentials among it), beside the link-local addresses.
@@ -25,7 +26,9 @@ def check(address: str, where: str) -> None:
     UserError: it chains protocols (simplecache::http://…), or is on a link-local host, such as the server from
       which a cloud's machines get their credentials.
   """
-  if '::' in address.partition('[')[0] or '::' in address.rpartition(']')[2]:
+  if buckets.is_bucket(address):  # it has a bucket's name and no host, and fsspec does not take it apart
+    return
+  if '::' in address:
     what = 'chains protocols'
   elif _is_own_network(address):
     what = "is of the machine's own network (a cloud's server of credentials is there)"

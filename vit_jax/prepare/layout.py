@@ -27,15 +27,15 @@ class Layout:
     self.folders: collections.Counter[Folders] = collections.Counter()
     self.is_archive = True
     self._ignored: set[Folders] = set()  # folders with files that are not images
-    self._table = ''  # one of these files
+    self._tables: dict[Folders, str] = {}  # folder -> the first of these files that is a table
     self._wrapping: Folders = ()
     self._splits: dict[str, str] = {}  # folder -> split
 
   def ignore(self, file: Folders) -> None:
     """Takes note of a file that is not an image: its folders and its name."""
     self._ignored.add(file[:-1])
-    if len(file) < 3 and file[-1].lower().endswith(_TABLES):
-      self._table = posixpath.join(*file)
+    if file[-1].lower().endswith(_TABLES):
+      self._tables.setdefault(file[:-1], posixpath.join(*file))
 
   def settle(self, source: str, archives: Collection[Folders] = ()) -> None:
     """Decides on wrapping folders and splits, once all folders are known.
@@ -52,10 +52,11 @@ class Layout:
       self._wrapping = (*self._wrapping, inner)
     self._splits = folder_layout.splits_among(self._outermost(), source)
     if not any(map(self._split_and_class, self.folders)):
-      table = f'; the classes may be in {self._table}, which is prepared by its own path' if self._table else ''
+      table = min(self._tables.values(), default='')
       raise UserError(
         f'{source} has no images in class folders; put the {", ".join(e[1:] for e in EXTENSIONS)} files of '
-        f'each class into a folder named after it, or list them in a .csv file{table}.'
+        f'each class into a folder named after it, or list them in a .csv file'
+        f'{f", as {table} may do, and give its path" if table else ""}.'
       )
     self._check_classes(source, archives)
 
@@ -91,7 +92,7 @@ class Layout:
 
   def _check_classes(self, source: str, archives: Collection[Folders]) -> None:
     """Raises UserError if what stands for classes is something else; an archive may have folders of its own."""
-    depth, train = self._depth(), set[str]()
+    depth, known = self._depth(), set[str]()
     for top in sorted(self._splits, key=lambda top: self._splits[top] != 'train') or ('',):
       around = (*self._wrapping, top) if top else self._wrapping
       inside = [
@@ -99,19 +100,24 @@ class Layout:
         for folders in self.folders.keys() | self._ignored
         if len(folders) > depth and folders[:depth] == around and folders[: depth + 1] not in archives
       ]
-      classes = {folders[depth] for folders in inside}
       with_images = [_without(archives, folders, depth) for folders in inside if folders in self.folders]
       if not with_images:
         continue
       where, path = posixpath.join(source, *around), posixpath.join(*around, '')
       give = f'unpack it and give {path}' if self.is_archive else f'give {where}/'
-      folder_layout.check_classes(classes, with_images, where, give)
-      folder_layout.check_evaluated(classes, train, where)
-      train = train or classes
-      if self._table and len(train) == 1:
+      classes = {class_name(folders[0]) for folders in with_images}
+      folder_layout.check_class_names(sorted(classes), where)
+      folder_layout.check_classes({folders[depth] for folders in inside}, with_images, where, give)
+      folder_layout.check_evaluated(classes, known, where)
+      if self._splits.get(top, 'train') == 'train':
+        known = classes
+      table = next(
+        (self._tables[place] for place in (around, self._wrapping, ()) if place in self._tables), ''
+      )
+      if table and len(known or classes) == 1:
         raise UserError(
-          f'{source} has one class folder, {min(train)!r}, and {self._table}; if this has the classes, prepare it '
-          f'by its own path, or otherwise remove it.'
+          f'{where} has one class folder, {min(classes)!r}, and {table} is there too; if this has the classes, '
+          f'give its path, or otherwise remove it.'
         )
 
   def _depth(self) -> int:
@@ -137,5 +143,7 @@ class Layout:
 
 def _without(archives: Collection[Folders], folders: Folders, depth: int) -> Folders:
   """The folders from that of a class on, `depth` folders deep, without those within it that are archives."""
-  inner = (name for end, name in enumerate(folders, start=1) if end > depth + 1 and folders[:end] not in archives)
+  inner = (
+    name for end, name in enumerate(folders, start=1) if end > depth + 1 and folders[:end] not in archives
+  )
   return (folders[depth], *inner)

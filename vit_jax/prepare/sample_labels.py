@@ -109,7 +109,9 @@ def _class(value: Any, where: str) -> str:
   """The class as text; a number without leading zeros."""
   if isinstance(value, float) and value.is_integer() and math.isfinite(value):
     value = int(value)
-  text = class_name(str(value).strip()) if isinstance(value, str | int) and not isinstance(value, bool) else ''
+  text = (
+    class_name(str(value).strip()) if isinstance(value, str | int) and not isinstance(value, bool) else ''
+  )
   if not text or text.startswith('-'):
     raise UserError(f'{where} has the label {value!r}; a label is the number or the name of a class.')
   return str(int(text)) if re.fullmatch('[0-9]+', text) else text

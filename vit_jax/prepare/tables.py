@@ -98,6 +98,7 @@ def _table_images(
   """
   is_metadata = posixpath.basename(table) in _METADATA
   folder = folder_of_table if is_metadata else None  # below the root, in which the images are
+  spelled: dict[str, str] = {}
   for line, row in _rows(table, columns):
     where = f'{table} line {line}'
     head = where if table.endswith('.jsonl') else table  # where a column would be named
@@ -111,7 +112,10 @@ def _table_images(
     name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
     labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', head), where))
-    yield where, SourceImage(name, place, None, storage.size(place), _split(row, name, where), labels)
+    yield (
+      where,
+      SourceImage(name, place, None, storage.size(place), _split(row, name, where, spelled), labels),
+    )
 
 
 def _check_inside(path: str, where: str) -> None:
@@ -158,10 +162,23 @@ def _located(name: str, root: str) -> tuple[str, str]:
   return name, place
 
 
-def _split(row: dict[str, Any], name: str, where: str) -> str:
-  """The split that the column 'split' names, else that of the outermost folder called like one, else 'train'."""
-  split = row.get('split') or _split_of_folders(name)
+def _split(row: dict[str, Any], name: str, where: str, spelled: dict[str, str]) -> str:
+  """The split that the column 'split' names, else that of the outermost folder called like one, else 'train'.
+
+  Args:
+    row: column -> value.
+    name: of the image.
+    where: the line of the table, for errors.
+    spelled: split -> what the lines so far call it in their columns; is filled.
+  """
+  split = row.get('split')
+  if not split:
+    return _split_of_folders(name)
   if isinstance(split, str) and (usual := split_named(split.strip())):
+    if (other := spelled.setdefault(usual, split)).lower() != split.lower():
+      raise UserError(
+        f'{where} has the split {split!r}, and a line above {other!r}, which are one; write one of them.'
+      )
     return usual
   if not isinstance(split, str) or not re.fullmatch(r'[A-Za-z]\w*', split) or split == 'all':
     raise UserError(
@@ -233,7 +250,7 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
     with io.TextIOWrapper(storage.open_file(table), 'utf-8-sig', newline='') as file:
       if table.endswith('.jsonl'):
         for line, text in enumerate(_lines(file), start=1):
-          row = json.loads(text, object_pairs_hook=_object)
+          row = json.loads(text, object_pairs_hook=json_object)
           if not isinstance(row, dict):
             raise ValueError('it is not an object')
           json.dumps(row, ensure_ascii=False).encode()  # JSON may escape half of a character: a ValueError
@@ -248,7 +265,9 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
         line = reader.line_num
         if any(map(str.strip, more := row.pop(None, ()))):  # DictReader's key for what has no column
           fields = len(row) + len(more)
-          raise ValueError(f'it has {fields} fields and the header {len(row)}; quote a field with {delimiter!r} in it')
+          raise ValueError(
+            f'it has {fields} fields and the header {len(row)}; quote a field with {delimiter!r} in it'
+          )
         yield line, row
   except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also JSON's and UTF-8's
     remedy = 'save it as UTF-8' if isinstance(error, UnicodeDecodeError) else 'correct it'
@@ -259,14 +278,18 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _check_once(names: Iterable[str]) -> None:
-  """Raises ValueError if two columns have the same name; columns without a name are none."""
+  """Raises ValueError if a name is there twice; columns without a name are none."""
   for name, count in collections.Counter(names).items():
     if name and count > 1:
-      raise ValueError(f'it has the column {name!r} twice')
+      raise ValueError(f'it has {name!r} twice')
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """An object of JSON, which Python would read with the last of two equal names."""
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """An object of JSON, of which Python would read the last of two equal names.
+
+  Raises:
+    ValueError: it has a name twice.
+  """
   _check_once(name for name, _ in pairs)
   return dict(pairs)
 

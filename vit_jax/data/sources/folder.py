@@ -6,6 +6,7 @@ files are ignored.
 """
 
 import functools
+import itertools
 import logging
 import math
 import os
@@ -242,7 +243,8 @@ def _refuse_archives(folders: Sequence[pathlib.Path]) -> None:
 
 def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
   """The error for a folder without images; if it holds what `vit_jax.prepare` reads, it says so."""
-  for file in files_below(path):
+  beside = (os.path.join(root, name) for name in sorted(os.listdir(root)))
+  for file in itertools.chain(files_below(path), beside):
     if file.lower().endswith((*_ARCHIVES, *_TABLES)):
       is_own_table = file.lower().endswith(_TABLES) and not os.path.basename(file).startswith('metadata.')
       prepared = file if is_own_table else root
@@ -259,10 +261,11 @@ def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
 def _check_classes(part: _Part, known: Sequence[str], where: str, *, complete: bool) -> None:
   """Raises UserError for an unknown class; a class without images is an error if `complete`, or a warning."""
   unknown = sorted(set(part.classes) - set(known))
+  folder_layout.check_evaluated(unknown, known, where)
   if unknown:
     raise UserError(
       f'{where} has the class folder {unknown[0]!r}, which is not among the {len(known)} classes of the '
-      f'training split{_twin(unknown[0], known)}; add training images for it, or rename or remove the folder.'
+      f'training split; add training images for it, or rename or remove the folder.'
     )
   filled = {part.classes[number] for number in np.unique(part.members)}
   empty = [name for name in known if name not in filled]
@@ -270,11 +273,6 @@ def _check_classes(part: _Part, known: Sequence[str], where: str, *, complete: b
     raise UserError(f'Class folder {empty[0]!r} of {where} has no images; add some or remove it.')
   if empty:
     _warn(f'{where} has no images of {len(empty)} classes: {", ".join(empty)}.')
-
-
-def _twin(name: str, known: Sequence[str]) -> str:
-  """The class that differs from a name in its case only, as a part of a sentence; '' if there is none."""
-  return next((f' (it has {other!r})' for other in known if other.lower() == name.lower()), '')
 
 
 def _check_no_table(folder: pathlib.Path, name: str) -> None:

@@ -118,14 +118,19 @@ def check_classes(classes: Collection[str], with_images: Iterable[Folders], wher
   )
 
 
-def check_evaluated(classes: Collection[str], known: Collection[str], where: object) -> None:
-  """Raises UserError if images to evaluate on are in a folder 'images', and those to train on in classes."""
-  unknown = set(classes) - set(known)
-  if known and unknown and {name.lower() for name in classes} <= _IMAGES:
-    raise UserError(
-      f'{where} has its images in {listed(unknown)}, and the training split in folders of {len(known)} classes; '
-      f'put each image into the folder of its class, or remove {where}.'
-    )
+def check_evaluated(classes: Iterable[str], known: Collection[str], where: object) -> None:
+  """Raises UserError if a split's folders are those of the training split in another case, or just 'images'."""
+  names = {name.lower(): name for name in known}
+  for name in sorted({class_name(name) for name in classes} - set(known)):
+    if twin := names.get(name.lower()):
+      raise UserError(
+        f'{where} has the class folder {name!r}, and the training split {twin!r}; rename one of them.'
+      )
+    if known and name.lower() in _IMAGES:
+      raise UserError(
+        f'{where} has a folder {name!r}, and the training split has folders of {len(known)} classes; put each image '
+        f'into the folder of its class, or remove {where}.'
+      )
 
 
 def listed(names: Collection[str]) -> str:
