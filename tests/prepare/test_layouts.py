@@ -101,7 +101,7 @@ LAYOUTS = {
   ),
   'images and a table': refused(
     {'': 'images/' + FLAT},
-    r"one class folder, 'images', and .*labels\.csv; if .* prepare",
+    r"one class folder, 'images', and .*labels\.csv.*; if this has the classes, (give|prepare) ",
     **{'labels.csv': ROWS},
   ),
   'Hugging Face: metadata': refused(

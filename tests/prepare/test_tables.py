@@ -72,14 +72,7 @@ def test_whole_numbers_of_a_column_of_floats_are_the_classes_that_parquet_has(li
 
 
 def test_splits_are_known_by_any_usual_name(listed, tmp_path):
-  names = {
-    'Training': 'train',
-    'valid': 'val',
-    'dev': 'val',
-    'EVAL': 'test',
-    'test set': 'test',
-    'extra': 'extra',
-  }
+  names = {'Training': 'train', 'dev': 'val', 'DEV': 'val', 'test set': 'test', 'extra': 'extra'}
   rows = [f'{i}.jpg,x,{name}' for i, name in enumerate(names)]
   rows += ['a/Testing/1.jpg,x,', '/home/dev/test/2.jpg,x,', 'test.jpg,x,', 'test tubes/3.jpg,x,']
   (tmp_path / 'x.csv').write_text('\n'.join(['image,label,split', *rows]))
