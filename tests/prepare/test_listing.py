@@ -43,9 +43,6 @@ def test_folders_around_classes_are_splits(listed, tmp_path, kind, caplog):
     'test/b/3.jpg': ('test', 'b'),
   }
   assert 'ignored 2 images in no class folder' in caplog.text
-  both = make(kind, tmp_path / 'both', 'val/a/1.jpg', 'validation/a/2.jpg')
-  with pytest.raises(UserError, match='has both val/ and validation/'):
-    listed(both)
 
 
 @pytest.mark.parametrize('kind', ['tar', 'zip'])

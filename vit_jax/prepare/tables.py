@@ -73,15 +73,14 @@ def list_images(source: str, columns: Columns, *, any_address: bool = False) -> 
 
 def _metadata_files(folder: str) -> list[str]:
   """The metadata files in a folder, else those in its splits' folders, else these below data/, relative to it."""
-  for top in ('', 'data/'):
-    inside = storage.join(folder, top) if top else folder
-    there = storage.names(inside)
-    splits = splits_among(there, inside) if not there.intersection(_METADATA) else {}
-    places = [name for name in _METADATA if name in there] or [
-      f'{split}/{name}' for split in splits for name in _METADATA
-    ]
-    if found := [top + place for place in places if storage.exists(storage.join(folder, top + place))]:
-      return found
+  for top in ('', 'data'):
+    place = storage.join(folder, top) if top else folder
+    there = storage.names(place)
+    splits = [] if there.intersection(_METADATA) else sorted(filter(split_named, there))
+    names = [*_METADATA, *(f'{split}/{name}' for split in splits for name in _METADATA)]
+    if found := [name for name in names if storage.exists(storage.join(place, name))]:
+      splits_among({posixpath.dirname(name) for name in found}, place)  # each once
+      return [posixpath.join(top, name) for name in found]
   return []
 
 
@@ -112,10 +111,8 @@ def _table_images(
     name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
     labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', head), where))
-    yield (
-      where,
-      SourceImage(name, place, None, storage.size(place), _split(row, name, where, spelled), labels),
-    )
+    split = _split(row, name, where, spelled)
+    yield where, SourceImage(name, place, None, storage.size(place), split, labels)
 
 
 def _check_inside(path: str, where: str) -> None:
@@ -290,8 +287,10 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   Raises:
     ValueError: it has a name twice.
   """
-  _check_once(name for name, _ in pairs)
-  return dict(pairs)
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    _check_once(name for name, _ in pairs)
+  return found
 
 
 def _lines(file: io.TextIOWrapper) -> Iterator[str]:

@@ -75,16 +75,6 @@ def test_train_and_val_have_the_same_classes(pets):
   assert record.image == jpeg() and os.path.isfile(record.name)
 
 
-def test_validation_is_val_and_there_may_be_a_test_split(pets):
-  (pets / 'val').rename(pets / 'validation')
-  assert len(opened(pets, 'val')) == len(opened(pets, 'validation')) == 6
-  write(pets, 'test/cat/t.webp')
-  assert names(opened(pets, 'test')) == {'t.webp': 'cat'}
-  write(pets, 'val/cat/x.jpg')
-  with pytest.raises(UserError, match='both val/ and validation/'):
-    opened(pets)
-
-
 def test_slice_has_all_classes(tmp_path):
   write(tmp_path, *(f'train/{c}/{i}.jpg' for c in 'abcd' for i in range(50)))
   first, rest = opened(tmp_path, 'train[:50%]'), opened(tmp_path, 'train[50%:]')
