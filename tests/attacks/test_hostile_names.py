@@ -34,7 +34,8 @@ NAMES = ('$10_$20', '\\frac', r'$\frac$', '$$', '_^{', '<script>alert(1)</script
 def hostile_folder(tmp_path_factory):
   """Images of a class for each name that a folder can have, and of one that is not UTF-8."""
   root = tmp_path_factory.mktemp('images')
-  for name in (*(os.fsencode(name) for name in NAMES if name and '/' not in name), b'caf\xe9'):
+  printable = [os.fsencode(name) for name in NAMES if name and name.isprintable() and '/' not in name]
+  for name in (*printable, b'caf\xe9'):
     folder = os.path.join(os.fsencode(root), name)
     os.mkdir(folder)
     for file in (b'$x_$.png', b'\xff.png'):

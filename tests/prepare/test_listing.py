@@ -43,9 +43,6 @@ def test_folders_around_classes_are_splits(listed, tmp_path, kind, caplog):
     'test/b/3.jpg': ('test', 'b'),
   }
   assert 'ignored 2 images in no class folder' in caplog.text
-  both = make(kind, tmp_path / 'both', 'val/a/1.jpg', 'validation/a/2.jpg')
-  with pytest.raises(UserError, match='has both val/ and validation/'):
-    listed(both)
 
 
 @pytest.mark.parametrize('kind', ['tar', 'zip'])
@@ -65,11 +62,10 @@ def test_single_folders_in_an_archive_are_passed_over(listed, tmp_path, kind, na
   assert found == {name: ('train', label) for name, label in expected.items()}
 
 
-def test_folder_is_read_as_folder_sources_read_it(listed, tmp_path, caplog):
-  # Single folders are not passed over, and an archive beside images is just another file.
-  source = folder_of(tmp_path / 'x', 'top/a/1.jpg', 'top/b/1.jpg')
+def test_archive_beside_images_in_a_folder_is_just_another_file(listed, tmp_path, caplog):
+  source = folder_of(tmp_path / 'x', 'a/1.jpg', 'b/1.jpg')
   tar_of(source / 'backup.tar', 'a/1.jpg', 'b/1.jpg')
-  assert listed(source) == {'top/a/1.jpg': ('train', 'top'), 'top/b/1.jpg': ('train', 'top')}
+  assert listed(source) == {'a/1.jpg': ('train', 'a'), 'b/1.jpg': ('train', 'b')}
   assert 'ignored 1 files that are not images, such as backup.tar' in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from made_samples import parquet, picture
 from made_sources import folder_of
@@ -115,6 +116,15 @@ def test_unusable_columns_are_refused_by_name(listed, tmp_path, columns, message
   path = parquet(tmp_path / 'x.parquet', columns)
   with pytest.raises(UserError, match=message):
     listed(path)
+
+
+def test_column_that_is_there_twice_is_refused(listed, tmp_path):
+  arrays = [pa.array([picture(0)]), pa.array(['cat']), pa.array(['dog'])]
+  pyarrow.parquet.write_table(
+    pa.Table.from_arrays(arrays, ['image', 'label', 'label']), tmp_path / 'x.parquet'
+  )
+  with pytest.raises(UserError, match=r"x.parquet has the column 'label' twice; rename"):
+    listed(tmp_path / 'x.parquet')
 
 
 def test_damaged_files_and_other_data_are_refused(listed, source, tmp_path):

@@ -28,6 +28,7 @@ from absl import flags
 
 from vit_jax import cli, processors, signals
 from vit_jax.data.sources import tfds_files
+from vit_jax.data.sources.folder_layout import class_name
 from vit_jax.errors import Preempted, UserError
 from vit_jax.prepare import run, storage
 from vit_jax.prepare.images import Shrinking
@@ -92,6 +93,11 @@ _CLASS_NAMES = flags.DEFINE_string(
 )
 _CLASSES = flags.DEFINE_string(
   'classes', None, 'A file with a class a line, as SRC calls it: only these are prepared.'
+)
+_ANY_ADDRESS = flags.DEFINE_bool(
+  'any_address',
+  False,
+  'A table may also name images on link-local hosts (where clouds give credentials) and by chained protocols.',
 )
 _LIMIT = flags.DEFINE_integer(
   'limit',
@@ -175,8 +181,9 @@ def _selection(named: NamedSet | None) -> Selection:
     val_name='validation' if named else 'val',
     num_classes=named.num_classes if named else None,
     limit=_LIMIT.value,
-    classes=None if classes is None else frozenset(classes),
+    classes=None if classes is None else frozenset(map(class_name, classes)),
     class_names=read_lines(_CLASS_NAMES.value, 'class_names'),
+    any_address=_ANY_ADDRESS.value,
   )
 
 

@@ -6,11 +6,10 @@ parquet are refused.
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from vit_jax.data.sources.folder_layout import Folders
 from vit_jax.errors import UserError
-
-Folders = tuple[str, ...]  # the folders around a file, outermost first
 
 _RECORDS = re.compile(r'.*\.(parquet|arrow|tfrecords?|array_record|cls)(-\d+-of-\d+)?', re.IGNORECASE)
 _NUMBERED = re.compile(r'.*[-_.]\d+|0\d\d+')  # 'train-000012', '00012', '00001-of-00064'; not 'n01440764'
@@ -77,6 +76,11 @@ class ClassArchives:
     if is_image:
       inner = tuple(folder.split('/')[len(archive) :])
       self._inner.setdefault(archive, set()).add(inner)
+
+  @property
+  def folders(self) -> Collection[Folders]:
+    """What the archives with images stand for."""
+    return self._inner.keys()
 
   def check(self, is_class: Callable[[Folders], bool]) -> None:
     """Checks, once all files are known, each archive that stands for a class.

@@ -1,11 +1,13 @@
 """The images of a source, in one list, whatever the source is.
 
-- A folder or archive with a folder for each class, below train/, val/ (or validation/) and test/ or without
-  these. In an archive, single folders around all others are passed over. A tar within a tar stands for a
-  folder of its name, and so does each archive in a folder that has archives and no images.
+- A folder or archive with a folder for each class, below train/, val/ and test/ (or other usual names of these,
+  see `folder_layout`) or without these. In an archive, single folders around all others are passed over. A tar
+  within a tar stands for a folder of its name, and so does each archive in a folder that has archives and no
+  images.
 - A .csv or .tsv file with a column for the image, a column for the label and, if there are splits, a column
   split. Paths are absolute, addresses, or relative to the file.
-- A folder with metadata.csv or metadata.jsonl (a Hugging Face image folder), in it or in its splits' folders.
+- A folder with metadata.csv or metadata.jsonl (a Hugging Face image folder), in it or in its splits' folders, or
+  the same below data/.
 - Shards of WebDataset (webdataset.py), and parquet files with the images in them (parquet.py).
 - A folder with the two tars of ImageNet's challenge of 2012 and its development kit (imagenet2012.py).
 
@@ -19,6 +21,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from vit_jax.data.sources.folder_layout import is_hidden
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.errors import UserError
 from vit_jax.prepare import (
@@ -88,7 +91,7 @@ class Listing:
       if listed:
         listed(count % _COUNTED)
     if not self._has_labels:
-      self._layout.settle(source)
+      self._layout.settle(source, self._archives.folders)
       self._archives.check(self._layout.is_class)
     self._warn()
 
@@ -130,7 +133,7 @@ class Listing:
     if self._is_table:
       if columns.weight or limit:
         raise UserError(f'{source} is a table; leave out --weight_column and --limit.')
-      return tables.list_images(source, columns)
+      return tables.list_images(source, columns, any_address=self._selection.any_address)
     if parquet.is_parquet(source):
       self._keeps_numbers = True
       self._class_names = self._class_names or parquet.class_names(source, columns)
@@ -159,7 +162,7 @@ class Listing:
   def _found(self, work: str) -> Iterator[SourceImage]:
     """The images of a folder or archive, not yet with split and labels."""
     if storage.is_folder(self._source):
-      self._layout.may_be_wrapped = False
+      self._layout.is_archive = False
       yield from self._in_folder()
     else:
       yield from self._in_archive(archives.decompressed(self._source, work), '', self._source)
@@ -214,8 +217,8 @@ class Listing:
       archive: the folders that the archive around it stands for; '' if there is none.
     """
     parts = _parts(file.name)
-    if not parts or any(part.startswith('.') for part in parts):
-      return None  # hidden, such as the ._files of a Mac
+    if not parts or any(map(is_hidden, parts)):
+      return None
     name = '/'.join(parts)
     class_archives.refuse_records(self._source, name)
     is_image = name.lower().endswith(EXTENSIONS)
@@ -233,6 +236,7 @@ class Listing:
   def _ignore(self, name: str) -> None:
     self._ignored = self._ignored or name
     self._num_ignored += 1
+    self._layout.ignore(_parts(name))
 
 
 def check_exists(source: str) -> None:

@@ -157,6 +157,8 @@ def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
 
   def find(chosen: str | None, usual: tuple[str, ...], flag: str) -> str:
     for name in usual if chosen is None else (chosen,):
+      if schema.names.count(name) > 1:
+        raise UserError(f'{place} has the column {name!r} twice; rename or remove one of them.')
       if name in schema.names:
         return name
     if flag == 'image' and 'url' in schema.names and chosen is None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vit_jax.data.sources.folder import SPLITS
+from vit_jax.data.sources.folder_layout import class_name, split_named
 from vit_jax.errors import UserError
 from vit_jax.prepare.tables import Columns
 
@@ -18,7 +18,7 @@ _MOST_CLASSES = 1_000_000  # a larger number is an identifier and no class
 def split_of(path: str) -> str:
   """The split that a word of a path names: 'data/imagenet12k-validation-0003.tar' -> 'val'; else 'train'."""
   words = re.split(r'[^A-Za-z]+', path)
-  return next((SPLITS[word] for word in words if word in SPLITS), 'train')
+  return next(filter(None, map(split_named, words)), 'train')
 
 
 def labels_and_weights(
@@ -109,7 +109,9 @@ def _class(value: Any, where: str) -> str:
   """The class as text; a number without leading zeros."""
   if isinstance(value, float) and value.is_integer() and math.isfinite(value):
     value = int(value)
-  text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ''
+  text = (
+    class_name(str(value).strip()) if isinstance(value, str | int) and not isinstance(value, bool) else ''
+  )
   if not text or text.startswith('-'):
     raise UserError(f'{where} has the label {value!r}; a label is the number or the name of a class.')
   return str(int(text)) if re.fullmatch('[0-9]+', text) else text

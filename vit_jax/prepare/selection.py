@@ -20,6 +20,7 @@ class Selection:
     limit: images of each class folder, shard or parquet file, for a rehearsal; None: all.
     classes: the classes that are prepared; None: all.
     class_names: the names of classes that the source numbers; None: what the source says.
+    any_address: whether a table may name addresses that `image_addresses.py` refuses.
   """
 
   split: str | None = None
@@ -28,6 +29,7 @@ class Selection:
   limit: int | None = None
   classes: frozenset[str] | None = None
   class_names: tuple[str, ...] | None = None
+  any_address: bool = False
 
   def of(self, image: SourceImage) -> SourceImage | None:
     """The image as it is prepared; None: it is left out."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.data.sources.folder_layout import check_class_names
 from vit_jax.data.sources.folder_listing import path_hash
 from vit_jax.errors import UserError
 from vit_jax.prepare import storage
@@ -207,11 +208,7 @@ class _Census:
       raise UserError(f'{self._source} lists no labelled images; check it.')
     if self._unlabelled is not None and self._most_labels == 1:
       raise UserError(f'{self._source} gives {self._unlabelled} no label; fill it in, or remove the line.')
-    for name in self._classes:
-      if name != name.strip() or not name.isprintable():
-        raise UserError(
-          f'{self._source} has a class called {name!r}, which cannot be printed in one line; rename it.'
-        )
+    check_class_names(self._classes, self._source)
     for split, known in classes.items():
       unknown = sorted(known - classes.get('train', known))
       if unknown:

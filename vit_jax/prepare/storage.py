@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 import fsspec
 
 from vit_jax import buckets, files
+from vit_jax.data.sources.folder_layout import is_hidden
 from vit_jax.data.sources.folder_listing import files_below
 from vit_jax.errors import UserError
 from vit_jax.prepare.bucket_file_system import BucketFileSystem
@@ -88,7 +89,7 @@ def list_files(folder: str) -> Iterator[tuple[str, int]]:
     found = cast(dict[str, dict[str, Any]], system.find(folder, detail=True))
     for path, information in found.items():
       name = path.removeprefix(top)
-      if not any(part.startswith('.') for part in name.split('/')):
+      if not any(map(is_hidden, filter(None, name.split('/')))):
         yield name, information['size']
     return
   top = folder.rstrip(os.sep) + os.sep

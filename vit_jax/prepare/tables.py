@@ -1,5 +1,6 @@
 """Tables of images and labels: .csv and .tsv files, and Hugging Face's metadata.csv and metadata.jsonl."""
 
+import collections
 import csv
 import dataclasses
 import io
@@ -8,13 +9,14 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vit_jax.data.sources.folder import SPLITS
+from vit_jax.data.sources.folder_layout import class_name, split_named, splits_among
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.errors import UserError
-from vit_jax.prepare import storage
+from vit_jax.prepare import image_addresses, storage
 from vit_jax.prepare.source_image import SourceImage
 
 _METADATA = ('metadata.csv', 'metadata.jsonl')
@@ -23,6 +25,7 @@ _IMAGE_COLUMNS = ('image', 'file_name', 'filename', 'file', 'path', 'id')  # the
 _LABEL_COLUMNS = ('label', 'labels', 'class', 'category', 'target')
 _DELIMITERS = (',', ';', '\t')
 _LONGEST_LINE = 2**20  # characters
+_WHOLE = re.compile(r'[0-9]+\.0+')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,45 +48,56 @@ def is_table(source: str) -> bool:
   return source.lower().endswith(_TABLES) or (storage.is_folder(source) and bool(_metadata_files(source)))
 
 
-def list_images(source: str, columns: Columns) -> Iterator[SourceImage]:
+def list_images(source: str, columns: Columns, *, any_address: bool = False) -> Iterator[SourceImage]:
   """Lists the images of a table, or of the metadata files of a folder.
 
   Args:
     source: the path or address of a table, or of a folder with metadata files.
     columns: which columns have the path and the label.
+    any_address: whether images may have addresses that `image_addresses` refuses.
 
   Raises:
     UserError: a table cannot be read, lacks a column, or has a value that cannot be used.
   """
   if not storage.is_folder(source):
     folder = source.rpartition('/')[0] if storage.is_address(source) else os.path.dirname(source)
-    yield from _table_images(source, folder, '', columns)
-    return
-  for table in _metadata_files(source):
-    yield from _table_images(storage.join(source, table), source, posixpath.dirname(table), columns)
+    found = _table_images(source, folder, '', columns)
+  else:
+    tables = ((storage.join(source, table), posixpath.dirname(table)) for table in _metadata_files(source))
+    found = (image for table, folder in tables for image in _table_images(table, source, folder, columns))
+  for where, image in found:
+    if storage.is_address(image.path) and not any_address:
+      image_addresses.check(image.path, where)
+    yield image
 
 
 def _metadata_files(folder: str) -> list[str]:
-  """The metadata files in a folder, else those in its splits' folders, relative to it."""
-  found = _existing(folder, _METADATA)
-  return found or _existing(folder, [f'{split}/{name}' for split in SPLITS for name in _METADATA])
+  """The metadata files in a folder, else those in its splits' folders, else these below data/, relative to it."""
+  for top in ('', 'data'):
+    place = storage.join(folder, top) if top else folder
+    there = storage.names(place)
+    splits = [] if there.intersection(_METADATA) else sorted(filter(split_named, there))
+    names = [*_METADATA, *(f'{split}/{name}' for split in splits for name in _METADATA)]
+    if found := [name for name in names if storage.exists(storage.join(place, name))]:
+      splits_among({posixpath.dirname(name) for name in found}, place)  # each once
+      return [posixpath.join(top, name) for name in found]
+  return []
 
 
-def _existing(folder: str, names: list[str] | tuple[str, ...]) -> list[str]:
-  return [name for name in names if storage.exists(storage.join(folder, name))]
-
-
-def _table_images(table: str, root: str, split_folder: str, columns: Columns) -> Iterator[SourceImage]:
-  """Lists the images of one table.
+def _table_images(
+  table: str, root: str, folder_of_table: str, columns: Columns
+) -> Iterator[tuple[str, SourceImage]]:
+  """Lists the images of one table, each after the line that names it.
 
   Args:
     table: its path or address.
     root: the folder that the images' names are relative to.
-    split_folder: the folder of a split, below the root, that the table is in; ''.
+    folder_of_table: the folder below the root that metadata is in, such as that of a split; ''.
     columns: as for `list_images`.
   """
   is_metadata = posixpath.basename(table) in _METADATA
-  folder = split_folder if is_metadata else None  # below the root, in which the images are
+  folder = folder_of_table if is_metadata else None  # below the root, in which the images are
+  spelled: dict[str, str] = {}
   for line, row in _rows(table, columns):
     where = f'{table} line {line}'
     head = where if table.endswith('.jsonl') else table  # where a column would be named
@@ -97,7 +111,8 @@ def _table_images(table: str, root: str, split_folder: str, columns: Columns) ->
     name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
     labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', head), where))
-    yield SourceImage(name, place, None, storage.size(place), _split(row, name, where), labels)
+    split = _split(row, name, where, spelled)
+    yield where, SourceImage(name, place, None, storage.size(place), split, labels)
 
 
 def _check_inside(path: str, where: str) -> None:
@@ -123,25 +138,57 @@ def _exists(path: str, root: str) -> bool:
 
 
 def _located(name: str, root: str) -> tuple[str, str]:
-  """An image's name and its path or address, with the ending that Kaggle's `id` columns leave out."""
+  """An image's name and its path or address, as the file is called.
+
+  Kaggle's `id` columns leave out the ending; an Apple computer writes accents apart from their letters (NFD).
+  """
   absolute = storage.is_address(name) or os.path.isabs(name)
   place = name if absolute else storage.join(root, name)
-  if name.lower().endswith(EXTENSIONS) or storage.is_address(place) or os.path.exists(place):
+  is_usual = name.isascii() and name.lower().endswith(EXTENSIONS)
+  if storage.is_address(place) or is_usual or os.path.exists(place):
     return name, place
-  for extension in EXTENSIONS:
-    if os.path.exists(place + extension):
-      return name + extension, place + extension
+  if not name.isascii():
+    for form in ('NFC', 'NFD'):
+      other = unicodedata.normalize(form, name)
+      if os.path.exists(found := os.path.join(root, other)):
+        return other, found
+  if not name.lower().endswith(EXTENSIONS):
+    for extension in EXTENSIONS:
+      if os.path.exists(place + extension):
+        return name + extension, place + extension
   return name, place
 
 
-def _split(row: dict[str, Any], name: str, where: str) -> str:
-  """The split that the column 'split' names, else that of the outermost folder, else 'train'."""
-  split = row.get('split') or SPLITS.get(name.split('/')[0], 'train')
+def _split(row: dict[str, Any], name: str, where: str, spelled: dict[str, str]) -> str:
+  """The split that the column 'split' names, else that of the outermost folder called like one, else 'train'.
+
+  Args:
+    row: column -> value.
+    name: of the image.
+    where: the line of the table, for errors.
+    spelled: split -> what the lines so far call it in their columns; is filled.
+  """
+  split = row.get('split')
+  if not split:
+    return _split_of_folders(name)
+  if isinstance(split, str) and (usual := split_named(split.strip())):
+    if (other := spelled.setdefault(usual, split)).lower() != split.lower():
+      raise UserError(
+        f'{where} has the split {split!r}, and a line above {other!r}, which are one; write one of them.'
+      )
+    return usual
   if not isinstance(split, str) or not re.fullmatch(r'[A-Za-z]\w*', split) or split == 'all':
     raise UserError(
       f'{where} has the split {repr(split)[:100]}; write train, val, test or another single word.'
     )
-  return SPLITS.get(split, split)
+  return split
+
+
+def _split_of_folders(name: str) -> str:
+  """The split of an image by the folders in its name; what is around the table, or elsewhere, says nothing."""
+  if storage.is_address(name) or os.path.isabs(name):
+    return 'train'
+  return next(filter(None, map(split_named, name.split('/')[:-1])), 'train')
 
 
 def _labels(value: Any, where: str) -> list[str]:
@@ -155,10 +202,16 @@ def _labels(value: Any, where: str) -> list[str]:
       values = value
     case _:
       values = [value]
-  if not all(isinstance(value, str | int) for value in values):
+  names = [_label(value, where) for value in values]
+  return list(dict.fromkeys(name for name in names if name))
+
+
+def _label(value: Any, where: str) -> str:
+  """The name of a class; a whole number without the '.0' that a column of floats gives it, as of parquet."""
+  if not isinstance(value, str | int) and not (isinstance(value, float) and value.is_integer()):
     raise UserError(f'{where} has the label {value!r}; write a name, a number, or a list of these.')
-  stripped = [str(value).strip() for value in values]
-  return list(dict.fromkeys(name for name in stripped if name))
+  text = class_name(str(int(value) if isinstance(value, float) else value).strip())
+  return text.partition('.')[0] if _WHOLE.fullmatch(text) else text
 
 
 def _cell(row: dict[str, Any], chosen: str | None, usual: tuple[str, ...], what: str, where: str) -> Any:
@@ -194,7 +247,7 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
     with io.TextIOWrapper(storage.open_file(table), 'utf-8-sig', newline='') as file:
       if table.endswith('.jsonl'):
         for line, text in enumerate(_lines(file), start=1):
-          row = json.loads(text)
+          row = json.loads(text, object_pairs_hook=json_object)
           if not isinstance(row, dict):
             raise ValueError('it is not an object')
           json.dumps(row, ensure_ascii=False).encode()  # JSON may escape half of a character: a ValueError
@@ -204,8 +257,14 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
       header = next(lines, '')
       delimiter = _delimiter(header, columns)
       reader = csv.DictReader(itertools.chain([header], lines), delimiter=delimiter)
+      _check_once(reader.fieldnames or ())
       for row in reader:
         line = reader.line_num
+        if any(map(str.strip, more := row.pop(None, ()))):  # DictReader's key for what has no column
+          fields = len(row) + len(more)
+          raise ValueError(
+            f'it has {fields} fields and the header {len(row)}; quote a field with {delimiter!r} in it'
+          )
         yield line, row
   except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also JSON's and UTF-8's
     remedy = 'save it as UTF-8' if isinstance(error, UnicodeDecodeError) else 'correct it'
@@ -213,6 +272,25 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
   except OSError as error:
     reason = error.strerror or error
     raise UserError(f'{table} cannot be read ({reason}); give a table that can.') from error
+
+
+def _check_once(names: Iterable[str]) -> None:
+  """Raises ValueError if a name is there twice; columns without a name are none."""
+  for name, count in collections.Counter(names).items():
+    if name and count > 1:
+      raise ValueError(f'it has {name!r} twice')
+
+
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """An object of JSON, of which Python would read the last of two equal names.
+
+  Raises:
+    ValueError: it has a name twice.
+  """
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    _check_once(name for name, _ in pairs)
+  return found
 
 
 def _lines(file: io.TextIOWrapper) -> Iterator[str]:

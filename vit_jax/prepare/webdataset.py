@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.archives import Member
 from vit_jax.prepare.source_image import SourceImage
-from vit_jax.prepare.tables import Columns
+from vit_jax.prepare.tables import Columns, json_object
 
 _LABEL_PARTS = ('cls', 'json')
 _LARGEST_LABEL = 2**20  # bytes of a .cls or .json file
@@ -117,7 +117,7 @@ def _text(place: str, member: Member) -> str:
 
 def _json(place: str, member: Member) -> dict[str, Any]:
   try:
-    content = json.loads(_text(place, member))
+    content = json.loads(_text(place, member), object_pairs_hook=json_object)
   except (ValueError, RecursionError) as error:
     raise UserError(f'{place}: {member.name} is not JSON ({error}); correct the shard.') from error
   if not isinstance(content, dict):

@@ -75,16 +75,6 @@ def test_train_and_val_have_the_same_classes(pets):
   assert record.image == jpeg() and os.path.isfile(record.name)
 
 
-def test_validation_is_val_and_there_may_be_a_test_split(pets):
-  (pets / 'val').rename(pets / 'validation')
-  assert len(opened(pets, 'val')) == len(opened(pets, 'validation')) == 6
-  write(pets, 'test/cat/t.webp')
-  assert names(opened(pets, 'test')) == {'t.webp': 'cat'}
-  write(pets, 'val/cat/x.jpg')
-  with pytest.raises(UserError, match='both val/ and validation/'):
-    opened(pets)
-
-
 def test_slice_has_all_classes(tmp_path):
   write(tmp_path, *(f'train/{c}/{i}.jpg' for c in 'abcd' for i in range(50)))
   first, rest = opened(tmp_path, 'train[:50%]'), opened(tmp_path, 'train[50%:]')
@@ -227,13 +217,6 @@ def test_small_class_beside_a_large_one_is_held_out_too(tmp_path):
   assert held and found - held <= {f'small/{i}.jpg' for i in range(99)} and len(found) == len(held) + 1
 
 
-def test_one_class_folder_beside_a_table_names_the_command_for_the_table(tmp_path):
-  write(tmp_path, 'img/1.jpg', 'img/2.jpg')
-  (tmp_path / 'labels.csv').write_text('id,label\n1,cat\n2,dog\n')
-  with pytest.raises(UserError, match=rf'beside it labels.csv; .*vit_jax.prepare {tmp_path}/labels.csv'):
-    opened(tmp_path)
-
-
 def test_folder_whose_fraction_holds_out_some_is_divided_by_the_fraction_alone(tmp_path):
   files = [f'{name}/{i:03}.jpg' for name in ('x', 'y') for i in range(40)]
   write(tmp_path, *files)
@@ -262,13 +245,6 @@ def test_folder_one_level_too_high_names_what_lies_below(tmp_path):
     opened(tmp_path)
   write(tmp_path, 'photos/loose.jpg')  # now it is a class with folders in it
   assert opened(tmp_path).class_names == ('photos',)
-
-
-def test_split_one_level_too_high_names_what_lies_below(tmp_path):
-  write(tmp_path, 'train/photos/cat/1.jpg', 'train/photos/dog/1.jpg', 'val/photos/cat/2.jpg')
-  for split in ('train', 'val'):
-    with pytest.raises(UserError, match=rf'{split} has one class folder, .* move them up into .*/{split}\.'):
-      opened(tmp_path, split)
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,27 @@
 """A person's own images: `folder:/path`, with one sub-folder per class.
 
-Either `train/CLASS/…` beside `val/CLASS/…` (or `validation/`) and `test/CLASS/…`, or `CLASS/…` directly, of
-which a share is held out as 'val'. Folders within a class belong to it; hidden files are ignored.
+Either `train/CLASS/…` beside `val/CLASS/…` and `test/CLASS/…`, or `CLASS/…` directly, of which a share is held
+out as 'val'. `folder_layout.py` knows the other names of splits. Folders within a class belong to it; hidden
+files are ignored.
 """
 
 import functools
+import itertools
 import logging
 import math
 import os
 import pathlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from vit_jax import buckets, foreign_files
 from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import folder_layout
 from vit_jax.data.sources.base import NamedSource, Record, check_split, select
+from vit_jax.data.sources.folder_layout import class_name, listed
 from vit_jax.data.sources.folder_listing import (
   EXTENSIONS,
   Listing,
@@ -30,12 +34,10 @@ from vit_jax.errors import UserError
 
 _log = logging.getLogger(__name__)
 
-SPLITS = {'train': 'train', 'val': 'val', 'validation': 'val', 'test': 'test'}  # folder -> split
 _HELD_OUT_SPLITS = ('train', 'val')  # of a folder whose classes are in its root
 # What `vit_jax.prepare` reads and this source does not.
 _ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip', '.parquet')
-_TABLES = ('.csv',)
-_NAMED = 5  # sub-folders, classes or endings that a sentence lists
+_TABLES = ('.csv', '.tsv', 'metadata.jsonl')
 
 
 class _Part(NamedTuple):
@@ -57,13 +59,13 @@ class FolderSource(NamedSource):
 
     Args:
       root: the folder.
-      split: 'train', 'val' (or 'validation') or 'test', with slices and sums.
+      split: 'train', 'val' or 'test', under any of their usual names, with slices and sums.
       val_fraction: the share of the images held out as 'val' if the root has no folders of splits.
       class_names: label -> name; None: the classes of the training split, sorted.
 
     Raises:
       UserError: no such folder or split, a folder that cannot be read, no images, a class that the training
-        split lacks, or a folder whose classes lie one level deeper.
+        split lacks or whose name cannot be printed, or a folder whose classes lie one level deeper.
     """
     if buckets.is_bucket(root):
       prepared = f'{root.rstrip("/")}_prepared/1.0.0'
@@ -73,24 +75,35 @@ class FolderSource(NamedSource):
       )
     self._root = pathlib.Path(root).expanduser()
     _check_readable(self._root)
-    split = re.sub(r'\bvalidation\b', 'val', split)
+    split = re.sub(r'[A-Za-z]\w*', lambda name: folder_layout.split_named(name[0]) or name[0], split)
     self._listing, parts, train_classes = _splits(self._root, split, val_fraction)
+    if class_names is None:
+      self._check_layout(parts, train_classes)
     self.class_names = tuple(class_names or train_classes)
-    label_of = {name: label for label, name in enumerate(self.class_names)}
+    known = [class_name(name) for name in self.class_names]
+    label_of = {name: label for label, name in enumerate(known)}
     ordered: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, part in parts.items():
       complete = name == 'train' and class_names is None
-      _check_classes(part, self.class_names, f'{root} ({name})', complete=complete)
-      labels = np.array([label_of[class_name] for class_name in part.classes], np.int32)
+      _check_classes(part, known, f'{root} ({name})', complete=complete)
+      labels = np.array([label_of[found] for found in part.classes], np.int32)
       order = np.argsort(self._listing.hashes[part.numbers], kind='stable')
       ordered[name] = part.numbers[order], labels[part.members[order]]
-    if class_names is None and len(train_classes) == 1:
-      for top in sorted({part.top for part in parts.values()}):
-        _check_level(self._listing, top, self._root)
-      _check_no_table(self._root, train_classes[0])
     ranges = select(split, {name: len(part.numbers) for name, part in parts.items()}, root)
     self._numbers = np.concatenate([ordered[name][0][first:last] for name, first, last in ranges])
     self._labels = np.concatenate([ordered[name][1][first:last] for name, first, last in ranges])
+
+  def _check_layout(self, parts: Mapping[str, '_Part'], train_classes: Sequence[str]) -> None:
+    """Raises UserError if what stands for classes is something else."""
+    with_images = [self._listing.folders[number] for number in np.unique(self._listing.parents)]
+    for top, part in {part.top: part for part in parts.values()}.items():
+      path, prefix = self._root / top, f'{top}/' if top else ''
+      below = (tuple(folder[len(prefix) :].split('/')) for folder in with_images if folder.startswith(prefix))
+      folder_layout.check_classes(part.classes, below, path, f'give folder:{path}/')
+      if len(train_classes) == 1:
+        _check_no_table(path, train_classes[0])
+    if len(train_classes) == 1:
+      _check_no_table(self._root, train_classes[0])
 
   @classmethod
   def open(cls, place: str, split: str, *, data: DataConfig, class_names: Sequence[str] | None) -> Self:
@@ -100,7 +113,7 @@ class FolderSource(NamedSource):
   def splits(cls, place: str) -> Collection[str]:
     root = pathlib.Path(place).expanduser()
     _check_readable(root)
-    return tuple(_folders_of_splits(root).values()) or _HELD_OUT_SPLITS
+    return tuple(folder_layout.splits_among(folders_in(root), root).values()) or _HELD_OUT_SPLITS
 
   def __len__(self) -> int:
     return len(self._numbers)
@@ -139,16 +152,12 @@ def _check_readable(root: pathlib.Path) -> None:
     raise UserError(f'The folder {root} cannot be read ({error.strerror}); check its permissions.') from error
 
 
-def _folders_of_splits(root: pathlib.Path) -> dict[str, str]:
-  """Folder -> its split, for the folders of splits in the root; {}: the classes are in the root."""
-  return {name: SPLITS[name] for name in folders_in(root) if name in SPLITS}
-
-
 def _splits(
   root: pathlib.Path, split: str, val_fraction: float
 ) -> tuple[Listing, dict[str, _Part], Sequence[str]]:
   """The listing, the splits that `split` names, and the sorted classes of the training split."""
-  folders = _folders_of_splits(root)
+  there = folders_in(root)
+  folders = folder_layout.splits_among(there, root)
   if not folders:
     check_split(split, _HELD_OUT_SPLITS, str(root))
     listing = list_images(root, [''])
@@ -159,16 +168,23 @@ def _splits(
         f"No class of {root} has two images, so that none can be held out as 'val'; add images, or put those "
         f'to train on below {root}/train and the others below {root}/val.'
       )
-    return listing, parts, everything.classes
-  if len(set(folders.values())) < len(folders):
-    raise UserError(f'{root} has both val/ and validation/; remove or rename one of them.')
-  check_split(split, list(folders.values()), str(root))
+    return listing, parts, sorted(everything.classes)
+  others = set(there) - set(folders)
   wanted = re.findall(r'\w+', split)
+  if others and 'train' in wanted and 'train' not in folders.values():
+    raise UserError(
+      f'{root} has {listed(others)} beside {listed(folders)}, which is called like a split; put the classes to '
+      f'train on below {root}/train, or rename {listed(folders)} if it is a class.'
+    )
+  check_split(split, list(folders.values()), str(root))
+  if others:
+    _warn(f'{root}: left out {listed(others)}, beside the folders of splits ({listed(folders)}).')
   tops = {top: name for top, name in folders.items() if name in wanted or 'all' in wanted}
   listing = list_images(root, list(tops))
   parts = {name: _part(listing, top, root) for top, name in tops.items()}
-  train_folders = folders_in(root / 'train') if 'train' in folders else ()
-  return listing, parts, [_class_name(folder) for folder in train_folders]
+  train = next((top for top, name in folders.items() if name == 'train'), None)
+  train_classes = {class_name(folder) for folder in folders_in(root / train)} if train else ()
+  return listing, parts, sorted(train_classes)
 
 
 def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
@@ -184,8 +200,9 @@ def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
   folder_classes = np.full(len(listing.folders), -1)
   for number, folder in enumerate(listing.folders):
     if folder != top and folder.startswith(prefix):
-      name = _class_name(folder[len(prefix) :].split('/')[0])
+      name = class_name(folder[len(prefix) :].split('/')[0])
       folder_classes[number] = classes.setdefault(name, len(classes))
+  folder_layout.check_class_names(classes, root / top)
   members = folder_classes[listing.parents]
   numbers = np.flatnonzero(members >= 0)
   if not len(numbers):
@@ -203,9 +220,9 @@ def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
 
 def _endings(folder: pathlib.Path) -> list[str]:
   """How the names of a folder's files end that are not read as images: the first few, sorted."""
-  names = [name.lower() for name in os.listdir(folder) if name[0] != '.']
+  names = [name.lower() for name in os.listdir(folder) if not folder_layout.is_hidden(name)]
   others = {pathlib.Path(name).suffix[1:] or name for name in names if not name.endswith(EXTENSIONS)}
-  return sorted(others)[:_NAMED]
+  return sorted(others)[: folder_layout.NAMED]
 
 
 def _read_endings() -> str:
@@ -224,16 +241,13 @@ def _refuse_archives(folders: Sequence[pathlib.Path]) -> None:
         )
 
 
-def _class_name(folder: str) -> str:
-  """The name of a folder as text that can be written anywhere: a byte that is not UTF-8 becomes '\\xff'."""
-  return folder.encode(errors='surrogateescape').decode(errors='backslashreplace')
-
-
 def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
   """The error for a folder without images; if it holds what `vit_jax.prepare` reads, it says so."""
-  for file in files_below(path):
+  beside = (os.path.join(root, name) for name in sorted(os.listdir(root)))
+  for file in itertools.chain(files_below(path), beside):
     if file.lower().endswith((*_ARCHIVES, *_TABLES)):
-      prepared = file if file.lower().endswith(_TABLES) else root
+      is_own_table = file.lower().endswith(_TABLES) and not os.path.basename(file).startswith('metadata.')
+      prepared = file if is_own_table else root
       return UserError(
         f'{path} has no images in class sub-folders but {os.path.relpath(file, path)}; prepare its images '
         f'once (python -m vit_jax.prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
@@ -247,6 +261,7 @@ def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
 def _check_classes(part: _Part, known: Sequence[str], where: str, *, complete: bool) -> None:
   """Raises UserError for an unknown class; a class without images is an error if `complete`, or a warning."""
   unknown = sorted(set(part.classes) - set(known))
+  folder_layout.check_evaluated(unknown, known, where)
   if unknown:
     raise UserError(
       f'{where} has the class folder {unknown[0]!r}, which is not among the {len(known)} classes of the '
@@ -260,30 +275,13 @@ def _check_classes(part: _Part, known: Sequence[str], where: str, *, complete: b
     _warn(f'{where} has no images of {len(empty)} classes: {", ".join(empty)}.')
 
 
-def _check_level(listing: Listing, top: str, root: pathlib.Path) -> None:
-  """Raises UserError if the only class folder in `top` has no images of its own but folders of images."""
-  with_images = [pathlib.PurePath(listing.folders[number]) for number in np.unique(listing.parents)]
-  folders = [folder.relative_to(top) for folder in with_images if folder.is_relative_to(top)]
-  if any(len(folder.parts) == 1 for folder in folders):
-    return
-  path, name = root / top, folders[0].parts[0]
-  inner = sorted({folder.parts[1] for folder in folders})
-  listed = ', '.join(inner[:_NAMED])
-  if len(inner) > _NAMED:
-    listed += f' and {len(inner) - _NAMED} more'
-  raise UserError(
-    f'{path} has one class folder, {name!r}, and one level below it {listed}; if these are the classes, give '
-    f'folder:{path / name}, or move them up into {path}.'
-  )
-
-
-def _check_no_table(root: pathlib.Path, name: str) -> None:
-  """Raises UserError if a table, which may have the classes, lies beside the only class folder."""
-  tables = sorted(file for file in os.listdir(root) if file.lower().endswith(_TABLES))
+def _check_no_table(folder: pathlib.Path, name: str) -> None:
+  """Raises UserError if a table, which may have the classes, lies in a folder beside the only class folder."""
+  tables = sorted(file for file in os.listdir(folder) if file.lower().endswith(_TABLES))
   if tables:
     raise UserError(
-      f'{root} has one class folder, {name!r}, and beside it {tables[0]}; if this has the classes, prepare the '
-      f'images once (python -m vit_jax.prepare {root / tables[0]} ~/data/NAME/1.0.0) and train on '
+      f'{folder} has one class folder, {name!r}, and beside it {tables[0]}; if this has the classes, prepare the '
+      f'images once (python -m vit_jax.prepare {folder / tables[0]} ~/data/NAME/1.0.0) and train on '
       f'tfds:~/data/NAME/1.0.0.'
     )
 
@@ -305,9 +303,8 @@ def _hold_out(part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Pa
   extra = (own == lowest[part.members]) & may_be_held & ~evaluated[part.members]
   if extra.any():
     few = [part.classes[number] for number in np.unique(part.members[extra])]
-    names = ', '.join(few[:_NAMED]) + (', …' if len(few) > _NAMED else '')
     _warn(
-      f'{root}: {len(few)} of {len(part.classes)} classes ({names}) have so few images that '
+      f'{root}: {len(few)} of {len(part.classes)} classes ({listed(few)}) have so few images that '
       f'config.data.val_fraction {fraction:g} would hold out none; one image of each is held out.'
     )
   held |= extra

@@ -18,13 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax import cache
+from vit_jax.data.sources.folder_layout import is_hidden
 from vit_jax.errors import UserError
 
 EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff')
 
 _WORTH_KEEPING = 10_000  # images; fewer are listed in a moment
 _SETTLED_NS = 2 * 10**9  # after so long, another change of a folder is sure to get another time
-_FORMAT = 3  # of the kept arrays; changes with EXTENSIONS too
+_FORMAT = 4  # of the kept arrays; changes with EXTENSIONS and `is_hidden` too
 _STAT_THREADS, _STAT_FILES = 16, 1000  # more than processors: on a network they wait; files of one task
 
 
@@ -140,7 +141,7 @@ def folders_in(path: str | pathlib.Path) -> list[str]:
   """
   try:
     with os.scandir(path) as entries:
-      return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != '.')
+      return sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
   except OSError as error:
     raise _unreadable(path, error) from error
 
@@ -155,7 +156,7 @@ def _walk(path: str, entered: set[tuple[int, int]]) -> Iterator[_Folder]:
     entered.add((state.st_dev, state.st_ino))
     with os.scandir(path) as entries:
       for entry in entries:
-        if entry.name[0] == '.':
+        if is_hidden(entry.name):
           continue
         if entry.is_dir():
           folders.append(entry.name)
