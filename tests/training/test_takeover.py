@@ -35,7 +35,7 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path
   run, source = loop.open_training(CONFIG)
   fewer = subset.at_most(source, 20, seed=0)  # of each class, as if files had been removed
   shorter = Run(CONFIG, dataclasses.replace(run.dataset, examples=len(fewer)))
-  monkeypatch.setattr(loop, 'open_training', lambda config: (shorter, fewer))
+  monkeypatch.setattr(loop, 'open_training', lambda config, trained: (shorter, fewer))
   with pytest.raises(
     UserError, match=f'has 200 images, and {len(source):,} when the run began.* by --takeover'
   ):
