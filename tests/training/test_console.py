@@ -38,6 +38,18 @@ def test_evaluators_are_said_with_the_split_that_they_read(trained_on, source, e
   ]
 
 
+def test_an_accuracy_says_of_how_many_images(capsys):
+  screen = console.Console()
+  few = types.SimpleNamespace(title='digits test', examples=45, notes=())
+  screen.evaluators({'val': few, 'val_web': types.SimpleNamespace(title='', examples=1_200, notes=())})
+  screen.evaluation(7, {'val_ema/accuracy': 43 / 45, 'val/loss': 0.25, 'val_web_5shot/accuracy': 0.5})
+  assert capsys.readouterr().out.splitlines() == [
+    'Evaluator val: digits test, 45 images',
+    'Evaluator val_web: 1,200 images',
+    'step 7: val/loss 0.2500, val_ema/accuracy 95.56% of 45 images, val_web_5shot/accuracy 50.00% of 1,200 images',
+  ]
+
+
 @pytest.fixture
 def clock(monkeypatch):
   """A clock on which each batch takes four seconds."""

@@ -150,7 +150,7 @@ def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple
     UserError: a config that does not fit the data or the devices, or data that is not there or has other classes.
   """
   source = sources.open_training(config.data, config.seed)
-  if trained is not None and tuple(trained) != source.class_names:
+  if trained is not None and tuple(trained) != tuple(source.class_names):
     source = _numbered_as(trained, source, config)
   dataset = Dataset(len(source), tuple(source.class_names))
   if not dataset.examples:
@@ -161,17 +161,15 @@ def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple
 
 def _numbered_as(trained: Sequence[str], source: Source, config: Config) -> Source:
   """The training data with the labels of a checkpoint; the arguments and errors are those of `open_training`."""
-  outputs = len(trained) or config.objective.head_size(len(source.class_names), config.data)
   remedy = (
     'restore the data, or begin a new --workdir with --config.init.checkpoint=THIS_WORKDIR and '
     '"--config.init.reinitialise=()", which keeps the rows of the classes that both have'
   )
   what = 'The run in the workdir'
-  for note in class_matching.rows(
-    trained, source.class_names, outputs=outputs, what=what, remedy=remedy, wanted=outputs
-  ).notes:
+  matched = class_matching.rows(trained, source.class_names, outputs=len(trained), what=what, remedy=remedy)
+  for note in matched.notes:
     _log.warning('%s', note)
-  return sources.open_training(config.data, config.seed, trained) if trained else source
+  return sources.open_training(config.data, config.seed, trained)
 
 
 def evaluate(
