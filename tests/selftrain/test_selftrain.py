@@ -1,6 +1,7 @@
 """Teachers label images: which are chosen, what is written, and that a stop changes none of it."""
 
 import hashlib
+import io
 import json
 
 import fork_server
@@ -219,7 +220,9 @@ def test_teachers_agree_by_the_names_of_classes(place, tmp_path):
     shares = np.zeros(6)
     for path in (place / 'one', tmp_path / 'turned'):
       model = vit_jax.load(path)
-      logits = np.asarray(model(model.preprocess([source[number].image])), np.float64)[0]
+      logits = np.asarray(
+        model(model.preprocess([np.asarray(Image.open(io.BytesIO(source[number].image)))])), np.float64
+      )[0]
       each = np.exp(logits) / np.exp(logits).sum()
       shares += [each[model.class_names.index(name)] / 2 for name in NAMES]
     assert found.classes[number].tolist() == np.argsort(-shares).tolist()

@@ -53,7 +53,9 @@ def of_folder(folder, workdir_):
   )
 
 
-def test_all_images_of_a_held_out_folder_are_counted_and_the_training_report_stays(held_out, tmp_path, capsys):
+def test_all_images_of_a_held_out_folder_are_counted_and_the_training_report_stays(
+  held_out, tmp_path, capsys
+):
   """By the names of classes, which the checkpoint has in another order; the count is that of the files."""
   names = ('cat', 'ant', 'gnu', 'bee')
   run = tmp_path / 'run'
@@ -79,14 +81,23 @@ def test_all_images_of_a_held_out_folder_are_counted_and_the_training_report_sta
     assert sum(each['examples'] for each in report['classes']) == report['images'] == len(files) == 45
   assert (run / 'report/val.json').read_text() == 'of the training run'
   assert (run / 'metrics.jsonl').read_text() == 'of the training run'
-  assert sorted(path.name for path in run.iterdir()) == ['checkpoints', 'evaluations', 'metrics.jsonl', 'report']
+  assert sorted(path.name for path in run.iterdir()) == [
+    'checkpoints',
+    'evaluations',
+    'metrics.jsonl',
+    'report',
+  ]
 
 
-def test_a_checkpoint_without_names_is_evaluated_by_number_where_the_classes_are_as_many(held_out, tmp_path, capsys):
+def test_a_checkpoint_without_names_is_evaluated_by_number_where_the_classes_are_as_many(
+  held_out, tmp_path, capsys
+):
   teachers.write(tmp_path / 'three', channels=3, num_classes=3)
   teachers.write(tmp_path / 'four', channels=3, num_classes=4)
   evaluate_checkpoint.evaluate_newest(of_folder(held_out, tmp_path / 'three'), tmp_path / 'three')
-  assert 'its outputs are the classes of the data by number, since only one of the two' in capsys.readouterr().out
+  assert (
+    'its outputs are the classes of the data by number, since only one of the two' in capsys.readouterr().out
+  )
   with pytest.raises(UserError, match=r'The head has 4 classes without names, and the data 3 others'):
     evaluate_checkpoint.evaluate_newest(of_folder(held_out, tmp_path / 'four'), tmp_path / 'four')
 
@@ -103,7 +114,9 @@ def test_a_checkpoint_without_names_is_evaluated_by_number_where_the_classes_are
     ('digits', 'folder:other', 'val'),
   ],
 )
-def test_a_part_is_held_out_only_of_the_folder_that_was_trained_on(held_out, spec, trained, split, monkeypatch):
+def test_a_part_is_held_out_only_of_the_folder_that_was_trained_on(
+  held_out, spec, trained, split, monkeypatch
+):
   monkeypatch.chdir(held_out.parent)
   (held_out.parent / 'val').mkdir()  # which makes '.' a folder with splits
   assert sources.evaluated(spec, 'val', c.DataConfig(source=trained)) == split
