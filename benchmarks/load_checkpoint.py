@@ -70,7 +70,7 @@ def fine_tune(path: pathlib.Path) -> None:
     mesh=c.MeshConfig(fsdp=8),
   )
   run = Run(config, Dataset(100, num_classes=1000))
-  arrays, _ = read_initial(config, run.architecture)
+  arrays, _ = read_initial(config, run.architecture, run.dataset.class_names)
   jax.block_until_ready(initial_state(run.program, 0, arrays))
 
 

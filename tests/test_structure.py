@@ -88,6 +88,7 @@ def test_no_modules_import_each_other_in_a_circle():
 FOUNDATION = {
   'buckets',
   'cache',
+  'class_matching',
   'durations',
   'error_sentences',
   'errors',

@@ -112,7 +112,7 @@ def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   assert before.items() <= after.items()
   added = {str(path.relative_to(tmp_path / 'run')) for path in after.keys() - before.keys()}
   assert added == {
-    f'report/{name}{what}'
+    f'evaluations/step_4/{name}{what}'
     for name in ('test', 'test_ema')
     for what in ('.json', '_confusion.png', '_classes.png')
   }

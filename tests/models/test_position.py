@@ -138,7 +138,7 @@ def test_a_checkpoint_with_other_positions_is_refused(tmp_path, kind):
   )
   run = Run(config, Dataset(80, num_classes=5))
   with pytest.raises(UserError, match=f"trained with position '{kind}', and config.model.position is"):
-    initialization.read_initial(config, run.architecture)
+    initialization.read_initial(config, run.architecture, run.dataset.class_names)
 
 
 @pytest.mark.parametrize('options', [{'register_tokens': 2}, {'pool': 'gap'}])
@@ -220,7 +220,7 @@ def test_offsets_of_one_dimension_and_of_two_do_not_take_each_others_tables(tmp_
   )
   run = Run(config, Dataset(80, num_classes=5))
   with pytest.raises(UserError, match=f"trained with position '{theirs}', and config.model.position is"):
-    initialization.read_initial(config, run.architecture)
+    initialization.read_initial(config, run.architecture, run.dataset.class_names)
 
 
 @pytest.mark.parametrize(

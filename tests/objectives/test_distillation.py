@@ -307,18 +307,15 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   teachers.write(tmp_path / 'five', num_classes=5)
   teachers.write(tmp_path / 'colour', channels=3)
   teachers.write(tmp_path / 'sigmoid', link='sigmoid')
-  teachers.write(tmp_path / 'turned', class_names=DIGITS[::-1])
+  teachers.write(tmp_path / 'letters', class_names=('9', *'bcdefghij'))
   said = {
-    name: refusal(config(name, folder=tmp_path)) for name in ('five', 'colour', 'sigmoid', 'turned', 'no')
+    name: refusal(config(name, folder=tmp_path)) for name in ('five', 'colour', 'sigmoid', 'letters', 'no')
   }
   assert 'has logits of 5 classes and the run of 10; choose a teacher' in said['five']
   assert 'set --config.data.channels=3.' in said['colour']
   assert 'set --config.objective.loss=sigmoid.' in said['sigmoid']
-  assert 'has the classes of the run in another order; choose' in said['turned']
-  teachers.write(tmp_path / 'more', num_classes=12, class_names=(*DIGITS[::-1], '10', '11'))
-  of_twelve = dataclasses.replace(config(folder=tmp_path).data, num_classes=12)
-  more = refusal(config('more', folder=tmp_path, data=of_twelve))
-  assert 'has the classes of the run in another order; choose' in more
+  assert 'does not have 9 of the 10 classes (0, 1, 2, …); choose a teacher' in said['letters']
+  assert 'set --config.objective.teacher_classes=number' in said['letters']
   assert 'There is no checkpoint' in said['no']
   assert "config.objective.teachers is ''; name the checkpoint of a teacher" in refusal(
     config(folder=tmp_path)
@@ -342,9 +339,29 @@ def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_ha
   assert read == dataclasses.replace(objective, temperature=1.0)
 
 
+@pytest.mark.parametrize('beyond', [(), ('10', '11')])
+def test_a_teacher_whose_classes_stand_in_another_order_teaches_by_name(beyond, tmp_path):
+  classes = 10 + len(beyond)
+  teachers.write(tmp_path / 'turned', num_classes=classes, class_names=(*DIGITS[::-1], *beyond))
+  given = config('turned', folder=tmp_path)
+  run = opened(dataclasses.replace(given, data=dataclasses.replace(given.data, num_classes=classes)))
+  params, text = run.frozen.read(DIGITS)
+  assert 'its outputs are matched with the classes of the data by name' in text
+  (predict,) = run.frozen.predictors(params)
+  images = np.asarray(tiny.images(16, (8, 8), 1))
+  theirs = np.asarray(vit_jax.load(tmp_path / 'turned')(images))
+  order = [*range(9, -1, -1), *range(10, classes)]
+  np.testing.assert_allclose(jax.jit(predict)(images), theirs[:, order], atol=2e-5)
+
+
 def test_sigmoids_teach_sigmoids_and_other_names_of_classes_are_said(tmp_path):
   teachers.write(tmp_path / 'sigmoid', link='sigmoid', class_names=tuple('abcdefghij'))
   given = config('sigmoid', folder=tmp_path)
   given = dataclasses.replace(given, objective=dataclasses.replace(given.objective, loss='sigmoid'))
   _, text = opened(given).frozen.read(DIGITS)
-  assert 'Its classes (a, …) have other names than those of the data (0, …): by their numbers.' in text
+  assert 'its outputs are the classes of the data by number' in text
+  words = tuple(f'word {name}' for name in DIGITS)
+  with pytest.raises(UserError, match=r'has the classes a, b, c, …, and the data 10 others \(word 0'):
+    opened(given).frozen.read(words)
+  told = dataclasses.replace(given, objective=dataclasses.replace(given.objective, teacher_classes='number'))
+  assert 'by number, whatever their names' in opened(told).frozen.read(words)[1]

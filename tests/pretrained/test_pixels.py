@@ -223,7 +223,7 @@ def test_evaluation_and_probe_of_a_fine_tuning_see_what_the_peer_sees(peer, phot
   config = preprocessing.resolved(config_of(peer, photos))
   run, _ = open_training(config)
   evaluators = run.open_evaluators()
-  state = initial_state(run.program, 0, read_initial(config, run.architecture)[0])
+  state = initial_state(run.program, 0, read_initial(config, run.architecture, run.dataset.class_names)[0])
   step = features_lib.make_step(run.program.graphdef, config.data, run.mesh)
   for name, first in (('val', 4), ('probe', 0)):
     options = config.evaluators[name]

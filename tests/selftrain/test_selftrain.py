@@ -1,6 +1,7 @@
 """Teachers label images: which are chosen, what is written, and that a stop changes none of it."""
 
 import hashlib
+import io
 import json
 
 import fork_server
@@ -203,13 +204,40 @@ def get_config():
   assert 0.5 < last['train/loss'] < 5
 
 
+def test_teachers_agree_by_the_names_of_classes(place, tmp_path):
+  """The mean of probabilities of a class is that of its name, in whatever order each teacher has it."""
+  order = (3, 0, 5, 1, 4, 2)
+  turned = Preprocess((12, 8), 3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+  names = tuple(NAMES[number] for number in order)
+  teachers.write(
+    tmp_path / 'turned', image_size=(12, 8), channels=3, num_classes=6, preprocess=turned, class_names=names
+  )
+  both = labelling.Teachers([str(place / 'one'), str(tmp_path / 'turned')], 8)
+  source = opened([str(place / 'photos')])
+  found = both.predict(source, range(3))
+  assert both.class_names == NAMES
+  for number in range(3):
+    shares = np.zeros(6)
+    for path in (place / 'one', tmp_path / 'turned'):
+      model = vit_jax.load(path)
+      logits = np.asarray(
+        model(model.preprocess([np.asarray(Image.open(io.BytesIO(source[number].image)))])), np.float64
+      )[0]
+      each = np.exp(logits) / np.exp(logits).sum()
+      shares += [each[model.class_names.index(name)] / 2 for name in NAMES]
+    assert found.classes[number].tolist() == np.argsort(-shares).tolist()
+    np.testing.assert_allclose(found.probabilities[number], np.sort(shares)[::-1], atol=1e-5)
+
+
 def test_wrong_inputs_are_refused_with_the_remedy(place, tmp_path):
   teachers.write(tmp_path / 'five', channels=3, num_classes=5)
-  teachers.write(tmp_path / 'renamed', channels=3, num_classes=6, class_names=NAMES[::-1])
+  teachers.write(tmp_path / 'renamed', channels=3, num_classes=6, class_names=(*NAMES[1:], 'gnu'))
   one = str(place / 'one')
   with pytest.raises(UserError, match=r'has 5 classes by softmax, and .* has 6 by softmax; choose teachers'):
     labelling.Teachers([one, str(tmp_path / 'five')], 8)
-  with pytest.raises(UserError, match=r'has other class names than .*; choose teachers of the same classes'):
+  with pytest.raises(
+    UserError, match=r'does not have 1 of the 6 classes \(ant\); choose teachers of the same'
+  ):
     labelling.Teachers([one, str(tmp_path / 'renamed')], 8)
   with pytest.raises(UserError, match="'photos' stands behind a source; name one source"):
     opened(['digits', 'photos'])

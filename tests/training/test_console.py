@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from vit_jax import config as c
+from vit_jax.data import sources
 from vit_jax.training import console
 from vit_jax.training.run import Dataset, Run
 
@@ -25,16 +26,27 @@ from vit_jax.training.run import Dataset, Run
 )
 def test_evaluators_are_said_with_the_split_that_they_read(trained_on, source, evaluated_on):
   config = c.Config(
-    batch_size=8,
-    model=tiny.options(),
-    data=c.DataConfig(source=trained_on, image_size=(8, 8)),
-    evaluators={'other': c.ClassificationEvaluatorConfig(source=source)},
+    batch_size=8, model=tiny.options(), data=c.DataConfig(source=trained_on, image_size=(8, 8))
   )
   run = Run(config, Dataset(8, ('a', 'b')))
-  text = console.data_text(run, {'other': types.SimpleNamespace(examples=1_000)})
-  assert text.splitlines() == [
-    f'Training data: {trained_on}, 8 images, 2 classes: a, b',
+  assert console.training_data_text(run) == f'Training data: {trained_on}, 8 images, 2 classes: a, b'
+  title = sources.title(source or run.training_source, 'test')
+  opened = types.SimpleNamespace(title=title, examples=1_000, notes=('All are counted.',))
+  assert console.evaluator_lines({'other': opened}) == [
     f'Evaluator other: {evaluated_on}, 1,000 images',
+    'All are counted.',
+  ]
+
+
+def test_an_accuracy_says_of_how_many_images(capsys):
+  screen = console.Console()
+  few = types.SimpleNamespace(title='digits test', examples=45, notes=())
+  screen.evaluators({'val': few, 'val_web': types.SimpleNamespace(title='', examples=1_200, notes=())})
+  screen.evaluation(7, {'val_ema/accuracy': 43 / 45, 'val/loss': 0.25, 'val_web_5shot/accuracy': 0.5})
+  assert capsys.readouterr().out.splitlines() == [
+    'Evaluator val: digits test, 45 images',
+    'Evaluator val_web: 1,200 images',
+    'step 7: val/loss 0.2500, val_ema/accuracy 95.56% of 45 images, val_web_5shot/accuracy 50.00% of 1,200 images',
   ]
 
 

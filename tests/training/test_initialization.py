@@ -40,7 +40,7 @@ def config(checkpoint, **changes) -> c.Config:
 def started(config: c.Config):
   """(program, the state of step 0, what was said)."""
   run = Run(config, Dataset(100, num_classes=10))
-  arrays, text = initialization.read_initial(config, run.architecture)
+  arrays, text = initialization.read_initial(config, run.architecture, run.dataset.class_names)
   state = initialization.initial_state(run.program, 0, arrays)
   assert not arrays  # none is held twice
   return run.program, state, text
@@ -49,7 +49,7 @@ def started(config: c.Config):
 def said_of(config: c.Config) -> str:
   """What is said when the checkpoint is read."""
   run = Run(config, Dataset(100, num_classes=10))
-  return initialization.read_initial(config, run.architecture)[1]
+  return initialization.read_initial(config, run.architecture, run.dataset.class_names)[1]
 
 
 def test_sharded_state_holds_what_load_gives(golden):

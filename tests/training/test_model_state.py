@@ -187,7 +187,7 @@ def test_a_run_is_loaded_with_its_state_and_converted_bit_for_bit(workdir, tmp_p
 def test_fine_tuning_begins_with_the_statistics_of_the_checkpoint(workdir):
   init = c.InitConfig(checkpoint=str(workdir), weights='raw', reinitialise=('^head/', '^block1/norm/mean$'))
   run = run_of(dataclasses.replace(CONFIG, init=init), 2)
-  arrays, report = initialization.read_initial(run.config, run.architecture)
+  arrays, report = initialization.read_initial(run.config, run.architecture, run.dataset.class_names)
   assert 'block1/norm/mean' in report
   expected = dict(arrays)
   state = initialization.initial_state(run.program, 0, arrays)

@@ -8,11 +8,12 @@ import tiny
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax.data.sources import subset
+from vit_jax.data.sources import digits, subset
 from vit_jax.errors import UserError
 from vit_jax.training import loop, workdir
 from vit_jax.training.run import Run
 
+DIGITS = tuple('0123456789')
 CONFIG = c.Config(
   total='2 steps',
   batch_size=8,
@@ -35,7 +36,7 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path
   run, source = loop.open_training(CONFIG)
   fewer = subset.at_most(source, 20, seed=0)  # of each class, as if files had been removed
   shorter = Run(CONFIG, dataclasses.replace(run.dataset, examples=len(fewer)))
-  monkeypatch.setattr(loop, 'open_training', lambda config: (shorter, fewer))
+  monkeypatch.setattr(loop, 'open_training', lambda config, trained: (shorter, fewer))
   with pytest.raises(
     UserError, match=f'has 200 images, and {len(source):,} when the run began.* by --takeover'
   ):
@@ -43,6 +44,33 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path
   with caplog.at_level(logging.WARNING):
     loop.train(CONFIG, tmp_path, takeover=True)
   assert 'has 200 images' in caplog.text
+
+
+def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(tmp_path, monkeypatch, caplog):
+  """A run whose data comes back with its classes in another order goes on with the outputs that it has."""
+  loop.train(CONFIG, tmp_path)
+  monkeypatch.setattr(digits, '_CLASSES', DIGITS[::-1])
+  _, source = loop.open_training(CONFIG)
+  _, numbered = loop.open_training(CONFIG, DIGITS)
+  assert source.class_names == DIGITS[::-1] and numbered.class_names == DIGITS
+  assert [DIGITS[label] for label in numbered.labels()] == [DIGITS[::-1][label] for label in source.labels()]
+  loop.train(dataclasses.replace(CONFIG, total='3 steps'), tmp_path, takeover=True)
+  assert workdir.stored_classes(tmp_path / 'checkpoints') == DIGITS
+  assert 'its outputs are matched with the classes of the data by name' in caplog.text
+
+
+@pytest.mark.parametrize('mixture', [(), (('digits:test', 1.0), ('digits:train[:50]', 2.0))])
+def test_classes_of_a_run_are_matched_by_name_or_refused(mixture):
+  config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, mixture=mixture))
+  more = ('none', *DIGITS[::-1])
+  run, source = loop.open_training(config, more)
+  _, plain = loop.open_training(config)
+  assert run.dataset.class_names == more and run.architecture.num_classes == 11
+  assert [more[label] for label in source.labels()] == [DIGITS[label] for label in plain.labels()]
+  with pytest.raises(
+    UserError, match=r'does not have 1 of the 10 classes \(9\); .*--config.init.checkpoint='
+  ):
+    loop.open_training(config, DIGITS[:-1])
 
 
 def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_path):

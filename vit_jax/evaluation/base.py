@@ -56,6 +56,7 @@ class EvaluationContext:
     class_names: of the training data; label -> name.
     batch_size: of training, over all devices.
     mesh: where parameters and batches lie.
+    trained: the data options by which the parameters were trained; None: `data`.
   """
 
   data: DataConfig
@@ -66,16 +67,21 @@ class EvaluationContext:
   class_names: tuple[str, ...]
   batch_size: int
   mesh: jax.sharding.Mesh
+  trained: DataConfig | None = None
 
 
 class Evaluator(abc.ABC):
   """Turns parameters into metrics; its data stays open between evaluations.
 
   Attributes:
-    examples: images of the evaluated split.
+    examples: images of the evaluated split, each of which is counted.
+    title: what is evaluated, for the screen: 'folder:/photos val'.
+    notes: sentences for the person.
   """
 
   examples: int
+  title: str = ''
+  notes: tuple[str, ...] = ()
 
   @abc.abstractmethod
   def run(

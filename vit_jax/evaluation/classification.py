@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from vit_jax import class_matching
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
@@ -71,13 +72,23 @@ class ClassificationEvaluator(Evaluator):
         f'config.evaluators.{name} is of type classification, and {context.objective.title} names no '
         f"classes; its type must be 'fewshot'."
       )
-    data, names = context.data, context.class_names
-    records = sources.open_source(source, options.split, data=data, class_names=names)
+    data, names, trained = context.data, context.class_names or None, context.trained or context.data
+    split = sources.evaluated(source, options.split, trained)
+    records = sources.open_source(source, split, data=data, class_names=names)
+    if split != options.split:
+      self.notes += (f'All images of {source} are counted: the model was trained on {trained.title}.',)
+    if names is None:
+      names = records.class_names
+      remedy = 'evaluate data that has as many'
+      self.notes += class_matching.rows(
+        (), names, outputs=context.num_classes, what='The head', remedy=remedy
+      ).notes
     real_labels = None
     if options.real_labels:
-      own_names = sources.open_source(source, options.split, data=data).class_names
+      own_names = sources.open_source(source, split, data=data).class_names
       real_labels = RealLabels(options.real_labels, own_names, names)
     self._name, self._class_names = name, names
+    self.title = sources.title(source, split)
     self._batches = EvalPipeline(
       records,
       data,

@@ -174,6 +174,7 @@ class FewShotEvaluator(Evaluator):
         f'classes; give it another source.'
       ) from error
     test = sources.open_source(source, options.split, data=data, class_names=train.class_names)
+    self.title = sources.title(source, options.split)
     labels = train.labels()
     self.class_names = train.class_names
     self.examples = len(test)

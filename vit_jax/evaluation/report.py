@@ -46,7 +46,10 @@ def save(folder: pathlib.Path, name: str, examples: Examples, class_names: Seque
 
 def _contents(examples: Examples, names: Sequence[str], matrix: np.ndarray | None) -> dict[str, Any]:
   """The report as `files.write_json` takes it."""
-  contents: dict[str, Any] = {'metrics': classification_metrics.summarise(examples)}
+  contents: dict[str, Any] = {
+    'images': len(examples.prediction),
+    'metrics': classification_metrics.summarise(examples),
+  }
   if examples.label.ndim > 1:
     return contents
   right, total = classification_metrics.per_class(examples)
@@ -126,7 +129,8 @@ def _classes_figure(name: str, examples: Examples, names: Sequence[str]) -> Figu
   figure = Figure(figsize=(13, 6.5), layout='constrained')
   values = classification_metrics.summarise(examples)
   figure.suptitle(
-    f'{name}: accuracy {values["accuracy"]:.2%}, mean over classes {values["mean_class_accuracy"]:.2%}'
+    f'{name}: accuracy {values["accuracy"]:.2%} of {len(examples.prediction):,} images, mean over classes '
+    f'{values["mean_class_accuracy"]:.2%}'
   )
   left, right = figure.subplots(1, 2)
   hits, total = classification_metrics.per_class(examples)

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Protocol
 
 import jax
 
+from vit_jax.class_matching import By
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
 from vit_jax.errors import UserError
@@ -33,11 +34,13 @@ class FrozenModel:
     checkpoint: anything that `pretrained.formats.read` reads.
     image_size: height, width of its images; None: as it was trained.
     dtype: what it computes in; None: as the checkpoint says.
+    classes: how its outputs are matched with the data's classes.
   """
 
   checkpoint: str
   image_size: tuple[int, int] | None = None
   dtype: DType | None = None
+  classes: By = 'name'
 
 
 class ClassScores(Protocol):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import xlog1py, xlogy
 
+from vit_jax.class_matching import By
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig
@@ -42,6 +43,9 @@ class DistillationObjective(ClassificationObjective):
   teacher_size: ImageSize | None = None
   # What teachers compute in. None: as each checkpoint says.
   teacher_dtype: DType | None = None
+  # How the teachers' outputs are matched with the classes of the data: by 'name', or by 'number', for the same classes
+  # under other names.
+  teacher_classes: By = 'name'
 
   title: ClassVar[str] = 'distillation'
 
@@ -62,7 +66,10 @@ class DistillationObjective(ClassificationObjective):
       )
 
   def frozen_models(self) -> tuple[FrozenModel, ...]:
-    return tuple(FrozenModel(each, self.teacher_size, self.teacher_dtype) for each in self._checkpoints)
+    return tuple(
+      FrozenModel(each, self.teacher_size, self.teacher_dtype, self.teacher_classes)
+      for each in self._checkpoints
+    )
 
   def annotated(self, batch: Batch, predictors: Sequence[Predictor]) -> Batch:
     """Adds 'teacher', float32 (B, K): the mean of the teachers' probabilities, at the temperature."""

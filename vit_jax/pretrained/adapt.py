@@ -60,7 +60,7 @@ def adapt(
   arrays: dict[str, np.ndarray] = {}
   loaded, resized, reinitialised, ignored = [], [], [], []
   for path, leaf in shapes.items():
-    if _begins_anew(path, init):
+    if begins_anew(path, init):
       reinitialised.append(_with_shape(path, leaf))
       if path in source and source[path].size:
         ignored.append(_with_shape(path, source[path]))
@@ -85,7 +85,7 @@ def adapt(
   return arrays, Report(tuple(loaded), tuple(resized), tuple(reinitialised), tuple(ignored))
 
 
-def _begins_anew(path: str, init: InitConfig) -> bool:
+def begins_anew(path: str, init: InitConfig) -> bool:
   """Whether `init` says so of a parameter; the distillation token's head does with the other."""
   of_head = path.removeprefix('distillation_') if path.startswith('distillation_head/') else path
   return _matches_any(path, init.reinitialise) or _matches_any(of_head, init.reinitialise)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from vit_jax.class_matching import By
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Regex
 
@@ -23,6 +24,9 @@ class InitConfig:
   # How a head that begins anew begins: 'constant' (zero, and model.head_bias), or 'probe': as a logistic regression
   # of the frozen features of the training images, its penalty chosen by cross-validation.
   head: Literal['constant', 'probe'] = 'constant'
+  # How the outputs of a head that does not begin anew are matched with the classes of the data: by 'name', those of new
+  # classes beginning anew; or by 'number', for the same classes under other names.
+  classes: By = 'name'
   # How position embeddings are resized to another grid: a value of model.position_resize. None: as the
   # checkpoint's own project does it.
   position_resize: PositionResize | None = None

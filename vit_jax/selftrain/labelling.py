@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import files, pytrees
+from vit_jax import class_matching, files, pytrees
 from vit_jax.data.decode import Picture
 from vit_jax.data.prefetch import default_threads, map_ahead
 from vit_jax.data.sources.base import Record
@@ -55,8 +55,9 @@ class Teachers:
     """
     self.checkpoints = list(checkpoints)
     self._models = [load(checkpoint) for checkpoint in checkpoints]
-    self.digests = [_digest(model) for model in self._models]
-    first = self._models[0]
+    first, orders = self._models[0], []
+    named = next((model.class_names for model in self._models if model.class_names), None)
+    self.class_names = tuple(named or map(str, range(first.num_classes)))
     for checkpoint, model in zip(checkpoints, self._models, strict=True):
       if not model.num_classes:
         raise no_teacher(checkpoint)
@@ -65,12 +66,18 @@ class Teachers:
           f'{checkpoint} has {model.num_classes} classes by {model.link}, and {checkpoints[0]} has '
           f'{first.num_classes} by {first.link}; choose teachers that were trained on the same classes.'
         )
-      if None not in (model.class_names, first.class_names) and model.class_names != first.class_names:
-        raise UserError(
-          f'{checkpoint} has other class names than {checkpoints[0]}; choose teachers of the same classes.'
-        )
-    named = next((model.class_names for model in self._models if model.class_names), None)
-    self.class_names = tuple(named or map(str, range(first.num_classes)))
+      matched = class_matching.rows(
+        model.class_names or (),
+        self.class_names,
+        outputs=model.num_classes,
+        what=checkpoint,
+        remedy=f'choose teachers of the same classes as {checkpoints[0]}',
+      )
+      for note in matched.notes:
+        _log.warning('%s', note)
+      in_order = np.array_equal(matched.rows, np.arange(first.num_classes))
+      orders.append(None if in_order else matched.rows)
+    self.digests = [_digest(*pair) for pair in zip(self._models, orders, strict=True)]
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
     self._batch_sharding = NamedSharding(mesh, PartitionSpec('data'))
     whole = NamedSharding(mesh, PartitionSpec())
@@ -81,9 +88,10 @@ class Teachers:
 
     def best(params: Sequence[Any], images: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
       each = []
-      for graph, state, inputs in zip(graphs, params, images, strict=True):
+      for graph, state, inputs, order in zip(graphs, params, images, orders, strict=True):
         model: Model = nnx.merge(graph, state)
-        each.append(first.probabilities(model(inputs)))
+        probabilities = first.probabilities(model(inputs))
+        each.append(probabilities if order is None else probabilities[:, order])
       return jax.lax.top_k(jnp.stack(each).mean(axis=0), kept)
 
     self._best = jax.jit(best, out_shardings=whole)
@@ -134,9 +142,11 @@ class Teachers:
     return result
 
 
-def _digest(model: LoadedModel) -> str:
-  """A digest of a model's parameters, preprocessing and link, the same on every machine."""
+def _digest(model: LoadedModel, order: np.ndarray | None) -> str:
+  """A digest of a model's parameters, preprocessing, link and order of classes, the same on every machine."""
   digest = hashlib.blake2b(repr((model.preprocess, model.link)).encode(), digest_size=16)
+  if order is not None:
+    digest.update(repr(order.tolist()).encode())
   for path, leaf in pytrees.flatten(nnx.to_pure_dict(nnx.state(model.module))).items():
     array = np.ascontiguousarray(leaf)
     digest.update(f'{path} {array.dtype} {array.shape}\n'.encode())

@@ -13,7 +13,6 @@ import jax
 import tqdm
 
 from vit_jax import pytrees
-from vit_jax.data import sources
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
 from vit_jax.parallel.sharding import device_bytes
@@ -35,6 +34,7 @@ class Console:
     self._prints = jax.process_index() == 0
     self._bar: tqdm.tqdm | None = None
     self._numbers: list[str] = []  # behind the bar, of the last logged step
+    self._counted: dict[str, int] = {}  # evaluator -> images
 
   def setup(self, run: Run, evaluators: Mapping[str, Evaluator], folder: pathlib.Path) -> None:
     """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
@@ -45,11 +45,18 @@ class Console:
     self.say(parameters_text(params, run.config.model.describe()))
     if self._prints:
       (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n', encoding='utf-8')
-    self.say(data_text(run, evaluators))
+    self.say(training_data_text(run))
+    self.evaluators(evaluators)
     timeline = run.timeline
     self.say(f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs')
     if timeline.epochs > _ABSURD_EPOCHS:
       self.say(length_warning(timeline))
+
+  def evaluators(self, evaluators: Mapping[str, Evaluator]) -> None:
+    """What is evaluated, and of how many images the accuracies will be."""
+    self._counted = {name: evaluator.examples for name, evaluator in evaluators.items()}
+    for line in evaluator_lines(evaluators):
+      self.say(line)
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
@@ -122,7 +129,7 @@ class Console:
   def evaluation(self, step: int, values: dict[str, float]) -> None:
     """The numbers of an evaluation, on a terminal in lines that fit."""
     # A name and its value stay in one line: textwrap does not break at the no-break space.
-    texts = [f'{name}\xa0{format_metric(name, value)}' for name, value in sorted(values.items())]
+    texts = [self._metric_text(name, value).replace(' ', '\xa0') for name, value in sorted(values.items())]
     line = f'step {step}: {", ".join(texts)}'
     if self._bar is not None:
       line = textwrap.fill(line, _columns() - 1, subsequent_indent='  ', break_long_words=False)
@@ -133,9 +140,17 @@ class Console:
     lines = read_metrics(folder)
     final = lines[-1] if lines else {}
     names = [name for name in final if metric_kind(name).headline and not name.startswith('train/')]
-    results = [f'{name} {format_metric(name, final[name])}' for name in names]
+    results = [self._metric_text(name, final[name]) for name in names]
     result = ', '.join(results) or f'train/loss {final.get("train/loss")}'
     self.say(f'Done after {total:,} steps: {result}; checkpoint: {checkpoint}')
+
+  def _metric_text(self, name: str, value: float) -> str:
+    """'val/loss 0.1462', or 'val/accuracy 95.56% of 45 images' where it is a headline and the evaluator is known."""
+    text = f'{name} {format_metric(name, value)}'
+    owners = [owner for owner in self._counted if name.startswith((f'{owner}/', f'{owner}_'))]
+    if not (owners and metric_kind(name).headline):
+      return text
+    return f'{text} of {_images(self._counted[max(owners, key=len)])}'
 
   def close(self) -> None:
     """Ends the bar."""
@@ -183,20 +198,26 @@ def devices_text(mesh: jax.sharding.Mesh) -> str:
   return f'Devices: {devices.size} × {devices[0].device_kind}{processes}; mesh: {axes}'
 
 
-def data_text(run: Run, evaluators: Mapping[str, Evaluator]) -> str:
-  """The training data and the evaluators' with their sizes."""
+def training_data_text(run: Run) -> str:
+  """The training data with its size and the first classes."""
   config, names = run.config, run.dataset.class_names
   shown = ', '.join(names[:10]) + (', …' if len(names) > 10 else '')
-  lines = [
-    f'Training data: {config.data.title}, {run.dataset.examples:,} images, {len(names)} classes: {shown}'
-  ]
+  return f'Training data: {config.data.title}, {run.dataset.examples:,} images, {len(names)} classes: {shown}'
+
+
+def evaluator_lines(evaluators: Mapping[str, Evaluator]) -> list[str]:
+  """'Evaluator val: folder:/photos val, 45 images' of each, and its notes."""
+  lines: list[str] = []
   for name, evaluator in evaluators.items():
-    options = config.evaluators[name]
-    kind, place, split = sources.parse(options.source or run.training_source, options.split)
-    where = f'{kind}:{place}' if place else kind
-    images = f'{evaluator.examples:,} image{"" if evaluator.examples == 1 else "s"}'
-    lines.append(f'Evaluator {name}: {where} {split}, {images}')
-  return '\n'.join(lines)
+    lines.append(
+      f'Evaluator {name}: {", ".join(filter(None, [evaluator.title, _images(evaluator.examples)]))}'
+    )
+    lines += evaluator.notes
+  return lines
+
+
+def _images(count: int) -> str:
+  return f'{count:,} image{"" if count == 1 else "s"}'
 
 
 def length_warning(timeline: Timeline) -> str:

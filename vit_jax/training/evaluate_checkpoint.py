@@ -1,10 +1,12 @@
 """--mode=eval: the evaluators of a config on the newest checkpoint of its workdir."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 from typing import Any
 
+from vit_jax import config as config_lib
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.errors import UserError
@@ -17,7 +19,7 @@ from vit_jax.training.schedule import ScheduleConfig
 def evaluate_newest(
   config: Config, workdir: pathlib.Path, checkpoints: str | os.PathLike[str] | None = None
 ) -> dict[str, float]:
-  """Evaluates the newest sound checkpoint of `workdir`; writes to report/ there, and changes nothing else.
+  """Evaluates the newest sound checkpoint of `workdir`, and writes a report to a new folder there; nothing is changed.
 
   Args:
     config: with the evaluators.
@@ -44,14 +46,26 @@ def evaluate_newest(
   newest = Manager(checkpoints, config.checkpoint, read_only=True).restore_newest(wanted)
   if newest is None:
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
-  step, items, _ = newest
+  step, items, meta = newest
   run = runs[-1]
   state = run.program.state._replace(**items)
-  evaluators = run.open_evaluators()
+  evaluators = run.open_evaluators(config_lib.from_config_dict(meta['config']).data)
   agreement.check(run, evaluators)
-  scores = evaluate(state, evaluators, workdir / 'report')
-  Console().evaluation(step, scores)
+  screen = Console()
+  screen.evaluators(evaluators)
+  report = _new_folder(workdir, step)
+  scores = evaluate(state, evaluators, report)
+  screen.evaluation(step, scores)
+  if report.exists():
+    screen.say(f'Report: {report.relative_to(workdir)} of the workdir')
   return scores
+
+
+def _new_folder(workdir: pathlib.Path, step: int) -> pathlib.Path:
+  """The name of a folder that is not there yet: 'evaluations/step_500', then 'evaluations/step_500-2' …"""
+  first = workdir / 'evaluations' / f'step_{step}'
+  others = (first.with_name(f'{first.name}-{number}') for number in itertools.count(2))
+  return next(folder for folder in itertools.chain([first], others) if not folder.exists())
 
 
 def _without_length(config: Config) -> Config:

@@ -20,7 +20,7 @@ from vit_jax.objectives.base import FrozenModel, Predictor
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.facts import check_arrays
-from vit_jax.pretrained import formats
+from vit_jax.pretrained import formats, kept_head
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained, no_teacher
 from vit_jax.pretrained.config import InitConfig
@@ -79,20 +79,29 @@ class FrozenModels:
     """The parameters of each on the mesh, and a text that accounts for them.
 
     Args:
-      class_names: of the run's head, to compare with those of the checkpoints.
+      class_names: of the run's data, in whose order the rows of each head are put.
 
     Raises:
-      UserError: as `shapes`, or the checkpoint's classes are the run's in another order.
+      UserError: as `shapes`, or a checkpoint does not have the data's classes.
     """
     params, texts = [], []
     for network in self._networks:
       checkpoint = network.wanted.checkpoint
       pretrained = formats.read(checkpoint)
-      notes = [*pretrained.notes, *_different_classes(checkpoint, pretrained, class_names)]
       self._check_link(checkpoint, pretrained)
+      if class_names:
+        pretrained = kept_head.matched(
+          pretrained,
+          class_names,
+          self._num_classes,
+          what=checkpoint,
+          remedy='choose a teacher that was trained on the classes of config.data, or set '
+          '--config.objective.teacher_classes=number where these are the same under other names',
+          by=network.wanted.classes,
+        )
       arrays, report = adapt(pretrained, network.architecture, InitConfig(reinitialise=()))
       check_arrays(f'the parameters of {checkpoint}', arrays)
-      texts.append('\n'.join([f'Frozen parameters from {checkpoint}', str(report), *notes]))
+      texts.append('\n'.join([f'Frozen parameters from {checkpoint}', str(report), *pretrained.notes]))
       params.append(_on_mesh(arrays, network.shapes))
     return tuple(params), '\n'.join(texts)
 
@@ -156,22 +165,6 @@ class FrozenModels:
         f"{checkpoint} was trained with sigmoids, and config.objective.loss is 'softmax'; set "
         f'--config.objective.loss=sigmoid.'
       )
-
-
-def _different_classes(checkpoint: str, pretrained: Pretrained, names: Sequence[str]) -> tuple[str, ...]:
-  """A sentence where a checkpoint has other names of classes than the run; raises if only their order differs."""
-  theirs = list(pretrained.class_names or ())[
-    : len(names)
-  ]  # a head may have more outputs than the data has classes
-  if not theirs or theirs == list(names):
-    return ()
-  if sorted(theirs) == sorted(names):
-    raise UserError(
-      f'{checkpoint} has the classes of the run in another order; choose a teacher that was trained with theirs.'
-    )
-  return (
-    f'Its classes ({theirs[0]}, …) have other names than those of the data ({names[0]}, …): by their numbers.',
-  )
 
 
 def _on_mesh(arrays: dict[str, np.ndarray], shapes: Params) -> Params:

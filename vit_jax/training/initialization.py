@@ -1,6 +1,6 @@
 """The parameters of step 0 from a checkpoint (config.init), straight to where the run has them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,26 +14,29 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.parallel import sharding as sharding_lib
-from vit_jax.pretrained import formats
-from vit_jax.pretrained.adapt import adapt
+from vit_jax.pretrained import formats, kept_head
+from vit_jax.pretrained.adapt import adapt, begins_anew
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Program
 
 
-def read_initial(config: Config, architecture: Architecture) -> tuple[dict[str, np.ndarray], str]:
+def read_initial(
+  config: Config, architecture: Architecture, class_names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], str]:
   """Reads config.init.checkpoint and makes it fit.
 
   Args:
     config: the run.
     architecture: its network, whose parameters are filled.
+    class_names: of its training data, with which a head that is kept is matched.
 
   Returns:
-    path -> array of the parameters that do not begin anew, and a text that accounts for every tensor; ({},
-    '') without a checkpoint.
+    path -> array of the parameters that do not begin anew, masked where rows of a head do; and a text that accounts
+    for every tensor; ({}, '') without a checkpoint.
 
   Raises:
-    UserError: the checkpoint is not there, is damaged, or does not fit the config.
+    UserError: the checkpoint is not there, is damaged, or does not fit the config or the data's classes.
   """
   checkpoint, model = config.init.checkpoint, config.model
   if checkpoint is None:
@@ -44,6 +47,7 @@ def read_initial(config: Config, architecture: Architecture) -> tuple[dict[str, 
     checkpoint, image_size=config.data.image_size, assumed=assumed, weights=config.init.weights
   )
   _check_function(pretrained, model)
+  pretrained = _with_head_of(pretrained, config, architecture, class_names)
   arrays, report = adapt(pretrained, architecture, config.init)
   notes = [*pretrained.notes, *_different_preprocessing(pretrained, config.data)]
   return arrays, '\n'.join([f'Parameters from {checkpoint}', str(report), *notes])
@@ -59,7 +63,7 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   """
   if not arrays:
     return program.init(np.uint32(seed))
-  loaded = frozenset(arrays)
+  loaded = frozenset(path for path, array in arrays.items() if not np.ma.is_masked(array))
   shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, program.state)
 
   def begin(seed: jax.Array) -> TrainState:
@@ -72,9 +76,38 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   for name, tree in trees.items():
     for path, leaf in pytrees.flatten(getattr(program.state, name)).items():
       if path in arrays:
-        tree[path] = sharding_lib.place(arrays.pop(path), leaf)
+        array = arrays.pop(path)
+        placed = sharding_lib.place(array, leaf)
+        tree[path] = _merged(placed, tree[path], array, leaf) if path in tree else placed
   state = state._replace(**{name: pytrees.unflatten(tree) for name, tree in trees.items()})
   return state._replace(ema=jax.jit(_copied)(state.variables) if program.state.ema else {})
+
+
+def _merged(placed: jax.Array, initial: jax.Array, array: np.ndarray, leaf: Any) -> jax.Array:
+  """The initial values where the checkpoint's array is masked, and its own elsewhere."""
+  anew = sharding_lib.place(
+    np.ma.getmaskarray(array), jax.ShapeDtypeStruct(leaf.shape, bool, sharding=leaf.sharding)
+  )
+  return jax.jit(jnp.where, out_shardings=leaf.sharding)(anew, initial, placed)
+
+
+def _with_head_of(
+  pretrained: Pretrained, config: Config, architecture: Architecture, class_names: Sequence[str]
+) -> Pretrained:
+  """The checkpoint with its head for the data's classes, where it is kept and of classes; raises as `read_initial`."""
+  names = config.objective.class_names(tuple(class_names))
+  if not names or not pretrained.architecture.num_classes or begins_anew('head/kernel', config.init):
+    return pretrained
+  return kept_head.matched(
+    pretrained,
+    names,
+    architecture.num_classes,
+    what=f'The head of {config.init.checkpoint}',
+    remedy='leave config.init.reinitialise out, so that the head begins anew, or set --config.init.classes=number '
+    'where these are the same classes under other names',
+    by=config.init.classes,
+    complete=False,
+  )
 
 
 def _copied(leaves: Any) -> Any:

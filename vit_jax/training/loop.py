@@ -73,7 +73,8 @@ def _train(
   """As `train`, which has opened the screen and the profiler."""
   # Everything that can be wrong is opened before the slow part begins.
   config = preprocessing.resolved(config, folder)
-  run, source = open_training(config)
+  checkpoints = folder / 'checkpoints' if local is None else local.checkpoints
+  run, source = open_training(config, workdir.stored_classes(checkpoints))
   memory.check(run)
   evaluators = run.open_evaluators()
   agreement.check(run, evaluators)
@@ -88,7 +89,7 @@ def _train(
   )
   keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
   manager = Manager(
-    folder / 'checkpoints' if local is None else local.checkpoints,
+    checkpoints,
     config.checkpoint,
     keep_every_steps=None if keep_every is None else timeline.period(keep_every),
     lower_is_better=best is not None and not metric_kind(best).higher_is_better,
@@ -223,7 +224,7 @@ def _finish(
 
 def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
   """The parameters of config.init.checkpoint by their paths, which are accounted for on the screen."""
-  arrays, text = read_initial(run.config, run.architecture)
+  arrays, text = read_initial(run.config, run.architecture, run.dataset.class_names)
   check_arrays('the parameters of config.init.checkpoint', arrays)
   if text:
     screen.say(text)

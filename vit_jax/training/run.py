@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+from vit_jax import class_matching
 from vit_jax.config import Config
 from vit_jax.data import sources
+from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params
@@ -21,6 +24,8 @@ from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Program, make_program
 from vit_jax.training.timeline import Timeline
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +99,11 @@ class Run:
     kind, place, _ = sources.parse(self.config.data.source, self.config.data.split)
     return f'{kind}:{place}' if place else kind
 
-  def open_evaluators(self) -> dict[str, Evaluator]:
+  def open_evaluators(self, trained: DataConfig | None = None) -> dict[str, Evaluator]:
     """The evaluators by name, their data opened.
+
+    Args:
+      trained: the data options by which the parameters were trained; None: the run's.
 
     Raises:
       UserError: data that is not there or does not fit the model.
@@ -110,6 +118,7 @@ class Run:
       class_names=self.dataset.class_names,
       batch_size=config.batch_size,
       mesh=self.mesh,
+      trained=trained,
     )
     return {
       name: options.open(name, options.source or self.training_source, context)
@@ -129,18 +138,38 @@ class Run:
     return self.resizing.sum_before(self.step_flops)(self.timeline.total)
 
 
-def open_training(config: Config) -> tuple[Run, Source]:
+def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple[Run, Source]:
   """A run on the devices that are here, and its training data.
 
+  Args:
+    config: the run's.
+    trained: the classes with which its checkpoint was trained, as which the labels are then numbered; None: there is
+      no checkpoint.
+
   Raises:
-    UserError: a config that does not fit the data or the devices, or data that is not there.
+    UserError: a config that does not fit the data or the devices, or data that is not there or has other classes.
   """
   source = sources.open_training(config.data, config.seed)
+  if trained is not None and tuple(trained) != tuple(source.class_names):
+    source = _numbered_as(trained, source, config)
   dataset = Dataset(len(source), tuple(source.class_names))
   if not dataset.examples:
     raise UserError(f'The training data {config.data.title} has no records; choose another source or split.')
   config.objective.check_classes(dataset.class_names, config.data.title)
   return Run(config, dataset), source
+
+
+def _numbered_as(trained: Sequence[str], source: Source, config: Config) -> Source:
+  """The training data with the labels of a checkpoint; the arguments and errors are those of `open_training`."""
+  remedy = (
+    'restore the data, or begin a new --workdir with --config.init.checkpoint=THIS_WORKDIR and '
+    '"--config.init.reinitialise=()", which keeps the rows of the classes that both have'
+  )
+  what = 'The run in the workdir'
+  matched = class_matching.rows(trained, source.class_names, outputs=len(trained), what=what, remedy=remedy)
+  for note in matched.notes:
+    _log.warning('%s', note)
+  return sources.open_training(config.data, config.seed, trained)
 
 
 def evaluate(

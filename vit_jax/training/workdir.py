@@ -2,8 +2,8 @@
 
 import json
 import logging
+import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -149,6 +149,12 @@ def stored_config(workdir: pathlib.Path) -> Config | None:
   return None if meta is None else config_lib.from_config_dict(meta['config'])
 
 
+def stored_classes(checkpoints: str | os.PathLike[str]) -> tuple[str, ...] | None:
+  """The classes by which the newest checkpoint was trained, label -> name; None: there is none that can be read."""
+  meta = Manager(checkpoints, CheckpointConfig(), read_only=True).newest_meta()
+  return None if meta is None else tuple(meta['class_names'])
+
+
 def restore(
   manager: Manager, run: Run, *, takeover: bool = False
 ) -> tuple[TrainState | None, dict[str, Any]]:
@@ -164,23 +170,11 @@ def restore(
   """
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
-    _check_classes(meta['class_names'], run)
     _check_images(meta.get('examples'), run, takeover=takeover)
     return run.program.state.items()
 
   newest = manager.restore_newest(wanted)
   return (None, {}) if newest is None else (TrainState.from_items(newest[1]), newest[2])
-
-
-def _check_classes(names_there: Sequence[str], run: Run) -> None:
-  """Raises UserError where the training data has other classes than when the run began."""
-  names = list(run.dataset.class_names)
-  if names_there != names:
-    changed = sorted(set(names_there) ^ set(names)) or ['their order']
-    raise UserError(
-      'The classes of the training data are not those the run began with '
-      f'(changed: {", ".join(changed[:5])}); restore the data, or begin a new --workdir.'
-    )
 
 
 def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None:

@@ -34,7 +34,7 @@ def probe(config: Config, workdir: pathlib.Path) -> results.Result:
     if note:
       print(note)
     evaluators = run.open_evaluators()
-    arrays, text = read_initial(config, run.architecture)
+    arrays, text = read_initial(config, run.architecture, ())
     if text:
       print(text)
     state = initial_state(run.program, config.seed, arrays)

@@ -24,7 +24,7 @@ _UNPREPARED = ('wds', 'webdataset', 'parquet')  # kinds of data that `vit_jax.pr
 _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
 
 
-def open_training(data: DataConfig, seed: int) -> Source:
+def open_training(data: DataConfig, seed: int, class_names: Sequence[str] | None = None) -> Source:
   """The records to train on: those of `data.source`, or of all sources of `data.mixture`.
 
   A source of the mixture that has no images of `data.classes` gives its names of classes only, so that labels and
@@ -33,12 +33,14 @@ def open_training(data: DataConfig, seed: int) -> Source:
   Args:
     data: source or mixture, split, classes, max_per_class.
     seed: of the choice among the images of a class.
+    class_names: label -> name, from a checkpoint; None: the data's own.
 
   Raises:
     UserError: as `open_source`; or one of `data.classes` is in none of the sources.
   """
   specs = [spec for spec, _ in data.mixture] or [data.source]
-  parts = [_opened(spec, data.split, data) for spec in specs]
+  # A part of a mixture has but some of the classes.
+  parts = [_opened(spec, data.split, data, None if data.mixture else class_names) for spec in specs]
   known = {name for part in parts for name in part.class_names}
   for name in data.classes:
     if name not in known:
@@ -49,7 +51,7 @@ def open_training(data: DataConfig, seed: int) -> Source:
       raise _no_images(data.title)
   if data.max_per_class is not None:
     parts = [subset.at_most(part, data.max_per_class, seed) for part in parts]
-  return Mixture(parts, [weight for _, weight in data.mixture]) if data.mixture else parts[0]
+  return Mixture(parts, [weight for _, weight in data.mixture], class_names) if data.mixture else parts[0]
 
 
 def open_source(
@@ -82,6 +84,32 @@ def _opened(spec: str, split: str, data: DataConfig, class_names: Sequence[str] 
   kind, place, split = parse(spec, split)
   source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
   return Cached(source, data.channels) if data.cache else source
+
+
+def title(spec: str, split: str) -> str:
+  """What messages call a split of a source, as `open_source` takes it: 'folder:/photos val'."""
+  kind, place, split = parse(spec, split)
+  return f'{kind}:{place} {split}' if place else f'{kind} {split}'
+
+
+def evaluated(spec: str, split: str, trained: DataConfig) -> str:
+  """The split that an evaluation counts where `spec` names none.
+
+  Where a source itself holds out a part of the images to train on, it is `split` of what was trained on; of another
+  place, nothing is held out: it is 'all'.
+
+  Args:
+    spec: what is evaluated.
+    split: that is asked for.
+    trained: the data options by which the model was trained.
+  """
+  kind, place, named = parse(spec, '')
+  source = SOURCES[kind]
+  if named or not source.holds_out(place):
+    return split
+  places = [parse(each, '')[:2] for each, _ in trained.mixture or [(trained.source, 1)]]
+  known = any(kind == other and source.same_place(place, where) for other, where in places)
+  return split if known else 'all'
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:

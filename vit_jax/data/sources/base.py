@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from vit_jax import class_matching
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
@@ -116,6 +117,21 @@ class NamedSource(Source):
       UserError: no such place.
     """
 
+  @classmethod
+  def holds_out(cls, place: str) -> bool:
+    """Whether a place has no split to evaluate, so that 'val' is a part of what there is to train on; 'all' is both.
+
+    Args:
+      place: as for `open`.
+    """
+    del place
+    return False
+
+  @classmethod
+  def same_place(cls, one: str, other: str) -> bool:
+    """Whether two places are the same data."""
+    return one == other
+
   def version(self) -> str:
     """A text that differs once other images are at the same place, and is the same on every machine.
 
@@ -205,11 +221,11 @@ def label_map(names: Sequence[str], class_names: Sequence[str] | None, where: st
   """
   if class_names is None:
     return np.arange(len(names))
-  numbers = {name: number for number, name in enumerate(class_names)}
-  missing = [name for name in names if name not in numbers]
+  found = class_matching.by_name(class_names, names)
+  missing = [name for name, number in zip(names, found, strict=True) if number == class_matching.NEW]
   if missing:
     raise UserError(
       f'{where} has {len(missing)} classes that the model does not know, such as {missing[0]!r}; '
       f'use the data set it was trained on, or one with the same class names.'
     )
-  return np.array([numbers[name] for name in names])
+  return found

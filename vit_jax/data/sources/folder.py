@@ -115,6 +115,15 @@ class FolderSource(NamedSource):
     _check_readable(root)
     return tuple(folder_layout.splits_among(folders_in(root), root).values()) or _HELD_OUT_SPLITS
 
+  @classmethod
+  def holds_out(cls, place: str) -> bool:
+    root = pathlib.Path(place).expanduser()
+    return root.is_dir() and not _folders_of_splits(root)
+
+  @classmethod
+  def same_place(cls, one: str, other: str) -> bool:
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
+
   def __len__(self) -> int:
     return len(self._numbers)
 
@@ -162,6 +171,8 @@ def _splits(
     check_split(split, _HELD_OUT_SPLITS, str(root))
     listing = list_images(root, [''])
     everything = _part(listing, '', root)
+    if split == 'all':
+      return listing, {'all': everything}, everything.classes
     parts = _hold_out(everything, listing.hashes, val_fraction, root)
     if not len(parts['val'].numbers) and 'val' in re.findall(r'\w+', split):
       raise UserError(

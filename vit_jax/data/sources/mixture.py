@@ -17,16 +17,20 @@ class Mixture(Source):
       source without records.
   """
 
-  def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
+  def __init__(
+    self, sources: Sequence[Source], weights: Sequence[float], class_names: Sequence[str] | None = None
+  ):
     """
     Args:
       sources: the sources.
       weights: how often training draws from each, up to a common factor.
+      class_names: label -> name; None: see the attribute.
     """
     filled = [(source, weight) for source, weight in zip(sources, weights, strict=True) if len(source)]
     self._sources = tuple(source for source, _ in filled)
     self._parts = tuple(Part(len(source), weight) for source, weight in filled)
-    self.class_names = tuple(dict.fromkeys(name for source in sources for name in source.class_names))
+    united = dict.fromkeys(name for source in sources for name in source.class_names)
+    self.class_names = tuple(class_names or united)
     self._label_maps = [
       label_map(source.class_names, self.class_names, 'mixture') for source in self._sources
     ]

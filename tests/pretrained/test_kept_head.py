@@ -1,0 +1,110 @@
+"""A head that is kept: its rows are put where the run's data has their classes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import config as c
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.errors import UserError
+from vit_jax.models.base import Architecture
+from vit_jax.pretrained.base import FORMATS, Pretrained
+from vit_jax.training import initialization
+from vit_jax.training.run import Dataset, Run
+
+NAMES = ('ant', 'bee', 'cat', 'dog', 'elk')
+MODEL = tiny.options(pool='token', gelu='erf', head_bias=-3.0)
+
+
+def written(kind, folder, model=MODEL):
+  """(path, parameters) of a checkpoint with these classes, as a format has them."""
+  if kind != 'npz':
+    pytest.importorskip('safetensors' if kind != 'run' else 'orbax')
+  architecture = Architecture(model.resolved(), (8, 8), 3, len(NAMES))
+  _, params = tiny.build(architecture.model, image_size=(8, 8), num_classes=len(NAMES))
+  pretrained = Pretrained(architecture, numpy(params), Preprocess((8, 8), 3), NAMES)
+  path = folder / ('x.npz' if kind == 'npz' else kind)
+  FORMATS[kind]().write(pretrained, path)
+  return path, pretrained.params
+
+
+def numpy(tree):
+  return {name: numpy(leaf) if isinstance(leaf, dict) else np.asarray(leaf) for name, leaf in tree.items()}
+
+
+def started(path, names, model=MODEL, *, num_classes=None, **init):
+  """(parameters of step 0, what was said)."""
+  config = c.Config(
+    total='2 steps',
+    batch_size=8,
+    model=model,
+    init=c.InitConfig(checkpoint=str(path), reinitialise=(), **init),
+    data=c.DataConfig(image_size=(8, 8), num_classes=num_classes),
+  )
+  run = Run(config, Dataset(16, names))
+  arrays, text = initialization.read_initial(run.config, run.architecture, names)
+  return initialization.initial_state(run.program, 0, arrays).params, text
+
+
+def by_hand(params, head, names):
+  """(kernel, bias) for classes, those that the checkpoint does not have as a head begins."""
+  kernel, bias = params[head]['kernel'], params[head]['bias']
+  known = [NAMES.index(name) if name in NAMES else None for name in names]
+  kernels = [np.zeros(len(kernel)) if k is None else kernel[:, k] for k in known]
+  return np.stack(kernels, axis=1), np.array([-3.0 if k is None else bias[k] for k in known])
+
+
+@pytest.mark.parametrize(
+  ('kind', 'names', 'said'),
+  [
+    ('run', ('elk', 'dog', 'cat', 'bee', 'ant'), 'matched with the classes of the data by name.'),
+    ('vit', ('elk', 'ant', 'gnu'), '1 of 3 classes are new (gnu) and begin anew; 3 outputs have no class'),
+    ('timm', ('dog', 'ant'), '3 outputs have no class in the data (bee, cat, elk)'),
+    ('npz', NAMES, 'by number, since only one of the two names them'),
+  ],
+)
+def test_each_class_begins_with_the_row_of_its_name(kind, names, said, tmp_path):
+  path, theirs = written(kind, tmp_path)
+  params, text = started(path, names)
+  assert said in text
+  kernel, bias = by_hand(theirs, 'head', names)
+  np.testing.assert_array_equal(params['head']['kernel'], kernel.astype(np.float32))
+  np.testing.assert_array_equal(params['head']['bias'], bias.astype(np.float32))
+  np.testing.assert_array_equal(params['patch_embedding']['kernel'], theirs['patch_embedding']['kernel'])
+
+
+def test_both_heads_and_the_outputs_beyond_the_classes_are_moved(tmp_path):
+  model = dataclasses.replace(MODEL, distillation_token=True)
+  path, theirs = written('run', tmp_path, model)
+  params, _ = started(path, ('elk', 'bee'), model, num_classes=5)
+  order = ('elk', 'bee', 'ant', 'cat', 'dog')
+  for head in ('head', 'distillation_head'):
+    kernel, _ = by_hand(theirs, head, order)
+    np.testing.assert_array_equal(params[head]['kernel'], kernel.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+  ('kind', 'names', 'said'),
+  [
+    (
+      'run',
+      tuple('vwxyz'),
+      r'The head of .* has the classes ant, bee, cat, …, and the data 5 others .*classes=number',
+    ),
+    (
+      'npz',
+      NAMES[:4],
+      r'has 5 classes without names, and the data 4 others .*leave config\.init\.reinitialise out',
+    ),
+  ],
+)
+def test_a_head_of_other_classes_is_refused_with_the_remedy(kind, names, said, tmp_path):
+  path, theirs = written(kind, tmp_path)
+  with pytest.raises(UserError, match=said):
+    started(path, names)
+  if kind == 'run':
+    params, text = started(path, names, classes='number')
+    assert 'whatever their names' in text
+    np.testing.assert_array_equal(params['head']['kernel'], theirs['head']['kernel'])
