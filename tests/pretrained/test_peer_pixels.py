@@ -23,7 +23,10 @@ IMAGENET = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 TIMM = {
   'center': ((224, 224), {'crop_pct': 0.9, **IMAGENET}),
   'defaults': ((224, 224), {}),
-  'even rest': ((64, 64), {'crop_pct': 0.9, 'interpolation': 'bilinear', 'mean': (0.5,) * 3, 'std': (0.5,) * 3}),
+  'even rest': (
+    (64, 64),
+    {'crop_pct': 0.9, 'interpolation': 'bilinear', 'mean': (0.5,) * 3, 'std': (0.5,) * 3},
+  ),
   'covered': ((64, 128), {'crop_pct': 0.9, 'interpolation': 'bicubic', **IMAGENET}),
   'covered exactly': ((128, 96), {'crop_pct': 1.0, 'crop_mode': 'center', 'interpolation': 'lanczos'}),
   'squashed': ((224, 160), {'crop_pct': 0.875, 'crop_mode': 'squash'}),
@@ -34,8 +37,14 @@ SQUARE = {'height': 224, 'width': 224}
 TRANSFORMERS = {
   'vit': ('ViT', {'size': SQUARE}),
   'deit': ('DeiT', {'size': {'height': 248, 'width': 256}, 'crop_size': SQUARE, 'do_center_crop': True}),
-  'dinov2': ('Bit', {'size': {'shortest_edge': 256}, 'crop_size': SQUARE, 'image_mean': [0.485, 0.456, 0.406]}),
-  'lanczos': ('Bit', {'size': {'shortest_edge': 248}, 'crop_size': {'height': 96, 'width': 225}, 'resample': 1}),
+  'dinov2': (
+    'Bit',
+    {'size': {'shortest_edge': 256}, 'crop_size': SQUARE, 'image_mean': [0.485, 0.456, 0.406]},
+  ),
+  'lanczos': (
+    'Bit',
+    {'size': {'shortest_edge': 248}, 'crop_size': {'height': 96, 'width': 225}, 'resample': 1},
+  ),
   'clip': ('CLIP', {}),
   'efficientnet': ('EfficientNet', {'do_center_crop': True, 'rescale_offset': True, 'resample': 0}),
 }
@@ -72,7 +81,9 @@ def compare(preprocess: Preprocess, photographs, expected, differing: float = 0.
     if not differing:
       assert not difference.any(), photograph.size
       np.testing.assert_allclose(preprocess([photograph])[0], wanted, atol=1e-5, rtol=0)
-  print(f'{len(photographs)} images, {counts.sum():,} pixels; by level of difference: {counts[:4]}, {counts[4:].sum()}')
+  print(
+    f'{len(photographs)} images, {counts.sum():,} pixels; by level of difference: {counts[:4]}, {counts[4:].sum()}'
+  )
 
 
 @pytest.mark.parametrize('name', TIMM)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import preprocess as preprocess_lib
+from vit_jax.data import geometry
 from vit_jax.data.decode import Picture
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.transforms import central
@@ -151,7 +151,7 @@ def test_middle_of_a_large_image_is_that_of_the_whole_one(shape, shorter, antial
   preprocess = dataclasses.replace(UNIT, shorter=shorter, antialias=antialias)
   expected = preprocess([image])
   expected_crop = central(Picture(image, 3, 'it'), (20, 16), shorter)
-  monkeypatch.setattr(preprocess_lib, '_LARGEST_RESIZED', 0)
+  monkeypatch.setattr(geometry, '_LARGEST_RESIZED', 0)
   step = 255 / shorter  # between two pixels of the resized image, at most
   np.testing.assert_allclose(preprocess([image]), expected, atol=step + 1)
   crop = central(Picture(image, 3, 'it'), (20, 16), shorter)

@@ -1,6 +1,6 @@
-"""torchvision, which timm and transformers import, also where PyPI's, made for CUDA, stands beside a PyTorch without it.
+"""torchvision, which timm and transformers import, also where PyPI's stands beside a PyTorch without CUDA.
 
-Its compiled operators are not there then, and it describes two of them all the same. Its transforms need none.
+Its compiled operators cannot be loaded then, and it describes two of them all the same. Its transforms need none.
 """
 
 import pathlib

@@ -167,35 +167,44 @@ class Preprocess:
         f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
         'that are shrunk, the pixels differ a little.',
       )
-    place = (self.size, self.shorter, self.whole)
-    keeps_shape = (self.timm if self.whole else None) in ('center', 'border')
-    same = place == (written.size, written.shorter, written.whole)
-    if not same or keeps_shape and self.timm != written.timm:
+    if self._rule != written._rule:
       notes += (
-        f'{project} has no resize and cut of this kind ({self.crop}, {self.resize} pixels): it prepares images '
-        'of most sizes otherwise.',
+        f'{project} has no resize of this kind ({self.crop}, {self.resize} pixels): it prepares images of most '
+        'sizes otherwise.',
       )
-    elif (self.timm is None) != (written.timm is None):
-      notes += (f'{project} rounds the place of the cut otherwise: of some sizes of images it is a pixel beside.',)
+    elif (self.timm is None) != (written.timm is None) and not self._cut_is_even:
+      notes += (
+        f'{project} rounds the place of the cut otherwise: for some sizes of images it is a pixel away.',
+      )
     return notes
 
   def resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width to which an image of height and width `size` is resized, before its middle is cut."""
+    rule, target = self._rule
+    if rule == 'shorter':
+      return geometry.shorter_side(size, target[0], nearest=not self.antialias)
+    return target if rule == 'squash' else geometry.keep_ratio(size, target, within=rule == 'border')
+
+  @property
+  def _rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, ...]]:
+    """How the resized size follows from an image's, and what it aims at."""
     if self.shorter:
-      return geometry.shorter_side(size, self.shorter, nearest=not self.antialias)
-    target = self.whole or self.size
-    if self.shorter is None and self.timm not in ('center', 'border'):
-      return target
-    return geometry.keep_ratio(size, target, within=self.timm == 'border')
+      return 'shorter', (self.shorter,)
+    covers = self.shorter is not None or self.timm == 'center'
+    return 'cover' if covers else 'border' if self.timm == 'border' else 'squash', self.whole or self.size
+
+  @property
+  def _cut_is_even(self) -> bool:
+    """Whether the middle of every image is cut at the same place however half a pixel is rounded."""
+    rests = (large - small for large, small in zip(self.whole or self.size, self.size, strict=True))
+    return self._rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
 
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
     whole = self.resized_size((image.shape[0], image.shape[1]))
     image, whole = geometry.middle(image, whole, self.size)
     ground = [round(255 * mean) for mean in self.mean] if self.timm == 'border' else (0,)
-    return geometry.cut(
-      self._resize(image, whole), self.size, half_even=self.timm is not None, fill=ground
-    )
+    return geometry.cut(self._resize(image, whole), self.size, half_even=self.timm is not None, fill=ground)
 
   def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if image.shape[:2] == tuple(size):

@@ -65,7 +65,9 @@ class JsonObject:
 
   def with_defaults(self, defaults: Mapping[str, Any]) -> 'JsonObject':
     """The same, with values for names that are not there."""
-    return JsonObject(self.path, {**self._values, **{name: defaults[name] for name in defaults if name not in self}})
+    return JsonObject(
+      self.path, {**self._values, **{name: defaults[name] for name in defaults if name not in self}}
+    )
 
   def raw(self, name: str, default: Any = None) -> Any:
     """A value as it is in the file, not checked."""

@@ -55,7 +55,9 @@ def preprocess(published: JsonObject, image_size: tuple[int, int], channels: int
   crop = published.choice('crop_mode', _CROPS, 'center')
   height, width = (max(math.floor(side / share), 1) for side in image_size)
   by_shorter = crop == 'center' and height == width
-  whole = None if by_shorter or (crop == 'squash' and (height, width) == tuple(image_size)) else (height, width)
+  whole = (
+    None if by_shorter or (crop == 'squash' and (height, width) == tuple(image_size)) else (height, width)
+  )
   colour = channels == len(_MEAN)
   return Preprocess(
     image_size,
