@@ -53,7 +53,7 @@ TRANSFORMERS = {
 @pytest.fixture(scope='module')
 def photographs() -> list[Image.Image]:
   rng = np.random.default_rng(0)
-  sizes = np.exp(rng.uniform(np.log(32), np.log(1200), (COUNT, 2))).astype(int)
+  sizes = np.exp(rng.uniform(np.log(32), np.log(900), (COUNT, 2))).astype(int)
   return [Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)) for size in (*KNOWN, *sizes)]
 
 
@@ -72,14 +72,14 @@ def compare(preprocess: Preprocess, photographs, expected, differing: float = 0.
   )
   assert of_run == preprocess
   counts = np.zeros(256, int)
-  for photograph in photographs:
+  for number, photograph in enumerate(photographs):
     wanted = expected(photograph)
     levels = np.rint((wanted * np.asarray(preprocess.std) + preprocess.mean) * 255).astype(int)
     difference = np.abs(of_run.as_bytes(np.asarray(photograph)) - levels).max(axis=-1)
     assert np.mean(difference > 2) <= differing, photograph.size
     counts += np.bincount(difference.ravel(), minlength=256)
-    if not differing:
-      assert not difference.any(), photograph.size
+    assert differing or not difference.any(), photograph.size
+    if not differing and number < len(KNOWN):
       np.testing.assert_allclose(preprocess([photograph])[0], wanted, atol=1e-5, rtol=0)
   print(
     f'{len(photographs)} images, {counts.sum():,} pixels; by level of difference: {counts[:4]}, {counts[4:].sum()}'
@@ -88,8 +88,7 @@ def compare(preprocess: Preprocess, photographs, expected, differing: float = 0.
 
 @pytest.mark.parametrize('name', TIMM)
 def test_pixels_are_those_of_timm(name, photographs):
-  pytest.importorskip('torchvision_peer')
-  data = pytest.importorskip('timm.data', reason='needs timm and torchvision')
+  data = pytest.importorskip('timm.data', reason='needs timm and torchvision', exc_type=ImportError)
   size, said = TIMM[name]
   values = {'input_size': [3, *size], **said}
   theirs = data.create_transform(**data.resolve_data_config(pretrained_cfg=values))
@@ -103,7 +102,7 @@ def test_pixels_are_those_of_transformers(name, backend, photographs, tmp_path):
   """PyTorch's resize rounds otherwise than Pillow's, and takes the other neighbour for 'nearest' at some ties."""
   transformers = pytest.importorskip('transformers')
   if not backend:
-    pytest.importorskip('torchvision_peer')
+    pytest.importorskip('torchvision')
   kind, options = TRANSFORMERS[name]
   theirs = getattr(transformers, f'{kind}ImageProcessor{backend}')(**options)
   theirs.save_pretrained(tmp_path)
