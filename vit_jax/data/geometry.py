@@ -4,10 +4,10 @@ Each rule is computed as the project computes it whose checkpoints need it, so t
 """
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 
 Size = tuple[int, int]  # height, width
 
@@ -36,7 +36,7 @@ def keep_ratio(size: Size, target: Size, *, within: bool) -> Size:
   return height, width
 
 
-def cut(image: np.ndarray, size: Size, *, half_even: bool = False, fill: Sequence[int] = (0,)) -> np.ndarray:
+def cut(image: np.ndarray, size: Size, *, half_even: bool = False, fill: npt.ArrayLike = 0) -> np.ndarray:
   """The middle of an image; a side that is too short gets a border.
 
   Args:

@@ -37,7 +37,7 @@ _METHODS: dict[Interpolation, Method] = {
   'pillow_lanczos': 'lanczos',
 }
 # crop of an evaluator -> timm's crop_mode.
-_TIMM: dict[EvalCrop | None, TimmCrop] = {
+_TIMM: dict[EvalCrop, TimmCrop] = {
   'timm_center': 'center',
   'timm_squash': 'squash',
   'timm_border': 'border',
@@ -97,7 +97,7 @@ class Preprocess:
       data.std or (0.5,),
       shorter=shorter,
       whole=whole,
-      timm=_TIMM.get(crop),
+      timm=_TIMM.get(crop or 'resize'),
       method=_METHODS[interpolation],
       antialias=interpolation != 'bilinear',
     )
@@ -105,7 +105,7 @@ class Preprocess:
   @property
   def crop(self) -> EvalCrop:
     """As `EvaluatorConfig.crop` calls it."""
-    own = 'resize' if self.shorter is None else 'central'
+    own: EvalCrop = 'resize' if self.shorter is None else 'central'
     return next((name for name, mode in _TIMM.items() if mode == self.timm), own)
 
   @property
@@ -186,10 +186,10 @@ class Preprocess:
     return target if rule == 'squash' else geometry.keep_ratio(size, target, within=rule == 'border')
 
   @property
-  def _rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, ...]]:
+  def _rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, int]]:
     """How the resized size follows from an image's, and what it aims at."""
     if self.shorter:
-      return 'shorter', (self.shorter,)
+      return 'shorter', (self.shorter, self.shorter)
     covers = self.shorter is not None or self.timm == 'center'
     return 'cover' if covers else 'border' if self.timm == 'border' else 'squash', self.whole or self.size
 
@@ -203,7 +203,7 @@ class Preprocess:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
     whole = self.resized_size((image.shape[0], image.shape[1]))
     image, whole = geometry.middle(image, whole, self.size)
-    ground = [round(255 * mean) for mean in self.mean] if self.timm == 'border' else (0,)
+    ground = np.clip(np.rint(255 * np.asarray(self.mean)), 0, 255) if self.timm == 'border' else 0
     return geometry.cut(self._resize(image, whole), self.size, half_even=self.timm is not None, fill=ground)
 
   def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

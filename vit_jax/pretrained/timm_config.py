@@ -83,11 +83,13 @@ def written(
     classifier: the head, or the heads, as timm calls them.
   """
   images, architecture = pretrained.preprocess, pretrained.architecture
-  size = max(images.size) if images.shorter else images.size[0]
+  sides, resized = images.size, images.whole or images.size
+  if images.shorter:
+    sides, resized = (max(images.size),), (images.shorter,)
   values = {
     'classifier': classifier,
     'crop_mode': images.timm or ('squash' if images.shorter is None else 'center'),
-    'crop_pct': _share(size, images.shorter or (images.whole or images.size)[0]),
+    'crop_pct': _share(sides, resized),
     'first_conv': first_conv,
     'input_size': [architecture.channels, *architecture.image_size],
     'interpolation': images.method,
@@ -101,7 +103,9 @@ def written(
   return values, images.differences(read, 'timm')
 
 
-def _share(size: int, whole: int) -> float:
-  """The number of which floor(size / number) is whole."""
-  share = size / whole
-  return share if math.floor(size / share) == whole else math.nextafter(share, 0)
+def _share(sides: tuple[int, ...], resized: tuple[int, ...]) -> float:
+  """The number of which floor(side / number) is the resized side for all sides, if there is one."""
+  pairs = list(zip(sides, resized, strict=True))
+  share = min(side / large for side, large in pairs)
+  reached = all(math.floor(side / share) >= large for side, large in pairs)
+  return share if reached else math.nextafter(share, 0)
