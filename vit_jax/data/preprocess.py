@@ -105,8 +105,10 @@ class Preprocess:
   @property
   def crop(self) -> EvalCrop:
     """As `EvaluatorConfig.crop` calls it."""
-    own: EvalCrop = 'resize' if self.shorter is None else 'central'
-    return next((name for name, mode in _TIMM.items() if mode == self.timm), own)
+    for crop, mode in _TIMM.items():
+      if mode == self.timm:
+        return crop
+    return 'resize' if self.shorter is None else 'central'
 
   @property
   def resize(self) -> Resize | None:
