@@ -223,7 +223,7 @@ def _read(hint: Any, value: Any, path: str) -> Any:
       return {name: _read_union(registry, item, f'{path}.{name}') for name, item in value.items()}
     return _read_union(registry, value, path)
   if origin in (types.UnionType, typing.Union):
-    return None if value is None else _read(_without_none(inner), value, path)
+    return None if value is None else _read(_without_none(inner, value), value, path)
   if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
     return from_dict(typing.cast(type, inner), value, path)
   if any(isinstance(item, _Square) for item in metadata):
@@ -337,12 +337,13 @@ def _optional(hint: Any) -> bool:
   return typing.get_origin(inner) in (types.UnionType, typing.Union)
 
 
-def _without_none(hint: Any) -> Any:
-  """The type of an option that may also be None; others as they are."""
+def _without_none(hint: Any, value: Any = None) -> Any:
+  """The type of an option that may also be None; of two, the tuple for a list. Others as they are."""
   if not _optional(hint):
     return hint
-  (kind,) = (arg for arg in typing.get_args(_unpacked(hint)[0]) if arg is not type(None))
-  return kind
+  kinds = [arg for arg in typing.get_args(_unpacked(hint)[0]) if arg is not type(None)]
+  several = isinstance(value, (tuple, list))
+  return next((kind for kind in kinds if (typing.get_origin(kind) is tuple) == several), kinds[0])
 
 
 def _type_text(hint: Any) -> str:

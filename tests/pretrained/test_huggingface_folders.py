@@ -173,6 +173,8 @@ def test_bad_processor_is_one_sentence(sound, tmp_path):
     ({'resample': 9}, 'asks for resample 9'),
     ({'size': {'longest_edge': 3}}, 'has the size'),
     ({'size': {'shortest_edge': 3}}, 'without do_center_crop'),
+    ({'size': {'shortest_edge': 3, 'longest_edge': 9}}, 'has the size'),
+    ({'crop_pct': 0.875}, 'has crop_pct 0.875'),
     ({'image_mean': [0.5, 0.5]}, 'must be 3 numbers'),
     ({'do_resize': False}, 'do_resize false'),
   ):

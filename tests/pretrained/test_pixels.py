@@ -65,10 +65,6 @@ TIMM = {
 }
 
 
-# Width and height of the photographs.
-SIZES = [(300, 260), (240, 420), (500, 300), (224, 224), (90, 70), (640, 480), (256, 300), (301, 299)]
-
-
 class Peer(NamedTuple):
   """A checkpoint, and what its own project makes of the photographs, sorted by name.
 
@@ -90,7 +86,7 @@ def photos(tmp_path_factory):
   """Photographs of several sizes, in two splits of two classes."""
   folder, rng = tmp_path_factory.mktemp('photos'), np.random.default_rng(0)
   for number, size in enumerate(
-    [(300, 260), (240, 420), (500, 300), (224, 224), (90, 70), (640, 480), (256, 300), (301, 299)]
+    [(300, 260), (240, 420), (500, 300), (408, 408), (90, 70), (640, 480), (256, 300), (343, 300)]
   ):
     path = folder / ('train', 'val')[number // 4] / 'ab'[number % 2] / f'{number}.png'
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,9 +139,8 @@ def peer(request, photos, tmp_path_factory) -> Peer:
 
 def by_timm(image: Image.Image) -> np.ndarray:
   """timm's evaluation, written out: the shorter side to 224 / 0.9 pixels, the middle, mean and std."""
-  scale = 248 / min(image.size)
-  image = image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.BICUBIC)
-  left, top = (image.width - 224) // 2, (image.height - 224) // 2
+  image = image.resize([248 * side // min(image.size) for side in image.size], Image.Resampling.BICUBIC)
+  left, top = (round((side - 224) / 2) for side in image.size)  # half a pixel to the even one
   pixels = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32) / 255
   return (pixels - np.asarray(TIMM['mean'], np.float32)) / np.asarray(TIMM['std'], np.float32)
 

@@ -2,18 +2,23 @@
 
 import dataclasses
 import io
+import json
 import pathlib
+import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import preprocess as preprocess_lib
+from vit_jax import options
+from vit_jax.config import ClassificationEvaluatorConfig, Config, DataConfig, from_config_dict, to_config_dict
+from vit_jax.data import geometry
 from vit_jax.data.decode import Picture
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.transforms import central
 from vit_jax.errors import UserError
+from vit_jax.pretrained import preprocessor_config
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
 UNIT = Preprocess((20, 16), mean=(0.0,), std=(1 / 255,), antialias=True)  # pixels as they are
@@ -45,6 +50,31 @@ def test_another_size_cuts_in_proportion():
   assert (half.size, half.shorter, half.whole) == ((112, 112), 128, None)
   squashed = dataclasses.replace(UNIT, size=(224, 224), whole=(248, 248)).at((448, 448))
   assert (squashed.size, squashed.shorter, squashed.whole) == ((448, 448), None, (496, 496))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({}, None),
+    ({'shorter': 24}, None),
+    ({'whole': (24, 20), 'timm': 'squash'}, None),  # a rest of 4: there is no half pixel
+    ({'shorter': 24, 'timm': 'center'}, 'rounds the place of the cut otherwise'),
+    ({'whole': (22, 18), 'timm': 'center'}, r'no resize of this kind \(timm_center, \(22, 18\) pixels\)'),
+    ({'antialias': False}, 'the bilinear resize of this checkpoint does not'),
+  ],
+)
+def test_what_a_file_of_transformers_cannot_say_is_said(changes, said):
+  _, notes = preprocessor_config.write(dataclasses.replace(UNIT, **changes))
+  assert len(notes) == (said is not None)
+  assert said is None or re.search(said, notes[0])
+
+
+@pytest.mark.parametrize('resize', [71, (71, 142), None])
+def test_evaluator_keeps_its_crop_and_resize_in_json_and_on_the_command_line(resize):
+  evaluator = ClassificationEvaluatorConfig(crop='timm_border', resize=resize)
+  config = Config(data=DataConfig(image_size=(64, 128)), evaluators={'test': evaluator})
+  assert options.from_dict(Config, json.loads(json.dumps(options.as_dict(config)))) == config
+  assert from_config_dict(to_config_dict(config)) == config
 
 
 def test_mean_and_deviation_are_applied_to_each_channel():
@@ -151,7 +181,7 @@ def test_middle_of_a_large_image_is_that_of_the_whole_one(shape, shorter, antial
   preprocess = dataclasses.replace(UNIT, shorter=shorter, antialias=antialias)
   expected = preprocess([image])
   expected_crop = central(Picture(image, 3, 'it'), (20, 16), shorter)
-  monkeypatch.setattr(preprocess_lib, '_LARGEST_RESIZED', 0)
+  monkeypatch.setattr(geometry, '_LARGEST_RESIZED', 0)
   step = 255 / shorter  # between two pixels of the resized image, at most
   np.testing.assert_allclose(preprocess([image]), expected, atol=step + 1)
   crop = central(Picture(image, 3, 'it'), (20, 16), shorter)

@@ -12,6 +12,8 @@ from vit_jax.errors import UserError
 from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels, Positive
 
 Crop = Literal['inception', 'random', 'central', 'resize']
+EvalCrop = Literal['resize', 'central', 'timm_center', 'timm_squash', 'timm_border']
+Resize = Pixels | tuple[Pixels, Pixels]  # see `EvaluatorConfig.resize`
 Interpolation = Literal['bilinear', 'pillow_nearest', 'pillow_bilinear', 'pillow_bicubic', 'pillow_lanczos']
 _HALF = (0.5,)
 _LARGEST_RATIO = 256  # of an image's side to the side of the middle that is cut out
@@ -149,30 +151,31 @@ class DataConfig:
         raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')
 
 
-def check_resize(
-  name: str, resize: int | None, image_size: tuple[int, int], *, crop: Literal['central', 'resize']
-) -> None:
+def check_resize(name: str, resize: Resize | None, image_size: tuple[int, int], *, crop: EvalCrop) -> None:
   """Raises UserError where images resized to `resize` have no middle of `image_size`, or one of next to nothing.
 
   Cutting next to nothing out of enlarged images would take hours, and the model would see a few pixels of each.
 
   Args:
     name: of the option.
-    resize: pixels of the shorter side ('central') or of the height ('resize'); None: as many as `image_size` needs.
+    resize: as `EvaluatorConfig.resize`.
     image_size: height and width of the middle.
-    crop: what `resize` is of.
+    crop: what `resize` is of. timm's may be smaller than `image_size`: a border is added.
   """
-  height, width = image_size
   if resize is None:
     return
-  least = min(image_size) if crop == 'central' else height
-  if resize < least:
-    raise _too_small(name, resize, image_size, least)
-  if resize > _LARGEST_RATIO * max(image_size):
-    raise UserError(
-      f'{name} is {resize:,} pixels, of which the middle {height} × {width} (config.data.image_size) would be cut '
-      f'out; make it at most {_LARGEST_RATIO * max(image_size):,}.'
-    )
+  if crop == 'central' and isinstance(resize, tuple):
+    raise UserError(f"{name} is {resize}, and crop 'central' takes one number, pixels of the shorter side.")
+  sides = resize if isinstance(resize, tuple) else (resize,)
+  least = (min(image_size),) if crop == 'central' else image_size
+  for side, small in zip(sides, least, strict=False):
+    if side < small and not crop.startswith('timm_'):
+      raise _too_small(name, side, image_size, small)
+    if side > _LARGEST_RATIO * max(image_size):
+      raise UserError(
+        f'{name} is {side:,} pixels, of which the middle {image_size[0]} × {image_size[1]} (config.data.image_size) '
+        f'would be cut out; make it at most {_LARGEST_RATIO * max(image_size):,}.'
+      )
 
 
 def _too_small(name: str, resize: int, image_size: tuple[int, int], least: int) -> UserError:

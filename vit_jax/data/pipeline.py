@@ -23,9 +23,8 @@ import jax
 import numpy as np
 
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.prefetch import Batch, Prefetcher, Work, default_threads
-from vit_jax.data.preprocess import EvalCrop
 from vit_jax.data.rng import PositionRngs
 from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
@@ -241,7 +240,7 @@ class EvalPipeline(_Pipeline):
     data: DataConfig,
     *,
     crop: EvalCrop | None,
-    resize: int | None,
+    resize: Resize | None,
     batch_size: int,
     sharding: jax.sharding.Sharding,
     real_labels: ExtraLabels | None = None,
@@ -251,8 +250,8 @@ class EvalPipeline(_Pipeline):
     Args:
       source: the records.
       data: image size, channels, mean, std, interpolation, max_labels, threads, prefetch.
-      crop: 'resize' squashes an image, 'central' resizes its shorter side and cuts the middle.
-      resize: pixels before the middle is cut; None: as few as cover the image size.
+      crop: see `Preprocess.of_run`.
+      resize: see there.
       batch_size: over all devices; it is rounded up to what divides over them.
       sharding: of the batch's first axis.
       real_labels: a second list of labels for each record.

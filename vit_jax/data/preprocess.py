@@ -5,7 +5,6 @@ checkpoints and `vit_jax.load` have it from there.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -15,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vit_jax.data import decode
-from vit_jax.data.config import DataConfig, Interpolation
+from vit_jax.data import decode, geometry
+from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
 from vit_jax.errors import UserError, first_line
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
-EvalCrop = Literal['resize', 'central']
+TimmCrop = Literal['center', 'squash', 'border']
 
-_LARGEST_RESIZED = 2**26  # pixels; of larger images only the middle is resized
-_MARGIN = 4  # pixels beside that middle, which interpolation looks at (Lanczos at 3)
 _PILLOW = {
   'nearest': Image.Resampling.NEAREST,
   'bilinear': Image.Resampling.BILINEAR,
@@ -38,6 +35,12 @@ _METHODS: dict[Interpolation, Method] = {
   'pillow_bilinear': 'bilinear',
   'pillow_bicubic': 'bicubic',
   'pillow_lanczos': 'lanczos',
+}
+# crop of an evaluator -> timm's crop_mode.
+_TIMM: dict[EvalCrop, TimmCrop] = {
+  'timm_center': 'center',
+  'timm_squash': 'squash',
+  'timm_border': 'border',
 }
 _OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
 
@@ -54,8 +57,12 @@ class Preprocess:
   # None: squash to `size`. Otherwise resize the shorter side to so many pixels (0: as few as cover `size`), and
   # cut the middle.
   shorter: int | None = None
-  # In place of `shorter`: squash to this height and width, and cut the middle (DeiT in transformers).
+  # In place of `shorter`: resize to this height and width, and cut the middle (DeiT in transformers).
   whole: tuple[int, int] | None = None
+  # timm's crop_mode, for checkpoints of timm's: it rounds the place of the cut in its own way, and keeps the shape
+  # of the image where `whole` is given: 'center' covers it, 'border' stays within it, on a ground of the mean's
+  # colour. None: as transformers.
+  timm: TimmCrop | None = None
   method: Method = 'bilinear'  # 'lanczos' only with antialias
   # Pillow's resize (uint8, its kernel widened when it shrinks), which Hugging Face's checkpoints were
   # trained with; otherwise float32, half-pixel centres and no antialiasing, as the original's.
@@ -67,26 +74,50 @@ class Preprocess:
     return cls(size=size, mean=(-low / (high - low),), std=(1 / (high - low),), **options)
 
   @classmethod
-  def of_run(cls, data: DataConfig, crop: EvalCrop | None, resize: int | None) -> 'Preprocess':
+  def of_run(cls, data: DataConfig, crop: EvalCrop | None, resize: Resize | None) -> 'Preprocess':
     """What the options of a run say.
 
     Args:
       data: image_size, channels, mean, std, interpolation.
-      crop: 'resize' (also None) squashes the image, 'central' resizes its shorter side and cuts the middle.
-      resize: pixels of the height ('resize') or the shorter side ('central') before the middle is cut; None:
-        those of image_size, or as few as cover it.
+      crop: as `EvaluatorConfig.crop`; None: 'resize'.
+      resize: as `EvaluatorConfig.resize`; None: image_size, or as few pixels as cover it.
     """
     (height, width), interpolation = data.image_size, data.interpolation or 'bilinear'
+    shorter = whole = None
+    if isinstance(resize, tuple):
+      whole = resize
+    elif crop in ('central', 'timm_center'):
+      shorter = resize or (height if height == width else 0)
+    elif resize:
+      whole = (resize, round(resize * width / height))
     return cls(
       data.image_size,
       data.channels,
       data.mean or (0.5,),
       data.std or (0.5,),
-      shorter=None if crop != 'central' else resize or (height if height == width else 0),
-      whole=None if crop == 'central' or not resize else (resize, round(resize * width / height)),
+      shorter=shorter,
+      whole=whole,
+      timm=_TIMM.get(crop or 'resize'),
       method=_METHODS[interpolation],
       antialias=interpolation != 'bilinear',
     )
+
+  @property
+  def crop(self) -> EvalCrop:
+    """As `EvaluatorConfig.crop` calls it."""
+    for crop, mode in _TIMM.items():
+      if mode == self.timm:
+        return crop
+    return 'resize' if self.shorter is None else 'central'
+
+  @property
+  def resize(self) -> Resize | None:
+    """As `EvaluatorConfig.resize` says it."""
+    if self.whole is None or self.shorter:
+      return self.shorter or None
+    height = self.whole[0]
+    in_proportion = self.whole[1] == round(height * self.size[1] / self.size[0])
+    return height if in_proportion and self.timm != 'center' else self.whole
 
   @property
   def interpolation(self) -> Interpolation:
@@ -130,20 +161,52 @@ class Preprocess:
       whole = (round(self.whole[0] * ratios[0]), round(self.whole[1] * ratios[1]))
     return dataclasses.replace(self, size=(size[0], size[1]), shorter=shorter, whole=whole)
 
+  def differences(self, written: 'Preprocess', project: str) -> tuple[str, ...]:
+    """Sentences about how another project prepares images otherwise, whose file can say no more than `written`."""
+    notes = ()
+    if not self.antialias:
+      notes = (
+        f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
+        'that are shrunk, the pixels differ a little.',
+      )
+    if self._rule != written._rule:
+      notes += (
+        f'{project} has no resize of this kind ({self.crop}, {self.resize} pixels): it prepares images of most '
+        'sizes otherwise.',
+      )
+    elif (self.timm is None) != (written.timm is None) and not self._cut_is_even:
+      notes += (
+        f'{project} rounds the place of the cut otherwise: for some sizes of images it is a pixel away.',
+      )
+    return notes
+
+  def resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width to which an image of height and width `size` is resized, before its middle is cut."""
+    rule, target = self._rule
+    if rule == 'shorter':
+      return geometry.shorter_side(size, target[0], nearest=not self.antialias)
+    return target if rule == 'squash' else geometry.keep_ratio(size, target, within=rule == 'border')
+
+  @property
+  def _rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, int]]:
+    """How the resized size follows from an image's, and what it aims at."""
+    if self.shorter:
+      return 'shorter', (self.shorter, self.shorter)
+    covers = self.shorter is not None or self.timm == 'center'
+    return 'cover' if covers else 'border' if self.timm == 'border' else 'squash', self.whole or self.size
+
+  @property
+  def _cut_is_even(self) -> bool:
+    """Whether the middle of every image is cut at the same place however half a pixel is rounded."""
+    rests = (large - small for large, small in zip(self.whole or self.size, self.size, strict=True))
+    return self._rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
+
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
-    height, width = self.size
-    whole = self.whole or self.size
-    if self.shorter is not None:
-      covering = max(height / image.shape[0], width / image.shape[1])
-      scale = self.shorter / min(image.shape[:2]) if self.shorter else covering
-      # Rounded down, as torchvision and transformers do.
-      rounded = int if self.antialias else round
-      whole = (max(rounded(image.shape[0] * scale), height), max(rounded(image.shape[1] * scale), width))
-    image, whole = middle(image, whole, self.size)
-    image = self._resize(image, whole)
-    top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
-    return image[top : top + height, left : left + width]
+    whole = self.resized_size((image.shape[0], image.shape[1]))
+    image, whole = geometry.middle(image, whole, self.size)
+    ground = np.clip(np.rint(255 * np.asarray(self.mean)), 0, 255) if self.timm == 'border' else 0
+    return geometry.cut(self._resize(image, whole), self.size, half_even=self.timm is not None, fill=ground)
 
   def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if image.shape[:2] == tuple(size):
@@ -153,31 +216,6 @@ class Preprocess:
       return pillow_resize(image, size, self.method)
     resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
     return resized.reshape(height, width, image.shape[2])
-
-
-def middle(
-  image: np.ndarray, whole: tuple[int, int], size: tuple[int, int]
-) -> tuple[np.ndarray, tuple[int, int]]:
-  """What to resize, and to which size, where the middle is cut out of a resized image.
-
-  It is all of the image, unless that would become so large (of a strip a few pixels wide, say) that memory and
-  time could run out: then the middle of the image, which gives the same up to the position between two pixels.
-
-  Args:
-    image: (H, W, C).
-    whole: height and width of the resized image.
-    size: of its middle, no larger than `whole`.
-  """
-  if math.prod(whole) <= _LARGEST_RESIZED:
-    return image, whole
-  spans, resized = [], []
-  for extent, large, small in zip(image.shape, whole, size, strict=False):
-    scale = large / extent
-    needed = math.ceil(small / scale) + 2 * math.ceil(_MARGIN * max(1, 1 / scale))
-    length = min(extent, needed + (extent - needed) % 2)  # around the same centre
-    spans.append(slice((extent - length) // 2, (extent + length) // 2))
-    resized.append(max(round(length * scale), small))
-  return image[*spans], (resized[0], resized[1])
 
 
 def method_of(interpolation: Interpolation) -> Method:

@@ -9,11 +9,12 @@ import math
 import cv2
 import numpy as np
 
+from vit_jax.data import geometry
 from vit_jax.data.augment import augmentation
-from vit_jax.data.config import DataConfig, Interpolation
+from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.decode import Picture
 from vit_jax.data.pixel_formats import Box
-from vit_jax.data.preprocess import EvalCrop, Preprocess, method_of, middle, pillow_resize
+from vit_jax.data.preprocess import Preprocess, method_of, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
@@ -57,7 +58,7 @@ def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) ->
 
 
 def eval_image(
-  image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop | None, before: int | None
+  image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop | None, before: Resize | None
 ) -> np.ndarray:
   """An image for evaluation, decoded at full size and interpolated exactly.
 
@@ -65,8 +66,8 @@ def eval_image(
     image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
     name: what errors call the image.
     data: image_size, channels, interpolation.
-    crop: 'resize' squashes the image, 'central' resizes its shorter side; see `Preprocess.of_run`.
-    before: pixels before the middle is cut; None: as few as cover data.image_size.
+    crop: see `Preprocess.of_run`.
+    before: its `resize`.
 
   Returns:
     uint8 (*data.image_size, data.channels).
@@ -210,10 +211,6 @@ def central(picture: Picture, size: tuple[int, int], shorter: int | None) -> np.
   Returns:
     uint8 (*size, channels).
   """
-  height, width = picture.size
-  scale = shorter / min(height, width) if shorter else max(size[0] / height, size[1] / width)
-  whole = (max(round(height * scale), size[0]), max(round(width * scale), size[1]))
-  pixels, whole = middle(picture.pixels(whole), whole, size)
-  image = resize(pixels, whole, exact=False)
-  top, left = (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
-  return image[top : top + size[0], left : left + size[1]]
+  whole = Preprocess(size, shorter=shorter or 0).resized_size(picture.size)
+  pixels, whole = geometry.middle(picture.pixels(whole), whole, size)
+  return geometry.cut(resize(pixels, whole, exact=False), size)

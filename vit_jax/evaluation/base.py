@@ -8,17 +8,17 @@ import abc
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from flax import nnx
 
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.on_device import Batch
 from vit_jax.durations import Duration
 from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
-from vit_jax.options import BatchSize, Pixels
+from vit_jax.options import BatchSize
 from vit_jax.registry import Registry
 
 Params = dict[str, Any]  # nested dicts of a model's parameters
@@ -114,12 +114,13 @@ class EvaluatorConfig(abc.ABC):
   source: str | None = None
   # Of the source, such as 'test' or 'train[90%:]'.
   split: str = 'test'
-  # 'resize' (squash, as the paper's evaluation) or 'central' (resize the shorter side, cut the middle). None:
-  # as init.checkpoint was evaluated; without one 'resize'.
-  crop: Literal['resize', 'central'] | None = None
-  # Pixels of the shorter side ('central') or the height ('resize') before the middle is cut. None: of
-  # image_size; with crop None as init.checkpoint was evaluated.
-  resize: Pixels | None = None
+  # 'resize' (squash, as the paper's evaluation), 'central' (resize the shorter side, cut the middle), or timm's
+  # crop_mode: 'timm_center', 'timm_squash', 'timm_border'. None: as init.checkpoint was evaluated; without one
+  # 'resize'.
+  crop: EvalCrop | None = None
+  # Pixels before the middle is cut: of the shorter side ('central', 'timm_center') or the height, or height and
+  # width. None: of image_size; with crop None as init.checkpoint was evaluated.
+  resize: Resize | None = None
   # None: the training batch size.
   batch_size: BatchSize | None = None
   # How often; it also runs at the end.

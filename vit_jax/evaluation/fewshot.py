@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from vit_jax.data import sources
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import ListsOfClassesError
 from vit_jax.errors import UserError
@@ -89,8 +89,8 @@ class FeatureKey:
   split: str
   records: bytes | None  # a digest of the records taken from the split; None: all
   data: DataConfig
-  crop: str | None
-  resize: int | None
+  crop: EvalCrop | None
+  resize: Resize | None
   layer: int | None
   pool: str | None
 

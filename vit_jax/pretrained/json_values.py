@@ -63,6 +63,12 @@ class JsonObject:
   def __contains__(self, name: str) -> bool:
     return self._values.get(name) is not None
 
+  def with_defaults(self, defaults: Mapping[str, Any]) -> 'JsonObject':
+    """The same, with values for names that are not there."""
+    return JsonObject(
+      self.path, {**self._values, **{name: defaults[name] for name in defaults if name not in self}}
+    )
+
   def raw(self, name: str, default: Any = None) -> Any:
     """A value as it is in the file, not checked."""
     value = self._values.get(name)

@@ -15,6 +15,21 @@ _RESAMPLE: dict[int, Method] = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'b
 _SIZE = (224, 224)
 _LARGEST_SIDE = 2**14  # pixels
 _HALF = (0.5,)
+_CROPPED = {'do_center_crop': True, 'crop_size': 224, 'resample': 3}
+_CLIP = _CROPPED | {
+  'size': {'shortest_edge': 224},
+  'image_mean': (0.48145466, 0.4578275, 0.40821073),
+  'image_std': (0.26862954, 0.26130258, 0.27577711),
+}
+# The name of a processor begins so -> what it takes where the file says nothing; those of others are ViT's.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+  'Bit': _CLIP,
+  'CLIP': _CLIP,
+  'DeiT': _CROPPED | {'size': 256},
+  'EfficientNet': {'size': 346, 'crop_size': 289, 'resample': 3, 'include_top': True},
+}
+# Options of other processors that change pixels.
+_OTHER_STEPS = ('crop_pct', 'do_pad', 'do_flip_channel_order', 'keep_aspect_ratio', 'size_divisor')
 
 
 def read(
@@ -41,17 +56,8 @@ def read(
       f'{folder} has no {FILE}: images are prepared as is usual for its kind of model, '
       f'mean {default["mean"]} and standard deviation {default["std"]}.',
     )
-  values = JsonObject.read(path)
-  resample = values.raw('resample', 2)
-  if type(resample) is not int or resample not in _RESAMPLE:
-    raise UserError(f'{path} asks for resample {reprlib.repr(resample)}; choose one of {sorted(_RESAMPLE)}.')
-  if not values.flag('do_resize', True):
-    raise UserError(f'{path} says do_resize false, and photographs have many sizes; set it to true.')
-  size, shorter, whole = _sizes(values, image_size)
-  mean, std = _normalisation(values, channels)
-  result = Preprocess(
-    size, channels, mean, std, shorter=shorter, whole=whole, method=_RESAMPLE[resample], antialias=True
-  )
+  result = _described(JsonObject.read(path), image_size, channels)
+  size = result.size
   if any_size or size == tuple(image_size):
     return result, ()
   return result.at(image_size), (
@@ -62,12 +68,6 @@ def read(
 
 def write(preprocess: Preprocess) -> tuple[str, tuple[str, ...]]:
   """The text of the file, and sentences about what it cannot say."""
-  notes = ()
-  if not preprocess.antialias:
-    notes = (
-      f"transformers' resize antialiases, and the {preprocess.method} resize of this checkpoint does not: "
-      'of images that are shrunk, the pixels differ a little.',
-    )
   if preprocess.shorter is not None:
     kind, size = 'BitImageProcessor', {'shortest_edge': preprocess.shorter or max(preprocess.size)}
   elif preprocess.whole is not None:
@@ -90,7 +90,30 @@ def write(preprocess: Preprocess) -> tuple[str, tuple[str, ...]]:
     values |= {'do_center_crop': True, 'crop_size': _sides(preprocess.size)}
   if kind == 'BitImageProcessor':
     values['do_convert_rgb'] = preprocess.channels == 3
-  return json.dumps(values, indent=2, sort_keys=True) + '\n', notes
+  read = _described(JsonObject(pathlib.Path(), values), preprocess.size, preprocess.channels)
+  return json.dumps(values, indent=2, sort_keys=True) + '\n', preprocess.differences(read, 'transformers')
+
+
+def _described(values: JsonObject, image_size: tuple[int, int], channels: int) -> Preprocess:
+  """What the file says, completed as its processor's class does."""
+  path, kind = values.path, _kind(values)
+  values = values.with_defaults(next((own for name, own in _DEFAULTS.items() if kind.startswith(name)), {}))
+  for name in _OTHER_STEPS:
+    if values.raw(name):
+      raise UserError(
+        f'{path} has {name} {reprlib.repr(values.raw(name))}, a step that vit_jax does not have; take it out to '
+        'prepare images without it.'
+      )
+  resample = values.raw('resample', 2)
+  if type(resample) is not int or resample not in _RESAMPLE:
+    raise UserError(f'{path} asks for resample {reprlib.repr(resample)}; choose one of {sorted(_RESAMPLE)}.')
+  if not values.flag('do_resize', True):
+    raise UserError(f'{path} says do_resize false, and photographs have many sizes; set it to true.')
+  size, shorter, whole = _sizes(values, image_size)
+  mean, std = _normalisation(values, channels)
+  return Preprocess(
+    size, channels, mean, std, shorter=shorter, whole=whole, method=_RESAMPLE[resample], antialias=True
+  )
 
 
 def _sizes(
@@ -118,9 +141,9 @@ def _size(values: JsonObject, name: str, default: tuple[int, int], *, square: bo
   """The shorter side, or height and width."""
   value = values.raw(name, default)
   match value:
-    case {'shortest_edge': edge}:
+    case {'shortest_edge': edge, **rest} if not any(rest.values()):
       sides = (edge,)
-    case {'height': height, 'width': width}:
+    case {'height': height, 'width': width, **rest} if not any(rest.values()):
       sides = (height, width)
     case [height, width]:
       sides = (height, width)
@@ -143,7 +166,7 @@ def _normalisation(values: JsonObject, channels: int) -> tuple[tuple[float, ...]
   if values.flag('do_normalize', True):
     mean = values.numbers('image_mean', _HALF, channels, low=-1e6)
     std = values.numbers('image_std', _HALF, channels, low=1e-6)
-  if values.flag('include_top', _kind(values).startswith('EfficientNet')):  # divides once more
+  if values.flag('include_top', False):  # divides once more
     again = values.numbers('image_std', _HALF, channels, low=1e-6)
     std = tuple(s * a for s, a in zip(_each(std, channels), _each(again, channels), strict=True))
   if values.flag('rescale_offset', False):  # takes 1 off before

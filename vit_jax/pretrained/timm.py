@@ -92,7 +92,7 @@ class TimmFormat(FolderFormat):
     self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
   ) -> Layout:
     alone = values is None
-    values = JsonObject(files.source, {}) if values is None else values
+    values = JsonObject(files.source, timm_config.ALONE) if values is None else values
     name = values.text('architecture', 'vit_')
     if not alone and 'architecture' not in values:
       raise UserError(f'{values.path} has neither model_type nor architecture; get the file again.')

@@ -1,11 +1,12 @@
 """What timm's config.json says of a model's images and classes (`pretrained_cfg`)."""
 
 import math
+import pathlib
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.preprocess import Method, Preprocess
+from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.json_values import JsonObject, is_text
 
@@ -16,7 +17,11 @@ _INTERPOLATIONS: dict[str, Method] = {
   'lanczos': 'lanczos',
 }
 
-_SQUASHES = {'center': False, 'squash': True}  # timm's crop_mode
+_CROPS: dict[str, TimmCrop] = {'center': 'center', 'squash': 'squash', 'border': 'border'}
+# What timm takes where a config.json says nothing of it.
+_CROP_PCT, _MEAN, _STD = 0.875, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# What is taken where there is no config.json: AugReg's, the first and largest family of timm's ViTs.
+ALONE = {'crop_pct': 0.9, 'mean': 0.5, 'std': 0.5}
 
 
 def published(values: JsonObject) -> JsonObject:
@@ -45,17 +50,23 @@ def class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | No
 
 
 def preprocess(published: JsonObject, image_size: tuple[int, int], channels: int) -> Preprocess:
-  """timm's evaluation: resize, cut the middle `crop_pct`, normalise."""
-  share = published.number('crop_pct', 0.9, low=0.01, high=10)
+  """timm's evaluation (`transforms_imagenet_eval`): resize, cut the middle `crop_pct`, normalise."""
+  share = published.number('crop_pct', _CROP_PCT, low=0.01, high=10)
+  crop = published.choice('crop_mode', _CROPS, 'center')
   height, width = (max(math.floor(side / share), 1) for side in image_size)
-  squash = published.choice('crop_mode', _SQUASHES, 'center') or height != width
+  by_shorter = crop == 'center' and height == width
+  whole = (
+    None if by_shorter or (crop == 'squash' and (height, width) == tuple(image_size)) else (height, width)
+  )
+  colour = channels == len(_MEAN)
   return Preprocess(
     image_size,
     channels,
-    mean=published.numbers('mean', (0.5,) * channels, channels, low=-1e6),
-    std=published.numbers('std', (0.5,) * channels, channels, low=1e-6),
-    shorter=None if squash else height,
-    whole=(height, width) if squash and (height, width) != tuple(image_size) else None,
+    mean=published.numbers('mean', _MEAN if colour else (0.5,), channels, low=-1e6),
+    std=published.numbers('std', _STD if colour else (0.5,), channels, low=1e-6),
+    shorter=height if by_shorter else None,
+    whole=whole,
+    timm=crop if by_shorter or whole else None,
     method=published.choice('interpolation', _INTERPOLATIONS, 'bicubic'),
     antialias=True,
   )
@@ -71,18 +82,14 @@ def written(
     first_conv: the layer that meets the image's channels, as timm calls it.
     classifier: the head, or the heads, as timm calls them.
   """
-  images, architecture, notes = pretrained.preprocess, pretrained.architecture, ()
-  if not images.antialias:
-    notes = (
-      f"timm's resize antialiases, and the {images.method} resize of this checkpoint does not: of images "
-      'that are shrunk, the pixels differ a little.',
-    )
-  height = images.size[0]
-  whole = images.shorter or (images.whole or images.size)[0]
+  images, architecture = pretrained.preprocess, pretrained.architecture
+  sides, resized = images.size, images.whole or images.size
+  if images.shorter:
+    sides, resized = (max(images.size),), (images.shorter,)
   values = {
     'classifier': classifier,
-    'crop_mode': 'squash' if images.shorter is None else 'center',
-    'crop_pct': _share(height, whole),
+    'crop_mode': images.timm or ('squash' if images.shorter is None else 'center'),
+    'crop_pct': _share(sides, resized),
     'first_conv': first_conv,
     'input_size': [architecture.channels, *architecture.image_size],
     'interpolation': images.method,
@@ -92,10 +99,13 @@ def written(
   }
   if pretrained.class_names is not None:
     values['label_names'] = list(pretrained.class_names)
-  return values, notes
+  read = preprocess(JsonObject(pathlib.Path(), values), images.size, images.channels)
+  return values, images.differences(read, 'timm')
 
 
-def _share(size: int, whole: int) -> float:
-  """The number of which floor(size / number) is whole."""
-  share = size / whole
-  return share if math.floor(size / share) == whole else math.nextafter(share, 0)
+def _share(sides: tuple[int, ...], resized: tuple[int, ...]) -> float:
+  """The number of which floor(side / number) is the resized side for all sides, if there is one."""
+  pairs = list(zip(sides, resized, strict=True))
+  share = min(side / large for side, large in pairs)
+  reached = all(math.floor(side / share) >= large for side, large in pairs)
+  return share if reached else math.nextafter(share, 0)

@@ -8,8 +8,8 @@ import math
 import pathlib
 
 from vit_jax.config import Config
-from vit_jax.data.config import DataConfig
-from vit_jax.data.preprocess import EvalCrop, Preprocess
+from vit_jax.data.config import DataConfig, EvalCrop, Resize
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.evaluation.base import EvaluatorConfig
 from vit_jax.pretrained import formats
 from vit_jax.training.workdir import stored_config
@@ -75,26 +75,20 @@ def _filled(config: Config, own: Preprocess) -> Config:
     std=data.std or _of_channels(own.std, data.channels),
     interpolation=data.interpolation or own.interpolation,
   )
-  crop = 'resize' if own.shorter is None else 'central'
-  evaluators = {name: _cut_as(options, crop, _resize(own)) for name, options in config.evaluators.items()}
+  evaluators = {name: _cut_as(options, own.crop, own.resize) for name, options in config.evaluators.items()}
   return dataclasses.replace(config, data=filled, evaluators=evaluators)
 
 
 def _cut_at(
   size: tuple[int, int], begun: DataConfig, evaluator: EvaluatorConfig
-) -> tuple[EvalCrop | None, int | None]:
+) -> tuple[EvalCrop | None, Resize | None]:
   """The crop and resize of an evaluator, which are for the images of `begun`, for images of another size."""
   if evaluator.resize is None or size == begun.image_size:
     return evaluator.crop, evaluator.resize
-  return evaluator.crop, _resize(Preprocess.of_run(begun, evaluator.crop, evaluator.resize).at(size))
+  return evaluator.crop, Preprocess.of_run(begun, evaluator.crop, evaluator.resize).at(size).resize
 
 
-def _resize(preprocess: Preprocess) -> int | None:
-  """The option `resize` of an evaluator that prepares images so."""
-  return preprocess.shorter or (None if preprocess.whole is None else preprocess.whole[0])
-
-
-def _cut_as(evaluator: EvaluatorConfig, crop: EvalCrop | None, resize: int | None) -> EvaluatorConfig:
+def _cut_as(evaluator: EvaluatorConfig, crop: EvalCrop | None, resize: Resize | None) -> EvaluatorConfig:
   """An evaluator with this crop, unless it says its own."""
   if evaluator.crop is not None:
     return evaluator

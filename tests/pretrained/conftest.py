@@ -1,0 +1,27 @@
+"""Lets timm and transformers import PyPI's torchvision also beside a PyTorch without CUDA.
+
+Its compiled operators cannot be loaded there, and it describes two of them all the same. Its transforms need none.
+"""
+
+import pathlib
+
+try:
+  import torch
+except ImportError:
+  torch = None
+
+
+def _declare_operators():
+  """Declares what torchvision describes, where its library cannot be loaded; lasts as long as what is returned."""
+  for file in pathlib.Path(torch.__file__).parents[1].glob('torchvision/_C*.so') if torch else ():
+    try:
+      torch.ops.load_library(file)
+    except OSError:
+      operators = torch.library.Library('torchvision', 'DEF')
+      for name in ('nms', 'qnms'):
+        operators.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+      return operators
+  return None
+
+
+_operators = _declare_operators()

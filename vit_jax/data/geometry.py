@@ -1,0 +1,81 @@
+"""Where the pixels of a model's input lie: the size of a resized image, and the place of what is cut out of it.
+
+Each rule is computed as the project computes it whose checkpoints need it, so that no size is off by one pixel.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+Size = tuple[int, int]  # height, width
+
+_LARGEST_RESIZED = 2**26  # pixels; of larger images only the middle is resized
+_MARGIN = 4  # pixels beside that middle, which interpolation looks at (Lanczos at 3)
+
+
+def shorter_side(size: Size, pixels: int, *, nearest: bool = False) -> Size:
+  """The size of an image whose shorter side gets so many pixels.
+
+  The longer side is rounded down, as by torchvision and transformers, or to the nearest (a half to the even number),
+  as by big_vision.
+  """
+  sides = (Fraction(pixels * side, min(size)) for side in size)
+  height, width = map(round if nearest else math.floor, sides)
+  return height, width
+
+
+def keep_ratio(size: Size, target: Size, *, within: bool) -> Size:
+  """The size of an image resized until it covers `target`, or until it lies within it, as timm's ResizeKeepRatio.
+
+  timm divides floats; in exact arithmetic 5 sizes of 100,000 would differ, all of them ties.
+  """
+  ratio = (max if within else min)(side / wanted for side, wanted in zip(size, target, strict=True))
+  height, width = (max(round(side / ratio), 1) for side in size)
+  return height, width
+
+
+def cut(image: np.ndarray, size: Size, *, half_even: bool = False, fill: npt.ArrayLike = 0) -> np.ndarray:
+  """The middle of an image; a side that is too short gets a border.
+
+  Args:
+    image: (H, W, C).
+    size: of the middle.
+    half_even: half a pixel is rounded to the even one, as by torchvision's CenterCrop; otherwise down, as by
+      transformers.
+    fill: the border's value: one for all channels, or one for each.
+  """
+  missing = [max(wanted - side, 0) for side, wanted in zip(image.shape, size, strict=False)]
+  if any(missing):
+    (top, left), (height, width) = (side // 2 for side in missing), image.shape[:2]
+    framed = np.empty((height + missing[0], width + missing[1], image.shape[2]), image.dtype)
+    framed[:] = fill
+    framed[top : top + height, left : left + width] = image
+    image = framed
+  rests = [side - wanted for side, wanted in zip(image.shape, size, strict=False)]
+  top, left = (rest // 2 + (half_even and rest % 4 == 3) for rest in rests)
+  return image[top : top + size[0], left : left + size[1]]
+
+
+def middle(image: np.ndarray, whole: Size, size: Size) -> tuple[np.ndarray, Size]:
+  """What to resize, and to which size, where the middle is cut out of a resized image.
+
+  It is all of the image, unless that would become so large (of a strip a few pixels wide, say) that memory and
+  time could run out: then the middle of the image, which gives the same up to the position between two pixels.
+
+  Args:
+    image: (H, W, C).
+    whole: height and width of the resized image.
+    size: of its middle.
+  """
+  if math.prod(whole) <= _LARGEST_RESIZED:
+    return image, whole
+  spans, resized = [], []
+  for extent, large, small in zip(image.shape, whole, size, strict=False):
+    scale = large / extent
+    needed = math.ceil(small / scale) + 2 * math.ceil(_MARGIN * max(1, 1 / scale))
+    length = min(extent, needed + (extent - needed) % 2)  # around the same centre
+    spans.append(slice((extent - length) // 2, (extent + length) // 2))
+    resized.append(large if length == extent else max(round(length * scale), small))
+  return image[*spans], (resized[0], resized[1])
