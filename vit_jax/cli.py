@@ -306,20 +306,26 @@ def _written_config(argv: Sequence[str]) -> Any:
   """The config of the command line without its overrides; the default one where it cannot be read."""
   from vit_jax import config
 
-  written = re.search(r'^--?config[=\n](.+)$', '\n'.join(argv[1:]), re.MULTILINE)
+  written = _written_file(argv)
   if written is None:
     return config.Config()
   try:
-    return config.from_config_dict(config_files.load(written[1]))
+    return config.from_config_dict(config_files.load(written))
   except UserError:  # what is wrong with the file is told elsewhere
     return config.Config()
 
 
+def _written_file(argv: Sequence[str]) -> str | None:
+  """What a command line gives as --config."""
+  written = re.search(r'^--?config[=\n](.+)$', '\n'.join(argv[1:]), re.MULTILINE)
+  return written and written[1]
+
+
 def _option_names(argv: Sequence[str]) -> set[str]:
   """The dotted names of all options of the command line's config file."""
-  from vit_jax import option_docs
+  from vit_jax import options
 
-  return {doc.name for doc in option_docs.documented(_written_config(argv))}
+  return set(options.flatten(_written_config(argv)))
 
 
 def _unknown_option(name: str, argv: Sequence[str]) -> UserError:
@@ -362,10 +368,14 @@ def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
     text = re.sub(_OF_LISTS, '', flag.help or '')
     lines.append(textwrap.fill(text, 100, initial_indent='      ', subsequent_indent='      '))
   if 'config' in flags.FLAGS:
-    from vit_jax import config, option_docs
+    from vit_jax import option_docs
 
+    written = _written_file(argv)
+    if written:
+      with contextlib.suppress(UserError):
+        config_files.load(written)  # what it registers is listed too
     lines += ['', 'Options of a config, with the defaults that a config file replaces:', '']
-    lines.append(option_docs.help_text(config.Config()))
+    lines.append(option_docs.help_text())
   return '\n'.join(lines)
 
 

@@ -41,6 +41,10 @@ class Registry(Generic[T]):
     """All names, in the order of registration."""
     return tuple(self._entries)
 
+  def place(self, name: str) -> 'str | type[T]':
+    """'module:Class' of a name, or the class itself once it is imported."""
+    return self._entries[name]
+
   def __getitem__(self, name: str) -> type[T]:
     """The class of a name.
 
