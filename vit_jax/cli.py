@@ -7,9 +7,11 @@ import logging
 import os
 import pathlib
 import re
+import resource
 import runpy
 import sys
 import textwrap
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from ml_collections import config_flags
 
 from vit_jax import config_files, error_sentences, signals
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
+from vit_jax.parallel import aborts
 
 # Command -> (module, what it does).
 COMMANDS = {
@@ -178,6 +181,8 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
       print(_help_text(main, argv))
     else:
       _show_warnings()
+      if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        aborts.end_at_abort(error_sentences.too_little_memory(), EXIT_USER_ERROR)
       arguments = _parse(argv)
       if arguments and not positional:
         raise _not_a_flag(arguments[0])
@@ -202,6 +207,9 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
   except Exception as error:
     if error_sentences.is_out_of_memory(error):
       return _fail(error_sentences.out_of_memory(), EXIT_USER_ERROR)
+    text = error_sentences.of_libraries(error)
+    if text:
+      return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   return 0
@@ -220,6 +228,17 @@ def _show_warnings() -> None:
   """Shows warnings of this package and of the libraries once each, without the names of their loggers."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   logging.basicConfig(handlers=[_WarningLines()], force=True)
+  threading.excepthook = _thread_failed
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+  """Says in one sentence that a library's thread, such as TensorBoard's, could not write; otherwise as ever."""
+  error = failed.exc_value
+  text = error_sentences.of_os_error(error) if isinstance(error, OSError) else None
+  if text:
+    logging.getLogger(__name__).warning(text)
+  else:
+    threading.__excepthook__(failed)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
