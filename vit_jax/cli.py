@@ -2,8 +2,6 @@
 
 import contextlib
 import difflib
-import io
-import logging
 import os
 import pathlib
 import re
@@ -11,16 +9,14 @@ import resource
 import runpy
 import sys
 import textwrap
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from vit_jax import config_files, error_sentences, signals
+from vit_jax import config_files, error_sentences, signals, terminal
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
 from vit_jax.parallel import aborts
 
@@ -173,14 +169,12 @@ def missing_arguments(sentence: str) -> UserError:
 
 
 def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool) -> int:
-  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ('strict', 'surrogateescape'):
-    # Names of files may be of any bytes, and the locale may have no '×'; a user's own choice stays.
-    sys.stdout.reconfigure(errors='backslashreplace')
+  terminal.prepare()
   try:
     if any(argument in _HELP for argument in argv[1:]):
       print(_help_text(main, argv))
     else:
-      _show_warnings()
+      terminal.show_warnings()
       if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         aborts.end_at_abort(error_sentences.too_little_memory(), EXIT_USER_ERROR)
       arguments = _parse(argv)
@@ -198,47 +192,13 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
   except BrokenPipeError:  # of a reader such as `head`, that has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-  except OSError as error:
-    text = error_sentences.of_os_error(error)
-    if text:
-      return _fail(text, EXIT_USER_ERROR)
-    traceback.print_exc()
-    return 1
   except Exception as error:
-    if error_sentences.is_out_of_memory(error):
-      return _fail(error_sentences.out_of_memory(), EXIT_USER_ERROR)
-    text = error_sentences.of_libraries(error)
+    text = error_sentences.of(error)
     if text:
       return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
   return 0
-
-
-class _WarningLines(logging.Handler):
-  """Writes a warning to stderr as a line of its own, above the progress bar if there is one."""
-
-  def emit(self, record: logging.LogRecord) -> None:
-    from tqdm import tqdm
-
-    tqdm.write(f'{record.levelname.capitalize()}: {record.getMessage()}', file=sys.stderr)
-
-
-def _show_warnings() -> None:
-  """Shows warnings of this package and of the libraries once each, without the names of their loggers."""
-  absl_logging.set_verbosity(absl_logging.WARNING)
-  logging.basicConfig(handlers=[_WarningLines()], force=True)
-  threading.excepthook = _thread_failed
-
-
-def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-  """Says in one sentence that a library's thread, such as TensorBoard's, could not write; otherwise as ever."""
-  error = failed.exc_value
-  text = error_sentences.of_os_error(error) if isinstance(error, OSError) else None
-  if text:
-    logging.getLogger(__name__).warning(text)
-  else:
-    threading.__excepthook__(failed)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

@@ -24,6 +24,19 @@ FAILURES = {
 }
 
 
+def of(error: Exception) -> str | None:
+  """What a person can mend about files and memory, in one sentence; None: the error is another one."""
+  if isinstance(error, OSError):
+    return of_os_error(error)
+  if is_out_of_memory(error):
+    return out_of_memory()
+  if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+    return too_little_memory()
+  # A library raises what it likes in place of the machine's error.
+  number = number_among(error, FAILURES)
+  return failure(number, 'A file') if number else None
+
+
 def of_os_error(error: OSError) -> str | None:
   """What a person can mend about files, in one sentence; None: it is no such error."""
   place = _place(error)
@@ -78,9 +91,10 @@ def _place(error: OSError) -> str:
   named = error.filename
   for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
     for value in frame.f_locals.values():
-      found = value.name if isinstance(value, io.IOBase) and hasattr(value, 'name') else None
-      if isinstance(found, str) and os.path.isabs(found) and (named is None or f'{named}/' in found):
-        return found
+      found = getattr(value, 'name', None) if isinstance(value, io.IOBase) else None
+      name = os.fspath(found) if isinstance(found, str | os.PathLike) else '<none>'
+      if not name.startswith('<') and (named is None or name.startswith(f'{named}/')):
+        return name
   if named is not None:
     return str(named)
   with contextlib.suppress(OSError):
@@ -97,20 +111,14 @@ def _may_not_read(place: str) -> bool:
   return not os.access(seen, os.R_OK)
 
 
-def of_libraries(error: Exception) -> str | None:
-  """The sentence of an error that a library raises in place of the machine's; None: it is another one."""
-  if isinstance(error, MemoryError) or "can't start new thread" in str(error):
-    return too_little_memory()
-  number = number_among(error, FAILURES)
-  return failure(number, 'A file or a library') if number else None
-
-
 def too_little_memory() -> str:
   """What to do where the process may not have the memory that it needs."""
   limit, may = resource.getrlimit(resource.RLIMIT_AS)[0], ''
   if limit != resource.RLIM_INFINITY:
     may = f' than the {limit / 2**30:.1f} GiB that it may use (ulimit -v)'
-  return f'The process needs more memory{may}; {FAILURES[errno.ENOMEM]}: what was written whole before is safe.'
+  return (
+    f'The process needs more memory{may}; {FAILURES[errno.ENOMEM]}: what was written whole before is safe.'
+  )
 
 
 def is_out_of_memory(error: Exception) -> bool:
