@@ -288,6 +288,7 @@ def test_full_disk_below_stdout_is_one_sentence(name, tmp_path):
 def test_full_disk_below_a_page_or_a_picture_names_it(place):
   for name in ('index.html', 'filters.png'):
     (place / 'seen').mkdir(exist_ok=True)
+    (place / 'seen' / name).unlink(missing_ok=True)
     (place / 'seen' / name).symlink_to('/dev/full')
     result = run('vit_jax.visualize', '--checkpoint=model.npz', '--out=seen', 'photo.png', cwd=place)
     assert_said(result, f'The disk is full: seen/{name} cannot be written')

@@ -65,12 +65,14 @@ def test_limits_of_a_process_are_said_in_one_sentence(tmp_path, limit, said):
 
 
 @pytest.mark.parametrize(
-  ('refusal', 'said'),
-  [('EIO', 'Input/output error'), ('EROFS', 'Read-only file system'), ('ENOSPC', 'disk is full')],
+  ('operation', 'where', 'refusal', 'said'),
+  [
+    ('MKDIR', 'checkpoints/2', 'EIO', 'Input/output error'),
+    ('WRITE', 'metrics.jsonl', 'EROFS', 'Read-only file system'),
+  ],
 )
-@pytest.mark.parametrize(('operation', 'where'), [('MKDIR', 'checkpoints/2'), ('WRITE', 'metrics.jsonl')])
 def test_a_file_system_that_fails_in_the_middle_of_a_run_is_named_in_one_sentence(
-  tmp_path, refusal, said, operation, where
+  tmp_path, operation, where, refusal, said
 ):
   (tmp_path / 'disk').mkdir()
   try:
@@ -81,7 +83,7 @@ def test_a_file_system_that_fails_in_the_middle_of_a_run_is_named_in_one_sentenc
     result = commands.run(tmp_path, workdir='mount/run')
   finally:
     mount.close()
-  commands.assert_said(result, said, f'{tmp_path}/mount/run/')
+  commands.assert_said(result, said, f'{tmp_path}/mount/run')
   assert len(result.stderr.splitlines()) == 1, result.stderr
 
 

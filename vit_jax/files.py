@@ -152,6 +152,7 @@ def fsync_directory(path: Path) -> None:
     os.fsync(descriptor)
   except OSError as error:
     if error.errno not in _NO_DIRECTORY_SYNC:
+      error.filename = os.fspath(path)
       raise
   finally:
     os.close(descriptor)
