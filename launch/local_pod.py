@@ -27,7 +27,8 @@ import time
 from types import FrameType
 from typing import IO, NamedTuple
 
-from vit_jax.errors import EXIT_RESTART, UserError
+from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, UserError
+from vit_jax.parallel import ports
 
 _JOINING = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
 _NOT_INHERITED = (*_JOINING, 'JAX_COORDINATOR_BIND_ADDRESS')
@@ -217,9 +218,14 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, pass_on)
   while True:
-    pod = Pod(command, environments(args.processes, args.devices, args.platform), args.logs)
+    own = environments(args.processes, args.devices, args.platform)
+    pod = Pod(command, own, args.logs)
     print(f'{args.processes} processes are running; their output: {args.logs}/process-*.log', flush=True)
     end = pod.wait(args.grace_seconds)
+    address = own[0].get('JAX_COORDINATOR_ADDRESS')
+    if end == (EXIT_USER_ERROR, 0) and address and not received and ports.is_taken(address):
+      print(f'Another program has taken the port of {address}: starting all with another one.', flush=True)
+      continue
     if end.code != EXIT_RESTART or received:
       _say_how_it_ended(pod, end, stopped=bool(received))
       return end.code

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import fork_server
 from processes import HUNG, xla_flags
@@ -26,7 +27,11 @@ def get_config():
 
 
 def run(
-  tmp_path: pathlib.Path, *flags: str, workdir: str | None = 'run', fork: bool = True
+  tmp_path: pathlib.Path,
+  *flags: str,
+  workdir: str | None = 'run',
+  fork: bool = True,
+  environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
   """`python -m vit_jax.main` on a small config, in a folder of its own.
 
@@ -35,6 +40,7 @@ def run(
     flags: of the command.
     workdir: of the run.
     fork: runs it faster; not where variables matter that JAX reads when it is imported.
+    environment: further variables.
   """
   (tmp_path / 'config.py').write_text(CONFIG)
   command = []
@@ -42,7 +48,11 @@ def run(
     command.append('--config=config.py')
   if workdir is not None:
     command.append(f'--workdir={workdir}')
-  environment = {'TFDS_DATA_DIR': str(tmp_path / 'tfds'), 'XLA_FLAGS': xla_flags(devices=8)}
+  environment = {
+    'TFDS_DATA_DIR': str(tmp_path / 'tfds'),
+    'XLA_FLAGS': xla_flags(devices=8),
+    **(environment or {}),
+  }
   if fork:
     return fork_server.run('vit_jax.main', *command, *flags, cwd=tmp_path, environment=environment)
   return subprocess.run(

@@ -1,9 +1,10 @@
-"""A file system that answers as a folder does, until it stalls and never answers again.
+"""A file system that answers as a folder does, until it stalls and never answers again, or refuses what changes it.
 
-  python tests/stalled_mount.py FOLDER MOUNTPOINT OPERATION TEXT
+  python tests/stalled_mount.py FOLDER MOUNTPOINT OPERATION TEXT [ERROR]
 
 It speaks the kernel's FUSE protocol itself, without a library. It answers until an operation (such as READ, or
-any) of a path with TEXT in it has been answered, and then nothing more. On stdout it says `ready`, and `hanging`
+any) of a path with TEXT in it has been answered, and then nothing more; with an ERROR, such as EIO, that is the
+answer to all that would change a file. On stdout it says `ready`, and `hanging`
 once a process waits for an answer. It ends with its stdin; the requests that wait then fail.
 
 A request that was never read may be left by a process that is killed, as on NFS. One that was read and is not
@@ -29,6 +30,7 @@ OPERATIONS = {
   28: 'READDIR', 29: 'RELEASEDIR', 30: 'FSYNCDIR', 35: 'CREATE', 36: 'INTERRUPT', 42: 'BATCH_FORGET',
 }  # fmt: skip
 _SILENT = ('FORGET', 'BATCH_FORGET', 'INTERRUPT')  # the kernel expects no answer
+_CHANGES = ('MKDIR', 'UNLINK', 'RMDIR', 'RENAME', 'WRITE', 'FSYNC', 'CREATE')
 _LARGEST_WRITE = 2**17  # bytes
 _ROOT = 1
 _NO_FLUSH = 32  # of an open file: that it is closed is not asked, which could not be killed
@@ -41,10 +43,10 @@ class Stalling:
     OSError: this machine does not allow it.
   """
 
-  def __init__(self, folder: pathlib.Path, root: pathlib.Path, operation: str, text: str):
+  def __init__(self, folder: pathlib.Path, root: pathlib.Path, operation: str, text: str, *error: str):
     root.mkdir()
     self._root = root
-    command = [sys.executable, __file__, folder, root, operation, text]
+    command = [sys.executable, __file__, folder, root, operation, text, *error]
     self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert self._process.stdout is not None
     line = self._process.stdout.readline()
@@ -207,13 +209,13 @@ def mounted(root: str) -> Iterator[int]:
     os.close(descriptor)  # all that wait get an error
 
 
-def serve(folder: str, root: str, operation: str, text: str) -> None:
-  """Answers until it shall stall, then until stdin ends says only that somebody waits."""
+def serve(folder: str, root: str, operation: str, text: str, refusal: str = '') -> None:
+  """Answers until it shall stall; then says only that somebody waits, or refuses what changes files."""
   files, stalled = Files(folder), False
   with mounted(root) as fuse:
     print('ready', flush=True)
     while 0 not in select.select([0, fuse], [], [])[0]:
-      if stalled:
+      if stalled and not refusal:
         print('hanging', flush=True)
         os.read(0, 1)
         return
@@ -223,8 +225,10 @@ def serve(folder: str, root: str, operation: str, text: str) -> None:
       if name in _SILENT:
         continue
       try:
+        if stalled and name in _CHANGES:
+          raise OSError(getattr(errno, refusal), refusal)
         (answer, path), error = files.answer(name, node, request[40:]), 0
-        stalled = name == operation and text in path
+        stalled = stalled or (name == operation and text in path)
       except OSError as failed:
         answer, error = b'', failed.errno or errno.EIO
       with contextlib.suppress(FileNotFoundError):  # who asked was interrupted

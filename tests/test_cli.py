@@ -282,7 +282,17 @@ def test_full_disk_below_stdout_is_one_sentence(name, tmp_path):
   with open('/dev/full', 'w') as full:
     result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, cwd=tmp_path)
   assert result.returncode == 2
-  assert result.stderr == b'The disk is full: the output cannot be written; free some space there.\n'
+  assert result.stderr == b'The disk is full: /dev/full cannot be written; free some space there.\n'
+
+
+def test_full_disk_below_a_page_or_a_picture_names_it(place):
+  for name in ('index.html', 'filters.png'):
+    (place / 'seen').mkdir(exist_ok=True)
+    (place / 'seen' / name).unlink(missing_ok=True)
+    (place / 'seen' / name).symlink_to('/dev/full')
+    result = run('vit_jax.visualize', '--checkpoint=model.npz', '--out=seen', 'photo.png', cwd=place)
+    assert_said(result, f'The disk is full: seen/{name} cannot be written')
+    (place / 'seen' / name).unlink()
 
 
 @pytest.mark.parametrize('arguments', [[], ['--help'], ['-h']])

@@ -3,7 +3,7 @@ import numpy as np
 from commands import CONFIG
 from PIL import Image
 
-from vit_jax import contact_sheet
+from vit_jax.data import augmentation_sheet
 from vit_jax.data.config import DataConfig
 
 
@@ -37,7 +37,7 @@ def test_picture_has_a_square_of_images_for_each_level(tmp_path):
 
 def test_titles_say_what_each_level_does():
   data = DataConfig(augment='erase(0.25)', mixup=0.3, cutmix=1.0)
-  titles = list(contact_sheet.levels(data))
+  titles = list(augmentation_sheet.levels(data))
   assert titles[:3] == ['none', 'light1: randaugment(2,0)', 'light2: randaugment(2,10), mixup 0.2']
   assert titles[-2:] == ['3augment', 'this config: erase(0.25), mixup 0.3, cutmix 1.0']
-  assert list(contact_sheet.levels(DataConfig(augment='medium1'))) == titles[:-1]
+  assert list(augmentation_sheet.levels(DataConfig(augment='medium1'))) == titles[:-1]

@@ -1,9 +1,16 @@
 """Errors of the machine in one sentence."""
 
+import os
+import pty
 import re
+import shlex
+import subprocess
+import sys
 
+import commands
 import pytest
 from absl import flags
+from stalled_mount import Stalling
 
 from vit_jax import error_sentences
 
@@ -26,3 +33,71 @@ def test_too_little_memory_names_the_flags_that_the_command_has(monkeypatch, nam
   text = error_sentences.out_of_memory()
   assert re.search(said, text), text
   assert ('config.' in text) == ('config' in names)
+
+
+@pytest.mark.parametrize(
+  ('limit', 'said'),
+  [
+    (
+      '-n 24',
+      r'/run\S* cannot be read or written \(Too many open files\); .*ulimit -n: .* goes on from there\.$',
+    ),
+    (
+      '-f 4',
+      r'/run/\S+[a-z] cannot be .*\(File too large\); .*ulimit -f: what was saved before is whole',
+    ),
+    ('-v 1800000', r'more memory than the 1\.7 GiB that it may use \(ulimit -v\); .* is safe\.$'),
+  ],
+)
+def test_limits_of_a_process_are_said_in_one_sentence(tmp_path, limit, said):
+  (tmp_path / 'config.py').write_text(commands.CONFIG)
+  command = shlex.join([sys.executable, '-m', 'vit_jax.main', '--config=config.py', '--workdir=run'])
+  environment = os.environ | {'PYTHONPATH': str(commands.ROOT), 'XLA_FLAGS': commands.xla_flags(devices=1)}
+  result = subprocess.run(
+    ['sh', '-c', f'ulimit {limit}; exec {command}'],
+    cwd=tmp_path,
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  commands.assert_said(result)
+  assert re.search(said, result.stderr.splitlines()[-1]), result.stderr
+
+
+@pytest.mark.parametrize(
+  ('operation', 'where', 'refusal', 'said'),
+  [
+    ('MKDIR', 'checkpoints/2', 'EIO', 'Input/output error'),
+    ('WRITE', 'metrics.jsonl', 'EROFS', 'Read-only file system'),
+  ],
+)
+def test_a_file_system_that_fails_in_the_middle_of_a_run_is_named_in_one_sentence(
+  tmp_path, operation, where, refusal, said
+):
+  (tmp_path / 'disk').mkdir()
+  try:
+    mount = Stalling(tmp_path / 'disk', tmp_path / 'mount', operation, where, refusal)
+  except OSError as error:
+    pytest.skip(f'a file system of the tests cannot be mounted here: {error}')
+  try:
+    result = commands.run(tmp_path, workdir='mount/run')
+  finally:
+    mount.close()
+  commands.assert_said(result, said, f'{tmp_path}/mount/run')
+  assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_control_characters_in_names_are_shown_and_not_obeyed_by_a_terminal(tmp_path):
+  """A name that would colour the terminal's text, clear it, and rename its window."""
+  name = '\x1b[31mno\x1b[2J\x1b]0;mine\x07\x9b1m.png'
+  command = [sys.executable, '-m', 'vit_jax.predict', '--checkpoint=model.npz', name]
+  terminal, its_end = pty.openpty()
+  process = subprocess.Popen(
+    command, cwd=tmp_path, env=os.environ | {'PYTHONPATH': str(commands.ROOT)}, stdout=its_end, stderr=its_end
+  )
+  os.close(its_end)
+  assert process.wait() == 2
+  shown = os.read(terminal, 10_000).decode()
+  os.close(terminal)
+  assert '\\x1b[31mno\\x1b[2J\\x1b]0;mine\\x07\\x9b1m.png' in shown
+  assert shown.strip().isprintable()

@@ -1,13 +1,60 @@
-"""The options that `--help` lists, with their documentation."""
+"""The options that `--help` lists, with their documentation, against the dataclasses as Python imports them."""
 
+import subprocess
+import sys
+
+import pytest
+from commands import assert_said
+from fork_server import ROOT, run
+
+from vit_jax import cli, option_docs, options
 from vit_jax import config as c
-from vit_jax import option_docs, options
 from vit_jax.evaluation.base import EVALUATORS
 from vit_jax.models.base import MODELS
 from vit_jax.objectives.base import OBJECTIVES
 
-DEFAULT = c.Config()
 REGISTRIES = {'model': MODELS, 'objective': OBJECTIVES, 'evaluators.NAME': EVALUATORS}
+
+# Of another indentation than ours, documented in both ways, one of them with a default of its module's own.
+OUTSIDE = '''
+import dataclasses
+from vit_jax.config import Config, to_config_dict
+from vit_jax.models.base import MODELS
+from vit_jax.models.mixer import MixerConfig
+
+@dataclasses.dataclass(frozen=True)
+class BagConfig(MixerConfig):
+    # Pixels along a side
+    # of a patch.
+    patch_side: int = 2
+    bag_width: int = 4 * 8
+    """The size
+    of a token."""
+
+    def describe(self):
+        return 'a bag'
+
+MODELS.register('bag', BagConfig)
+
+def get_config():
+    return to_config_dict(Config(model=BagConfig()))
+'''
+
+# Prints, for every command, what of the heavy libraries its help has imported.
+HELPS = """
+import os, runpy, sys
+from vit_jax import cli
+for module, _ in cli.COMMANDS.values():
+  if os.fork() == 0:
+    sys.argv = [module, '--help']
+    try:
+      runpy.run_module(module, run_name='__main__', alter_sys=True)
+    finally:
+      heavy = {'jax', 'flax', 'optax', 'tensorflow_datasets', 'matplotlib'} & set(sys.modules)
+      print(module, 'has imported', sorted(heavy), file=sys.stderr, flush=True)
+      os._exit(0)
+  os.wait()
+"""
 
 
 def kinds():
@@ -18,23 +65,65 @@ def kinds():
         yield section, kind, registry[kind]()
 
 
-def test_every_option_of_every_kind_has_a_text():
-  docs = list(option_docs.documented(DEFAULT))
-  for section, _, own in kinds():
-    docs += option_docs.documented(own, f'{section}.')
-  assert len(docs) > 150
-  assert [doc.name for doc in docs if not doc.text] == []
+def test_every_option_has_a_text_and_the_default_that_python_gives_it():
+  docs = {doc.name: doc for doc in option_docs.documented()}
+  assert {name: doc.default for name, doc in docs.items()} == {
+    name: repr(value) for name, value in options.flatten(c.Config()).items() if name != 'evaluators'
+  }
+  for section, kind, own in kinds():
+    found = {doc.name: doc for doc in option_docs.documented(type(own), f'{section}.')}
+    assert {name: doc.default for name, doc in found.items()} == {
+      f'{section}.{name}': repr(value) for name, value in options.flatten(own).items()
+    }, kind
+    docs |= found
+  assert len(docs) > 120
+  assert [name for name, doc in docs.items() if not doc.text] == []
 
 
 def test_help_has_the_options_of_every_model_objective_and_evaluator():
-  text = option_docs.help_text(DEFAULT)
+  text = option_docs.help_text()
   for section, kind, own in kinds():
     for name in options.as_dict(own):
       assert f'  --config.{section}.{name}=' in text or name == REGISTRIES[section].tag, (kind, name)
-
-
-def test_options_of_another_kind_stand_behind_the_choice_of_it():
-  text = option_docs.help_text(DEFAULT)
   _, _, mixer = text.partition("With --config.model.name='mixer' there are:\n")
   assert mixer.lstrip().startswith('--config.model.tokens_mlp_dim=None\n')
   assert text.count('--config.model.tokens_mlp_dim=') == 1
+
+
+def test_help_of_every_command_imports_no_heavy_library():
+  result = subprocess.run(
+    [sys.executable, '-c', HELPS], cwd=ROOT, env={'PYTHONPATH': str(ROOT)}, capture_output=True, text=True
+  )
+  expected = [f'{module} has imported []' for module, _ in cli.COMMANDS.values()]
+  assert result.stderr.splitlines() == expected
+  assert result.stdout.count('--config.model.tokens_mlp_dim=') == 3  # train, plan, contact_sheet
+
+
+def test_options_of_an_outside_model_are_in_help_and_in_errors(tmp_path):
+  (tmp_path / 'mine.py').write_text(OUTSIDE)
+  text = run('vit_jax.main', '--config=mine.py', '--help', cwd=tmp_path).stdout
+  _, _, bag = text.partition("With --config.model.name='bag' there are:\n")
+  lines = [line.strip() for line in bag.splitlines()]
+  for option, said in {
+    'patch_side=2': 'Pixels along a side of a patch.',
+    'bag_width=32': 'The size of a token.',
+  }.items():
+    assert lines[lines.index(f'--config.model.{option}') + 1] == said
+  wrong = run('vit_jax.main', '--config=mine.py', '--config.model.patch_sied=4', cwd=tmp_path)
+  assert_said(wrong, 'config.model.patch_sied', 'did you mean config.model.patch_side?')
+
+
+@pytest.mark.parametrize('source', ['read', 'executed'])
+def test_a_class_is_documented_as_far_as_its_source_can_be_read(source, tmp_path, monkeypatch):
+  if source == 'read':
+    (tmp_path / 'outside.py').write_text(OUTSIDE.replace('MODELS.register', '# '))
+    monkeypatch.syspath_prepend(tmp_path)
+    from outside import BagConfig  # pyright: ignore[reportMissingImports]
+  else:
+    scope = {'__name__': 'nowhere'}
+    exec(OUTSIDE.replace('MODELS.register', '# '), scope)
+    BagConfig = scope['BagConfig']
+  docs = {doc.name: doc for doc in option_docs.documented(BagConfig)}
+  assert docs.keys() == options.flatten(BagConfig()).keys()
+  assert docs['dtype'].text
+  assert docs['bag_width'].text == ('The size of a token.' if source == 'read' else '')

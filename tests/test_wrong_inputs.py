@@ -75,6 +75,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
   assert '"records": [' in report.read_text()
 
 
+def test_a_run_most_of_whose_steps_are_skipped_stops(tmp_path):
+  flags = ['--config.schedule.learning_rate=1e30', '--config.nonfinite=skip', '--config.total=200 steps']
+  result = run(tmp_path, *flags, '--config.checkpoint.every=100 steps')
+  assert_said(
+    result, r'of the last 20 steps, which were skipped', 'lower the learning rate (', 'no checkpoint yet'
+  )
+
+
 def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path))
   before = sorted(tmp_path.rglob('run/**/*'))

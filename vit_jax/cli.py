@@ -2,11 +2,10 @@
 
 import contextlib
 import difflib
-import io
-import logging
 import os
 import pathlib
 import re
+import resource
 import runpy
 import sys
 import textwrap
@@ -15,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from vit_jax import config_files, error_sentences, signals
+from vit_jax import config_files, error_sentences, signals, terminal
 from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
+from vit_jax.parallel import aborts
 
 # Command -> (module, what it does).
 COMMANDS = {
@@ -170,14 +169,14 @@ def missing_arguments(sentence: str) -> UserError:
 
 
 def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool) -> int:
-  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ('strict', 'surrogateescape'):
-    # Names of files may be of any bytes, and the locale may have no '×'; a user's own choice stays.
-    sys.stdout.reconfigure(errors='backslashreplace')
+  terminal.prepare()
   try:
     if any(argument in _HELP for argument in argv[1:]):
       print(_help_text(main, argv))
     else:
-      _show_warnings()
+      terminal.show_warnings()
+      if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        aborts.end_at_abort(error_sentences.too_little_memory(), EXIT_USER_ERROR)
       arguments = _parse(argv)
       if arguments and not positional:
         raise _not_a_flag(arguments[0])
@@ -193,33 +192,13 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
   except BrokenPipeError:  # of a reader such as `head`, that has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-  except OSError as error:
-    text = error_sentences.of_os_error(error)
+  except Exception as error:
+    text = error_sentences.of(error)
     if text:
       return _fail(text, EXIT_USER_ERROR)
     traceback.print_exc()
     return 1
-  except Exception as error:
-    if error_sentences.is_out_of_memory(error):
-      return _fail(error_sentences.out_of_memory(), EXIT_USER_ERROR)
-    traceback.print_exc()
-    return 1
   return 0
-
-
-class _WarningLines(logging.Handler):
-  """Writes a warning to stderr as a line of its own, above the progress bar if there is one."""
-
-  def emit(self, record: logging.LogRecord) -> None:
-    from tqdm import tqdm
-
-    tqdm.write(f'{record.levelname.capitalize()}: {record.getMessage()}', file=sys.stderr)
-
-
-def _show_warnings() -> None:
-  """Shows warnings of this package and of the libraries once each, without the names of their loggers."""
-  absl_logging.set_verbosity(absl_logging.WARNING)
-  logging.basicConfig(handlers=[_WarningLines()], force=True)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -306,20 +285,26 @@ def _written_config(argv: Sequence[str]) -> Any:
   """The config of the command line without its overrides; the default one where it cannot be read."""
   from vit_jax import config
 
-  written = re.search(r'^--?config[=\n](.+)$', '\n'.join(argv[1:]), re.MULTILINE)
+  written = _written_file(argv)
   if written is None:
     return config.Config()
   try:
-    return config.from_config_dict(config_files.load(written[1]))
+    return config.from_config_dict(config_files.load(written))
   except UserError:  # what is wrong with the file is told elsewhere
     return config.Config()
 
 
+def _written_file(argv: Sequence[str]) -> str | None:
+  """What a command line gives as --config."""
+  written = re.search(r'^--?config[=\n](.+)$', '\n'.join(argv[1:]), re.MULTILINE)
+  return written and written[1]
+
+
 def _option_names(argv: Sequence[str]) -> set[str]:
   """The dotted names of all options of the command line's config file."""
-  from vit_jax import option_docs
+  from vit_jax import options
 
-  return {doc.name for doc in option_docs.documented(_written_config(argv))}
+  return set(options.flatten(_written_config(argv)))
 
 
 def _unknown_option(name: str, argv: Sequence[str]) -> UserError:
@@ -362,10 +347,14 @@ def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
     text = re.sub(_OF_LISTS, '', flag.help or '')
     lines.append(textwrap.fill(text, 100, initial_indent='      ', subsequent_indent='      '))
   if 'config' in flags.FLAGS:
-    from vit_jax import config, option_docs
+    from vit_jax import option_docs
 
+    written = _written_file(argv)
+    if written:
+      with contextlib.suppress(UserError):
+        config_files.load(written)  # what it registers is listed too
     lines += ['', 'Options of a config, with the defaults that a config file replaces:', '']
-    lines.append(option_docs.help_text(config.Config()))
+    lines.append(option_docs.help_text())
   return '\n'.join(lines)
 
 

@@ -42,7 +42,7 @@ def atomic_write(path: Path, mode: Literal['w', 'wb'] = 'w') -> Iterator[IO[Any]
     mode: 'w' for text, in UTF-8, or 'wb' for bytes.
 
   Raises:
-    OSError: the file cannot be written; a full disk is reported with `filename` set to `path`.
+    OSError: the file cannot be written; where only its content cannot, `filename` is `path`.
   """
   partial = pathlib.Path(f'{os.fspath(path)}.partial')
   try:
@@ -52,8 +52,18 @@ def atomic_write(path: Path, mode: Literal['w', 'wb'] = 'w') -> Iterator[IO[Any]
   except BaseException as error:
     with contextlib.suppress(OSError):  # the first error matters
       partial.unlink()
-    if isinstance(error, OSError) and error.filename is None and error.errno in DISK_FULL:
+    if isinstance(error, OSError) and error.filename is None:
       error.filename = os.fspath(path)  # write() and fsync() do not know the name
+    raise
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+  """Gives an OSError of a file that is open already the file's name, which write() and fsync() do not know."""
+  try:
+    yield
+  except OSError as error:
+    error.filename = error.filename or os.fspath(path)
     raise
 
 
@@ -142,6 +152,7 @@ def fsync_directory(path: Path) -> None:
     os.fsync(descriptor)
   except OSError as error:
     if error.errno not in _NO_DIRECTORY_SYNC:
+      error.filename = os.fspath(path)
       raise
   finally:
     os.close(descriptor)

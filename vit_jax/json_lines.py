@@ -87,12 +87,14 @@ class Writer:
       self._path.parent.mkdir(parents=True, exist_ok=True)
       self._write_all()
     self._lines.append(text(line))
-    self._file.write(self._lines[-1])
+    with files.named(self._path):
+      self._file.write(self._lines[-1])
     self._size += len(self._lines[-1])
 
   def sync(self) -> None:
     """Returns when all lines survive a power failure."""
-    os.fsync(self._file.fileno())
+    with files.named(self._path):
+      os.fsync(self._file.fileno())
 
   def close(self) -> None:
     """Ends writing."""

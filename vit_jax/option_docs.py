@@ -1,16 +1,30 @@
-"""The documentation of a config's options, read from the comments above their fields."""
+"""The documentation of a config's options, read from source by `ast`: `--help` needs no import of JAX.
 
+An option's text is the comment above its field, or a string below it (an attribute docstring, as IDEs show).
+"""
+
+import ast
+import contextlib
 import dataclasses
 import difflib
+import functools
+import importlib.util
 import inspect
-import re
+import itertools
+import os
+import pathlib
+import sys
 import textwrap
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from vit_jax import options
+from vit_jax.registry import Registry
 
-_FIELD = re.compile(r'  (\w+): ')
+# A class of options: 'module:Class', as registries name it, or the class itself, which an outside module registered.
+Place = str | type
+
+CONFIG = 'vit_jax.config:Config'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,75 +42,61 @@ class OptionDoc:
   text: str
 
 
-def documented(section: Any, prefix: str = '') -> Iterator[OptionDoc]:
-  """Every option of a config or of a section of it, in the order of the fields.
+class _Field(NamedTuple):
+  """A field of a class of options: its default as Python writes it, its section and, of a union, the registry."""
+
+  default: str
+  text: str
+  section: Place | None = None
+  registry: Registry | None = None
+
+
+def documented(place: Place = CONFIG, prefix: str = '') -> Iterator[OptionDoc]:
+  """Every option of a config or of a section of it with its default, in the order of the fields.
 
   Args:
-    section: an instance of a dataclass of options; its values are shown as the defaults.
+    place: a class of options.
     prefix: of the names, with a '.' at its end.
   """
-  comments = _comments(type(section))
-  for field in dataclasses.fields(section):
-    value, name = getattr(section, field.name), f'{prefix}{field.name}'
-    registry = options.registry_of(type(section), field.name)
-    if registry is not None:
-      parts = (
-        {f'{name}.{key}': item for key, item in value.items()} if isinstance(value, dict) else {name: value}
-      )
-      for part, item in parts.items():
-        kinds = f'One of {", ".join(registry.names())}.'
-        yield OptionDoc(f'{part}.{registry.tag}', repr(registry.name_of(type(item))), kinds)
-        yield from documented(item, f'{part}.')
-    elif dataclasses.is_dataclass(value):
-      yield from documented(value, f'{name}.')
-    else:
-      yield OptionDoc(name, repr(value), comments.get(field.name, ''))
+  for name, field in _fields(place).items():
+    if field.registry and field.section:
+      kinds = f'One of {", ".join(field.registry.names())}.'
+      yield OptionDoc(f'{prefix}{name}.{field.registry.tag}', repr(_kind(field)), kinds)
+    if field.section:
+      yield from documented(field.section, f'{prefix}{name}.')
+    elif not field.registry:
+      yield OptionDoc(f'{prefix}{name}', field.default, field.text)
 
 
-def _comments(cls: type) -> dict[str, str]:
-  """Field -> the comment above it, in the class or in those that it extends."""
-  result: dict[str, str] = {}
-  for base in reversed(cls.__mro__):
-    if not dataclasses.is_dataclass(base):
-      continue
-    lines: list[str] = []
-    for line in inspect.getsource(base).splitlines():
-      field = _FIELD.match(line)
-      if line.startswith('  # '):
-        lines.append(line[4:])
-      elif field:
-        result[field[1]] = ' '.join(lines)
-        lines = []
-      else:
-        lines = []
-  return result
+def _kind(field: _Field) -> str:
+  """The name of the kind that a union has by default."""
+  assert field.registry and field.section
+  places = {_name(field.registry.place(kind)): kind for kind in field.registry.names()}
+  return places[_name(field.section)]
 
 
-def other_kinds(section: Any) -> Iterator[tuple[str, list[OptionDoc]]]:
-  """Of each union of a section, such as `model`, the kinds that the section has not chosen.
+def other_kinds(place: Place = CONFIG) -> Iterator[tuple[str, list[OptionDoc]]]:
+  """Of each union of a section, such as `model`, the kinds that are not its default.
 
   Yields:
     The option that chooses a kind, such as "model.name='mixer'", and the options that only this kind has. Of
     a union with many members, `evaluators`, each kind with all options of a member, called NAME.
   """
-  for field in dataclasses.fields(section):
-    registry = options.registry_of(type(section), field.name)
-    if registry is None:
+  for name, field in _fields(place).items():
+    if field.registry is None:
       continue
-    value = getattr(section, field.name)
-    of_many = isinstance(value, dict)
-    prefix = f'{field.name}.NAME.' if of_many else f'{field.name}.'
-    known = set() if of_many else {doc.name for doc in documented(value, prefix)}
-    for kind in registry.names():
-      own = [doc for doc in documented(registry[kind](), prefix) if doc.name not in known]
+    prefix = f'{name}.' if field.section else f'{name}.NAME.'
+    known = {doc.name for doc in documented(field.section, prefix)} if field.section else set()
+    for kind in field.registry.names():
+      own = [doc for doc in documented(field.registry.place(kind), prefix) if doc.name not in known]
       if own:
-        yield f'{prefix}{registry.tag}={kind!r}', own
+        yield f'{prefix}{field.registry.tag}={kind!r}', own
 
 
-def help_text(section: Any) -> str:
+def help_text(place: Place = CONFIG) -> str:
   """All options with their defaults and documentation, a paragraph each; behind them those of the other kinds."""
-  paragraphs = [_paragraph(doc) for doc in documented(section)]
-  for choice, own in other_kinds(section):
+  paragraphs = [_paragraph(doc) for doc in documented(place)]
+  for choice, own in other_kinds(place):
     paragraphs += [f'\nWith --config.{choice} there are:\n', *map(_paragraph, own)]
   return '\n'.join(paragraphs)
 
@@ -107,8 +107,154 @@ def _paragraph(doc: OptionDoc) -> str:
   return f'{head}\n{text}' if doc.text else head
 
 
+def _name(place: Place) -> str:
+  return place if isinstance(place, str) else f'{place.__module__}:{place.__qualname__}'
+
+
+def _fields(place: Place) -> dict[str, _Field]:
+  """The fields of a class of options, those of the classes that it extends first."""
+  module, _, name = _name(place).partition(':')
+  try:
+    return _Source.named(module).fields(name)
+  except (LookupError, ImportError):
+    if isinstance(place, str):
+      raise
+    return _fields_of_object(place)
+
+
+def _fields_of_object(cls: type) -> dict[str, _Field]:
+  """The fields of a class without a module to read, as a config's file, a function or `exec` makes them."""
+  result: dict[str, _Field] = {}
+  for base in cls.__mro__[:0:-1]:
+    if dataclasses.is_dataclass(base):
+      result |= _fields(base)
+  texts = _Source.texts_of(cls)
+  for field in dataclasses.fields(cls):
+    if field.name in cls.__annotations__:
+      default: Any = field.default
+      if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+      section = type(default) if dataclasses.is_dataclass(default) else None
+      registry = options.registry_of(cls, field.name)
+      result[field.name] = _Field(repr(default), texts.get(field.name, ''), section, registry)
+  return result
+
+
+class _Source:
+  """A module that is read and not imported: its classes, and where its names come from."""
+
+  def __init__(self, file: str, module: str = ''):
+    text = pathlib.Path(file).read_text(encoding='utf-8')
+    self._lines, self._module = text.splitlines(), module
+    self._classes: dict[str, ast.ClassDef] = {}
+    self._values: dict[str, ast.expr | None] = {}
+    self._imports: dict[str, str] = {}  # name -> 'module:name'
+    for node in ast.parse(text).body:
+      if isinstance(node, ast.ClassDef):
+        self._classes[node.name] = node
+      elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        self._values[node.target.id] = node.value
+      elif isinstance(node, ast.ImportFrom):
+        self._imports |= {alias.asname or alias.name: f'{node.module}:{alias.name}' for alias in node.names}
+
+  @classmethod
+  @functools.cache
+  def named(cls, module: str) -> Self:
+    """The source of a module.
+
+    Raises:
+      ImportError: there is none.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not spec.has_location:
+      raise ImportError(module)
+    return cls(spec.origin, module)
+
+  @classmethod
+  def texts_of(cls, made: type) -> dict[str, str]:
+    """The texts of a class's own fields, from the file of its methods; none where there is no such file."""
+    files = {item.__code__.co_filename for item in vars(made).values() if inspect.isfunction(item)}
+    for file in filter(os.path.isfile, files):
+      source = cls(file)
+      if made.__qualname__ in source._classes:
+        return {name: text for name, _, text in source._own(made.__qualname__)}
+    return {}
+
+  @functools.cache  # noqa: B019 (of modules, which stay)
+  def fields(self, name: str) -> dict[str, _Field]:
+    """The fields of a class, those of the classes that it extends first.
+
+    Raises:
+      LookupError: the module has no such class.
+    """
+    result: dict[str, _Field] = {}
+    for base in reversed(self._classes[name].bases):
+      with contextlib.suppress(LookupError, ImportError):  # of a class that is none of options
+        result |= _fields(self._place(ast.unparse(base)))
+    for field, statement, text in self._own(name):
+      default, section = _default(statement), None
+      if isinstance(default, ast.Call):
+        section = self._place(ast.unparse(default.func))
+      result[field] = _Field(_as_written(default), text, section, self._registry(statement.annotation))
+    return result
+
+  def _own(self, name: str) -> Iterator[tuple[str, ast.AnnAssign, str]]:
+    """(field, its line, its text) of each field of a class's own."""
+    body = self._classes[name].body
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+      if not isinstance(statement, ast.AnnAssign) or 'ClassVar' in ast.unparse(statement.annotation):
+        continue
+      text = _string(following)
+      if text is None:
+        above = itertools.takewhile(
+          lambda line: line.startswith('#'), map(str.strip, self._lines[statement.lineno - 2 :: -1])
+        )
+        text = ' '.join(line.lstrip('#: ') for line in [*above][::-1])
+      yield ast.unparse(statement.target), statement, ' '.join(text.split())
+
+  def _place(self, name: str) -> str:
+    """'module:name' of a name of this module, or of one that it imports."""
+    return self._imports.get(name, f'{self._module}:{name}')
+
+  def _registry(self, annotation: ast.expr) -> Registry | None:
+    """The registry of a union's annotation: `Annotated[Base, REGISTRY]`."""
+    for node in ast.walk(annotation):
+      if isinstance(node, ast.Name) and node.id.isupper():
+        module, _, name = self._place(node.id).partition(':')
+        if module in sys.modules:  # with what other modules have registered
+          found = getattr(sys.modules[module], name)
+          return found if isinstance(found, Registry) else None
+        value = _Source.named(module)._values.get(name)
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == 'Registry':
+          named = {keyword.arg or '': ast.literal_eval(keyword.value) for keyword in value.keywords}
+          return Registry(*map(ast.literal_eval, value.args), **named)
+    return None
+
+
+def _default(statement: ast.AnnAssign) -> ast.expr | None:
+  """The default of a field; of `dataclasses.field(default=…)` the one that it names."""
+  value = statement.value
+  if isinstance(value, ast.Call) and ast.unparse(value.func) in ('dataclasses.field', 'field'):
+    return next((keyword.value for keyword in value.keywords if keyword.arg == 'default'), None)
+  return value
+
+
+def _as_written(default: ast.expr | None) -> str:
+  try:
+    return repr(ast.literal_eval(default)) if default else ''
+  except ValueError:
+    return ast.unparse(default) if default else ''
+
+
+def _string(statement: ast.stmt | None) -> str | None:
+  """The text of an attribute docstring; None: the statement is none."""
+  if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+    return str(statement.value.value)
+  return None
+
+
 def nearest(name: str, names: Collection[str]) -> str | None:
-  """The dotted name of an option most like `name`: one with the same last part, else the most similar."""
+  """The dotted name of an option most like `name`: one with the same last part, or the most similar."""
   last = name.rpartition('.')[2]
   same = [other for other in names if other.rpartition('.')[2] == last]
   if same:

@@ -28,18 +28,23 @@ class Registry(Generic[T]):
     self._entries: dict[str, str | type[T]] = dict(entries)
 
   def register(self, name: str, cls: type[T]) -> None:
-    """Adds an implementation from outside this package.
+    """Adds an implementation from outside this package, anew where a file or a notebook's cell is executed again.
 
     Raises:
       ValueError: the name is taken by another class.
     """
-    if name in self._entries and self[name] is not cls:
+    taken = self[name] if name in self._entries else cls
+    if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
       raise ValueError(f'the {self.what} {name!r} is registered already')
     self._entries[name] = cls
 
   def names(self) -> tuple[str, ...]:
     """All names, in the order of registration."""
     return tuple(self._entries)
+
+  def place(self, name: str) -> 'str | type[T]':
+    """'module:Class' of a name, or the class itself once it is imported."""
+    return self._entries[name]
 
   def __getitem__(self, name: str) -> type[T]:
     """The class of a name.

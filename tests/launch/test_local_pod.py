@@ -135,6 +135,29 @@ def test_exit_code_75_starts_all_again_with_the_same_logs(start, tmp_path):
     assert log == 'turn 1 of 2\nturn 2 of 2\nturn 3 of 2\n'
 
 
+def test_a_port_that_another_program_takes_is_replaced_by_another_one(start, tmp_path):
+  text = """
+  import socket
+  host, _, port = os.environ['JAX_COORDINATOR_ADDRESS'].partition(':')
+  if turn == 1 and index == 1: signal.pause()
+  first = pathlib.Path(__file__).with_name('first')
+  if index == 0 and turn == 1:
+    listener = socket.create_server((host, int(port)))
+    first.write_text(port)
+    if os.fork(): os._exit(2)
+    os.closerange(1, 3)
+    listener.accept()
+    os._exit(0)
+  if index == 0:
+    print('another:', first.read_text() != port)
+    socket.create_connection((host, int(first.read_text())))
+  """
+  code, output = finish(start('--processes=2', command=tuple(script(tmp_path, text))))
+  assert code == 0, output
+  assert 'Another program has taken the port of localhost:' in output
+  assert (tmp_path / 'logs/process-0.log').read_text() == 'another: True\n'
+
+
 def test_process_that_does_not_end_after_75_is_killed_and_all_start_again(start, tmp_path):
   text = """
   if turn == 2: sys.exit(0)

@@ -4,9 +4,11 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import time
 
+import commands
 import jax
 import pytest
 from processes import finish, run, start, wait_for_line
@@ -85,6 +87,37 @@ def test_wrong_variables_are_a_user_error(calls, monkeypatch, values, words):
       monkeypatch.setenv(name, value)
   with pytest.raises(UserError, match=words):
     distributed.initialize()
+
+
+def test_coordinators_port_in_use_is_one_sentence_and_exit_code_2(tmp_path):
+  with socket.create_server(('localhost', 0)) as taken:
+    port = taken.getsockname()[1]
+    values = dict(zip(_VARIABLES, (f'localhost:{port}', '0', '2')))
+    result = commands.run(tmp_path, environment=values)
+  commands.assert_said(result, f'The port {port} of localhost', 'another program', 'JAX_COORDINATOR_ADDRESS')
+  assert len(result.stderr.splitlines()) == 1
+
+
+def test_process_that_nobody_answers_ends_with_a_sentence_and_exit_code_75():
+  """Its time is over at once here, and the listener is no coordinator."""
+  script = """
+    import os, socket
+    from vit_jax.parallel import distributed
+    taken = socket.create_server(('localhost', 0))
+    os.environ |= {
+      'JAX_COORDINATOR_ADDRESS': f'localhost:{taken.getsockname()[1]}',
+      'JAX_PROCESS_ID': '1',
+      'JAX_PROCESS_COUNT': '2',
+    }
+    distributed._SECONDS_TO_JOIN = 0.0
+    distributed.initialize()
+  """
+  (process,) = start(script)
+  output, _ = process.communicate()
+  assert process.returncode == 75
+  assert output.splitlines()[-1].startswith(
+    'The processes of this run have not joined within 0 s; look whether'
+  )
 
 
 # A training loop in which the processes are not equally fast; it prints the step at which it stops.

@@ -1,6 +1,7 @@
 """Schedules against the original's fixtures, optimizers against optax's own and NumPy."""
 
 import dataclasses
+import re
 
 import chex
 import jax
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 from vit_jax import config as c
+from vit_jax import option_docs
 from vit_jax.errors import UserError
 from vit_jax.training.optimizer import make_optimizer, trainable_mask
 from vit_jax.training.schedule import make_schedule
@@ -198,6 +200,10 @@ def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
   ('options', 'said'),
   [
     ({'name': 'loin'}, "config.optimizer: there is no optimizer 'loin'; did you mean 'lion'"),
+    ({'name': 'lamb'}, r"there is no optimizer 'lamb'; choose one of sgd, .*\badam, .*\blion, .*\byogi"),
+    ({'name': 'sam'}, "there is no optimizer 'sam'; choose one of "),
+    ({'name': 'schedule_free'}, "there is no optimizer 'schedule_free'; choose one of "),
+    ({'name': 'lbfgs'}, "'lbfgs' is no optimizer by itself: it needs a line search"),
     ({'name': 'adamw'}, "'adam' with optimizer.weight_decay is AdamW"),
     ({'name': 'sgd', 'b1': 0.9}, "the optimizer 'sgd' does not take b1; it takes momentum"),
     ({'name': 'sgd', 'arguments': (('eps', 1e-6),)}, "the optimizer 'sgd' does not take eps"),
@@ -212,12 +218,26 @@ def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
       {'name': 'backtracking_linesearch', 'arguments': (('max_backtracking_steps', 3.0),)},
       "the optimizer 'backtracking_linesearch' needs the value at every step",
     ),
-    ({'name': 'schedule'}, "the optimizer 'schedule' needs step_size_fn; add it to optimizer.arguments"),
+    ({'name': 'schedule'}, "'schedule' is no optimizer by itself: the schedule has it"),
+    ({'name': 'rprop'}, "the optimizer 'rprop' needs learning_rate; add it to optimizer.arguments"),
   ],
 )
 def test_optimizers_and_arguments_that_optax_does_not_have_are_refused(options, said):
   with pytest.raises(UserError, match=said):
     c.from_config_dict(c.as_json(c.Config(optimizer=c.OptimizerConfig(**options))))
+
+
+def test_every_name_that_help_gives_is_an_optimizer_that_comes_down_a_bowl():
+  (text,) = (doc.text for doc in option_docs.documented() if doc.name == 'optimizer.name')
+  names = re.findall(r"'(\w+)'", text)
+  assert len(names) > 15
+  for name in names:
+    tx, params = make_optimizer(c.OptimizerConfig(name=name), PARAMS), PARAMS
+    state = tx.init(params)
+    for _ in range(3):
+      updates, state = tx.update(params, state, params)  # a quadratic's gradient is where it is
+      params = optax.apply_updates(params, jax.tree.map(lambda update: -0.02 * update, updates))
+    assert optax.tree.norm(params) < 0.9999 * optax.tree.norm(PARAMS), name
 
 
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
@@ -264,6 +284,7 @@ def test_freezing_keeps_values_and_needs_no_state():
   ('options', 'said'),
   [
     ({'freeze': ('^stem',)}, r"config.optimizer.freeze: '\^stem' matches no parameter"),
+    ({'freeze': ('^blocks/0/',)}, r"stacked into one array .*, such as blocks/mlp/.* and '\^blocks/' is all"),
     ({'lr_multipliers': (('x$', 2.0),)}, 'config.optimizer.lr_multipliers'),
     ({'freeze': ('.',)}, 'leave something to train'),
   ],

@@ -5,13 +5,14 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax import error_sentences
 from vit_jax.errors import UserError
 from vit_jax.files import DISK_FULL, UNWRITABLE
 
@@ -33,12 +34,15 @@ def explained(directory: Any) -> Iterator[None]:
   except UserError:
     raise
   except Exception as error:
-    if _has_errno(error, DISK_FULL):
+    if error_sentences.number_among(error, DISK_FULL):
       raise UserError(
         f'The disk is full: the checkpoint could not be written to {directory}; free some space and start '
         f'again, the newest checkpoint that was complete is still there.'
       ) from error
-    if _has_errno(error, UNWRITABLE):
+    failed = error_sentences.number_among(error, error_sentences.FAILURES)
+    if failed:
+      raise UserError(error_sentences.failure(failed, str(directory))) from error
+    if error_sentences.number_among(error, UNWRITABLE):
       raise UserError(
         f'Checkpoints cannot be written to {directory} ({_first_line(error)}); choose a directory that you '
         f'may write to.'
@@ -53,9 +57,9 @@ def explained(directory: Any) -> Iterator[None]:
 
 def is_removal(error: BaseException) -> bool:
   """Whether a save failed because someone removed its files."""
-  if _has_errno(error, {errno.ENOENT}):
+  if error_sentences.number_among(error, {errno.ENOENT}):
     return True
-  return any(text in str(link) for link in _chain(error) for text in _NOT_FOUND)
+  return any(text in str(link) for link in error_sentences.chain(error) for text in _NOT_FOUND)
 
 
 def read(function: Callable[[], Any]) -> Any:
@@ -139,26 +143,6 @@ class _UnraisableHook:
   def __call__(self, unraisable: Any) -> None:
     if 'Event loop is closed' not in str(unraisable.exc_value) or _log.isEnabledFor(logging.DEBUG):
       self._otherwise(unraisable)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-  """The error and all that led to it."""
-  while error is not None:
-    yield error
-    yield from getattr(error, 'exceptions', ())
-    error = error.__cause__ or error.__context__
-
-
-def _has_errno(error: BaseException, numbers: Collection[int]) -> bool:
-  """Whether one of these errors of the operating system led to `error`."""
-  return any(_is(link, numbers) for link in _chain(error))
-
-
-def _is(error: BaseException, numbers: Collection[int]) -> bool:
-  if isinstance(error, OSError) and error.errno is not None:
-    return error.errno in numbers
-  # TensorStore gives the operating system's error in its text alone.
-  return any(os.strerror(number) in str(error) for number in numbers)
 
 
 def _first_line(error: BaseException) -> str:

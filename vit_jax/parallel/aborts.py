@@ -2,12 +2,29 @@
 
 import ctypes
 import faulthandler
+import os
 import signal
 import threading
+from typing import NoReturn
 
 _C = ctypes.CDLL(None)
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _SIZE_OF_SIGACTION = 256  # bytes, more than any system's `struct sigaction` has
+
+
+_ending: list[object] = []  # handlers that C knows by their addresses only
+
+
+def end_at_abort(sentence: str, code: int) -> None:
+  """Has C++ code that aborts end this process with a sentence on stderr and an exit code."""
+  line = f'\n{sentence}\n'.encode()
+
+  def end(number: int) -> NoReturn:
+    os.write(2, line)
+    os._exit(code)
+
+  _ending.append(_Handler(end))
+  _C.signal(signal.SIGABRT, _ending[-1])
 
 
 class DelayedAbort:

@@ -19,10 +19,12 @@ import jax
 from jax.experimental import multihost_utils
 
 from vit_jax import signals
-from vit_jax.errors import EXIT_RESTART, UserError
+from vit_jax.errors import EXIT_RESTART, UserError, end_to_restart
+from vit_jax.parallel import ports
 
 _HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
+_SECONDS_TO_JOIN = 290.0
 _LOOPBACK = ('localhost', '127.0.0.1', '[::1]')
 
 # After SIGTERM or Ctrl-C the run has this long to reach the end of a step, and then to save and leave.
@@ -41,7 +43,7 @@ def initialize() -> None:
   asked.
 
   Raises:
-    UserError: only some of the three variables are set, or one makes no sense.
+    UserError: only some of the three variables are set, one makes no sense, or the port is taken.
   """
   if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
     # Simulated CPU devices wait for each other in one thread pool, which by default has one thread per core.
@@ -51,6 +53,8 @@ def initialize() -> None:
   skip_absent_tpu()
   if 'JAX_PROCESS_ID' in os.environ or 'JAX_PROCESS_COUNT' in os.environ:
     address, process, count = _read_variables()
+    if process == 0:
+      _check_port(address)
     _join(address, count, process, cluster_detection_method='deactivate', **_bind_address(address))
   elif _task_count('SLURM_NTASKS') > 1 and 'SLURM_STEP_NODELIST' in os.environ:
     _join(cluster_detection_method='slurm')
@@ -98,10 +102,21 @@ def heartbeat_seconds() -> float:
 
 def _join(*processes: Any, **options: Any) -> None:
   """Calls `jax.distributed.initialize`."""
-  # JAX aborts the other processes when it takes one for dead; `peers.Peers` is to notice it first.
-  jax.distributed.initialize(
-    *processes, heartbeat_timeout_seconds=math.ceil(3 * heartbeat_seconds()), **options
+  # JAX waits ten seconds longer, and then aborts with a page of C++ frames.
+  sentence = (
+    f'The processes of this run have not joined within {_SECONDS_TO_JOIN:.0f} s; look whether all of them run, and '
+    f'whether process 0 is the one that listens at the address that they were given.'
   )
+  limit = threading.Timer(_SECONDS_TO_JOIN, end_to_restart, [sentence])
+  limit.daemon = True
+  limit.start()
+  try:
+    # JAX aborts the other processes when it takes one for dead; `peers.Peers` is to notice it first.
+    jax.distributed.initialize(
+      *processes, heartbeat_timeout_seconds=math.ceil(3 * heartbeat_seconds()), **options
+    )
+  finally:
+    limit.cancel()
   if jax.distributed.is_initialized():
     _jax_sigterm_handler()
 
@@ -144,6 +159,19 @@ def _read_variables() -> tuple[str, int, int]:
   if not address.rpartition(':')[2].isdecimal() or ':' not in address:
     raise UserError(f"JAX_COORDINATOR_ADDRESS is {address!r}; give host and port, such as '10.0.0.2:8476'.")
   return address, int(numbers[0]), int(numbers[1])
+
+
+def _check_port(address: str) -> None:
+  """Raises UserError where process 0 cannot listen at the address: JAX would end with a segmentation fault."""
+  host, _, port = address.rpartition(':')
+  bound = os.environ.get('JAX_COORDINATOR_BIND_ADDRESS') or (
+    address if host in _LOOPBACK else f'0.0.0.0:{port}'
+  )
+  if ports.is_taken(bound):
+    raise UserError(
+      f'The port {bound.rpartition(":")[2]} of {host}, at which process 0 has to listen, is used by another program; '
+      f'choose another one in JAX_COORDINATOR_ADDRESS, for all processes.'
+    )
 
 
 def _bind_address(address: str) -> dict[str, str]:

@@ -36,7 +36,7 @@ class MeshConfig:
   # Splits every layer.
   tensor: int = 1
   # Parameters with fewer elements are copied instead of split.
-  min_shard_size: Amount = 2**16
+  min_shard_size: Amount = 65_536
 
   def check(self, path: str) -> None:
     """Raises UserError for sizes that no mesh can have."""

@@ -216,7 +216,7 @@ def _end_of(error: Exception) -> tuple[int, str]:
   """The exit code in which an error ends a command, and what the other processes say of it."""
   if isinstance(error, UserError):
     return error.exit_code, str(error)
-  text = error_sentences.of_os_error(error) if isinstance(error, OSError) else None
+  text = error_sentences.of(error)
   if text:
     return EXIT_USER_ERROR, text
   return 1, f'{type(error).__name__}, as its own output says.'

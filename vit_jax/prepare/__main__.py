@@ -22,16 +22,13 @@ Examples:
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tqdm
 from absl import flags
 
 from vit_jax import cli, processors, signals
-from vit_jax.data.sources import tfds_files
-from vit_jax.data.sources.folder_layout import class_name
 from vit_jax.errors import Preempted, UserError
-from vit_jax.prepare import run, storage
-from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.named_sets import (
   NAMED_SETS,
   NamedSet,
@@ -39,8 +36,10 @@ from vit_jax.prepare.named_sets import (
   label_options,
   training_command,
 )
-from vit_jax.prepare.selection import Selection, read_lines
-from vit_jax.prepare.tables import Columns
+
+if TYPE_CHECKING:
+  from vit_jax.prepare.run import Result
+  from vit_jax.prepare.selection import Selection
 
 _LONGEST_SIDE = flags.DEFINE_integer(
   'longest_side', None, 'Shrink images whose longest side has more pixels than this.', lower_bound=1
@@ -129,6 +128,11 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError(
       f'{runner_options[0]!r} is neither SRC nor DST; leave it out, or choose a --runner of Apache Beam.'
     )
+  # Imported here: the start takes seconds, which --help need not.
+  from vit_jax.prepare import run
+  from vit_jax.prepare.images import Shrinking
+  from vit_jax.prepare.tables import Columns
+
   options = run.Options(
     shrinking=Shrinking(_LONGEST_SIDE.value, _SHORTEST_SIDE.value, _QUALITY.value),
     shard_mib=_SHARD_MIB.value,
@@ -173,8 +177,11 @@ def _places(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
   return name, [*map(_absolute, places[:2]), *places[2:]]
 
 
-def _selection(named: NamedSet | None) -> Selection:
+def _selection(named: NamedSet | None) -> 'Selection':
   """Which images the flags and the name of a data set select."""
+  from vit_jax.data.sources.folder_layout import class_name
+  from vit_jax.prepare.selection import Selection, read_lines
+
   classes = read_lines(_CLASSES.value, 'classes')
   return Selection(
     split=named.split if named else None,
@@ -189,14 +196,17 @@ def _selection(named: NamedSet | None) -> Selection:
 
 def _absolute(path: str) -> str:
   """The absolute path of a local path; an address as it is."""
-  return path if storage.is_address(path) else os.path.abspath(os.path.expanduser(path))
+  return path if '://' in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _counted(number: int, noun: str, plural: str = 's') -> str:
   return f'{number:,} {noun}{"" if number == 1 else plural}'
 
 
-def _print(result: run.Result, destination: str, name: str | None) -> None:
+def _print(result: 'Result', destination: str, name: str | None) -> None:
+  from vit_jax.data.sources.tfds_files import BAD_IMAGES, DUPLICATES
+  from vit_jax.prepare import storage
+
   splits = ', '.join(f'{split} {records:,}' for split, records in result.records.items())
   labels = ', several labels an image' if result.multi_label else ''
   labels += ' with weights' if result.weighted else ''
@@ -217,10 +227,10 @@ def _print(result: run.Result, destination: str, name: str | None) -> None:
       'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr
     )
   if result.bad:
-    print(f'{result.bad:,} bad images are left out, see {storage.join(destination, tfds_files.BAD_IMAGES)}.')
+    print(f'{result.bad:,} bad images are left out, see {storage.join(destination, BAD_IMAGES)}.')
   if result.copies:
     merged = 'were merged with' if _DUPLICATES.value == 'merge' else 'equal'
-    table = storage.join(destination, tfds_files.DUPLICATES)
+    table = storage.join(destination, DUPLICATES)
     print(f'{result.copies:,} images {merged} another one, see {table}.')
 
 

@@ -17,6 +17,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tqdm
@@ -24,8 +25,10 @@ from absl import flags
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.selftrain import choosing, labels, samples
-from vit_jax.selftrain.unlabelled import opened
+
+if TYPE_CHECKING:
+  from vit_jax.selftrain.choosing import Predictions
+  from vit_jax.selftrain.labels import Labels
 
 _TEACHERS = flags.DEFINE_string(
   'teachers',
@@ -57,9 +60,12 @@ def main(arguments: Sequence[str]) -> None:
   part = _part(_PART.value)
   if not arguments:
     raise cli.missing_arguments('Name images, folders of them, or one source behind the flags')
+  # Imported here: the start takes seconds, which --help need not.
+  from vit_jax.selftrain.unlabelled import opened
+
   source = opened(arguments)
   from vit_jax.checkpoint.lease import Lease
-  from vit_jax.selftrain import labelling
+  from vit_jax.selftrain import labelling, labels, samples
 
   teacher = labelling.Teachers(teachers, _BATCH_SIZE.value or 64)
   chunks = labelling.Chunks(workdir, teacher, source)
@@ -85,7 +91,7 @@ def _part(text: str | None) -> tuple[int, int]:
   return int(found[1]), int(found[2])
 
 
-def _print(predictions: choosing.Predictions, written: labels.Labels, data_set: pathlib.Path) -> None:
+def _print(predictions: 'Predictions', written: 'Labels', data_set: pathlib.Path) -> None:
   numbers, unreadable = written.numbers, written.unreadable
   counts = np.bincount(predictions.classes[numbers, 0])
   counts = counts[counts > 0]

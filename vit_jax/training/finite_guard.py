@@ -1,5 +1,6 @@
-"""Stops a run whose loss or gradient is not finite."""
+"""Stops a run whose loss or gradient is not finite, or mostly is not."""
 
+import collections
 import json
 import pathlib
 
@@ -13,8 +14,12 @@ from vit_jax.errors import UserError
 Metrics = dict[str, jax.Array]
 
 
+# A run that skips steps ends where more than half of so many were skipped, and there are at least _FEWEST.
+_WINDOW, _FEWEST = 100, 20
+
+
 class FiniteGuard:
-  """Stops the run at a step whose loss or gradient is not finite (config.nonfinite 'stop').
+  """Stops the run at a step whose loss or gradient is not finite (config.nonfinite 'stop'), or once most steps are.
 
   It looks at a step's metrics when the next one is under way, so that the device never waits.
   """
@@ -23,12 +28,13 @@ class FiniteGuard:
     self._stop = config.nonfinite == 'stop'
     self._pipeline, self._manager, self._workdir = pipeline, manager, workdir
     self._pending: tuple[int, Metrics] | None = None
+    self._skipped = collections.deque[bool](maxlen=_WINDOW)  # whether each of the last steps was
 
   def check(self, step: int, step_metrics: Metrics) -> None:
     """Takes the metrics of `step`, and looks at those of the step before.
 
     Raises:
-      UserError: the step before was not finite.
+      UserError: the step before was not finite, or most of the last ones were not.
     """
     self.flush()
     self._pending = (step, step_metrics)
@@ -39,12 +45,15 @@ class FiniteGuard:
     if pending is None:
       return
     # Read in every mode: this keeps the loop from running more than a step ahead of the device.
-    finite = bool(pending[1]['finite'])
-    if not finite and self._stop:
+    finite = bool(jax.device_get(pending[1]['finite']))
+    self._skipped.append(not finite)
+    skipped, steps = sum(self._skipped), len(self._skipped)
+    if not finite and (self._stop or (steps >= _FEWEST and 2 * skipped > steps)):
       raise UserError(self._sentence(*pending))
 
   def _sentence(self, step: int, step_metrics: Metrics) -> str:
-    values = {name: float(step_metrics[name]) for name in ('train/loss', 'train/grad_norm', 'learning_rate')}
+    names = ('train/loss', 'train/grad_norm', 'learning_rate')
+    values = {name: float(jax.device_get(step_metrics[name])) for name in names}
     path = self._workdir / 'report' / f'nonfinite_step_{step}.json'
     if jax.process_index() == 0:
       records = self._pipeline.indices(step - 1).tolist()
@@ -52,11 +61,17 @@ class FiniteGuard:
       path.write_text(json.dumps({'step': step, **texts, 'records': records}), encoding='utf-8')
     self._manager.wait()
     newest = self._manager.latest_step()
-    good = 'there is no checkpoint yet'
+    good, remedy = 'there is no checkpoint yet', 'lower the learning rate, or set config.nonfinite=skip'
     if newest is not None:
       good = f'the last good checkpoint is {self._manager.path(newest)}'
+    often = ''
+    if not self._stop:
+      often = f', as in {sum(self._skipped)} of the last {len(self._skipped)} steps, which were skipped'
+      good, remedy = (
+        good.replace('last good', 'newest'),
+        f'lower the learning rate ({values["learning_rate"]:g})',
+      )
     return (
       f'Step {step}: the loss ({values["train/loss"]}) or the gradient norm '
-      f"({values['train/grad_norm']}) is not finite; {good}, the batch's records are in {path}; "
-      'lower the learning rate, or set config.nonfinite=skip.'
+      f"({values['train/grad_norm']}) is not finite{often}; {good}, the batch's records are in {path}; {remedy}."
     )

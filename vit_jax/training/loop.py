@@ -141,7 +141,7 @@ def _train(
     for step in stopper.steps(first_step, timeline.total):
       last = step == timeline.total
       watchdog.begin(step)
-      with profiler.step(step):
+      with profiler.step(step), jax.transfer_guard('disallow'):
         batch = _timed_next(batches, speed)
         state, step_metrics = steps[batch['image'].shape[1:3]](state, batch, frozen)
       profiler.finish(step, step_metrics)

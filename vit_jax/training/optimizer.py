@@ -1,5 +1,6 @@
 """Optimizers, put together from optax by the config: the direction of a step, without the learning rate."""
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -26,8 +27,9 @@ _MOMENTUM = 0.9  # of 'sgd'
 class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
-  # 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or any optimizer that optax has
-  # as `optax.scale_by_NAME`: 'lion', 'lamb' …
+  # 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or a scaling of optax, that is
+  # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
+  # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
   # Decay of the first moment, where the optimizer has that argument. None: optax's default.
   b1: _Decay | None = None
@@ -64,6 +66,14 @@ class OptimizerConfig:
     unset = [name for name in _DECAYS if name in defaults and getattr(self, name) is None]
     return dataclasses.replace(self, **{name: defaults[name] for name in unset})
 
+
+# What optax has as `scale_by_NAME` and is no optimizer by itself: name -> why.
+_NOT_ALONE = {
+  'distance_over_gradients': 'it sets the learning rate itself, which the schedule does here',
+  'lbfgs': 'it needs a line search over the loss of all images',
+  'learning_rate': 'the schedule has it',
+  'schedule': 'the schedule has it',
+}
 
 # Optimizers that optax does not have as `scale_by_NAME`: name -> function of an `OptimizerConfig`.
 OPTIMIZERS: Registry[Any] = Registry(
@@ -160,16 +170,29 @@ def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
   Raises:
     UserError: optax has none of that name.
   """
+  if name in _NOT_ALONE:
+    raise UserError(f'{name!r} is no optimizer by itself: {_NOT_ALONE[name]}; choose another one')
   found = getattr(optax, f'scale_by_{name}', None)
   if found is not None:
     return found
-  known = [each.removeprefix('scale_by_') for each in dir(optax) if each.startswith('scale_by_')]
-  near = difflib.get_close_matches(name, [*known, *OPTIMIZERS.names()], n=1)
+  known = [*OPTIMIZERS.names(), *filter(_is_optimizer, dir(optax))]
+  known = [each.removeprefix('scale_by_') for each in known]
+  near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
   if name == 'adamw':
     hint = "'adam' with optimizer.weight_decay is AdamW"
   else:
-    hint = f'did you mean {near[0]!r}?' if near else "optax's own are called scale_by_NAME, such as 'lion'"
+    hint = f'did you mean {near[0]!r}?' if near else f'choose one of {", ".join(known)}'
   raise UserError(f'there is no optimizer {name!r}; {hint}')
+
+
+def _is_optimizer(function: str) -> bool:
+  """Whether a function of optax is a `scale_by_NAME` that needs no more than gradients."""
+  name = function.removeprefix('scale_by_')
+  if name == function or name in _NOT_ALONE:
+    return False
+  with contextlib.suppress(UserError):
+    return bool(scaling(OptimizerConfig(name)))
+  return False
 
 
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
@@ -232,9 +255,23 @@ def _matching(option: str, pattern: str, params: Params) -> set[str]:
   paths = pytrees.flatten(params)
   found = {path for path in paths if re.search(pattern, path)}
   if not found:
-    tops = ', '.join(sorted({path.split('/')[0] for path in paths}))
-    raise UserError(f'config.optimizer.{option}: {pattern!r} matches no parameter; paths begin with {tops}.')
+    tops = sorted({path.split('/')[0] for path in paths})
+    raise UserError(
+      f'config.optimizer.{option}: {pattern!r} matches no parameter; paths begin with {", ".join(tops)}'
+      f'{_stacked(pattern, paths)}.'
+    )
   return found
+
+
+def _stacked(pattern: str, paths: Mapping[str, Any]) -> str:
+  """What to know about a pattern that names one block: all blocks are one array, and a pattern takes all or none."""
+  stacked = [path for path in paths if path.startswith('blocks/')]
+  if not stacked or 'block' not in pattern:
+    return ''
+  return (
+    f', and all blocks are stacked into one array for each of their parameters, such as {stacked[0]}, so that '
+    f"no path has a block's number and '^blocks/' is all of them"
+  )
 
 
 def _kernels(params: Params) -> Params:

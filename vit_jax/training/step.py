@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import chex
 import jax
@@ -33,22 +33,40 @@ ModelState = dict[str, Any]
 LossFunction = Callable[[Params, ModelState, Batch], tuple[jax.Array, tuple[Metrics, ModelState]]]
 
 
+class Init(Protocol):
+  """A compiled function: seed -> TrainState on the mesh."""
+
+  def __call__(self, seed: jax.Array | int) -> TrainState: ...
+  def lower(self, seed: jax.Array | int) -> jax.stages.Lowered: ...
+
+
+class Step(Protocol):
+  """A compiled function: (TrainState, batch, frozen_params) -> (TrainState, metrics).
+
+  The state given is used up (donated); the parameters of the objective's frozen models (frozen.py) are not.
+  """
+
+  def __call__(
+    self, state: TrainState, batch: Batch, frozen_params: Any = ()
+  ) -> tuple[TrainState, Metrics]: ...
+  def lower(self, state: TrainState, batch: BatchShapes, frozen_params: Any = ()) -> jax.stages.Lowered: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
   """A run's compiled functions and the shapes they work on.
 
   Attributes:
     graphdef: the network; with `TrainState.variables`, `nnx.merge` makes it.
-    init: seed -> TrainState on the mesh.
-    step: (TrainState, batch, frozen=()) -> (TrainState, metrics); the state given is used up (donated), and `frozen`,
-      the parameters of the objective's frozen models (frozen.py), is not.
+    init: makes the first state.
+    step: makes the next one.
     state: the state's ShapeDtypeStructs with their shardings.
     batch: a training batch's ShapeDtypeStructs with their shardings.
   """
 
   graphdef: nnx.GraphDef
-  init: Any
-  step: Any
+  init: Init
+  step: Step
   state: TrainState
   batch: BatchShapes
 
