@@ -109,7 +109,7 @@ def _to_pickle(folder: pathlib.Path) -> None:
 DAMAGES = {
   'no config': (lambda folder: (folder / 'config.json').unlink(), 'has no config.json; get it'),
   'no tensors': (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors'),
-  'a pickle': (_to_pickle, r'pytorch_model\.bin, a pickle.*save_pretrained'),
+  'a pickle': (_to_pickle, r'pytorch_model\.bin, a PyTorch pickle .*, which vit_jax does not read; .* python -c .* makes '),
   'cut short': (_truncate, 'cut short or no safetensors file'),
   'text': (lambda folder: (folder / 'model.safetensors').write_text('<html>' * 9), 'no safetensors file'),
   'config no JSON': (lambda folder: (folder / 'config.json').write_text('<html>'), 'cannot be read as JSON'),

@@ -99,3 +99,9 @@ def _share(size: int, whole: int) -> float:
   """The number of which floor(size / number) is whole."""
   share = size / whole
   return share if math.floor(size / share) == whole else math.nextafter(share, 0)
+
+
+def global_pool(values: JsonObject, usual: str) -> str:
+  """timm's name of the pooling, '' of none: model_args win, even where they say ''."""
+  arguments = values.section('model_args')
+  return (arguments if 'global_pool' in arguments else values).text('global_pool', usual)
