@@ -15,10 +15,20 @@ _TORCH = (
   's.save_file({k: v.clone().contiguous() for k, v in d.items() if torch.is_tensor(v)}, sys.argv[-1], '
   "{'format': 'pt'})"
 )
-# Run with a folder that an earlier transformers wrote.
-_TRANSFORMERS = (
+# Likewise with the one file that an earlier transformers wrote by Flax.
+_FLAX = (
+  'import sys, flax, numpy, safetensors.numpy as s; '
+  "d = flax.serialization.msgpack_restore(open(sys.argv[1], 'rb').read()); "
+  "s.save_file({k.replace('.kernel', '.weight').replace('.scale', '.weight'): numpy.ascontiguousarray("
+  "v.transpose(3, 2, 0, 1) if v.ndim == 4 else v.T if k.endswith('.kernel') else v) "
+  "for k, v in flax.traverse_util.flatten_dict(d, sep='.').items()}, sys.argv[2], {'format': 'pt'})"
+)
+
+
+# With its folder, which an earlier transformers wrote by TensorFlow.
+_TENSORFLOW = (
   'import sys, transformers as t; '
-  't.AutoModelForImageClassification.from_pretrained(sys.argv[1], from_%s=True).save_pretrained(sys.argv[1])'
+  't.AutoModelForImageClassification.from_pretrained(sys.argv[1], from_tf=True).save_pretrained(sys.argv[1])'
 )
 
 
@@ -31,12 +41,12 @@ class _Kind(NamedTuple):
 
 
 _PICKLE = _Kind('a PyTorch pickle (it could run code)', _TORCH, 'PyTorch and safetensors')
-_KERAS = _Kind('a file of Keras', _TRANSFORMERS % 'tf', 'transformers<5, TensorFlow and PyTorch')
+_KERAS = _Kind('a file of Keras', _TENSORFLOW, 'transformers<5, TensorFlow and PyTorch')
 # By how their names end, in the order in which they are looked for in a folder.
 _KINDS = {
   **dict.fromkeys(('.bin', '.pth', '.pt', '.ckpt'), _PICKLE),
+  '.msgpack': _Kind('a file of Flax', _FLAX, 'Flax and safetensors'),
   **dict.fromkeys(('.h5', '.hdf5', '.keras'), _KERAS),
-  '.msgpack': _Kind('a file of Flax', _TRANSFORMERS % 'flax', 'transformers<5 and PyTorch'),
   '.gguf': _Kind('a file of llama.cpp'),
   '.onnx': _Kind('an ONNX file'),
   '.tflite': _Kind('a file of LiteRT'),
@@ -74,10 +84,10 @@ def _sentence(paths: list[pathlib.Path]) -> str:
   what = f'{kind.title}, which vit_jax does not read'
   if not kind.program:
     return f'{what}; use the checkpoint that it was made from.'
-  made, arguments = folder, [folder]
-  if kind is _PICKLE:
-    name = 'model' if paths[0].name.startswith('pytorch_model') else paths[0].stem
-    result = folder / f'{name}.safetensors'
-    made, arguments = folder if (folder / 'config.json').is_file() else result, [*paths, result]
+  result = folder / f'{paths[0].stem}.safetensors'
+  if (folder / 'config.json').is_file():  # which says what the tensors are
+    result = folder / 'model.safetensors'
+  arguments = [folder] if kind is _KERAS else [*paths, result]
   command = f'python -c "{kind.program}" {shlex.join(map(str, arguments))}'
+  made = folder if result.stem == 'model' else result
   return f'{what}; where {kind.needs} are installed, {command} makes {made} a checkpoint that it reads.'
