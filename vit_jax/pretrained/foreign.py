@@ -41,7 +41,7 @@ class _Kind(NamedTuple):
 
 
 _PICKLE = _Kind('a PyTorch pickle (it could run code)', _TORCH, 'PyTorch and safetensors')
-_KERAS = _Kind('a file of Keras', _TENSORFLOW, 'transformers<5, TensorFlow and PyTorch')
+_KERAS = _Kind('a file of Keras', _TENSORFLOW, 'transformers<4.50, TensorFlow and PyTorch')
 # By how their names end, in the order in which they are looked for in a folder.
 _KINDS = {
   **dict.fromkeys(('.bin', '.pth', '.pt', '.ckpt'), _PICKLE),
@@ -87,7 +87,9 @@ def _sentence(paths: list[pathlib.Path]) -> str:
   result = folder / f'{paths[0].stem}.safetensors'
   if (folder / 'config.json').is_file():  # which says what the tensors are
     result = folder / 'model.safetensors'
-  arguments = [folder] if kind is _KERAS else [*paths, result]
-  command = f'python -c "{kind.program}" {shlex.join(map(str, arguments))}'
   made = folder if result.stem == 'model' else result
+  arguments = [*paths, result]
+  if kind is _KERAS:
+    made, arguments = folder, [folder]
+  command = f'python -c "{kind.program}" {shlex.join(map(str, arguments))}'
   return f'{what}; where {kind.needs} are installed, {command} makes {made} a checkpoint that it reads.'

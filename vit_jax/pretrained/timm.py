@@ -236,6 +236,8 @@ def _check_names(files: TensorFiles) -> None:
   """Raises UnknownModelError for a tensor that no model of ours has."""
   if 'fc_norm.weight' in files.shapes:
     raise UnknownModelError('it has its last norm behind the pooling (fc_norm), and vit_jax before it')
+  if 'conv_proj.weight' in files.shapes:
+    raise UnknownModelError("its tensors have torchvision's names")
   extra = sorted(name for name in files.shapes if _NUMBER.sub('.{}.', name, count=1) not in _TENSORS)
   if extra:
     raise UnknownModelError(f'it has a tensor {some(extra)} that no ViT has in vit_jax')
