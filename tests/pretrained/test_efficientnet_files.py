@@ -227,7 +227,7 @@ def test_b0_has_timms_names_there_and_the_same_bits_back(tmp_path):
   ('said', 'message'),
   [
     ({'architecture': 'tf_efficientnet_lite0'}, 'lite0, which vit_jax does not have; .*_b0 to b8 and l2'),
-    ({'architecture': 'tf_efficientnetv2_s'}, r'v2_s, which vit_jax does not have; .* tf_efficientnet_\*'),
+    ({'architecture': 'tf_efficientnetv2_s'}, 'v2_s, which vit_jax does not have; of folders it reads'),
     ({'architecture': 'tf_efficientnet_b0', 'global_pool': 'max'}, "global_pool 'max'"),
     (
       {'architecture': 'tf_efficientnet_l2_ns_475'},
