@@ -124,7 +124,7 @@ def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
     (['nothing.npz', 'x.npz'], 'There is no checkpoint nothing.npz; check the path'),
     (
       ['{b_vit_gap}', 'x.onnx'],
-      'x.onnx is an ONNX file, which vit_jax neither reads nor writes; its formats are run',
+      'x.onnx would be an ONNX file, which vit_jax does not write; choose another name',
     ),
     (
       ['{b_vit_gap}', 'x', '--format=onnx'],

@@ -66,9 +66,9 @@ def _format_name(destination: str) -> str:
   Raises:
     UserError: neither says it, or there is no such format.
   """
-  from vit_jax.pretrained import formats
+  from vit_jax.pretrained import foreign, formats
 
-  formats.refuse_foreign(destination)
+  foreign.refuse_to_write(destination)
   name, names = _FORMAT.value or formats.of_suffix(destination), formats.names_to_write()
   if name is None:
     raise UserError(

@@ -167,7 +167,12 @@ OTHERS: dict[str, tuple[Make, str]] = {
   'random numbers without end': (at('/dev/urandom'), 'is not a regular file'),
   'a terminal': (at('/dev/tty'), 'is not a regular file|There is no checkpoint'),
   'a pipe': (pipe, 'is not a regular file'),
-  'ONNX': (file_of('x.onnx'), 'x.onnx is an ONNX file, which vit_jax neither reads nor writes'),
+  'ONNX': (file_of('x.onnx'), 'x.onnx is an ONNX file, which vit_jax does not read; use the checkpoint'),
+  'GGUF': (
+    file_of('x.gguf'),
+    'x.gguf is a file of llama.cpp, which vit_jax does not read; use the checkpoint',
+  ),
+  'Keras': (file_of('x.h5'), r'x.h5 is a file of Keras, .* python -c .*from_tf=True.* makes'),
   "PyTorch's pickle": (file_of('x.pth'), r'a PyTorch pickle \(it could run code\)'),
   'a run with a pipe': (run_with_pipe, 'is not a regular file'),
 }

@@ -97,10 +97,22 @@ def sharded(weight_map: Any) -> Make:
 
   def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
     copy = copy_of('vit', folder, sound)
-    shutil.copy(copy / 'model.safetensors', folder / 'outside.safetensors')
     (copy / 'below').mkdir()
     shutil.copy(copy / 'model.safetensors', copy / 'below/inside.safetensors')
+    (copy / 'model.safetensors').rename(folder / 'outside.safetensors')
     (copy / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+    return copy
+
+  return make
+
+
+def index_alone(place: Callable[[pathlib.Path], Any]) -> Make:
+  """An index, and no model.safetensors, which would be read in its place."""
+
+  def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
+    copy = copy_of('vit', folder, sound)
+    (copy / 'model.safetensors').unlink()
+    place(copy / 'model.safetensors.index.json')
     return copy
 
   return make
@@ -149,12 +161,12 @@ FOLDERS: dict[str, tuple[Make, str]] = {
   'names that are a list': (changed('vit', id2label=['a']), 'id2label'),
   'names that are deep': (changed('vit', id2label={'0': NESTED, '1': 'b', '2': 'c'}), 'id2label'),
   'a deep config': (text_in('vit', 'config.json', DEEP), 'too deeply nested'),
-  'a deep index': (text_in('vit', 'model.safetensors.index.json', DEEP), 'too deeply nested'),
+  'a deep index': (index_alone(lambda path: path.write_text(DEEP)), 'too deeply nested'),
   'deep images': (text_in('vit', IMAGES, DEEP), 'too deeply nested'),
   'a config that is a pipe': (replaced_by('vit', 'config.json', os.mkfifo), 'config.json is not a regular'),
   'a config without end': (replaced_by('vit', 'config.json', endless), 'config.json is not a regular'),
   'a config of a terabyte': (replaced_by('vit', 'config.json', large), 'config.json has more than 64 MiB'),
-  'an index without end': (replaced_by('vit', 'model.safetensors.index.json', endless), 'not a regular file'),
+  'an index without end': (index_alone(endless), 'not a regular file'),
   'images that are a pipe': (replaced_by('vit', IMAGES, os.mkfifo), 'is not a regular file'),
   'tensors that are a pipe': (replaced_by('vit', 'model.safetensors', os.mkfifo), 'has no model.safetensors'),
   'tensors without end': (replaced_by('vit', 'model.safetensors', endless), 'has no model.safetensors'),

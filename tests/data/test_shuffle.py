@@ -3,7 +3,6 @@
 import collections
 import itertools
 
-import grain
 import hypothesis
 import numpy as np
 import pytest
@@ -63,12 +62,30 @@ def test_orders_differ_between_passes_and_seeds():
     assert len(set(passes)) == 3
 
 
-@pytest.mark.parametrize('size', [600, 1437, 70_000])
-def test_order_is_that_of_grains_shuffle(size):
-  shuffle, expected = Shuffle([size], [1], [7]), grain.MapDataset.range(size).shuffle(seed=7).repeat()
-  assert all(
-    shuffle[position] == expected[position] % size for position in range(3 * size - 500, 3 * size + 500)
-  )
+# (records, seed) -> what grain 0.2.18 gives at some positions:
+# index_shuffle(p % size, max_index=size - 1, seed=(seed + p // size) % 2**32, rounds=4).
+GRAINS_ORDER = {
+  (600, 7): [240, 157, 206, 540, 341, 530, 432],
+  (1437, 0): [134, 133, 624, 552, 1392, 684, 514],
+  (50_000, 4294967295): [10120, 48421, 11881, 28414, 31105, 43938, 42986],
+  (70_000, 7): [69573, 40007, 9544, 35395, 63519, 9333, 19462],
+  (1_281_167, 0): [1141324, 519272, 647767, 763896, 105501, 665775, 1071484],
+  (303_000_000, 5): [52634412, 140923089, 277716163, 127143995, 85932270, 245720701, 278338687],
+}
+
+
+@pytest.mark.parametrize(('size', 'seed'), GRAINS_ORDER)
+def test_order_is_that_of_grains_shuffle(size, seed):
+  """Runs of earlier versions, which called it, resume in the same order."""
+  shuffle = Shuffle([size], [1], [seed])
+  positions = (0, 1, 2, size - 1, size, 5 * size // 2, 7 * size + 3)
+  assert [shuffle[position] for position in positions] == GRAINS_ORDER[size, seed]
+
+
+def test_a_pass_of_one_record_more_than_a_block_holds_visits_each_once():
+  """Grain's takes the smaller block for 4^k + 1 records and loses one of them."""
+  shuffle = Shuffle([2**16 + 1], [1], [3])
+  assert len({shuffle[position] for position in range(2**16 + 1)}) == 2**16 + 1
 
 
 def test_small_sets_are_shuffled_uniformly():

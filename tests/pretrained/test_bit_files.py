@@ -231,7 +231,7 @@ def test_images_are_prepared_as_by_transformers(folder, transformers):
     ({'embedding_dynamic_padding': True}, 'embedding_dynamic_padding True'),
     ({'hidden_sizes': [128, 200]}, r'hidden_sizes \[128, 200\], and vit_jax has \[128, 256\]'),
     ({'depths': [1, 0]}, r'depths \[1, 0\], which must be positive'),
-    ({'depths': [2, 2]}, 'has no tensor .*which its config calls for'),
+    ({'depths': [2, 2]}, 'has no tensor .*which its sizes call for'),
   ],
 )
 def test_folder_that_we_cannot_compute_is_refused(folder, tmp_path, changes, message):

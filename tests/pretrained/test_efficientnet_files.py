@@ -227,9 +227,12 @@ def test_b0_has_timms_names_there_and_the_same_bits_back(tmp_path):
   ('said', 'message'),
   [
     ({'architecture': 'tf_efficientnet_lite0'}, 'lite0, which vit_jax does not have; .*_b0 to b8 and l2'),
-    ({'architecture': 'tf_efficientnetv2_s'}, r'v2_s, which vit_jax does not have; .* tf_efficientnet_\*'),
+    ({'architecture': 'tf_efficientnetv2_s'}, 'v2_s, which vit_jax does not have; of folders it reads'),
     ({'architecture': 'tf_efficientnet_b0', 'global_pool': 'max'}, "global_pool 'max'"),
-    ({'architecture': 'tf_efficientnet_l2_ns_475'}, 'has 1 tensors, and its config calls for .* 88 blocks'),
+    (
+      {'architecture': 'tf_efficientnet_l2_ns_475'},
+      'calls for a model of 88 blocks, and there are 1 tensors',
+    ),
   ],
 )
 def test_timms_models_that_we_do_not_have_are_refused(said, message, tmp_path):
@@ -249,7 +252,7 @@ def test_timms_models_that_we_do_not_have_are_refused(said, message, tmp_path):
     ({'pooling_type': 'max'}, "pooling_type 'max'"),
     ({'hidden_dim': 1280}, 'hidden_dim 1280, and vit_jax has 640 at this width_coefficient'),
     ({'width_coefficient': 0.25, 'hidden_dim': 320}, 'adds the input in the first block'),
-    ({'depth_coefficient': 15.0}, 'its config calls for a model of 2'),
+    ({'depth_coefficient': 15.0}, 'its config.json calls for a model of 2'),
     ({'depthwise_padding': 'all'}, 'depthwise_padding'),
     ({'width_coefficient': 1e9}, 'width_coefficient'),
   ],

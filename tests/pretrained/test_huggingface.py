@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import shutil
 
 import jax
 import numpy as np
@@ -112,9 +113,25 @@ def test_shards_give_the_same_as_one_file(name, tmp_path):
   one, many = read(tmp_path / 'one'), read(tmp_path / 'many')
   jax.tree.map(np.testing.assert_array_equal, one.params, many.params)
   lost = sorted((tmp_path / 'many').glob('*.safetensors'))[1]
+  by_shard = read(lost)  # naming one of the files is naming the folder
+  jax.tree.map(np.testing.assert_array_equal, one.params, by_shard.params)
   lost.unlink()
   with pytest.raises(UserError, match=f'lacks {lost.name}'):
     read(tmp_path / 'many')
+
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_one_file_beside_an_index_is_read_as_transformers_does(whole, tmp_path):
+  """Left by a model that was saved again, of which the index names other weights, or files that are gone."""
+  make_peer('vit', seed=1).save_pretrained(tmp_path / 'many', max_shard_size='20KB')
+  make_peer('vit').save_pretrained(tmp_path / 'one')
+  for path in (tmp_path / 'many').glob('*.safetensors*' if whole else '*.json'):
+    if path.name != 'config.json':
+      shutil.copy(path, tmp_path / 'one')
+  peer = transformers.ViTForImageClassification.from_pretrained(tmp_path / 'one').eval()
+  pretrained = read(tmp_path / 'one')
+  assert_same(pretrained, peer)
+  assert any('model.safetensors.index.json, which is left aside' in note for note in pretrained.notes)
 
 
 def test_bfloat16_is_read_into_float32(tmp_path):

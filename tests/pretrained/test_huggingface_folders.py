@@ -1,11 +1,15 @@
 """How folders of Hugging Face prepare images, against transformers itself, and folders that are damaged."""
 
+import functools
 import json
 import pathlib
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 
+import flax
 import numpy as np
 import pytest
 from PIL import Image
@@ -109,7 +113,10 @@ def _to_pickle(folder: pathlib.Path) -> None:
 DAMAGES = {
   'no config': (lambda folder: (folder / 'config.json').unlink(), 'has no config.json; get it'),
   'no tensors': (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors'),
-  'a pickle': (_to_pickle, r'pytorch_model\.bin, a pickle.*save_pretrained'),
+  'a pickle': (
+    _to_pickle,
+    r'pytorch_model\.bin, a PyTorch pickle .*, which vit_jax does not read; .* python -c .* makes ',
+  ),
   'cut short': (_truncate, 'cut short or no safetensors file'),
   'text': (lambda folder: (folder / 'model.safetensors').write_text('<html>' * 9), 'no safetensors file'),
   'config no JSON': (lambda folder: (folder / 'config.json').write_text('<html>'), 'cannot be read as JSON'),
@@ -200,3 +207,34 @@ def test_the_package_never_imports_torch():
     'sys.exit(any(name in sys.modules for name in ("torch", "safetensors", "transformers")))'
   )
   assert subprocess.run([sys.executable, '-c', program], check=False).returncode == 0
+
+
+def test_code_of_a_folder_that_is_not_run_is_noted(sound, tmp_path):
+  shutil.copytree(sound, tmp_path / 'own')
+  _change_config(auto_map={'AutoModel': 'modeling_mine.RotaryViT'})(tmp_path / 'own')
+  notes = [note for note in read(tmp_path / 'own').notes if 'auto_map' in note]
+  assert len(notes) == 1 and 'which is not run' in notes[0]
+  assert not any('auto_map' in note for note in read(sound).notes)
+
+
+def test_line_that_a_file_of_flax_is_refused_with_makes_a_checkpoint(sound, tmp_path, monkeypatch):
+  """Flax has kernels (inputs, outputs) and (height, width, inputs, outputs), and calls the weights of norms scales."""
+  tensors = tensors_in(sound)
+  nested = {}
+  for name, array in tensors.items():
+    kernel = name.endswith('.weight') and array.ndim > 1
+    leaf = 'kernel' if kernel else 'scale' if name.endswith('.weight') else name.rpartition('.')[2]
+    array = array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T if kernel else array
+    *path, _ = name.split('.')
+    functools.reduce(lambda node, key: node.setdefault(key, {}), path, nested)[leaf] = array
+  (tmp_path / 'flax_model.msgpack').write_bytes(flax.serialization.msgpack_serialize(nested))
+  shutil.copy(sound / 'config.json', tmp_path)
+  with pytest.raises(UserError, match=r'flax_model\.msgpack, a file of Flax, which') as error:
+    read(tmp_path)
+  program, arguments = re.search(r'python -c "(.*)" (.*) makes ', str(error.value)).groups()
+  monkeypatch.setattr(sys, 'argv', ['-c', *shlex.split(arguments)])
+  exec(program, {})
+  again = tensors_in(tmp_path)
+  assert again.keys() == tensors.keys()
+  for name, array in tensors.items():
+    np.testing.assert_array_equal(again[name], array)

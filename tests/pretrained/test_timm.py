@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import pathlib
+import re
+import shlex
+import sys
 
 import jax
 import numpy as np
@@ -44,6 +47,7 @@ PEERS = {
   'distilled': {'architecture': 'deit_base_distilled_patch16_224', 'img_size': (16, 32)},
   'deit': {'architecture': 'deit_base_patch16_224'},
   'deit3': {'architecture': 'deit3_base_patch16_224'},
+  'every token': {'global_pool': '', 'reg_tokens': 2, 'no_embed_class': True},
   'mean beside registers': {'global_pool': 'avg', 'class_token': False, 'reg_tokens': 2, 'fc_norm': False},
 }
 
@@ -173,7 +177,7 @@ def test_a_head_of_a_distillation_token_without_its_tokens_is_refused(tmp_path):
   registers = tensors | {'reg_token': tensors['dist_token']}
   for wrong, said in (
     ({name: value for name, value in tensors.items() if name != 'cls_token'}, 'goes with a class token'),
-    (registers, 'no register tokens; check what the file holds'),
+    (registers, 'and no register tokens'),
     ({name: value for name, value in tensors.items() if name != 'dist_token'}, 'dist_token'),
   ):
     safetensors_numpy.save_file(wrong, file)
@@ -200,7 +204,9 @@ def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
   assert_same(pretrained, peer)
   assert any('; 3 are taken, as timm has at this width' in note for note in pretrained.notes)
   assert any('24 x 24, a square' in note for note in pretrained.notes)
-  assert read(path, heads=6, gelu='tanh').architecture.model.heads == 6
+  assert any("gelu 'erf', norm_epsilon 1e-06, global_pool 'token'" in note for note in pretrained.notes)
+  told = read(path, heads=6, gelu='tanh')
+  assert told.architecture.model.heads == 6 and not any("gelu 'erf'" in note for note in told.notes)
 
 
 def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
@@ -218,7 +224,7 @@ def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
     assert (pretrained.architecture.model.heads, pretrained.architecture.model.gelu) == (heads, gelu)
   for name in ('vit_base_patch16_rpn_224', 'vit_base_patch32_clip_quickgelu_224', 'swin_tiny', 'beit_base'):
     path.write_text(json.dumps(values | {'architecture': name}))
-    with pytest.raises(UserError, match=f'holds {name}, which vit_jax does not have'):
+    with pytest.raises(UserError, match=f"holds timm's {name}, which vit_jax does not have"):
       read(tmp_path)
 
 
@@ -227,7 +233,7 @@ def test_our_tables_agree_with_timm():
   seen = 0
   deits = timm.list_models('deit*', module='deit')
   for name in [*timm.list_models('vit_*', module='vision_transformer'), *deits]:
-    if timm_folder._OTHER.fullmatch(name):
+    if not timm_folder._NAME.fullmatch(name):
       continue
     with torch.device('meta'):
       peer = timm.create_model(name)
@@ -344,8 +350,8 @@ def test_sizes_of_the_written_names_are_timms():
   ('options', 'words'),
   [
     ({'global_pool': 'avg'}, 'last norm behind the pooling'),
-    ({'global_pool': 'avg', 'fc_norm': False}, 'with none of the tokens before the patches'),
-    ({'pre_norm': True}, 'patch_embed.proj.bias'),
+    ({'global_pool': 'avg', 'fc_norm': False}, 'pools none of the tokens before the patches'),
+    ({'pre_norm': True}, 'norm_pre.bias'),
     ({'global_pool': 'max', 'fc_norm': False}, "global_pool 'max'"),
     ({'act_layer': 'relu'}, "act_layer 'relu'"),
     ({'final_norm': False}, 'norm.weight'),
@@ -355,3 +361,40 @@ def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
   save(timm.create_model('vit_base_patch16_224', **SIZES, **options), tmp_path)
   with pytest.raises(UserError, match=words):
     read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('architecture', 'options', 'words'),
+  [
+    ('vit_small_r26_s32_224', {}, 'of a kind .* a tensor patch_embed.backbone'),
+    ('vit_giant_patch14_dinov2', SIZES, 'of a kind .* blocks.0.mlp.fc2.weight of shape'),
+    (
+      'vit_so400m_patch14_siglip_384',
+      SIZES | {'img_size': 20},
+      'of a kind .* 20 x 20 pixels .* patches of 8',
+    ),
+    ('vit_base_patch16_dinov3', SIZES, 'of a kind .*gamma_1'),
+    ('eva_large_patch14_196', SIZES, 'which vit_jax does not have; of folders it reads'),
+  ],
+)
+def test_whole_folder_of_another_architecture_is_refused_by_its_name(architecture, options, words, tmp_path):
+  """And nobody is sent to get it again."""
+  save(timm.create_model(architecture, **{'depth': 1} | options), tmp_path)
+  with pytest.raises(UserError, match=f"holds timm's {architecture}, {words}") as error:
+    read(tmp_path)
+  assert 'again' not in str(error.value)
+
+
+@pytest.mark.parametrize(('file', 'wrap'), [('pytorch_model.bin', False), ('deit.pth', True)])
+def test_line_that_a_pickle_is_refused_with_makes_a_checkpoint(file, wrap, tmp_path, monkeypatch):
+  """Of a whole folder, config.json beside it, and of a lone file with the state below 'model'."""
+  peer = make_peer('token')
+  save(peer, tmp_path)
+  (tmp_path / 'model.safetensors').unlink()
+  torch.save({'model': peer.state_dict()} if wrap else peer.state_dict(), tmp_path / file)
+  with pytest.raises(UserError, match=f'{file}.* PyTorch pickle') as error:
+    read(tmp_path / file if wrap else tmp_path)
+  program, arguments = re.search(r'python -c "(.*)" (.*) makes ', str(error.value)).groups()
+  monkeypatch.setattr(sys, 'argv', ['-c', *shlex.split(arguments)])
+  exec(program, {})
+  assert_same(read(tmp_path), peer)

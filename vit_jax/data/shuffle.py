@@ -9,14 +9,16 @@ import fractions
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from grain.experimental import index_shuffle
 
-# Grain permutes ranges of at least 2¹⁶ numbers, and skips those out of range: 32 µs per record for a range of
-# this size, 1.5 ms for one of 10. Below it, a permutation is kept in memory.
-_SMALL = 512
-_ROUNDS = 4  # of Grain's cipher; more take longer, and change the order of every run
+# Parts of fewer than 512 records are ordered by NumPy, others as by `index_shuffle` of the library Grain: four rounds
+# of the block cipher Simon (https://eprint.iacr.org/2013/404) permute a range of at least 2¹⁶ numbers, and what is out
+# of range is permuted again. Below 2¹⁶ records that would be slow, and a pass's permutation is kept in memory.
+_SMALL, _KEPT = 512, 2**16
+_ROUNDS = 4
+_UINT32 = 2**32 - 1
 
 
 class Shuffle:
@@ -67,11 +69,58 @@ class _PartShuffle:
 
   def __getitem__(self, position: int) -> int:
     passes, index = divmod(position, self._size)
-    if self._size < _SMALL:
+    if self._size < _KEPT:
       return int(self._permutation(passes)[index])
-    seed = (self._seed + passes) % 2**32
-    return index_shuffle(index, max_index=self._size - 1, seed=seed, rounds=_ROUNDS)
+    keys, word = self._cipher(passes)
+    index = _encrypted(index, keys, word)
+    while index >= self._size:
+      index = _encrypted(index, keys, word)
+    return index
 
   def _small_permutation(self, passes: int) -> np.ndarray:
-    # Raw bits are the part of NumPy's randomness that stays the same in all its versions.
-    return np.argsort(np.random.Philox(key=[self._seed, passes]).random_raw(self._size), kind='stable')
+    if self._size < _SMALL:
+      # Raw bits are the part of NumPy's randomness that stays the same in all its versions.
+      return np.argsort(np.random.Philox(key=[self._seed, passes]).random_raw(self._size), kind='stable')
+    following = _encrypted(np.arange(_KEPT), *self._cipher(passes))
+    places = following[: self._size].copy()
+    while len(outside := np.flatnonzero(places >= self._size)):
+      places[outside] = following[places[outside]]
+    return places
+
+  def _cipher(self, passes: int) -> tuple[tuple[int, ...], int]:
+    """The keys of the rounds of a pass, and the bits of half a block."""
+    return _round_keys((self._seed + passes) % 2**32), max(((self._size - 1).bit_length() + 1) // 2, 8)
+
+
+def _encrypted(number: Any, keys: Sequence[int], word: int) -> Any:
+  """A number of 2 `word` bits, or an array of them, permuted among all such numbers."""
+  mask = (1 << word) - 1
+
+  def mixed(half: Any) -> Any:
+    by_1, by_2, by_8 = ((half << bits | half >> word - bits) & mask for bits in (1, 2, 8))
+    return by_1 & by_8 ^ by_2
+
+  left, right = number >> word, number & mask
+  for key in keys:
+    left, right = right, left ^ mixed(right) ^ key & mask
+  return left << word | right
+
+
+@functools.lru_cache(maxsize=64)
+def _round_keys(seed: int) -> tuple[int, ...]:
+  """The uint32 that C++'s std::seed_seq({seed}) generates, for each round one."""
+  count, keys = _ROUNDS, [0x8B8B8B8B] * _ROUNDS
+  for k in range(2 * count):
+    this, after, second, before = (place % count for place in (k, k + 1, k + 2, k - 1))
+    if k < count:
+      mixed = keys[this] ^ keys[after] ^ keys[before]
+      first = 1664525 * (mixed ^ mixed >> 27)
+      added = first + (1, this + seed, this, this)[k]
+      keys[after], keys[second] = keys[after] + first & _UINT32, keys[second] + added & _UINT32
+    else:
+      mixed = keys[this] + keys[after] + keys[before] & _UINT32
+      first = 1566083941 * (mixed ^ mixed >> 27)
+      added = first - this
+      keys[after], keys[second] = keys[after] ^ first & _UINT32, keys[second] ^ added & _UINT32
+    keys[this] = added & _UINT32
+  return tuple(keys)

@@ -8,12 +8,11 @@ plans, evaluators, pictures and checkpoint formats know models by this contract 
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
-from typing_extensions import TypeVar
 
 from vit_jax import pytrees
 from vit_jax.models.position_resize import PositionResize
@@ -209,7 +208,7 @@ class ModelConfig(abc.ABC):
     """One line for people: 'Vision Transformer, 12 blocks of width 768, 12 heads'."""
 
 
-C = TypeVar('C', bound=ModelConfig, default=ModelConfig, covariant=True)
+C = TypeVar('C', bound=ModelConfig, covariant=True)
 
 
 class Model(nnx.Module, Generic[C]):

@@ -26,6 +26,10 @@ M = TypeVar('M', bound=ModelConfig)
 Link = Literal['softmax', 'sigmoid']
 
 
+class UnknownModelError(Exception):
+  """A whole checkpoint holds a model that vit_jax does not have; the text is a clause that says in what it differs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
   """A model from a checkpoint of any format, in our terms.

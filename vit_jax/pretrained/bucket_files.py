@@ -5,20 +5,16 @@ copied again, and a broken-off copy goes on where it ended.
 """
 
 import hashlib
-import os
 import pathlib
-import shutil
-import sys
 
 import filelock
-import tqdm
 
 from vit_jax import cache
 from vit_jax.buckets import Bucket, Entry, missing
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.errors import UserError
 from vit_jax.object_names import local_place, named_apart
-from vit_jax.pretrained import file_kinds
+from vit_jax.pretrained import file_kinds, receiving
 
 _OF_FOLDERS = ('.json', '.safetensors', '.txt')  # what a Hugging Face folder's model consists of
 
@@ -79,29 +75,12 @@ def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:
   partial = path.with_name(f'.{path.name}.partial')
   with named_apart(entry.address):
     path.parent.mkdir(parents=True, exist_ok=True)
-    _receive(bucket, entry, partial)
+    length = partial.stat().st_size if partial.exists() else 0
+    receiving.append(partial, bucket.parts(entry, length), entry.size, path.name)
   if bucket.entry(entry.address) != entry:
     partial.unlink()
     raise UserError(f'{entry.address} was changed while it was copied; start again.')
   partial.replace(path)
-
-
-def _receive(bucket: Bucket, entry: Entry, partial: pathlib.Path) -> None:
-  """Appends the bytes of an object that are missing, and syncs them to the disk."""
-  with open(partial, 'ab') as file:
-    length = file.tell()
-    free = shutil.disk_usage(partial.parent).free
-    if entry.size - length > free:
-      raise OSError(f'{entry.size - length:,} bytes are missing and {free:,} are free')
-    title, hidden = partial.name[1:].removesuffix('.partial'), not sys.stderr.isatty()
-    with tqdm.tqdm(
-      desc=title, initial=length, total=entry.size, unit='B', unit_scale=True, disable=hidden
-    ) as bar:
-      for part in bucket.parts(entry, length):
-        file.write(part)
-        bar.update(len(part))
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _folder(address: str, entries: list[Entry]) -> pathlib.Path:

@@ -10,20 +10,9 @@ from typing import Any
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained import catalogue, download
+from vit_jax.pretrained import catalogue, download, foreign, huggingface
 from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
-from vit_jax.pretrained.json_values import JsonObject
-
-# Files of other projects by how their names end, to say so instead of what is wrong with them as an .npz.
-_FOREIGN = {
-  '.onnx': 'an ONNX file',
-  '.pt': 'a PyTorch pickle (it could run code)',
-  '.pth': 'a PyTorch pickle (it could run code)',
-  '.h5': 'a file of Keras',
-  '.keras': 'a file of Keras',
-  '.tflite': 'a file of LiteRT',
-}
 
 
 def read(
@@ -146,34 +135,24 @@ def of_suffix(destination: str) -> str | None:
   return None
 
 
-def refuse_foreign(path: str | os.PathLike[str]) -> None:
-  """Raises UserError for the files of a format that is well known, and that we do not have."""
-  suffix = pathlib.Path(path).suffix.lower()
-  if suffix in _FOREIGN:
-    raise UserError(
-      f'{os.fspath(path)} is {_FOREIGN[suffix]}, which vit_jax neither reads nor writes; its formats are '
-      f'{", ".join(names_to_write())}.'
-    )
-
-
 def _check_file(path: pathlib.Path) -> None:
   """Raises UserError for a device or pipe, which may have no end, and for files of other projects."""
   if not path.is_file():
     raise UserError(f'{path} is not a regular file; check the path.')
-  refuse_foreign(path)
+  foreign.refuse(path)
 
 
 def _unknown(path: pathlib.Path) -> UserError:
   """The error of a path that no format recognises."""
+  values = huggingface.config_of(path)
+  if values is not None:
+    return UserError(
+      f'{path} holds {huggingface.described(values)}, which vit_jax does not have; of folders it reads '
+      f'{", ".join(FORMATS.names())} (docs/checkpoints.md).'
+    )
   if not path.is_dir():
     return UserError(
       f'{path} is not a checkpoint of a known format; vit_jax reads {", ".join(FORMATS.names())}.'
-    )
-  if (path / 'config.json').exists():
-    model_type = JsonObject.read(path / 'config.json').text('model_type')
-    return UserError(
-      f'{path} holds a model of type {model_type!r}, which vit_jax does not have; of folders it reads '
-      f'{", ".join(FORMATS.names())}.'
     )
   if any(path.glob('*.safetensors')):
     return UserError(
@@ -183,6 +162,7 @@ def _unknown(path: pathlib.Path) -> UserError:
   runs = sorted(str(folder.parent) for folder in path.glob('*/checkpoints'))
   if runs:
     return UserError(f'{path} is a folder of runs; did you mean {" or ".join(runs[:3])}?')
+  foreign.refuse_folder(path)
   return UserError(
     f'{path} is neither a training run (it has no checkpoints/) nor a Hugging Face folder (it has no '
     f'config.json); check the path.'
@@ -198,6 +178,7 @@ def located(source: str | os.PathLike[str]) -> pathlib.Path:
   source = os.fspath(source)
   path = pathlib.Path(source).expanduser()
   if download.is_address(source):
+    foreign.refuse(source)  # before it is downloaded
     return download.local_file(source)
   if path.exists():
     return path

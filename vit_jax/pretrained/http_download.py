@@ -1,23 +1,35 @@
 """One file over HTTP: resumed where it broke off, and never put together from parts of different files.
 
 No library we know does this: pooch and fsspec do not resume, and huggingface_hub's `http_get` appends any 206
-without comparing its Content-Range and ETag. So urllib3 moves and counts the bytes, and this module decides
-whether they belong together.
+without comparing its Content-Range and ETag. So urllib3 moves and counts the bytes, with its time-outs, and this module
+decides whether they belong together.
 """
 
+import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import re
-import shutil
-import sys
 import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
 
-import tqdm
+import urllib3
+from urllib3 import exceptions
+from urllib3.util import parse_url
 
-from vit_jax.pretrained.http_stream import ConnectionFailedError, Stream, UnusableError
+from vit_jax.pretrained import receiving
 
+_CHUNK = 2**20
+_SLOWEST = 1024  # bytes per second: a server that sends fewer has stalled
+_REDIRECTS = 10
+_UNREACHABLE = (
+  exceptions.NewConnectionError,
+  exceptions.ConnectTimeoutError,
+  exceptions.ProxyError,
+  exceptions.SSLError,
+)
 _TRANSIENT = (408, 425, 429)  # and every 5xx: the same request may succeed later
 # RFC 9110: only a strong ETag says that two answers are parts of the same bytes. A date does not.
 _STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
@@ -37,6 +49,14 @@ class Patience:
   timeout: float = 60
   attempts: int = 5
   pause: float = 0.5
+
+
+class ConnectionFailedError(Exception):
+  """The server is out of reach, broke off or stalled, and may answer the next time. The text says which."""
+
+
+class UnusableError(Exception):
+  """The address or what the server answers makes no sense. The text says why."""
 
 
 class RefusedError(Exception):
@@ -131,7 +151,9 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
   first = partial.keep_only_what_can_be_resumed()
   if first and partial.etag:
     headers |= {'Range': f'bytes={first}-', 'If-Range': partial.etag}
-  with Stream(url, headers, patience.timeout) as answer:
+  with _network():
+    answer = _open(url, headers, patience.timeout)
+  with answer:
     if answer.status == 200:  # also to a Range: the file changed, or the server knows no ranges
       first = 0
       partial.start(_size(answer), _etag(answer))
@@ -149,38 +171,40 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
     encoding = answer.headers.get('Content-Encoding', 'identity')
     if encoding.lower() not in ('', 'identity'):
       raise UnusableError(f'the server compresses it ({encoding}) although asked not to')
-    _check_space(partial)
-    _receive(answer, partial, title)
+    receiving.append(partial.path, _body(answer, partial, patience.timeout), partial.size, title)
   if partial.size is None:  # chunked: complete, since urllib3 raises where the last chunk is missing
     partial.describe(partial.length, partial.etag)
   if partial.length != partial.size:
     raise ConnectionFailedError('the connection broke off')
 
 
-def _receive(answer: Stream, partial: _Partial, title: str) -> None:
-  """Appends the answer's body, and syncs it to the disk."""
-  length = partial.length
-  bar = tqdm.tqdm(
-    desc=title,
-    initial=length,
-    total=partial.size,
-    unit='B',
-    unit_scale=True,
-    disable=not sys.stderr.isatty(),
-  )
-  with bar, open(partial.path, 'ab') as file:
-    for chunk in answer.chunks():
-      length += len(chunk)
-      if partial.size is not None and length > partial.size:
-        file.truncate(0)
+def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -> Iterator[bytes]:
+  """The answer's body, undecoded, in parts of any size.
+
+  Raises:
+    ConnectionFailedError: it breaks off, comes too slowly, or is longer than announced.
+  """
+  left = None if partial.size is None else partial.size - partial.length
+  due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
+  while True:
+    with _network():
+      part = answer.read1(_CHUNK, decode_content=False)
+    if not part:
+      return
+    due -= len(part)
+    if due <= 0:
+      due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
+    elif time.monotonic() > deadline:
+      raise ConnectionFailedError(f'the server sends less than {_SLOWEST} bytes per second')
+    if left is not None:
+      left -= len(part)
+      if left < 0:
+        partial.start(None, None)
         raise ConnectionFailedError('the server sends more bytes than it announced')
-      file.write(chunk)
-      bar.update(len(chunk))
-    file.flush()
-    os.fsync(file.fileno())
+    yield part
 
 
-def _size(answer: Stream) -> int | None:
+def _size(answer: urllib3.BaseHTTPResponse) -> int | None:
   """Bytes of the whole file, of an answer with status 200; None where chunks end it.
 
   Raises:
@@ -197,12 +221,12 @@ def _size(answer: Stream) -> int | None:
   return int(length)
 
 
-def _etag(answer: Stream) -> str | None:
+def _etag(answer: urllib3.BaseHTTPResponse) -> str | None:
   etag = answer.headers.get('ETag', '')
   return etag if _is_strong(etag) else None
 
 
-def _check_continuation(answer: Stream, partial: _Partial) -> None:
+def _check_continuation(answer: urllib3.BaseHTTPResponse, partial: _Partial) -> None:
   """Starts again unless an answer with status 206 has exactly the missing bytes of the same file."""
   span = answer.headers.get('Content-Range', '')
   size = span.rpartition('/')[2] if partial.size is None else str(partial.size)
@@ -211,13 +235,6 @@ def _check_continuation(answer: Stream, partial: _Partial) -> None:
     partial.start(None, None)
     raise ConnectionFailedError('the server sends a part that does not belong to the one before')
   partial.describe(int(size), partial.etag)
-
-
-def _check_space(partial: _Partial) -> None:
-  missing = (partial.size or 0) - partial.length
-  free = shutil.disk_usage(partial.path.parent).free
-  if missing > free:
-    raise OSError(f'{missing:,} bytes are missing and {free:,} are free')
 
 
 def _read_record(path: pathlib.Path) -> tuple[int | None, str | None]:
@@ -233,3 +250,64 @@ def _read_record(path: pathlib.Path) -> tuple[int | None, str | None]:
 
 def _is_strong(etag: object) -> bool:
   return isinstance(etag, str) and _STRONG_ETAG.fullmatch(etag) is not None
+
+
+@contextlib.contextmanager
+def _network() -> Iterator[None]:
+  """Turns what urllib3 and the network raise into our errors."""
+  try:
+    yield
+  except UnusableError:
+    raise
+  except ValueError as error:  # urllib3's errors of addresses too
+    raise UnusableError(f'it is not a valid address ({_reason(error)})') from error
+  except _UNREACHABLE as error:
+    raise ConnectionFailedError(f'the server cannot be reached ({_reason(error)})') from error
+  except Exception as error:
+    raise ConnectionFailedError(f'the connection broke off ({_reason(error)})') from error
+
+
+def _open(url: str, headers: Mapping[str, str], timeout: float) -> urllib3.BaseHTTPResponse:
+  """The answer after all redirects, its body unread.
+
+  We follow redirects ourselves: urllib3 would read the body of each, and one may be endless.
+  """
+  schemes = ('https', urllib.parse.urlsplit(url).scheme)  # never from https to http
+  for _ in range(_REDIRECTS + 1):
+    answer = _connections(url).request(
+      'GET',
+      url,
+      headers=headers,
+      redirect=False,
+      retries=False,
+      preload_content=False,
+      timeout=urllib3.Timeout(connect=timeout / 4, read=timeout),
+    )
+    target = answer.get_redirect_location()
+    if not target:
+      return answer
+    answer.close()
+    url = urllib.parse.urljoin(url, target)
+    if urllib.parse.urlsplit(url).scheme not in schemes:
+      raise UnusableError(f'the server redirects to {url}, which is not https')
+  raise UnusableError(f'the server redirects more than {_REDIRECTS} times')
+
+
+def _connections(url: str) -> urllib3.PoolManager:
+  """Connections through the proxy that the environment names for an address, or direct ones."""
+  address = urllib.parse.urlsplit(url)
+  proxy = urllib.request.getproxies().get(address.scheme)
+  if not proxy or urllib.request.proxy_bypass(address.netloc):
+    return urllib3.PoolManager()
+  if '://' not in proxy:
+    proxy = f'http://{proxy}'
+  login = parse_url(proxy).auth
+  headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
+  return urllib3.ProxyManager(proxy, proxy_headers=headers)
+
+
+def _reason(error: BaseException) -> str:
+  """The first line of the innermost error: urllib3's own wraps it into the names of Python objects."""
+  while error.__cause__ is not None:
+    error = error.__cause__
+  return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,9 +4,12 @@ PyTorch is not needed; safetensors is (the extra 'huggingface').
 """
 
 import abc
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,8 +19,8 @@ from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import safetensors_files
-from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
-from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.base import Format, Pretrained, ReadOptions, UnknownModelError
+from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, check, check_depth, expected, gather, scatter
 
@@ -44,6 +47,30 @@ def config_of(path: pathlib.Path) -> JsonObject | None:
   return JsonObject.read(file) if file.exists() else None
 
 
+def described(values: JsonObject | None) -> str:
+  """What the model of a config.json is called, to follow 'holds'; None: of tensors alone."""
+  if values is None:
+    return "tensors without a config.json beside them (alone, those with timm's names are read)"
+  if 'architecture' in values:
+    return f"timm's {values.text('architecture')}"
+  if 'model_type' not in values:
+    return 'a model that its config.json does not name (it has neither model_type nor architecture)'
+  classes = values.raw('architectures')
+  name = classes[0] if isinstance(classes, list) and classes and is_text(classes[0]) else 'a model'
+  return f"transformers' {name[:100]} of type {values.text('model_type')!r}"
+
+
+@contextlib.contextmanager
+def _naming_the_model(path: pathlib.Path) -> Iterator[None]:
+  """Turns an UnknownModelError into the sentence that says what is there."""
+  try:
+    yield
+  except UnknownModelError as error:
+    raise UserError(
+      f'{path} holds {described(config_of(path))}, of a kind that vit_jax does not have: {error}.'
+    ) from error
+
+
 class FolderFormat(Format):
   """A folder with a config.json and safetensors files; naming one of those is naming the folder."""
 
@@ -62,7 +89,8 @@ class FolderFormat(Format):
       options: of `Format.read`.
 
     Raises:
-      UserError: config.json describes a model that we do not have, or is damaged.
+      UserError: config.json is damaged, or describes a model that we do not have.
+      UnknownModelError: the tensors do.
     """
 
   def export(self, pretrained: Pretrained) -> Export:
@@ -75,16 +103,16 @@ class FolderFormat(Format):
     raise Unfit('it can be read, but not written')
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
-    with TensorFiles(path) as files:
+    with TensorFiles(path) as files, _naming_the_model(path):
       files.check_sums()
       return _read(files, self._layout_of(files, path, options))
 
   def architecture(self, path: pathlib.Path) -> Architecture:
-    with TensorFiles(path) as files:
+    with TensorFiles(path) as files, _naming_the_model(path):
       return self._layout_of(files, path, ReadOptions()).architecture
 
   def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    with TensorFiles(path) as files:
+    with TensorFiles(path) as files, _naming_the_model(path):
       return self._layout_of(files, path, options).preprocess
 
   def unfit(self, pretrained: Pretrained) -> str | None:
@@ -117,13 +145,16 @@ class FolderFormat(Format):
     return export.notes
 
   def _layout_of(self, files: TensorFiles, path: pathlib.Path, options: ReadOptions) -> Layout:
-    folder = path if path.is_dir() else path.parent
-    layout = self.layout(files, folder, config_of(path), options)
-    try:
-      check_depth(files, layout.architecture)
-    except UserError as error:
-      raise UserError(f'{path} fits no model that vit_jax has: {error}') from error
-    return layout
+    folder, values = path if path.is_dir() else path.parent, config_of(path)
+    layout = self.layout(files, folder, values, options)
+    check_depth(files, layout.architecture)
+    notes = files.notes
+    if values is not None and 'auto_map' in values:
+      notes += (
+        f'{folder} brings code of its own (auto_map in config.json), which is not run: the model is computed as '
+        f'{described(values)} is without it, and may be another.',
+      )
+    return dataclasses.replace(layout, notes=layout.notes + notes)
 
   def _plan(self, pretrained: Pretrained) -> Export:
     """The export, in which every parameter has a place.
@@ -161,7 +192,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   try:
     shapes = architecture.shapes()
   except UserError as error:
-    raise UserError(f'{files.source} fits no model that vit_jax has: {error}') from error
+    raise UnknownModelError(str(error).rstrip('.')) from error
   rules = [rule for rule in layout.rules if rule.path not in layout.zeros]
   wanted = expected(rules, shapes)
   if layout.tokens is not None:

@@ -57,7 +57,7 @@ class JsonObject:
       reason = 'too deeply nested' if isinstance(error, RecursionError) else error
       raise UserError(f'{path} cannot be read as JSON ({reason}); get the file again.') from error
     if not isinstance(values, dict):
-      raise UserError(f'{path} holds a {type(values).__name__} and not a JSON object; get the file again.')
+      raise UserError(f'{path} holds a {type(values).__name__} and not a JSON object; check the file.')
     return cls(path, values)
 
   def __contains__(self, name: str) -> bool:
@@ -109,7 +109,9 @@ class JsonObject:
     """What a string stands for among `choices`."""
     value = self.text(name, default)
     if value not in choices:
-      raise self.error(name, value, f'one of {", ".join(choices)}')
+      raise UserError(
+        f'{self.path} has {name} {value!r}, and vit_jax has {", ".join(choices)}; choose another checkpoint.'
+      )
     return choices[value]
 
   def sides(self, name: str, default: int | tuple[int, int] | None = None) -> tuple[int, int]:
@@ -138,7 +140,7 @@ class JsonObject:
   def error(self, name: str, value: Any, must_be: str) -> UserError:
     """That a value is not what it must be; what is long or deep is shortened."""
     found = 'nothing' if value is None else reprlib.repr(value)
-    return UserError(f'{self.path} has {name} {found}, which must be {must_be}; get the file again.')
+    return UserError(f'{self.path} has {name} {found}, which must be {must_be}; check the file.')
 
   def check_only(self, only: Mapping[str, Any], models: str) -> None:
     """Refuses values that no model of ours has; one that is not there is as we have it.

@@ -84,7 +84,7 @@ class Archive:
     for info in entries:
       tensor_names.check(self.path, info.filename)
       if info.filename in names:
-        raise UserError(f'{self.path} holds {info.filename} twice; get the file again.')
+        raise UserError(f'{self.path} holds {info.filename} twice; check what the file holds.')
       names.add(info.filename)
       if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(

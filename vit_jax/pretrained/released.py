@@ -227,8 +227,8 @@ def _check_complete(
   missing = sorted(places.keys() - stored.keys())
   if missing:
     raise UserError(
-      f'{archive.path} has no tensor {some(missing)}, which a model of its shapes needs; the file is '
-      f'incomplete, get it again.'
+      f'{archive.path} has no tensor {some(missing)}, which a model of its shapes needs; it holds a model '
+      'that vit_jax does not have.'
     )
   extra = sorted(stored.keys() - places.keys())
   if extra:

@@ -41,7 +41,9 @@ class BitNames(ReleasedNames[ResNetConfig]):
     _, _, channels, width = tensors.shape(_AROUND['root/kernel'], 4)
     blocks = tensors.stages(_PREFIX)
     if not blocks or not all(blocks):
-      raise UserError(f'{tensors.name} lacks a stage of its ResNet; the file is incomplete, get it again.')
+      raise UserError(
+        f'{tensors.name} lacks a stage of its ResNet; it holds a model that vit_jax does not have.'
+      )
     classes = tensors.shape(_HEAD, 4)[-1] if _HEAD in tensors.shapes else 0
     return Architecture(ResNetConfig('custom', blocks, width), image_size or USUAL_SIZE, channels, classes)
 

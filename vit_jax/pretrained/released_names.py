@@ -40,7 +40,7 @@ class Tensors:
       UserError: it is not.
     """
     if key not in self.shapes:
-      raise UserError(f'{self.name} has no tensor {key}; the file is incomplete, get it again.')
+      raise UserError(f'{self.name} has no tensor {key}; it holds a model that vit_jax does not have.')
     if len(self.shapes[key]) != rank:
       raise self.misfit(key, f'{rank} dimensions are expected')
     if 0 in self.shapes[key]:
@@ -65,7 +65,7 @@ class Tensors:
     pattern = re.compile(re.escape(prefix) + r'(\d{1,9})/')
     depth = 1 + max((int(match[1]) for match in map(pattern.match, self.shapes) if match), default=-1)
     if depth == 0:
-      raise UserError(f'{self.name} has no {prefix}0; the file is incomplete, get it again.')
+      raise UserError(f'{self.name} has no {prefix}0; it holds a model that vit_jax does not have.')
     return self._plausible(depth, 'blocks')
 
   def stages(self, prefix: str = '') -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class Tensors:
   def _plausible(self, count: int, what: str) -> int:
     if count > len(self.shapes):
       raise UserError(
-        f'{self.name} numbers {count} {what} and has {len(self.shapes)} tensors; the file is incomplete, get it again.'
+        f'{self.name} numbers {count} {what} and has {len(self.shapes)} tensors; check what the file holds.'
       )
     return count
 

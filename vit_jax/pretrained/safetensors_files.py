@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import files
 from vit_jax.errors import UserError
-from vit_jax.pretrained import tensor_names
+from vit_jax.pretrained import foreign, tensor_names
 from vit_jax.pretrained.json_values import JsonObject
 
 FILE = 'model.safetensors'
@@ -23,6 +23,7 @@ _PARTIAL = '.partial'
 _CHECKSUM = '.sha256'  # behind the name of the file; beside what `write` has written
 # Of the files that an index names: nothing that leads out of the folder.
 _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
+_SHARD = re.compile(r'.*-\d{5}-of-\d{5}\.safetensors')
 # How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
 STEP_COUNT = 'num_batches_tracked'
 
@@ -37,6 +38,7 @@ class TensorFiles:
       source: the folder or file.
       shapes: name -> shape of each tensor; step counts of batch norms are left out.
       dtypes: 'F32', 'BF16', …: of what the tensors are stored in.
+      notes: sentences for the person on which of the files are read.
 
     Raises:
       UserError: no such files, damaged ones, tensors that are twice there or are not floating point numbers.
@@ -44,7 +46,7 @@ class TensorFiles:
     self.source = pathlib.Path(source)
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
-    self._paths = _paths(self.source)
+    self._paths, self.notes = _paths(self.source)
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: set[str] = set()
     with contextlib.ExitStack() as undo:
@@ -72,10 +74,12 @@ class TensorFiles:
           raise UserError(f'{path} holds {name} as {view.get_dtype()}, and parameters are floating point.')
         if name in self._file_of:
           raise UserError(
-            f'{path} holds {name}, which another file beside it holds too; get the folder again.'
+            f'{path} holds {name}, which another file beside it holds too; keep the files of one model.'
           )
         if 0 in shape:
-          raise UserError(f'{path} holds {name} of shape {shape}, which has no elements; get the file again.')
+          raise UserError(
+            f'{path} holds {name} of shape {shape}, which has no elements; check what the file holds.'
+          )
         self._file_of[name] = file
         self.shapes[name] = shape
         self.dtypes.add(view.get_dtype())
@@ -181,22 +185,26 @@ def _stored_sum(path: pathlib.Path) -> str:
     return file.read(64).decode('ascii', errors='replace').lower()
 
 
-def _paths(source: pathlib.Path) -> list[pathlib.Path]:
+def _paths(source: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
+  """The files to read, as transformers chooses them, and sentences on those that are not read."""
   if source.is_file():
-    return [source]
+    index = source.with_name(_INDEX)
+    if not _SHARD.fullmatch(source.name):
+      return [source], ()
+    if not index.exists():
+      raise UserError(f'{source} is one of several files of a model; name a folder that has {_INDEX} too.')
+    return _shards(source.parent, index), ()
   if not source.is_dir():
     raise UserError(f'There is no folder or file {source}; check the path.')
   index = source / _INDEX
-  if index.exists():
-    return _shards(source, index)
   if (source / FILE).is_file():
-    return [source / FILE]
-  if any(source.glob('pytorch_model*.bin')):
-    raise UserError(
-      f'{source} holds its tensors as pytorch_model.bin, a pickle, which could run code and is not read; '
-      f'where PyTorch is installed, AutoModel.from_pretrained(folder).save_pretrained(another) of '
-      f'transformers writes {FILE} (AutoModelForImageClassification, to keep the head).'
+    both = (
+      f'{source} has both {FILE}, which is read, and {_INDEX}, which is left aside, as transformers does.'
     )
+    return [source / FILE], (both,) if index.exists() else ()
+  if index.exists():
+    return _shards(source, index), ()
+  foreign.refuse_folder(source)
   raise UserError(f'{source} has no {FILE}; check the path.')
 
 
@@ -204,12 +212,12 @@ def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
   """The files that an index names."""
   names = JsonObject.read(index).raw('weight_map')
   if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-    raise UserError(f'{index} has no weight_map from tensors to files; get the folder again.')
+    raise UserError(f'{index} has no weight_map from tensors to files; check the file.')
   paths = []
   for name in sorted(set(names.values())):
     if not _NAME.fullmatch(name):
       raise UserError(
-        f'{index} names {name[:100]!r}, which is no .safetensors file of its folder; get it again.'
+        f'{index} names {name[:100]!r}, which is no .safetensors file of its folder; check the file.'
       )
     if not (source / name).is_file():
       raise UserError(f'{source} lacks {name}, which {_INDEX} names; get the folder again.')

@@ -6,14 +6,14 @@ import pathlib
 import re
 from typing import Literal
 
-from vit_jax.errors import UserError
-from vit_jax.models.base import Architecture
+from vit_jax.models.base import Architecture, Pooling
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import timm_config
-from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, UnknownModelError, with_told
 from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.tensor_names import some
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
 
 # What timm says in code only. Heads of the widths that have not 64 channels each:
@@ -22,8 +22,8 @@ _HEADS_OF = {'vit_base_patch16_gap_224': 16}
 _TANH = re.compile(
   r'vit_(so400m_patch16|giantopt_patch16|base_patch32)_siglip(_gap)?_\d+|vit_large_patch16_siglip(_gap)?_512'
 )
-# Models whose tensors have our names and that compute something else.
-_OTHER = re.compile(r'.*_(rpn|clip)_.*|(?!vit_|deit3?_).*')
+# Names of models that are read; those of rpn and clip have the same tensors and compute something else.
+_NAME = re.compile(r'(vit_|deit3?_)(?!.*_(rpn|clip)_).*')
 
 _HEADS_PATHS = frozenset(
   f'{head}/{name}' for head in ('head', 'distillation_head') for name in ('kernel', 'bias')
@@ -57,7 +57,16 @@ _MAP_POOL = (
   *layer('map_pool/mlp/dense_in', 'attn_pool.mlp.fc1'),
   *layer('map_pool/mlp/dense_out', 'attn_pool.mlp.fc2'),
 )
-_POOLS: dict[str, Literal['token', 'gap', 'map']] = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+_POOLS: dict[str, Pooling] = {'token': 'token', 'avg': 'gap', 'map': 'map', '': 'none'}
+# Every name of a tensor that some ViT of ours has; {} is the number of a block.
+_TENSORS = frozenset(
+  rule.name
+  for rule in (
+    *(*_BLOCK, *_SCALES, *_QK_NORM, *_MAP_POOL, *norm('', 'norm'), *layer('', 'patch_embed.proj')),
+    *(*layer('', 'head'), *layer('', 'head_dist')),
+  )
+) | {'cls_token', 'reg_token', 'dist_token', 'pos_embed'}
+_NUMBER = re.compile(r'\.\d+\.')
 # (width, mlp_dim, depth, heads) -> what timm calls that size, and the patches that it has of it, plain and DINOv2's.
 _SIZES = {
   (192, 768, 12, 3): ('tiny', (16,), ()),
@@ -86,7 +95,7 @@ class TimmFormat(FolderFormat):
     values = config_of(path)
     if values is None:
       return path.suffix == '.safetensors' and not path.is_dir()
-    return 'model_type' not in values
+    return 'model_type' not in values and _NAME.fullmatch(values.text('architecture')) is not None
 
   def layout(
     self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
@@ -94,20 +103,10 @@ class TimmFormat(FolderFormat):
     alone = values is None
     values = JsonObject(files.source, timm_config.ALONE) if values is None else values
     name = values.text('architecture', 'vit_')
-    if not alone and 'architecture' not in values:
-      raise UserError(f'{values.path} has neither model_type nor architecture; get the file again.')
-    if _OTHER.fullmatch(name):
-      raise UserError(
-        f"{folder} holds {name}, which vit_jax does not have; of timm's models it reads vit_*, deit_*, deit3_* "
-        'and tf_efficientnet_*.'
-      )
     arguments = values.section('model_args')
     published = timm_config.published(values)
     shapes = files.shapes
-    if 'fc_norm.weight' in shapes:
-      raise UserError(
-        f'{files.source} has its last norm behind the pooling (fc_norm), and vit_jax before it.'
-      )
+    _check_names(files)
     channels, patch = _shape(files, 'patch_embed.proj.weight', 4)[1:3]
     positions = _shape(files, 'pos_embed', 3)[1]
     class_token, registers = 'cls_token' in shapes, 0
@@ -117,13 +116,13 @@ class TimmFormat(FolderFormat):
     elif 'dist_token' in shapes and not distilled:
       registers, notes = 1, (NO_DISTILLATION_HEAD,)
     before = class_token + registers + distilled
-    pool = arguments.text('global_pool') or values.text('global_pool') or _usual_pool(shapes)
+    pool = timm_config.global_pool(values, _usual_pool(shapes))
     if distilled and (pool != 'token' or registers or not class_token):
-      raise UserError(
-        f'{folder} has a head for a distillation token (head_dist), which goes with a class token, global_pool '
-        "'token' and no register tokens; check what the file holds."
+      raise UnknownModelError(
+        'it has a head for a distillation token (head_dist), which goes with a class token, global_pool '
+        "'token' and no register tokens"
       )
-    _check_pool(folder, pool, arguments.flag('pool_include_prefix', False), class_token, registers)
+    _check_pool(pool, arguments.flag('pool_include_prefix', False), class_token, registers)
     model = _model(files, name, arguments, pool, registers)
     model = dataclasses.replace(model, distillation_token=distilled)
     model = with_told(folder, model, options.told)
@@ -133,6 +132,12 @@ class TimmFormat(FolderFormat):
       notes += (
         f'{files.source} does not say how many heads the model has; {model.heads} are taken, as timm has at this '
         'width (vit_jax.load(…, heads=…) takes others).',
+      )
+    if alone:
+      notes += _guesses(files, model, pool, options)
+    if image_size[0] % patch or image_size[1] % patch:
+      raise UnknownModelError(
+        f'its images of {image_size[0]} x {image_size[1]} pixels do not divide into patches of {patch}'
       )
     patches = (image_size[0] // patch) * (image_size[1] // patch)
     num_classes = _shape(files, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
@@ -215,19 +220,39 @@ def _shape(files: TensorFiles, name: str, rank: int) -> tuple[int, ...]:
   """The shape of a tensor that must be there.
 
   Raises:
-    UserError: it is not, or has another number of dimensions.
+    UnknownModelError: it is not, or has another number of dimensions.
   """
   shape = files.shapes.get(name)
   if shape is None:
-    raise UserError(
-      f"{files.source} has no tensor {name}, which every ViT of timm's has; check what the file holds."
-    )
+    raise UnknownModelError(f'it has no tensor {name}')
   if len(shape) != rank:
-    raise UserError(
-      f"{files.source} has {name} of shape {shape}, and that of a ViT of timm's has {rank} dimensions; check "
-      f'what the file holds.'
+    raise UnknownModelError(
+      f"it has {name} of shape {shape}, and that of a ViT of timm's has {rank} dimensions"
     )
   return shape
+
+
+def _check_names(files: TensorFiles) -> None:
+  """Raises UnknownModelError for a tensor that no model of ours has."""
+  if 'fc_norm.weight' in files.shapes:
+    raise UnknownModelError('it has its last norm behind the pooling (fc_norm), and vit_jax before it')
+  if 'conv_proj.weight' in files.shapes:
+    raise UnknownModelError("its tensors have torchvision's names")
+  extra = sorted(name for name in files.shapes if _NUMBER.sub('.{}.', name, count=1) not in _TENSORS)
+  if extra:
+    raise UnknownModelError(f'it has a tensor {some(extra)} that no ViT has in vit_jax')
+
+
+def _guesses(files: TensorFiles, model: ViTConfig, pool: str, options: ReadOptions) -> tuple[str, ...]:
+  """A sentence on what tensors without a config.json do not tell, and the caller neither."""
+  taken = [
+    f'{name} {getattr(model, name)!r}' for name in ('gelu', 'norm_epsilon') if name not in options.told
+  ]
+  return (
+    f'{files.source} has no config.json beside it: {", ".join([*taken, ""])}global_pool {pool!r} and pixels from -1 '
+    "to 1 are taken, as most of timm's models have them (vit_jax.load(…, gelu='tanh', norm_epsilon=1e-5) takes "
+    'others).',
+  )
 
 
 def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str, registers: int) -> ViTConfig:
@@ -303,21 +328,20 @@ def _tokens(model: ViTConfig, positioned: int, registers: bool) -> Tokens:
 
 def _includes(pool: str, class_token: bool, registers: int) -> tuple[bool, ...]:
   """Which values of timm's `pool_include_prefix` pool as we do: our mean leaves out the registers only."""
-  if pool == 'token' or not (class_token or registers):
+  if pool in ('token', 'none') or not (class_token or registers):
     return True, False
   if pool == 'map':
     return (True,)
   return (not registers,) if not (class_token and registers) else ()
 
 
-def _check_pool(folder: pathlib.Path, pool: str, include: bool, class_token: bool, registers: int) -> None:
-  """Raises UserError for a pooling that we do not have."""
+def _check_pool(pool: str, include: bool, class_token: bool, registers: int) -> None:
+  """Raises UnknownModelError for a pooling that we do not have."""
   if pool not in _POOLS:
-    raise UserError(f'{folder} has global_pool {pool!r}, and vit_jax has {", ".join(_POOLS)}.')
+    raise UnknownModelError(f'it has global_pool {pool!r}, and vit_jax has {", ".join(map(repr, _POOLS))}')
   if class_token + registers and include not in _includes(_POOLS[pool], class_token, registers):
-    raise UserError(
-      f'{folder} pools with {"all" if include else "none"} of the tokens before the patches '
-      f'(global_pool {pool!r}), which vit_jax does not do.'
+    raise UnknownModelError(
+      f'it pools {"all" if include else "none"} of the tokens before the patches (global_pool {pool!r})'
     )
 
 
@@ -346,7 +370,7 @@ def _image_size(
 def _gelu(name: str, arguments: JsonObject) -> Literal['tanh', 'erf']:
   activation = arguments.text('act_layer') or ('gelu_tanh' if _TANH.fullmatch(name) else 'gelu')
   if activation not in ('gelu', 'gelu_tanh'):
-    raise UserError(f'{arguments.path.parent} has act_layer {activation!r}, and vit_jax computes GELU only.')
+    raise UnknownModelError(f'it has act_layer {activation!r}, and vit_jax computes GELU only')
   return 'tanh' if activation == 'gelu_tanh' else 'erf'
 
 

@@ -109,3 +109,9 @@ def _share(sides: tuple[int, ...], resized: tuple[int, ...]) -> float:
   share = min(side / large for side, large in pairs)
   reached = all(math.floor(side / share) >= large for side, large in pairs)
   return share if reached else math.nextafter(share, 0)
+
+
+def global_pool(values: JsonObject, usual: str) -> str:
+  """timm's name of the pooling, '' of none: model_args win, even where they say ''."""
+  arguments = values.section('model_args')
+  return (arguments if 'global_pool' in arguments else values).text('global_pool', usual)

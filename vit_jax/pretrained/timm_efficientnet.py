@@ -66,7 +66,7 @@ class TimmEfficientNetFormat(FolderFormat):
     arguments = values.section('model_args')
     published = timm_config.published(values)
     model = with_told(folder, _model(folder, values.text('architecture'), arguments), options.told)
-    pool = arguments.text('global_pool') or values.text('global_pool', 'avg')
+    pool = timm_config.global_pool(values, 'avg')
     if pool != 'avg':
       raise UserError(f"{folder} has global_pool {pool!r}, and vit_jax has EfficientNets with 'avg' only.")
     image_size = timm_config.image_size(published) or (224, 224)

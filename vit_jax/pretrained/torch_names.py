@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained.base import Link
+from vit_jax.pretrained.base import Link, UnknownModelError
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
@@ -167,38 +166,31 @@ class Export:
 
 
 def check_depth(files: TensorFiles, architecture: Architecture) -> None:
-  """Raises UserError for more blocks than there are tensors, before anything is made for each of them."""
+  """Raises UnknownModelError for more blocks than tensors, before anything is made for each of them."""
   if architecture.model.num_layers > len(files.shapes):
-    raise UserError(
-      f'{files.source} has {len(files.shapes)} tensors, and its config calls for a model of '
-      f'{architecture.model.num_layers} blocks; its config.json belongs to another checkpoint.'
+    raise UnknownModelError(
+      f'its config.json calls for a model of {architecture.model.num_layers} blocks, and there are '
+      f'{len(files.shapes)} tensors'
     )
 
 
 def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
-  """Whether a file has the tensors that it should have, and no others.
+  """Whether files, which are whole, have the tensors of a model of ours, and no others.
 
   Raises:
-    UserError: one is missing, is of another shape, or is not known.
+    UnknownModelError: one is missing, is of another shape, or is not known.
   """
   missing = [name for name in expected if name not in files.shapes]
   if missing:
-    raise UserError(
-      f'{files.source} has no tensor {some(missing)}, which its config calls for; get the checkpoint again.'
-    )
+    raise UnknownModelError(f'it has no tensor {some(missing)}, which its sizes call for')
   for name, shape in expected.items():
     if files.shapes[name] != tuple(shape):
-      raise UserError(
-        f'{files.source} has {name} of shape {files.shapes[name]}, where its config calls for '
-        f'{tuple(shape)}; its config.json belongs to another checkpoint, or the model is of a kind that '
-        f'vit_jax does not have.'
+      raise UnknownModelError(
+        f'it has {name} of shape {files.shapes[name]}, where its other sizes call for {tuple(shape)}'
       )
   extra = sorted(files.shapes.keys() - expected.keys() - set(ignored))
   if extra:
-    raise UserError(
-      f'{files.source} has a tensor {some(extra)} that no model of its kind has in vit_jax; it would be '
-      'computed without it, so it is refused.'
-    )
+    raise UnknownModelError(f'it has a tensor {some(extra)} that no model of its kind has in vit_jax')
 
 
 def expected(rules: Sequence[Rule], shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from vit_jax.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import preprocessor_config
-from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, with_told
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -217,9 +216,7 @@ def _common(values: JsonObject, family: Family) -> dict[str, Any]:
   """Options of `ViTConfig` that are read alike of all kinds."""
   patch = values.sides('patch_size', family.patch)
   if patch[0] != patch[1]:
-    raise UserError(
-      f'{values.path.parent} has patches of {patch[0]} x {patch[1]}, and those of vit_jax are square.'
-    )
+    raise UnknownModelError(f'it has patches of {patch[0]} x {patch[1]}, and those of vit_jax are square')
   return {
     'variant': 'custom',
     'patch': patch[0],
@@ -249,7 +246,7 @@ def _without_what_logits_ignore(
   elif pooler:
     activation = values.text('pooler_act', 'tanh')
     if activation != 'tanh':
-      raise UserError(f'{values.path.parent} has a pooler with {activation!r}, and vit_jax has tanh only.')
+      raise UnknownModelError(f'it has a pooler with {activation!r}, and vit_jax has tanh only')
     size = files.shapes.get(prefix + 'pooler.dense.bias', (model.sizes.width,))[0]
     model = dataclasses.replace(model, pre_logits_size=size)
   return model, frozenset(ignored), tuple(notes)

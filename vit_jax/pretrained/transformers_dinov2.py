@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.base import Pretrained, UnknownModelError
 from vit_jax.pretrained.huggingface import Unfit, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.torch_names import Export, Rule, layer, norm
@@ -48,9 +47,7 @@ class DinoV2Format(TransformersFormat):
 
   def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
     if values.flag('use_swiglu_ffn', False):
-      raise UserError(
-        f'{values.path.parent} has SwiGLU instead of an MLP (use_swiglu_ffn), which vit_jax does not have.'
-      )
+      raise UnknownModelError('it has SwiGLU instead of an MLP (use_swiglu_ffn)')
     model_type = values.text('model_type')
     registers = 0
     if self.families[model_type].registers is not None:
