@@ -38,9 +38,9 @@ def block(implementation: str, args: argparse.Namespace, devices):
   import jax
   import jax.numpy as jnp
   from flax import nnx
+  from vit_jax.models.attention import Attention
 
   from vit_jax import config as c
-  from vit_jax.models.attention import Attention
   from vit_jax.parallel import mesh as mesh_lib
 
   sharding = mesh_lib.batch_sharding(mesh_lib.make_mesh(c.MeshConfig(), devices[:1]))

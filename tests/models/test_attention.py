@@ -11,7 +11,6 @@ import pytest
 import tiny
 from attention_reference import attention_in_float64
 from flax import linen, nnx
-
 from vit_jax.models.attention import Attention
 from vit_jax.models.softmax_attention import (
   attend_and_keep,

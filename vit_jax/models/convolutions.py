@@ -182,6 +182,27 @@ def _loop(units: Sequence[nnx.Module], x: jax.Array, remat: Remat | None) -> jax
   return jax.lax.scan(scanned_blocks.rematerialised(body, remat, loop=True), x, stacked)[0]
 
 
+def add_stages(
+  module: nnx.Module, width: int, blocks: tuple[int, ...], bottleneck: Callable[..., nnx.Module]
+) -> int:
+  """Gives a module the stages `block1`, `block2`, … as the published parameters call them; each doubles the width.
+
+  Args:
+    module: whose root has `width` channels.
+    width: of the first stage, within its bottlenecks.
+    blocks: bottlenecks in each stage.
+    bottleneck: makes one.
+
+  Returns:
+    Channels of the last stage's outputs, or of the root's where there is no stage.
+  """
+  outputs = width
+  for b, units in enumerate(blocks):
+    setattr(module, f'block{b + 1}', Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1))
+    outputs = 4 * width * 2**b
+  return outputs
+
+
 def check_stage_sizes(**options: int | tuple[int, ...]) -> None:
   """Raises UserError for a width that 32 groups do not divide, or a stage without bottlenecks.
 
