@@ -24,6 +24,7 @@ from vit_jax.registry import Registry
 DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']
 Pooling = str  # a name in models/parts/pools.py
+Sharding = jax.sharding.NamedSharding
 CUSTOM = 'custom'  # the variant that has no size of its own
 
 # (regex of the whole path of a parameter or of state, mesh axes of its LAST dimensions, other ways to split them, …);
@@ -60,12 +61,12 @@ class ModelConfig(abc.ABC):
   # Number format that the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
   # Rematerialisation: what the backward pass computes again to save memory: 'none', each 'block' whole, or all
-  # of a block but its matrix products ('dots'). None: 'none' on CPUs; elsewhere the first of these that fits, on TPUs after
-  # 'none' with the batch in parts (training/auto.py).
+  # of a block but its matrix products ('dots'). None: 'none' on CPUs; elsewhere the first of these that fits, on TPUs
+  # after 'none' with the batch in parts (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Whether blocks are compiled one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs.
-  # None: so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less than
-  # 10 million parameters in runs of 2,000 steps and more, and those with feature maps always (docs/scaling.md).
+  # None: so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less
+  # than 10 million parameters in runs of 2,000 steps and more, and those with feature maps always (docs/scaling.md).
   unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Epsilon of every norm, added to the variance.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
@@ -84,18 +85,13 @@ class ModelConfig(abc.ABC):
   function_options: ClassVar[tuple[str, ...]] = ('norm_epsilon',)
 
   @abc.abstractmethod
-  def build(
-    self,
-    architecture: 'Architecture',
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> 'Model':
+  def build(self, architecture: 'Architecture', rngs: nnx.Rngs, sharding: Sharding | None = None) -> 'Model':
     """The network with initial parameters.
 
     Args:
       architecture: of which this is `model`: image size, channels and classes.
       rngs: where the initial parameters come from; `nnx.eval_shape` of a build allocates nothing.
-      activation_sharding: of the activations, examples first; kept up after every block.
+      sharding: of the activations, examples first; kept up after every block.
 
     Raises:
       UserError: sizes that are unknown, missing, or do not go together.

@@ -155,7 +155,7 @@ class Distils(Protocol):
   def distillation_logits(
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    """The logits that labels train and those that teachers train, float32 (B, K) each; of one head they are the same."""
+    """The logits that labels train and those that teachers train, float32 (B, K) each; perhaps the same."""
     ...
 
 

@@ -28,7 +28,16 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.models import scanned_blocks, variants
-from vit_jax.models.base import Architecture, FirstLayer, Grid, Model, ModelConfig, ShardingRules, patch_grid
+from vit_jax.models.base import (
+  Architecture,
+  FirstLayer,
+  Grid,
+  Model,
+  ModelConfig,
+  Sharding,
+  ShardingRules,
+  patch_grid,
+)
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.layers import initial_head
@@ -140,14 +149,9 @@ class EfficientNetConfig(ModelConfig):
     """D, what the head reads."""
     return rounded_channels(B0_TOP, self.sizes.width_multiplier)
 
-  def build(
-    self,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
-    return EfficientNet(self, architecture, rngs, activation_sharding)
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
+    return EfficientNet(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
     return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
@@ -203,14 +207,14 @@ class EfficientNet(Model[EfficientNetConfig]):
     config: EfficientNetConfig,
     architecture: Architecture,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    sharding: Sharding | None = None,
   ):
-    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=activation_sharding)
+    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=sharding)
     norm = functools.partial(BatchNorm, momentum=config.norm_momentum, epsilon=config.norm_epsilon)
     block = functools.partial(MBConv, conv=conv, norm=norm)
     stages = config.stages
     self.config = config
-    self.activation_sharding = activation_sharding
+    self.sharding = sharding
     self.stem = conv(architecture.channels, stages[0].inputs, 3, stride=2, rngs=rngs)
     self.stem_norm = norm(stages[0].inputs)
     for s, stage in enumerate(stages, start=1):
@@ -258,7 +262,7 @@ class EfficientNet(Model[EfficientNetConfig]):
           rates[numbers],
           remat=config.remat,
           unroll=bool(config.unroll),
-          sharding=self.activation_sharding,
+          sharding=self.sharding,
         )
       first += stage.blocks
     return swish(self.top_norm(self.top(x), train=train)) if layers is None else x

@@ -20,7 +20,7 @@ from flax.nnx import initializers
 
 from vit_jax.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import Architecture, Model, ModelConfig, ShardingRules
+from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.layers import PatchEmbedding, initial_head
 from vit_jax.models.parts.mlps import Mlp
@@ -97,14 +97,9 @@ class MixerConfig(ModelConfig):
     needed = [field.name for field in dataclasses.fields(Sizes)]
     return variants.resolve(self, Sizes, needed)
 
-  def build(
-    self,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of this size only. `activation_sharding` is of the tokens (B, N, D)."""
-    return Mixer(self, architecture, rngs, activation_sharding)
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of this size only. `sharding` is of the tokens (B, N, D)."""
+    return Mixer(self, architecture, rngs, sharding)
 
   @property
   def patch_pixels(self) -> int:
@@ -167,17 +162,13 @@ class Mixer(Model[MixerConfig]):
   """Images to logits. `MixerConfig.build` makes one."""
 
   def __init__(
-    self,
-    config: MixerConfig,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    self, config: MixerConfig, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
     sizes = config.sizes
     rows, columns = config.grid(architecture.image_size)
     self.config = config
     self.image_size = architecture.image_size
-    self.activation_sharding = activation_sharding
+    self.sharding = sharding
     self.patch_embedding = PatchEmbedding(
       sizes.patch, architecture.channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs
     )
@@ -207,7 +198,7 @@ class Mixer(Model[MixerConfig]):
         f'An MLP-Mixer takes images of the size that it was built for, {self.image_size}, and these are {size}; '
         f'resize them.'
       )
-    return scanned_blocks.constrain(self.patch_embedding(images), self.activation_sharding)
+    return scanned_blocks.constrain(self.patch_embedding(images), self.sharding)
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D); see `Model.features`."""
@@ -228,4 +219,4 @@ class Mixer(Model[MixerConfig]):
 
   @property
   def _loop(self) -> scanned_blocks.Loop:
-    return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.activation_sharding)
+    return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.sharding)

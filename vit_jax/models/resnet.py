@@ -29,6 +29,7 @@ from vit_jax.models.base import (
   Grid,
   Model,
   ModelConfig,
+  Sharding,
   ShardingRules,
   patch_grid,
 )
@@ -97,14 +98,9 @@ class ResNetConfig(ModelConfig):
       raise UserError('config.model.blocks is (); give at least one stage, as (3, 4, 6, 3).')
     return sizes
 
-  def build(
-    self,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
-    return ResNet(self, architecture, rngs, activation_sharding)
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
+    return ResNet(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
     return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
@@ -174,15 +170,11 @@ class ResNet(Model[ResNetConfig]):
   """Images to logits. `ResNetConfig.build` makes one; its tokens are the cells of a feature map."""
 
   def __init__(
-    self,
-    config: ResNetConfig,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    self, config: ResNetConfig, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
     sizes = config.sizes
     conv = functools.partial(
-      StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=activation_sharding
+      StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=sharding
     )
     bottleneck = functools.partial(PreActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
     self.config = config

@@ -15,7 +15,7 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.models import axial, scanned_blocks
-from vit_jax.models.base import Architecture, Grid, Model, Pooling
+from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
 from vit_jax.models.dropout import dropout
 from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.layers import PatchEmbedding, initial_head, repeat_for_examples
@@ -44,28 +44,24 @@ class ViT(Model['ViTConfig']):
   """Images to logits. `ViTConfig.build` makes one."""
 
   def __init__(
-    self,
-    config: 'ViTConfig',
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    self, config: 'ViTConfig', architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
     sizes, num_classes = config.sizes, architecture.num_classes
     width, dtype = sizes.width, jnp.dtype(config.dtype)
-    fused_attention.check(config.attention, sizes.heads, width // sizes.heads, activation_sharding)
+    fused_attention.check(config.attention, sizes.heads, width // sizes.heads, sharding)
     self.config = config
     self.grid = config.grid(architecture.image_size)
-    self.activation_sharding = activation_sharding
+    self.sharding = sharding
 
     # NNX: a part that may be missing is assigned once, since None makes an attribute static.
-    self.stem = config.stem(config, architecture.channels, sharding=activation_sharding, rngs=rngs)
+    self.stem = config.stem(config, architecture.channels, sharding=sharding, rngs=rngs)
     self.patch_embedding = PatchEmbedding(sizes.patch, self.stem.outputs, width, dtype=dtype, rngs=rngs)
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if config.has_class_token else None
     self.position_embedding = config.positions.embedding(config.tokens(self.grid), rngs)
     self.register_tokens = _learned_tokens(config.register_tokens, width, 1e-6, rngs)
     self.mask_token = _learned_tokens(int(config.mask_token), width, 0.02, rngs)
     self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
-    make_layer = functools.partial(_encoder_layer, config, self.grid, activation_sharding)
+    make_layer = functools.partial(_encoder_layer, config, self.grid, sharding)
     self.blocks: Any = scanned_blocks.stack(
       sizes.depth, make_layer, rngs
     )  # of a block, or of axial.AxialBlock
@@ -139,7 +135,7 @@ class ViT(Model['ViTConfig']):
       first = int(self.class_token is not None)
       others = [repeat_for_examples(tokens, z) for tokens in learned]
       z = jnp.concatenate([z[:, :first], *others, z[:, first:]], axis=1)
-    return scanned_blocks.constrain(z, self.activation_sharding)
+    return scanned_blocks.constrain(z, self.sharding)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
     """float32 (1, N, D) of the class token and the patches (E_pos in equation 1).
@@ -231,7 +227,7 @@ class ViT(Model['ViTConfig']):
 
   @property
   def _loop(self) -> scanned_blocks.Loop:
-    return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.activation_sharding)
+    return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.sharding)
 
   def grid_of(self, images: jax.Array) -> Grid:
     """Rows and columns of the patches of images (B, H, W, C)."""

@@ -7,7 +7,6 @@ import dataclasses
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -20,6 +19,7 @@ from vit_jax.models.base import (
   Model,
   ModelConfig,
   Pooling,
+  Sharding,
   ShardingRules,
   patch_grid,
   under,
@@ -240,14 +240,9 @@ class ViTConfig(ModelConfig):
   def first_layer(self) -> FirstLayer:
     return self.stem.first_layer
 
-  def build(
-    self,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of whole patches; `activation_sharding` is of the tokens (B, N, D)."""
-    return ViT(self, architecture, rngs, activation_sharding)
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of whole patches; `sharding` is of the tokens (B, N, D)."""
+    return ViT(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
     sizes = self.sizes
