@@ -62,9 +62,7 @@ class ViT(Model['ViTConfig']):
     self.mask_token = _learned_tokens(int(config.mask_token), width, 0.02, rngs)
     self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
     make_layer = functools.partial(_encoder_layer, config, self.grid, sharding)
-    self.blocks: Any = scanned_blocks.stack(
-      sizes.depth, make_layer, rngs
-    )  # of a block, or of axial.AxialBlock
+    self.blocks: Any = scanned_blocks.stack(sizes.depth, make_layer, rngs)
     self.norm = NORMS[config.norm](width, config.norm_epsilon)
     setattr(self, f'{config.pool}_pool', POOLS[config.pool](config, rngs=rngs))
     pooled = POOLS[config.pool].widths * width

@@ -164,8 +164,7 @@ def attend(
   return jnp.concatenate([_heads_last(out) for out in outs], axis=1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(
+def _attend_forward(
   queries: Groups,
   keys: Groups,
   values: Groups,
@@ -173,8 +172,8 @@ def _attend(
   dropout_keys: jax.Array | None,
   rate: float,
   keeps: bool,
-) -> Groups:
-  """Attention of queries (B, H, Qi, Dh) to keys and values (B, H, Ni, Dh), with its own backward pass.
+) -> tuple[Groups, Any]:
+  """Attention of queries (B, H, Qi, Dh) to keys and values (B, H, Ni, Dh), and what its backward pass needs.
 
   Like flash attention (arXiv 2205.14135) the backward pass computes the B*H*Q*N weights again from q and k
   rather than read them from memory: a tenth less time a block, by the compiler's estimate for a TPU v3. The sum
@@ -186,20 +185,10 @@ def _attend(
     dropout_keys: as for `attend`.
     rate: of dropout.
     keeps: the backward pass reads the logits, rounded; see `keeps_logits`.
+
+  Returns:
+    The outputs; and the inputs, the outputs, and of each query its logits (where kept) and their logsumexp.
   """
-  return _attend_forward(queries, keys, values, bias, dropout_keys, rate, keeps)[0]
-
-
-def _attend_forward(
-  queries: Groups,
-  keys: Groups,
-  values: Groups,
-  bias: jax.Array | None,
-  dropout_keys: jax.Array | None,
-  rate: float,
-  keeps: bool,
-) -> tuple[Groups, Any]:
-  """The outputs, and what the backward pass needs: inputs, outputs, kept logits and their logsumexps."""
   outs, of_logits = [], []
   for query in queries:
     logits = [_logits(query, key, bias) for key in keys]
@@ -243,6 +232,13 @@ def _attend_backward(
       dropped = dropout(weights.astype(value.dtype), rate, dropout_keys, Place.ATTENTION_WEIGHTS)
       dv[j] += jnp.einsum('bhqn,bhqd->bhnd', dropped, do)
   return tuple(dq), tuple(dk), tuple(dv), dbias, None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend(
+  queries: Groups, keys: Groups, values: Groups, bias: Any, dropout_keys: Any, rate: float, keeps: bool
+) -> Groups:
+  return _attend_forward(queries, keys, values, bias, dropout_keys, rate, keeps)[0]
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
