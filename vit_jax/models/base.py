@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from vit_jax import pytrees
 from vit_jax.errors import UserError
-from vit_jax.models.capabilities import Grid, on_any_device
+from vit_jax.models.capabilities import Grid
 from vit_jax.options import RESUMABLE, Positive
 from vit_jax.registry import Registry
 
@@ -165,6 +165,10 @@ class ModelConfig(abc.ABC):
         return name
     return None
 
+  def on_any_device(self) -> Self:
+    """The model without options that only some devices have."""
+    return self
+
   def with_unrolled_blocks(self, unrolled: bool) -> Self:
     """The model whose blocks are unrolled or a loop, where `unroll` leaves that open."""
     return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
@@ -285,7 +289,7 @@ class Architecture:
     Raises:
       UserError: sizes that do not go together.
     """
-    anywhere = dataclasses.replace(self, model=on_any_device(self.model))
+    anywhere = dataclasses.replace(self, model=self.model.on_any_device())
     return nnx.eval_shape(lambda: anywhere.build(nnx.Rngs(0)))
 
   def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:

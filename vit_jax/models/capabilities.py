@@ -71,20 +71,6 @@ class PretrainingOptions(Protocol):
     ...
 
 
-@runtime_checkable
-class DeviceOptions(Protocol):
-  """Options that only some devices have."""
-
-  def on_any_device(self) -> Self:
-    """The model without them."""
-    ...
-
-
-def on_any_device(model: M) -> M:
-  """The model without options that only some devices have."""
-  return model.on_any_device() if isinstance(model, DeviceOptions) else model
-
-
 def with_learned_positions(model: M) -> M:
   """The model in which fixed positions are a parameter."""
   return model.with_learned_positions() if isinstance(model, PositionOptions) else model

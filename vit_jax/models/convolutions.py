@@ -129,6 +129,24 @@ def _means_of_groups(x: jax.Array) -> jax.Array:
   return jnp.repeat(means, x.shape[-1] // GROUPS, axis=1)[:, None, None]
 
 
+class Bottleneck(nnx.Module):
+  """The convolutions of a residual unit, the stride in the 3 x 3 one; a subclass has norms and the order of all."""
+
+  def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int):
+    """
+    Args:
+      inputs: channels of the feature map.
+      width: channels within the unit, a fourth of its outputs.
+      conv: makes a convolution of inputs, outputs and size of the kernel.
+      stride: of the 3 x 3 convolution, and of the shortcut's.
+    """
+    self.conv1 = conv(inputs, width, 1)
+    self.conv2 = conv(width, width, 3, stride=stride)
+    self.conv3 = conv(width, 4 * width, 1)
+    projects = stride > 1 or inputs != 4 * width
+    self.projection = conv(inputs, 4 * width, 1, stride=stride) if projects else None
+
+
 class Stage(nnx.Module):
   """Bottlenecks of one width, the first of which has the stride."""
 

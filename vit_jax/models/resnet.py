@@ -33,7 +33,15 @@ from vit_jax.models.base import (
   ShardingRules,
   patch_grid,
 )
-from vit_jax.models.convolutions import BIT, Conv, GroupNorm, StandardisedConv, add_stages, check_stage_sizes
+from vit_jax.models.convolutions import (
+  BIT,
+  Bottleneck,
+  Conv,
+  GroupNorm,
+  StandardisedConv,
+  add_stages,
+  check_stage_sizes,
+)
 from vit_jax.models.layers import initial_head
 from vit_jax.models.max_pool import max_pool
 from vit_jax.options import Positive, Size
@@ -134,27 +142,14 @@ class ResNetConfig(ModelConfig):
     return 2 * (macs + outputs * architecture.num_classes)
 
 
-class PreActivationBottleneck(nnx.Module):
-  """A residual unit with norm and ReLU before each convolution, the stride in the 3 x 3 one."""
+class PreActivationBottleneck(Bottleneck):
+  """A residual unit with norm and ReLU before each convolution."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
-    """
-    Args:
-      inputs: channels of the feature map.
-      width: channels within the unit, a fourth of its outputs.
-      conv: makes a convolution of inputs, outputs and size of the kernel.
-      stride: of the 3 x 3 convolution, and of the shortcut's.
-      epsilon: of the norms.
-    """
-    outputs = 4 * width
+    super().__init__(inputs, width, conv=conv, stride=stride)
     self.norm1 = GroupNorm(inputs, epsilon)
-    self.conv1 = conv(inputs, width, 1)
     self.norm2 = GroupNorm(width, epsilon)
-    self.conv2 = conv(width, width, 3, stride=stride)
     self.norm3 = GroupNorm(width, epsilon)
-    self.conv3 = conv(width, outputs, 1)
-    projects = stride > 1 or inputs != outputs
-    self.projection = conv(inputs, outputs, 1, stride=stride) if projects else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width), both rounded up."""

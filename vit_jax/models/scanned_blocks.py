@@ -31,21 +31,15 @@ def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) ->
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """How stacked blocks are applied.
-
-  Attributes:
-    depth: of the stack.
-    drop_path: rate of the last block; that of the others is in proportion to their depth, of the first 0.
-    remat: config.model.remat.
-    unroll: compile the blocks one after the other instead of as a loop.
-    sharding: of the tokens, kept up after every block.
-  """
+  """How stacked blocks are applied."""
 
   depth: int
-  drop_path: float
-  remat: Remat | None
-  unroll: bool
-  sharding: NamedSharding | None
+  drop_path: (
+    float  # rate of the last block; that of the others is in proportion to their depth, of the first 0
+  )
+  remat: Remat | None  # config.model.remat
+  unroll: bool  # compile the blocks one after the other instead of as a loop
+  sharding: NamedSharding | None  # of the tokens, kept up after every block
 
   @classmethod
   def of(cls, config: ModelConfig, drop_path: float, sharding: NamedSharding | None) -> 'Loop':

@@ -20,7 +20,6 @@ from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.models.capabilities import (
   PositionOptions,
-  on_any_device,
   with_learned_positions,
   with_position_resize,
 )
@@ -146,7 +145,7 @@ class _Stored:
   def __init__(self, meta: Mapping[str, Any]):
     self.config = config_lib.from_config_dict(meta['config'])
     data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
-    model = on_any_device(self.config.model.resolved())
+    model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
       model = with_position_resize(model, meta['position_resize'])
     self.architecture = Architecture(

@@ -24,6 +24,7 @@ from vit_jax.models import flops
 from vit_jax.models.base import Remat, ShardingRules
 from vit_jax.models.convolutions import (
   HYBRID,
+  Bottleneck,
   Conv,
   GroupNorm,
   StandardisedConv,
@@ -74,28 +75,15 @@ class Stem(nnx.Module):
     return 0, channels
 
 
-class PostActivationBottleneck(nnx.Module):
-  """A residual unit with its activations behind the sums (ResNet v1), the stride in the 3 x 3 convolution."""
+class PostActivationBottleneck(Bottleneck):
+  """A residual unit with its activations behind the sums (ResNet v1)."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
-    """
-    Args:
-      inputs: channels of the feature map.
-      width: channels within the unit, a fourth of its outputs.
-      conv: makes a convolution of inputs, outputs and size of the kernel.
-      stride: of the 3 x 3 convolution, and of the shortcut's.
-      epsilon: of the norms.
-    """
-    outputs = 4 * width
-    self.conv1 = conv(inputs, width, 1)
+    super().__init__(inputs, width, conv=conv, stride=stride)
     self.norm1 = GroupNorm(width, epsilon)
-    self.conv2 = conv(width, width, 3, stride=stride)
     self.norm2 = GroupNorm(width, epsilon)
-    self.conv3 = conv(width, outputs, 1)
-    self.norm3 = GroupNorm(outputs, epsilon, scale=0.0)  # at first the unit does nothing
-    projects = stride > 1 or inputs != outputs
-    self.projection = conv(inputs, outputs, 1, stride=stride) if projects else None
-    self.projection_norm = GroupNorm(outputs, epsilon) if projects else None
+    self.norm3 = GroupNorm(4 * width, epsilon, scale=0.0)  # at first the unit does nothing
+    self.projection_norm = None if self.projection is None else GroupNorm(4 * width, epsilon)
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width)."""
