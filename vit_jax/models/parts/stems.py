@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models import flops
-from vit_jax.models.base import Remat, ShardingRules
+from vit_jax.models.base import FirstLayer, Remat, ShardingRules
 from vit_jax.models.convolutions import (
   HYBRID,
   Bottleneck,
@@ -46,9 +46,8 @@ class Stem(nnx.Module):
   """A stem; this one, 'patches', is none: patches are cut from the images."""
 
   sharding_rules: ClassVar[ShardingRules] = ()
-  # What the model's first layer is called, and the path of its kernel.
-  first_layer: ClassVar[str] = 'patch embedding'
-  first_kernel: ClassVar[str] = 'patch_embedding/kernel'
+  # The model's layer that meets the image's pixels.
+  first_layer: ClassVar[FirstLayer] = FirstLayer()
   # Whether its outputs are a ResNet's feature map.
   has_feature_maps: ClassVar[bool] = False
 
@@ -103,8 +102,7 @@ class ResNetStem(Stem):
     (r'(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
     (r'(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
   )
-  first_layer: ClassVar[str] = "ResNet's first convolution"
-  first_kernel: ClassVar[str] = 'stem/root/kernel'
+  first_layer: ClassVar[FirstLayer] = FirstLayer("ResNet's first convolution", 'stem/root/kernel')
   has_feature_maps: ClassVar[bool] = True
 
   def __init__(
