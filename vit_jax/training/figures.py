@@ -54,9 +54,10 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
     return
   prepared = jax.jit(lambda batch: model_inputs(run.config, batch, 0)['image'])(batch)
   images = np.asarray(prepared.addressable_data(0))[:_ATTENTION_IMAGES]
-  graphdef, _ = run.architecture.graph_and_shapes()
-  if not isinstance(run.architecture.abstract(), Attends):
+  network = run.architecture.abstract()
+  if not isinstance(network, Attends):
     return
+  graphdef = nnx.graphdef(network)
   function = jax.jit(lambda params, images: nnx.merge(graphdef, params).attention(images))
   if 4 * jax.eval_shape(function, params, images).size > _MOST_ATTENTION_BYTES:
     return

@@ -181,9 +181,7 @@ def _attend_forward(
 
   Args:
     queries, keys, values: in the groups of `grouped`; with a bias or dropout each in one.
-    bias: as for `attend`.
-    dropout_keys: as for `attend`.
-    rate: of dropout.
+    bias, dropout_keys, rate: as for `attend`.
     keeps: the backward pass reads the logits, rounded; see `keeps_logits`.
 
   Returns:
