@@ -40,12 +40,12 @@ def block(implementation: str, args: argparse.Namespace, devices):
   from flax import nnx
 
   from vit_jax import config as c
-  from vit_jax.models.attention import Attention
+  from vit_jax.models.parts.attention import Attention, How
   from vit_jax.parallel import mesh as mesh_lib
 
   sharding = mesh_lib.batch_sharding(mesh_lib.make_mesh(c.MeshConfig(), devices[:1]))
   width = args.heads * args.head_size
-  options = {'dtype': jnp.bfloat16, 'implementation': implementation, 'sharding': sharding}
+  options = {'dtype': jnp.bfloat16, 'how': How(implementation, sharding=sharding)}
   attention = nnx.eval_shape(lambda: Attention(width, args.heads, **options, rngs=nnx.Rngs(0)))
   graphdef, params = nnx.split(attention)
 

@@ -1,7 +1,7 @@
 """A small convolutional network with batch norm: a model that has state, in a config file outside the package."""
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,19 @@ from vit_jax.config import (
   ScheduleConfig,
   to_config_dict,
 )
-from vit_jax.models.base import MODELS, Grid, Model, ModelConfig, ShardingRules
+from vit_jax.models.base import (
+  MODELS,
+  Architecture,
+  FirstLayer,
+  Grid,
+  Model,
+  ModelConfig,
+  ShardingRules,
+  patch_grid,
+)
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.layers import initial_head
 from vit_jax.models.scanned_blocks import constrain
-from vit_jax.models.variants import patch_grid
 
 NAME = 'normed'
 
@@ -43,24 +51,20 @@ class NormedConfig(ModelConfig):
     (r'head/kernel', ('fsdp', 'tensor')),
     (r'head/bias', ('tensor',)),
   )
-  first_kernel: ClassVar[str] = 'root/kernel'
+  first_layer: ClassVar[FirstLayer] = FirstLayer('The first convolution', 'root/kernel')
   patch_pixels: ClassVar[int] = 2
   num_layers: ClassVar[int] = 2
 
-  def build(self, *, image_size, channels, num_classes, rngs, activation_sharding=None) -> Model:
-    del image_size
-    return Normed(self, channels, num_classes, rngs, activation_sharding)
-
-  def resolved(self) -> Self:
-    return self
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding=None) -> Model:
+    return Normed(self, architecture.channels, architecture.num_classes, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
     return patch_grid(image_size, 1, stride=2, option=option)
 
-  def forward_flops(self, *, image_size, channels, num_classes) -> int:
-    rows, columns = self.grid(image_size)
-    kernels = 9 * channels * self.width + 2 * 9 * self.width**2
-    return 2 * (rows * columns * kernels + self.width * num_classes)
+  def forward_flops(self, architecture: Architecture) -> int:
+    rows, columns = self.grid(architecture.image_size)
+    kernels = 9 * architecture.channels * self.width + 2 * 9 * self.width**2
+    return 2 * (rows * columns * kernels + self.width * architecture.num_classes)
 
   def describe(self) -> str:
     return f'Two convolutions of {self.width} channels with batch norm'
@@ -92,9 +96,6 @@ class Normed(Model[NormedConfig]):
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     return self._tokens(images, train=False, layers=None if layer in (None, -1) else layer + 1)
-
-  def filters(self) -> tuple[str, jax.Array]:
-    return 'The first convolution', self.root.kernel[...]
 
   def _tokens(self, images: jax.Array, *, train: bool, layers: int | None = None) -> jax.Array:
     x = self.root(images)

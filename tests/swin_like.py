@@ -5,7 +5,7 @@ patches that are merged between the stages. The objective is rotation prediction
 """
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.config import Config, DataConfig, FewShotEvaluatorConfig, to_config_dict
-from vit_jax.models.base import MODELS, Grid, Model, ModelConfig, ShardingRules
-from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head
-from vit_jax.models.variants import patch_grid
+from vit_jax.models.base import MODELS, Architecture, Grid, Model, ModelConfig, ShardingRules
+from vit_jax.models.layers import PatchEmbedding, initial_head
+from vit_jax.models.parts.mlps import Mlp
+from vit_jax.models.parts.norms import LayerNorm
 from vit_jax.objectives.base import OBJECTIVES, Objective
 
 
@@ -43,14 +44,8 @@ class SwinConfig(ModelConfig):
     (r'.*', ()),
   )
 
-  def build(self, *, image_size, channels, num_classes, rngs, activation_sharding=None) -> Model:
-    return Swin(self, image_size, channels, num_classes, rngs)
-
-  def resolved(self) -> Self:
-    return self
-
-  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    return patch_grid(image_size, self.patch, option=option)
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding=None) -> Model:
+    return Swin(self, architecture, rngs)
 
   @property
   def patch_pixels(self) -> int:
@@ -63,13 +58,13 @@ class SwinConfig(ModelConfig):
   def describe(self) -> str:
     return f'Swin Transformer, 4 blocks of width {self.width} to {2 * self.width}'
 
-  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
-    rows, columns = self.grid(image_size)
+  def forward_flops(self, architecture: Architecture) -> int:
+    rows, columns = self.grid(architecture.image_size)
     tokens, flops = rows * columns, 0
     for tokens, width in ((rows * columns, self.width), (rows * columns // 4, 2 * self.width)):
       flops += 2 * tokens * (12 * width**2 + 2 * self.window**2 * width)
-    embedding = rows * columns * self.patch**2 * channels * self.width
-    return 2 * (embedding + flops + tokens * 8 * self.width**2 + 2 * self.width * num_classes)
+    embedding = rows * columns * self.patch**2 * architecture.channels * self.width
+    return 2 * (embedding + flops + tokens * 8 * self.width**2 + 2 * self.width * architecture.num_classes)
 
 
 class Block(nnx.Module):
@@ -100,11 +95,10 @@ class Block(nnx.Module):
 class Swin(Model[SwinConfig]):
   """Images to logits."""
 
-  def __init__(
-    self, config: SwinConfig, image_size: tuple[int, int], channels: int, num_classes: int, rngs: nnx.Rngs
-  ):
+  def __init__(self, config: SwinConfig, architecture: Architecture, rngs: nnx.Rngs):
     self.config = config
-    grid, width = config.grid(image_size), config.width
+    grid, width = config.grid(architecture.image_size), config.width
+    channels, num_classes = architecture.channels, architecture.num_classes
     half = (grid[0] // 2, grid[1] // 2)
     self.grid = grid
     self.patch_embedding = PatchEmbedding(config.patch, channels, width, dtype=jnp.float32, rngs=rngs)

@@ -14,6 +14,7 @@ from PIL import Image
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import Model, ModelConfig, Pooling
+from vit_jax.models.capabilities import Attends, HasTokens
 from vit_jax.pretrained.base import Link
 
 
@@ -144,8 +145,7 @@ class LoadedModel:
         'A model takes what its preprocess makes, float32 (images, height, width, channels), and this is '
         f'{_shown(images)}; {remedy}.'
       )
-    kernel: Any = functools.reduce(getattr, self.config.first_kernel.split('/'), self.module)
-    channels = kernel.shape[-2]
+    channels = self.first_kernel.shape[-2]
     if array.shape[3] != channels:
       if array.shape[1] == channels:
         remedy = 'its channels come first: give images.transpose(0, 2, 3, 1)'
@@ -156,6 +156,12 @@ class LoadedModel:
     if not array.size:
       raise UserError(f'There are no pixels in images of the shape {array.shape}; give at least one image.')
     return array
+
+  @property
+  def first_kernel(self) -> jax.Array:
+    """The kernel that meets the image's pixels, (height, width, channels, outputs)."""
+    kernel: Any = functools.reduce(getattr, self.config.first_layer.kernel.split('/'), self.module)
+    return kernel[...]
 
   def _checked_layer(self, layer: SupportsIndex | None) -> int | None:
     """The number of a block, from 0; None: all of them, and the last norm."""
@@ -193,12 +199,12 @@ def _embeddings(module: Model, images: jax.Array) -> jax.Array:
 
 @jax.jit
 def _attention(module: Model, images: jax.Array) -> jax.Array | None:
-  return module.attention(images)
+  return module.attention(images) if isinstance(module, Attends) else None
 
 
 @jax.jit
 def _hidden_states(module: Model, images: jax.Array) -> jax.Array | None:
-  return module.hidden_states(images)
+  return module.hidden_states(images) if isinstance(module, HasTokens) else None
 
 
 @functools.partial(jax.jit, static_argnums=2)

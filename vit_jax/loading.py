@@ -15,6 +15,7 @@ from vit_jax import options as options_lib
 from vit_jax import pytrees
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
+from vit_jax.models.capabilities import PretrainingOptions, with_position_resize
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive
 from vit_jax.parallel import distributed
@@ -150,8 +151,8 @@ def build(
   if dtype is not None:
     model = dataclasses.replace(model, dtype=dtype)
   if position_resize is not None:  # for images of other sizes too
-    model = model.with_position_resize(position_resize)
-  if new_head and not keep_pre_logits:
+    model = with_position_resize(model, position_resize)
+  if new_head and not keep_pre_logits and isinstance(model, PretrainingOptions):
     model = model.without_pre_logits()
   classes = num_classes if new_head and num_classes is not None else own.num_classes
   architecture = dataclasses.replace(own, model=model, image_size=size, num_classes=classes)

@@ -27,6 +27,7 @@ from vit_jax.config import (
 )
 from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
+from vit_jax.models.capabilities import PretrainingOptions
 
 
 def choose(
@@ -303,7 +304,10 @@ def _pretrained(model: str) -> tuple[ModelConfig, InitConfig, int]:
   from vit_jax.pretrained import formats
 
   architecture = formats.architecture(model)
-  return architecture.model.for_classification(), InitConfig(checkpoint=model), architecture.image_size[0]
+  network = architecture.model
+  if isinstance(network, PretrainingOptions):
+    network = network.for_classification()
+  return network, InitConfig(checkpoint=model), architecture.image_size[0]
 
 
 def variant_of(name: str) -> str:

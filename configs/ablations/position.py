@@ -13,12 +13,10 @@ on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was meas
 Target: cpu:1
 """
 
-from typing import get_args
-
 from vit_jax import recipes
-from vit_jax.models.vit_config import Position
+from vit_jax.models.parts.positions import POSITIONS
 
-_OPTIONS = {name: {'model.position': name} for name in get_args(Position)} | {
+_OPTIONS = {name: {'model.position': name} for name in POSITIONS.names()} | {
   'gap': {'model.pool': 'gap'},
   'token': {'model.pool': 'token'},
 }

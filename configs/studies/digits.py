@@ -7,9 +7,7 @@ with four patches a side; locality; and few labels after masked prediction, afte
 docs/findings.md has the same claims on photographs, tests/study/test_claims.py the bounds.
 """
 
-from typing import get_args
-
-from vit_jax.models.vit_config import Position
+from vit_jax.models.parts.positions import POSITIONS
 from vit_jax.study.definition import Study, Variant
 
 _AT_THE_END = {'evaluators.test.every': '100%'}
@@ -28,7 +26,7 @@ _MASKED = {
 
 def get_study() -> Study:
   variants = {}
-  for position in get_args(Position):
+  for position in POSITIONS.names():
     variants[position] = Variant('quickstart', {**_POSITIONS, 'model.position': position})
   variants['locality'] = Variant('quickstart', {**_POSITIONS, 'model.mlp_locality': True})
   variants['masked'] = Variant('quickstart', _MASKED, compared=False)

@@ -9,9 +9,7 @@ mean of the tokens. The class token has no offset from a patch, so that by relat
 things are only from what patches tell each other; the mean reads the patches themselves.
 """
 
-from typing import get_args
-
-from vit_jax.models.vit_config import Position
+from vit_jax.models.parts.positions import POSITIONS
 from vit_jax.study.definition import Study, Variant, chosen
 
 # Of B/16, 5-shot on ImageNet.
@@ -19,7 +17,7 @@ _PUBLISHED = {'none': '61.4 %', 'learned': '64.2 %', 'learned2d': '64.0 %', 'rel
 
 # Positions, what the head reads, and how long.
 _CHOICES = {
-  'all': (get_args(Position), ('token',), '6 epochs'),
+  'all': (POSITIONS.names(), ('token',), '6 epochs'),
   'longer': (('none', 'learned', 'relative_query_1d'), ('token', 'gap'), '20 epochs'),
 }
 

@@ -1,5 +1,6 @@
 """`Model.attention` against NumPy, that the logits do not pay for it, and which form of attention computes them."""
 
+import math
 import types
 
 import chex
@@ -12,14 +13,13 @@ import tiny
 from attention_reference import attention_in_float64
 from flax import linen, nnx
 
-from vit_jax.models.attention import Attention
-from vit_jax.models.softmax_attention import (
-  attend_and_keep,
-  attend_by_weights,
-  attend_in_groups,
+from vit_jax.models.dropout import Place, dropout
+from vit_jax.models.parts.attention import (
+  Attention,
+  How,
+  attend,
   grouped,
-  keeps_weights,
-  separates_groups,
+  keeps_logits,
   sums,
   sums_by_one_product,
 )
@@ -146,15 +146,39 @@ def test_kept_logits_are_nearer_to_float64_than_those_of_flax(spread):
     found = [np.asarray(x, np.float64) for x in (out, *backward(inputs[3]))]
     return [np.linalg.norm(x - e) / np.linalg.norm(e) for x, e in zip(found, expected, strict=True)]
 
-  exact = errors(lambda *qkv: attend_in_groups(*((x,) for x in qkv))[0])
-  kept = errors(attend_and_keep)
-  rounded = errors(lambda *qkv: attend_by_weights(*qkv, rounded=True))
+  exact = errors(lambda *qkv: attend(*qkv, how=How()))
+  keeping = How(sharding=_on('tpu', 'TPU v3'), unrolled=True)
+  kept = errors(lambda *qkv: attend(*qkv, how=keeping))
+  biased = errors(lambda *qkv: attend(*qkv, jnp.zeros((1, 2, 50, 50)), how=keeping))
   flax = errors(linen.dot_product_attention)
-  # Both take a mean of the weights' gradient from the rounded result, as flash attention does.
+  # All take a mean of the weights' gradient from the rounded result, as flash attention does.
   assert all(0 < error < 0.007 for error in exact), exact
   assert all(0 < error < 0.008 for error in kept), kept
-  assert all(0 < error < 0.005 for error in rounded), rounded
+  assert biased == kept
   assert all(ours < theirs < 0.03 for ours, theirs in zip(kept, flax, strict=True)), (kept, flax)
+
+
+@pytest.mark.parametrize('bias_of', [1, 3])
+def test_gradients_of_bias_and_dropout_equal_those_of_the_formula(bias_of):
+  """The masks are those that a weight matrix of ones shows; JAX derives the formula."""
+  rng = np.random.default_rng(0)
+  query, key, value, grad = rng.standard_normal((4, 3, 5, 2, 8)).astype(np.float32)
+  bias = rng.standard_normal((bias_of, 2, 5, 5)).astype(np.float32)
+  keys, how = tiny.keys(), How(dropout=0.4)
+  masks = dropout(jnp.ones((3, 2, 5, 5)), 0.4, keys, Place.ATTENTION_WEIGHTS)
+
+  def formula(query, key, value, bias):
+    logits = jnp.einsum('bqhd,bnhd->bhqn', query, key) / math.sqrt(8) + bias
+    return jnp.einsum('bhqn,bnhd->bqhd', jax.nn.softmax(logits) * masks, value)
+
+  with jax.default_matmul_precision('highest'):
+    ours, expected = (
+      jax.value_and_grad(lambda *inputs, f=f: (f(*inputs) * grad).sum(), (0, 1, 2, 3))(
+        query, key, value, bias
+      )
+      for f in (lambda *inputs: attend(*inputs, keys, how=how), formula)
+    )
+  chex.assert_trees_all_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 PLATFORMS = {'cpu': 'cpu', 'NVIDIA H200': 'gpu'}  # of the kinds of devices that are no TPUs
@@ -180,24 +204,7 @@ def _on(platform, kind):
     (None, 197, 'bfloat16', False),
   ],
 )
-def test_weights_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, keeps):
+def test_logits_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, keeps):
   sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
-  assert keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=True) == keeps
-  assert not keeps_weights(tokens, jnp.dtype(dtype), sharding, unrolled=False)
-
-
-@pytest.mark.parametrize(
-  'kind, tokens, apart',
-  [
-    ('TPU v3', 257, True),
-    ('TPU v5 lite', 1025, True),
-    ('TPU v3', 197, False),
-    ('TPU v3', 256, False),
-    ('cpu', 257, False),
-    (None, 257, False),
-  ],
-)
-def test_tokens_stay_in_groups_between_blocks_where_a_tpu_is_faster_so(kind, tokens, apart):
-  sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
-  assert separates_groups(tokens, sharding, unrolled=True) == apart
-  assert not separates_groups(tokens, sharding, unrolled=False)
+  assert keeps_logits(tokens, jnp.dtype(dtype), sharding, unrolled=True) == keeps
+  assert not keeps_logits(tokens, jnp.dtype(dtype), sharding, unrolled=False)

@@ -14,6 +14,7 @@ from flax import nnx
 from vit_jax import config
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features
+from vit_jax.models import capabilities
 from vit_jax.models.base import Architecture
 from vit_jax.training.run import Dataset, Run
 
@@ -161,8 +162,7 @@ def test_what_a_resnet_does_not_have_it_says_by_the_contract():
   graphdef, params = tiny.build(RESNET)
   resnet = nnx.merge(graphdef, params)
   x = tiny.images()
-  assert resnet.attention(x) is None and resnet.hidden_states(x) is None and resnet.positions((12, 8)) is None
-  assert resnet.without_positions() == 'A ResNet has no position embedding.'
+  assert not isinstance(resnet, capabilities.Attends | capabilities.HasTokens | capabilities.Positioned)
   with pytest.raises(ValueError, match="a ResNet pools by 'gap' only"):
     resnet.pool(resnet.features(x), 'token')
 

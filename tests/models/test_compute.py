@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.parts.norms import LayerNorm
 
 DROP = {'dropout': 0.2, 'attention_dropout': 0.1, 'stochastic_depth': 0.3}
 

@@ -13,7 +13,7 @@ from vit_jax import pytrees
 from vit_jax.config import EfficientNetConfig
 from vit_jax.errors import UserError
 from vit_jax.evaluation import features
-from vit_jax.models import mbconv
+from vit_jax.models import capabilities, mbconv
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import rounded_channels
 
@@ -194,9 +194,7 @@ def test_what_an_efficientnet_does_not_have_it_says_by_the_contract():
   graphdef, state = tiny.build(TINY)
   network = nnx.merge(graphdef, state)
   x = tiny.images(1, (33, 40))
-  assert (
-    network.attention(x) is None and network.hidden_states(x) is None and network.positions((33, 40)) is None
-  )
+  assert not isinstance(network, capabilities.Attends | capabilities.HasTokens | capabilities.Positioned)
   assert TINY.grid((33, 40)) == (2, 2)
   cells = jax.eval_shape(network.features, x)
   assert cells.shape == (1, 4, 640)

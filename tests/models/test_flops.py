@@ -65,7 +65,7 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
   ],
 )
 def test_the_count_is_that_of_the_products_computed(model):
-  convolves = model.first_kernel != 'patch_embedding/kernel'
+  convolves = model.first_layer.kernel != 'patch_embedding/kernel'
   image_size = (30, 14) if convolves else (12, 8)
   graphdef, params = tiny.build(model, image_size=image_size, channels=2)
   x = tiny.images(1, image_size, channels=2)

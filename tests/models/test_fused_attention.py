@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import config as c
 from vit_jax.errors import UserError
-from vit_jax.models import fused_attention
 from vit_jax.models.base import Architecture
+from vit_jax.models.parts import fused_attention
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training import auto
 from vit_jax.training.run import Dataset, Run

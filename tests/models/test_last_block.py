@@ -1,4 +1,4 @@
-"""Unrolled blocks: the last computes only what the head reads, and tokens may stay in groups between them."""
+"""Unrolled blocks: the last computes only what the head reads."""
 
 import chex
 import jax
@@ -7,8 +7,6 @@ import numpy_vit
 import pytest
 import tiny
 from flax import nnx
-
-from vit_jax.models import attention
 
 HIDDEN = 40  # units of an MLP; no other array has so many
 KEYS = jax.random.split(jax.random.key(0, impl='threefry2x32'), 3)
@@ -28,7 +26,7 @@ WHOLE = {
 
 
 def _hidden_tokens(graphdef, params, x) -> set[int]:
-  """How many tokens have hidden units in the MLPs of a forward pass; several, where groups are computed apart."""
+  """How many tokens have hidden units in the MLPs of a forward pass."""
   program = jax.make_jaxpr(lambda params, x: nnx.merge(graphdef, params)(x))(params, x)
   products = (eqn for eqn, _ in tiny.equations(program.jaxpr) if eqn.primitive.name == 'dot_general')
   shapes = [product.outvars[0].aval.shape for product in products]
@@ -71,26 +69,3 @@ def test_unrolled_blocks_have_the_masks_and_gradients_of_a_loop(dropped, remat):
       return jax.jit(jax.value_and_grad(function))(params)
 
   chex.assert_trees_all_close(with_gradients(unroll=True), with_gradients(unroll=False), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('pool', ['token', 'token_gap'])
-def test_tokens_in_groups_between_blocks_change_nothing(monkeypatch, pool):
-  """128 patches and a class token, on a CPU in the groups that a TPU has."""
-  side = {'image_size': (64, 32)}
-  graphdef, params = tiny.build(
-    tiny.options(mlp_dim=HIDDEN, pool=pool, depth=3, layer_scale=0.5, unroll=True), **side
-  )
-  x, weights = tiny.images(**side), np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
-
-  def with_gradients():
-    function = lambda params: (nnx.merge(graphdef, params)(x) * weights).sum()
-    with jax.default_matmul_precision('highest'):
-      return jax.jit(jax.value_and_grad(function))(params)
-
-  of_the_head = {1} if pool == 'token' else set()
-  assert _hidden_tokens(graphdef, params, x) == {129} | of_the_head
-  joined = with_gradients()
-  monkeypatch.setattr(attention, 'separates_groups', lambda tokens, *_, unrolled: unrolled)
-  assert _hidden_tokens(graphdef, params, x) == {128, 1}
-  in_groups = with_gradients()
-  chex.assert_trees_all_close(in_groups, joined, rtol=1e-4, atol=2e-5)

@@ -12,6 +12,7 @@ from flax import nnx
 
 from vit_jax import config as c
 from vit_jax.errors import UserError
+from vit_jax.models import capabilities
 from vit_jax.models.base import Architecture
 from vit_jax.models.dropout import Place
 
@@ -47,10 +48,11 @@ def test_images_of_another_size_are_refused_also_where_they_have_as_many_patches
 def test_what_a_mixer_does_not_have_it_says_by_the_contract():
   graphdef, params = tiny.build(tiny.mixer())
   mixer = nnx.merge(graphdef, params)
-  assert mixer.attention(tiny.images()) is None and mixer.positions((12, 8)) is None
+  assert not isinstance(mixer, capabilities.Attends) and mixer.positions((12, 8)) is None
   assert 'An MLP-Mixer has no position embedding' in mixer.without_positions()
   assert not mixer.config.any_image_size and mixer.config.poolings == ('gap',)
-  assert mixer.leading_tokens == 0 and not mixer.reads_class_token and not mixer.config.has_mask_token
+  assert capabilities.leading_tokens(mixer) == 0
+  assert not isinstance(mixer.config, capabilities.PretrainingOptions)
   with pytest.raises(ValueError, match="an MLP-Mixer pools by 'gap' only"):
     mixer.pool(mixer.features(tiny.images()), 'token')
 

@@ -14,13 +14,16 @@ from vit_jax import config as c
 from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.errors import UserError
-from vit_jax.models import position, position_resize
+from vit_jax.models import position_resize
+from vit_jax.models.parts import positions
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS
 from vit_jax.training import initialization
 from vit_jax.training.run import Dataset, Run
 
 LEARNED = ['learned2d', 'relative', 'relative_query', 'relative_query_1d']
+
+TOKENS = positions.Tokens((3, 4), others=0, class_token=False, width=16, heads=2, resize='bilinear')
 
 
 def sincos(rows, columns, width):
@@ -38,12 +41,12 @@ def sincos(rows, columns, width):
 
 
 def test_fixed_positions_equal_the_formula():
-  np.testing.assert_allclose(position.sincos2d((3, 5), 24), sincos(3, 5, 24), atol=1e-6)
-  with_token = position.sincos2d((3, 5), 24, class_token=True)
+  np.testing.assert_allclose(positions.sincos2d((3, 5), 24), sincos(3, 5, 24), atol=1e-6)
+  with_token = positions.sincos2d((3, 5), 24, class_token=True)
   assert with_token.dtype == np.float32 and not with_token[:, 0].any()
-  np.testing.assert_array_equal(with_token[:, 1:], position.sincos2d((3, 5), 24))
+  np.testing.assert_array_equal(with_token[:, 1:], positions.sincos2d((3, 5), 24))
   with pytest.raises(UserError, match='width 30 does not divide by 4'):
-    position.sincos2d((3, 5), 30)
+    positions.sincos2d((3, 5), 30)
 
 
 @pytest.mark.parametrize('pool', ['gap', 'token'])
@@ -106,7 +109,7 @@ def test_a_run_loaded_for_another_size_computes_what_the_run_does(tmp_path, kind
 
 def test_tables_keep_their_middle_and_their_slope():
   """On a grid twice as fine the same offset of the image is found at twice the patches."""
-  layer = position.Offsets(2, (3, 4), 0, method='bilinear', rngs=nnx.Rngs(0))
+  layer = positions.Offsets(2, TOKENS, rngs=nnx.Rngs(0))
   rows, columns = np.mgrid[-2:3, -3:4].astype(np.float32)
   layer.patches[...] = jnp.asarray(np.stack([rows, columns]))
   fine = np.asarray(layer((6, 8))).reshape(2, 6, 8, 6, 8)
@@ -199,7 +202,7 @@ def test_attention_depends_on_offsets_alone(kind):
 
 def test_offsets_of_one_dimension_are_those_of_the_patches_numbers():
   """The last patch of a row is next to the first of the next row, as the paper has it."""
-  layer = position.NumberedKeys(8, (3, 4), 0, method='bilinear', rngs=nnx.Rngs(0))
+  layer = positions.NumberedKeys(TOKENS, rngs=nnx.Rngs(0))
   query = jnp.broadcast_to(jnp.arange(1.0, 9), (1, 12, 1, 8))
   logits = np.asarray(layer.logits(query, (3, 4)))[0, 0]
   for offset in range(-11, 12):

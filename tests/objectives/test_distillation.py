@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import typing
 
 import chex
 import fork_server
@@ -20,7 +19,7 @@ from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
-from vit_jax.models.vit_config import Position
+from vit_jax.models.parts.positions import POSITIONS
 from vit_jax.training import evaluate_checkpoint
 from vit_jax.training.run import Dataset, Run
 
@@ -132,7 +131,7 @@ def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folde
   np.testing.assert_allclose(jax.jit(predict)(images), teacher(teacher.preprocess(pixels)), atol=2e-5)
 
 
-@pytest.mark.parametrize('position', typing.get_args(Position))
+@pytest.mark.parametrize('position', POSITIONS.names())
 @pytest.mark.parametrize('size', [None, (12, 12)])
 def test_a_teacher_may_know_of_positions_in_any_way(position, size, tmp_path):
   """Its logits are those of `vit_jax.load`, at its own image size and at another."""

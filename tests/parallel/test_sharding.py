@@ -105,7 +105,7 @@ def _abstract(shapes):
 
 
 PARAMS = _abstract(SHAPES)
-RULES = ViTConfig.sharding_rules
+RULES = ViTConfig(pool='map', stem_blocks=(1,)).sharding_rules
 
 # On fsdp 2 x tensor 2. 'f' and 't' stand for the axis, '.' for not split; all others are copied.
 EXPECTED = {
@@ -166,13 +166,13 @@ def _mixed():
 
 
 @pytest.mark.parametrize(
-  ('params', 'model', 'expected'),
-  [(SHAPES, ViTConfig, EXPECTED), (MIXER_SHAPES, MixerConfig, MIXER_EXPECTED)],
+  ('params', 'rules', 'expected'),
+  [(SHAPES, RULES, EXPECTED), (MIXER_SHAPES, MixerConfig.sharding_rules, MIXER_EXPECTED)],
   ids=['vit', 'mixer'],
 )
-def test_every_parameter_is_split_as_drawn(params, model, expected):
+def test_every_parameter_is_split_as_drawn(params, rules, expected):
   shapes = pytrees.flatten(_abstract(params))
-  tree = sharding_lib.param_shardings(_abstract(params), model.sharding_rules, _mixed(), 0)
+  tree = sharding_lib.param_shardings(_abstract(params), rules, _mixed(), 0)
   shardings = pytrees.flatten(tree)
   assert shardings.keys() == shapes.keys() and shapes.keys() > expected.keys()
   for path, sharding in shardings.items():

@@ -1,28 +1,30 @@
 """The contract of a model, and the registry of the models that there are.
 
-A newcomer writes one file with two classes: a frozen dataclass of options, a `ModelConfig` with the model's
-named sizes, sharding rules and FLOPs, and the network, a `Model`; and adds one line to `MODELS`. The trainer,
-plans, evaluators, pictures and checkpoint formats know models by this contract only.
+A newcomer writes one file with two classes: a frozen dataclass of options, a `ModelConfig` with the model's named
+sizes, sharding rules and FLOPs, and the network, a `Model`; and adds one line to `MODELS`. What only some models have
+(positions, attention to look at, a mask token, …) is in capabilities.py. The trainer, plans, evaluators, pictures and
+checkpoint formats know models by these two files only.
 """
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import jax
-import numpy as np
 from flax import nnx
 
 from vit_jax import pytrees
-from vit_jax.models.position_resize import PositionResize
+from vit_jax.errors import UserError
+from vit_jax.models.capabilities import Grid
 from vit_jax.options import RESUMABLE, Positive
 from vit_jax.registry import Registry
 
-Grid = tuple[int, int]  # rows and columns of patches, or of a feature map's cells
 DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']
-Pooling = Literal['token', 'gap', 'token_gap', 'map', 'none']
+Pooling = str  # a name in models/parts/pools.py
+Sharding = jax.sharding.NamedSharding
+CUSTOM = 'custom'  # the variant that has no size of its own
 
 # (regex of the whole path of a parameter or of state, mesh axes of its LAST dimensions, other ways to split them, …);
 # the first match wins; parallel/sharding.py chooses among its ways. Dimensions before those, such as the depth in which
@@ -30,25 +32,24 @@ Pooling = Literal['token', 'gap', 'token_gap', 'map', 'none']
 ShardingRules = tuple[tuple[str, *tuple[tuple[str | None, ...], ...]], ...]
 
 
-class PositionTable(NamedTuple):
-  """How the cells of a learned table of positions lie in its array, so that it can be resized.
+def under(prefix: str, rules: ShardingRules) -> ShardingRules:
+  """The rules of a part, whose parameters lie below a path that the regex `prefix` matches."""
+  return tuple((f'({prefix})/({pattern})', *ways) for pattern, *ways in rules)
 
-  Attributes:
-    axes: the array's dimensions that are rows and columns of cells; or the one that is both, row by row.
-    resize: how the model itself resizes it.
-    extra: cells before the first patch in that one dimension: the class token's.
-    line: whether the one dimension is rows or columns alone.
-  """
 
-  axes: tuple[int, ...]
-  resize: PositionResize
-  extra: int = 0
-  line: bool = False
+class FirstLayer(NamedTuple):
+  """The layer that meets the image's pixels: what people call it, and the path of its kernel (height, width, C, D)."""
+
+  name: str = 'patch embedding'
+  kernel: str = 'patch_embedding/kernel'
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(abc.ABC):
   """The options of a model: a frozen dataclass, of which each architecture has its own.
+
+  Every model says its `title`, `variants`, `sharding_rules`, `patch_pixels` and `num_layers`, and how to `build`,
+  `describe` and count it (`forward_flops`). The rest has defaults.
 
   An option that is None takes the value of the variant; `resolved` fills all of them in. Where options may
   contradict each other, a method `check(path)` raises UserError; `path` is what errors call the section.
@@ -56,24 +57,24 @@ class ModelConfig(abc.ABC):
 
   # A named size, such as 'B/16', or 'custom', which needs every size.
   variant: str
-  # What the network computes in. Parameters, norms and softmax are float32.
+  # Number format that the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
-  # What the backward pass computes again to save memory: 'none', each 'block' whole, or all of a block but
-  # its matrix products ('dots'). None: 'none' on CPUs; elsewhere the first of these that fits, on TPUs after
-  # 'none' with the batch in parts (training/auto.py).
+  # Rematerialisation: what the backward pass computes again to save memory: 'none', each 'block' whole, or all
+  # of a block but its matrix products ('dots'). None: 'none' on CPUs; elsewhere the first of these that fits, on TPUs
+  # after 'none' with the batch in parts (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
-  # Compile the blocks one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs. None:
-  # so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less than
-  # 10 million parameters in runs of 2,000 steps and more, and those with feature maps always (docs/scaling.md).
+  # Whether blocks are compiled one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs.
+  # None: so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less
+  # than 10 million parameters in runs of 2,000 steps and more, and those with feature maps always (docs/scaling.md).
   unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
-  # Of every norm.
+  # Epsilon of every norm, added to the variance.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
   # Initial bias of the head (the paper's sigmoid pre-training starts at -10).
   head_bias: float = dataclasses.field(default=0.0, kw_only=True)
 
   # What messages call it, with its article: 'a Vision Transformer'.
   title: ClassVar[str]
-  # The named sizes: variant -> a frozen dataclass whose fields are options too.
+  # The named sizes: variant -> a frozen dataclass whose fields are options too, and which `sizes` returns.
   variants: ClassVar[Mapping[str, Any]]
   # Where its parameters lie on the mesh.
   sharding_rules: ClassVar[ShardingRules]
@@ -83,50 +84,20 @@ class ModelConfig(abc.ABC):
   function_options: ClassVar[tuple[str, ...]] = ('norm_epsilon',)
 
   @abc.abstractmethod
-  def build(
-    self,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> 'Model':
+  def build(self, architecture: 'Architecture', rngs: nnx.Rngs, sharding: Sharding | None = None) -> 'Model':
     """The network with initial parameters.
 
     Args:
-      image_size: height and width in pixels.
-      channels: of the images.
-      num_classes: K.
+      architecture: of which this is `model`: image size, channels and classes.
       rngs: where the initial parameters come from; `nnx.eval_shape` of a build allocates nothing.
-      activation_sharding: of the activations, examples first; kept up after every block.
+      sharding: of the activations, examples first; kept up after every block.
 
     Raises:
       UserError: sizes that are unknown, missing, or do not go together.
     """
 
   @abc.abstractmethod
-  def resolved(self) -> Self:
-    """The same model with variant 'custom' and every size given.
-
-    Raises:
-      UserError: an unknown variant, or 'custom' without all sizes.
-    """
-
-  @abc.abstractmethod
-  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    """Patches (or cells of the last feature map) down and across.
-
-    Args:
-      image_size: height, width in pixels.
-      option: where that is from, for the error.
-
-    Raises:
-      UserError: they do not fit into the image.
-    """
-
-  @abc.abstractmethod
-  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+  def forward_flops(self, architecture: 'Architecture') -> int:
     """FLOPs of the logits of one image, counted from the sizes (models/flops.py says what counts)."""
 
   @property
@@ -139,10 +110,42 @@ class ModelConfig(abc.ABC):
   def num_layers(self) -> int:
     """Blocks whose output `Model.features` gives."""
 
+  @abc.abstractmethod
+  def describe(self) -> str:
+    """One line for people: 'Vision Transformer, 12 blocks of width 768, 12 heads'."""
+
+  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
+    """Patches (or cells of the last feature map) down and across.
+
+    Args:
+      image_size: height, width in pixels.
+      option: where that is from, for the error.
+
+    Raises:
+      UserError: they do not fit into the image.
+    """
+    return patch_grid(image_size, self.patch_pixels, option=option)
+
+  def resolved(self) -> Self:
+    """The same model with variant 'custom' and every size given.
+
+    Raises:
+      UserError: an unknown variant, or 'custom' without all sizes.
+    """
+    if not self.variants:
+      return self
+    sizes = self.sizes  # pyright: ignore[reportAttributeAccessIssue] (where there are variants)
+    return dataclasses.replace(self, variant=CUSTOM, **dataclasses.asdict(sizes))
+
   @property
-  def first_kernel(self) -> str:
-    """Path of the parameter that meets the image's channels, (height, width, channels, outputs)."""
-    return 'patch_embedding/kernel'
+  def first_layer(self) -> FirstLayer:
+    """The layer that meets the image's pixels."""
+    return FirstLayer()
+
+  @property
+  def has_feature_maps(self) -> bool:
+    """Whether activations are feature maps (B, H, W, C); in their memory a TPU rounds B up to a multiple of 8."""
+    return False
 
   @property
   def poolings(self) -> tuple[Pooling, ...]:
@@ -151,26 +154,15 @@ class ModelConfig(abc.ABC):
 
   @property
   def classifies_images(self) -> bool:
-    """Whether an image has one vector of logits (else every token has)."""
+    """Whether an image has one vector of logits (otherwise every token has)."""
     return True
 
-  @property
-  def has_mask_token(self) -> bool:
-    """Whether `Model.patch_logits` works: the model has a learned embedding for hidden patches."""
-    return False
-
-  @property
-  def has_feature_maps(self) -> bool:
-    """Whether activations are feature maps (B, H, W, C); in their memory a TPU rounds B up to a multiple of 8."""
-    return False
-
-  def without_pre_logits(self) -> Self:
-    """The model without a layer between pooling and head, for a new head."""
-    return self
-
-  def for_classification(self) -> Self:
-    """The model to fine-tune from a checkpoint of this one: without what only its pre-training has."""
-    return self
+  def differing_function(self, other: 'ModelConfig') -> str | None:
+    """An option by which `other` computes something else from the same parameters; None: there is none."""
+    for name in self.function_options:
+      if getattr(self, name) != getattr(other, name, None):
+        return name
+    return None
 
   def on_any_device(self) -> Self:
     """The model without options that only some devices have."""
@@ -180,32 +172,33 @@ class ModelConfig(abc.ABC):
     """The model whose blocks are unrolled or a loop, where `unroll` leaves that open."""
     return dataclasses.replace(self, unroll=unrolled) if self.unroll is None else self
 
-  def differing_function(self, other: 'ModelConfig') -> str | None:
-    """An option by which `other` computes something else from the same parameters; None: there is none."""
-    for name in self.function_options:
-      if getattr(self, name) != getattr(other, name, None):
-        return name
-    return None
 
-  def fixed_positions(self, grid: Grid) -> np.ndarray | None:
-    """float32 (1, N, D): positions that are added to the tokens and are no parameter, or None."""
-    return None
+def patch_grid(
+  image_size: tuple[int, int], patch: int, *, stride: int = 1, option: str = 'config.data.image_size'
+) -> Grid:
+  """Rows and columns of patches.
 
-  def with_learned_positions(self) -> Self:
-    """The model in which `fixed_positions` are a parameter, 'position_embedding'; this one where there are none."""
-    return self
+  Args:
+    image_size: height, width in pixels.
+    patch: cells along a side of a patch.
+    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the
+      border.
+    option: where the image size is from, for the error.
 
-  def with_position_resize(self, method: PositionResize) -> Self:
-    """The model that resizes its learned positions by another method, if it has any."""
-    return self
-
-  def position_table(self, path: str) -> PositionTable | None:
-    """How a parameter's cells lie, if it is a table of positions that another image size resizes."""
-    return None
-
-  @abc.abstractmethod
-  def describe(self) -> str:
-    """One line for people: 'Vision Transformer, 12 blocks of width 768, 12 heads'."""
+  Raises:
+    UserError: the patches do not divide the image.
+  """
+  rows, columns = (-(-side // stride) for side in image_size)
+  if rows % patch == 0 and columns % patch == 0:
+    return rows // patch, columns // patch
+  pixels = patch * stride
+  below = tuple(max(side // pixels, 1) * pixels for side in image_size)
+  above = tuple(-(-side // pixels) * pixels for side in image_size)
+  nearest = ' or '.join(str(size) for size in dict.fromkeys((below, above)))
+  raise UserError(
+    f'{option} {tuple(image_size)} does not divide into patches of {pixels} pixels; '
+    f'the nearest sizes that do are {nearest}.'
+  )
 
 
 C = TypeVar('C', bound=ModelConfig, covariant=True)
@@ -214,7 +207,7 @@ C = TypeVar('C', bound=ModelConfig, covariant=True)
 class Model(nnx.Module, Generic[C]):
   """Images to logits. `ModelConfig.build` makes one.
 
-  A subclass names the class of its options: `class ViT(Model[ViTConfig])`.
+  A subclass names the class of its options: `class Mixer(Model[MixerConfig])`, and has `__call__` and `features`.
 
   Its `nnx.Param`s are its parameters, which the optimizer trains. All other variables, such as the running
   statistics of batch norm (`nnx.BatchStat`), are its state: a call with keys may update them in place, and the trainer
@@ -240,20 +233,6 @@ class Model(nnx.Module, Generic[C]):
       float32 (B, K); (B, N, K) where `config.classifies_images` is False.
     """
     raise NotImplementedError
-
-  def distillation_logits(
-    self, images: jax.Array, *, keys: jax.Array | None = None
-  ) -> tuple[jax.Array, jax.Array]:
-    """The logits that labels train and those that teachers train, float32 (B, K) each.
-
-    Of a model with one head they are the same.
-
-    Args:
-      images: as for the logits.
-      keys: as for the logits.
-    """
-    logits = self(images, keys=keys)
-    return logits, logits
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): the tokens (the cells of a feature map), without dropout.
@@ -285,52 +264,6 @@ class Model(nnx.Module, Generic[C]):
     """(B, N, D) -> (B, D'): what the head reads, pooled and behind the pre-logits layer if there is one."""
     return self.pool(tokens)
 
-  def patch_logits(
-    self,
-    images: jax.Array,
-    change: Callable[[jax.Array, jax.Array], jax.Array],
-    *,
-    keys: jax.Array | None = None,
-  ) -> jax.Array:
-    """float32 (B, N, K): the logits of each patch, whose embeddings were changed first.
-
-    Args:
-      images: as for the logits.
-      change: (patch embeddings (B, N, D), mask token (1, 1, D)) -> patch embeddings.
-      keys: as for the logits.
-    """
-    raise NotImplementedError
-
-  def attention(self, images: jax.Array) -> jax.Array | None:
-    """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
-    return None
-
-  def hidden_states(self, images: jax.Array) -> jax.Array | None:
-    """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
-    return None
-
-  def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
-    """float32 (1, N, D) that are added to the tokens of images of that size; None: nothing is."""
-    return None
-
-  def without_positions(self) -> str:
-    """A sentence for people: why `positions` is None."""
-    return f'{self.config.title[0].upper()}{self.config.title[1:]} has no position embedding.'
-
-  def filters(self) -> tuple[str, jax.Array]:
-    """What the filters that meet the pixels are called, and their kernel (height, width, C, D)."""
-    raise NotImplementedError
-
-  @property
-  def leading_tokens(self) -> int:
-    """Tokens before those of the patches: class token, distillation token and registers."""
-    return 0
-
-  @property
-  def reads_class_token(self) -> bool:
-    """Whether the head reads a class token, whose attention is then what one looks at."""
-    return False
-
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -343,19 +276,11 @@ class Architecture:
 
   def build(self, rngs: nnx.Rngs, activation_sharding: jax.sharding.NamedSharding | None = None) -> Model:
     """The network, as `ModelConfig.build`."""
-    return self.model.build(
-      image_size=self.image_size,
-      channels=self.channels,
-      num_classes=self.num_classes,
-      rngs=rngs,
-      activation_sharding=activation_sharding,
-    )
+    return self.model.build(self, rngs, activation_sharding)
 
   def forward_flops(self, image_size: tuple[int, int] | None = None) -> int:
     """FLOPs of the logits of one image, of the architecture's size or another."""
-    return self.model.forward_flops(
-      image_size=image_size or self.image_size, channels=self.channels, num_classes=self.num_classes
-    )
+    return self.model.forward_flops(dataclasses.replace(self, image_size=image_size or self.image_size))
 
   def abstract(self) -> Model:
     """The network with shapes for parameters, and without a kernel that only some devices have: on no devices.

@@ -129,6 +129,24 @@ def _means_of_groups(x: jax.Array) -> jax.Array:
   return jnp.repeat(means, x.shape[-1] // GROUPS, axis=1)[:, None, None]
 
 
+class Bottleneck(nnx.Module):
+  """The convolutions of a residual unit, the stride in the 3 x 3 one; a subclass has norms and the order of all."""
+
+  def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int):
+    """
+    Args:
+      inputs: channels of the feature map.
+      width: channels within the unit, a fourth of its outputs.
+      conv: makes a convolution of inputs, outputs and size of the kernel.
+      stride: of the 3 x 3 convolution, and of the shortcut's.
+    """
+    self.conv1 = conv(inputs, width, 1)
+    self.conv2 = conv(width, width, 3, stride=stride)
+    self.conv3 = conv(width, 4 * width, 1)
+    projects = stride > 1 or inputs != 4 * width
+    self.projection = conv(inputs, 4 * width, 1, stride=stride) if projects else None
+
+
 class Stage(nnx.Module):
   """Bottlenecks of one width, the first of which has the stride."""
 
@@ -180,6 +198,27 @@ def _loop(units: Sequence[nnx.Module], x: jax.Array, remat: Remat | None) -> jax
 
   stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
   return jax.lax.scan(scanned_blocks.rematerialised(body, remat, loop=True), x, stacked)[0]
+
+
+def add_stages(
+  module: nnx.Module, width: int, blocks: tuple[int, ...], bottleneck: Callable[..., nnx.Module]
+) -> int:
+  """Gives a module the stages `block1`, `block2`, … as the published parameters call them; each doubles the width.
+
+  Args:
+    module: whose root has `width` channels.
+    width: of the first stage, within its bottlenecks.
+    blocks: bottlenecks in each stage.
+    bottleneck: makes one.
+
+  Returns:
+    Channels of the last stage's outputs, or of the root's where there is no stage.
+  """
+  outputs = width
+  for b, units in enumerate(blocks):
+    setattr(module, f'block{b + 1}', Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1))
+    outputs = 4 * width * 2**b
+  return outputs
 
 
 def check_stage_sizes(**options: int | tuple[int, ...]) -> None:

@@ -20,7 +20,7 @@ Each norm has scale, bias, and the running statistics mean and var (models/batch
 import dataclasses
 import functools
 import math
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,16 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.models import scanned_blocks, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
+from vit_jax.models.base import (
+  Architecture,
+  FirstLayer,
+  Grid,
+  Model,
+  ModelConfig,
+  Sharding,
+  ShardingRules,
+  patch_grid,
+)
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.layers import initial_head
@@ -140,26 +149,12 @@ class EfficientNetConfig(ModelConfig):
     """D, what the head reads."""
     return rounded_channels(B0_TOP, self.sizes.width_multiplier)
 
-  def build(
-    self,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
-    del image_size
-    return EfficientNet(
-      self, channels=channels, num_classes=num_classes, rngs=rngs, activation_sharding=activation_sharding
-    )
-
-  def resolved(self) -> Self:
-    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
+    return EfficientNet(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    return variants.patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
+    return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
 
   @property
   def patch_pixels(self) -> int:
@@ -175,16 +170,16 @@ class EfficientNetConfig(ModelConfig):
     return True
 
   @property
-  def first_kernel(self) -> str:
-    return 'stem/kernel'
+  def first_layer(self) -> FirstLayer:
+    return FirstLayer("EfficientNet's first convolution", 'stem/kernel')
 
   def describe(self) -> str:
     blocks = ' + '.join(str(stage.blocks) for stage in self.stages)
     return f'EfficientNet of {blocks} blocks, {self.stages[0].inputs} to {self.top_channels} channels'
 
-  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
-    cells = _strided(image_size, 2)
-    macs = math.prod(cells) * 3**2 * channels * self.stages[0].inputs
+  def forward_flops(self, architecture: Architecture) -> int:
+    cells = _strided(architecture.image_size, 2)
+    macs = math.prod(cells) * 3**2 * architecture.channels * self.stages[0].inputs
     for stage in self.stages:
       inputs, stride = stage.inputs, stage.stride
       for _ in range(stage.blocks):
@@ -196,7 +191,7 @@ class EfficientNetConfig(ModelConfig):
         macs += 2 * expanded * squeezed_channels(inputs)
         inputs, stride = stage.outputs, 1
     macs += math.prod(cells) * self.stages[-1].outputs * self.top_channels
-    return 2 * (macs + self.top_channels * num_classes)
+    return 2 * (macs + self.top_channels * architecture.num_classes)
 
 
 def _strided(cells: tuple[int, int], stride: int) -> tuple[int, int]:
@@ -210,25 +205,23 @@ class EfficientNet(Model[EfficientNetConfig]):
   def __init__(
     self,
     config: EfficientNetConfig,
-    *,
-    channels: int,
-    num_classes: int,
+    architecture: Architecture,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    sharding: Sharding | None = None,
   ):
-    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=activation_sharding)
+    conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=sharding)
     norm = functools.partial(BatchNorm, momentum=config.norm_momentum, epsilon=config.norm_epsilon)
     block = functools.partial(MBConv, conv=conv, norm=norm)
     stages = config.stages
     self.config = config
-    self.activation_sharding = activation_sharding
-    self.stem = conv(channels, stages[0].inputs, 3, stride=2, rngs=rngs)
+    self.sharding = sharding
+    self.stem = conv(architecture.channels, stages[0].inputs, 3, stride=2, rngs=rngs)
     self.stem_norm = norm(stages[0].inputs)
     for s, stage in enumerate(stages, start=1):
       setattr(self, f'stage{s}', StageOfBlocks(stage, block, rngs))
     self.top = conv(stages[-1].outputs, config.top_channels, 1, rngs=rngs)
     self.top_norm = norm(config.top_channels)
-    self.head = initial_head(config.top_channels, num_classes, config.head_bias, rngs)
+    self.head = initial_head(config.top_channels, architecture.num_classes, config.head_bias, rngs)
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits, float32 (B, K), of images of any size; with keys, as in training."""
@@ -250,9 +243,6 @@ class EfficientNet(Model[EfficientNetConfig]):
     x = self._feature_map(images, None, layers)
     return x.reshape(len(x), -1, x.shape[-1])
 
-  def filters(self) -> tuple[str, jax.Array]:
-    return "EfficientNet's first convolution", self.stem.kernel[...]
-
   def _feature_map(self, images: jax.Array, keys: jax.Array | None, layers: int | None) -> jax.Array:
     """(B, h, w, D): after so many blocks; None: after all of them and the top."""
     train, config = keys is not None, self.config
@@ -272,7 +262,7 @@ class EfficientNet(Model[EfficientNetConfig]):
           rates[numbers],
           remat=config.remat,
           unroll=bool(config.unroll),
-          sharding=self.activation_sharding,
+          sharding=self.sharding,
         )
       first += stage.blocks
     return swish(self.top_norm(self.top(x), train=train)) if layers is None else x

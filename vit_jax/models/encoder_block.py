@@ -1,18 +1,25 @@
 """The encoder block of the Vision Transformer (paper, section 3.1, equations 2 and 3)."""
 
+import functools
+from typing import TYPE_CHECKING, Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental.layout import Layout, with_layout_constraint
 
-from vit_jax.models import axial, position
-from vit_jax.models.attention import Attention
-from vit_jax.models.axial import Axis
+from vit_jax.models import axial
 from vit_jax.models.base import Grid
 from vit_jax.models.dropout import Place, drop_path, dropout
-from vit_jax.models.layers import LayerNorm, Mlp
-from vit_jax.models.softmax_attention import Groups
-from vit_jax.models.vit_config import ViTConfig
+from vit_jax.models.parts.attention import Attention, How
+from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.norms import NORMS
+from vit_jax.models.parts.positions import POSITIONS
+from vit_jax.registry import Registry
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import ViTConfig
+
+BLOCKS: Registry[Any] = Registry('block', {'sequential': 'vit_jax.models.encoder_block:Block'})
 
 
 class Block(nnx.Module):
@@ -20,54 +27,44 @@ class Block(nnx.Module):
 
   def __init__(
     self,
-    config: ViTConfig,
+    config: 'ViTConfig',
     *,
     grid: Grid,
     rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-    axis: Axis | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
+    axis: axial.Axis | None = None,
   ):
     """
     Args:
       config: the model's.
       grid: rows and columns of patches of the model's own image size.
       rngs: of the initial parameters.
-      activation_sharding: of the tokens.
+      sharding: of the tokens.
       axis: attend along rows or columns only; None: to all tokens.
     """
     sizes, dtype = config.sizes, jnp.dtype(config.dtype)
-    self.axis: Axis | None = axis
-    self.attention_norm = LayerNorm(sizes.width, config.norm_epsilon)
+    norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
+    tokens = config.tokens(grid if axis is None else axial.line(grid, axis))
+    self.axis: axial.Axis | None = axis
+    self.attention_norm = norm(sizes.width)
     self.attention = Attention(
       sizes.width,
       sizes.heads,
-      dropout=config.attention_dropout,
       dtype=dtype,
-      implementation=config.attention,
-      position=position.attention_position(
-        config.position,
-        heads=sizes.heads,
-        head_size=sizes.width // sizes.heads,
-        grid=grid if axis is None else axial.line(grid, axis),
-        others=config.leading_tokens,
-        method=config.position_resize,
-        rngs=rngs,
-      ),
-      norm_epsilon=config.norm_epsilon if config.qk_norm else None,
-      sharding=activation_sharding,
-      unrolled=bool(config.unroll),
+      position=POSITIONS[config.position].in_attention(tokens, rngs),
+      head_norm=norm if config.qk_norm else None,
+      how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(config)
-    self.mlp_norm = LayerNorm(sizes.width, config.norm_epsilon)
-    self.mlp = Mlp(
+    self.mlp_norm = norm(sizes.width)
+    self.mlp = MLPS[config.mlp_part](
       sizes.width,
       sizes.mlp_dim,
       gelu=config.gelu,
       dropout=config.dropout,
-      locality=config.mlp_locality,
       dtype=dtype,
-      sharding=activation_sharding,
+      sharding=sharding,
       rngs=rngs,
     )
     self.mlp_scale = _layer_scale(config)
@@ -94,36 +91,23 @@ class Block(nnx.Module):
     path_keys = keys if self.drops_path else None
     # Equation 2: z' = MSA(LN(z)) + z.
     with jax.named_scope('attention'):
-      y = self._attend(self.attention_norm(z), keys, grid, read)
-      y = dropout(y, self.dropout, keys, Place.ATTENTION_OUT)
-      z = z if read is None else z[:, :read]
-      y = _scaled(y, self.attention_scale)
-      z = z + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
+      y = self.attend(self.attention_norm(z), keys, grid, read)
+      z = z[:, :read] + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     # Equation 3: z = MLP(LN(z')) + z'.
     with jax.named_scope('mlp'):
       y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
       return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
 
-  def of_groups(self, groups: Groups) -> Groups:
-    """The block for tokens in the groups of `softmax_attention.grouped`, (B, Ni, D) each; nothing is dropped."""
-    with jax.named_scope('attention'):
-      # Left to itself the compiler puts the tokens before the examples, which every product of attention then undoes.
-      first = with_layout_constraint(groups[0], Layout((0, 1, 2)))
-      groups = first, *groups[1:]
-      y = tuple(self.attention_norm(z) for z in groups)
-      outs = self.attention.of_groups(y, y)
-      groups = tuple(z + _scaled(out, self.attention_scale) for z, out in zip(groups, outs, strict=True))
-    with jax.named_scope('mlp'):
-      return tuple(z + _scaled(self.mlp(self.mlp_norm(z)), self.mlp_scale) for z in groups)
-
-  def _attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None) -> jax.Array:
-    """Multi-head self-attention of the tokens (B, N, D), or of the first ones, or of those of each row or column."""
+  def attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None) -> jax.Array:
+    """MSA of the tokens (B, N, D), or of the first ones, or of those of each row or column, as its branch adds it."""
     if self.axis is None:
-      return self.attention(y if read is None else y[:, :read], y, dropout_keys=keys, grid=grid)
-    lines = axial.to_lines(y, grid, self.axis)
-    line_keys = axial.line_keys(keys, grid, self.axis)
-    out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
-    return axial.from_lines(out, grid, self.axis)
+      out = self.attention(y[:, :read], y, dropout_keys=keys, grid=grid)
+    else:
+      lines = axial.to_lines(y, grid, self.axis)
+      line_keys = axial.line_keys(keys, grid, self.axis)
+      out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
+      out = axial.from_lines(out, grid, self.axis)
+    return _scaled(dropout(out, self.dropout, keys, Place.ATTENTION_OUT), self.attention_scale)
 
   def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
@@ -135,7 +119,7 @@ class Block(nnx.Module):
     return axial.over_all_tokens(weights, grid, self.axis)
 
 
-def _layer_scale(config: ViTConfig) -> nnx.Param | None:
+def _layer_scale(config: 'ViTConfig') -> nnx.Param | None:
   """A factor for each channel of a branch (LayerScale), (D,)."""
   if config.layer_scale is None:
     return None

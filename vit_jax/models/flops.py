@@ -11,17 +11,16 @@ def train_flops(forward: int) -> int:
   return 3 * forward
 
 
-def attention(queries: int, keys: int, width: int, *, relative_keys: bool = False) -> int:
-  """Multiplications of multi-head attention: four projections and the products of query, key and value.
+def attention(queries: int, keys: int, width: int, products: int = 2) -> int:
+  """Multiplications of multi-head attention: four projections and the products of pairs.
 
   Args:
     queries: number of query tokens.
     keys: number of key tokens.
     width: D.
-    relative_keys: whether the queries are also multiplied with a key for each offset.
+    products: of all pairs of tokens: with keys, with values, and perhaps with a key for each offset.
   """
   projections = 2 * queries * width**2 + 2 * keys * width**2
-  products = 3 if relative_keys else 2
   return projections + products * queries * keys * width
 
 

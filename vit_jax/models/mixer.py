@@ -10,8 +10,8 @@ Its parameters, those of the L blocks stacked; N tokens of D channels:
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+import functools
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,11 @@ from flax.nnx import initializers
 
 from vit_jax.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, ShardingRules
+from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
-from vit_jax.models.layers import LayerNorm, Mlp, PatchEmbedding, initial_head
+from vit_jax.models.layers import PatchEmbedding, initial_head
+from vit_jax.models.parts.mlps import Mlp
+from vit_jax.models.parts.norms import LayerNorm
 from vit_jax.options import Rate, Size
 
 
@@ -95,30 +97,9 @@ class MixerConfig(ModelConfig):
     needed = [field.name for field in dataclasses.fields(Sizes)]
     return variants.resolve(self, Sizes, needed)
 
-  def build(
-    self,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of this size only. `activation_sharding` is of the tokens (B, N, D)."""
-    return Mixer(
-      self,
-      image_size=image_size,
-      channels=channels,
-      num_classes=num_classes,
-      rngs=rngs,
-      activation_sharding=activation_sharding,
-    )
-
-  def resolved(self) -> Self:
-    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
-
-  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    return variants.patch_grid(image_size, self.sizes.patch, option=option)
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of this size only. `sharding` is of the tokens (B, N, D)."""
+    return Mixer(self, architecture, rngs, sharding)
 
   @property
   def patch_pixels(self) -> int:
@@ -131,33 +112,30 @@ class MixerConfig(ModelConfig):
   def describe(self) -> str:
     return f'MLP-Mixer, {self.sizes.depth} blocks of width {self.sizes.width}'
 
-  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
+  def forward_flops(self, architecture: Architecture) -> int:
     sizes = self.sizes
-    rows, columns = self.grid(image_size)
+    rows, columns = self.grid(architecture.image_size)
     tokens = rows * columns
-    embedding = tokens * sizes.patch**2 * channels * sizes.width
+    embedding = tokens * sizes.patch**2 * architecture.channels * sizes.width
     over_tokens = flops.mlp(sizes.width, tokens, sizes.tokens_mlp_dim)
     over_channels = flops.mlp(tokens, sizes.width, sizes.mlp_dim)
-    return 2 * (embedding + sizes.depth * (over_tokens + over_channels) + sizes.width * num_classes)
+    return 2 * (
+      embedding + sizes.depth * (over_tokens + over_channels) + sizes.width * architecture.num_classes
+    )
 
 
 class MixerBlock(nnx.Module):
   """One block: each channel's MLP over the tokens, then each token's over the channels (equation 1)."""
 
   def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
-    sizes, dtype = config.sizes, jnp.dtype(config.dtype)
-
-    def make_mlp(width: int, hidden: int) -> Mlp:
-      return Mlp(
-        width,
-        hidden,
-        gelu=config.gelu,
-        kernel_init=initializers.lecun_normal(),
-        bias_init=initializers.zeros,
-        dtype=dtype,
-        rngs=rngs,
-      )
-
+    sizes = config.sizes
+    make_mlp = functools.partial(
+      Mlp,
+      gelu=config.gelu,
+      init=(initializers.lecun_normal(), initializers.zeros),
+      dtype=jnp.dtype(config.dtype),
+      rngs=rngs,
+    )
     self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
     self.channel_norm = LayerNorm(sizes.width, config.norm_epsilon)
@@ -184,22 +162,15 @@ class Mixer(Model[MixerConfig]):
   """Images to logits. `MixerConfig.build` makes one."""
 
   def __init__(
-    self,
-    config: MixerConfig,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    self, config: MixerConfig, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
     sizes = config.sizes
-    rows, columns = config.grid(image_size)
+    rows, columns = config.grid(architecture.image_size)
     self.config = config
-    self.image_size = image_size
-    self.activation_sharding = activation_sharding
+    self.image_size = architecture.image_size
+    self.sharding = sharding
     self.patch_embedding = PatchEmbedding(
-      sizes.patch, channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs
+      sizes.patch, architecture.channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs
     )
 
     def make_block(rngs: nnx.Rngs) -> MixerBlock:
@@ -207,11 +178,12 @@ class Mixer(Model[MixerConfig]):
 
     self.blocks = scanned_blocks.stack(sizes.depth, make_block, rngs)
     self.norm = LayerNorm(sizes.width, config.norm_epsilon)
-    self.head = initial_head(sizes.width, num_classes, config.head_bias, rngs)
+    self.head = initial_head(sizes.width, architecture.num_classes, config.head_bias, rngs)
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits, float32 (B, K), of images of the size that the model was built for."""
-    tokens, _ = self._apply_blocks(self.embed(images), keys)
+    keys = keys if self.config.stochastic_depth else None
+    tokens = scanned_blocks.apply(self.blocks, self.embed(images), keys, self._loop)
     return self.head(self.pool(self.norm(tokens)).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
@@ -226,45 +198,25 @@ class Mixer(Model[MixerConfig]):
         f'An MLP-Mixer takes images of the size that it was built for, {self.image_size}, and these are {size}; '
         f'resize them.'
       )
-    return scanned_blocks.constrain(self.patch_embedding(images), self.activation_sharding)
+    return scanned_blocks.constrain(self.patch_embedding(images), self.sharding)
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D); see `Model.features`."""
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
-    tokens, _ = self._apply_blocks(self.embed(images), layers=layers)
+    tokens = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop)
     return self.norm(tokens) if layers is None else tokens
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
     """(L + 1, B, N, D): the tokens before the first block and after each."""
-    last, inputs = self._apply_blocks(self.embed(images), observe=lambda block, z: z)
-    assert inputs is not None
+    last, inputs = scanned_blocks.observe(self.blocks, self.embed(images), lambda block, z: z, self._loop)
     return jnp.concatenate([inputs, last[None]])
+
+  def positions(self, image_size: tuple[int, int]) -> None:
+    """Nothing is added to the tokens."""
 
   def without_positions(self) -> str:
     return 'An MLP-Mixer has no position embedding: its MLPs over the tokens have weights for each place.'
 
-  def filters(self) -> tuple[str, jax.Array]:
-    return 'patch embedding', self.patch_embedding.kernel[...]
-
-  def _apply_blocks(
-    self,
-    tokens: jax.Array,
-    keys: jax.Array | None = None,
-    *,
-    layers: int | None = None,
-    observe: Callable[[Any, jax.Array], jax.Array] | None = None,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """The first `layers` blocks, or all: see `scanned_blocks.apply`."""
-    config = self.config
-    return scanned_blocks.apply(
-      self.blocks,
-      tokens,
-      keys if config.stochastic_depth else None,
-      depth=config.num_layers,
-      drop_path=config.stochastic_depth,
-      remat=config.remat,
-      unroll=bool(config.unroll),
-      layers=layers,
-      sharding=self.activation_sharding,
-      observe=observe,
-    )
+  @property
+  def _loop(self) -> scanned_blocks.Loop:
+    return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.sharding)

@@ -1,6 +1,6 @@
-"""ResNets: those of 'Big Transfer' (BiT, arXiv 1912.11370), and the stem of a hybrid Vision Transformer.
+"""The ResNets of 'Big Transfer' (BiT, arXiv 1912.11370).
 
-BiT's apply norm and ReLU before each convolution (ResNet v2). Its parameters, for stages b = 1, 2 ... and
+They apply norm and ReLU before each convolution (ResNet v2). Their parameters, for stages b = 1, 2 ... and
 bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
 
   root/kernel (7, 7, C, W)
@@ -11,21 +11,11 @@ bottlenecks u = 1, 2 ... of a stage, of a root of W channels:
   norm/{scale,bias}, head/{kernel (D, K), bias}
 
 where w = W * 2**(b - 1), and D is 4 w of the last stage.
-
-The hybrids' stem (the paper, section 3.1) applies its activations after the sums (ResNet v1):
-
-  stem/root/kernel (7, 7, C, W)            stem/root_norm/{scale,bias} (W,)
-  stem/block{b}/unit{u}/conv1/kernel       (1, 1, input, w)
-  stem/block{b}/unit{u}/conv2/kernel       (3, 3, w, w)
-  stem/block{b}/unit{u}/conv3/kernel       (1, 1, w, 4 w)
-  stem/block{b}/unit{u}/projection/kernel  (1, 1, input, 4 w), in the first unit of a stage
-  stem/block{b}/unit{u}/{norm1,norm2,norm3,projection_norm}/{scale,bias}, as wide as their convolution
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +23,23 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, Remat, ShardingRules
+from vit_jax.models.base import (
+  Architecture,
+  FirstLayer,
+  Grid,
+  Model,
+  ModelConfig,
+  Sharding,
+  ShardingRules,
+  patch_grid,
+)
 from vit_jax.models.convolutions import (
   BIT,
-  HYBRID,
+  Bottleneck,
   Conv,
   GroupNorm,
-  Stage,
   StandardisedConv,
+  add_stages,
   check_stage_sizes,
 )
 from vit_jax.models.layers import initial_head
@@ -107,26 +106,12 @@ class ResNetConfig(ModelConfig):
       raise UserError('config.model.blocks is (); give at least one stage, as (3, 4, 6, 3).')
     return sizes
 
-  def build(
-    self,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of any size. `activation_sharding` is of the feature maps (B, H, W, C)."""
-    del image_size
-    return ResNet(
-      self, channels=channels, num_classes=num_classes, rngs=rngs, activation_sharding=activation_sharding
-    )
-
-  def resolved(self) -> Self:
-    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
+    return ResNet(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    return variants.patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
+    return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
 
   @property
   def patch_pixels(self) -> int:
@@ -143,39 +128,28 @@ class ResNetConfig(ModelConfig):
     return True
 
   @property
-  def first_kernel(self) -> str:
-    return 'root/kernel'
+  def first_layer(self) -> FirstLayer:
+    return FirstLayer("ResNet's first convolution", 'root/kernel')
 
   def describe(self) -> str:
     units = ' + '.join(map(str, self.sizes.blocks))
     return f'ResNet of {units} bottlenecks behind a root of {self.sizes.width} channels'
 
-  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
-    macs, outputs = flops.resnet(self.sizes.width, self.sizes.blocks, image_size, channels)
-    return 2 * (macs + outputs * num_classes)
+  def forward_flops(self, architecture: Architecture) -> int:
+    macs, outputs = flops.resnet(
+      self.sizes.width, self.sizes.blocks, architecture.image_size, architecture.channels
+    )
+    return 2 * (macs + outputs * architecture.num_classes)
 
 
-class PreActivationBottleneck(nnx.Module):
-  """A residual unit with norm and ReLU before each convolution, the stride in the 3 x 3 one."""
+class PreActivationBottleneck(Bottleneck):
+  """A residual unit with norm and ReLU before each convolution."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
-    """
-    Args:
-      inputs: channels of the feature map.
-      width: channels within the unit, a fourth of its outputs.
-      conv: makes a convolution of inputs, outputs and size of the kernel.
-      stride: of the 3 x 3 convolution, and of the shortcut's.
-      epsilon: of the norms.
-    """
-    outputs = 4 * width
+    super().__init__(inputs, width, conv=conv, stride=stride)
     self.norm1 = GroupNorm(inputs, epsilon)
-    self.conv1 = conv(inputs, width, 1)
     self.norm2 = GroupNorm(width, epsilon)
-    self.conv2 = conv(width, width, 3, stride=stride)
     self.norm3 = GroupNorm(width, epsilon)
-    self.conv3 = conv(width, outputs, 1)
-    projects = stride > 1 or inputs != outputs
-    self.projection = conv(inputs, outputs, 1, stride=stride) if projects else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width), both rounded up."""
@@ -187,62 +161,22 @@ class PreActivationBottleneck(nnx.Module):
     return shortcut + y
 
 
-class PostActivationBottleneck(nnx.Module):
-  """A residual unit with its activations behind the sums (ResNet v1), the stride in the 3 x 3 convolution."""
-
-  def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
-    """
-    Args:
-      inputs: channels of the feature map.
-      width: channels within the unit, a fourth of its outputs.
-      conv: makes a convolution of inputs, outputs and size of the kernel.
-      stride: of the 3 x 3 convolution, and of the shortcut's.
-      epsilon: of the norms.
-    """
-    outputs = 4 * width
-    self.conv1 = conv(inputs, width, 1)
-    self.norm1 = GroupNorm(width, epsilon)
-    self.conv2 = conv(width, width, 3, stride=stride)
-    self.norm2 = GroupNorm(width, epsilon)
-    self.conv3 = conv(width, outputs, 1)
-    self.norm3 = GroupNorm(outputs, epsilon, scale=0.0)  # at first the unit does nothing
-    projects = stride > 1 or inputs != outputs
-    self.projection = conv(inputs, outputs, 1, stride=stride) if projects else None
-    self.projection_norm = GroupNorm(outputs, epsilon) if projects else None
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width)."""
-    y = jax.nn.relu(self.norm1(self.conv1(x)))
-    y = jax.nn.relu(self.norm2(self.conv2(y)))
-    y = self.norm3(self.conv3(y))
-    shortcut = x
-    if self.projection is not None and self.projection_norm is not None:
-      shortcut = self.projection_norm(self.projection(x))
-    return jax.nn.relu(shortcut + y)
-
-
 class ResNet(Model[ResNetConfig]):
   """Images to logits. `ResNetConfig.build` makes one; its tokens are the cells of a feature map."""
 
   def __init__(
-    self,
-    config: ResNetConfig,
-    *,
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    self, config: ResNetConfig, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
     sizes = config.sizes
     conv = functools.partial(
-      StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=activation_sharding
+      StandardisedConv, style=BIT, dtype=jnp.dtype(config.dtype), rngs=rngs, sharding=sharding
     )
     bottleneck = functools.partial(PreActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
     self.config = config
-    self.root = conv(channels, sizes.width, 7, stride=2)
-    outputs = _add_stages(self, sizes.width, sizes.blocks, bottleneck)
+    self.root = conv(architecture.channels, sizes.width, 7, stride=2)
+    outputs = add_stages(self, sizes.width, sizes.blocks, bottleneck)
     self.norm = GroupNorm(outputs, config.norm_epsilon)
-    self.head = initial_head(outputs, num_classes, config.head_bias, rngs)
+    self.head = initial_head(outputs, architecture.num_classes, config.head_bias, rngs)
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits, float32 (B, K), of images of any size; nothing is dropped, so that keys change nothing."""
@@ -273,76 +207,3 @@ class ResNet(Model[ResNetConfig]):
     """(B, H, W, C) -> (B, h * w, D): the cells of `feature_map`, row by row."""
     x = self.feature_map(images, layer)
     return x.reshape(len(x), -1, x.shape[-1])
-
-  def filters(self) -> tuple[str, jax.Array]:
-    return "ResNet's first convolution", self.root.kernel[...]
-
-
-class HybridStem(nnx.Module):
-  """Images to the feature map that a hybrid's patches are cut from; without stages, the root alone."""
-
-  def __init__(
-    self,
-    width: int,
-    blocks: tuple[int, ...],
-    *,
-    channels: int,
-    dtype: jnp.dtype,
-    norm_epsilon: float,
-    remat: Remat | None,
-    unroll: bool,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ):
-    """
-    Args:
-      width: channels of the root.
-      blocks: bottlenecks in each stage.
-      channels: of the images.
-      dtype: of the computation.
-      norm_epsilon: of the group norms.
-      remat: config.model.remat.
-      unroll: config.model.unroll.
-      rngs: of the initial parameters.
-      activation_sharding: of the feature maps.
-    """
-    check_stage_sizes(stem_width=width, stem_blocks=blocks)
-    conv = functools.partial(
-      StandardisedConv, style=HYBRID, dtype=dtype, rngs=rngs, sharding=activation_sharding
-    )
-    bottleneck = functools.partial(PostActivationBottleneck, conv=conv, epsilon=norm_epsilon)
-    self.root = conv(channels, width, 7, stride=2)
-    self.root_norm = GroupNorm(width, norm_epsilon)
-    self.outputs = _add_stages(self, width, blocks, bottleneck)
-    self.stages = len(blocks)
-    self.remat: Remat | None = remat
-    self.unroll = unroll
-
-  def __call__(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `vit_config.Sizes.stem_stride`."""
-    x = jax.nn.relu(self.root_norm(self.root(images)))
-    x = max_pool(x, 'SAME')
-    for b in range(self.stages):
-      x = getattr(self, f'block{b + 1}')(x, remat=self.remat, unroll=self.unroll)
-    return x
-
-
-def _add_stages(
-  module: nnx.Module, width: int, blocks: tuple[int, ...], bottleneck: Callable[..., nnx.Module]
-) -> int:
-  """Gives a module the stages `block1`, `block2`, … as the published parameters call them; each doubles the width.
-
-  Args:
-    module: whose root has `width` channels.
-    width: of the first stage, within its bottlenecks.
-    blocks: bottlenecks in each stage.
-    bottleneck: makes one.
-
-  Returns:
-    Channels of the last stage's outputs, or of the root's where there is no stage.
-  """
-  outputs = width
-  for b, units in enumerate(blocks):
-    setattr(module, f'block{b + 1}', Stage(outputs, width * 2**b, units, bottleneck, stride=2 if b else 1))
-    outputs = 4 * width * 2**b
-  return outputs

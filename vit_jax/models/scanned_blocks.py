@@ -1,5 +1,6 @@
 """Blocks of the same shapes, stacked along a leading axis and applied one after the other by a scan."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -13,13 +14,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import pytrees
-from vit_jax.models.base import Remat
+from vit_jax.models.base import ModelConfig, Remat
 from vit_jax.models.dropout import fold_in
-from vit_jax.models.softmax_attention import Groups, grouped
 
 P = ParamSpec('P')
 R = TypeVar('R')
-Z = TypeVar('Z', jax.Array, Groups)
 
 _PRODUCT = 'product with a kernel'
 _is_named = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
@@ -30,76 +29,92 @@ def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) ->
   return nnx.split_rngs(splits=depth)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """How stacked blocks are applied."""
+
+  depth: int
+  drop_path: (
+    float  # rate of the last block; that of the others is in proportion to their depth, of the first 0
+  )
+  remat: Remat | None  # config.model.remat
+  unroll: bool  # compile the blocks one after the other instead of as a loop
+  sharding: NamedSharding | None  # of the tokens, kept up after every block
+
+  @classmethod
+  def of(cls, config: ModelConfig, drop_path: float, sharding: NamedSharding | None) -> 'Loop':
+    """That of a model's options."""
+    return cls(config.num_layers, drop_path, config.remat, bool(config.unroll), sharding)
+
+
 def apply(
-  blocks: nnx.Module,
-  z: jax.Array,
-  keys: jax.Array | None,
-  *,
-  depth: int,
-  drop_path: float,
-  remat: Remat | None,
-  unroll: bool,
-  shared: tuple[Any, ...] = (),
-  layers: int | None = None,
-  read: int | None = None,
-  in_groups: bool = False,
-  sharding: NamedSharding | None = None,
-  observe: Callable[[Any, jax.Array], jax.Array] | None = None,
-) -> tuple[jax.Array, jax.Array | None]:
-  """The output of the last of the stacked blocks, and what was observed in each.
+  blocks: nnx.Module, z: jax.Array, keys: jax.Array | None, loop: Loop, *shared: Any, read: int | None = None
+) -> jax.Array:
+  """The output of the last of the stacked blocks.
 
   Args:
     blocks: of `stack`; each is called with z, its drop path rate, its keys and `shared`.
     z: (B, N, D).
     keys: (B,) typed PRNG keys; block i gets them with i folded in. None: nothing is dropped.
-    depth: of the stack.
-    drop_path: rate of the last block; that of the others is in proportion to their depth, of the first 0.
-    remat: config.model.remat.
-    unroll: compile the blocks one after the other instead of as a loop.
+    loop: how.
     shared: further arguments of every block.
-    layers: how many of the blocks to apply; None: all.
     read: of the last block's output only the first so many tokens are needed. Unrolled, that block is called with
       `read` too; in a loop all blocks are alike.
-    in_groups: keep the tokens in the groups of `softmax_attention.grouped` between the blocks, whose `of_groups` is
-      called instead, but not for `read`; nothing is dropped, nor observed.
-    sharding: of z, kept up after every block.
-    observe: called with each block and its input.
 
   Returns:
-    (B, N, D), or (B, read, D), and the results of `observe`, stacked; None without it.
+    (B, N, D), or (B, read, D).
   """
+  body, inputs = _body(blocks, z, keys, loop, shared)
+  if read is None or not loop.unroll:
+    return _scan(body, z, inputs, loop)[0]
+  before, last = (jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(-1), -1))
+  z, _ = _scan(body, z, before, loop)
+  return rematerialised(functools.partial(body, read=read), loop.remat)(z, last)[0]
+
+
+def features(blocks: nnx.Module, z: jax.Array, layers: int | None, loop: Loop, *shared: Any) -> jax.Array:
+  """(B, N, D): the output of the first `layers` blocks, or of all (None); nothing is dropped."""
+  body, inputs = _body(blocks, z, None, loop, shared)
+  return _scan(body, z, jax.tree.map(operator.itemgetter(slice(layers)), inputs), loop)[0]
+
+
+def observe(
+  blocks: nnx.Module, z: jax.Array, look: Callable[[Any, jax.Array], jax.Array], loop: Loop, *shared: Any
+) -> tuple[jax.Array, jax.Array]:
+  """The output of the last block, and what `look` gives of each block and its input, stacked; nothing is dropped."""
+  body, inputs = _body(blocks, z, None, loop, shared, look)
+  return _scan(body, z, inputs, loop)
+
+
+def _body(
+  blocks: nnx.Module,
+  z: jax.Array,
+  keys: jax.Array | None,
+  loop: Loop,
+  shared: tuple[Any, ...],
+  look: Callable[[Any, jax.Array], jax.Array | None] = lambda block, z: None,
+) -> tuple[Callable[..., Any], Any]:
+  """A block as a function (z, one of the inputs) -> (z, what is seen), and the inputs of all blocks, stacked."""
   graphdef, params = nnx.split(blocks)
-  whole = _whole_kernels_kept(sharding) if unroll and remat in (None, 'none') else None
+  whole = _whole_kernels_kept(loop.sharding) if loop.unroll and loop.remat in (None, 'none') else None
   dtype = z.dtype
 
-  def body(z: jax.Array | Groups, inputs: Any, **options: int | None) -> tuple[Any, jax.Array | None]:
+  def body(z: jax.Array, inputs: Any, **options: int) -> tuple[jax.Array, jax.Array | None]:
     block, layer, rate = inputs
     layer_keys = None if keys is None else fold_in(keys, layer)
     if whole is not None:
       block = pytrees.map_with_path(functools.partial(_gather_kernel, dtype=dtype, whole=whole), block)
     block: Any = nnx.merge(graphdef, block)
-    if isinstance(z, tuple):
-      return constrain(block.of_groups(z), sharding), None
-    observed = None if observe is None else observe(block, z)
-    return constrain(block(z, rate, layer_keys, *shared, **options), sharding), observed
+    seen = look(block, z)
+    return constrain(block(z, rate, layer_keys, *shared, **options), loop.sharding), seen
 
-  rates = np.linspace(drop_path, 0, depth, dtype=np.float32)[::-1]
-  inputs = params, np.arange(depth), rates
-  if layers is not None:
-    inputs = jax.tree.map(lambda leaf: leaf[:layers], inputs)
-  apart = read is not None and unroll
-  before = jax.tree.map(operator.itemgetter(slice(-1)), inputs) if apart else inputs
-  out, observed = jax.lax.scan(
-    rematerialised(body, remat, loop=not unroll),
-    grouped(z) if in_groups else z,
-    before,
-    unroll=depth if unroll else 1,
-  )
-  z = jnp.concatenate(out, axis=1) if in_groups else out
-  if not apart:
-    return z, observed
-  last = jax.tree.map(operator.itemgetter(-1), inputs)
-  return rematerialised(functools.partial(body, read=read), remat)(z, last)
+  rates = np.linspace(loop.drop_path, 0, loop.depth, dtype=np.float32)[::-1]
+  return body, (params, np.arange(loop.depth), rates)
+
+
+def _scan(body: Callable[..., Any], z: jax.Array, inputs: Any, loop: Loop) -> Any:
+  body = rematerialised(body, loop.remat, loop=not loop.unroll)
+  return jax.lax.scan(body, z, inputs, unroll=loop.depth if loop.unroll else 1)
 
 
 def _whole_kernels_kept(sharding: NamedSharding | None) -> NamedSharding | None:
@@ -143,8 +158,8 @@ def _gather_backward(whole: NamedSharding, saved: None, grad: jax.Array) -> tupl
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def constrain(z: Z, sharding: NamedSharding | None) -> Z:
-  """Keeps the residual stream, or its groups, split as it should be; left alone, the partitioner chooses badly."""
+def constrain(z: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+  """Keeps the residual stream split as it should be; left alone, the partitioner chooses badly."""
   return z if sharding is None else jax.lax.with_sharding_constraint(z, sharding)
 
 

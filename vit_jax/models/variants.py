@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from vit_jax.errors import UserError
-from vit_jax.models.base import MODELS, Grid, ModelConfig
+from vit_jax.models.base import CUSTOM, MODELS, ModelConfig
 
 if TYPE_CHECKING:
   from _typeshed import DataclassInstance
 
 S = TypeVar('S', bound='DataclassInstance')
-
-CUSTOM = 'custom'  # the variant that has no size of its own
 
 
 def resolve(model: ModelConfig, sizes: type[S], needed: Sequence[str]) -> S:
@@ -61,31 +59,3 @@ def _nearest(model: ModelConfig) -> str:
     return caseless, difflib.SequenceMatcher(None, model.variant, name).ratio()
 
   return max([*model.variants, CUSTOM], key=likeness)
-
-
-def patch_grid(
-  image_size: tuple[int, int], patch: int, *, stride: int = 1, option: str = 'config.data.image_size'
-) -> Grid:
-  """Rows and columns of patches.
-
-  Args:
-    image_size: height, width in pixels.
-    patch: cells along a side of a patch.
-    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the
-      border.
-    option: where the image size is from, for the error.
-
-  Raises:
-    UserError: the patches do not divide the image.
-  """
-  rows, columns = (-(-side // stride) for side in image_size)
-  if rows % patch == 0 and columns % patch == 0:
-    return rows // patch, columns // patch
-  pixels = patch * stride
-  below = tuple(max(side // pixels, 1) * pixels for side in image_size)
-  above = tuple(-(-side // pixels) * pixels for side in image_size)
-  nearest = ' or '.join(str(size) for size in dict.fromkeys((below, above)))
-  raise UserError(
-    f'{option} {tuple(image_size)} does not divide into patches of {pixels} pixels; '
-    f'the nearest sizes that do are {nearest}.'
-  )

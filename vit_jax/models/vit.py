@@ -7,21 +7,24 @@ equation 4), the head. Options, named sizes, sharding rules and FLOPs are in vit
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.models import axial, fused_attention, position, scanned_blocks
-from vit_jax.models.base import Grid, Model, Pooling
+from vit_jax.models import axial, scanned_blocks
+from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
 from vit_jax.models.dropout import dropout
-from vit_jax.models.encoder_block import Block
-from vit_jax.models.layers import LayerNorm, PatchEmbedding, initial_head, repeat_for_examples
-from vit_jax.models.map_pool import MapPool
-from vit_jax.models.resnet import HybridStem
-from vit_jax.models.vit_config import Sizes, ViTConfig
+from vit_jax.models.encoder_block import BLOCKS
+from vit_jax.models.layers import PatchEmbedding, initial_head, repeat_for_examples
+from vit_jax.models.parts import fused_attention
+from vit_jax.models.parts.norms import NORMS
+from vit_jax.models.parts.pools import POOLS
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import ViTConfig
 
 
 def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -> nnx.Param | None:
@@ -30,67 +33,39 @@ def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -
 
 
 def _encoder_layer(
-  config: ViTConfig, grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
-) -> Block | axial.AxialBlock:
+  config: 'ViTConfig', grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
+) -> nnx.Module:
   """One of the L layers: a block, or with axial attention a row block and a column block."""
-  make = functools.partial(Block, config, rngs=rngs, grid=grid, activation_sharding=sharding)
+  make = functools.partial(BLOCKS[config.block], config, rngs=rngs, grid=grid, sharding=sharding)
   return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if config.axial else make()
 
 
-class ViT(Model[ViTConfig]):
+class ViT(Model['ViTConfig']):
   """Images to logits. `ViTConfig.build` makes one."""
 
   def __init__(
-    self,
-    config: ViTConfig,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
+    self, config: 'ViTConfig', architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
-    sizes: Sizes = config.sizes
+    sizes, num_classes = config.sizes, architecture.num_classes
     width, dtype = sizes.width, jnp.dtype(config.dtype)
-    fused_attention.check(config.attention, sizes.heads, width // sizes.heads, activation_sharding)
+    fused_attention.check(config.attention, sizes.heads, width // sizes.heads, sharding)
     self.config = config
-    self.grid = config.grid(image_size)
-    self.activation_sharding = activation_sharding
+    self.grid = config.grid(architecture.image_size)
+    self.sharding = sharding
 
     # NNX: a part that may be missing is assigned once, since None makes an attribute static.
-    stem = None
-    if sizes.stem_blocks is not None:
-      stem = HybridStem(
-        sizes.stem_width,
-        sizes.stem_blocks,
-        channels=channels,
-        dtype=dtype,
-        norm_epsilon=config.norm_epsilon,
-        remat=config.remat,
-        unroll=bool(config.unroll),
-        rngs=rngs,
-        activation_sharding=activation_sharding,
-      )
-      channels = stem.outputs
-    self.stem = stem
-    self.patch_embedding = PatchEmbedding(sizes.patch, channels, width, dtype=dtype, rngs=rngs)
+    self.stem = config.stem(config, architecture.channels, sharding=sharding, rngs=rngs)
+    self.patch_embedding = PatchEmbedding(sizes.patch, self.stem.outputs, width, dtype=dtype, rngs=rngs)
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if config.has_class_token else None
-    self.position_embedding = position.learned_embedding(
-      config.position,
-      width,
-      self.grid,
-      class_token=config.has_class_token,
-      method=config.position_resize,
-      rngs=rngs,
-    )
+    self.position_embedding = config.positions.embedding(config.tokens(self.grid), rngs)
     self.register_tokens = _learned_tokens(config.register_tokens, width, 1e-6, rngs)
     self.mask_token = _learned_tokens(int(config.mask_token), width, 0.02, rngs)
     self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
-    make_layer = functools.partial(_encoder_layer, config, self.grid, activation_sharding)
-    self.blocks: Any = scanned_blocks.stack(sizes.depth, make_layer, rngs)  # of Block, or of axial.AxialBlock
-    self.norm = LayerNorm(width, config.norm_epsilon)
-    self.map_pool = MapPool(config, rngs=rngs) if config.pool == 'map' else None
-    pooled = 2 * width if config.pool == 'token_gap' else width
+    make_layer = functools.partial(_encoder_layer, config, self.grid, sharding)
+    self.blocks: Any = scanned_blocks.stack(sizes.depth, make_layer, rngs)
+    self.norm = NORMS[config.norm](width, config.norm_epsilon)
+    setattr(self, f'{config.pool}_pool', POOLS[config.pool](config, rngs=rngs))
+    pooled = POOLS[config.pool].widths * width
     pre_logits = None
     if config.pre_logits_size is not None:
       pre_logits = nnx.Linear(pooled, config.pre_logits_size, dtype=dtype, rngs=rngs)
@@ -127,9 +102,10 @@ class ViT(Model[ViTConfig]):
     weights, whose masks are numbered by all tokens.
     """
     config = self.config
-    if config.pool != 'token' or config.axial or config.mlp_locality or config.attention_dropout:
+    reads_all = not POOLS[config.pool].reads_first or config.axial or config.mlp_locality
+    if reads_all or config.attention_dropout or self.blocks.attention.position is not None:
       return None
-    return 1 + config.distillation_token if self.blocks.attention.position is None else None
+    return 1 + config.distillation_token
 
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class and distillation token, registers, patches, with positions (equation 1)."""
@@ -143,7 +119,7 @@ class ViT(Model[ViTConfig]):
       UserError: the patches do not divide the images.
     """
     self.grid_of(images)
-    return self.patch_embedding(images if self.stem is None else self.stem(images))
+    return self.patch_embedding(self.stem(images))
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
     """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images of that size."""
@@ -157,25 +133,15 @@ class ViT(Model[ViTConfig]):
       first = int(self.class_token is not None)
       others = [repeat_for_examples(tokens, z) for tokens in learned]
       z = jnp.concatenate([z[:, :first], *others, z[:, first:]], axis=1)
-    return scanned_blocks.constrain(z, self.activation_sharding)
+    return scanned_blocks.constrain(z, self.sharding)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
     """float32 (1, N, D) of the class token and the patches (E_pos in equation 1).
 
     None where nothing is added to the tokens: attention knows of positions, or the model knows of none.
     """
-    grid, class_token = self.config.grid(image_size), self.config.has_class_token
-    if isinstance(self.position_embedding, position.AxisEmbeddings):
-      return self.position_embedding(grid)
-    if self.position_embedding is not None:
-      own = self.position_embedding[...]
-    else:
-      fixed = self.config.fixed_positions(self.grid)
-      if fixed is None:
-        return None
-      own = jnp.asarray(fixed)
-    method = self.config.position_resize
-    return position.resize_embedding(own, self.grid, grid, class_token=class_token, method=method)
+    config = self.config
+    return config.positions.added(self.position_embedding, config.tokens(self.grid), config.grid(image_size))
 
   def encode(
     self,
@@ -193,7 +159,11 @@ class ViT(Model[ViTConfig]):
       grid: rows and columns of the patches, of `grid_of`; None: of images of the model's own size.
       read: of the result only the first so many tokens are needed: then it may be (B, read, D).
     """
-    return self.norm(self._apply_blocks(tokens, grid or self.grid, keys, read=read)[0])
+    config = self.config
+    if not (config.dropout or config.attention_dropout or config.stochastic_depth):
+      keys = None
+    z = dropout(tokens, config.dropout, keys, config.num_layers)  # 0 ... depth - 1 are the blocks' numbers
+    return self.norm(scanned_blocks.apply(self.blocks, z, keys, self._loop, grid or self.grid, read=read))
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
@@ -201,19 +171,8 @@ class ViT(Model[ViTConfig]):
     known = tuple(dict.fromkeys((*self.config.poolings, self.config.pool, 'none')))
     if how not in known:
       raise ValueError(f'how is {how!r}, and this model pools by one of {known}')
-    if how == 'map':
-      assert self.map_pool is not None
-      return self.map_pool(tokens)
-    if how == 'token':
-      return tokens[:, 0]
-    if how == 'none':
-      return tokens
-    first, patches = int(self.class_token is not None), self.leading_tokens
-    if patches > first:
-      tokens = jnp.delete(tokens, slice(first, patches), axis=1)
-    if how == 'gap':
-      return tokens.mean(axis=1)
-    return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
+    own = how == self.config.pool
+    return (getattr(self, f'{how}_pool') if own else POOLS[how](self.config))(tokens)
 
   def head_input(self, tokens: jax.Array) -> jax.Array:
     """(B, N, D) -> (B, D'): pooled, behind the tanh layer of the paper's pre-training where there is one."""
@@ -235,10 +194,9 @@ class ViT(Model[ViTConfig]):
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D), the tokens in the order of `embed`; see `Model.features`."""
-    grid = self.grid_of(images)
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
-    tokens, _ = self._apply_blocks(self.embed(images), grid, layers=layers)
-    return self.norm(tokens) if layers is None else tokens
+    z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, self.grid_of(images))
+    return self.norm(z) if layers is None else z
 
   def attention(self, images: jax.Array) -> jax.Array:
     """The attention weights of every block (the softmax of equation 7); nothing is dropped.
@@ -251,15 +209,23 @@ class ViT(Model[ViTConfig]):
       the row and the column block of each in turn.
     """
     grid = self.grid_of(images)
-    _, weights = self._apply_blocks(self.embed(images), grid, observe=lambda block, z: block.weights(z, grid))
-    assert weights is not None
+    _, weights = self._observe(images, lambda block, z: block.weights(z, grid))
     return weights.reshape(-1, *weights.shape[-4:])
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
     """(L + 1, B, N, D): the tokens before the first block and after each."""
-    last, inputs = self._apply_blocks(self.embed(images), self.grid_of(images), observe=lambda block, z: z)
-    assert inputs is not None
+    last, inputs = self._observe(images, lambda block, z: z)
     return jnp.concatenate([inputs, last[None]])
+
+  def _observe(
+    self, images: jax.Array, look: Callable[[Any, jax.Array], jax.Array]
+  ) -> tuple[jax.Array, jax.Array]:
+    z, grid = self.embed(images), self.grid_of(images)
+    return scanned_blocks.observe(self.blocks, z, look, self._loop, grid)
+
+  @property
+  def _loop(self) -> scanned_blocks.Loop:
+    return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.sharding)
 
   def grid_of(self, images: jax.Array) -> Grid:
     """Rows and columns of the patches of images (B, H, W, C)."""
@@ -270,48 +236,12 @@ class ViT(Model[ViTConfig]):
       return "The model knows nothing of positions: its config.model.position is 'none'."
     return f'Nothing is added to the tokens: attention itself knows of positions ({self.config.position!r}).'
 
-  def filters(self) -> tuple[str, jax.Array]:
-    """The patch embedding's; of a hybrid the root's, since its patches are cut from feature maps."""
-    if self.stem is not None:
-      return "ResNet's first convolution", self.stem.root.kernel[...]
-    return 'patch embedding', self.patch_embedding.kernel[...]
-
   @property
   def leading_tokens(self) -> int:
     return self.config.leading_tokens
 
   @property
   def reads_class_token(self) -> bool:
-    return self.class_token is not None and self.config.pool not in ('gap', 'map')
-
-  def _apply_blocks(
-    self,
-    tokens: jax.Array,
-    grid: Grid,
-    keys: jax.Array | None = None,
-    *,
-    layers: int | None = None,
-    read: int | None = None,
-    observe: Any = None,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """Dropout and the first `layers` blocks, or all: see `scanned_blocks.apply`."""
-    config, depth = self.config, self.config.num_layers
-    if not (config.dropout or config.attention_dropout or config.stochastic_depth):
-      keys = None
-    z = dropout(tokens, config.dropout, keys, depth)  # 0 ... depth - 1 are the blocks' numbers
-    alone = keys is None and observe is None and not config.axial and not config.mlp_locality
-    return scanned_blocks.apply(
-      self.blocks,
-      z,
-      keys,
-      depth=depth,
-      drop_path=config.stochastic_depth,
-      remat=config.remat,
-      unroll=bool(config.unroll),
-      shared=(grid,),
-      layers=layers,
-      read=read,
-      in_groups=alone and self.blocks.attention.takes_groups(z.shape[1]),
-      sharding=self.activation_sharding,
-      observe=observe,
+    return self.class_token is not None and (
+      POOLS[self.config.pool].reads_class_token or not self.config.classifies_images
     )

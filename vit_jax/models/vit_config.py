@@ -7,19 +7,36 @@ import dataclasses
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-import jax
 import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models import flops, position, variants
-from vit_jax.models.base import Grid, Model, ModelConfig, Pooling, PositionTable, ShardingRules
+from vit_jax.models import flops, variants
+from vit_jax.models.base import (
+  Architecture,
+  FirstLayer,
+  Grid,
+  Model,
+  ModelConfig,
+  Pooling,
+  Sharding,
+  ShardingRules,
+  patch_grid,
+  under,
+)
+from vit_jax.models.capabilities import PositionTable
+from vit_jax.models.encoder_block import BLOCKS
+from vit_jax.models.parts import OneOf
+from vit_jax.models.parts.attention import Attention
+from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.norms import NORMS
+from vit_jax.models.parts.pools import POOLS
+from vit_jax.models.parts.positions import POSITIONS, Position, Tokens
+from vit_jax.models.parts.stems import STEMS, Stem
 from vit_jax.models.position_resize import PositionResize
+from vit_jax.models.vit import ViT
 from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
 
-Position = Literal[
-  'none', 'learned', 'learned2d', 'sincos2d', 'relative', 'relative_query', 'relative_query_1d', 'rotary'
-]
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
 
@@ -34,13 +51,6 @@ class Sizes:
   heads: int
   stem_blocks: tuple[int, ...] | None = None  # bottlenecks in each stage of a hybrid's ResNet
   stem_width: int = 64  # channels of its root
-
-  @property
-  def stem_stride(self) -> int:
-    """Pixels along a side of a cell of the stem's output: 4 after the root, doubled by the later stages."""
-    if self.stem_blocks is None:
-      return 1
-    return 4 * 2 ** max(len(self.stem_blocks) - 1, 0)
 
 
 # Table 1 of the paper (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling Vision
@@ -66,37 +76,21 @@ VARIANTS = {
 }
 
 _BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
-_ATTENTION = rf'({_BLOCKS}|map_pool)/attention'
-_MLP = rf'({_BLOCKS}|map_pool)/mlp'
+_PARTED = rf'({_BLOCKS}|\w+_pool)'  # what has attention and an MLP
 
 # `fsdp` splits one large dimension. `tensor` splits attention by heads, the MLP by its hidden units and the
 # head by its classes, so that each block needs one sum over the devices after attention and one after the
-# MLP.
+# MLP. The rules of named parts stand beside them.
 SHARDING_RULES: ShardingRules = (
-  (r'stem/(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
-  (r'stem/(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
   (r'(class|distillation|mask)_token|register_tokens', ('fsdp',)),  # (1, N, D)
-  (r'position_embedding(/\w+)?|map_pool/probe', ('fsdp',)),  # (1, N, D)
-  # The blocks, with a leading depth, and attention pooling, without.
-  (rf'{_ATTENTION}/(query|key|value)/kernel', (None, 'fsdp', None), ('fsdp', 'tensor', None)),  # (D, H, Dh)
-  (rf'{_ATTENTION}/(query|key|value)/bias', ('tensor', None)),  # (H, Dh)
-  (rf'{_ATTENTION}/out/kernel', ('fsdp', None, None), ('tensor', None, 'fsdp')),  # (H, Dh, D)
-  (rf'{_ATTENTION}/position/bias/(patches|among_others)', ('tensor', None, None)),  # (H, rows, columns)
-  (rf'{_ATTENTION}/position/bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
-  (rf'{_ATTENTION}/(query|key)_norm/(scale|bias)', ()),  # (Dh,)
-  (rf'{_ATTENTION}/position/keys/\w+', ()),  # (Dh, ...), which all heads share
-  (rf'{_MLP}/dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
-  (rf'{_MLP}/dense_in/bias', ('tensor',)),  # (M,)
-  (rf'{_MLP}/depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)
-  (rf'{_MLP}/dense_out/kernel', ('fsdp', None), ('tensor', 'fsdp')),  # (M, D)
-  (rf'({_ATTENTION}/out|{_MLP}/dense_out)/bias', ()),
-  (rf'({_BLOCKS}/(attention|mlp)_norm|map_pool/norm|norm)/(scale|bias)', ()),
+  (r'position_embedding(/\w+)?|\w+_pool/probe', ('fsdp',)),  # (1, N, D)
   (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)
   (r'pre_logits/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|pre_logits)/bias', ()),
   (r'(distillation_)?head/kernel', ('fsdp', 'tensor')),  # (D, K)
   (r'(distillation_)?head/bias', ('tensor',)),  # (K,)
+  *under(rf'{_PARTED}/attention', Attention.sharding_rules),
 )
 
 
@@ -121,13 +115,13 @@ class ViTConfig(ModelConfig):
   stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
-  # What the head reads: the class 'token', 'gap' (mean of all tokens but the registers), 'token_gap'
-  # (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
+  # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
+  # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
   # or 'none' (every token gets logits; only objective 'masked_patches' trains such a model).
-  pool: Pooling = 'token'
+  pool: Annotated[str, OneOf(POOLS)] = 'token'
   # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
-  # How patches know where they are (models/position.py). Added to the tokens: a 'learned' embedding of each,
+  # How patches know where they are (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
   # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
   # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
   # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
@@ -135,7 +129,7 @@ class ViTConfig(ModelConfig):
   # and keys turned by row and column (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
   # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
   # Rotary goes on counting, a patch being one from the next.
-  position: Position = 'learned'
+  position: Annotated[str, OneOf(POSITIONS)] = 'learned'
   # How learned positions are resized for images of another size (models/position_resize.py): 'linear'
   # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
   # (as torch).
@@ -154,6 +148,12 @@ class ViTConfig(ModelConfig):
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
   # arXiv 2103.17239). None: no factors.
   layer_scale: NotNegative | None = None
+  # Kind of norm (models/parts/norms.py).
+  norm: Annotated[str, OneOf(NORMS)] = 'layer_norm'
+  # Kind of MLP in each block (models/parts/mlps.py): 'gelu', the paper's, or 'local', that of mlp_locality.
+  mlp: Annotated[str, OneOf(MLPS)] = 'gelu'
+  # Kind of block (models/encoder_block.py): 'sequential', the paper's attention and then its MLP.
+  block: Annotated[str, OneOf(BLOCKS)] = 'sequential'
   # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
   # one that attends along columns, each with its MLP. For models without class token and registers.
   axial: bool = False
@@ -163,14 +163,14 @@ class ViTConfig(ModelConfig):
   # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
   # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
   mlp_locality: bool = False
-  # Of tokens with their positions and of what each dense layer of a block gives, but the queries, keys and values
-  # (the paper's appendix B.1).
+  # Dropout rate, applied after the embeddings and after each dense layer except query, key and value (the paper's
+  # appendix B.1).
   dropout: Rate = 0.0
-  # Of the weights of attention.
+  # Dropout rate of the weights of attention.
   attention_dropout: Rate = 0.0
-  # What computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
+  # Kernel that computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
-  # 'auto': the faster one, by devices, number of tokens and dtype (models/fused_attention.py).
+  # 'auto': the faster one, by devices, number of tokens and dtype (models/parts/fused_attention.py).
   attention: Annotated[AttentionKernel, RESUMABLE] = 'auto'
   # Probability that an example skips a branch (attention or MLP) of the last block (drop path); of earlier
   # blocks in proportion to their depth.
@@ -178,8 +178,18 @@ class ViTConfig(ModelConfig):
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
-  sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
   function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+
+  @property
+  def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)
+    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|norm|{_PARTED}/attention/(query|key)_norm'
+    return (
+      *SHARDING_RULES,
+      *under('stem', self.stem.sharding_rules),
+      *under(rf'{_PARTED}/attention/position', self.positions.attention_rules),
+      *under(rf'{_PARTED}/mlp', MLPS[self.mlp_part].sharding_rules),
+      *under(norms, NORMS[self.norm].sharding_rules),
+    )
 
   @property
   def sizes(self) -> Sizes:
@@ -199,7 +209,7 @@ class ViTConfig(ModelConfig):
   @property
   def has_class_token(self) -> bool:
     """Whether there is a class token."""
-    return self.pool in ('token', 'token_gap') if self.class_token is None else self.class_token
+    return POOLS[self.pool].reads_class_token if self.class_token is None else self.class_token
 
   @property
   def leading_tokens(self) -> int:
@@ -207,40 +217,40 @@ class ViTConfig(ModelConfig):
     return self.has_class_token + self.distillation_token + self.register_tokens
 
   @property
-  def first_kernel(self) -> str:
-    return 'patch_embedding/kernel' if self.sizes.stem_blocks is None else 'stem/root/kernel'
+  def stem(self) -> type[Stem]:
+    """What stands in front of the patch embedding."""
+    return STEMS['patches' if self.sizes.stem_blocks is None else 'resnet']
 
-  def build(
-    self,
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    rngs: nnx.Rngs,
-    activation_sharding: jax.sharding.NamedSharding | None = None,
-  ) -> Model:
-    """The network, for images of whole patches; `activation_sharding` is of the tokens (B, N, D)."""
-    from vit_jax.models.vit import ViT  # vit.py needs this module
+  @property
+  def positions(self) -> type[Position]:
+    """What `position` names."""
+    return POSITIONS[self.position]
 
-    return ViT(
-      self,
-      image_size=image_size,
-      channels=channels,
-      num_classes=num_classes,
-      rngs=rngs,
-      activation_sharding=activation_sharding,
-    )
+  @property
+  def mlp_part(self) -> str:
+    """The name of every block's MLP."""
+    return 'local' if self.mlp_locality else self.mlp
 
-  def resolved(self) -> Self:
-    return dataclasses.replace(self, variant=variants.CUSTOM, **dataclasses.asdict(self.sizes))
+  def tokens(self, grid: Grid) -> Tokens:
+    """What positions depend on, of a grid of patches."""
+    sizes, others = self.sizes, self.leading_tokens
+    return Tokens(grid, others, self.has_class_token, sizes.width, sizes.heads, self.position_resize)
+
+  @property
+  def first_layer(self) -> FirstLayer:
+    return self.stem.first_layer
+
+  def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
+    """The network, for images of whole patches; `sharding` is of the tokens (B, N, D)."""
+    return ViT(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
     sizes = self.sizes
-    return variants.patch_grid(image_size, sizes.patch, stride=sizes.stem_stride, option=option)
+    return patch_grid(image_size, sizes.patch, stride=self.stem.stride(sizes), option=option)
 
   @property
   def patch_pixels(self) -> int:
-    return self.sizes.patch * self.sizes.stem_stride
+    return self.sizes.patch * self.stem.stride(self.sizes)
 
   @property
   def num_layers(self) -> int:
@@ -248,16 +258,12 @@ class ViTConfig(ModelConfig):
 
   @property
   def has_feature_maps(self) -> bool:
-    return self.sizes.stem_blocks is not None
+    return self.stem.has_feature_maps
 
   @property
   def poolings(self) -> tuple[Pooling, ...]:
-    result: list[Pooling] = ['gap']
-    if self.has_class_token:
-      result.extend(('token', 'token_gap'))
-    if self.pool == 'map':
-      result.append('map')
-    return tuple(result)
+    with_class_token = ('token', 'token_gap') if self.has_class_token else ()
+    return ('gap', *with_class_token, *([self.pool] if POOLS[self.pool].has_parameters else ()))
 
   @property
   def classifies_images(self) -> bool:
@@ -289,9 +295,7 @@ class ViTConfig(ModelConfig):
     return name
 
   def fixed_positions(self, grid: Grid) -> np.ndarray | None:
-    if self.position != 'sincos2d':
-      return None
-    return position.sincos2d(grid, self.sizes.width, class_token=self.has_class_token)
+    return self.positions.fixed(self.tokens(grid))
 
   def with_learned_positions(self) -> Self:
     return dataclasses.replace(self, position='learned') if self.position == 'sincos2d' else self
@@ -315,37 +319,31 @@ class ViTConfig(ModelConfig):
       kind = 'Hybrid: a ResNet, and a Vision Transformer'
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
-  def forward_flops(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> int:
-    sizes = self.sizes
+  def forward_flops(self, architecture: Architecture) -> int:
+    sizes, pool, classes = self.sizes, POOLS[self.pool], architecture.num_classes
     width = sizes.width
-    rows, columns = self.grid(image_size)
+    rows, columns = self.grid(architecture.image_size)
     patches = rows * columns
-    macs = 0
-    if sizes.stem_blocks is not None:
-      macs, channels = flops.resnet(sizes.stem_width, sizes.stem_blocks, image_size, channels)
-    macs += patches * sizes.patch**2 * channels * width
     tokens = patches + self.leading_tokens
-    mlp = flops.mlp(tokens, width, sizes.mlp_dim)
-    if self.mlp_locality:
-      mlp += patches * 3**2 * sizes.mlp_dim
-    relative_keys = self.position in ('relative_query', 'relative_query_1d')
+    macs, channels = self.stem.multiplications(sizes, architecture.image_size, architecture.channels)
+    macs += patches * sizes.patch**2 * channels * width
+    mlp = MLPS[self.mlp_part].multiplications(tokens, patches, width, sizes.mlp_dim)
+    products = 2 + self.positions.more_products
     if self.axial:
-      along_rows = rows * flops.attention(columns, columns, width, relative_keys=relative_keys)
-      along_columns = columns * flops.attention(rows, rows, width, relative_keys=relative_keys)
+      along_rows = rows * flops.attention(columns, columns, width, products)
+      along_columns = columns * flops.attention(rows, rows, width, products)
       macs += sizes.depth * (along_rows + along_columns + 2 * mlp)
     else:
-      macs += sizes.depth * (flops.attention(tokens, tokens, width, relative_keys=relative_keys) + mlp)
-    if self.pool == 'map':
-      macs += flops.attention(1, tokens, width) + flops.mlp(1, width, sizes.mlp_dim)
-    pooled = 2 * width if self.pool == 'token_gap' else width
-    head = pooled * num_classes
+      macs += sizes.depth * (flops.attention(tokens, tokens, width, products) + mlp)
+    macs += pool.multiplications(self, tokens)
+    head = pool.widths * width * classes
     if self.pre_logits_size is not None:
-      head = (pooled + num_classes) * self.pre_logits_size
+      head = (pool.widths * width + classes) * self.pre_logits_size
     outputs = 1 if self.classifies_images else tokens
     return 2 * (macs + (outputs + self.distillation_token) * head)
 
   def check(self, path: str) -> None:
-    if self.pool in ('token', 'token_gap') and self.class_token is False:
+    if POOLS[self.pool].reads_class_token and self.class_token is False:
       raise UserError(f"{path}.pool is {self.pool!r} but class_token is False; choose pool 'gap' or 'map'.")
     if self.distillation_token and (self.pool != 'token' or self.pre_logits_size is not None):
       raise UserError(
@@ -365,7 +363,7 @@ class ViTConfig(ModelConfig):
         f'{name}, which has no dropout of attention weights, and {path}.attention_dropout is '
         f"{self.attention_dropout}; choose 'auto' or 'xla', or no such dropout."
       )
-    if self.position.startswith('relative'):
+    if self.positions.adds_to_logits:
       raise UserError(
         f'{name}, which cannot add to the logits of attention what {path}.position '
         f"{self.position!r} does; choose 'auto' or 'xla'."
@@ -378,7 +376,7 @@ class ViTConfig(ModelConfig):
 
   def _check_axial(self, path: str) -> None:
     """Raises UserError for tokens that are in no row and no column."""
-    if self.pool in ('token', 'token_gap'):
+    if POOLS[self.pool].reads_class_token:
       wrong, remedy = f'pool {self.pool!r}', "choose pool 'gap' or 'map'"
     elif self.class_token:
       wrong, remedy = 'class_token', 'leave it out'

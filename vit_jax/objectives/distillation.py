@@ -14,6 +14,7 @@ from vit_jax.class_matching import By
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig
+from vit_jax.models.capabilities import Distils
 from vit_jax.objectives.base import Batch, FrozenModel, Metrics, Predictor
 from vit_jax.objectives.classification import ClassificationObjective, hits
 from vit_jax.options import Between, ImageSize, Positive
@@ -84,7 +85,10 @@ class DistillationObjective(ClassificationObjective):
 
     'teacher_agreement' is the share of images for which that head has the teachers' top class.
     """
-    logits, distilled = model.distillation_logits(batch['image'], keys=keys)
+    if isinstance(model, Distils):
+      logits, distilled = model.distillation_logits(batch['image'], keys=keys)
+    else:
+      logits = distilled = model(batch['image'], keys=keys)
     chex.assert_equal_shape([logits, distilled, batch['teacher']])
     chex.assert_type([logits, distilled], jnp.float32)
     of_labels = self.label_losses(logits, batch).mean()

@@ -15,6 +15,7 @@ import optax
 from vit_jax.data.config import DataConfig
 from vit_jax.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
+from vit_jax.models.capabilities import MasksPatches, PretrainingOptions
 from vit_jax.objectives.base import Batch, Metrics, Objective
 from vit_jax.options import Rate
 
@@ -41,6 +42,7 @@ class MaskedPatchesObjective(Objective):
     images, keys = batch['image'], jax.vmap(jax.random.split)(keys)
     rows, columns = model.config.grid((images.shape[1], images.shape[2]))
     corruption = draw_corruption(keys[:, 0], rows * columns)
+    assert isinstance(model, MasksPatches)  # by `check_run`
     logits = model.patch_logits(images, corruption.apply, keys=keys[:, 1])
     chex.assert_shape(logits, (len(images), rows * columns, COLOUR_LEVELS**data.channels))
     chex.assert_type(logits, jnp.float32)
@@ -58,7 +60,8 @@ class MaskedPatchesObjective(Objective):
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     name = "config.objective.name is 'masked_patches'"
-    if model.classifies_images or not model.has_mask_token:
+    masks = isinstance(model, PretrainingOptions) and model.has_mask_token
+    if model.classifies_images or not masks:
       raise UserError(
         f'{name}; it needs a Vision Transformer with --config.model.pool=none and '
         f'--config.model.mask_token=True.'

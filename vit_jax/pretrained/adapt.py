@@ -10,7 +10,8 @@ import numpy as np
 from vit_jax import pytrees
 from vit_jax.errors import UserError
 from vit_jax.models import position_resize
-from vit_jax.models.base import Architecture, PositionTable
+from vit_jax.models.base import Architecture
+from vit_jax.models.capabilities import PositionTable, position_table
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
@@ -101,7 +102,7 @@ def _fitted(
 ) -> tuple[np.ndarray, str]:
   """The checkpoint's array in the model's shape, and how it was changed ('' if it was not)."""
   theirs, ours = pretrained.architecture, architecture
-  old, new = theirs.model.position_table(path), ours.model.position_table(path)
+  old, new = (position_table(each.model, path) for each in (theirs, ours))
   if old is not None and new is not None:
     method = init.position_resize or old.resize
     fitted = _fitted_positions(array, shape, old, new, theirs.image_size, ours.image_size, method)
@@ -109,7 +110,7 @@ def _fitted(
       return fitted
   if array.shape == tuple(shape):
     return array, ''
-  if path == ours.model.first_kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
+  if path == ours.model.first_layer.kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _with_channels(array, shape[2])
   hint = ''
   if not ours.model.any_image_size and theirs.image_size != ours.image_size:

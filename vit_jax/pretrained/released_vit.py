@@ -79,7 +79,7 @@ class ViTNames(ReleasedNames[ViTConfig]):
       pre_logits_size=pre_logits_size,
     )
     _, positions, _ = tensors.shape(_POSITIONS, 3)
-    pixels = patch * model.sizes.stem_stride
+    pixels = patch * model.stem.stride(model.sizes)
     size = tensors.square(positions - class_token, pixels, image_size)
     return Architecture(model, size, channels, tensors.classes())
 

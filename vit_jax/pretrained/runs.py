@@ -18,6 +18,11 @@ from vit_jax.config import Config
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
+from vit_jax.models.capabilities import (
+  PositionOptions,
+  with_learned_positions,
+  with_position_resize,
+)
 from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
@@ -57,12 +62,14 @@ class RunFormat(Format):
         params[name] = np.zeros(leaf.shape, leaf.dtype)
     architecture = run.architecture
     model = architecture.model
-    fixed = model.fixed_positions(model.grid(architecture.image_size))
+    fixed = None
+    if isinstance(model, PositionOptions):
+      fixed = model.fixed_positions(model.grid(architecture.image_size))
     if fixed is not None:  # as a learned embedding, which every format has, and which can be resized
       params['position_embedding'] = fixed
     notes = _about_ema(run.config) if options.weights is None else ()
     return Pretrained(
-      dataclasses.replace(architecture, model=model.with_learned_positions()),
+      dataclasses.replace(architecture, model=with_learned_positions(model)),
       pytrees.unflatten(params),
       _preprocess(run.config, meta),
       class_names=run.class_names or None,
@@ -140,7 +147,7 @@ class _Stored:
     data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
     model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
-      model = model.with_position_resize(meta['position_resize'])
+      model = with_position_resize(model, meta['position_resize'])
     self.architecture = Architecture(
       model,
       data.image_size,

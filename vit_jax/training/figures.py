@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vit_jax.data.config import DataConfig
+from vit_jax.models.capabilities import Attends
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, Params, model_inputs
@@ -53,10 +54,12 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
     return
   prepared = jax.jit(lambda batch: model_inputs(run.config, batch, 0)['image'])(batch)
   images = np.asarray(prepared.addressable_data(0))[:_ATTENTION_IMAGES]
-  graphdef, _ = run.architecture.graph_and_shapes()
+  network = run.architecture.abstract()
+  if not isinstance(network, Attends):
+    return
+  graphdef = nnx.graphdef(network)
   function = jax.jit(lambda params, images: nnx.merge(graphdef, params).attention(images))
-  shape = jax.eval_shape(function, params, images)
-  if shape is None or 4 * shape.size > _MOST_ATTENTION_BYTES:
+  if 4 * jax.eval_shape(function, params, images).size > _MOST_ATTENTION_BYTES:
     return
   weights = function(*jax.device_put((jax.device_get(params), images), jax.local_devices(backend='cpu')[0]))
   rows, columns = run.config.model.grid(images.shape[1:3])

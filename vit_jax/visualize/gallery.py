@@ -14,6 +14,7 @@ from PIL import Image
 
 from vit_jax.errors import UserError
 from vit_jax.loaded_model import LoadedModel
+from vit_jax.models.capabilities import leading_tokens
 from vit_jax.visualize import figures, measures, model_parts, page, through_training
 from vit_jax.visualize.observations import Observation, Observer
 from vit_jax.visualize.through_training import Moment
@@ -182,6 +183,6 @@ def _facts(model: LoadedModel, title: str, averaged: int, absent: Mapping[str, s
     },
     absent=absent,
     averaged=f'{averaged} images' if averaged > 1 else 'one image',
-    hybrid=model.config.first_kernel == 'stem/root/kernel',
-    leading_tokens=model.module.leading_tokens > 0,
+    hybrid=model.config.first_layer.kernel == 'stem/root/kernel',
+    leading_tokens=leading_tokens(model.module) > 0,
   )

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.models.base import Grid
+from vit_jax.models.capabilities import Attends, Grid, HasTokens, Positioned
 from vit_jax.visualize import measures
 
 # The pictures, in the order in which they are shown.
@@ -32,11 +30,13 @@ def absent(model: LoadedModel) -> dict[str, str]:
   reasons: dict[str, str] = {}
   title = model.config.title[0].upper() + model.config.title[1:]
   module = model.module
-  if jax.eval_shape(module.attention, _one_image(model)) is None:
+  if not isinstance(module, Attends):
     reason = f'{title} has no attention to show; choose a Vision Transformer or a hybrid.'
     reasons |= dict.fromkeys(('distances', 'heads', 'rollout'), reason)
   if _positions(model) is None:
-    reasons['positions'] = module.without_positions()
+    reasons['positions'] = (
+      module.without_positions() if isinstance(module, Positioned) else f'{title} has no position embedding.'
+    )
   if patch_grid(model) is None:
     reason = f'{title} does not cut its images into patches and has no tokens.'
     reasons |= dict.fromkeys(('patches', 'layers'), reason)
@@ -45,11 +45,6 @@ def absent(model: LoadedModel) -> dict[str, str]:
   elif not model.config.classifies_images:
     reasons['predictions'] = 'The checkpoint gives logits of every token, not of the image.'
   return reasons
-
-
-def _one_image(model: LoadedModel) -> jax.ShapeDtypeStruct:
-  """The shape of the model's input."""
-  return jax.ShapeDtypeStruct((1, *model.preprocess.size, model.preprocess.channels), jnp.float32)
 
 
 def grouped(absent: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -62,7 +57,8 @@ def grouped(absent: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _positions(model: LoadedModel) -> np.ndarray | None:
   """(N, D) of the model's own grid."""
-  positions = model.module.positions(model.preprocess.size)
+  module = model.module
+  positions = module.positions(model.preprocess.size) if isinstance(module, Positioned) else None
   return None if positions is None else np.asarray(positions, np.float32)[0]
 
 
@@ -76,15 +72,12 @@ def position_similarity(model: LoadedModel) -> np.ndarray:
 
 def filters(model: LoadedModel) -> tuple[str, np.ndarray]:
   """The filters' name, and their kernel (height, width, C, D): those that meet the image's pixels."""
-  name, kernel = model.module.filters()
-  return name, np.asarray(kernel, np.float32)
+  return model.config.first_layer.name, np.asarray(model.first_kernel, np.float32)
 
 
 def patch_grid(model: LoadedModel) -> Grid | None:
   """Rows and columns of patches; None: the model has no tokens."""
-  if jax.eval_shape(model.module.hidden_states, _one_image(model)) is None:
-    return None
-  return model.config.grid(model.preprocess.size)
+  return model.config.grid(model.preprocess.size) if isinstance(model.module, HasTokens) else None
 
 
 def photograph(model: LoadedModel, prepared: np.ndarray) -> np.ndarray:

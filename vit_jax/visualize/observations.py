@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.models.base import Grid
+from vit_jax.models.capabilities import Grid, LeadingTokens, leading_tokens
 from vit_jax.visualize import measures, model_parts
 
 
@@ -47,7 +47,8 @@ class Observer:
     self.class_names = class_names or model.class_names
     self.absent = model_parts.absent(model)
     self.grid = model_parts.patch_grid(model)
-    self.reads_class_token = model.module.reads_class_token
+    module = model.module
+    self.reads_class_token = isinstance(module, LeadingTokens) and module.reads_class_token
 
   def look(self, image: Image.Image | np.ndarray, name: str = '') -> Observation:
     """Everything of one of Pillow's images, or uint8 pixels."""
@@ -99,7 +100,7 @@ class Observer:
     states = self.model.hidden_states(prepared)
     if states is None or self.grid is None:
       return None
-    patches = np.asarray(states[:, 0, self.model.module.leading_tokens :], np.float32)
+    patches = np.asarray(states[:, 0, leading_tokens(self.model.module) :], np.float32)
     return patches.reshape(len(patches), *self.grid, -1)
 
   def _best(self, prepared: np.ndarray, count: int = 3) -> tuple[tuple[str, float], ...]:

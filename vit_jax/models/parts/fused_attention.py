@@ -41,27 +41,11 @@ def choose(
   if asked != 'auto':
     return asked
   _, tokens, heads, head_size = query.shape
-  if sharding is None or dropout or biased or heads % _head_parts(sharding):
+  if sharding is None or dropout or biased or heads % _head_parts(sharding) or query.dtype != jnp.bfloat16:
     return 'xla'
-  return faster(_kernel_of(sharding), tokens=tokens, head_size=head_size, dtype=query.dtype)
-
-
-def faster(kernel: str | None, *, tokens: int, head_size: int, dtype: jnp.dtype) -> str:
-  """`kernel` where it is faster than XLA, else 'xla'.
-
-  Args:
-    kernel: that of the devices: 'splash', 'cudnn' or None.
-    tokens: N.
-    head_size: Dh.
-    dtype: of queries, keys and values.
-  """
-  if dtype != jnp.bfloat16:
-    return 'xla'
-  if kernel == 'splash' and tokens >= _SPLASH_TOKENS:
-    return kernel
-  if kernel == 'cudnn' and _cudnn_has(head_size):
-    return kernel
-  return 'xla'
+  kernel = _kernel_of(sharding)
+  is_faster = tokens >= _SPLASH_TOKENS if kernel == 'splash' else _cudnn_has(head_size)
+  return kernel if kernel and is_faster else 'xla'
 
 
 def check(asked: str, heads: int, head_size: int, sharding: NamedSharding | None) -> None:

@@ -1,4 +1,4 @@
-"""Positions of patches: embeddings added to the tokens, and what attention knows of positions.
+"""Positions of patches, by the names that config.model.position has: added to the tokens, or known to attention.
 
 A grid is (rows, columns) of patches, which are the last of the tokens; the others (class token, registers)
 have no place on it. For images of another size than the model's own, learned tables are interpolated between
@@ -7,6 +7,7 @@ the centres of their cells; rotary angles are those of the larger or smaller gri
 
 import functools
 import math
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,95 +17,144 @@ from flax.nnx import initializers
 
 from vit_jax.errors import UserError
 from vit_jax.models import position_resize
-from vit_jax.models.base import Grid
+from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.position_resize import PositionResize
+from vit_jax.registry import Registry
+
+_HERE = 'vit_jax.models.parts.positions'
+POSITIONS: Registry['Position'] = Registry(
+  'position',
+  {
+    'none': f'{_HERE}:Position',
+    'learned': f'{_HERE}:Learned',
+    'learned2d': f'{_HERE}:Learned2d',
+    'sincos2d': f'{_HERE}:SinCos2d',
+    'relative': f'{_HERE}:RelativeBias',
+    'relative_query': f'{_HERE}:RelativeKeys',
+    'relative_query_1d': f'{_HERE}:NumberedKeys',
+    'rotary': f'{_HERE}:Rotary',
+  },
+)
 
 _INIT = initializers.normal(0.02)
 
 
-def learned_embedding(
-  kind: str, width: int, grid: Grid, *, class_token: bool, method: PositionResize, rngs: nnx.Rngs
-) -> 'nnx.Param | AxisEmbeddings | None':
-  """The learned position embedding that is added to the tokens.
+class Tokens(NamedTuple):
+  """What positions depend on.
 
-  Args:
-    kind: config.model.position.
+  Attributes:
+    grid: rows and columns of patches of the model's own image size; along an axis, of one row or column.
+    others: tokens in front of the patches: class token, distillation token and registers.
+    class_token: whether one of these is a class token, which is then the first.
     width: D.
-    grid: of the model's own image size.
-    class_token: whether the class token has a position too.
-    method: config.model.position_resize.
-    rngs: of the initial values.
-
-  Returns:
-    'learned': (1, N, D) of class token and patches; 'learned2d': tables of rows and columns; else None.
-  """
-  if kind == 'learned':
-    return nnx.Param(_INIT(rngs.params(), (1, math.prod(grid) + class_token, width), jnp.float32))
-  if kind == 'learned2d':
-    return AxisEmbeddings(width, grid, class_token=class_token, method=method, rngs=rngs)
-  return None
-
-
-def attention_position(
-  kind: str,
-  *,
-  heads: int,
-  head_size: int,
-  grid: Grid,
-  others: int,
-  method: PositionResize,
-  rngs: nnx.Rngs,
-) -> 'RelativeBias | RelativeKeys | NumberedKeys | Rotary | None':
-  """What the attention of a block knows of positions; None: nothing.
-
-  Args:
-    kind: config.model.position.
     heads: H.
-    head_size: Dh.
-    grid: of the tokens that attend to each other.
-    others: tokens in front of the patches.
-    method: config.model.position_resize.
-    rngs: of the initial values.
+    resize: config.model.position_resize.
   """
-  if kind == 'relative':
-    return RelativeBias(heads, grid, others, method=method, rngs=rngs)
-  if kind == 'relative_query':
-    return RelativeKeys(head_size, grid, others, method=method, rngs=rngs)
-  if kind == 'relative_query_1d':
-    return NumberedKeys(head_size, grid, others, method=method, rngs=rngs)
-  if kind == 'rotary':
-    return Rotary(head_size)
-  return None
+
+  grid: Grid
+  others: int
+  class_token: bool
+  width: int
+  heads: int
+  resize: PositionResize
+
+  @property
+  def head_size(self) -> int:
+    return self.width // self.heads
 
 
-def resize_embedding(
-  embedding: jax.Array, old: Grid, new: Grid, *, class_token: bool, method: PositionResize
-) -> jax.Array:
+class Position:
+  """A kind of position, asked by its class. This one, 'none', knows nothing."""
+
+  # Sharding rules of the parameters that every block's attention has.
+  attention_rules: ClassVar[ShardingRules] = ()
+  # Whether something is added to the logits of attention, which only 'xla' does.
+  adds_to_logits: ClassVar[bool] = False
+  # Products of all queries with something as large as all keys, beside those with keys.
+  more_products: ClassVar[int] = 0
+
+  @staticmethod
+  def embedding(tokens: Tokens, rngs: nnx.Rngs) -> Any:
+    """The parameters that are added to the tokens: a Param, a module, or None."""
+    del tokens, rngs
+
+  @staticmethod
+  def fixed(tokens: Tokens) -> np.ndarray | None:
+    """float32 (1, N, D) that are added to the tokens and are no parameter, or None."""
+    del tokens
+
+  @staticmethod
+  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array | None:
+    """float32 (1, N, D) that are added to the class token and the patches of a grid, or None."""
+    del embedding, tokens, grid
+
+  @staticmethod
+  def in_attention(tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition | None':
+    """What the attention of one block knows, or None."""
+    del tokens, rngs
+
+
+class Learned(Position):
+  """A learned embedding of each token, (1, N, D) (paper, section 3.1)."""
+
+  @staticmethod
+  def embedding(tokens: Tokens, rngs: nnx.Rngs) -> nnx.Param:
+    shape = (1, math.prod(tokens.grid) + tokens.class_token, tokens.width)
+    return nnx.Param(_INIT(rngs.params(), shape, jnp.float32))
+
+  @staticmethod
+  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+    return _resized(embedding[...], tokens, grid)
+
+
+class SinCos2d(Position):
+  """Fixed sines and cosines of row and column (MoCo v3, arXiv 2104.02057)."""
+
+  @staticmethod
+  def fixed(tokens: Tokens) -> np.ndarray:
+    return sincos2d(tokens.grid, tokens.width, class_token=tokens.class_token)
+
+  @staticmethod
+  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+    return _resized(jnp.asarray(SinCos2d.fixed(tokens)), tokens, grid)
+
+
+def _resized(embedding: jax.Array, tokens: Tokens, grid: Grid) -> jax.Array:
   """(1, N, D) -> (1, N', D): an embedding of the patches, and perhaps a class token, for another grid."""
-  if old == new:
+  if grid == tokens.grid:
     return embedding
-  token, patches = jnp.split(embedding, [int(class_token)], axis=1)
-  return jnp.concatenate([token, resize(patches, old, new, method)], axis=1)
+  token, patches = jnp.split(embedding, [int(tokens.class_token)], axis=1)
+  return jnp.concatenate([token, resize(patches, tokens.grid, grid, tokens.resize)], axis=1)
 
 
-class AxisEmbeddings(nnx.Module):
+class Learned2d(nnx.Module, Position):
   """Half of a patch's D numbers are its column's, half its row's (paper, appendix D.4, '2-dimensional')."""
 
-  def __init__(self, width: int, grid: Grid, *, class_token: bool, method: PositionResize, rngs: nnx.Rngs):
+  @classmethod
+  def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'Learned2d':
+    return cls(tokens, rngs=rngs)
+
+  @staticmethod
+  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+    return embedding(grid)
+
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
     """
     Raises:
       UserError: a width that two does not divide.
     """
+    width, (rows, columns) = tokens.width, tokens.grid
     if width % 2:
       raise UserError(
         f"config.model.position is 'learned2d', and config.model.width {width} does not divide by 2; "
         f'change it.'
       )
-    rows, columns = grid
     self.rows = nnx.Param(_INIT(rngs.params(), (1, rows, width // 2), jnp.float32))
     self.columns = nnx.Param(_INIT(rngs.params(), (1, columns, width // 2), jnp.float32))
-    self.class_token = nnx.Param(_INIT(rngs.params(), (1, 1, width), jnp.float32)) if class_token else None
-    self.method: PositionResize = method
+    self.class_token = (
+      nnx.Param(_INIT(rngs.params(), (1, 1, width), jnp.float32)) if tokens.class_token else None
+    )
+    self.method: PositionResize = tokens.resize
 
   def __call__(self, grid: Grid) -> jax.Array:
     """float32 (1, N, D): of the class token, if there is one, and of the patches."""
@@ -119,6 +169,26 @@ class AxisEmbeddings(nnx.Module):
     return jnp.concatenate([self.class_token[...], patches], axis=1)
 
 
+class AttentionPosition(nnx.Module, Position):
+  """What the attention of every block knows of positions: each block has a module of this class."""
+
+  @classmethod
+  def in_attention(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition':
+    return cls(tokens, rngs=rngs)
+
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
+    del tokens, rngs
+
+  def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
+    """Queries or keys (B, N, H, Dh) -> the same with their positions."""
+    del grid
+    return x
+
+  def logits(self, query: jax.Array, grid: Grid) -> jax.Array | None:
+    """Queries (B, N, H, Dh), already scaled -> float32 (B or 1, H, N, N), added to the logits; None: nothing is."""
+    del query, grid
+
+
 class Offsets(nnx.Module):
   """`size` learned numbers for each offset (row, column) of a query from a key.
 
@@ -126,16 +196,16 @@ class Offsets(nnx.Module):
   such token, as BEiT's class token has (arXiv 2106.08254).
   """
 
-  def __init__(self, size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
+  def __init__(self, size: int, tokens: Tokens, *, rngs: nnx.Rngs):
     def make(*shape: int) -> nnx.Param:
       return nnx.Param(_INIT(rngs.params(), (size, *shape), jnp.float32))
 
-    rows, columns = grid
+    others, (rows, columns) = tokens.others, tokens.grid
     self.patches = make(2 * rows - 1, 2 * columns - 1)  # the middle is the offset (0, 0)
     self.from_others = make(others) if others else None
     self.to_others = make(others) if others else None
     self.among_others = make(others, others) if others else None
-    self.method: PositionResize = method
+    self.method: PositionResize = tokens.resize
 
   def __call__(self, grid: Grid) -> jax.Array:
     """float32 (size, N, N), of all pairs: query, key."""
@@ -163,26 +233,36 @@ def _offsets(grid: Grid) -> np.ndarray:
   return row_offsets * (2 * grid[1] - 1) + column_offsets
 
 
-class RelativeBias(nnx.Module):
+class RelativeBias(AttentionPosition):
   """Each head's bias of the logits for each offset, as in Swin (arXiv 2103.14030, equation 4) and BEiT."""
 
-  def __init__(self, heads: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
-    self.bias = Offsets(heads, grid, others, method=method, rngs=rngs)
+  attention_rules: ClassVar[ShardingRules] = (
+    (r'bias/(patches|among_others)', ('tensor', None, None)),  # (H, rows, columns)
+    (r'bias/(from|to)_others', ('tensor', None)),  # (H, tokens)
+  )
+  adds_to_logits: ClassVar[bool] = True
+
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
+    self.bias = Offsets(tokens.heads, tokens, rngs=rngs)
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
     """float32 (1, H, N, N), the same for every query."""
     return self.bias(grid)[None]
 
 
-class RelativeKeys(nnx.Module):
+class RelativeKeys(AttentionPosition):
   """The query's product with a learned key for each offset (row, column).
 
   The paper's 'relative' positions (appendix D.4) in two dimensions. All heads share the keys, which are scaled with the
   query (arXiv 1803.02155, equation 4).
   """
 
-  def __init__(self, head_size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
-    self.keys = Offsets(head_size, grid, others, method=method, rngs=rngs)
+  attention_rules: ClassVar[ShardingRules] = ((r'keys/\w+', ()),)  # (Dh, ...)
+  adds_to_logits: ClassVar[bool] = True
+  more_products: ClassVar[int] = 1
+
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
+    self.keys = Offsets(tokens.head_size, tokens, rngs=rngs)
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
@@ -197,15 +277,15 @@ class NumberedKeys(RelativeKeys):
   another width.
   """
 
-  def __init__(self, head_size: int, grid: Grid, others: int, *, method: PositionResize, rngs: nnx.Rngs):
-    super().__init__(head_size, (1, math.prod(grid)), others, method=method, rngs=rngs)
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
+    super().__init__(tokens._replace(grid=(1, math.prod(tokens.grid))), rngs=rngs)
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
     return super().logits(query, (1, math.prod(grid)))
 
 
-class Rotary(nnx.Module):
+class Rotary(AttentionPosition):
   """Queries and keys rotated by angles in proportion to their place (RoFormer, arXiv 2104.09864), on a grid.
 
   As 'axial' in 'Rotary position embedding for Vision Transformer' (arXiv 2403.13298): one half of the pairs
@@ -213,11 +293,13 @@ class Rotary(nnx.Module):
   Neighbours are one apart on every grid, as there, where it is shown to carry over to larger images.
   """
 
-  def __init__(self, head_size: int):
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
     """
     Raises:
       UserError: heads of a size that four does not divide.
     """
+    del rngs
+    head_size = tokens.head_size
     if head_size % 4:
       raise UserError(
         f"config.model.position is 'rotary', and heads of {head_size} channels (config.model.width / heads) "

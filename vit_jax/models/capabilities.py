@@ -1,0 +1,171 @@
+"""What only some models have, as protocols that callers ask for: `isinstance(model, Attends)`, never a model's class.
+
+A model has a capability by having its members. The functions below also answer for models without it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+
+import jax
+import numpy as np
+
+from vit_jax.models.position_resize import PositionResize
+
+Grid = tuple[int, int]  # rows and columns of patches, or of a feature map's cells
+M = TypeVar('M')
+
+
+class PositionTable(NamedTuple):
+  """How the cells of a learned table of positions lie in its array, so that it can be resized.
+
+  Attributes:
+    axes: the array's dimensions that are rows and columns of cells; or the one that is both, row by row.
+    resize: how the model itself resizes it.
+    extra: cells before the first patch in that one dimension: the class token's.
+    line: whether the one dimension is rows or columns alone.
+  """
+
+  axes: tuple[int, ...]
+  resize: PositionResize
+  extra: int = 0
+  line: bool = False
+
+
+# Of options (`ModelConfig`).
+
+
+@runtime_checkable
+class PositionOptions(Protocol):
+  """Options of positions that are added to the tokens, or that attention knows."""
+
+  def fixed_positions(self, grid: Grid) -> np.ndarray | None:
+    """float32 (1, N, D): positions that are added to the tokens and are no parameter, or None."""
+
+  def with_learned_positions(self) -> Self:
+    """The model in which `fixed_positions` are a parameter, 'position_embedding'; this one where there are none."""
+    ...
+
+  def with_position_resize(self, method: PositionResize) -> Self:
+    """The model that resizes its learned positions by another method."""
+    ...
+
+  def position_table(self, path: str) -> PositionTable | None:
+    """How a parameter's cells lie, if it is a table of positions that another image size resizes."""
+
+
+@runtime_checkable
+class PretrainingOptions(Protocol):
+  """Options of what only pre-training has."""
+
+  @property
+  def has_mask_token(self) -> bool:
+    """Whether the network has an embedding for hidden patches, and so `patch_logits`."""
+    ...
+
+  def without_pre_logits(self) -> Self:
+    """The model without a layer between pooling and head, for a new head."""
+    ...
+
+  def for_classification(self) -> Self:
+    """The model to fine-tune from a checkpoint of this one: without what only its pre-training has."""
+    ...
+
+
+def with_learned_positions(model: M) -> M:
+  """The model in which fixed positions are a parameter."""
+  return model.with_learned_positions() if isinstance(model, PositionOptions) else model
+
+
+def with_position_resize(model: M, method: PositionResize) -> M:
+  """The model that resizes its learned positions, if it has any, by another method."""
+  return model.with_position_resize(method) if isinstance(model, PositionOptions) else model
+
+
+def position_table(model: object, path: str) -> PositionTable | None:
+  """How a parameter's cells lie, if it is a table of positions that another image size resizes."""
+  return model.position_table(path) if isinstance(model, PositionOptions) else None
+
+
+# Of networks (`Model`).
+
+
+@runtime_checkable
+class Attends(Protocol):
+  """A network of self-attention."""
+
+  def attention(self, images: jax.Array) -> jax.Array:
+    """float32 (L, B, H, N, N): how much each token (row) attends to each."""
+    ...
+
+
+@runtime_checkable
+class HasTokens(Protocol):
+  """A network that cuts images into patches, which stay tokens through all its blocks."""
+
+  def hidden_states(self, images: jax.Array) -> jax.Array:
+    """(L + 1, B, N, D): the tokens before the first block and after each."""
+    ...
+
+
+@runtime_checkable
+class LeadingTokens(Protocol):
+  """A network with tokens before those of the patches."""
+
+  @property
+  def leading_tokens(self) -> int:
+    """How many: class token, distillation token and registers."""
+    ...
+
+  @property
+  def reads_class_token(self) -> bool:
+    """Whether the head reads a class token, whose attention is then what one looks at."""
+    ...
+
+
+@runtime_checkable
+class Positioned(Protocol):
+  """A network that knows where its patches are, or says why it adds nothing to them."""
+
+  def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
+    """float32 (1, N, D) that are added to the tokens of images of that size; None: nothing is."""
+
+  def without_positions(self) -> str:
+    """A sentence for people: why `positions` is None."""
+    ...
+
+
+@runtime_checkable
+class Distils(Protocol):
+  """A network that may have a second head, which teachers train."""
+
+  def distillation_logits(
+    self, images: jax.Array, *, keys: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """The logits that labels train and those that teachers train, float32 (B, K) each; perhaps the same."""
+    ...
+
+
+@runtime_checkable
+class MasksPatches(Protocol):
+  """A network that may have a learned embedding for hidden patches; `has_mask_token` says so."""
+
+  def patch_logits(
+    self,
+    images: jax.Array,
+    change: Callable[[jax.Array, jax.Array], jax.Array],
+    *,
+    keys: jax.Array | None = None,
+  ) -> jax.Array:
+    """float32 (B, N, K): the logits of each patch, whose embeddings were changed first.
+
+    Args:
+      images: as for the logits.
+      change: (patch embeddings (B, N, D), mask token (1, 1, D)) -> patch embeddings.
+      keys: as for the logits.
+    """
+    ...
+
+
+def leading_tokens(model: object) -> int:
+  """Tokens of a network before those of the patches."""
+  return model.leading_tokens if isinstance(model, LeadingTokens) else 0

@@ -1,0 +1,169 @@
+"""MLPs of encoder blocks, by the names that config.model.mlp has; 'local' is that of config.model.mlp_locality.
+
+An MLP is made as `MLPS[name](width, hidden, gelu=…, dropout=…, dtype=…, sharding=…, rngs=…)` and called with the tokens
+(B, N, D), the keys of its dropout and the grid of the patches. It has the sharding rules of its parameters and says how
+many multiplications it takes.
+"""
+
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx import initializers
+from flax.typing import Initializer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from vit_jax.models import depthwise_convolution, flops
+from vit_jax.models.base import Grid, ShardingRules
+from vit_jax.models.dropout import Place, dropout
+from vit_jax.models.scanned_blocks import constrain_examples
+from vit_jax.registry import Registry
+
+MLPS: Registry[Any] = Registry(
+  'MLP', {'gelu': 'vit_jax.models.parts.mlps:Mlp', 'local': 'vit_jax.models.parts.mlps:LocalMlp'}
+)
+
+GELU = {
+  'tanh': functools.partial(jax.nn.gelu, approximate=True),
+  'erf': functools.partial(jax.nn.gelu, approximate=False),
+}
+VIT_INIT = initializers.xavier_uniform(), initializers.normal(1e-6)  # of kernels and biases
+
+
+class Mlp(nnx.Module):
+  """Two dense layers with a GELU between them (paper, section 3.1)."""
+
+  sharding_rules: ClassVar[ShardingRules] = (
+    (r'dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
+    (r'dense_in/bias', ('tensor',)),  # (M,)
+    (r'dense_out/kernel', ('fsdp', None), ('tensor', 'fsdp')),  # (M, D)
+    (r'dense_out/bias', ()),
+  )
+
+  def __init__(
+    self,
+    width: int,
+    hidden: int,
+    *,
+    gelu: str = 'tanh',
+    init: tuple[Initializer, Initializer] = VIT_INIT,
+    dropout: float = 0.0,
+    dtype: jnp.dtype | type = jnp.float32,
+    sharding: NamedSharding | None = None,
+    rngs: nnx.Rngs,
+  ):
+    """
+    Args:
+      width: D, of inputs and outputs.
+      hidden: M, hidden units.
+      gelu: 'tanh' or 'erf'.
+      init: of the kernels and of the biases.
+      dropout: rate for the hidden units and for the outputs.
+      dtype: of the computation.
+      sharding: of the tokens.
+      rngs: of the initial parameters.
+    """
+    kernel_init, bias_init = init
+    linear = functools.partial(
+      nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
+    )
+    self.dense_in = linear(width, hidden)
+    self.dense_out = linear(hidden, width)
+    self.gelu = gelu
+    self.dropout = dropout
+    self.sharding = sharding
+
+  @staticmethod
+  def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
+    """Multiplications for one image (models/flops.py), `patches` of whose `tokens` are on the grid."""
+    del patches
+    return flops.mlp(tokens, width, hidden)
+
+  def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None) -> jax.Array:
+    """(B, N, D) -> (B, N, D).
+
+    Args:
+      x: the tokens, the patches last.
+      keys: (B,) of the dropout after the activation and at the end, or None.
+      grid: rows and columns of the patches, which only some MLPs need.
+    """
+    graphdef, first, params = nnx.split(self, nnx.PathContains('dense_in'), ...)
+
+    # Of the arrays with M hidden units, only the activation's input is saved for the backward pass.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def activate_and_project(params: nnx.State, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+      mlp = nnx.merge(graphdef, first, params)
+      x = mlp.activate(x, grid)
+      return mlp.dense_out(dropout(x, mlp.dropout, keys, Place.MLP_HIDDEN))
+
+    hidden = constrain_examples(self.dense_in(x), self.sharding)
+    x = activate_and_project(params, hidden, keys)
+    return dropout(x, self.dropout, keys, Place.MLP_OUT)
+
+  def activate(self, x: jax.Array, grid: Grid | None) -> jax.Array:
+    """(B, N, M) -> (B, N, M): what stands between the two layers."""
+    del grid
+    return GELU[self.gelu](x)
+
+
+class LocalMlp(Mlp):
+  """GELU, a depthwise convolution of the patches and GELU: LocalViT (arXiv 2104.05707, equation 5).
+
+  With GELU as its nonlinearity and without batch normalisation. Tokens that are no patches skip the convolution.
+  """
+
+  sharding_rules: ClassVar[ShardingRules] = (
+    *Mlp.sharding_rules,
+    (r'depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)
+  )
+
+  def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs, **options: Any):
+    """As `Mlp`."""
+    super().__init__(width, hidden, rngs=rngs, **options)
+    self.depthwise = Depthwise(hidden, dtype=self.dense_in.dtype, sharding=self.sharding, rngs=rngs)
+
+  @staticmethod
+  def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
+    return flops.mlp(tokens, width, hidden) + patches * 3**2 * hidden
+
+  def activate(self, x: jax.Array, grid: Grid | None) -> jax.Array:
+    assert grid is not None, 'an MLP with locality is given the grid of its patches'
+    others, patches = jnp.split(GELU[self.gelu](x), [x.shape[1] - math.prod(grid)], axis=1)
+    return jnp.concatenate([others, GELU[self.gelu](self.depthwise(patches, grid))], axis=1)
+
+
+class Depthwise(nnx.Module):
+  """A 3 x 3 convolution of each channel by itself on the grid of patches, padded with zeros."""
+
+  def __init__(
+    self, channels: int, *, dtype: jnp.dtype, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
+  ):
+    """
+    Args:
+      channels: C.
+      dtype: of the computation.
+      sharding: of the tokens, whose examples and hidden units stay where they are; None: nothing is split.
+      rngs: of the initial parameters.
+    """
+    shape = (3, 3, channels)
+    self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))  # of nine inputs
+    self.bias = nnx.Param(jnp.zeros(channels))
+    self.dtype = dtype
+    self.sharding = None if sharding is None else _of_hidden_units(sharding, channels)
+
+  def __call__(self, x: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """(B, N, C) -> (B, N, C), N being the rows times the columns of `grid`, row by row."""
+    kernel = self.kernel[...].astype(self.dtype)
+    out = depthwise_convolution.convolve(
+      x.reshape(len(x), *grid, -1), kernel, padding=((1, 1), (1, 1)), sharding=self.sharding
+    )
+    return out.reshape(x.shape) + self.bias[...].astype(self.dtype)
+
+
+def _of_hidden_units(tokens: jax.sharding.NamedSharding, units: int) -> jax.sharding.NamedSharding:
+  """The sharding of (B, rows, columns, units), given that of the tokens (B, N, D)."""
+  splits = units % tokens.mesh.shape.get('tensor', 1) == 0
+  return NamedSharding(tokens.mesh, PartitionSpec(tokens.spec[0], None, None, 'tensor' if splits else None))

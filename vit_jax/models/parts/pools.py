@@ -1,0 +1,120 @@
+"""What the head reads of the tokens (equation 4), by the names that config.model.pool has.
+
+`POOLS[name](config, rngs=…)` makes one. It maps the tokens (B, N, D) to (B, D'). Its parameters, if it has any, are the
+model's 'NAME_pool'.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx import initializers
+
+from vit_jax.models import flops
+from vit_jax.models.layers import repeat_for_examples
+from vit_jax.models.parts.attention import Attention
+from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.norms import NORMS
+from vit_jax.registry import Registry
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import ViTConfig
+
+_HERE = 'vit_jax.models.parts.pools'
+POOLS: Registry['Pool'] = Registry(
+  'pool',
+  {
+    'token': f'{_HERE}:TokenPool',
+    'gap': f'{_HERE}:GapPool',
+    'token_gap': f'{_HERE}:TokenGapPool',
+    'map': f'{_HERE}:MapPool',
+    'none': f'{_HERE}:Pool',
+  },
+)
+
+
+class Pool(nnx.Module):
+  """A pool; this one, 'none', leaves the tokens as they are, so that every one gets logits."""
+
+  # Whether it reads the class token, and no token but that and the patches.
+  reads_class_token: ClassVar[bool] = False
+  # Whether it reads the first tokens only.
+  reads_first: ClassVar[bool] = False
+  # D' / D.
+  widths: ClassVar[int] = 1
+  # Whether it has parameters, so that only a model that was built with it can pool so.
+  has_parameters: ClassVar[bool] = False
+
+  def __init__(self, config: 'ViTConfig', *, rngs: nnx.Rngs | None = None):
+    del rngs
+    self.class_tokens = int(config.has_class_token)
+    self.leading = config.leading_tokens
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return tokens
+
+  @staticmethod
+  def multiplications(config: 'ViTConfig', tokens: int) -> int:
+    """Multiplications for one image (models/flops.py)."""
+    del config, tokens
+    return 0
+
+
+class TokenPool(Pool):
+  """The class token (paper, section 3.1)."""
+
+  reads_class_token: ClassVar[bool] = True
+  reads_first: ClassVar[bool] = True
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return tokens[:, 0]
+
+
+class GapPool(Pool):
+  """The mean of all tokens but the registers."""
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return self._unregistered(tokens).mean(axis=1)
+
+  def _unregistered(self, tokens: jax.Array) -> jax.Array:
+    if self.leading == self.class_tokens:
+      return tokens
+    return jnp.delete(tokens, slice(self.class_tokens, self.leading), axis=1)
+
+
+class TokenGapPool(GapPool):
+  """The class token beside the mean of the patches, as DINOv2's classifier (arXiv 2304.07193)."""
+
+  reads_class_token: ClassVar[bool] = True
+  widths: ClassVar[int] = 2
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    tokens = self._unregistered(tokens)
+    return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
+
+
+class MapPool(Pool):
+  """A learned probe attends to all tokens; an MLP follows (arXiv 2106.04560, section 3.3)."""
+
+  has_parameters: ClassVar[bool] = True
+
+  def __init__(self, config: 'ViTConfig', *, rngs: nnx.Rngs | None = None):
+    super().__init__(config)
+    assert rngs is not None
+    sizes, dtype = config.sizes, jnp.dtype(config.dtype)
+    self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, sizes.width), jnp.float32))
+    self.attention = Attention(sizes.width, sizes.heads, dtype=dtype, rngs=rngs)
+    self.norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
+    self.mlp = MLPS[config.mlp](sizes.width, sizes.mlp_dim, gelu=config.gelu, dtype=dtype, rngs=rngs)
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    probe = repeat_for_examples(self.probe, tokens)
+    x = self.attention(probe, tokens)
+    return (x + self.mlp(self.norm(x)))[:, 0]
+
+  @staticmethod
+  def multiplications(config: 'ViTConfig', tokens: int) -> int:
+    sizes = config.sizes
+    mlp = MLPS[config.mlp].multiplications(1, 0, sizes.width, sizes.mlp_dim)
+    return flops.attention(1, tokens, sizes.width) + mlp

@@ -1,0 +1,138 @@
+"""What stands in front of the patch embedding, by name: nothing, or a ResNet (a hybrid: the paper, section 3.1).
+
+`STEMS[name](config, channels, sharding=…, rngs=…)` makes one. It maps images to a feature map of `outputs` channels,
+and its parameters are the model's 'stem'.
+
+The ResNet of a hybrid applies its activations after the sums (ResNet v1):
+
+  stem/root/kernel (7, 7, C, W)            stem/root_norm/{scale,bias} (W,)
+  stem/block{b}/unit{u}/conv1/kernel       (1, 1, input, w)
+  stem/block{b}/unit{u}/conv2/kernel       (3, 3, w, w)
+  stem/block{b}/unit{u}/conv3/kernel       (1, 1, w, 4 w)
+  stem/block{b}/unit{u}/projection/kernel  (1, 1, input, 4 w), in the first unit of a stage
+  stem/block{b}/unit{u}/{norm1,norm2,norm3,projection_norm}/{scale,bias}, as wide as their convolution
+"""
+
+import functools
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models import flops
+from vit_jax.models.base import FirstLayer, Remat, ShardingRules
+from vit_jax.models.convolutions import (
+  HYBRID,
+  Bottleneck,
+  Conv,
+  GroupNorm,
+  StandardisedConv,
+  add_stages,
+  check_stage_sizes,
+)
+from vit_jax.models.max_pool import max_pool
+from vit_jax.registry import Registry
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import Sizes, ViTConfig
+
+STEMS: Registry['Stem'] = Registry(
+  'stem', {'patches': 'vit_jax.models.parts.stems:Stem', 'resnet': 'vit_jax.models.parts.stems:ResNetStem'}
+)
+
+
+class Stem(nnx.Module):
+  """A stem; this one, 'patches', is none: patches are cut from the images."""
+
+  sharding_rules: ClassVar[ShardingRules] = ()
+  # The model's layer that meets the image's pixels.
+  first_layer: ClassVar[FirstLayer] = FirstLayer()
+  # Whether its outputs are a ResNet's feature map.
+  has_feature_maps: ClassVar[bool] = False
+
+  def __init__(
+    self, config: 'ViTConfig', channels: int, *, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
+  ):
+    del config, sharding, rngs
+    self.outputs = channels
+
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """(B, H, W, C) -> (B, H / S, W / S, outputs), both rounded up; S is `stride`."""
+    return images
+
+  @staticmethod
+  def stride(sizes: 'Sizes') -> int:
+    """Pixels along a side of a cell of the output."""
+    del sizes
+    return 1
+
+  @staticmethod
+  def multiplications(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> tuple[int, int]:
+    """Multiplications for one image (models/flops.py), and the channels of the output."""
+    del sizes, image_size
+    return 0, channels
+
+
+class PostActivationBottleneck(Bottleneck):
+  """A residual unit with its activations behind the sums (ResNet v1)."""
+
+  def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int, epsilon: float):
+    super().__init__(inputs, width, conv=conv, stride=stride)
+    self.norm1 = GroupNorm(width, epsilon)
+    self.norm2 = GroupNorm(width, epsilon)
+    self.norm3 = GroupNorm(4 * width, epsilon, scale=0.0)  # at first the unit does nothing
+    self.projection_norm = None if self.projection is None else GroupNorm(4 * width, epsilon)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width)."""
+    y = jax.nn.relu(self.norm1(self.conv1(x)))
+    y = jax.nn.relu(self.norm2(self.conv2(y)))
+    y = self.norm3(self.conv3(y))
+    shortcut = x
+    if self.projection is not None and self.projection_norm is not None:
+      shortcut = self.projection_norm(self.projection(x))
+    return jax.nn.relu(shortcut + y)
+
+
+class ResNetStem(Stem):
+  """A ResNet's feature map; without stages, of its root alone."""
+
+  sharding_rules: ClassVar[ShardingRules] = (
+    (r'(root|block\d+/unit\d+/(conv\d|projection))/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
+    (r'(root_norm|block\d+/unit\d+/(norm\d|projection_norm))/(scale|bias)', ()),
+  )
+  first_layer: ClassVar[FirstLayer] = FirstLayer("ResNet's first convolution", 'stem/root/kernel')
+  has_feature_maps: ClassVar[bool] = True
+
+  def __init__(
+    self, config: 'ViTConfig', channels: int, *, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
+  ):
+    width, blocks = config.sizes.stem_width, config.sizes.stem_blocks
+    assert blocks is not None
+    check_stage_sizes(stem_width=width, stem_blocks=blocks)
+    dtype = jnp.dtype(config.dtype)
+    conv = functools.partial(StandardisedConv, style=HYBRID, dtype=dtype, rngs=rngs, sharding=sharding)
+    bottleneck = functools.partial(PostActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
+    self.root = conv(channels, width, 7, stride=2)
+    self.root_norm = GroupNorm(width, config.norm_epsilon)
+    self.outputs = add_stages(self, width, blocks, bottleneck)
+    self.stages = len(blocks)
+    self.remat: Remat | None = config.remat
+    self.unroll = bool(config.unroll)
+
+  def __call__(self, images: jax.Array) -> jax.Array:
+    x = jax.nn.relu(self.root_norm(self.root(images)))
+    x = max_pool(x, 'SAME')
+    for b in range(self.stages):
+      x = getattr(self, f'block{b + 1}')(x, remat=self.remat, unroll=self.unroll)
+    return x
+
+  @staticmethod
+  def stride(sizes: 'Sizes') -> int:
+    """4 after the root, doubled by the later stages."""
+    return 4 * 2 ** max(len(sizes.stem_blocks or ()) - 1, 0)
+
+  @staticmethod
+  def multiplications(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> tuple[int, int]:
+    return flops.resnet(sizes.stem_width, sizes.stem_blocks or (), image_size, channels)
