@@ -202,9 +202,9 @@ def test_fine_tuning_takes_a_source_that_has_no_colon_in_its_name():
 
 
 def test_an_ablation_changes_what_its_words_say():
-  changed = recipes.ablation('x', 'wide,small', {'wide': {'model.width': 96}})
+  changed = recipes.changed_cifar10('x', 'wide,small', {'wide': {'model.width': 96}})
   config = c.from_config_dict(changed)
   assert config.model.width == 96 and config.total == '1 epochs'  # its own size before that of 'small'
-  assert c.from_config_dict(recipes.ablation('x', '', {})) == recipes.cifar10()
+  assert c.from_config_dict(recipes.changed_cifar10('x', '', {})) == recipes.cifar10()
   with pytest.raises(UserError, match="has no 'wdie'; choose from small, wide"):
-    recipes.ablation('x', 'wdie', {'wide': {}})
+    recipes.changed_cifar10('x', 'wdie', {'wide': {}})

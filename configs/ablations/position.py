@@ -18,11 +18,9 @@ from typing import get_args
 from vit_jax import recipes
 from vit_jax.models.vit_config import Position
 
-_OPTIONS = {name: {'model.position': name} for name in get_args(Position)} | {
-  'gap': {'model.pool': 'gap'},
-  'token': {'model.pool': 'token'},
-}
+_OPTIONS = {name: {'model.position': name} for name in get_args(Position)}
+_OPTIONS |= {pool: {'model.pool': pool} for pool in ('gap', 'token')}
 
 
 def get_config(arguments: str = 'learned,gap'):
-  return recipes.ablation('position', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/position.py', arguments, _OPTIONS)
