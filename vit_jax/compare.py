@@ -13,17 +13,18 @@ the curves are over images instead of steps.
 import contextlib
 import math
 import pathlib
-import statistics
 import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import matplotlib
 from absl import flags
+from matplotlib.figure import Figure
 
 from vit_jax import buckets, cli, config, files, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
+from vit_jax.experiments import report as report_lib
+from vit_jax.experiments.report import Summary
 from vit_jax.training import workdir
 from vit_jax.training.local_workdir import LocalWorkdir
 from vit_jax.training.metrics import read_metrics, training_seconds
@@ -57,7 +58,6 @@ def main(arguments: Sequence[str]) -> None:
   text = report(runs)
   files.write_text(out / 'compare.md', text)
   draw(runs, out / 'curves.png')
-  files.sync([out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
 
@@ -128,7 +128,7 @@ def _means(groups: Sequence[Sequence[Run]]) -> str:
     for metric in metrics:
       values = [run.values(metric)[-1][1] for run in group if run.values(metric)]
       each = ', '.join(_form(metric, value) for value in values)
-      row.append(f'{_form(metric, statistics.mean(values))} ({each})' if values else '')
+      row.append(f'{_form(metric, Summary.of(values).mean)} ({each})' if values else '')
     rows.append(row)
   return markdown.table([*options, *metrics], rows)
 
@@ -174,11 +174,9 @@ def _differing(runs: Sequence[Run]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
-@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
+@report_lib.plain_text
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
   """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
-  from matplotlib.figure import Figure
-
   metrics = [*_metrics(runs), 'learning_rate']
   by_images = len({run.options['batch_size'] for run in runs}) > 1
   columns = min(3, len(metrics))
@@ -198,7 +196,7 @@ def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
     axis.set_axis_off()
   lines, labels = axes[0].get_legend_handles_labels()
   figure.legend(lines, labels, loc='outside lower center')
-  figure.savefig(path, dpi=100)
+  report_lib.write_picture(figure, path)
 
 
 if __name__ == '__main__':
