@@ -101,9 +101,9 @@ def test_options_that_are_named_like_those_that_a_transfer_sets_are_taken(option
 @pytest.mark.parametrize(
   ('option', 'said'),
   [
-    (('data.mixxup.x', '1'), 'there is no option data.mixxup.x'),
-    (('data.mixxup', '1'), r'did you mean config\.data\.mixup'),
-    (('data.mixup', 'much'), r"config\.data\.mixup is 'much'"),
+    (('data.mixxup.x', '1'), '^An option of --option is wrong: there is no data.mixxup.x; '),
+    (('data.mixxup', '1'), 'there is no data.mixxup; did you mean data.mixup?'),
+    (('data.mixup', 'much'), 'mixup.*much'),
   ],
 )
 def test_wrong_option_is_an_error(checkpoint, option, said):
