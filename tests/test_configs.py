@@ -29,7 +29,7 @@ ARGUMENTS = {
   ],
   'distill': ['ti16,runs/teacher,folder:/images'],
   'vtab': ['l16,clevr_count', 'b32,dsprites_location,val'],
-  'vit': ['l16,imagenet21k', 'b16,augreg', 'h14,jft', 'r50x1,jft', 's16,imagenet2012'],
+  'vit': ['l16,imagenet21k', 'b16,augreg', 'h14,jft', 'r50x1,jft', 'r50+b16,jft', 's16,imagenet2012'],
   'vit_ti16': ['imagenet21k', 'imagenet2012'],
   'vit_s16': ['imagenet21k', 'imagenet2012'],
   'vit_s32': ['imagenet21k', 'imagenet2012'],
@@ -54,13 +54,20 @@ ARGUMENTS = {
   'pooling': ['gap,3e-4', 'token,8e-4,small'],
 }
 CASES = [(path, argument) for path in FILES for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]]
-# A step is traced of each file, but of files by size with all data once: the others differ in numbers only.
-SIZES = ['vit_ti16', 'vit_s32', 'vit_b16', 'vit_b32', 'vit_l32', 'vit_h14', 'vit', 'vit_s16']
+# A step of these files is traced once, by their default: their arguments are numbers, or configs/vit.py's.
+NUMBERS = [
+  'depth',
+  'heads',
+  'mlp',
+  'patch',
+  'width',
+  *(path.stem for path in FILES if "load(f'vit:" in path.read_text()),
+]
 TRACED = [
   (path, argument)
   for path, argument in CASES
-  if (argument is None) == (path.stem not in ARGUMENTS or path.stem in (*SIZES, 'position', 'hybrid'))
-  or (path.stem, argument) in (('hybrid', 'r50+b16,jft'), ('position', 'rotary,gap'), ('bit', 'jft'))
+  if (argument is None) == (path.stem in NUMBERS or not ARGUMENTS.get(path.stem, PAPER))
+  and (path.stem, argument) != ('bit', 'imagenet21k')  # beside 'jft', which is as deep
 ]
 
 

@@ -69,14 +69,7 @@ def test_metric_that_an_evaluator_gives_is_taken(metric, config, tmp_path):
 @pytest.mark.parametrize(
   'metric',
   [
-    *(
-      'test/acuracy',
-      'test',
-      'accuracy',
-      'tset/accuracy',
-      'test/real_accuracy',
-      'test/mean_average_precision',
-    ),
+    *('test/acuracy', 'test', 'accuracy', 'tset/accuracy', 'test/real_accuracy'),
     *('probe/accuracy', 'probe_10shot/accuracy', 'probe_5shot/loss', 'test_average/accuracy'),
   ],
 )
