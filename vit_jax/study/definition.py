@@ -148,12 +148,9 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
 
 def _check_references(name: str, variant: Variant, before: Collection[str]) -> None:
   """Raises UserError for a variant whose start or teacher is not one of those before it, or is missing."""
-  if variant.start and variant.start not in before:
-    raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
-  if variant.teacher and variant.teacher not in before:
-    raise UserError(
-      f'The variant {name!r} has the teacher {variant.teacher!r}, which is no variant before it.'
-    )
+  for verb, other in (('starts from', variant.start), ('has the teacher', variant.teacher)):
+    if other and other not in before:
+      raise UserError(f'The variant {name!r} {verb} {other!r}, which is no variant before it.')
   if variant.averaged and not variant.teacher:
     raise UserError(f'The variant {name!r} averages the seeds of a teacher and names none; name the variant.')
   if variant.unlabelled and not variant.teacher:
@@ -165,13 +162,10 @@ def _check_references(name: str, variant: Variant, before: Collection[str]) -> N
 def _check_metric(name: str, config: Config, metric: str) -> None:
   """Raises UserError where no evaluator of a variant has the metric that variants are compared by."""
   names = config.metric_names()
-  if metric in names:
-    return
-  if not config.evaluators:
-    raise UserError(f'The variant {name!r} measures no {metric!r}, for it has no evaluators; give it one.')
-  raise UserError(
-    f'The variant {name!r} measures no {metric!r}; choose the metric of the study from {", ".join(names)}.'
-  )
+  if metric not in names:
+    choice = f'; choose the metric of the study from {", ".join(names)}.'
+    remedy = choice if config.evaluators else ', for it has no evaluators; give it one.'
+    raise UserError(f'The variant {name!r} measures no {metric!r}{remedy}')
 
 
 def _run(study: Study, name: str, seed: int, config: Config, workdir: pathlib.Path) -> StudyRun:
