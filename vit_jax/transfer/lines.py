@@ -153,10 +153,10 @@ class Transfer:
     for shots in self._settings.shots:
       for probe in PROBES:
         title = f'{data} {f"{shots}-shot" if shots else "all images"} {probe}'
-        summaries = [
+        mine, other = (
           result and _probe_summary(result, metric_prefix(probe, shots)) for result in (ours, scratch)
-        ]
-        lines.append(Line(title, *summaries, notes=tuple(ours.notes)))
+        )
+        lines.append(Line(title, mine, other, notes=tuple(ours.notes)))
     return lines
 
   def _probed(self, row: Row, *, scratch: bool) -> Result:
