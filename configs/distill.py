@@ -20,18 +20,8 @@ a teacher has never seen.
 Target: v3-8
 """
 
+from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.config import (
-  CheckpointConfig,
-  ClassificationEvaluatorConfig,
-  Config,
-  DataConfig,
-  DistillationObjective,
-  OptimizerConfig,
-  ScheduleConfig,
-  ViTConfig,
-  to_config_dict,
-)
 from vit_jax.errors import UserError
 
 
@@ -44,12 +34,13 @@ def get_config(student_teacher_data: str = 's16,runs/teacher,imagenet2012'):
     )
   student, teacher, data = words
   source = recipes.source_of(data)
-  return to_config_dict(
-    Config(
+  split = recipes.held_out(source)
+  return c.to_config_dict(
+    c.Config(
       total='300 epochs',
       batch_size=1024,
-      model=ViTConfig(variant=recipes.variant_of(student), stochastic_depth=0.1, dtype='bfloat16'),
-      data=DataConfig(
+      model=c.ViTConfig(variant=recipes.variant_of(student), stochastic_depth=0.1, dtype='bfloat16'),
+      data=c.DataConfig(
         source=source,
         crop='inception',
         area=(0.08, 1.0),
@@ -60,19 +51,17 @@ def get_config(student_teacher_data: str = 's16,runs/teacher,imagenet2012'):
         prefetch=4,
       ),
       evaluators={
-        'val': ClassificationEvaluatorConfig(
-          split=recipes.held_out(source), crop='central', resize=256, every='5%'
-        )
+        'val': c.ClassificationEvaluatorConfig(split=split, crop='central', resize=256, every='5%')
       },
-      objective=DistillationObjective(
+      objective=c.DistillationObjective(
         teachers=teacher,
         teacher_weight=0.5,
         teacher_targets='hard',
         label_smoothing=0.1,
         teacher_dtype='bfloat16',
       ),
-      optimizer=OptimizerConfig(weight_decay=0.05),
-      schedule=ScheduleConfig(learning_rate=1e-3, warmup='5 epochs', decay='cosine', end_value=1e-5),
-      checkpoint=CheckpointConfig(every='2%'),
+      optimizer=c.OptimizerConfig(weight_decay=0.05),
+      schedule=c.ScheduleConfig(learning_rate=1e-3, warmup='5 epochs', decay='cosine', end_value=1e-5),
+      checkpoint=c.CheckpointConfig(every='2%'),
     )
   )

@@ -9,17 +9,7 @@ table 2): EfficientNet-L2 85.5 % from the labels alone, 88.4 % as the student of
 Target: v3-2048
 """
 
-from vit_jax.config import (
-  CheckpointConfig,
-  ClassificationEvaluatorConfig,
-  ClassificationObjective,
-  Config,
-  DataConfig,
-  EfficientNetConfig,
-  OptimizerConfig,
-  ScheduleConfig,
-  to_config_dict,
-)
+from vit_jax import config as c
 
 _PEAK = 0.128  # for 2,048 images
 
@@ -28,11 +18,11 @@ def get_config():
   """Noisy Student, section 3.1: RandAugment of magnitude 27, dropout and stochastic depth of the variant, 350 epochs
   in which the rate falls by 3 % every 2.4 epochs. Optimizer, smoothing and average are EfficientNet's.
   """
-  config = Config(
+  config = c.Config(
     total='350 epochs',
     batch_size=2048,
-    model=EfficientNetConfig(variant='L2', dtype='bfloat16'),
-    data=DataConfig(
+    model=c.EfficientNetConfig(variant='L2', dtype='bfloat16'),
+    data=c.DataConfig(
       source='tfds:imagenet2012',
       split='train',
       image_size=(475, 475),
@@ -40,14 +30,14 @@ def get_config():
       augment='randaugment(2,27)',
       prefetch=4,
     ),
-    evaluators={'val': ClassificationEvaluatorConfig(split='validation', every='5 epochs')},
-    objective=ClassificationObjective(label_smoothing=0.1),
+    evaluators={'val': c.ClassificationEvaluatorConfig(split='validation', every='5 epochs')},
+    objective=c.ClassificationObjective(label_smoothing=0.1),
     # Published: 1e-5 in the loss; here weights decay beside the gradients' moments.
-    optimizer=OptimizerConfig(name='rmsprop', weight_decay=1e-5),
-    schedule=ScheduleConfig(
+    optimizer=c.OptimizerConfig(name='rmsprop', weight_decay=1e-5),
+    schedule=c.ScheduleConfig(
       learning_rate=_PEAK, warmup='5 epochs', decay='exponential', end_value=_PEAK * 0.97 ** (345 / 2.4)
     ),
     ema=0.9999,
-    checkpoint=CheckpointConfig(every='1000 steps'),
+    checkpoint=c.CheckpointConfig(every='1000 steps'),
   )
-  return to_config_dict(config)
+  return c.to_config_dict(config)

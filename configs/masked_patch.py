@@ -17,56 +17,44 @@ Target: v3-128
 """
 
 import dataclasses
+import functools
 
+from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.config import (
-  CheckpointConfig,
-  Config,
-  DataConfig,
-  FewShotEvaluatorConfig,
-  MaskedPatchesObjective,
-  OptimizerConfig,
-  ScheduleConfig,
-  ViTConfig,
-)
 
-_JFT = DataConfig(source='tfds:jft_300m', split='train', max_labels=32)
-_IMAGENET21K = DataConfig(source='tfds:imagenet21k', split='full[102400:]')
-_IMAGENET = DataConfig(source='tfds:imagenet2012', split='train')
+_DATA = {
+  'jft': c.DataConfig(source='tfds:jft_300m', split='train', max_labels=32, prefetch=4),
+  'imagenet21k': c.DataConfig(source='tfds:imagenet21k', split='full[102400:]', prefetch=4),
+  'imagenet2012': c.DataConfig(source='tfds:imagenet2012', split='train', prefetch=4),
+}
 
 
 def get_config(source: str = 'jft'):
-  sources = {
-    'jft': lambda: paper(_JFT),
-    'imagenet21k': lambda: paper(_IMAGENET21K),
-    'imagenet2012': lambda: paper(_IMAGENET),
-    'cifar10': cifar10,
-  }
-  return recipes.choose('masked_patch', source, sources)
+  of_paper = {name: functools.partial(paper, data) for name, data in _DATA.items()}
+  return recipes.choose('masked_patch.py', source, {**of_paper, 'cifar10': cifar10})
 
 
-def paper(data: DataConfig) -> Config:
+def paper(data: c.DataConfig) -> c.Config:
   """Appendix B.1.2, which gives no weight decay. The class token is of use when the model is fine-tuned."""
-  return Config(
+  return c.Config(
     total='1000000 steps',
     batch_size=4096,
-    model=ViTConfig(variant='B/16', pool='none', class_token=True, mask_token=True, dtype='bfloat16'),
-    data=dataclasses.replace(data, prefetch=4),
-    objective=MaskedPatchesObjective(),
-    optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, clip_norm=1.0),
-    schedule=ScheduleConfig(learning_rate=2e-4, warmup='10000 steps', decay='cosine'),
-    checkpoint=CheckpointConfig(every='1000 steps'),
+    model=c.ViTConfig(variant='B/16', pool='none', class_token=True, mask_token=True, dtype='bfloat16'),
+    data=data,
+    objective=c.MaskedPatchesObjective(),
+    optimizer=c.OptimizerConfig(name='adam', b1=0.9, b2=0.999, clip_norm=1.0),
+    schedule=c.ScheduleConfig(learning_rate=2e-4, warmup='10000 steps', decay='cosine'),
+    checkpoint=c.CheckpointConfig(every='1000 steps'),
   )
 
 
-def cifar10() -> Config:
+def cifar10() -> c.Config:
   """The small model of configs/cifar10_scratch.py."""
   config = recipes.cifar10()
-  probe = FewShotEvaluatorConfig(split='test', every='10%', pool='gap', seeds=2)
   return dataclasses.replace(
     config,
     model=dataclasses.replace(config.model, pool='none', mask_token=True),
-    objective=MaskedPatchesObjective(),
-    evaluators={'probe': probe},
-    checkpoint=CheckpointConfig(),
+    objective=c.MaskedPatchesObjective(),
+    evaluators={'probe': c.FewShotEvaluatorConfig(split='test', every='10%', pool='gap', seeds=2)},
+    checkpoint=c.CheckpointConfig(),
   )

@@ -9,26 +9,19 @@ The argument is the number of epochs. Published (quoted from that report, the va
 Target: v3-8
 """
 
-from vit_jax.config import (
-  CheckpointConfig,
-  ClassificationEvaluatorConfig,
-  Config,
-  DataConfig,
-  OptimizerConfig,
-  ScheduleConfig,
-  ViTConfig,
-  to_config_dict,
-)
+from vit_jax import config as c
 
 
 def get_config(epochs: str = '90'):
-  return to_config_dict(
-    Config(
+  return c.to_config_dict(
+    c.Config(
       total=f'{epochs} epochs',
       batch_size=1024,
       # A layer below the head, as in the authors' own config.
-      model=ViTConfig(variant='S/16', pool='gap', position='sincos2d', pre_logits_size=384, dtype='bfloat16'),
-      data=DataConfig(
+      model=c.ViTConfig(
+        variant='S/16', pool='gap', position='sincos2d', pre_logits_size=384, dtype='bfloat16'
+      ),
+      data=c.DataConfig(
         source='tfds:imagenet2012',
         split='train[:99%]',
         num_classes=1000,
@@ -36,15 +29,11 @@ def get_config(epochs: str = '90'):
         prefetch=4,
       ),
       evaluators={
-        'minival': ClassificationEvaluatorConfig(
-          split='train[99%:]', crop='central', resize=256, every='2500 steps'
-        ),
-        'val': ClassificationEvaluatorConfig(
-          split='validation', crop='central', resize=256, every='2500 steps'
-        ),
+        name: c.ClassificationEvaluatorConfig(split=split, crop='central', resize=256, every='2500 steps')
+        for name, split in (('minival', 'train[99%:]'), ('val', 'validation'))
       },
-      optimizer=OptimizerConfig(weight_decay=0.1, clip_norm=1.0, momentum_dtype='bfloat16'),
-      schedule=ScheduleConfig(learning_rate=1e-3, warmup='10000 steps', decay='cosine'),
-      checkpoint=CheckpointConfig(every='1000 steps'),
+      optimizer=c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0, momentum_dtype='bfloat16'),
+      schedule=c.ScheduleConfig(learning_rate=1e-3, warmup='10000 steps', decay='cosine'),
+      checkpoint=c.CheckpointConfig(every='1000 steps'),
     )
   )

@@ -31,7 +31,7 @@ _IMPORTED = """
   vit_jax.cli vit_jax.config vit_jax.option_docs vit_jax.loading vit_jax.compilation_cache
   vit_jax.training.loop vit_jax.training.evaluate_checkpoint vit_jax.data.sources.tfds
   vit_jax.evaluation.fewshot vit_jax.evaluation.report vit_jax.objectives.masked_patches
-  vit_jax.transfer.runner vit_jax.visualize.gallery vit_jax.plan.planner vit_jax.prepare.run vit_jax.study.table
+  vit_jax.transfer.lines vit_jax.visualize.gallery vit_jax.plan.planner vit_jax.prepare.run vit_jax.study.table
 """
 _CAP_VERSION, _DAC_OVERRIDE, _DAC_READ_SEARCH, _PR_CAPBSET_DROP = 0x20080522, 1, 2, 24
 

@@ -13,20 +13,21 @@ the curves are over images instead of steps.
 import contextlib
 import math
 import pathlib
-import statistics
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
+from matplotlib.figure import Figure
 
-from vit_jax import buckets, cli, files, markdown
+from vit_jax import buckets, cli, config, files, markdown
 from vit_jax.errors import UserError
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
-
-  from vit_jax.evaluation.base import MetricKind
+from vit_jax.evaluation.base import metric_kind
+from vit_jax.experiments import report as report_lib
+from vit_jax.experiments.report import Summary
+from vit_jax.training import workdir
+from vit_jax.training.local_workdir import LocalWorkdir
+from vit_jax.training.metrics import read_metrics, training_seconds
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
 
@@ -57,7 +58,6 @@ def main(arguments: Sequence[str]) -> None:
   text = report(runs)
   files.write_text(out / 'compare.md', text)
   draw(runs, out / 'curves.png')
-  files.sync([out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
 
@@ -66,8 +66,6 @@ def _local(argument: str, stack: contextlib.ExitStack) -> pathlib.Path:
   """The folder of a run; of one in a bucket, a copy of what is read here, until the stack is closed."""
   if not buckets.is_bucket(argument):
     return pathlib.Path(argument)
-  from vit_jax.training.local_workdir import LocalWorkdir
-
   *above, _ = argument.rstrip('/').partition('://')[2].split('/')  # for its name, where two end alike
   place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *above)
   return stack.enter_context(LocalWorkdir(argument, place)).folder
@@ -79,11 +77,6 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
   Raises:
     UserError: none or the same one twice; a folder that is no workdir, or of a run without numbers yet.
   """
-  # Imported here: the start takes seconds, which --help need not.
-  from vit_jax.options import flatten
-  from vit_jax.training import workdir
-  from vit_jax.training.metrics import read_metrics
-
   paths = [path.expanduser().resolve() for path in workdirs]
   if not paths or len(set(paths)) < len(paths):
     raise UserError('Name the workdirs of the runs to compare, each once.')
@@ -95,7 +88,7 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     lines = read_metrics(path) if path.is_dir() else []
     if not (path / 'config.json').is_file() or not lines:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
-    options = flatten(workdir.read_config(path))
+    options = config.flatten(workdir.read_config(path))
     name = '/'.join(path.parts[-parts:]).encode(errors='surrogateescape')
     result.append(Run(name.decode(errors='backslashreplace'), options, lines))
   return result
@@ -135,14 +128,12 @@ def _means(groups: Sequence[Sequence[Run]]) -> str:
     for metric in metrics:
       values = [run.values(metric)[-1][1] for run in group if run.values(metric)]
       each = ', '.join(_form(metric, value) for value in values)
-      row.append(f'{_form(metric, statistics.mean(values))} ({each})' if values else '')
+      row.append(f'{_form(metric, Summary.of(values).mean)} ({each})' if values else '')
     rows.append(row)
   return markdown.table([*options, *metrics], rows)
 
 
 def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
-  from vit_jax.training.metrics import training_seconds
-
   rows = [
     ['steps', *(f'{run.lines[-1]["step"]:,}' for run in runs)],
     ['images', *(f'{run.lines[-1]["step"] * run.options["batch_size"]:,}' for run in runs)],
@@ -164,7 +155,7 @@ def _result(run: Run, metric: str) -> str:
   values = run.values(metric)
   if not values:
     return ''
-  choose = max if _kind(metric).higher_is_better else min
+  choose = max if metric_kind(metric).higher_is_better else min
   last = values[-1][1]
   finite = [pair for pair in values if math.isfinite(pair[1])]
   step, best = choose(finite or values[-1:], key=lambda pair: pair[1])
@@ -173,14 +164,8 @@ def _result(run: Run, metric: str) -> str:
   return f'{_form(metric, last)} ({_form(metric, best)} at {step:,})'
 
 
-def _kind(metric: str) -> 'MetricKind':
-  from vit_jax.evaluation.base import metric_kind
-
-  return metric_kind(metric)
-
-
 def _form(metric: str, value: float) -> str:
-  return f'{value:.2%}' if _kind(metric).percent else f'{value:.4f}'
+  return f'{value:.2%}' if metric_kind(metric).percent else f'{value:.4f}'
 
 
 def _differing(runs: Sequence[Run]) -> list[list[str]]:
@@ -189,17 +174,9 @@ def _differing(runs: Sequence[Run]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
+@report_lib.plain_text
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
   """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
-  import matplotlib
-
-  with matplotlib.rc_context({'text.parse_math': False}):  # names may have dollar signs
-    _figure(runs).savefig(path, dpi=100)
-
-
-def _figure(runs: Sequence[Run]) -> 'Figure':
-  from matplotlib.figure import Figure
-
   metrics = [*_metrics(runs), 'learning_rate']
   by_images = len({run.options['batch_size'] for run in runs}) > 1
   columns = min(3, len(metrics))
@@ -219,7 +196,7 @@ def _figure(runs: Sequence[Run]) -> 'Figure':
     axis.set_axis_off()
   lines, labels = axes[0].get_legend_handles_labels()
   figure.legend(lines, labels, loc='outside lower center')
-  return figure
+  report_lib.write_picture(figure, path)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Recipes that configs and `vit_jax.transfer` share: the paper's fine-tuning, and a small CIFAR-10 model.
 
-The paper's pre-training (table 3) stands, number by number, in configs/vit_*.py.
+The paper's pre-training (table 3) stands, number by number, in configs/vit.py.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ def choose(
   """The recipe that the argument of a config file names, for its `get_config`.
 
   Args:
-    file: name of the config file, for errors.
-    argument: what stands behind the ':' on the command line.
+    file: the config file, below configs/, for errors.
+    argument: the one of the command line, or the rest of it, that names a recipe.
     recipes: argument -> recipe.
 
   Raises:
     UserError: no recipe of that name.
   """
   if argument not in recipes:
-    raise UserError(f'configs/{file}.py has no recipe {argument!r}; choose one of {", ".join(recipes)}.')
+    raise UserError(f'configs/{file} has no recipe {argument!r}; choose one of {", ".join(recipes)}.')
   return to_config_dict(recipes[argument]())
 
 
@@ -337,28 +337,28 @@ def cifar10() -> Config:
   )
 
 
-def ablation(
-  name: str, arguments: str, changes: Mapping[str, Mapping[str, Any]]
+def changed_cifar10(
+  file: str, arguments: str, changes: Mapping[str, Mapping[str, Any]]
 ) -> ml_collections.ConfigDict:
-  """`cifar10` with the changes that a file of configs/ablations/ compares.
+  """`cifar10` with the changes that its arguments name: what the files of configs/ablations/ compare.
 
   Args:
-    name: of the file, for errors.
-    arguments: of the command line, such as 'rotary,gap,small'; 'small' is for every comparison: a smaller
-      model and one epoch.
+    file: the config file, below configs/, for errors.
+    arguments: those of the command line, such as 'rotary,gap,small'; every file has 'small': a smaller model and
+      one epoch.
     changes: argument -> the options that it changes, by their dotted names; 'model' replaces the whole model.
 
   Returns:
     The config, for a `get_config`.
 
   Raises:
-    UserError: an argument that the comparison does not have.
+    UserError: an argument that the file does not have.
   """
   words = [word for word in arguments.split(',') if word]
   for word in words:
     if word not in ('small', *changes):
       known = ', '.join(['small', *changes])
-      raise UserError(f'configs/ablations/{name}.py has no {word!r}; choose from {known}.')
+      raise UserError(f'configs/{file} has no {word!r}; choose from {known}.')
   config = cifar10()
   if 'small' in words:
     # A sixth of the FLOPs: for one core and a minute or two.

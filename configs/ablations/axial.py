@@ -20,4 +20,4 @@ _OPTIONS = {'full': {}, 'axial': {'model.axial': True}, 'patch2': {'model.patch'
 
 
 def get_config(arguments: str = 'axial'):
-  return recipes.ablation('axial', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/axial.py', arguments, _OPTIONS)

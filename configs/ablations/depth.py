@@ -20,4 +20,4 @@ _OPTIONS = {str(depth): {'model.depth': depth} for depth in (1, 2, 3, 4, 6, 8, 1
 
 
 def get_config(arguments: str = '6'):
-  return recipes.ablation('depth', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/depth.py', arguments, _OPTIONS)

@@ -20,4 +20,4 @@ _OPTIONS = {str(heads): {'model.heads': heads} for heads in (1, 2, 4, 8, 16)}
 
 
 def get_config(arguments: str = '4'):
-  return recipes.ablation('heads', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/heads.py', arguments, _OPTIONS)

@@ -7,8 +7,8 @@ python -m vit_jax.main --config=configs/ablations/hybrid.py:r50x1,jft --workdir=
 'hybrid': the root and two bottlenecks of a ResNet, then 5 of the 6 blocks of `recipes.cifar10`'s ViT, on as
 many tokens; it takes 1.025 times the FLOPs of that ViT. 'small': one bottleneck of half the width, then 3 of
 the 4 blocks of the small ViT; 0.966 times its FLOPs. The ViT and the ResNet: configs/ablations/resnet.py.
-'NAME,jft': the paper's own recipe (table 3) of R50x1, R50x2, R101x1, R152x1, R152x2, R50+B/16 ('r50+b16') or
-R50+L/32 on JFT-300M, which is Google's.
+'NAME,jft': the paper's own recipe on JFT-300M (configs/vit.py) of r50x1, r50x2, r101x1, r152x1, r152x2, r50+b16 or
+r50+l32.
 
 Published (arXiv 2010.11929, table 6; pre-trained on JFT-300M for 7 epochs, then fine-tuned), exaFLOPs of the
 pre-training and accuracy on ImageNet and CIFAR-10:
@@ -24,60 +24,14 @@ Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data").
 Target: cpu:1
 """
 
-from vit_jax import recipes
-from vit_jax.config import (
-  CheckpointConfig,
-  ClassificationObjective,
-  Config,
-  DataConfig,
-  OptimizerConfig,
-  ResNetConfig,
-  ScheduleConfig,
-  ViTConfig,
-  to_config_dict,
-)
-from vit_jax.errors import UserError
+from vit_jax import config_files, recipes
 
 _HYBRID = {'model.stem_blocks': (2,), 'model.stem_width': 64, 'model.patch': 1, 'model.depth': 5}
 _SMALL_HYBRID = {'model.stem_blocks': (1,), 'model.stem_width': 32, 'model.patch': 1, 'model.depth': 3}
 
-# Table 3 of the paper, JFT-300M, 7 epochs: variant -> learning rate.
-_JFT_RATES = {
-  'R50x1': 1e-3,
-  'R50x2': 1e-3,
-  'R101x1': 8e-4,
-  'R152x1': 6e-4,
-  'R152x2': 6e-4,
-  'R50+B/16': 8e-4,
-  'R50+L/32': 2e-4,
-}
-
 
 def get_config(arguments: str = 'hybrid'):
-  name, _, source = arguments.partition(',')
-  if source == 'jft':
-    return to_config_dict(jft(recipes.variant_of(name)))
+  if arguments.endswith(',jft'):
+    return config_files.load(f'vit:{arguments}')
   hybrid = _SMALL_HYBRID if 'small' in arguments.split(',') else _HYBRID
-  return recipes.ablation('hybrid', arguments, {'hybrid': hybrid})
-
-
-def jft(variant: str) -> Config:
-  """The paper, table 3."""
-  if variant not in _JFT_RATES:
-    raise UserError(
-      f'The paper did not train {variant} on JFT-300M, but {", ".join(_JFT_RATES)}; choose one of them.'
-    )
-  if '/' in variant:
-    model = ViTConfig(variant=variant, head_bias=-10.0, dtype='bfloat16')
-  else:
-    model = ResNetConfig(variant=variant, head_bias=-10.0, dtype='bfloat16')
-  return Config(
-    total='7 epochs',
-    batch_size=4096,
-    model=model,
-    data=DataConfig(source='tfds:jft_300m', split='train', num_classes=18291, max_labels=32, prefetch=4),
-    objective=ClassificationObjective(loss='sigmoid'),
-    optimizer=OptimizerConfig(name='adam', b1=0.9, b2=0.999, weight_decay=0.1, clip_norm=1.0),
-    schedule=ScheduleConfig(learning_rate=_JFT_RATES[variant], warmup='10000 steps', decay='linear'),
-    checkpoint=CheckpointConfig(every='1000 steps'),
-  )
+  return recipes.changed_cifar10('ablations/hybrid.py', arguments, {'hybrid': hybrid})

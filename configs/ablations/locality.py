@@ -24,4 +24,4 @@ _OPTIONS = {
 
 
 def get_config(arguments: str = 'plain'):
-  return recipes.ablation('locality', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/locality.py', arguments, _OPTIONS)

@@ -6,9 +6,8 @@ python -m vit_jax.main --config=configs/ablations/patch.py:8,small --workdir=run
 The number is config.model.patch, in pixels; that of `recipes.cifar10` is 4, which are 64 tokens. 'small': a
 smaller model and one epoch, a minute or two of one core.
 
-Published (arXiv 2010.11929, appendix D.2 and figure 8: curves of 5-shot ImageNet accuracy against compute, no
-table; all from 8 layers, D = 1024, MLPs of 2048 and patches of 32): smaller patches give surprisingly robust
-improvements without more parameters. Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data").
+Published (as in depth.py): smaller patches give surprisingly robust improvements without more parameters. Here on
+CIFAR-10 from scratch.
 
 Target: cpu:1
 """
@@ -19,4 +18,4 @@ _OPTIONS = {str(patch): {'model.patch': patch} for patch in (2, 4, 8, 16)}
 
 
 def get_config(arguments: str = '4'):
-  return recipes.ablation('patch', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/patch.py', arguments, _OPTIONS)

@@ -17,13 +17,9 @@ Target: cpu:1
 
 from vit_jax import recipes
 
-_OPTIONS = {
-  'token': {'model.pool': 'token'},
-  'gap': {'model.pool': 'gap'},
-  '3e-4': {'schedule.learning_rate': 3e-4},
-  '8e-4': {'schedule.learning_rate': 8e-4},
-}
+_OPTIONS = {pool: {'model.pool': pool} for pool in ('token', 'gap')}
+_OPTIONS |= {rate: {'schedule.learning_rate': float(rate)} for rate in ('3e-4', '8e-4')}
 
 
 def get_config(arguments: str = 'token'):
-  return recipes.ablation('pooling', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/pooling.py', arguments, _OPTIONS)

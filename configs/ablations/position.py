@@ -16,11 +16,9 @@ Target: cpu:1
 from vit_jax import recipes
 from vit_jax.models.parts.positions import POSITIONS
 
-_OPTIONS = {name: {'model.position': name} for name in POSITIONS.names()} | {
-  'gap': {'model.pool': 'gap'},
-  'token': {'model.pool': 'token'},
-}
+_OPTIONS = {name: {'model.position': name} for name in POSITIONS.names()}
+_OPTIONS |= {pool: {'model.pool': pool} for pool in ('gap', 'token')}
 
 
 def get_config(arguments: str = 'learned,gap'):
-  return recipes.ablation('position', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/position.py', arguments, _OPTIONS)

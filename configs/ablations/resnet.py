@@ -28,6 +28,5 @@ _SMALL_RESNET = ResNetConfig(variant='custom', blocks=(2, 2, 2, 2), width=32)
 
 
 def get_config(arguments: str = 'resnet'):
-  small = 'small' in arguments.split(',')
-  resnet = _SMALL_RESNET if small else _RESNET
-  return recipes.ablation('resnet', arguments, {'vit': {}, 'resnet': {'model': resnet}})
+  resnet = _SMALL_RESNET if 'small' in arguments.split(',') else _RESNET
+  return recipes.changed_cifar10('ablations/resnet.py', arguments, {'vit': {}, 'resnet': {'model': resnet}})

@@ -6,9 +6,7 @@ python -m vit_jax.main --config=configs/ablations/width.py:32,small --workdir=ru
 The number is config.model.width; that of `recipes.cifar10` is 128. Heads become wider with it, MLPs do not
 (mlp.py). 'small': a smaller model and one epoch, a minute or two of one core.
 
-Published (arXiv 2010.11929, appendix D.2 and figure 8: curves of 5-shot ImageNet accuracy against compute, no
-table; all from 8 layers, D = 1024, MLPs of 2048 and patches of 32): scaling the width gives the smallest
-changes. Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data").
+Published (as in depth.py): scaling the width gives the smallest changes. Here on CIFAR-10 from scratch.
 
 Target: cpu:1
 """
@@ -19,4 +17,4 @@ _OPTIONS = {str(width): {'model.width': width} for width in (32, 64, 128, 256, 5
 
 
 def get_config(arguments: str = '128'):
-  return recipes.ablation('width', arguments, _OPTIONS)
+  return recipes.changed_cifar10('ablations/width.py', arguments, _OPTIONS)

@@ -9,20 +9,15 @@ is over those of pre-training.
 
 from vit_jax.study.definition import Study, Variant
 
-# Family -> size -> (config, options).
+_TINY = {'model.width': 32, 'model.mlp_dim': 96}
+# (Family, size) -> (config, options).
 _MODELS = {
-  'vit': {
-    'tiny': ('resnet:vit,small', {'model.width': 32, 'model.mlp_dim': 96}),
-    'small': ('resnet:vit,small', {}),
-  },
-  'hybrid': {
-    'tiny': ('hybrid:hybrid,small', {'model.width': 32, 'model.mlp_dim': 96}),
-    'small': ('hybrid:hybrid,small', {}),
-  },
-  'resnet': {
-    'tiny': ('resnet:resnet,small', {'model.blocks': (1, 1)}),
-    'small': ('resnet:resnet,small', {'model.blocks': (2, 3, 2)}),
-  },
+  ('vit', 'tiny'): ('resnet:vit,small', _TINY),
+  ('vit', 'small'): ('resnet:vit,small', {}),
+  ('hybrid', 'tiny'): ('hybrid:hybrid,small', _TINY),
+  ('hybrid', 'small'): ('hybrid:hybrid,small', {}),
+  ('resnet', 'tiny'): ('resnet:resnet,small', {'model.blocks': (1, 1)}),
+  ('resnet', 'small'): ('resnet:resnet,small', {'model.blocks': (2, 3, 2)}),
 }
 
 
@@ -30,8 +25,7 @@ def get_study() -> Study:
   common = {'data.image_size': (16, 16), 'data.padding': 2}
   variants = {}
   for epochs in (1, 3, 10):
-    for family, sizes in _MODELS.items():
-      for size, (config, options) in sizes.items():
-        own = {**common, **options, 'total': f'{epochs} epochs'}
-        variants[f'{family}_{size}_{epochs}'] = Variant(config, own, line=f'{family}, {size}')
+    for (family, size), (config, own) in _MODELS.items():
+      options = {**common, **own, 'total': f'{epochs} epochs'}
+      variants[f'{family}_{size}_{epochs}'] = Variant(config, options, line=f'{family}, {size}')
   return Study('ViT, hybrid and ResNet by compute on CIFAR-10', variants, axis='FLOPs of training')

@@ -28,12 +28,7 @@ _CHOICES = {
 
 def get_study(choice: str = 'all') -> Study:
   families, numbers, total = chosen(choice, _CHOICES)
-  common = {
-    'data.image_size': (16, 16),
-    'data.padding': 2,
-    'total': total,
-    'evaluators.test.every': '50%',
-  }
+  common = {'data.image_size': (16, 16), 'data.padding': 2, 'total': total, 'evaluators.test.every': '50%'}
   variants = {}
   for images in numbers:
     for family in families:

@@ -19,25 +19,19 @@ _LENGTH = {
   for data, epochs in _EPOCHS.items()
 }
 _TEACHER = {
-  'cifar10': Variant('resnet:resnet,small', {**_LENGTH['cifar10'], 'model.blocks': (1, 1)}),
-  'digits': Variant(
-    'resnet:resnet,small',
-    {
-      **_LENGTH['digits'],
-      'model.blocks': (1, 1, 1, 1),
-      'data.source': 'digits',
-      'data.channels': 1,
-      'data.flip': False,
-      'data.resize': 32,
-      'evaluators.test.crop': 'resize',
-    },
-  ),
+  'cifar10': {'model.blocks': (1, 1)},
+  'digits': {
+    'model.blocks': (1, 1, 1, 1),
+    'data.source': 'digits',
+    'data.channels': 1,
+    'data.flip': False,
+    'data.resize': 32,
+    'evaluators.test.crop': 'resize',
+  },
 }
 _ALONE = {
-  'cifar10': Variant(
-    'position:sincos2d,token,small', {**_LENGTH['cifar10'], 'model.patch': 8}, published='81.8 %'
-  ),
-  'digits': Variant('quickstart', {**_LENGTH['digits'], 'model.pool': 'token'}, published='81.8 %'),
+  'cifar10': ('position:sincos2d,token,small', {'model.patch': 8}),
+  'digits': ('quickstart', {'model.pool': 'token'}),
 }
 _HARD = {'objective.name': 'distillation', 'objective.teacher_targets': 'hard'}
 _SOFT = {'objective.name': 'distillation', 'objective.teacher_weight': 0.1, 'objective.temperature': 3.0}
@@ -52,10 +46,12 @@ _STUDENTS = {
 
 
 def get_study(data: str = 'cifar10') -> Study:
-  teacher, alone = chosen(data, _TEACHER), _ALONE[data]
-  variants = {'teacher': teacher, 'alone': alone}
+  config, own = chosen(data, _ALONE)
+  own = {**_LENGTH[data], **own}
+  variants = {
+    'teacher': Variant('resnet:resnet,small', {**_LENGTH[data], **_TEACHER[data]}),
+    'alone': Variant(config, own, published='81.8 %'),
+  }
   for name, (options, published) in _STUDENTS.items():
-    variants[name] = Variant(
-      alone.config, {**alone.options, **options}, teacher='teacher', published=published
-    )
+    variants[name] = Variant(config, {**own, **options}, teacher='teacher', published=published)
   return Study(f'A ViT with and without a ResNet as teacher, {data}, {_EPOCHS[data]} epochs', variants)

@@ -25,10 +25,10 @@ _CHOICES = {
 def get_study(choice: str = 'all') -> Study:
   positions, pools, total = chosen(choice, _CHOICES)
   variants = {}
+  options = {'model.patch': 8, 'total': total}
   for pool in pools:
     for position in positions:
       name = position if len(pools) == 1 else f'{position}_{pool}'
       published = _PUBLISHED.get(position, '') if pool == 'token' else ''
-      options = {'model.patch': 8, 'total': total}
       variants[name] = Variant(f'position:{position},{pool},small', options, published=published)
   return Study(f'Positions on CIFAR-10, {total}', variants)

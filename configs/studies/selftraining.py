@@ -18,49 +18,30 @@ import functools
 from vit_jax.selftrain.labels import Choice
 from vit_jax.study.definition import Study, Unlabelled, Variant, chosen
 
-# The first teacher, the images without labels, and the number of examples that students see.
+_EVERY = {'evaluators.test.every': '25%', 'checkpoint.every': '10%'}
+_CIFAR10 = {'model.patch': 8, 'data.split': 'train[:10%]', 'total': '600000 examples', **_EVERY}
+_DIGITS = {
+  'model.mlp_locality': True,
+  'data.split': 'train[:5%]',
+  'total': '30000 examples',
+  'batch_size': 64,
+}
+# The first teacher's config and options, the images without labels, and the number of examples that students see.
 _ROUNDS = {
-  'cifar10': (
-    Variant(
-      'position:sincos2d,gap,small',
-      {
-        'model.patch': 8,
-        'data.split': 'train[:10%]',
-        'total': '600000 examples',
-        'evaluators.test.every': '25%',
-        'checkpoint.every': '10%',
-      },
-    ),
-    'tfds:cifar10:train[10%:]',
-    '1000000 examples',
-  ),
-  'digits': (
-    Variant(
-      'quickstart',
-      {
-        'model.mlp_locality': True,
-        'data.split': 'train[:5%]',
-        'total': '30000 examples',
-        'batch_size': 64,
-        'evaluators.test.every': '25%',
-        'checkpoint.every': '10%',
-      },
-    ),
-    'digits:train[5%:]',
-    '50000 examples',
-  ),
+  'cifar10': ('position:sincos2d,gap,small', _CIFAR10, 'tfds:cifar10:train[10%:]', '1000000 examples'),
+  'digits': ('quickstart', {**_DIGITS, **_EVERY}, 'digits:train[5%:]', '50000 examples'),
 }
 _LARGER = {'model.width': 96, 'model.mlp_dim': 288}
 
 
 def get_study(data: str = 'cifar10') -> Study:
-  teacher, images, total = chosen(data, _ROUNDS)
+  config, options, images, total = chosen(data, _ROUNDS)
   unlabelled = Unlabelled(images, Choice(confidence=0.3), weight=3.0)
-  noisy = {**teacher.options, 'total': total, 'model.stochastic_depth': 0.1}
-  variants = {'teacher': teacher, 'noisy': Variant(teacher.config, noisy)}
+  noisy = {**options, 'total': total, 'model.stochastic_depth': 0.1}
+  variants = {'teacher': Variant(config, options), 'noisy': Variant(config, noisy)}
   for averaged in (False, True):
     end = '_of_average' if averaged else ''
-    learning = functools.partial(Variant, teacher.config, averaged=averaged, unlabelled=unlabelled)
+    learning = functools.partial(Variant, config, averaged=averaged, unlabelled=unlabelled)
     variants[f'student{end}'] = learning(noisy, teacher='teacher')
     variants[f'student_of_student{end}'] = learning({**noisy, **_LARGER}, teacher=f'student{end}')
   return Study(f'Self-training on {data} with few labels', variants)

@@ -19,11 +19,12 @@ from vit_jax.data.sources.folder import FolderSource
 from vit_jax.errors import UserError
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
+from vit_jax.experiments.report import Summary
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.training import figures
 from vit_jax.transfer import figure
-from vit_jax.transfer.runner import Accuracies, Line
+from vit_jax.transfer.lines import Line
 from vit_jax.visualize import gallery
 
 # matplotlib cannot draw any of these as a formula.
@@ -92,7 +93,7 @@ def test_comparison_draws_runs_and_metrics_of_any_name(tmp_path):
 
 
 def test_table_of_transfer_draws_any_name(tmp_path):
-  accuracies = Accuracies(0.5, 0.1, None)
+  accuracies = Summary(0.5, 0.1, None)
   lines = [Line(name, accuracies, None, (), (), '', '', ()) for name in NAMES]
   figure.draw(lines, ['$x_$', 'ours'], [[name, '50'] for name in NAMES], list(NAMES), tmp_path / 'table.png')
   assert Image.open(tmp_path / 'table.png').width > 100

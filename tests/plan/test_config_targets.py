@@ -59,10 +59,9 @@ def machine(name: str) -> topology.Topology:
   return topology.describe(name)
 
 
-@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
-def test_header_names_a_target(path):
-  name, _ = target_of(path)
-  assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', name)
+def test_every_header_names_a_target():
+  for path in FILES:
+    assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', target_of(path)[0]), path
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 # The command, up to where its runs would begin.
 COMMAND = """
 import os, runpy, sys
-from vit_jax.study import laboratory
+from vit_jax.experiments import runner
 
-def conduct_processes(*arguments, jobs, **options):
-  sys.exit(f'{jobs} at a time')
+def side_by_side(*arguments, at_a_time, **options):
+  sys.exit(f'{at_a_time} at a time')
 
-laboratory.conduct_processes = conduct_processes
+runner.side_by_side = side_by_side
 os.cpu_count = lambda: 64
 if os.environ['CORES']:
   os.sched_setaffinity(0, [int(os.environ['CORES'])])

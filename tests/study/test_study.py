@@ -1,6 +1,7 @@
 """Studies: their runs, what goes on after a kill, and the table."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -19,7 +20,8 @@ from processes import wait_until
 
 from vit_jax import config_files
 from vit_jax.errors import UserError
-from vit_jax.study import definition, laboratory, table
+from vit_jax.experiments import runner
+from vit_jax.study import definition, table
 from vit_jax.study.definition import Study, Variant
 from vit_jax.training.results import Result
 
@@ -50,25 +52,36 @@ def until(condition, process=None) -> None:
   wait_until(condition, lambda: process is None or process.poll() is None)
 
 
+class InThread:
+  """A process of the runner's, as a call in the thread that waits for it."""
+
+  def __init__(self, execute, run):
+    self.error = functools.partial(execute, run)
+
+  def stop(self) -> None:
+    pass
+
+
+def side_by_side(runs, execute, *, at_a_time, say=lambda text: None, ended=lambda results: None) -> None:
+  start = functools.partial(InThread, execute)
+  runner.side_by_side(runs, start, at_a_time=at_a_time, say=say, ended=ended)
+
+
 def conduct(file: str, workdir: pathlib.Path, *, killed: str = '') -> list[str]:
   """Does the study with a fork for each run, of which `killed` gets SIGKILL at its first checkpoint; what it said."""
   study, said = definition.load(file), []
 
   def execute(run: definition.StudyRun) -> str:
-    arguments = [file, str(workdir), run.variant, str(run.seed)]
-    job = fork_server.start('vit_jax.study.job', *arguments, cwd=workdir.parent)
+    job = fork_server.start('vit_jax.study.job', file, str(workdir), run.title, cwd=workdir.parent)
     if run.title == killed:
       until((run.folder / 'checkpoints/3').exists)
       job.send_signal(signal.SIGKILL)
     _, errors = job.communicate(120)
     return '' if job.wait() == 0 else errors or 'killed'
 
-  laboratory.conduct(
-    definition.runs(study, workdir),
-    execute,
-    jobs=1,
-    say=said.append,
-    ended=lambda results: table.write(study, results, workdir),
+  runs = definition.runs(study, workdir)
+  side_by_side(
+    runs, execute, at_a_time=1, say=said.append, ended=lambda done: table.write(study, done, workdir)
   )
   return said
 
@@ -144,7 +157,7 @@ def rounds(tmp_path) -> str:
 
 
 def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_seed(rounds, tmp_path):
-  runs = {run.variant: run for run in definition.runs(definition.load(rounds), tmp_path)}
+  runs = {run.title.partition('/')[0]: run for run in definition.runs(definition.load(rounds), tmp_path)}
   for name, teacher in (('student', 'teacher'), ('student_of_student', 'student'), ('distilled', 'teacher')):
     assert runs[name].teachers == (tmp_path / teacher / 'seed_1',)
   for name in ('student', 'student_of_student'):
@@ -162,12 +175,13 @@ def test_an_averaged_teacher_is_the_runs_of_all_seeds(rounds, tmp_path):
   for name in ('student', 'distilled'):
     variants[name] = dataclasses.replace(variants[name], averaged=True)
   study = dataclasses.replace(study, variants=variants, seeds=(0, 1))
-  runs = {(run.variant, run.seed): run for run in definition.runs(study, tmp_path)}
+  runs = {run.title: run for run in definition.runs(study, tmp_path)}
   teachers = (tmp_path / 'teacher' / 'seed_0', tmp_path / 'teacher' / 'seed_1')
   for seed in study.seeds:
-    assert runs['student', seed].teachers == teachers and runs['student', seed].needed == set(teachers)
-    assert runs['distilled', seed].config.objective.teachers == ','.join(map(str, teachers))
-    assert runs['student_of_student', seed].teachers == (tmp_path / 'student' / f'seed_{seed}',)
+    assert runs[f'student/seed_{seed}'].teachers == teachers
+    assert runs[f'student/seed_{seed}'].needed == set(teachers)
+    assert runs[f'distilled/seed_{seed}'].config.objective.teachers == ','.join(map(str, teachers))
+    assert runs[f'student_of_student/seed_{seed}'].teachers == (tmp_path / 'student' / f'seed_{seed}',)
   labelling, _ = definition.command('student', study).split(' && ')
   assert '--teachers=teacher/seed_0,teacher/seed_1' in labelling
   assert '--config.objective.teachers=teacher/seed_0,teacher/seed_1' in definition.command('distilled', study)
@@ -205,43 +219,44 @@ def test_round_that_was_killed_goes_on_with_the_labels_of_its_teacher_to_a_table
 
 def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeypatch):
   ended: list[str] = []
-  monkeypatch.setattr(laboratory, '_result', lambda run: result(0.5) if run.title in ended else None)
+  monkeypatch.setattr(runner.Job, 'result', lambda run: result(0.5) if run.title in ended else None)
   study = Study('x', {'first': Variant('quickstart'), 'second': Variant('quickstart', start='first')})
   runs = definition.runs(study, tmp_path)
 
   def execute(run: definition.StudyRun) -> str:
-    if run.start is not None:
-      assert run.config.init.checkpoint == str(run.start) == f'{tmp_path}/first/seed_{run.seed}'
-      assert f'first/seed_{run.seed}' in ended
+    for start in run.needed:
+      first = f'first/seed_{run.config.seed}'
+      assert run.config.init.checkpoint == str(start) == f'{tmp_path}/{first}' and first in ended
     if run.title == 'first/seed_1':
       return 'A sentence.'
     ended.append(run.title)
     return ''
 
   with pytest.raises(UserError, match='2 of 6 runs failed; the first is first/seed_1: A sentence'):
-    laboratory.conduct(runs, execute, jobs=3, say=lambda text: None, ended=lambda results: None)
+    side_by_side(runs, execute, at_a_time=3)
   assert sorted(ended) == ['first/seed_0', 'first/seed_2', 'second/seed_0', 'second/seed_2']
 
 
 def test_run_that_waits_for_another_holds_no_place(tmp_path, monkeypatch):
   """Two places: while the first run of a chain is done, the run that needs none of them begins."""
-  began, ended = [], []
-  monkeypatch.setattr(laboratory, '_result', lambda run: result(0.5) if run.title in ended else None)
+  began: list[str] = []
+  ended: list[str] = []
+  monkeypatch.setattr(runner.Job, 'result', lambda run: result(0.5) if run.title in ended else None)
   chain = {'first': Variant('quickstart'), 'second': Variant('quickstart', start='first')}
   study = Study('x', chain | {'alone': Variant('quickstart')}, seeds=(0,))
   alone = threading.Event()
 
   def execute(run: definition.StudyRun) -> str:
-    began.append(run.variant)
-    if run.variant == 'alone':
+    began.append(run.title.partition('/')[0])
+    if began[-1] == 'alone':
       alone.set()
-    if run.variant == 'first':
+    if began[-1] == 'first':
       assert alone.wait(60)
     ended.append(run.title)
     return ''
 
   runs = definition.runs(study, tmp_path)
-  laboratory.conduct(runs, execute, jobs=2, say=lambda text: None, ended=lambda results: None)
+  side_by_side(runs, execute, at_a_time=2)
   assert sorted(began[:2]) == ['alone', 'first'] and began[2] == 'second'
 
 
@@ -269,7 +284,7 @@ def result(accuracy: float) -> Result:
 
 def test_table_has_mean_deviation_and_every_seed(tmp_path):
   study = Study('A title', {'one': Variant('quickstart'), 'two': Variant('quickstart', published='7 %')})
-  results = {('one', 0): result(0.5), ('one', 1): result(0.75), ('one', 2): result(1.0)}
+  results = {'one/seed_0': result(0.5), 'one/seed_1': result(0.75), 'one/seed_2': result(1.0)}
   table.write(study, results, tmp_path)
   rows = [
     [cell.strip() for cell in line.split('|')[1:-1]]
@@ -296,7 +311,7 @@ def test_figure_over_an_axis_has_a_line_for_each_family_and_plain_numbers(tmp_pa
     f'{line}_{at:g}': Variant('quickstart', line=line, at=at) for line in ('vit', 'resnet') for at in places
   }
   study = Study('Data', variants, seeds=(0,), axis='FLOPs')
-  table.write(study, {(name, 0): result(0.5) for name in variants}, tmp_path)
+  table.write(study, {f'{name}/seed_0': result(0.5) for name in variants}, tmp_path)
   (axes,) = drawn[-1].axes
   assert [text.get_text() for text in axes.get_legend().get_texts()] == ['vit', 'resnet']
   labels = [label.get_text() for label in axes.get_xticklabels(which='both')]
@@ -309,15 +324,15 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
   """A run of 100 steps a second apart is at step 40; the same with another seed, and one of half its time."""
   study = Study('x', {'slow': Variant('quickstart'), 'fast': Variant('quickstart')}, seeds=(0, 1))
   runs = definition.runs(study, tmp_path)
-  assert laboratory.progress(runs, {}, 1) == '0 of 4 runs are done'
+  assert runner.progress(runs, {}, 1) == '0 of 4 runs are done'
   for name, step_ms, left in (('slow/seed_0', 60_000, 3600), ('fast/seed_0', 30_000, 0)):
     (tmp_path / name).mkdir(parents=True)
     line = {'step': 60, 'perf/step_ms': step_ms, 'perf/eta_s': left}
     (tmp_path / name / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
   # An hour of slow/seed_0, two of slow/seed_1, half an hour of fast/seed_1.
-  text = laboratory.progress(runs, {('fast', 0): result(math.nan)}, 1)
+  text = runner.progress(runs, {'fast/seed_0': result(math.nan)}, 1)
   assert text == '1 of 4 runs are done, about 3:30 h left'
-  assert laboratory.progress(runs, {('fast', 0): result(0.5)}, 2).endswith('about 1:45 h left')
+  assert runner.progress(runs, {'fast/seed_0': result(0.5)}, 2).endswith('about 1:45 h left')
 
 
 @pytest.mark.parametrize(

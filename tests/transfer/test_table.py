@@ -7,15 +7,16 @@ import pytest
 from PIL import Image
 
 from vit_jax.data.sources.vtab import TASKS
+from vit_jax.experiments.report import Summary
 from vit_jax.transfer import table
-from vit_jax.transfer.runner import Accuracies, Compute, Line
+from vit_jax.transfer.lines import Compute, Line
 
 COMPUTE = Compute(3, 2e18, 7200.0, 'TPU v3')
 SETTINGS = {'checkpoint': 'x', 'seeds': 2}
 
 
-def accuracies(*each: float) -> Accuracies:
-  return Accuracies(float(np.mean(each)), float(np.std(each, ddof=1)), list(each))
+def accuracies(*each: float) -> Summary:
+  return Summary(float(np.mean(each)), float(np.std(each, ddof=1)), list(each))
 
 
 @pytest.fixture

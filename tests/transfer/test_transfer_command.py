@@ -1,30 +1,18 @@
 """`python -m vit_jax.transfer` in a process of its own: killed and started again, up to its table."""
 
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 
+import fork_server
 import pytest
 from PIL import Image
 from processes import HUNG, wait_until
 
-ROOT = pathlib.Path(__file__).parents[2]
 
-
-def start(tmp_path: pathlib.Path, *flags: str) -> subprocess.Popen:
-  environment = {
-    **os.environ,
-    'PYTHONPATH': str(ROOT),
-    'TFDS_DATA_DIR': str(tmp_path / 'tfds'),
-    'XLA_FLAGS': '',
-  }
-  command = [sys.executable, '-m', 'vit_jax.transfer', *flags]
-  return subprocess.Popen(
-    command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-  )
+def start(tmp_path: pathlib.Path, *flags: str) -> fork_server.Command:
+  environment = {'TFDS_DATA_DIR': str(tmp_path / 'tfds')}
+  return fork_server.start('vit_jax.transfer', *flags, cwd=tmp_path, environment=environment)
 
 
 @pytest.mark.nightly
@@ -37,13 +25,14 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
   saved = out / 'digits/checkpoint/seed_0/checkpoints/3'
   wait_until(saved.exists, lambda: process.poll() is None, process.communicate)
   process.send_signal(signal.SIGKILL)
-  process.communicate()
+  process.wait()
   assert not (out / 'digits/checkpoint/seed_0/result.json').exists() and not (out / 'table.md').exists()
 
   process = start(tmp_path, *flags)
   said, errors = process.communicate(timeout=HUNG)
-  assert process.returncode == 0, errors
-  for text in ('rate_0.01: was done', 'rate_0.1: was done', 'seed_0: goes on', 'seed_1: begins'):
+  assert process.wait() == 0, errors
+  assert '2 runs, of which 2 were done before' in said  # the sweep
+  for text in ('seed_0: goes on', 'seed_1: begins', 'seed_1: done, test/accuracy '):
     assert f'digits/checkpoint/{text}' in said
   assert 'Resuming from step' in (out / 'digits/checkpoint/seed_0/log.txt').read_text()
   assert not (out / 'digits/checkpoint/rate_0.1/checkpoints').exists()  # only its score was wanted
@@ -69,7 +58,7 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
   # Other options on the same workdir are refused.
   process = start(tmp_path, *flags, '--option=model.dropout=0.1')
   _, errors = process.communicate(timeout=HUNG)
-  assert process.returncode == 2 and 'model.dropout (0.0 there, 0.1 here)' in errors
+  assert process.wait() == 2 and 'model.dropout (0.0 there, 0.1 here)' in errors
 
 
 @pytest.mark.parametrize(
@@ -89,4 +78,4 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
 def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
   process = start(tmp_path, *flags)
   _, errors = process.communicate(timeout=HUNG)
-  assert process.returncode == 2 and said in errors.splitlines()[-1] and 'Traceback' not in errors
+  assert process.wait() == 2 and said in errors.splitlines()[-1] and 'Traceback' not in errors

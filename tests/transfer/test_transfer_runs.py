@@ -8,7 +8,7 @@ from vit_jax import config as c
 from vit_jax.errors import UserError
 from vit_jax.training import preprocessing, results
 from vit_jax.training.workdir import claim
-from vit_jax.transfer import runner
+from vit_jax.transfer import lines
 
 CONFIG = preprocessing.resolved(
   c.Config(total='3 steps', evaluators={'test': c.ClassificationEvaluatorConfig()})
@@ -40,5 +40,5 @@ def test_rate_is_chosen_by_accuracy_then_by_loss_and_a_loss_that_is_no_number_lo
     0.01: {'test/accuracy': 0.6, 'test/loss': 1.5},
     0.03: {'test/accuracy': 0.6, 'test/loss': 1.0},
   }
-  ranked = sorted(metrics, key=lambda rate: runner._score(metrics[rate]), reverse=True)
+  ranked = sorted(metrics, key=lambda rate: lines._score(metrics[rate]), reverse=True)
   assert ranked == [0.03, 0.01, 0.003, 0.001]

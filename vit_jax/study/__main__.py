@@ -30,17 +30,17 @@ def main(arguments: Sequence[str]) -> None:
     raise cli.missing_arguments('Name one study')
   workdir = cli.local_folder(_WORKDIR).absolute()
   # Imported here: the start takes seconds, which --help need not.
-  from vit_jax.study import definition, laboratory, table
+  from vit_jax.experiments import runner
+  from vit_jax.study import definition, table
 
   study = definition.load(arguments[0])
   runs = definition.runs(study, workdir)
   if not runs:
     raise UserError(f'The study {arguments[0]} has no runs; give it variants and seeds.')
-  laboratory.conduct_processes(
-    arguments[0],
+  runner.side_by_side(
     runs,
-    workdir,
-    jobs=_JOBS.value or processors.usable(),
+    lambda run: runner.Process('vit_jax.study.job', arguments[0], str(workdir), run.title),
+    at_a_time=_JOBS.value or processors.usable(),
     say=lambda text: print(text, flush=True),
     ended=lambda results: table.write(study, results, workdir),
   )

@@ -3,15 +3,14 @@
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
-import ml_collections
-
-from vit_jax import config as config_lib
-from vit_jax import config_files, option_docs
+from vit_jax import config_files
 from vit_jax.config import Config
 from vit_jax.errors import UserError
+from vit_jax.experiments import options as options_lib
+from vit_jax.experiments.runner import Job
 from vit_jax.selftrain import samples
 from vit_jax.selftrain.labels import Choice
 
@@ -87,36 +86,22 @@ class Study:
   axis: str = ''
 
 
-class StudyRun(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyRun(Job):
   """One training run of a study.
 
   Attributes:
-    variant: its name.
-    seed: config.seed.
-    config: the run.
-    folder: its workdir.
-    start: the workdir of the run that it begins from; None: it begins anew.
     teachers: the workdirs of the runs that teach it; (): none does.
     unlabelled: what the teachers label first.
   """
 
-  variant: str
-  seed: int
-  config: Config
-  folder: pathlib.Path
-  start: pathlib.Path | None
   teachers: tuple[pathlib.Path, ...] = ()
   unlabelled: Unlabelled | None = None
 
-  @property
-  def needed(self) -> set[pathlib.Path]:
-    """The workdirs of the runs that have to end before this one begins."""
-    return {*self.teachers, *([self.start] if self.start else [])}
 
-  @property
-  def title(self) -> str:
-    """'plain/seed_0'."""
-    return f'{self.variant}/seed_{self.seed}'
+def title(variant: str, seed: int) -> str:
+  """That of a run, and its folder below the study's workdir: 'plain/seed_0'."""
+  return f'{variant}/seed_{seed}'
 
 
 def load(name_and_argument: str) -> Study:
@@ -163,12 +148,9 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
 
 def _check_references(name: str, variant: Variant, before: Collection[str]) -> None:
   """Raises UserError for a variant whose start or teacher is not one of those before it, or is missing."""
-  if variant.start and variant.start not in before:
-    raise UserError(f'The variant {name!r} starts from {variant.start!r}, which is no variant before it.')
-  if variant.teacher and variant.teacher not in before:
-    raise UserError(
-      f'The variant {name!r} has the teacher {variant.teacher!r}, which is no variant before it.'
-    )
+  for verb, other in (('starts from', variant.start), ('has the teacher', variant.teacher)):
+    if other and other not in before:
+      raise UserError(f'The variant {name!r} {verb} {other!r}, which is no variant before it.')
   if variant.averaged and not variant.teacher:
     raise UserError(f'The variant {name!r} averages the seeds of a teacher and names none; name the variant.')
   if variant.unlabelled and not variant.teacher:
@@ -180,38 +162,45 @@ def _check_references(name: str, variant: Variant, before: Collection[str]) -> N
 def _check_metric(name: str, config: Config, metric: str) -> None:
   """Raises UserError where no evaluator of a variant has the metric that variants are compared by."""
   names = config.metric_names()
-  if metric in names:
-    return
-  if not config.evaluators:
-    raise UserError(f'The variant {name!r} measures no {metric!r}, for it has no evaluators; give it one.')
-  raise UserError(
-    f'The variant {name!r} measures no {metric!r}; choose the metric of the study from {", ".join(names)}.'
-  )
+  if metric not in names:
+    choice = f'; choose the metric of the study from {", ".join(names)}.'
+    remedy = choice if config.evaluators else ', for it has no evaluators; give it one.'
+    raise UserError(f'The variant {name!r} measures no {metric!r}{remedy}')
 
 
 def _run(study: Study, name: str, seed: int, config: Config, workdir: pathlib.Path) -> StudyRun:
   """The run of a variant by one seed, with the folders of the runs that it begins and learns from."""
-  variant = study.variants[name]
-  folder = _folder(workdir, name, seed)
-  start = _folder(workdir, variant.start, seed) if variant.start else None
-  teachers = _teachers(study, variant, seed, workdir)
-  options: dict[str, Any] = {'seed': seed}
-  if start is not None:
-    options['init.checkpoint'] = str(start)
+  variant, folder = study.variants[name], workdir / title(name, seed)
+  start = workdir / title(variant.start, seed) if variant.start else None
+  teachers = tuple(workdir / teacher for teacher in _teachers(study, variant, seed))
+  options = {'seed': seed, **_links(variant, start, teachers)}
   if variant.unlabelled is not None:
     options |= _with_labels(config, variant.unlabelled, labels_folder(folder))
+  return StudyRun(
+    title=title(name, seed),
+    config=options_lib.changed(config, options, f'the variant {name!r}'),
+    folder=folder,
+    needed=frozenset([*teachers, *([start] if start else [])]),
+    teachers=teachers,
+    unlabelled=variant.unlabelled,
+  )
+
+
+def _teachers(study: Study, variant: Variant, seed: int) -> list[str]:
+  """The titles of the runs that teach a variant's run of `seed`."""
+  if not variant.teacher:
+    return []
+  return [title(variant.teacher, each) for each in (study.seeds if variant.averaged else (seed,))]
+
+
+def _links(
+  variant: Variant, start: pathlib.Path | str | None, teachers: Sequence[pathlib.Path | str]
+) -> dict[str, Any]:
+  """The options that name the runs which a variant's run begins from and learns from."""
+  options = {'init.checkpoint': str(start)} if start else {}
   if variant.objective_teacher:
     options['objective.teachers'] = ','.join(map(str, teachers))
-  config = _changed(name, config_lib.to_config_dict(config), options)
-  return StudyRun(name, seed, config, folder, start, teachers, variant.unlabelled)
-
-
-def _teachers(study: Study, variant: Variant, seed: int, workdir: pathlib.Path) -> tuple[pathlib.Path, ...]:
-  """The folders of the runs that teach a variant's run of `seed`."""
-  if not variant.teacher:
-    return ()
-  seeds = study.seeds if variant.averaged else (seed,)
-  return tuple(_folder(workdir, variant.teacher, seed) for seed in seeds)
+  return options
 
 
 def command(name: str, study: Study) -> str:
@@ -221,19 +210,12 @@ def command(name: str, study: Study) -> str:
   'teacher/seed_0,teacher/seed_1' where it is the average of its seeds.
   """
   variant = study.variants[name]
-  teachers = variant.teacher
-  if variant.averaged:
-    teachers = ','.join(map(str, _teachers(study, variant, 0, pathlib.Path())))
-  options = dict(variant.options)
-  if variant.start:
-    options['init.checkpoint'] = variant.start
-  if variant.objective_teacher:
-    options['objective.teachers'] = teachers
-  before = ''
+  teachers = _teachers(study, variant, 0) if variant.averaged else [variant.teacher]
+  options, before = {**variant.options, **_links(variant, variant.start, teachers)}, ''
   if variant.unlabelled is not None:
     labels = f'labels_of_{variant.teacher}'
     options |= _with_labels(_config(name, variant), variant.unlabelled, f'./{labels}')
-    before = _labelling(teachers, variant.unlabelled, labels) + ' && '
+    before = _labelling(','.join(teachers), variant.unlabelled, labels) + ' && '
   changed = [f'--config.{option}={value}' for option, value in options.items()]
   return before + shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *changed])
 
@@ -245,10 +227,6 @@ def _labelling(teachers: str, unlabelled: Unlabelled, workdir: str) -> str:
   flags |= {name: value for name, value in choice.items() if value != default[name]}
   words = [f'--{name}={value}' for name, value in flags.items()]
   return shlex.join(['python', '-m', 'vit_jax.selftrain', *words, unlabelled.images])
-
-
-def _folder(workdir: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
-  return workdir / variant / f'seed_{seed}'
 
 
 def labels_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -274,33 +252,4 @@ def _config(name: str, variant: Variant) -> Config:
   options: dict[str, Any] = {'data.threads': 1, **variant.options}
   if variant.objective_teacher:
     options['objective.teachers'] = variant.objective_teacher
-  return _changed(name, config_files.load(variant.config), options)
-
-
-def _changed(name: str, values: ml_collections.ConfigDict, options: Mapping[str, Any]) -> Config:
-  """A variant's config with options changed.
-
-  Raises:
-    UserError: there is no such option, or it cannot have the value.
-  """
-  try:
-    values.update_from_flattened_dict(options)
-  except KeyError as error:
-    known = _option_names(values)
-    wrong = next((option for option in options if option not in known), '')
-    near = option_docs.nearest(wrong, known)
-    hint = f'did you mean {near}?' if near else 'the options are in vit_jax/config.py.'
-    raise UserError(f'An option of the variant {name!r} is wrong: there is no {wrong}; {hint}') from error
-  except (TypeError, AttributeError) as error:
-    text = ' '.join(str(error).strip('"').split())
-    raise UserError(f'An option of the variant {name!r} is wrong: {text}') from error
-  return config_lib.from_config_dict(values)
-
-
-def _option_names(values: ml_collections.ConfigDict, prefix: str = '') -> set[str]:
-  """The dotted names of all options."""
-  found = set()
-  for name, value in values.items():
-    inside = isinstance(value, ml_collections.ConfigDict)
-    found |= _option_names(value, f'{prefix}{name}.') if inside else {f'{prefix}{name}'}
-  return found
+  return options_lib.changed(config_files.load(variant.config), options, f'the variant {name!r}')

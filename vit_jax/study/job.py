@@ -1,4 +1,4 @@
-"""One run of a study, in a process of its own: python -m vit_jax.study.job STUDY WORKDIR VARIANT SEED.
+"""One run of a study, in a process of its own: python -m vit_jax.study.job STUDY WORKDIR VARIANT/seed_N.
 
 Where its stdin is a pipe, a study holds the other end; when the study is gone, this process ends too.
 """
@@ -28,9 +28,10 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.study import definition
   from vit_jax.training import results
 
-  name, workdir, variant, seed = arguments
-  runs = definition.runs(definition.load(name), pathlib.Path(workdir))
-  run = next(run for run in runs if run.variant == variant and run.seed == int(seed))
+  name, workdir, title = arguments
+  run = next(
+    run for run in definition.runs(definition.load(name), pathlib.Path(workdir)) if run.title == title
+  )
   compilation_cache.enable()
   with Lease(run.folder):
     if run.unlabelled is not None and not results.has_ended(run.folder):

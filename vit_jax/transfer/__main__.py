@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
-from vit_jax import cli, files, weights_flag
+from vit_jax import cli, weights_flag
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main() -> None:
   from vit_jax import compilation_cache
   from vit_jax.parallel import distributed
   from vit_jax.transfer import suites, table
-  from vit_jax.transfer.runner import Line, Transfer
+  from vit_jax.transfer.lines import Line, Transfer
 
   settings = _settings()
   workdir = cli.local_folder(_WORKDIR).absolute()
@@ -79,7 +79,6 @@ def main() -> None:
   for name in names:
     lines += transfer.lines(name)
     if prints:  # after each data set, so that there is a table to look at
-      files.make_directories(workdir)
       table.write(lines, transfer.compute(), dataclasses.asdict(settings), workdir)
   if all(line.missing for line in lines):
     raise UserError(f'None of the data of --suite={_SUITE.value} is here; {workdir / "table.md"} says why.')

@@ -4,20 +4,10 @@ import ast
 import dataclasses
 from typing import Any, Literal
 
-from vit_jax import config as config_lib
-from vit_jax import options as options_lib
+from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.config import (
-  CheckpointConfig,
-  ClassificationEvaluatorConfig,
-  Config,
-  DataConfig,
-  FewShotEvaluatorConfig,
-  InitConfig,
-  OptimizerConfig,
-  TensorBoardConfig,
-)
 from vit_jax.errors import UserError
+from vit_jax.experiments import options as options_lib
 from vit_jax.pretrained.config import Weights
 from vit_jax.transfer.suites import Row
 
@@ -88,7 +78,7 @@ class Configs:
     self._base = dataclasses.replace(
       base,
       init=dataclasses.replace(base.init, weights=settings.weights),
-      tensorboard=TensorBoardConfig(pictures=False),  # its many short runs are seen as a table
+      tensorboard=c.TensorBoardConfig(pictures=False),  # its many short runs are seen as a table
     )
 
   def rates(self, row: Row, *, scratch: bool) -> tuple[float, ...]:
@@ -97,22 +87,22 @@ class Configs:
       return self._settings.scratch_rates
     return self._settings.rates or row.rates
 
-  def sweep(self, row: Row, rate: float, *, scratch: bool) -> Config:
+  def sweep(self, row: Row, rate: float, *, scratch: bool) -> c.Config:
     """A run on a part of the training split, evaluated on the rest of it."""
-    held_out = ClassificationEvaluatorConfig(split=row.sweep_test, crop=_evaluation_crop(row))
-    return self._finetuning(row, row.sweep_train, held_out, rate=rate, seed=0, scratch=scratch)
+    held_out = {'split': row.sweep_test}
+    return self._finetuning(row, row.sweep_train, held_out, rate, seed=0, scratch=scratch)
 
-  def final(self, row: Row, rate: float, seed: int, *, scratch: bool) -> Config:
+  def final(self, row: Row, rate: float, seed: int, *, scratch: bool) -> c.Config:
     """A run on the whole training split, evaluated on the test split."""
     real_labels = self._settings.real_labels if row.has_real_labels else None
-    test = ClassificationEvaluatorConfig(split=row.test, crop=_evaluation_crop(row), real_labels=real_labels)
-    return self._finetuning(row, row.train, test, rate=rate, seed=seed, scratch=scratch)
+    test = {'split': row.test, 'real_labels': real_labels}
+    return self._finetuning(row, row.train, test, rate, seed=seed, scratch=scratch)
 
-  def probe(self, row: Row, *, scratch: bool) -> Config:
+  def probe(self, row: Row, *, scratch: bool) -> c.Config:
     """Few-shot probes of the checkpoint's features, or of those of random parameters."""
     evaluators: dict[str, Any] = {}
     for probe in PROBES:
-      evaluators[probe] = FewShotEvaluatorConfig(
+      evaluators[probe] = c.FewShotEvaluatorConfig(
         source=row.source,
         split=row.test,
         crop=_evaluation_crop(row),
@@ -123,45 +113,38 @@ class Configs:
       )
     config = dataclasses.replace(self._sized(row), evaluators=evaluators)
     if scratch:
-      config = dataclasses.replace(config, init=InitConfig())
+      config = dataclasses.replace(config, init=c.InitConfig())
     return self._with_options(config)
 
   def _finetuning(
-    self,
-    row: Row,
-    train: str,
-    test: ClassificationEvaluatorConfig,
-    *,
-    rate: float,
-    seed: int,
-    scratch: bool,
-  ) -> Config:
-    """A run on the split `train`, evaluated once, at its end."""
+    self, row: Row, train: str, test: dict[str, Any], rate: float, *, seed: int, scratch: bool
+  ) -> c.Config:
+    """A run on the split `train`, evaluated once, at its end, by an evaluator of the options `test`."""
     config = self._sized(row)
     steps = self._settings.steps or row.steps
+    warmup = recipes.finetuning_warmup(steps)
+    evaluator = c.ClassificationEvaluatorConfig(every=f'{steps} steps', crop=_evaluation_crop(row), **test)
     config = dataclasses.replace(
       config,
       seed=seed,
       total=f'{steps} steps',
       data=dataclasses.replace(config.data, split=train),
-      evaluators={'test': dataclasses.replace(test, every=f'{steps} steps')},
-      schedule=dataclasses.replace(
-        config.schedule, learning_rate=rate, warmup=recipes.finetuning_warmup(steps)
-      ),
-      checkpoint=CheckpointConfig(every=f'{max(1, min(500, steps // 4))} steps', keep=1),
+      evaluators={'test': evaluator},
+      schedule=dataclasses.replace(config.schedule, learning_rate=rate, warmup=warmup),
+      checkpoint=c.CheckpointConfig(every=f'{max(1, min(500, steps // 4))} steps', keep=1),
       log_every=f'{max(1, steps // 10)} steps',
       nonfinite='skip',  # a rate that is too high loses the sweep, and does not end it
     )
     if scratch:
       # The paper's optimizer for training from scratch (table 3); momentum learns little there.
-      adam = OptimizerConfig(name='adam', weight_decay=0.1, clip_norm=1.0)
-      config = dataclasses.replace(config, init=InitConfig(), optimizer=adam)
+      adam = c.OptimizerConfig(name='adam', weight_decay=0.1, clip_norm=1.0)
+      config = dataclasses.replace(config, init=c.InitConfig(), optimizer=adam)
     return self._with_options(config)
 
-  def _sized(self, row: Row) -> Config:
+  def _sized(self, row: Row) -> c.Config:
     """The recipe with the data of a row, and the image and batch size of the settings."""
     side = self._settings.image_size or self._base.data.image_size[0]
-    data = DataConfig(
+    data = c.DataConfig(
       source=row.source,
       split=row.train,
       image_size=(side, side),
@@ -173,24 +156,14 @@ class Configs:
     batch_size = self._settings.batch_size or self._base.batch_size
     return dataclasses.replace(self._base, data=data, batch_size=batch_size)
 
-  def _with_options(self, config: Config) -> Config:
-    """The config with the options of the settings, checked.
+  def _with_options(self, config: c.Config) -> c.Config:
+    """The config with the options of the settings.
 
     Raises:
       UserError: an option that there is not, or a wrong value.
     """
-    values = config_lib.as_json(config)
-    for name, text in self._settings.options:
-      *path, last = name.split('.')
-      section: Any = values
-      for part in path:
-        section = section.get(part) if isinstance(section, dict) else None
-      if not isinstance(section, dict):
-        raise UserError(
-          f'--option={name}={text}: there is no option {name}; `python -m vit_jax.main --help` lists them.'
-        )
-      section[last] = _value(text)
-    return options_lib.from_dict(Config, values)
+    options = {name: _value(text) for name, text in self._settings.options}
+    return options_lib.changed(config, options, '--option')
 
 
 def _evaluation_crop(row: Row) -> Literal['resize'] | None:

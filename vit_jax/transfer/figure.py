@@ -4,13 +4,13 @@ import pathlib
 import textwrap
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vit_jax import files
+from vit_jax.experiments import report
+from vit_jax.experiments.report import Summary
+from vit_jax.transfer.lines import Line
 from vit_jax.transfer.published import QUOTED
-from vit_jax.transfer.runner import Accuracies, Line
 
 # Inches.
 _ROW = 0.32
@@ -26,7 +26,7 @@ _OUR_COLOUR, _SCRATCH_COLOUR = 'C0', 'C1'
 _QUOTED_COLOURS = {column: f'C{number}' for number, column in enumerate(QUOTED, 2)}
 
 
-@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
+@report.plain_text
 def draw(
   lines: Sequence[Line],
   header: Sequence[str],
@@ -63,8 +63,7 @@ def draw(
   _plot(plot_axes, lines, height)
   for number, note in enumerate(notes):
     figure.text(_MARGIN / width, (below - 0.12 - _NOTE_LINE * number) / total, note, fontsize=8, va='top')
-  figure.savefig(path, dpi=130)
-  files.sync([path])
+  report.write_picture(figure, path, dpi=130)
 
 
 def _write_cells(
@@ -109,14 +108,12 @@ def _plot(axes: Axes, lines: Sequence[Line], inches: float) -> None:
     axes.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.5 / inches), ncols=3, frameon=False)
 
 
-def _points(
-  axes: Axes, points: Sequence[tuple[Accuracies, int]], marker: str, colour: str, label: str
-) -> None:
+def _points(axes: Axes, points: Sequence[tuple[Summary, int]], marker: str, colour: str, label: str) -> None:
   """Plots (accuracies, row) with their deviations."""
   if not points:
     return
-  means = [100 * accuracies.mean for accuracies, _ in points]
-  deviations = [100 * (accuracies.deviation or 0) for accuracies, _ in points]
+  means = [100 * summary.mean for summary, _ in points]
+  deviations = [100 * (summary.deviation or 0) for summary, _ in points]
   rows = [row for _, row in points]
   axes.errorbar(
     means, rows, xerr=deviations, fmt=marker, color=colour, markersize=5, capsize=3, label=label, zorder=3

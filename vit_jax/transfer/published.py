@@ -16,62 +16,36 @@ class Quoted(NamedTuple):
   deviation: float | None = None
   improved: float | None = None
 
+  @classmethod
+  def printed(cls, text: str) -> 'Quoted':
+    """Of '88.55 ± 0.04', '90.54' or '88.4/88.5', as the paper prints them."""
+    text, _, deviation = text.partition(' ± ')
+    mean, _, improved = text.partition('/')
+    return cls(float(mean), float(deviation) if deviation else None, float(improved) if improved else None)
 
-# Column -> row. arXiv 2010.11929: table 2, and appendix D.4 for few-shot; B/16 i21k: the original project's own
-# table of its released file.
+
+# arXiv 2010.11929, table 2.
+_COLUMNS = ('H/14 JFT', 'L/16 JFT', 'L/16 i21k', 'BiT-L R152x4', 'Noisy Student')
+_TABLE_2 = {
+  'imagenet2012': ('88.55 ± 0.04', '87.76 ± 0.03', '85.30 ± 0.02', '87.54 ± 0.02', '88.4/88.5'),
+  'imagenet2012 (ReaL)': ('90.72 ± 0.05', '90.54 ± 0.03', '88.62 ± 0.05', '90.54', '90.55'),
+  'cifar10': ('99.50 ± 0.06', '99.42 ± 0.03', '99.15 ± 0.03', '99.37 ± 0.06', ''),
+  'cifar100': ('94.55 ± 0.04', '93.90 ± 0.05', '93.25 ± 0.05', '93.51 ± 0.08', ''),
+  'oxford_iiit_pet': ('97.56 ± 0.03', '97.32 ± 0.11', '94.67 ± 0.15', '96.62 ± 0.23', ''),
+  'oxford_flowers102': ('99.68 ± 0.02', '99.74 ± 0.00', '99.61 ± 0.02', '99.63 ± 0.03', ''),
+  'VTAB, 19 tasks': ('77.63 ± 0.23', '76.28 ± 0.46', '72.72 ± 0.21', '76.29 ± 1.70', ''),
+}
+# Column -> row. B/16 i21k: the original project's own table of its released file; 5-shot: the paper's appendix D.4.
 QUOTED: dict[str, dict[str, Quoted]] = {
-  'H/14 JFT': {
-    'imagenet2012': Quoted(88.55, 0.04),
-    'imagenet2012 (ReaL)': Quoted(90.72, 0.05),
-    'cifar10': Quoted(99.50, 0.06),
-    'cifar100': Quoted(94.55, 0.04),
-    'oxford_iiit_pet': Quoted(97.56, 0.03),
-    'oxford_flowers102': Quoted(99.68, 0.02),
-    'VTAB, 19 tasks': Quoted(77.63, 0.23),
-  },
-  'L/16 JFT': {
-    'imagenet2012': Quoted(87.76, 0.03),
-    'imagenet2012 (ReaL)': Quoted(90.54, 0.03),
-    'cifar10': Quoted(99.42, 0.03),
-    'cifar100': Quoted(93.90, 0.05),
-    'oxford_iiit_pet': Quoted(97.32, 0.11),
-    'oxford_flowers102': Quoted(99.74, 0.00),
-    'VTAB, 19 tasks': Quoted(76.28, 0.46),
-  },
-  'L/16 i21k': {
-    'imagenet2012': Quoted(85.30, 0.02),
-    'imagenet2012 (ReaL)': Quoted(88.62, 0.05),
-    'cifar10': Quoted(99.15, 0.03),
-    'cifar100': Quoted(93.25, 0.05),
-    'oxford_iiit_pet': Quoted(94.67, 0.15),
-    'oxford_flowers102': Quoted(99.61, 0.02),
-    'VTAB, 19 tasks': Quoted(72.72, 0.21),
-  },
-  'BiT-L R152x4': {
-    'imagenet2012': Quoted(87.54, 0.02),
-    'imagenet2012 (ReaL)': Quoted(90.54),
-    'cifar10': Quoted(99.37, 0.06),
-    'cifar100': Quoted(93.51, 0.08),
-    'oxford_iiit_pet': Quoted(96.62, 0.23),
-    'oxford_flowers102': Quoted(99.63, 0.03),
-    'VTAB, 19 tasks': Quoted(76.29, 1.70),
-  },
-  'Noisy Student': {
-    'imagenet2012': Quoted(88.4, improved=88.5),
-    'imagenet2012 (ReaL)': Quoted(90.55),
-  },
+  column: {row: Quoted.printed(cells[number]) for row, cells in _TABLE_2.items() if cells[number]}
+  for number, column in enumerate(_COLUMNS)
+} | {
   'B/16 i21k': {'imagenet2012': Quoted(84.53), 'cifar10': Quoted(99.02), 'cifar100': Quoted(92.06)},
   'B/16, 5-shot': {'imagenet2012 5-shot ridge': Quoted(64.2)},
 }
 
 # Column -> what its pre-training took, in thousands of TPUv3-core-days (table 2's last row).
-THOUSAND_CORE_DAYS = {
-  'H/14 JFT': 2.5,
-  'L/16 JFT': 0.68,
-  'L/16 i21k': 0.23,
-  'BiT-L R152x4': 9.9,
-  'Noisy Student': 12.3,
-}
+THOUSAND_CORE_DAYS = dict(zip(_COLUMNS, (2.5, 0.68, 0.23, 9.9, 12.3), strict=True))
 
 SOURCE = (
   'quoted, not measured here: arXiv 2010.11929, table 2 (mean ± deviation of three fine-tuning runs) and '

@@ -1,4 +1,4 @@
-"""Few-shot probes of one checkpoint, in a workdir of their own; those that have ended are not done again."""
+"""Few-shot probes of one checkpoint, in a workdir of their own."""
 
 import pathlib
 import time
@@ -25,9 +25,6 @@ def probe(config: Config, workdir: pathlib.Path) -> results.Result:
     UserError: data or a checkpoint that is not there or does not fit; or a run of another config is there.
   """
   config = preprocessing.resolved(config, workdir)
-  known = results.read(config, workdir)
-  if known is not None:
-    return known
   run = Run(config, Dataset(examples=1, num_classes=1))  # the head, which probes do not read, has one class
   with results.output_in_log(workdir):
     note = claim(config, workdir, begun=False, takeover=False)

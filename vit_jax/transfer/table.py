@@ -9,9 +9,11 @@ from typing import Any
 from vit_jax import files, markdown
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.evaluation import vtab
+from vit_jax.experiments import report
+from vit_jax.experiments.report import Summary
 from vit_jax.transfer.figure import draw
+from vit_jax.transfer.lines import Compute, Line
 from vit_jax.transfer.published import QUOTED, SOURCE, THOUSAND_CORE_DAYS
-from vit_jax.transfer.runner import Accuracies, Compute, Line
 from vit_jax.transfer.suites import VTAB
 
 # Key of `vtab.means` -> name of its line.
@@ -34,18 +36,18 @@ def write(lines: Sequence[Line], compute: Compute, settings: dict[str, Any], wor
   """
   lines = [*lines, *_vtab_means(lines)]
   header, rows = _cells(lines)
-  files.write_text(workdir / 'table.md', _markdown(lines, header, rows, compute, settings))
+  text = _markdown(lines, header, rows, compute, settings)
+  report.write_table(workdir, text, _json(lines, compute, settings))
   files.write_text(workdir / 'table.csv', _csv(lines))
-  files.write_json(workdir / 'table.json', _json(lines, compute, settings))
   draw(lines, header, rows, _footnotes(lines, settings), workdir / 'table.png')
 
 
-def accuracy_text(accuracies: Accuracies | None) -> str:
+def accuracy_text(summary: Summary | None) -> str:
   """'91.23 ± 0.45', in per cent; '' for None."""
-  if accuracies is None:
+  if summary is None:
     return ''
-  deviation = None if accuracies.deviation is None else 100 * accuracies.deviation
-  return _percent_text(100 * accuracies.mean, deviation)
+  deviation = None if summary.deviation is None else 100 * summary.deviation
+  return _percent_text(100 * summary.mean, deviation)
 
 
 def quoted_text(column: str, row: str) -> str:
@@ -68,29 +70,23 @@ def _percent_text(mean: float, deviation: float | None) -> str:
 def _vtab_means(lines: Sequence[Line]) -> list[Line]:
   """VTAB's own summary: run by run, the mean over each group whose tasks are all there."""
   tasks = {line.name.removeprefix(VTAB): line for line in lines if line.name.startswith(VTAB)}
-  ours, scratch = {}, {}
-  for name, line in tasks.items():
-    if name in TASKS and line.ours:
-      ours[name] = line.ours
-      if line.scratch:
-        scratch[name] = line.scratch
-  means, scratch_means = _group_means(ours), _group_means(scratch)
-  return [
-    Line(title, means[group], scratch_means.get(group)) for group, title in _MEANS.items() if group in means
-  ]
+  tasks = {name: line for name, line in tasks.items() if name in TASKS and line.ours}
+  ours = _group_means({name: line.ours for name, line in tasks.items()})
+  scratch = _group_means({name: line.scratch for name, line in tasks.items()})
+  return [Line(title, ours[group], scratch.get(group)) for group, title in _MEANS.items() if group in ours]
 
 
-def _group_means(tasks: Mapping[str, Accuracies]) -> dict[str, Accuracies]:
+def _group_means(tasks: Mapping[str, Summary | None]) -> dict[str, Summary]:
   """Group -> its mean over the tasks in each run, and the mean and deviation of those.
 
   Args:
-    tasks: name of a task -> its accuracies.
+    tasks: name of a task -> its accuracies, if there are any.
   """
-  each_by_task = {name: accuracies.each or [] for name, accuracies in tasks.items()}
+  each_by_task = {name: summary.each or [] for name, summary in tasks.items() if summary}
   count = min((len(each) for each in each_by_task.values()), default=0)
   by_run = [vtab.means({name: each[run] for name, each in each_by_task.items()}) for run in range(count)]
   groups = by_run[0] if by_run else ()
-  return {group: Accuracies.of([means[group] for means in by_run]) for group in groups}
+  return {group: Summary.of([means[group] for means in by_run]) for group in groups}
 
 
 def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
@@ -104,7 +100,7 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     'scratch rate': [_rate_text(line.rate[1]) for line in lines],
   }
   columns = {title: cells for title, cells in columns.items() if any(cells)}
-  return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+  return list(columns), report.rows(columns)
 
 
 def _rate_text(rate: float | None) -> str:
@@ -183,8 +179,8 @@ def _csv(lines: Sequence[Line]) -> str:
   )
   for line in lines:
     values: list[Any] = [line.name]
-    for accuracies, rate in zip((line.ours, line.scratch), line.rate, strict=True):
-      mean, deviation, each = accuracies or (None, None, None)
+    for summary, rate in zip((line.ours, line.scratch), line.rate, strict=True):
+      mean, deviation, each = summary or (None, None, None)
       values += [mean, deviation, ' '.join(map(repr, each or ())), rate]
     writer.writerow([*values, *(quoted_text(column, line.name) for column in QUOTED), line.missing])
   return file.getvalue()

@@ -118,7 +118,7 @@ class FolderSource(NamedSource):
   @classmethod
   def holds_out(cls, place: str) -> bool:
     root = pathlib.Path(place).expanduser()
-    return root.is_dir() and not _folders_of_splits(root)
+    return root.is_dir() and not folder_layout.splits_among(folders_in(root), root)
 
   @classmethod
   def same_place(cls, one: str, other: str) -> bool:

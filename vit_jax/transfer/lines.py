@@ -1,40 +1,26 @@
-"""From one checkpoint to its table: sweeps, final runs and probes, one after the other."""
+"""From one checkpoint to the lines of its table: sweeps, final runs and probes, one after the other."""
 
 import functools
 import math
 import pathlib
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from vit_jax.config import DataConfig
+from vit_jax.config import Config, DataConfig
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import metric_prefix
 from vit_jax.evaluation.real_labels import RealLabels
+from vit_jax.experiments import runner
+from vit_jax.experiments.report import Summary
+from vit_jax.experiments.runner import Job
 from vit_jax.training import results
+from vit_jax.training.results import Result
 from vit_jax.transfer import runs, suites
 from vit_jax.transfer.configs import PROBES, Configs, Settings
 from vit_jax.transfer.suites import Row
 
-
-class Accuracies(NamedTuple):
-  """Accuracies, from 0 to 1, of the runs of one data set by one recipe, or of the draws of one probe.
-
-  Attributes:
-    mean: over the runs or draws.
-    deviation: of one of them (n - 1); None if there is but one.
-    each: of each run; None for probes, which give mean and deviation only.
-  """
-
-  mean: float
-  deviation: float | None
-  each: list[float] | None
-
-  @classmethod
-  def of(cls, each: list[float]) -> 'Accuracies':
-    """Those of one or more runs."""
-    return cls(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None, each)
+Execute = Callable[[Config, pathlib.Path], Result]  # does a run, in its workdir
 
 
 class Line(NamedTuple):
@@ -42,7 +28,7 @@ class Line(NamedTuple):
 
   Attributes:
     name: of the data set, and of the probe.
-    ours: from the checkpoint; None where the data is missing.
+    ours: accuracies, from 0 to 1, from the checkpoint; None where the data is missing.
     scratch: the same model from scratch, where asked for.
     rate: the learning rates chosen, from the checkpoint and from scratch; None for probes.
     sweep: rate -> accuracy on the held-out part of the training split, from the checkpoint and from scratch.
@@ -52,8 +38,8 @@ class Line(NamedTuple):
   """
 
   name: str
-  ours: Accuracies | None = None
-  scratch: Accuracies | None = None
+  ours: Summary | None = None
+  scratch: Summary | None = None
   rate: tuple[float | None, float | None] = (None, None)
   sweep: tuple[dict[float, float], dict[float, float]] = ({}, {})
   missing: str = ''
@@ -81,11 +67,11 @@ class _Finetuned(NamedTuple):
 
   rate: float
   sweep: dict[float, float]
-  finals: list[results.Result]
+  finals: list[Result]
 
-  def accuracies(self, metric: str) -> Accuracies:
+  def summary(self, metric: str) -> Summary:
     """A metric of the final runs."""
-    return Accuracies.of([result.metrics[metric] for result in self.finals])
+    return Summary.of([result.metrics[metric] for result in self.finals])
 
 
 class Transfer:
@@ -103,7 +89,7 @@ class Transfer:
     """
     self._settings, self._workdir, self._say = settings, workdir, say
     self._configs = Configs(settings)
-    self._results: list[results.Result] = []
+    self._results: list[Result] = []
 
   def lines(self, name: str) -> list[Line]:
     """The lines of one of `suites.names`. Of a data set that is not there, a line that says so."""
@@ -135,7 +121,7 @@ class Transfer:
     scratch = self._finetuned(row, scratch=True) if self._settings.scratch else None
 
     def line(name: str, metric: str) -> Line:
-      return Line(name, ours.accuracies(metric), scratch.accuracies(metric) if scratch else None)
+      return Line(name, ours.summary(metric), scratch.summary(metric) if scratch else None)
 
     test = line(row.name, 'test/accuracy')._replace(
       rate=(ours.rate, scratch.rate if scratch else None),
@@ -150,21 +136,15 @@ class Transfer:
     rates, sweep = self._configs.rates(row, scratch=scratch), {}
     best = rates[0]
     if len(rates) > 1:
-      metrics = {rate: self._sweep_metrics(row, rate, scratch=scratch) for rate in rates}
+      tried = {f'rate_{rate:g}': self._configs.sweep(row, rate, scratch=scratch) for rate in rates}
+      ended = self._done(row, tried, functools.partial(results.train, keep=False), scratch=scratch)
+      metrics = {rate: result.metrics for rate, result in zip(rates, ended, strict=True)}
       best = max(rates, key=lambda rate: _score(metrics[rate]))
       sweep = {rate: metrics[rate]['test/accuracy'] for rate in rates}
-    finals = [self._final(row, best, seed, scratch=scratch) for seed in range(self._settings.seeds)]
-    return _Finetuned(best, sweep, finals)
-
-  def _sweep_metrics(self, row: Row, rate: float, *, scratch: bool) -> dict[str, float]:
-    config = self._configs.sweep(row, rate, scratch=scratch)
-    place = _place(row, f'rate_{rate:g}', scratch=scratch)
-    return self._run(place, functools.partial(results.train, config, keep=False)).metrics
-
-  def _final(self, row: Row, rate: float, seed: int, *, scratch: bool) -> results.Result:
-    config = self._configs.final(row, rate, seed, scratch=scratch)
-    place = _place(row, f'seed_{seed}', scratch=scratch)
-    return self._run(place, functools.partial(results.train, config, keep=True))
+    seeds = range(self._settings.seeds)
+    finals = {f'seed_{seed}': self._configs.final(row, best, seed, scratch=scratch) for seed in seeds}
+    ended = self._done(row, finals, functools.partial(results.train, keep=True), scratch=scratch)
+    return _Finetuned(best, sweep, ended)
 
   def _probe_lines(self, row: Row) -> list[Line]:
     ours = self._probed(row, scratch=False)
@@ -173,32 +153,28 @@ class Transfer:
     for shots in self._settings.shots:
       for probe in PROBES:
         title = f'{data} {f"{shots}-shot" if shots else "all images"} {probe}'
-        prefix = metric_prefix(probe, shots)
-        lines.append(
-          Line(
-            title,
-            _probe_accuracies(ours, prefix),
-            _probe_accuracies(scratch, prefix) if scratch else None,
-            notes=tuple(ours.notes),
-          )
+        mine, other = (
+          result and _probe_summary(result, metric_prefix(probe, shots)) for result in (ours, scratch)
         )
+        lines.append(Line(title, mine, other, notes=tuple(ours.notes)))
     return lines
 
-  def _probed(self, row: Row, *, scratch: bool) -> results.Result:
+  def _probed(self, row: Row, *, scratch: bool) -> Result:
     config = self._configs.probe(row, scratch=scratch)
-    return self._run(_place(row, 'probe', scratch=scratch), functools.partial(runs.probe, config))
+    return self._done(row, {'probe': config}, runs.probe, scratch=scratch)[0]
 
-  def _run(self, place: pathlib.Path, run: Callable[[pathlib.Path], results.Result]) -> results.Result:
-    """Does a run unless it is done, and says so; `place` is its folder below the workdir."""
-    workdir = self._workdir / place
-    done = results.has_ended(workdir)
-    if not done:
-      self._say(f'{place}: {"goes on" if (workdir / "checkpoints").exists() else "begins"}')
-    result = run(workdir)
-    scores = [f'{name} {value:.2%}' for name, value in result.metrics.items() if name.endswith('accuracy')]
-    self._say(f'{place}: {"was done" if done else "done"}, {", ".join(scores)}')
-    self._results.append(result)
-    return result
+  def _done(
+    self, row: Row, configs: Mapping[str, Config], execute: Execute, *, scratch: bool
+  ) -> list[Result]:
+    """How the runs of a row ended: name, which is that of its folder too, -> config."""
+    place = f'{suites.folder_name(row.name)}/{"scratch" if scratch else "checkpoint"}'
+    jobs = [
+      Job(title=f'{place}/{name}', config=config, folder=self._workdir / place / name)
+      for name, config in configs.items()
+    ]
+    ended = runner.in_turn(jobs, lambda job: execute(job.config, job.folder), say=self._say)
+    self._results += ended
+    return ended
 
 
 def _score(metrics: dict[str, float]) -> tuple[float, float]:
@@ -207,14 +183,9 @@ def _score(metrics: dict[str, float]) -> tuple[float, float]:
   return metrics['test/accuracy'], -loss if math.isfinite(loss) else -math.inf
 
 
-def _probe_accuracies(result: results.Result, prefix: str) -> Accuracies:
+def _probe_summary(result: Result, prefix: str) -> Summary:
   metrics = result.metrics
-  return Accuracies(metrics[f'{prefix}/accuracy'], metrics.get(f'{prefix}/deviation'), None)
-
-
-def _place(row: Row, run: str, *, scratch: bool) -> pathlib.Path:
-  """The folder of a run below the workdir: 'cifar10/checkpoint/seed_0'."""
-  return pathlib.Path(suites.folder_name(row.name), 'scratch' if scratch else 'checkpoint', run)
+  return Summary(metrics[f'{prefix}/accuracy'], metrics.get(f'{prefix}/deviation'), None)
 
 
 def _open_splits(row: Row) -> None:

@@ -1,0 +1,45 @@
+"""Configs with other values for some options."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ml_collections
+
+from vit_jax import option_docs
+from vit_jax.config import Config, from_config_dict, to_config_dict
+from vit_jax.errors import UserError
+
+
+def changed(config: Config | ml_collections.ConfigDict, options: Mapping[str, Any], whose: str) -> Config:
+  """A config with other values for some options.
+
+  Args:
+    config: what is changed.
+    options: dotted name -> value.
+    whose: whose options they are, for errors: "the variant 'wide'".
+
+  Raises:
+    UserError: there is no such option, or it cannot have the value.
+  """
+  values = to_config_dict(config) if isinstance(config, Config) else config
+  try:
+    values.update_from_flattened_dict(options)
+  except KeyError as error:
+    known = set(_option_names(values))
+    wrong = next((option for option in options if option not in known), '')
+    near = option_docs.nearest(wrong, known)
+    hint = f'did you mean {near}?' if near else 'the options are in vit_jax/config.py.'
+    raise UserError(f'An option of {whose} is wrong: there is no {wrong}; {hint}') from error
+  except (TypeError, AttributeError) as error:
+    text = ' '.join(str(error).strip('"').split())
+    raise UserError(f'An option of {whose} is wrong: {text}') from error
+  return from_config_dict(values)
+
+
+def _option_names(values: ml_collections.ConfigDict, prefix: str = '') -> Iterator[str]:
+  """The dotted names of all options."""
+  for name, value in values.items():
+    if isinstance(value, ml_collections.ConfigDict):
+      yield from _option_names(value, f'{prefix}{name}.')
+    else:
+      yield f'{prefix}{name}'
