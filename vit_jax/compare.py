@@ -14,19 +14,18 @@ import contextlib
 import math
 import pathlib
 import statistics
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
 from absl import flags
 
-from vit_jax import buckets, cli, config, files, markdown
+from vit_jax import cli, config, files, markdown
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import metric_kind
-from vit_jax.training import workdir
-from vit_jax.training.local_workdir import LocalWorkdir
+from vit_jax.training import resume
 from vit_jax.training.metrics import read_metrics, training_seconds
+from vit_jax.training.workdir import open_workdir
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
 
@@ -51,7 +50,8 @@ def main(arguments: Sequence[str]) -> None:
   if not arguments:
     raise cli.missing_arguments('Name the workdirs of the runs to compare')
   with contextlib.ExitStack() as stack:
-    runs = read_runs([_local(argument, stack) for argument in arguments])
+    opened = [stack.enter_context(open_workdir(argument, read_only=True)) for argument in arguments]
+    runs = read_runs([workdir.folder for workdir in opened])
   out = cli.local_folder(_OUT)
   files.make_directories(out)
   text = report(runs)
@@ -60,15 +60,6 @@ def main(arguments: Sequence[str]) -> None:
   files.sync([out / 'curves.png'])
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
-
-
-def _local(argument: str, stack: contextlib.ExitStack) -> pathlib.Path:
-  """The folder of a run; of one in a bucket, a copy of what is read here, until the stack is closed."""
-  if not buckets.is_bucket(argument):
-    return pathlib.Path(argument)
-  *above, _ = argument.rstrip('/').partition('://')[2].split('/')  # for its name, where two end alike
-  place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *above)
-  return stack.enter_context(LocalWorkdir(argument, place)).folder
 
 
 def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
@@ -88,7 +79,7 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     lines = read_metrics(path) if path.is_dir() else []
     if not (path / 'config.json').is_file() or not lines:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
-    options = config.flatten(workdir.read_config(path))
+    options = config.flatten(resume.read_config(path))
     name = '/'.join(path.parts[-parts:]).encode(errors='surrogateescape')
     result.append(Run(name.decode(errors='backslashreplace'), options, lines))
   return result
