@@ -103,9 +103,12 @@ class _Training:
     )
     begun = self._manager.latest_step() is not None
     with resume.claim(config, self._folder, begun=begun, takeover=takeover) as note:
-      if note:
-        screen.say(workdir.named(note))
+      screen.say(workdir.named(note))
       self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
+      workdir.check()  # a restore may take long
+    # Only process 0 looks: it is the one that writes it into checkpoints.
+    self._data_version = self._source.version() if jax.process_index() == 0 else ''
+    resume.warn_of_changed_data(meta, self._data_version)
     self._first_step = 0 if self._restored is None else int(self._restored.step)
     self._stopper = EarlyStopping.restored(config.stop, meta)
     self._every = {name: period(options.every) for name, options in config.evaluators.items()}
@@ -119,8 +122,13 @@ class _Training:
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
     """The state to go on from, the parameters of the frozen models, and the compiled steps."""
     run, screen, state, self._restored = self._run, self._screen, self._restored, None
-    initial = {} if state is not None else _read_initial(run, screen)
-    frozen = _read_frozen(run, screen)
+    initial: dict[str, np.ndarray] = {}
+    if state is None:
+      initial, text = read_initial(run.config, run.architecture)
+      check_arrays('the parameters of config.init.checkpoint', initial)
+      screen.say(text)
+    frozen, text = run.frozen.read(run.dataset.class_names)
+    screen.say(text)
     screen.say('Compiling the training step …')
     steps = _compiled_steps(run, self._first_step)
     screen.memory(run.program, steps[self._config.data.image_size])
@@ -135,7 +143,7 @@ class _Training:
   def loop(self, profiler: Profiler, on_step: OnStep | None) -> TrainState:
     """Trains, evaluates and saves to the end; see `train`."""
     config, total, stopper, screen = self._config, self._run.timeline.total, self._stopper, self._screen
-    state, frozen, steps = self._begin()
+    workdir, (state, frozen, steps) = self._workdir, self._begin()
     period = self._run.timeline.period
     save_every, histograms = period(config.checkpoint.every), config.tensorboard.histograms
     histograms_every = period(histograms) if histograms else None
@@ -149,7 +157,7 @@ class _Training:
       contextlib.closing(self._log),
       contextlib.closing(screen),
       self._pipeline.stream(self._first_step, total) as batches,
-      Watchdog(config.step_limit, hang, self._workdir) as watchdog,
+      Watchdog(config.step_limit, hang, workdir) as watchdog,
     ):
       speed.restart()
       screen.begin(self._first_step, total)
@@ -167,6 +175,7 @@ class _Training:
         # In this order: a checkpoint is saved when the numbers up to its step are in the log.
         values: dict[str, float] = {}
         if step % self._log_every == 0 or last:
+          workdir.check()
           guard.flush()
           values = _training_values(step_metrics) | self._pipeline.bad_images.report(step) | speed.read(step)
           screen.training(step, total, values)
@@ -194,6 +203,7 @@ class _Training:
         if values or scores or saving:
           speed.restart()
       stop.leave()
+      workdir.check()
       self._log.complete = True
       self._finish(state)
     if jax.process_index() == 0:
@@ -209,6 +219,7 @@ class _Training:
     self, state: TrainState, step: int, due: Mapping[str, Evaluator], *, last: bool, watchdog: Watchdog
   ) -> dict[str, float]:
     """The metrics of the evaluators that are due, which are told to the screen and to early stopping."""
+    self._workdir.check()
     ending = last or self._stopper.may_end
     pictures = self._folder / 'report' if ending and self._config.tensorboard.pictures else None
     limited = self._screen.with_progress('Evaluation', watchdog.limited)
@@ -218,11 +229,12 @@ class _Training:
       others = {name: item for name, item in self._evaluators.items() if name not in due}
       scores |= evaluate(state, others, pictures, limited)
     self._screen.evaluation(step, scores)
+    self._workdir.check()  # it may have taken long
     return scores
 
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
     """Saves a checkpoint, the best one if its metric was measured now."""
-    meta = resume.checkpoint_meta(self._run) | self._stopper.meta()
+    meta = resume.checkpoint_meta(self._run, self._data_version) | self._stopper.meta()
     metrics = scores if self._config.checkpoint.best in scores else None
     self._manager.save(step, state.items(), meta, metrics=metrics)
 
@@ -245,23 +257,6 @@ def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:
   _, place, _ = sources.parse(config.data.source, config.data.split)
   data = pathlib.Path(place).expanduser()
   return [folder, data] if place and '://' not in place and data.exists() else [folder]
-
-
-def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
-  """The parameters of config.init.checkpoint by their paths, which are accounted for on the screen."""
-  arrays, text = read_initial(run.config, run.architecture)
-  check_arrays('the parameters of config.init.checkpoint', arrays)
-  if text:
-    screen.say(text)
-  return arrays
-
-
-def _read_frozen(run: Run, screen: Console) -> Any:
-  """The parameters of the objective's frozen models, on the mesh, which are accounted for on the screen."""
-  params, text = run.frozen.read(run.dataset.class_names)
-  if text:
-    screen.say(text)
-  return params
 
 
 def _first_state(

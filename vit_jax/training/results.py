@@ -74,6 +74,7 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Resul
     metrics = {name: value for name, value in lines[-1].items() if name in given}
     run, _ = open_training(config)
     result = of(metrics, run.training_flops(), training_seconds(lines))
+    workdir.check()
     write(result, folder)
     if not keep and jax.process_index() == 0:
       shutil.rmtree(folder / 'checkpoints')

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
+_TAKEOVER = 'takeover.json'  # the config of the last takeover
 _log = logging.getLogger(__name__)
 
 
@@ -25,9 +26,10 @@ _log = logging.getLogger(__name__)
 def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> Iterator[str]:
   """Checks that a workdir is free, or that its run has the same config; it is the config's after the block.
 
-  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. A damaged
-  config.json is moved aside; where it is damaged or missing, the checkpoint has the config too. It is written when the
-  block ends without an error: inside, the caller finds out whether a checkpoint fits.
+  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. From then on the
+  config counts that the checkpoint holds under its digest, whatever became of config.json; or the one that took over,
+  which is kept in takeover.json since it may have no checkpoint yet. A damaged config.json is moved aside. It is
+  written when the block ends without an error: inside, the caller finds out whether a checkpoint fits.
 
   Args:
     config: the run.
@@ -36,27 +38,37 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
     takeover: go on with a run of another config.
 
   Yields:
-    Sentences for the person where another config is taken over, or config.json is damaged or missing, else ''.
+    Sentences for the person where another config is taken over, or config.json was edited, is damaged or missing,
+    else ''.
 
   Raises:
     UserError: a run of another config has begun there, or neither config.json nor a checkpoint can be read.
   """
-  path, notes = workdir / 'config.json', []
-  if begun or path.exists():
-    try:
-      there, damage = _parsed(path), ''
-    except UserError as error:
-      there, damage = stored_config(workdir) if begun else None, str(error)
-      if begun and there is None:
-        raise _unrepairable(error, path) from error
-    if there is not None:
-      notes.append(_takeover_note(there, config, workdir, begun=begun, takeover=takeover))
-    if damage:
-      what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
-      notes.append(f'{damage}{_moved_aside(path)}; it is written again: {what}.')
-  yield '\n'.join(filter(None, notes))
+  path, record = workdir / 'config.json', workdir / _TAKEOVER
+  written, damage = _config_or_damage(path)
+  known = written
+  if begun:
+    known = _config_or_damage(record)[0] or stored_config(workdir) or written
+    if known is None:
+      raise _unrepairable(UserError(damage), path)
+  edited = known and written and config_lib.differing_options(known, written)
+  differing = config_lib.differing_options(known, config) if known else []
+  notes = []
+  if edited and not differing:
+    notes.append(f'{path} was edited ({", ".join(edited)}); it is written again as the checkpoints have it.')
+  if known and differing:
+    title = f'{workdir}, whose config.json was edited,' if edited else f'{workdir}'
+    notes.append(_takeover_note(known, config, differing, title, begun=begun, takeover=takeover))
+  if damage and (begun or path.exists()):
+    what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
+    notes.append(f'{damage}{_moved_aside(path)}; it is written again: {what}.')
+  yield '\n'.join(notes)
   if jax.process_index() == 0:
     (workdir / 'report').mkdir(parents=True, exist_ok=True)
+    if begun and differing:
+      files.write_json(record, config_lib.as_json(config))
+    elif not begun:
+      record.unlink(missing_ok=True)
     files.write_json(path, config_lib.as_json(config))
 
 
@@ -69,20 +81,17 @@ def _moved_aside(path: pathlib.Path) -> str:
 
 
 def _takeover_note(
-  there: Config, config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool
+  there: Config, config: Config, differing: Sequence[str], title: str, *, begun: bool, takeover: bool
 ) -> str:
-  """As `claim`, of a workdir whose run has the config `there`."""
-  differing = config_lib.differing_options(there, config)
-  if not differing:
-    return ''
+  """As `claim`, of a workdir called `title`, whose run has the config `there`, in which some options differ."""
   old, new = config_lib.flatten(there), config_lib.flatten(config)
   texts = '; '.join(f'{name} ({old.get(name)!r} there, {new.get(name)!r} here)' for name in differing)
   if not begun:
-    return f'{workdir} held a run without a checkpoint and with another config, which is replaced: {texts}.'
+    return f'{title} held a run without a checkpoint and with another config, which is replaced: {texts}.'
   if takeover:
-    return f'Taking over the run in {workdir}, whose config was another one: {texts}.'
+    return f'Taking over the run in {title}, whose config was another one: {texts}.'
   raise UserError(
-    f'{workdir} holds a run with another config: {texts}; choose another --workdir, give the config it was '
+    f'{title} holds a run with another config: {texts}; choose another --workdir, give the config it was '
     f'started with, or go on with this one by --takeover.'
   )
 
@@ -106,6 +115,14 @@ def read_config(workdir: pathlib.Path) -> Config:
       raise _unrepairable(error, path) from error
     _log.warning('%s; the config of the newest checkpoint is used.', error)
     return stored
+
+
+def _config_or_damage(path: pathlib.Path) -> tuple[Config | None, str]:
+  """The config that a file holds and '', or None and what is wrong with the file."""
+  try:
+    return _parsed(path), ''
+  except UserError as error:
+    return None, str(error)
 
 
 def _parsed(path: pathlib.Path) -> Config:
@@ -194,10 +211,24 @@ def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None
   _log.warning('%s.', text)
 
 
-def checkpoint_meta(run: Run) -> dict[str, object]:
-  """What a checkpoint says of its run beside the arrays."""
+def warn_of_changed_data(meta: Mapping[str, Any], version: str) -> None:
+  """Logs a warning where the training data's `Source.version`, if known ('' if not), is not what a checkpoint says."""
+  before = meta.get('data_version', '')
+  if before and version and before != version:
+    _log.warning(
+      'The files of the training data were changed, replaced or copied since the last checkpoint (%s then, %s now): if '
+      'their contents are others, the run no longer ends in the bits of one that was not stopped. A full check is '
+      '`sha256sum --check` with a list of sums that was made before, such as SHA256SUMS beside prepared data.',
+      before,
+      version,
+    )
+
+
+def checkpoint_meta(run: Run, version: str) -> dict[str, object]:
+  """What a checkpoint says of its run beside the arrays; `version`: `Source.version` of the training data."""
   return {
     'config': config_lib.as_json(run.asked),
     'class_names': list(run.dataset.class_names),
     'examples': run.dataset.examples,
+    'data_version': version,
   }

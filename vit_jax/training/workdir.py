@@ -42,11 +42,19 @@ class Workdir:
     checkpoints: the path or address of the checkpoints.
   """
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(self, folder: pathlib.Path, lease: Lease | None = None):
+    """`lease`: of a run that trains."""
     self.folder, self.checkpoints = folder, str(folder / CHECKPOINTS)
+    self._lease = lease
+
+  def check(self) -> None:
+    """Raises UserError where the workdir is another run's now; to be called before a file of it is replaced."""
+    if self._lease is not None:
+      self._lease.check()
 
   def before_commit(self) -> None:
-    """Makes what belongs to a checkpoint safe before it counts."""
+    """Makes what belongs to a checkpoint safe before it counts; raises as `check`."""
+    self.check()
 
   def upload(self) -> None:
     """Brings what was written to `folder` to where the run lives."""
@@ -71,9 +79,8 @@ def open_workdir(place: Workdir | str | os.PathLike[str], *, read_only: bool = F
     if isinstance(place, Workdir):
       yield place
     elif not buckets.is_bucket(os.fspath(place)):
-      if not read_only:
-        stack.enter_context(Lease(place))
-      yield Workdir(pathlib.Path(place))
+      lease = None if read_only else stack.enter_context(Lease(place))
+      yield Workdir(pathlib.Path(place), lease)
     elif read_only:
       # Below the whole address, by which `compare` tells runs apart whose names end alike.
       *above, _ = os.fspath(place).rstrip('/').partition('://')[2].split('/')
@@ -99,7 +106,7 @@ class BucketWorkdir(Workdir):
       place: a folder for the copy; what is in it is removed.
       lease: of a run that trains.
     """
-    self._lease = lease
+    self._bucket_lease = lease
     self._address = address.rstrip('/')
     self._place = place
     self._bucket = buckets.Bucket(address, buckets.OF_RUNS)
@@ -138,8 +145,7 @@ class BucketWorkdir(Workdir):
   def before_commit(self) -> None:
     """Uploads the log, and makes sure that this run still has the lease."""
     self.upload()
-    if self._lease is not None:
-      self._lease.renew()
+    self._renew()
 
   def upload(self) -> None:
     """Copies to the bucket what was written since the last copy.
@@ -148,11 +154,17 @@ class BucketWorkdir(Workdir):
       UserError: the bucket cannot be written.
     """
     with self._copying:
+      self._renew()
       buckets.at_once(self._copy_file, list(self._files()))
 
   def named(self, text: str) -> str:
     """A text in which the address of the workdir stands for the local folder."""
     return text.replace(str(self.folder), self._address)
+
+  def _renew(self) -> None:
+    """Ends the process where another run has taken over: nothing of it is overwritten."""
+    if self._bucket_lease is not None:
+      self._bucket_lease.renew()
 
   def _copy_file(self, file: pathlib.Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # moved aside meanwhile
