@@ -50,11 +50,18 @@ def test_lease_is_lost_with_its_folder_or_its_file(tmp_path, harm):
 
 
 @pytest.mark.parametrize('harm', ['moved', 'removed'])
-def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, harm):
-  folder, theirs = tmp_path / 'run', {}
+def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, harm, monkeypatch):
+  folder, theirs, managers = tmp_path / 'run', {}, []
+
+  def manager(*arguments, **options) -> Manager:
+    managers.append(Manager(*arguments, **options))
+    return managers[-1]
+
+  monkeypatch.setattr(loop, 'Manager', manager)
 
   def attack(step, state, values):
     if step == 3:
+      managers[0].wait()
       if harm == 'moved':
         folder.rename(tmp_path / 'aside')
       else:
@@ -71,6 +78,22 @@ def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, 
   assert json.loads((folder / 'config.json').read_text())['seed'] == 1
   if harm == 'moved':
     assert Manager(tmp_path / 'aside/checkpoints', CONFIG.checkpoint, read_only=True).all_steps() == [2]
+
+
+def test_step_that_is_being_saved_when_the_workdir_is_lost_gets_no_name(tmp_path):
+  folder, asked = tmp_path / 'checkpoints', []
+
+  def lost_meanwhile():
+    asked.append(folder)
+    if len(asked) > 1:
+      raise UserError('It was moved.')
+
+  with (
+    pytest.raises(UserError, match='It was moved'),
+    Manager(folder, c.CheckpointConfig(), before_commit=lost_meanwhile) as manager,
+  ):
+    manager.save(1, {'params': {'x': np.zeros(2)}}, {})
+  assert Manager(folder, c.CheckpointConfig(), read_only=True).all_steps() == []
 
 
 def killed(config: c.Config, folder: pathlib.Path, **options) -> None:

@@ -55,8 +55,8 @@ class Manager:
       keep_every_steps: the first step from each multiple of this on is kept for good.
       lower_is_better: of the metric `checkpoint.best`.
       read_only: to evaluate; nothing in the directory is changed.
-      before_commit: called on each process before a step is saved in a folder, or counts in a bucket (in the
-        background); its error ends the save.
+      before_commit: called before a step counts, in the background, and in a folder also before it is begun; its
+        error ends the save.
 
     Raises:
       UserError: the directory cannot be written.

@@ -47,7 +47,7 @@ class Writer:
     Args:
       directory: absolute.
       retention: which steps stay.
-      before_commit: called before a step is saved, and before the directory is made again.
+      before_commit: called before a step is begun, before it counts, and before the directory is made again.
     """
     self._directory, self._retention, self._before_commit = directory, retention, before_commit
     self._gone: set[int] = set()  # steps that somebody removed, and of which we warned
@@ -103,7 +103,7 @@ class Writer:
     options = ocp.CheckpointManagerOptions(
       create=False,
       cleanup_tmp_directories=True,
-      temporary_path_class=DurableStep,
+      temporary_path_class=DurableStep.before(self._before_commit),
       # Do not read the steps' own files now: a damaged one would raise.
       lightweight_initialize=True,
       preservation_policy=self._retention.policy,
