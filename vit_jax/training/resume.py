@@ -65,10 +65,8 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
   yield '\n'.join(notes)
   if jax.process_index() == 0:
     (workdir / 'report').mkdir(parents=True, exist_ok=True)
-    if begun and differing:
+    if record.exists() or (begun and differing):
       files.write_json(record, config_lib.as_json(config))
-    elif not begun:
-      record.unlink(missing_ok=True)
     files.write_json(path, config_lib.as_json(config))
 
 
