@@ -12,9 +12,9 @@ CLASSES = ('dark', 'grey', 'light')
 SPLITS = {'train': 24, 'test': 6}  # images of each class
 
 
-def write_images(folder: pathlib.Path) -> pathlib.Path:
+def write_images(folder: pathlib.Path, seed: int = 0) -> pathlib.Path:
   """Makes a folder of images of three brightnesses, SPLIT/CLASS/NUMBER.png."""
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(seed)
   for split, count in SPLITS.items():
     for number, name in enumerate(CLASSES):
       (folder / split / name).mkdir(parents=True)

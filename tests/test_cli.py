@@ -29,7 +29,7 @@ from released_files import path as released_file
 from vit_jax import cli
 from vit_jax import config as c
 from vit_jax.study import definition
-from vit_jax.training import preprocessing, results, workdir
+from vit_jax.training import preprocessing, results, resume
 
 STUDY = """
 from vit_jax.study.definition import Study, Variant
@@ -142,8 +142,9 @@ def workplace(golden, tmp_path_factory) -> pathlib.Path:
     Image.fromarray(image).save(place / f'{number}.png')
   (folder / 'study.py').write_text(STUDY)
   (ended,) = definition.runs(definition.load(str(folder / 'study.py')), folder / 'ended')
-  workdir.claim(preprocessing.resolved(ended.config), ended.folder, begun=False, takeover=False)
-  results.write(results.Result({'test/accuracy': 0.5}, 1.0, 1.0, 1, 'cpu', []), ended.folder)
+  config = preprocessing.resolved(ended.config)
+  with resume.claim(config, ended.folder, begun=False, takeover=False):
+    results.write(results.Result({'test/accuracy': 0.5}, 1.0, 1.0, 1, 'cpu', []), ended.folder)
   (folder / 'run').mkdir()
   (folder / 'run/config.json').write_text(json.dumps(c.as_json(c.Config())))
   (folder / 'run/metrics.jsonl').write_text('{"step": 1, "train/loss": 0.5, "learning_rate": 0.1}\n')

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from processes import HUNG
 
-from vit_jax import compare
 from vit_jax import config as c
 from vit_jax.errors import UserError
+from vit_jax.experiments import comparison
 
 RUN = c.Config(batch_size=16, evaluators={'test': c.ClassificationEvaluatorConfig()})
 
@@ -59,11 +59,11 @@ def test_seeds_of_a_config_have_a_mean(tmp_path):
     write(tmp_path / str(number), dataclasses.replace(config, seed=seed), {5: 0.1, 9: value})
     for number, (config, seed, value) in enumerate(runs)
   ]
-  text = compare.report(compare.read_runs(dirs)).split('## Means over seeds')[1]
+  text = comparison.report(comparison.read_runs(dirs)).split('## Means over seeds')[1]
   rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in text.splitlines() if '|' in line]
   assert rows[0] == ['model.width', 'test/accuracy']
   assert sorted(rows[2:]) == [['1536', '50.00% (75.00%, 25.00%)'], ['None', '50.00% (50.00%)']]
-  assert 'Means' not in compare.report(compare.read_runs(dirs[:2]))
+  assert 'Means' not in comparison.report(comparison.read_runs(dirs[:2]))
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path):
@@ -74,7 +74,7 @@ def test_folder_that_is_no_run_is_refused(tmp_path):
     ([one, tmp_path], 'is not the workdir of a run'),
   ):
     with pytest.raises(UserError, match=said):
-      compare.read_runs(workdirs)
+      comparison.read_runs(workdirs)
 
 
 def test_what_compare_wrote_is_synced_before_it_says_so(tmp_path, monkeypatch, capsys):

@@ -11,192 +11,33 @@ the curves are over images instead of steps.
 """
 
 import contextlib
-import math
-import pathlib
-import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from absl import flags
-from matplotlib.figure import Figure
 
-from vit_jax import buckets, cli, config, files, markdown
-from vit_jax.errors import UserError
-from vit_jax.evaluation.base import metric_kind
-from vit_jax.experiments import report as report_lib
-from vit_jax.experiments.report import Summary
-from vit_jax.training import workdir
-from vit_jax.training.local_workdir import LocalWorkdir
-from vit_jax.training.metrics import read_metrics, training_seconds
+from vit_jax import cli, files
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
-
-# Metrics of the table of results, by the end of their names and in this order.
-_RESULTS = ('accuracy', '/mean_average_precision', '/loss')
-
-
-class Run(NamedTuple):
-  """A run, as its workdir describes it."""
-
-  name: str
-  options: dict[str, Any]  # of its config, by dotted name
-  lines: list[dict[str, float]]  # of metrics.jsonl
-
-  def values(self, metric: str) -> list[tuple[int, float]]:
-    """(step, value) wherever the metric was measured; the value may be NaN."""
-    return [(int(line['step']), line[metric]) for line in self.lines if metric in line]
 
 
 def main(arguments: Sequence[str]) -> None:
   """Writes and prints the comparison."""
   if not arguments:
     raise cli.missing_arguments('Name the workdirs of the runs to compare')
+  # Imported here: the start takes seconds, which --help need not.
+  from vit_jax.experiments import comparison
+  from vit_jax.training.workdir import open_workdir
+
   with contextlib.ExitStack() as stack:
-    runs = read_runs([_local(argument, stack) for argument in arguments])
+    opened = [stack.enter_context(open_workdir(argument, read_only=True)) for argument in arguments]
+    runs = comparison.read_runs([workdir.folder for workdir in opened])
   out = cli.local_folder(_OUT)
   files.make_directories(out)
-  text = report(runs)
+  text = comparison.report(runs)
   files.write_text(out / 'compare.md', text)
-  draw(runs, out / 'curves.png')
+  comparison.draw(runs, out / 'curves.png')
   print(text)
   print(f'Wrote {out / "compare.md"} and {out / "curves.png"}.')
-
-
-def _local(argument: str, stack: contextlib.ExitStack) -> pathlib.Path:
-  """The folder of a run; of one in a bucket, a copy of what is read here, until the stack is closed."""
-  if not buckets.is_bucket(argument):
-    return pathlib.Path(argument)
-  *above, _ = argument.rstrip('/').partition('://')[2].split('/')  # for its name, where two end alike
-  place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *above)
-  return stack.enter_context(LocalWorkdir(argument, place)).folder
-
-
-def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
-  """The runs, named by the last parts of their paths that tell them apart.
-
-  Raises:
-    UserError: none or the same one twice; a folder that is no workdir, or of a run without numbers yet.
-  """
-  paths = [path.expanduser().resolve() for path in workdirs]
-  if not paths or len(set(paths)) < len(paths):
-    raise UserError('Name the workdirs of the runs to compare, each once.')
-  parts = 1
-  while len({path.parts[-parts:] for path in paths}) < len(paths):
-    parts += 1
-  result = []
-  for path in paths:
-    lines = read_metrics(path) if path.is_dir() else []
-    if not (path / 'config.json').is_file() or not lines:
-      raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
-    options = config.flatten(workdir.read_config(path))
-    name = '/'.join(path.parts[-parts:]).encode(errors='surrogateescape')
-    result.append(Run(name.decode(errors='backslashreplace'), options, lines))
-  return result
-
-
-def report(runs: Sequence[Run]) -> str:
-  """The tables, as Markdown."""
-  names = [run.name for run in runs]
-  text = ['# Runs compared', '', '## Results', '']
-  text += [markdown.table(['', *names], _result_rows(runs)), '']
-  text += ['Last value; where another step was better, that one and its step in brackets.', '']
-  differing = _differing(runs)
-  text += ['## Options that differ', '']
-  text += [markdown.table(['option', *names], differing) if differing else 'None.', '']
-  groups = _by_config(runs)
-  if len(groups) < len(runs):
-    text += ['## Means over seeds', '', _means(groups), '']
-  return '\n'.join(text)
-
-
-def _by_config(runs: Sequence[Run]) -> list[list[Run]]:
-  """Groups of runs that differ in their seed alone, by seed."""
-  groups: dict[str, list[Run]] = {}
-  for run in sorted(runs, key=lambda run: run.options['seed']):
-    groups.setdefault(str(sorted((run.options | {'seed': 0}).items())), []).append(run)
-  return list(groups.values())
-
-
-def _means(groups: Sequence[Sequence[Run]]) -> str:
-  """A table: the options in which the groups differ, and each result's mean and value for each seed."""
-  firsts = [group[0] for group in groups]
-  options = [name for name, *_ in _differing(firsts) if name != 'seed']
-  metrics = [metric for metric in _metrics(firsts) if not metric.startswith('train/')]
-  rows = []
-  for group in groups:
-    row = [str(group[0].options.get(option, '')) for option in options]
-    for metric in metrics:
-      values = [run.values(metric)[-1][1] for run in group if run.values(metric)]
-      each = ', '.join(_form(metric, value) for value in values)
-      row.append(f'{_form(metric, Summary.of(values).mean)} ({each})' if values else '')
-    rows.append(row)
-  return markdown.table([*options, *metrics], rows)
-
-
-def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
-  rows = [
-    ['steps', *(f'{run.lines[-1]["step"]:,}' for run in runs)],
-    ['images', *(f'{run.lines[-1]["step"] * run.options["batch_size"]:,}' for run in runs)],
-    ['hours of training steps', *(f'{training_seconds(run.lines) / 3600:.3g}' for run in runs)],
-  ]
-  for metric in _metrics(runs):
-    rows.append([metric, *(_result(run, metric) for run in runs)])
-  return rows
-
-
-def _metrics(runs: Sequence[Run]) -> list[str]:
-  """The results that some run has: accuracies first, and each kind by its name."""
-  known = sorted({name for run in runs for line in run.lines for name in line})
-  return [name for ending in _RESULTS for name in known if name.endswith(ending)]
-
-
-def _result(run: Run, metric: str) -> str:
-  """'91.20 % (91.50 % at 300)'; '' where it was not measured."""
-  values = run.values(metric)
-  if not values:
-    return ''
-  choose = max if metric_kind(metric).higher_is_better else min
-  last = values[-1][1]
-  finite = [pair for pair in values if math.isfinite(pair[1])]
-  step, best = choose(finite or values[-1:], key=lambda pair: pair[1])
-  if best is last or best == last or metric.startswith('train/'):  # one batch is too noisy to name the best
-    return _form(metric, last)
-  return f'{_form(metric, last)} ({_form(metric, best)} at {step:,})'
-
-
-def _form(metric: str, value: float) -> str:
-  return f'{value:.2%}' if metric_kind(metric).percent else f'{value:.4f}'
-
-
-def _differing(runs: Sequence[Run]) -> list[list[str]]:
-  options = sorted(set().union(*(run.options for run in runs)))
-  rows = [[option, *(str(run.options.get(option, '')) for run in runs)] for option in options]
-  return [row for row in rows if len(set(row[1:])) > 1]
-
-
-@report_lib.plain_text
-def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
-  """Writes the curves as a PNG: a panel for each metric, a colour for each run."""
-  metrics = [*_metrics(runs), 'learning_rate']
-  by_images = len({run.options['batch_size'] for run in runs}) > 1
-  columns = min(3, len(metrics))
-  rows = -(-len(metrics) // columns)
-  figure = Figure(figsize=(4.5 * columns, 3.2 * rows + 0.3 * len(runs)), layout='constrained')
-  axes = figure.subplots(rows, columns, squeeze=False).ravel()
-  for axis, metric in zip(axes, metrics):
-    for number, run in enumerate(runs):
-      points = run.values(metric)
-      factor = run.options['batch_size'] if by_images else 1
-      xs, ys = [step * factor for step, _ in points], [value for _, value in points]
-      axis.plot(xs, ys, color=f'C{number % 10}', label=run.name, marker='.' if len(points) < 30 else '')
-    axis.set(title=metric, xlabel='images' if by_images else 'step')
-    axis.set_xlim(left=0)
-    axis.grid(alpha=0.3)
-  for axis in axes[len(metrics) :]:
-    axis.set_axis_off()
-  lines, labels = axes[0].get_legend_handles_labels()
-  figure.legend(lines, labels, loc='outside lower center')
-  report_lib.write_picture(figure, path)
 
 
 if __name__ == '__main__':

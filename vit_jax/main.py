@@ -13,7 +13,7 @@ import contextlib
 import pathlib
 import re
 import sys
-import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -23,7 +23,6 @@ from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.config import Config
-  from vit_jax.training.local_workdir import LocalWorkdir
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -37,62 +36,46 @@ _TAKEOVER = flags.DEFINE_bool(
 
 def main() -> None:
   """Runs --mode of the config in the workdir."""
+  place = _place()
+  if _MODE.value == 'eval':
+    _evaluate(place)
+  else:
+    _train(place)
+
+
+def _train(place: str) -> None:
+  config = cli.config_of(_CONFIG)
+  with _processes(place):
+    from vit_jax.training import loop
+
+    loop.train(config, place, takeover=bool(_TAKEOVER.value))
+
+
+def _evaluate(place: str) -> None:
+  from vit_jax.training.workdir import open_workdir
+
+  with open_workdir(place, read_only=True) as workdir:
+    config = _evaluated_config(workdir.folder)
+    with _processes(place):
+      from vit_jax.training import evaluate_checkpoint
+
+      evaluate_checkpoint.evaluate_newest(config, workdir)
+
+
+@contextlib.contextmanager
+def _processes(place: str) -> Iterator[None]:
+  """This process as one of a run's, whose errors name the workdir."""
   from vit_jax import compilation_cache
   from vit_jax.parallel import distributed, peers
 
-  evaluates, place = _MODE.value == 'eval', _place()
-  with contextlib.ExitStack() as stack:
-    local = None
-    if evaluates and buckets.is_bucket(place):
-      from vit_jax.training.local_workdir import LocalWorkdir
-
-      local = stack.enter_context(
-        LocalWorkdir(place, pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())))
-      )
-    config = _config(pathlib.Path(place) if local is None else local.folder)
-    distributed.initialize()
-    compilation_cache.enable()
-    stack.enter_context(peers.Peers(distributed.heartbeat_seconds()))
+  distributed.initialize()
+  compilation_cache.enable()
+  with peers.Peers(distributed.heartbeat_seconds()):
     try:
-      if evaluates:
-        _evaluate(config, place, local)
-      elif buckets.is_bucket(place):
-        _train_in_bucket(config, place)
-      else:
-        _train(config, pathlib.Path(place))
+      yield
     except OSError as error:  # of a file that is open already, such as metrics.jsonl, which is not named
       error.filename = error.filename or place
       raise
-
-
-def _train(config: 'Config', workdir: pathlib.Path) -> None:
-  from vit_jax.checkpoint.lease import Lease
-  from vit_jax.training import loop
-
-  with Lease(workdir):
-    loop.train(config, workdir, takeover=bool(_TAKEOVER.value))
-
-
-def _train_in_bucket(config: 'Config', address: str) -> None:
-  import jax
-
-  from vit_jax import cache
-  from vit_jax.checkpoint.bucket_lease import BucketLease
-  from vit_jax.training import loop
-  from vit_jax.training.local_workdir import LocalWorkdir
-
-  place = cache.folder_of('runs', address) / str(jax.process_index())
-  with BucketLease(address) as lease, LocalWorkdir(address, place, lease) as local:
-    loop.train(config, local.folder, takeover=bool(_TAKEOVER.value), local=local)
-
-
-def _evaluate(config: 'Config', place: str, local: 'LocalWorkdir | None') -> None:
-  from vit_jax.training import evaluate_checkpoint
-
-  if local is None:
-    evaluate_checkpoint.evaluate_newest(config, pathlib.Path(place))
-  else:
-    evaluate_checkpoint.evaluate_newest(config, local.folder, local.checkpoints)
 
 
 def _place() -> str:
@@ -120,13 +103,13 @@ def _place() -> str:
   return workdir
 
 
-def _config(workdir: pathlib.Path) -> 'Config':
-  """The run's config; to evaluate, that of the run in the workdir unless the command line has one."""
-  if _MODE.value == 'eval' and not cli.has_overrides():
-    from vit_jax.training.workdir import read_config
+def _evaluated_config(folder: pathlib.Path) -> 'Config':
+  """The config of the run in a folder, unless the command line has another one."""
+  from vit_jax.training.resume import read_config
 
-    if not _CONFIG.present or any((workdir / name).exists() for name in ('config.json', 'checkpoints')):
-      return read_config(workdir)
+  begun = any((folder / name).exists() for name in ('config.json', 'checkpoints'))
+  if not cli.has_overrides() and (begun or not _CONFIG.present):
+    return read_config(folder)
   return cli.config_of(_CONFIG)
 
 

@@ -38,7 +38,7 @@ from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.listing import Listing
 from vit_jax.pretrained import class_names, formats
 from vit_jax.pretrained.base import Pretrained
-from vit_jax.training import workdir
+from vit_jax.training import resume
 from vit_jax.training.metrics import read_metrics
 
 MEMORY = (
@@ -227,7 +227,7 @@ TARGETS = {
   'CSV': Target(csv_table, ('x.csv',), read_source),
   'metadata.jsonl': Target(jsonl_table, ('metadata.jsonl',), read_source),
   'cache of a listing': Target(listing, ('cache/folders/*.npz',), read_listing),
-  'config.json': Target(config_file, ('config.json',), lambda folder: repr(workdir.read_config(folder))),
+  'config.json': Target(config_file, ('config.json',), lambda folder: repr(resume.read_config(folder))),
   'metrics.jsonl': Target(metrics_file, ('metrics.jsonl',), read_metrics),
   'real.json': Target(real_labels, ('real.json',), read_real),
   'class names': Target(name_list, ('names.txt',), lambda folder: class_names.read(f'{folder}/names.txt', 3)),

@@ -12,7 +12,7 @@ from vit_jax.checkpoint import lease
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.errors import UserError
 from vit_jax.object_names import local_place
-from vit_jax.training.local_workdir import LocalWorkdir
+from vit_jax.training.workdir import BucketWorkdir
 
 ADDRESS = 'gs://bucket/run'
 OUTSIDE = [
@@ -57,7 +57,7 @@ def test_object_that_is_a_folder_too_is_a_sentence(place: Place, tmp_path):
   for name in ('report', 'report/x', 'report/x/y'):
     place.put(f'both/{name}', b'{}')
   with pytest.raises(UserError, match='one name is of an object and of a folder'):
-    LocalWorkdir('gs://bucket/both', tmp_path / 'local').__enter__()
+    BucketWorkdir('gs://bucket/both', tmp_path / 'local').__enter__()
 
 
 def test_object_larger_than_the_disk_is_refused_before_it_is_copied(place: Place, tmp_path):

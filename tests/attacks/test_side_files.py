@@ -13,7 +13,7 @@ from vit_jax import json_lines
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.bad_images import BadImages
 from vit_jax.errors import BadImage, UserError
-from vit_jax.training import metrics, results, workdir
+from vit_jax.training import metrics, results, resume
 
 DAMAGES = {
   'one bad byte': b'{"step": 2, "train/l\xffss": 1.0}\n',
@@ -60,7 +60,7 @@ def test_resume_keeps_the_sound_lines_of_a_damaged_log_and_the_file_as_it_was(tm
 def test_pipe_in_place_of_a_side_file_is_a_sentence(tmp_path):
   os.mkfifo(tmp_path / 'metrics.jsonl')
   os.mkfifo(tmp_path / 'config.json')
-  for read in (metrics.read_metrics, lambda folder: metrics.MetricsLog(folder, 0), workdir.read_config):
+  for read in (metrics.read_metrics, lambda folder: metrics.MetricsLog(folder, 0), resume.read_config):
     with pytest.raises(UserError, match='it is not a regular file'):
       read(tmp_path)
 
@@ -159,6 +159,11 @@ CONFIGS = [
 ]
 
 
+def claim(config: c.Config, folder, *, begun: bool, takeover: bool = False) -> str:
+  with resume.claim(config, folder, begun=begun, takeover=takeover) as said:
+    return said
+
+
 @pytest.fixture(scope='module')
 def config():
   return c.Config(total='3 steps', evaluators={'test': c.ClassificationEvaluatorConfig()})
@@ -178,38 +183,38 @@ def test_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, 
   for path in saved.glob('config.json*'):
     path.unlink()
   (saved / 'config.json').write_bytes(content)
-  assert workdir.read_config(saved) == config and 'config of the newest checkpoint' in caplog.text
+  assert resume.read_config(saved) == config and 'config of the newest checkpoint' in caplog.text
   with pytest.raises(UserError, match='another config: seed'):  # the run keeps its protection
-    workdir.claim(dataclasses.replace(config, seed=7), saved, begun=True, takeover=False)
+    claim(dataclasses.replace(config, seed=7), saved, begun=True)
   assert (saved / 'config.json').read_bytes() == content
-  said = workdir.claim(config, saved, begun=True, takeover=False)
+  said = claim(config, saved, begun=True)
   assert 'config.json is damaged' in said and 'config.json.damaged' in said and '\n' not in said
-  assert workdir.read_config(saved) == config
+  assert resume.read_config(saved) == config
   assert (saved / 'config.json.damaged').read_bytes() == content
 
 
 def test_missing_config_beside_a_checkpoint_is_taken_from_it(saved, config, caplog):
   for path in saved.glob('config.json*'):
     path.unlink()
-  assert workdir.read_config(saved) == config and 'config.json is missing' in caplog.text
+  assert resume.read_config(saved) == config and 'config.json is missing' in caplog.text
   other = dataclasses.replace(config, seed=7)
   with pytest.raises(UserError, match='another config: seed'):
-    workdir.claim(other, saved, begun=True, takeover=False)
+    claim(other, saved, begun=True)
   assert not (saved / 'config.json').exists()
-  said = workdir.claim(config, saved, begun=True, takeover=False)
+  said = claim(config, saved, begun=True)
   assert 'config.json is missing; it is written again: the checkpoint has the config too.' in said
-  assert workdir.read_config(saved) == config and not list(saved.glob('*.damaged'))
+  assert resume.read_config(saved) == config and not list(saved.glob('*.damaged'))
   (saved / 'config.json').unlink()
-  assert 'Taking over' in workdir.claim(other, saved, begun=True, takeover=True)
+  assert 'Taking over' in claim(other, saved, begun=True, takeover=True)
 
 
 def test_missing_config_beside_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, config):
   with pytest.raises(
     UserError, match=r'config.json is missing and no checkpoint .* choose another --workdir'
   ):
-    workdir.claim(config, tmp_path, begun=True, takeover=False)
+    claim(config, tmp_path, begun=True)
   with pytest.raises(UserError, match='There is no run in'):
-    workdir.read_config(tmp_path)
+    resume.read_config(tmp_path)
   assert not list(tmp_path.iterdir())
 
 
@@ -217,18 +222,18 @@ def test_missing_config_beside_checkpoints_that_cannot_be_read_is_a_sentence(tmp
 def test_damaged_config_without_a_checkpoint_is_a_sentence_or_a_new_beginning(tmp_path, config, content):
   (tmp_path / 'config.json').write_bytes(content)
   for call in (
-    lambda: workdir.read_config(tmp_path),
-    lambda: workdir.claim(config, tmp_path, begun=True, takeover=False),
+    lambda: resume.read_config(tmp_path),
+    lambda: claim(config, tmp_path, begun=True),
   ):
     with pytest.raises(UserError, match=r'config.json is damaged \(.*\); remove it'):
       call()
-  assert 'no checkpoint yet' in workdir.claim(config, tmp_path, begun=False, takeover=False)
-  assert workdir.read_config(tmp_path) == config
+  assert 'no checkpoint yet' in claim(config, tmp_path, begun=False)
+  assert resume.read_config(tmp_path) == config
 
 
 @pytest.mark.parametrize('content', [b'', b'[]', b'{}', b'\xff', b'{"metrics": 3}', b'[' * 9999])
 def test_damaged_result_of_a_transfer_is_moved_aside(tmp_path, config, content, caplog):
-  workdir.claim(config, tmp_path, begun=False, takeover=False)
+  claim(config, tmp_path, begun=False)
   (tmp_path / 'result.json').write_bytes(content)
   assert results.read(config, tmp_path) is None
   assert 'result.json is damaged' in caplog.text and (tmp_path / 'result.json.damaged').exists()

@@ -26,7 +26,7 @@ from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.evaluation import features as features_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.pretrained import formats
-from vit_jax.training import loop, preprocessing, workdir
+from vit_jax.training import loop, preprocessing, resume
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.run import open_training
 from vit_jax.training.step import model_inputs
@@ -201,7 +201,7 @@ def test_a_run_keeps_the_pixels_of_its_checkpoint_without_it(peer, photos, tmp_p
   loop.train(begun, tmp_path / 'run')
   shutil.rmtree(folder)
   again = preprocessing.resolved(begun, tmp_path / 'run')
-  assert again == workdir.read_config(tmp_path / 'run')
+  assert again == resume.read_config(tmp_path / 'run')
   assert again.data.mean == tuple(IMAGENET['image_mean'])
   assert vit_jax.load(tmp_path / 'run').preprocess == vit_jax.load(peer.folder).preprocess
   # An un-augmented training batch has the same pixels too.

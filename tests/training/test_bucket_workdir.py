@@ -17,7 +17,7 @@ from kill_and_resume import compare, joined
 from processes import HUNG, wait_until, xla_flags
 
 import vit_jax
-from vit_jax.training.local_workdir import LocalWorkdir
+from vit_jax.training.workdir import BucketWorkdir
 
 ADDRESS = 'gs://bucket/runs/killed'
 NAME = 'runs/killed'
@@ -171,7 +171,7 @@ def test_workdir_whose_folders_a_console_made_is_brought_without_them(place: Pla
     'made/checkpoints/a',
   ):
     place.put(name, b'' if name.endswith('/') else b'{}')
-  with LocalWorkdir('gs://bucket/made', tmp_path / 'local') as local:
+  with BucketWorkdir('gs://bucket/made', tmp_path / 'local') as local:
     files = [path.relative_to(local.folder).as_posix() for path in local.folder.rglob('*') if path.is_file()]
   assert files == ['report/classes.json']
 

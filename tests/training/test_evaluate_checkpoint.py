@@ -13,13 +13,13 @@ from vit_jax import config as c
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX
-from vit_jax.training import evaluate_checkpoint, workdir
+from vit_jax.training import evaluate_checkpoint, resume
 
 
 @pytest.mark.parametrize('total', ['10 epochs', '3 steps'])
 def test_a_model_that_convert_wrote_is_evaluated_by_any_config_of_its_model(total, tmp_path):
   teachers.write(tmp_path / 'run', class_names=tuple('0123456789'))
-  stored = workdir.stored_config(tmp_path / 'run')
+  stored = resume.stored_config(tmp_path / 'run')
   config = c.Config(
     total=total,
     model=stored.model,
@@ -45,7 +45,7 @@ def held_out(tmp_path):
 
 def of_folder(folder, workdir_):
   """The config of a checkpoint, to evaluate 'val' of a folder."""
-  stored = workdir.stored_config(workdir_)
+  stored = resume.stored_config(workdir_)
   return c.Config(
     model=stored.model,
     data=dataclasses.replace(stored.data, source=f'folder:{folder}'),

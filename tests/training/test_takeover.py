@@ -10,7 +10,7 @@ import vit_jax
 from vit_jax import config as c
 from vit_jax.data.sources import digits, subset
 from vit_jax.errors import UserError
-from vit_jax.training import loop, workdir
+from vit_jax.training import loop, resume
 from vit_jax.training.run import Run
 
 DIGITS = tuple('0123456789')
@@ -55,7 +55,7 @@ def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(tmp_path,
   assert source.class_names == DIGITS[::-1] and numbered.class_names == DIGITS
   assert [DIGITS[label] for label in numbered.labels()] == [DIGITS[::-1][label] for label in source.labels()]
   loop.train(dataclasses.replace(CONFIG, total='3 steps'), tmp_path, takeover=True)
-  assert workdir.stored_classes(tmp_path / 'checkpoints') == DIGITS
+  assert resume.stored_classes(tmp_path / 'checkpoints') == DIGITS
   assert 'its outputs are matched with the classes of the data by name' in caplog.text
 
 
@@ -84,7 +84,7 @@ def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_p
 
   loop.train(config((8, 8), crop='central', resize=10), tmp_path)
   loop.train(dataclasses.replace(config((16, 16)), total='3 steps'), tmp_path, takeover=True)
-  taken = workdir.read_config(tmp_path)
+  taken = resume.read_config(tmp_path)
   assert (taken.evaluators['test'].crop, taken.evaluators['test'].resize) == ('central', 20)
   assert vit_jax.load(tmp_path).preprocess.shorter == 20
   with pytest.raises(
@@ -99,4 +99,4 @@ def test_takeover_that_fits_makes_the_workdir_the_new_configs(tmp_path):
   with pytest.raises(UserError, match='or go on with this one by --takeover'):
     loop.train(faster, tmp_path)
   loop.train(faster, tmp_path, takeover=True)
-  assert workdir.read_config(tmp_path).schedule.learning_rate == 0.5
+  assert resume.read_config(tmp_path).schedule.learning_rate == 0.5

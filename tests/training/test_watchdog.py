@@ -10,11 +10,12 @@ from processes import HUNG
 STEPS = """
   import pathlib, sys, threading, time
   from vit_jax.training.watchdog import Watchdog
+  from vit_jax.training.workdir import Workdir
 
   def hang():
     time.sleep(60)
 
-  with Watchdog(float(sys.argv[1]), pathlib.Path('hang.txt')) as watchdog:
+  with Watchdog(float(sys.argv[1]), pathlib.Path('hang.txt'), Workdir(pathlib.Path())) as watchdog:
     for step in range(1, 5):
       watchdog.begin(step)
       {step}

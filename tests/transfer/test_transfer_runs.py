@@ -7,7 +7,7 @@ import pytest
 from vit_jax import config as c
 from vit_jax.errors import UserError
 from vit_jax.training import preprocessing, results
-from vit_jax.training.workdir import claim
+from vit_jax.training.resume import claim
 from vit_jax.transfer import lines
 
 CONFIG = preprocessing.resolved(
@@ -18,7 +18,8 @@ CONFIG = preprocessing.resolved(
 def test_run_that_has_ended_is_not_done_again(tmp_path):
   """Its metrics come back as they were, one that is not a number too."""
   metrics = {'test/accuracy': 0.5, 'test/loss': math.nan}
-  claim(CONFIG, tmp_path, begun=False, takeover=False)
+  with claim(CONFIG, tmp_path, begun=False, takeover=False):
+    pass
   results.write(results.Result(metrics, 1e9, 2.0, 8, 'TPU v3', ['a note']), tmp_path)
   known = results.train(CONFIG, tmp_path, keep=True)
   assert known._replace(metrics={}) == results.Result({}, 1e9, 2.0, 8, 'TPU v3', ['a note'])
@@ -26,7 +27,8 @@ def test_run_that_has_ended_is_not_done_again(tmp_path):
 
 
 def test_run_of_another_config_is_refused(tmp_path):
-  claim(CONFIG, tmp_path, begun=False, takeover=False)
+  with claim(CONFIG, tmp_path, begun=False, takeover=False):
+    pass
   results.write(results.Result({}, 0.0, 0.0, 1, 'cpu', []), tmp_path)
   other = c.Config(total='4 steps', evaluators=CONFIG.evaluators)
   with pytest.raises(UserError, match=r"total \('3 steps' there, '4 steps' here\)"):

@@ -7,7 +7,6 @@ import threading
 import time
 
 import jax
-import orbax.checkpoint as ocp
 
 from vit_jax import buckets
 from vit_jax.checkpoint import lease
@@ -16,7 +15,6 @@ from vit_jax.errors import OutOfReach, UserError, end_to_restart
 _BEAT = 10.0  # seconds between two writes of the object
 _LARGEST = 2**16  # bytes of the object that are read
 _LIMIT = 45.0  # seconds without a change after which its writer counts as dead
-_KEY = 'vit_jax/bucket lease'  # in JAX's key-value store: process 0's sentence
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class BucketLease:
       UserError: another run has it, or the workdir cannot be written.
     """
     sentence = self._acquire() if jax.process_index() == 0 else ''
-    sentence = _from_process_0(sentence)
+    sentence = lease.from_process_0(sentence)
     if sentence:
       raise UserError(sentence)
     if jax.process_index() == 0:
@@ -146,13 +144,3 @@ class BucketLease:
         self._bucket.remove([self._address])
     except UserError as error:
       _log.warning('%s', error)
-
-
-def _from_process_0(sentence: str) -> str:
-  """The sentence of process 0, in all processes. Not by a collective: process 0 may wait for a minute."""
-  if jax.process_count() == 1:
-    return sentence
-  client = ocp.multihost.get_jax_distributed_client()
-  if jax.process_index() == 0:
-    client.key_value_set(_KEY, f'={sentence}')
-  return client.blocking_key_value_get(_KEY, 3_600_000)[1:]

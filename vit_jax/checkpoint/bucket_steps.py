@@ -24,16 +24,20 @@ _STEP = re.compile('0|[1-9][0-9]{0,17}')  # the one name of a step
 
 
 class BucketSteps:
-  """Lists, reads and writes the steps of one run. Methods raise as those of `Bucket`."""
+  """Lists, reads and writes the steps of one run. Methods raise as those of `Bucket`.
+
+  Attributes:
+    place: the address of what is like a folder, `checkpoints`.
+  """
 
   def __init__(self, address: str):
-    """`address`: of what is like a folder, `checkpoints`."""
-    self._address = address.rstrip('/')
+    """`address`: see `place`."""
+    self.place = address.rstrip('/')
     self._bucket = Bucket(address, buckets.OF_RUNS)
 
   def path(self, step: int) -> str:
     """The address of a step."""
-    return f'{self._address}/{step}'
+    return f'{self.place}/{step}'
 
   def committed(self) -> list[int]:
     """The complete steps in ascending order."""
@@ -94,7 +98,7 @@ class BucketSteps:
 
   def set_aside(self, step: int) -> None:
     """Moves a step to `damaged/`, beside `checkpoints/`."""
-    top, number = f'{self._address.rpartition("/")[0]}/damaged/{step}', 0
+    top, number = f'{self.place.rpartition("/")[0]}/damaged/{step}', 0
     while self._bucket.below(f'{top}-{number}'):
       number += 1
     for entry in self._bucket.below(self.path(step)):
@@ -103,6 +107,6 @@ class BucketSteps:
 
   def _all(self) -> list[int]:
     """The steps in ascending order, complete or not."""
-    folders = self._bucket.listing(self._address)[1]
+    folders = self._bucket.listing(self.place)[1]
     names = [folder.rpartition('/')[2] for folder in folders]
     return sorted(int(name) for name in names if _STEP.fullmatch(name))

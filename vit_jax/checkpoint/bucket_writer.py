@@ -16,11 +16,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import cache
-from vit_jax.checkpoint import checksums, failures, retention, step_meta
+from vit_jax.checkpoint import checksums, failures, step_meta
 from vit_jax.checkpoint.bucket_steps import BucketSteps
-from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import storable
+from vit_jax.checkpoint.retention import Retention
 from vit_jax.pytrees import unflatten
 
 # Seconds that processes wait for each other; one that is lost is noticed elsewhere.
@@ -31,27 +31,16 @@ class BucketWriter:
   """Saves steps; the same methods as `writer.Writer`, and UserError as `Bucket` raises it."""
 
   def __init__(
-    self,
-    steps: BucketSteps,
-    checkpoint: CheckpointConfig,
-    *,
-    keep_every_steps: int | None,
-    lower_is_better: bool,
-    before_commit: Callable[[], None] | None,
+    self, steps: BucketSteps, retention: Retention, before_commit: Callable[[], None] = lambda: None
   ):
     """Removes what a killed process left half saved.
 
     Args:
       steps: in the bucket.
-      checkpoint: `keep` and `best` are read here.
-      keep_every_steps: the first step from each multiple of this on is kept for good.
-      lower_is_better: of the metric `checkpoint.best`.
+      retention: which steps stay.
       before_commit: called on each process before a step is committed, in the background.
     """
-    failures.silence_libraries()
-    self._steps, self._before_commit = steps, before_commit
-    self._best = retention.Best(checkpoint.best, lower_is_better=lower_is_better)
-    self._policy = retention.policy(checkpoint.keep, self._best, keep_every_steps)
+    self._steps, self._retention, self._before_commit = steps, retention, before_commit
     self._folder = cache.folder_of('saving', steps.path(0)) / str(jax.process_index())
     self._barriers = 0
     self.reopen()
@@ -63,7 +52,7 @@ class BucketWriter:
     self.wait()
     if self._steps.is_committed(step):
       return False
-    self._best.add(step, metrics)
+    self._retention.best.add(step, metrics)
     arrays = {name: storable(name, tree) for name, tree in items.items()}
     sums = {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()}
     folder = self._folder / str(step)
@@ -104,7 +93,7 @@ class BucketWriter:
     """Notes how good a step is that was saved before."""
     try:
       with self._steps.fetched(step, 'meta') as folder:
-        self._best.remember(step, step_meta.read(folder)['metrics'])
+        self._retention.best.remember(step, step_meta.read(folder)['metrics'])
     except Damaged:
       return
 
@@ -113,12 +102,11 @@ class BucketWriter:
     for item in writing:
       item.finish()
     self._steps.push(folder, step)
-    if self._before_commit is not None:
-      self._before_commit()
+    self._before_commit()
     self._barrier('uploaded')
     if jax.process_index() == 0:
       self._steps.commit(step)
-      for old in retention.superfluous(self._policy, self._steps.committed()):
+      for old in self._retention.superfluous(self._steps.committed()):
         self._steps.remove(old)
     self._barrier('committed')
     shutil.rmtree(folder)

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import pathlib
+from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 
@@ -19,7 +20,17 @@ class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
   Orbax makes one for each step and one for each item in it. It calls `finalize` on process 0 alone, in its
   background thread, when all processes have written their files. The save counts as finished, and older steps
   are removed, only when the step's `finalize` has returned.
+
+  Attributes:
+    before_commit: called before the step gets its name; its error ends the save. `before` makes a class with one.
   """
+
+  before_commit: Callable[[], None] = staticmethod(lambda: None)
+
+  @classmethod
+  def before(cls, commit: Callable[[], None]) -> type['DurableStep']:
+    """The class whose `before_commit` is this function; Orbax takes a class."""
+    return type(cls.__name__, (cls,), {'before_commit': staticmethod(commit)})
 
   async def finalize(self) -> None:
     """Syncs and renames the directory.
@@ -32,6 +43,7 @@ class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
       await super().finalize()
       return
     await asyncio.to_thread(_sync_tree, temporary)
+    self.before_commit()
     await super().finalize()  # writes two small files into the directory, and renames it
     await asyncio.to_thread(_sync_renamed, final)
 

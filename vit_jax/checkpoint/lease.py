@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import itertools
 import json
 import logging
 import os
@@ -10,8 +11,7 @@ import socket
 
 import filelock
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
+import orbax.checkpoint as ocp
 
 from vit_jax import files
 from vit_jax.errors import UserError
@@ -21,8 +21,8 @@ FILE_NAME = 'lease.json'
 # What file systems without locks answer.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
 
-_SENTENCE_BYTES = 2048
 _LONGEST_HOLDER = 500  # characters
+_LEASES = itertools.count()  # that this process asked for, in the order of all processes
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Lease:
     self._workdir = pathlib.Path(workdir).absolute()
     # Without flock, `fallback_to_soft` would make a file that outlives a killed process.
     self._lock = filelock.FileLock(self._workdir / FILE_NAME, timeout=0, fallback_to_soft=False)
+    self._held: dict[pathlib.Path, int] = {}  # path -> a descriptor, so that nothing else gets its inode
 
   def __enter__(self) -> 'Lease':
     """Takes the lease.
@@ -57,13 +58,37 @@ class Lease:
       UserError: another run has it, or the workdir cannot be written.
     """
     sentence = self._acquire() if jax.process_index() == 0 else ''
-    sentence = _from_process_0(sentence)
+    sentence = from_process_0(sentence)
     if sentence:
       raise UserError(sentence)
     return self
 
-  def __exit__(self, *_: object) -> None:
-    self._lock.release()
+  def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+    """Ends it; where the workdir was lost, that is the reason of whatever error is on its way."""
+    try:
+      if isinstance(error, Exception):
+        self.check()
+    finally:
+      while self._held:
+        os.close(self._held.popitem()[1])
+      self._lock.release()
+
+  def check(self) -> None:
+    """To be called before anything is written that another run could have written too; it costs two `stat`.
+
+    Raises:
+      UserError: the workdir is no longer the folder that this process has the lease of.
+    """
+    for path, descriptor in self._held.items():
+      try:
+        is_held = os.path.samestat(path.stat(), os.fstat(descriptor))
+      except (FileNotFoundError, NotADirectoryError):
+        is_held = False
+      if not is_held:
+        raise UserError(
+          f'{self._workdir} was moved, removed or replaced while this run was writing to it, and may be another '
+          f"run's now, so this run has ended; to go on with it, name the folder where its checkpoints are."
+        )
 
   def _acquire(self) -> str:
     """Takes the lock; returns why not, or ''."""
@@ -72,6 +97,8 @@ class Lease:
       self._lock.acquire()
       # In place: a renamed file would be one that is not locked.
       (self._workdir / FILE_NAME).write_text(json.dumps(this_process()) + '\n', encoding='utf-8')
+      for path in (self._workdir, self._workdir / FILE_NAME):
+        self._held[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except filelock.Timeout:
       return refusal(self._workdir, self._holder())
     except OSError as error:
@@ -118,10 +145,11 @@ def holder(lease: bytes) -> str:
   return text if text.isprintable() and len(text) < _LONGEST_HOLDER else 'another process'
 
 
-def _from_process_0(sentence: str) -> str:
-  """The sentence of process 0, in all processes."""
+def from_process_0(sentence: str) -> str:
+  """The sentence of process 0, in all processes. Not by a collective: process 0 may wait for a minute."""
   if jax.process_count() == 1:
     return sentence
-  content = sentence.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b'\0')
-  content = multihost_utils.broadcast_one_to_all(np.frombuffer(content, np.uint8))
-  return np.asarray(content).astype(np.uint8).tobytes().rstrip(b'\0').decode(errors='replace')
+  key, client = f'vit_jax/lease/{next(_LEASES)}', ocp.multihost.get_jax_distributed_client()
+  if jax.process_index() == 0:
+    client.key_value_set(key, f'={sentence}')
+  return client.blocking_key_value_get(key, 3_600_000)[1:]

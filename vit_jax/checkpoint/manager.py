@@ -2,32 +2,29 @@
 
 A step lies in `<directory>/<step>/`: an Orbax item for each tree of arrays (items.py) and a sealed JSON
 (step_meta.py). Orbax alone restores flipped bits and other dtypes without a word, so nothing leaves this
-module unverified. A step that was saved (writer.py) survives a power loss (durable.py). The directory may be in
-a bucket (bucket_writer.py): then a step is copied to this machine to be read.
+module unverified. A step that was saved (writer.py) survives a power loss (durable.py). Whether steps lie in a folder
+or in a bucket is the matter of store.py alone.
 """
 
 import contextlib
 import hashlib
 import logging
 import os
-import pathlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import buckets
 from vit_jax.checkpoint import failures, step_meta
-from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.bucket_writer import BucketWriter
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import StoredItem
-from vit_jax.checkpoint.writer import Writer, barrier, committed_steps
+from vit_jax.checkpoint.retention import Retention
+from vit_jax.checkpoint.store import open_store
+from vit_jax.checkpoint.writer import Writer, barrier
 from vit_jax.errors import UserError
 
 # What to restore: trees of ShapeDtypeStructs by the names of the items, or a function that makes them of the
@@ -48,7 +45,7 @@ class Manager:
     keep_every_steps: int | None = None,
     lower_is_better: bool = False,
     read_only: bool = False,
-    before_commit: Callable[[], None] | None = None,
+    before_commit: Callable[[], None] = lambda: None,
   ):
     """Makes the directory and removes what a killed process left half saved.
 
@@ -58,42 +55,24 @@ class Manager:
       keep_every_steps: the first step from each multiple of this on is kept for good.
       lower_is_better: of the metric `checkpoint.best`.
       read_only: to evaluate; nothing in the directory is changed.
-      before_commit: of a directory in a bucket: called in the background on each process before a step counts.
+      before_commit: called before a step counts, in the background, and in a folder also before it is begun; its
+        error ends the save.
 
     Raises:
       UserError: the directory cannot be written.
     """
     failures.silence_libraries()
-    self._directory = os.fspath(directory)
-    self._bucket = BucketSteps(self._directory) if buckets.is_bucket(self._directory) else None
-    if self._bucket is None:
-      self._directory = os.path.abspath(self._directory)
-    self._writer: Writer | BucketWriter | None = None
-    if read_only:
-      return
-    if self._bucket is None:
-      self._writer = Writer(
-        epath.Path(self._directory),
-        checkpoint,
-        keep_every_steps=keep_every_steps,
-        lower_is_better=lower_is_better,
-      )
-    else:
-      self._writer = BucketWriter(
-        self._bucket,
-        checkpoint,
-        keep_every_steps=keep_every_steps,
-        lower_is_better=lower_is_better,
-        before_commit=before_commit,
-      )
+    self._store = open_store(directory)
+    retention = Retention(checkpoint, keep_every_steps=keep_every_steps, lower_is_better=lower_is_better)
+    self._writer = None if read_only else self._store.writer(retention, before_commit)
 
   def path(self, step: int) -> str:
-    """The directory of a step, for messages."""
-    return f'{self._directory.rstrip("/")}/{step}'
+    """The directory or address of a step, for messages."""
+    return self._store.path(step)
 
   def all_steps(self) -> list[int]:
     """The committed steps, sound or not, in ascending order."""
-    return committed_steps(epath.Path(self._directory)) if self._bucket is None else self._bucket.committed()
+    return self._store.committed()
 
   def latest_step(self) -> int | None:
     """The newest committed step; a save that is still being written does not count."""
@@ -126,7 +105,7 @@ class Manager:
         befell the save before this one.
     """
     if self._writer is None:
-      raise ValueError(f'{self._directory} was opened to be read only')
+      raise ValueError(f'{self._store.place} was opened to be read only')
     return self._writer.save(step, items, meta, metrics)
 
   def restore_newest(
@@ -162,7 +141,7 @@ class Manager:
         return step, items, meta
     if damaged:
       raise UserError(
-        f'None of the {len(damaged)} checkpoints in {self._directory} is sound; restore the directory from '
+        f'None of the {len(damaged)} checkpoints in {self._store.place} is sound; restore the directory from '
         f'a copy, or remove it to train from the start.'
       )
     return None
@@ -177,7 +156,7 @@ class Manager:
     steps = self._agreed_steps()
     if step not in steps:
       there = f'the steps {", ".join(map(str, steps))}' if steps else 'none'
-      raise UserError(f'There is no checkpoint of step {step} in {self._directory}; there are {there}.')
+      raise UserError(f'There is no checkpoint of step {step} in {self._store.place}; there are {there}.')
     try:
       return self._verified(step, abstract_items)
     except Damaged as error:
@@ -187,7 +166,7 @@ class Manager:
     """The caller's meta of the newest step whose meta is sound; None: there is none. Other processes need not
     call it."""
     for step in reversed(self.all_steps()):
-      with contextlib.suppress(Damaged), self._files(step, 'meta') as folder:
+      with contextlib.suppress(Damaged), self._store.fetched(step, 'meta') as folder:
         return step_meta.read(folder)['meta']
     return None
 
@@ -211,21 +190,12 @@ class Manager:
       if kind is None:
         raise  # otherwise the error that is on its way already matters more
 
-  def _files(self, step: int, item: str = '') -> AbstractContextManager[epath.Path]:
-    """The folder of a step: in a bucket, a copy of the step or of one item, for as long as the block lasts."""
-    if self._bucket is None:
-      return contextlib.nullcontext(epath.Path(self.path(step)))
-    return self._bucket.fetched(step, item)
-
   def _move_aside(self, writer: Writer | BucketWriter, steps: list[int]) -> None:
     writer.close()
-    with failures.explained(self._directory):
+    with failures.explained(self._store.place):
       if jax.process_index() == 0:
         for step in steps:
-          if self._bucket is None:
-            _set_aside(pathlib.Path(self.path(step)))
-          else:
-            self._bucket.set_aside(step)
+          self._store.set_aside(step)
       barrier('vit_jax damaged checkpoints moved')
     writer.reopen()
 
@@ -237,7 +207,7 @@ class Manager:
       digests = np.asarray(multihost_utils.process_allgather(np.int32(digest)))
       if len(np.unique(digests)) > 1:
         raise UserError(
-          f'The processes see different checkpoints in {self._directory}; put it on a file system that all '
+          f'The processes see different checkpoints in {self._store.place}; put it on a file system that all '
           f'of them share.'
         )
     return steps
@@ -246,7 +216,7 @@ class Manager:
     """The items and the caller's meta of a step, or Damaged, or UserError; the same in all processes."""
     with contextlib.ExitStack() as stack:
       with failures.agreed():
-        directory = stack.enter_context(self._files(step))
+        directory = stack.enter_context(self._store.fetched(step))
         contents = step_meta.read(directory)
       asked = abstract_items(contents['meta']) if callable(abstract_items) else abstract_items
       with failures.agreed():
@@ -255,12 +225,3 @@ class Manager:
       with failures.agreed():  # now that all processes have their arrays: the checksums need all of them
         items = {name: item.verified(arrays[name]) for name, item in stored.items()}
     return items, contents['meta']
-
-
-def _set_aside(step: pathlib.Path) -> None:
-  """Moves the directory of a step to `damaged/` beside that of all steps."""
-  aside, number = step.parent.parent / 'damaged', 0
-  aside.mkdir(exist_ok=True)
-  while (aside / f'{step.name}-{number}').exists():
-    number += 1
-  step.rename(aside / f'{step.name}-{number}')

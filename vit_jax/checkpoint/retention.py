@@ -8,6 +8,7 @@ from typing import Any
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax.checkpoint import renamed
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.errors import UserError
 
 
@@ -75,17 +76,32 @@ class Spaced(checkpoint_managers.PreservationPolicy):
     return kept
 
 
-def policy(keep: int, best: Best, keep_every_steps: int | None) -> checkpoint_managers.AnyPreservationPolicy:
-  """Keeps the newest steps, the best one, and the first from each multiple of `keep_every_steps` on."""
-  policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep), best]
-  if keep_every_steps:
-    policies.append(Spaced(keep_every_steps))
-  return checkpoint_managers.AnyPreservationPolicy(policies)
+class Retention:
+  """Which steps of a run stay: the newest, the best, and the first from each multiple of an interval on.
 
+  Attributes:
+    best: knows the best step.
+    policy: Orbax's form of it.
+  """
 
-def superfluous(policy: checkpoint_managers.PreservationPolicy, steps: Sequence[int]) -> list[int]:
-  """The steps, of these in ascending order, that a policy does not keep."""
-  known: Any = [SimpleNamespace(step=step) for step in steps]
-  nothing: Any = None
-  kept = policy.should_preserve(known, context=nothing)
-  return [step for step, keep in zip(steps, kept, strict=True) if not keep]
+  def __init__(
+    self, checkpoint: CheckpointConfig, *, keep_every_steps: int | None = None, lower_is_better: bool = False
+  ):
+    """
+    Args:
+      checkpoint: `keep` and `best` are read here.
+      keep_every_steps: the first step from each multiple of this on is kept for good.
+      lower_is_better: of the metric `checkpoint.best`.
+    """
+    self.best = Best(checkpoint.best, lower_is_better=lower_is_better)
+    spaced = [Spaced(keep_every_steps)] if keep_every_steps else []
+    self.policy = checkpoint_managers.AnyPreservationPolicy(
+      [checkpoint_managers.LatestN(checkpoint.keep), self.best, *spaced]
+    )
+
+  def superfluous(self, steps: Sequence[int]) -> list[int]:
+    """The steps, of these in ascending order, that are not kept."""
+    known: Any = [SimpleNamespace(step=step) for step in steps]
+    nothing: Any = None
+    kept = self.policy.should_preserve(known, context=nothing)
+    return [step for step, keep in zip(steps, kept, strict=True) if not keep]

@@ -5,6 +5,7 @@ import errno
 import logging
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +14,11 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import files
-from vit_jax.checkpoint import checksums, failures, retention, step_meta
-from vit_jax.checkpoint.config import CheckpointConfig
+from vit_jax.checkpoint import checksums, failures, step_meta
 from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import storable
+from vit_jax.checkpoint.retention import Retention
 from vit_jax.pytrees import unflatten
 
 _log = logging.getLogger(__name__)
@@ -39,25 +40,16 @@ class Writer:
   """
 
   def __init__(
-    self,
-    directory: epath.Path,
-    checkpoint: CheckpointConfig,
-    *,
-    keep_every_steps: int | None,
-    lower_is_better: bool,
+    self, directory: epath.Path, retention: Retention, before_commit: Callable[[], None] = lambda: None
   ):
     """Makes the directory, and removes what a killed process left half saved.
 
     Args:
       directory: absolute.
-      checkpoint: `keep` and `best` are read here.
-      keep_every_steps: the first step from each multiple of this on is kept for good.
-      lower_is_better: of the metric `checkpoint.best`.
+      retention: which steps stay.
+      before_commit: called before a step is begun, before it counts, and before the directory is made again.
     """
-    failures.silence_libraries()
-    self._directory = directory
-    self._best = retention.Best(checkpoint.best, lower_is_better=lower_is_better)
-    self._policy = retention.policy(checkpoint.keep, self._best, keep_every_steps)
+    self._directory, self._retention, self._before_commit = directory, retention, before_commit
     self._gone: set[int] = set()  # steps that somebody removed, and of which we warned
     with failures.explained(directory):
       self._orbax = self._opened()
@@ -71,10 +63,11 @@ class Writer:
         self._orbax.wait_until_finished()
       except Exception as error:
         self._go_on_after_removal(error)
+      self._before_commit()
       if step in self._orbax.all_steps():
         return False
       self._notice_removed_steps()
-      self._best.add(step, metrics)
+      self._retention.best.add(step, metrics)
       arguments = _arguments(items, meta, metrics)
       try:
         return self._orbax.save(step, args=arguments, force=True)
@@ -110,15 +103,15 @@ class Writer:
     options = ocp.CheckpointManagerOptions(
       create=False,
       cleanup_tmp_directories=True,
-      temporary_path_class=DurableStep,
+      temporary_path_class=DurableStep.before(self._before_commit),
       # Do not read the steps' own files now: a damaged one would raise.
       lightweight_initialize=True,
-      preservation_policy=self._policy,
+      preservation_policy=self._retention.policy,
     )
     orbax = _Orbax(self._directory, options=options)
     for step in orbax.all_steps():
       with contextlib.suppress(Damaged, OSError):
-        self._best.remember(step, step_meta.read(self._directory / str(step))['metrics'])
+        self._retention.best.remember(step, step_meta.read(self._directory / str(step))['metrics'])
     return orbax
 
   def _go_on_after_removal(self, error: Exception) -> None:
@@ -126,6 +119,7 @@ class Writer:
     # Where there are several processes, others may still wait for those files.
     if jax.process_count() > 1 or not failures.is_removal(error):
       raise error
+    self._before_commit()
     _log.warning(
       'A checkpoint was removed from %s while it was being written; going on without it.', self._directory
     )
@@ -144,7 +138,7 @@ class Writer:
       steps = ', '.join(map(str, sorted(gone)))
       _log.warning('Checkpoints were removed from %s (steps %s); going on.', self._directory, steps)
       self._gone |= gone
-      self._best.forget(gone)
+      self._retention.best.forget(gone)
 
 
 class _Orbax(ocp.CheckpointManager):

@@ -24,19 +24,19 @@ def main(arguments: Sequence[str]) -> None:
   if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
     threading.Thread(target=_end_with_study, daemon=True).start()
   from vit_jax import compilation_cache
-  from vit_jax.checkpoint.lease import Lease
   from vit_jax.study import definition
   from vit_jax.training import results
+  from vit_jax.training.workdir import open_workdir
 
   name, workdir, title = arguments
   run = next(
     run for run in definition.runs(definition.load(name), pathlib.Path(workdir)) if run.title == title
   )
   compilation_cache.enable()
-  with Lease(run.folder):
+  with open_workdir(run.folder) as workdir:
     if run.unlabelled is not None and not results.has_ended(run.folder):
       _label(run)
-    results.train(run.config, run.folder, keep=True)
+    results.train(run.config, workdir, keep=True)
 
 
 def _label(run: 'StudyRun') -> None:

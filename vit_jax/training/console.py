@@ -40,8 +40,7 @@ class Console:
     """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
     params = run.program.state.params
     self.say(devices_text(run.mesh))
-    if run.chosen:
-      self.say(run.chosen)
+    self.say(run.chosen)
     self.say(parameters_text(params, run.config.model.describe()))
     if self._prints:
       (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n', encoding='utf-8')
@@ -93,10 +92,10 @@ class Console:
     return shown.removeprefix(', ')
 
   def say(self, text: str) -> None:
-    """Prints lines above the bar."""
-    if self._bar is not None:
+    """Prints lines above the bar, unless they are empty."""
+    if text and self._bar is not None:
       self._bar.write(text)
-    elif self._prints:
+    elif text and self._prints:
       print(text, flush=True)
 
   def training(self, step: int, total: int, values: dict[str, float]) -> None:

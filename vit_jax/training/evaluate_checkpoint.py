@@ -14,24 +14,39 @@ from vit_jax.training import agreement, preprocessing
 from vit_jax.training.console import Console
 from vit_jax.training.run import Dataset, Run, evaluate
 from vit_jax.training.schedule import ScheduleConfig
+from vit_jax.training.state import TrainState
+from vit_jax.training.workdir import Workdir, open_workdir
 
 
-def evaluate_newest(
-  config: Config, workdir: pathlib.Path, checkpoints: str | os.PathLike[str] | None = None
-) -> dict[str, float]:
-  """Evaluates the newest sound checkpoint of `workdir`, and writes a report to a new folder there; nothing is changed.
+def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> dict[str, float]:
+  """Evaluates the newest sound checkpoint of a workdir, and writes a report to a new folder there; nothing is changed.
 
   Args:
     config: with the evaluators.
-    workdir: the run's.
-    checkpoints: where they are; None: in the workdir.
+    place: the workdir, or where it is.
 
   Raises:
     UserError: there is no checkpoint, or nothing to evaluate.
   """
   if not config.evaluators:
     raise UserError('config.evaluators is empty; name at least one split to evaluate.')
-  config = preprocessing.resolved(config, workdir)
+  screen = Console()
+  with open_workdir(place, read_only=True) as workdir:
+    config = preprocessing.resolved(config, workdir.folder)
+    step, run, state, trained = _newest(config, workdir.checkpoints)
+    evaluators = run.open_evaluators(trained.data)
+    agreement.check(run, evaluators)
+    screen.evaluators(evaluators)
+    report = _new_folder(workdir.folder, step)
+    scores = evaluate(state, evaluators, report)
+    screen.evaluation(step, scores)
+    if report.exists():
+      screen.say(f'Report: {report.relative_to(workdir.folder)} of the workdir')
+  return scores
+
+
+def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Config]:
+  """The step of the newest sound checkpoint, its run, its state with the model and the EMA, and its own config."""
   runs: list[Run] = []
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
@@ -42,23 +57,12 @@ def evaluate_newest(
     items = run.program.state.items()
     return {name: item for name, item in items.items() if name in ('params', 'ema', 'model_state')}
 
-  checkpoints = workdir / 'checkpoints' if checkpoints is None else checkpoints
   newest = Manager(checkpoints, config.checkpoint, read_only=True).restore_newest(wanted)
   if newest is None:
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, meta = newest
-  run = runs[-1]
-  state = run.program.state._replace(**items)
-  evaluators = run.open_evaluators(config_lib.from_config_dict(meta['config']).data)
-  agreement.check(run, evaluators)
-  screen = Console()
-  screen.evaluators(evaluators)
-  report = _new_folder(workdir, step)
-  scores = evaluate(state, evaluators, report)
-  screen.evaluation(step, scores)
-  if report.exists():
-    screen.say(f'Report: {report.relative_to(workdir)} of the workdir')
-  return scores
+  trained = config_lib.from_config_dict(meta['config'])
+  return step, runs[-1], runs[-1].program.state._replace(**items), trained
 
 
 def _new_folder(workdir: pathlib.Path, step: int) -> pathlib.Path:

@@ -1,6 +1,7 @@
 """A training run from beginning to end: everything is set up, then one loop trains, evaluates and saves."""
 
 import contextlib
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +21,11 @@ from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.distributed import StopSignal
 from vit_jax.parallel.facts import check_arrays
-from vit_jax.training import agreement, figures, memory, preprocessing, workdir
-from vit_jax.training.board import Board
+from vit_jax.training import agreement, figures, memory, preprocessing, resume
 from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
-from vit_jax.training.local_workdir import LocalWorkdir
 from vit_jax.training.metrics import MetricsLog, Speedometer
 from vit_jax.training.probe_head import with_probe
 from vit_jax.training.profiling import Profiler
@@ -34,162 +33,223 @@ from vit_jax.training.run import Run, evaluate, open_training
 from vit_jax.training.state import TrainState
 from vit_jax.training.trackers import open_tracker
 from vit_jax.training.watchdog import Watchdog
+from vit_jax.training.workdir import Workdir, open_workdir
 
 _LINES = 20  # of training, at least, as far as there are so many steps
 
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
 
+# Called after each step, when its numbers are logged: (step, state, the values that were logged at this step). The next
+# step takes the state's memory, so that what is to be kept of it is copied.
+OnStep = Callable[[int, TrainState, Mapping[str, float]], None]
+
 
 def train(
-  config: Config, folder: pathlib.Path, *, takeover: bool = False, local: LocalWorkdir | None = None
-) -> None:
-  """Trains, or goes on training, in the workdir `folder`.
+  config: Config,
+  place: Workdir | str | os.PathLike[str],
+  *,
+  takeover: bool = False,
+  on_step: OnStep | None = None,
+) -> TrainState:
+  """Trains, or goes on training, in a workdir.
 
   Args:
     config: the run.
-    folder: its workdir.
+    place: its workdir, or where it is: a folder or an address in a bucket.
     takeover: go on with a run that was started with another config.
-    local: the copy that `folder` belongs to, where the workdir is in a bucket.
+    on_step: sees each step of this call.
+
+  Returns:
+    The state at the end.
 
   Raises:
     UserError: something that the person can mend is wrong.
     Preempted: the run was asked to stop and has saved.
   """
-  config.check_evaluator_names()
-  screen = Console()
-  with Profiler(config.profile, folder / 'profile', screen.say) as profiler:
-    _train(config, folder, screen, profiler, takeover=takeover, local=local)
+  with open_workdir(place) as workdir:
+    config.check_evaluator_names()
+    screen = Console()
+    with Profiler(config.profile, workdir.folder / 'profile', screen.say) as profiler:
+      return _Training(config, workdir, screen, takeover=takeover).loop(profiler, on_step)
 
 
-def _train(
-  config: Config,
-  folder: pathlib.Path,
-  screen: Console,
-  profiler: Profiler,
-  *,
-  takeover: bool,
-  local: LocalWorkdir | None,
-) -> None:
-  """As `train`, which has opened the screen and the profiler."""
-  # Everything that can be wrong is opened before the slow part begins.
-  config = preprocessing.resolved(config, folder)
-  checkpoints = folder / 'checkpoints' if local is None else local.checkpoints
-  run, source = open_training(config, workdir.stored_classes(checkpoints))
-  memory.check(run)
-  evaluators = run.open_evaluators()
-  agreement.check(run, evaluators)
-  timeline, first_size = run.timeline, config.data.image_size
-  pipeline = TrainPipeline(
-    source,
-    config.data,
-    batch_size=config.batch_size,
-    seed=config.seed,
-    sharding=mesh_lib.batch_sharding(run.mesh),
-    data_at=run.resizing.data,
-  )
-  keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
-  manager = Manager(
-    checkpoints,
-    config.checkpoint,
-    keep_every_steps=None if keep_every is None else timeline.period(keep_every),
-    lower_is_better=best is not None and not metric_kind(best).higher_is_better,
-    before_commit=None if local is None else local.before_commit,
-  )
-  note = workdir.check_claim(config, folder, begun=manager.latest_step() is not None, takeover=takeover)
-  if note:
-    screen.say(note if local is None else local.named(note))
-  state, restored = workdir.restore(manager, run, takeover=takeover)
-  workdir.write_config(config, folder)  # not before: the checkpoint may not fit what takes it over
-  first_step = 0 if state is None else int(state.step)
-  log_every, save_every = timeline.period(config.log_every), timeline.period(config.checkpoint.every)
-  log_every = min(log_every, max(timeline.total // _LINES, 1))
-  log = MetricsLog(folder, first_step, log_every, open_tracker(config, folder, first_step))
-  log.board.config(config)
-  pipeline.bad_images.keep_in(_bad_images_path(folder), first_step)
-  screen.setup(run, evaluators, folder)
+class _Training:
+  """A run in its workdir: what the loop works with, opened before the slow part begins."""
 
-  initial = {} if state is not None else _read_initial(run, screen)
-  frozen = _read_frozen(run, screen)
-  screen.say('Compiling the training step …')
-  steps = _compiled_steps(run, first_step)
-  screen.memory(run.program, steps[first_size])
-  if state is None:
-    state = _first_state(run, source, initial, pipeline.bad_images, screen)
-    figures.draw_first_batch(run, pipeline.batch(0), folder)
-    log.board.picture(0, 'first_batch', folder / 'report' / 'first_batch.png')
-  else:
-    screen.say(f'Resuming from step {first_step} ({manager.path(first_step)})')
+  def __init__(self, config: Config, workdir: Workdir, screen: Console, *, takeover: bool):
+    """Opens everything that can be wrong, and claims the workdir; the arguments are those of `train`."""
+    self._workdir, self._folder, self._screen = workdir, workdir.folder, screen
+    self._config = config = preprocessing.resolved(config, self._folder)
+    self._run, self._source = open_training(config, resume.stored_classes(workdir.checkpoints))
+    memory.check(self._run)
+    self._evaluators = self._run.open_evaluators()
+    agreement.check(self._run, self._evaluators)
+    period = self._run.timeline.period
+    self._pipeline = TrainPipeline(
+      self._source,
+      config.data,
+      batch_size=config.batch_size,
+      seed=config.seed,
+      sharding=mesh_lib.batch_sharding(self._run.mesh),
+      data_at=self._run.resizing.data,
+    )
+    keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
+    self._manager = Manager(
+      workdir.checkpoints,
+      config.checkpoint,
+      keep_every_steps=None if keep_every is None else period(keep_every),
+      lower_is_better=best is not None and not metric_kind(best).higher_is_better,
+      before_commit=workdir.before_commit,
+    )
+    begun = self._manager.latest_step() is not None
+    with resume.claim(config, self._folder, begun=begun, takeover=takeover) as note:
+      screen.say(workdir.named(note))
+      self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
+      workdir.check()  # a restore may take long
+    # Only process 0 looks: it is the one that writes it into checkpoints.
+    self._data_version = self._source.version() if jax.process_index() == 0 else ''
+    resume.warn_of_changed_data(meta, self._data_version)
+    self._first_step = 0 if self._restored is None else int(self._restored.step)
+    self._stopper = EarlyStopping.restored(config.stop, meta)
+    self._every = {name: period(options.every) for name, options in config.evaluators.items()}
+    self._log_every = min(period(config.log_every), max(self._run.timeline.total // _LINES, 1))
+    tracker = open_tracker(config, self._folder, self._first_step)
+    self._log = MetricsLog(self._folder, self._first_step, self._log_every, tracker)
+    self._log.board.config(config)
+    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), self._first_step)
+    screen.setup(self._run, self._evaluators, self._folder)
 
-  eval_every = {name: timeline.period(options.every) for name, options in config.evaluators.items()}
-  histograms, report = config.tensorboard.histograms, folder / 'report'
-  histograms_every = timeline.period(histograms) if histograms else None
-  meta = workdir.checkpoint_meta(run)
-  stopper = EarlyStopping.restored(config.stop, restored)
-  speed = Speedometer(run)
-  guard = FiniteGuard(config, pipeline, manager, folder)
-  with (
-    # First, so that a signal cannot end the last save.
-    StopSignal(saved=first_step > 0, places=_places(config, folder)) as stop,
-    manager,
-    contextlib.closing(log),
-    contextlib.closing(screen),
-    pipeline.stream(first_step, timeline.total) as batches,
-    Watchdog(config.step_limit, folder / 'report' / f'hang_{jax.process_index()}.txt', local) as watchdog,
-  ):
-    speed.restart()
-    screen.begin(first_step, timeline.total)
-    for step in stopper.steps(first_step, timeline.total):
-      last = step == timeline.total
-      watchdog.begin(step)
-      with profiler.step(step), jax.transfer_guard('disallow'):
-        batch = _timed_next(batches, speed)
-        state, step_metrics = steps[batch['image'].shape[1:3]](state, batch, frozen)
-      profiler.finish(step, step_metrics)
-      guard.check(step, step_metrics)
-      speed.stepped()
-      screen.step(speed.seconds_left(step))
+  def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
+    """The state to go on from, the parameters of the frozen models, and the compiled steps."""
+    run, screen, state, self._restored = self._run, self._screen, self._restored, None
+    initial: dict[str, np.ndarray] = {}
+    if state is None:
+      initial, text = read_initial(run.config, run.architecture, run.dataset.class_names)
+      check_arrays('the parameters of config.init.checkpoint', initial)
+      screen.say(text)
+    frozen, text = run.frozen.read(run.dataset.class_names)
+    screen.say(text)
+    screen.say('Compiling the training step …')
+    steps = _compiled_steps(run, self._first_step)
+    screen.memory(run.program, steps[self._config.data.image_size])
+    if state is None:
+      state = _first_state(run, self._source, initial, self._pipeline.bad_images, screen)
+      figures.draw_first_batch(run, self._pipeline.batch(0), self._folder)
+      self._log.board.picture(0, 'first_batch', self._folder / 'report' / 'first_batch.png')
+    else:
+      screen.say(f'Resuming from step {self._first_step} ({self._manager.path(self._first_step)})')
+    return state, frozen, steps
 
-      # In this order: a checkpoint is saved when the numbers up to its step are in the log.
-      values: dict[str, float] = {}
-      if step % log_every == 0 or last:
-        guard.flush()
-        values = _training_values(step_metrics) | pipeline.bad_images.report(step) | speed.read(step)
-        screen.training(step, timeline.total, values)
-      scores: dict[str, float] = {}
-      due = _due(evaluators, eval_every, step, last)
-      if due:
-        with watchdog.paused(), stop.busy():
-          ending = last or stopper.may_end
-          pictures = report if ending and config.tensorboard.pictures else None
-          limited = screen.with_progress('Evaluation', watchdog.limited)
-          scores = evaluate(state, due, pictures, limited)
-          stopper.update(step, scores)
-          if stopper.due:  # the end, at which all run
-            scores |= evaluate(state, _without(evaluators, due), pictures, limited)
-        screen.evaluation(step, scores)
-        last = last or stopper.due
-      if values or scores:
-        log.write(step, values | scores)
-      stopping = not last and stop.stop_requested(step)
-      saving = step % save_every == 0 or last or stopping
-      if saving:
-        guard.flush()
-        log.sync()
-        with watchdog.paused(), stop.busy():
-          metrics = scores if best in scores else None
-          manager.save(step, state.items(), meta | stopper.meta(), metrics=metrics)
-        stop.saved = True
-      if stopping:
-        raise Preempted(f'Stopped at step {step} of {timeline.total} after saving {manager.path(step)}.')
-      log.board.histograms(step, state.params, histograms_every)
-      if values or scores or saving:
-        speed.restart()
-    stop.leave()
-    log.complete = True
-    _finish(run, state, pipeline, stopper, first_step, folder, screen, log.board)
-  if jax.process_index() == 0:
-    figures.save_curves(folder)
-    screen.finished(int(state.step), folder, manager.path(int(state.step)))
+  def loop(self, profiler: Profiler, on_step: OnStep | None) -> TrainState:
+    """Trains, evaluates and saves to the end; see `train`."""
+    config, total, stopper, screen = self._config, self._run.timeline.total, self._stopper, self._screen
+    workdir, (state, frozen, steps) = self._workdir, self._begin()
+    period = self._run.timeline.period
+    save_every, histograms = period(config.checkpoint.every), config.tensorboard.histograms
+    histograms_every = period(histograms) if histograms else None
+    speed = Speedometer(self._run)
+    guard = FiniteGuard(config, self._pipeline, self._manager, self._folder)
+    hang = self._folder / 'report' / f'hang_{jax.process_index()}.txt'
+    with (
+      # First, so that a signal cannot end the last save.
+      StopSignal(saved=self._first_step > 0, places=_places(config, self._folder)) as stop,
+      self._manager,
+      contextlib.closing(self._log),
+      contextlib.closing(screen),
+      self._pipeline.stream(self._first_step, total) as batches,
+      Watchdog(config.step_limit, hang, workdir) as watchdog,
+    ):
+      speed.restart()
+      screen.begin(self._first_step, total)
+      for step in stopper.steps(self._first_step, total):
+        last = step == total
+        watchdog.begin(step)
+        with profiler.step(step), jax.transfer_guard('disallow'):
+          batch = _timed_next(batches, speed)
+          state, step_metrics = steps[batch['image'].shape[1:3]](state, batch, frozen)
+        profiler.finish(step, step_metrics)
+        guard.check(step, step_metrics)
+        speed.stepped()
+        screen.step(speed.seconds_left(step))
+
+        # In this order: a checkpoint is saved when the numbers up to its step are in the log.
+        values: dict[str, float] = {}
+        if step % self._log_every == 0 or last:
+          workdir.check()
+          guard.flush()
+          values = _training_values(step_metrics) | self._pipeline.bad_images.report(step) | speed.read(step)
+          screen.training(step, total, values)
+        scores: dict[str, float] = {}
+        due = self._due(step, last)
+        if due:
+          with watchdog.paused(), stop.busy():
+            scores = self._evaluate(state, step, due, last=last, watchdog=watchdog)
+          last = last or stopper.due
+        if values or scores:
+          self._log.write(step, values | scores)
+        stopping = not last and stop.stop_requested(step)
+        saving = step % save_every == 0 or last or stopping
+        if saving:
+          guard.flush()
+          self._log.sync()
+          with watchdog.paused(), stop.busy():
+            self._save(step, state, scores)
+          stop.saved = True
+        if stopping:
+          raise Preempted(f'Stopped at step {step} of {total} after saving {self._manager.path(step)}.')
+        self._log.board.histograms(step, state.params, histograms_every)
+        if on_step is not None:
+          on_step(step, state, values | scores)
+        if values or scores or saving:
+          speed.restart()
+      stop.leave()
+      workdir.check()
+      self._log.complete = True
+      self._finish(state)
+    if jax.process_index() == 0:
+      figures.save_curves(self._folder)
+      screen.finished(int(state.step), self._folder, self._manager.path(int(state.step)))
+    return state
+
+  def _due(self, step: int, last: bool) -> dict[str, Evaluator]:
+    """The evaluators that run after a step."""
+    return {name: item for name, item in self._evaluators.items() if last or step % self._every[name] == 0}
+
+  def _evaluate(
+    self, state: TrainState, step: int, due: Mapping[str, Evaluator], *, last: bool, watchdog: Watchdog
+  ) -> dict[str, float]:
+    """The metrics of the evaluators that are due, which are told to the screen and to early stopping."""
+    self._workdir.check()
+    ending = last or self._stopper.may_end
+    pictures = self._folder / 'report' if ending and self._config.tensorboard.pictures else None
+    limited = self._screen.with_progress('Evaluation', watchdog.limited)
+    scores = evaluate(state, due, pictures, limited)
+    self._stopper.update(step, scores)
+    if self._stopper.due:  # the end, at which all run
+      others = {name: item for name, item in self._evaluators.items() if name not in due}
+      scores |= evaluate(state, others, pictures, limited)
+    self._screen.evaluation(step, scores)
+    self._workdir.check()  # it may have taken long
+    return scores
+
+  def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
+    """Saves a checkpoint, the best one if its metric was measured now."""
+    meta = resume.checkpoint_meta(self._run, self._data_version) | self._stopper.meta()
+    metrics = scores if self._config.checkpoint.best in scores else None
+    self._manager.save(step, state.items(), meta, metrics=metrics)
+
+  def _finish(self, state: TrainState) -> None:
+    """Says whether the run ended early, and draws what it has learned; a run that was complete is left alone."""
+    step, report, config = int(state.step), self._folder / 'report', self._config
+    if self._stopper.due:
+      self._screen.say(self._stopper.text(step, self._run.timeline.total))
+    if step == self._first_step or not config.tensorboard.pictures:
+      return
+    figures.draw_attention(self._run, state.variables, self._pipeline.batch(0), self._folder)
+    self._log.board.picture(step, 'attention', report / 'attention.png')
+    for name in config.evaluators:
+      for evaluated in (name, f'{name}{EMA_SUFFIX}'):
+        self._log.board.picture(step, f'{evaluated}/confusion', report / f'{evaluated}_confusion.png')
 
 
 def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -197,46 +257,6 @@ def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:
   _, place, _ = sources.parse(config.data.source, config.data.split)
   data = pathlib.Path(place).expanduser()
   return [folder, data] if place and '://' not in place and data.exists() else [folder]
-
-
-def _finish(
-  run: Run,
-  state: TrainState,
-  pipeline: TrainPipeline,
-  stopper: EarlyStopping,
-  first_step: int,
-  folder: pathlib.Path,
-  screen: Console,
-  board: Board,
-) -> None:
-  """Says whether the run ended early, and draws what it has learned; a run that was complete is left alone."""
-  step, report = int(state.step), folder / 'report'
-  if stopper.due:
-    screen.say(stopper.text(step, run.timeline.total))
-  if step == first_step or not run.config.tensorboard.pictures:
-    return
-  figures.draw_attention(run, state.variables, pipeline.batch(0), folder)
-  board.picture(step, 'attention', report / 'attention.png')
-  for name in run.config.evaluators:
-    for evaluated in (name, f'{name}{EMA_SUFFIX}'):
-      board.picture(step, f'{evaluated}/confusion', report / f'{evaluated}_confusion.png')
-
-
-def _read_initial(run: Run, screen: Console) -> dict[str, np.ndarray]:
-  """The parameters of config.init.checkpoint by their paths, which are accounted for on the screen."""
-  arrays, text = read_initial(run.config, run.architecture, run.dataset.class_names)
-  check_arrays('the parameters of config.init.checkpoint', arrays)
-  if text:
-    screen.say(text)
-  return arrays
-
-
-def _read_frozen(run: Run, screen: Console) -> Any:
-  """The parameters of the objective's frozen models, on the mesh, which are accounted for on the screen."""
-  params, text = run.frozen.read(run.dataset.class_names)
-  if text:
-    screen.say(text)
-  return params
 
 
 def _first_state(
@@ -261,18 +281,6 @@ def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:
     size: program.step.lower(program.state, program.batch_of(size), run.frozen.shapes).compile()
     for size in run.resizing.sizes_from(first_step)
   }
-
-
-def _due(
-  evaluators: Mapping[str, Evaluator], every: Mapping[str, int], step: int, last: bool
-) -> dict[str, Evaluator]:
-  """The evaluators that run after a step."""
-  return {name: item for name, item in evaluators.items() if last or step % every[name] == 0}
-
-
-def _without(evaluators: Mapping[str, Evaluator], due: Mapping[str, Evaluator]) -> dict[str, Evaluator]:
-  """The evaluators that are not among those that were due."""
-  return {name: item for name, item in evaluators.items() if name not in due}
 
 
 def _timed_next(batches: Iterator[Any], speed: Speedometer) -> Any:

@@ -12,7 +12,7 @@ from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.evaluation.base import EvaluatorConfig
 from vit_jax.pretrained import formats
-from vit_jax.training.workdir import stored_config
+from vit_jax.training.resume import stored_config
 
 
 def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:

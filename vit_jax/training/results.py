@@ -16,8 +16,9 @@ from vit_jax.config import Config
 from vit_jax.errors import UserError
 from vit_jax.training import loop, preprocessing
 from vit_jax.training.metrics import read_metrics, training_seconds
+from vit_jax.training.resume import claim
 from vit_jax.training.run import open_training
-from vit_jax.training.workdir import claim
+from vit_jax.training.workdir import Workdir, open_workdir
 
 _log = logging.getLogger(__name__)
 
@@ -44,36 +45,39 @@ class Result(NamedTuple):
   notes: list[str]
 
 
-def train(config: Config, workdir: pathlib.Path, *, keep: bool) -> Result:
+def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Result:
   """Trains to the end, unless that is done; what it prints goes to `log.txt`.
 
   Args:
     config: the run.
-    workdir: where it is, or will be.
+    place: its workdir, or the folder where it is or will be.
     keep: whether its checkpoints stay.
 
   Raises:
     UserError: as `loop.train`; or a run of another config is there.
     Preempted: the run was asked to stop and has saved.
   """
-  config = preprocessing.resolved(config, workdir)
-  known = read(config, workdir)
+  folder = place.folder if isinstance(place, Workdir) else place
+  config = preprocessing.resolved(config, folder)
+  known = read(config, folder)
   if known is not None:
     return known
-  with output_in_log(workdir):
-    loop.train(config, workdir)
-  lines = read_metrics(workdir)
-  if not lines:  # of a run that had ended already
-    raise UserError(
-      f'{workdir}/metrics.jsonl is lost, and the results with it; remove {workdir} to train again.'
-    )
-  given = set(config.metric_names())
-  metrics = {name: value for name, value in lines[-1].items() if name in given}
-  run, _ = open_training(config)
-  result = of(metrics, run.training_flops(), training_seconds(lines))
-  write(result, workdir)
-  if not keep and jax.process_index() == 0:
-    shutil.rmtree(workdir / 'checkpoints')
+  with open_workdir(place) as workdir:
+    with output_in_log(folder):
+      loop.train(config, workdir)
+    lines = read_metrics(folder)
+    if not lines:  # of a run that had ended already
+      raise UserError(
+        f'{folder}/metrics.jsonl is lost, and the results with it; remove {folder} to train again.'
+      )
+    given = set(config.metric_names())
+    metrics = {name: value for name, value in lines[-1].items() if name in given}
+    run, _ = open_training(config)
+    result = of(metrics, run.training_flops(), training_seconds(lines))
+    workdir.check()
+    write(result, folder)
+    if not keep and jax.process_index() == 0:
+      shutil.rmtree(folder / 'checkpoints')
   return result
 
 
@@ -91,7 +95,8 @@ def read(config: Config, workdir: pathlib.Path) -> Result | None:
   path = workdir / _FILE
   if not path.exists():
     return None
-  claim(config, workdir, begun=True, takeover=False)
+  with claim(config, workdir, begun=True, takeover=False):
+    pass
   try:
     result = Result(**json.loads(path.read_bytes()))
     if not isinstance(result.metrics, dict):

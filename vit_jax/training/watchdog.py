@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from vit_jax.errors import end_to_restart
-from vit_jax.training.local_workdir import LocalWorkdir
+from vit_jax.training.workdir import Workdir
 
 _Item = TypeVar('_Item')
 
@@ -19,7 +19,7 @@ _Item = TypeVar('_Item')
 class Watchdog:
   """Ends this process with exit code 75 when a step takes too long, after writing the stacks of all threads.
 
-      with Watchdog(seconds, workdir / 'report' / 'hang.txt') as watchdog:
+      with Watchdog(seconds, folder / 'report' / 'hang.txt', workdir) as watchdog:
         for step in ...:
           watchdog.begin(step)
           ...
@@ -33,14 +33,14 @@ class Watchdog:
   silent.
   """
 
-  def __init__(self, limit: float, path: pathlib.Path, local: LocalWorkdir | None = None):
+  def __init__(self, limit: float, path: pathlib.Path, workdir: Workdir):
     """
     Args:
       limit: seconds that a step, or the next batch of an evaluation, may take; 0 for no limit.
       path: the file for the stacks.
-      local: the copy that the file belongs to, where the workdir is in a bucket.
+      workdir: that the file belongs to.
     """
-    self._limit, self._path, self._local = limit, path, local
+    self._limit, self._path, self._workdir = limit, path, workdir
     self._what = ''  # is being watched
     self._since: float | None = None  # when that began; None if nothing is being watched
     self._over = threading.Event()
@@ -97,14 +97,12 @@ class Watchdog:
     writer = threading.Thread(target=self._write, args=(stacks,), daemon=True)
     writer.start()
     writer.join(timeout=10)
-    place = str(self._path) if self._local is None else self._local.named(str(self._path))
     end_to_restart(
       f'{self._what} did not end within {self._limit:g} s (config.step_limit); the stacks above, which '
-      f'are also in {place}, show where it hangs; start the same command again to go on from the last '
-      f'checkpoint.'
+      f'are also in {self._workdir.named(str(self._path))}, show where it hangs; start the same command again '
+      f'to go on from the last checkpoint.'
     )
 
   def _write(self, stacks: str) -> None:
     self._path.write_text(stacks, encoding='utf-8')
-    if self._local is not None:
-      self._local.copy()
+    self._workdir.upload()

@@ -1,205 +1,215 @@
-"""A run's workdir: its config, its checkpoints, and going on where it stopped."""
+"""Where a run lives: `open_workdir` gives a folder, or a local copy of what is in a bucket. Nobody else asks which.
 
-import json
+In a bucket, all but the checkpoints is written to the copy as to any workdir, and what has changed is uploaded:
+before a checkpoint counts, every so often, and at the end. Objects are written whole, so `metrics.jsonl` is too.
+Where the two differ, the bucket is right.
+"""
+
+import contextlib
 import logging
 import os
 import pathlib
-from typing import Any
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
 
 import jax
 
-from vit_jax import config as config_lib
-from vit_jax import files, foreign_files
-from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.checkpoint.manager import Manager
-from vit_jax.config import Config
+from vit_jax import buckets, cache
+from vit_jax.checkpoint.bucket_lease import BucketLease
+from vit_jax.checkpoint.bucket_steps import BucketSteps
+from vit_jax.checkpoint.lease import FILE_NAME, Lease
 from vit_jax.errors import UserError
-from vit_jax.training.run import Run
-from vit_jax.training.state import TrainState
+from vit_jax.object_names import local_place
+
+CHECKPOINTS = 'checkpoints'
+_PAUSE = 10.0  # seconds between two copies, at least
+_SHARE = 20  # the pause is also at least so many times as long as the last copy took
+# What a resumed run does not read, such as TensorBoard's files, of which each start has its own.
+_NOT_READ = ('events.out.tfevents', FILE_NAME, 'profile', 'wandb', 'damaged', CHECKPOINTS)
+_UNFINISHED = '.partial'
 
 _log = logging.getLogger(__name__)
 
 
-def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
-  """Writes `config.json` after `check_claim`, whose arguments, result and errors it has."""
-  note = check_claim(config, workdir, begun=begun, takeover=takeover)
-  write_config(config, workdir)
-  return note
+class Workdir:
+  """A run's workdir that is a folder; `BucketWorkdir` is the other kind.
+
+  Attributes:
+    folder: where all but the checkpoints is read and written.
+    checkpoints: the path or address of the checkpoints.
+  """
+
+  def __init__(self, folder: pathlib.Path, lease: Lease | None = None):
+    """`lease`: of a run that trains."""
+    self.folder, self.checkpoints = folder, str(folder / CHECKPOINTS)
+    self._lease = lease
+
+  def check(self) -> None:
+    """Raises UserError where the workdir is another run's now; to be called before a file of it is replaced."""
+    if self._lease is not None:
+      self._lease.check()
+
+  def before_commit(self) -> None:
+    """Makes what belongs to a checkpoint safe before it counts; raises as `check`."""
+    self.check()
+
+  def upload(self) -> None:
+    """Brings what was written to `folder` to where the run lives."""
+
+  def named(self, text: str) -> str:
+    """A text in which the workdir is called as the person called it."""
+    return text
 
 
-def write_config(config: Config, workdir: pathlib.Path) -> None:
-  """Writes `config.json`, by which the workdir is the config's from now on."""
-  if jax.process_index() == 0:
-    (workdir / 'report').mkdir(parents=True, exist_ok=True)
-    files.write_json(workdir / 'config.json', config_lib.as_json(config))
-
-
-def check_claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> str:
-  """Checks that a workdir is free, or that its run has the same config.
-
-  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. A damaged
-  config.json is moved aside; where it is damaged or missing, the checkpoint has the config too.
+@contextlib.contextmanager
+def open_workdir(place: Workdir | str | os.PathLike[str], *, read_only: bool = False) -> Iterator[Workdir]:
+  """A workdir, for as long as the block lasts.
 
   Args:
-    config: the run.
-    workdir: its folder.
-    begun: whether there is a checkpoint.
-    takeover: go on with a run of another config.
-
-  Returns:
-    Sentences for the person where another config is taken over, or config.json is damaged or missing, else ''.
+    place: a folder or an address in a bucket. One that is open already is returned as it is.
+    read_only: to look at a run, which may be going on; without, the lease is taken.
 
   Raises:
-    UserError: a run of another config has begun there, or neither config.json nor a checkpoint can be read.
+    UserError: another run has the lease, or the workdir cannot be read or written.
   """
-  path, notes = workdir / 'config.json', []
-  if begun or path.exists():
+  with contextlib.ExitStack() as stack:
+    if isinstance(place, Workdir):
+      yield place
+    elif not buckets.is_bucket(os.fspath(place)):
+      lease = None if read_only else stack.enter_context(Lease(place))
+      yield Workdir(pathlib.Path(place), lease)
+    elif read_only:
+      # Below the whole address, by which `compare` tells runs apart whose names end alike.
+      *above, _ = os.fspath(place).rstrip('/').partition('://')[2].split('/')
+      copy = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), *above)
+      yield stack.enter_context(BucketWorkdir(os.fspath(place), copy))
+    else:
+      copy = cache.folder_of('runs', os.fspath(place)) / str(jax.process_index())
+      lease = stack.enter_context(BucketLease(os.fspath(place)))
+      yield stack.enter_context(BucketWorkdir(os.fspath(place), copy, lease))
+
+
+class BucketWorkdir(Workdir):
+  """A local copy of a workdir in a bucket without its checkpoints' arrays, kept in step while a `with` block lasts.
+
+  In a run of several processes each has its own, and copies what it wrote itself. Of each checkpoint, the copy has
+  `meta`.
+  """
+
+  def __init__(self, address: str, place: pathlib.Path, lease: BucketLease | None = None):
+    """
+    Args:
+      address: the workdir's.
+      place: a folder for the copy; what is in it is removed.
+      lease: of a run that trains.
+    """
+    self._bucket_lease = lease
+    self._address = address.rstrip('/')
+    self._place = place
+    self._bucket = buckets.Bucket(address, buckets.OF_RUNS)
+    self._copied: dict[pathlib.Path, tuple[int, int]] = {}  # time and size of each file as the bucket has it
+    self._copying = threading.Lock()
+    self._over = threading.Event()
+    super().__init__(place / self._address.rpartition('/')[2])
+    self.checkpoints = f'{self._address}/{CHECKPOINTS}'
+
+  def __enter__(self) -> 'BucketWorkdir':
+    """Copies what the bucket has.
+
+    Raises:
+      UserError: the bucket cannot be read.
+    """
+    shutil.rmtree(self._place, ignore_errors=True)
+    self.folder.mkdir(parents=True)
+    self._download()
+    self._copied = {file: _state(file) for file in self._files()}
+    self._thread = threading.Thread(target=self._copy_periodically, name='workdir', daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+    """Copies what is left; an error that names the local folder names the workdir instead."""
+    self._over.set()
     try:
-      there, damage = _parsed(path), ''
-    except UserError as error:
-      there, damage = stored_config(workdir) if begun else None, str(error)
-      if begun and there is None:
-        raise _unrepairable(error, path) from error
-    if there is not None:
-      notes.append(_takeover_note(there, config, workdir, begun=begun, takeover=takeover))
-    if damage:
-      what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
-      notes.append(f'{damage}{_moved_aside(path)}; it is written again: {what}.')
-  return '\n'.join(filter(None, notes))
+      self.upload()
+    except UserError as failure:
+      if error is None:
+        raise
+      _log.warning('%s', failure)  # the error that is on its way already matters more
+    if isinstance(error, UserError) and self.named(str(error)) != str(error):
+      raise type(error)(self.named(str(error))) from error
+
+  def before_commit(self) -> None:
+    """Uploads the log, and makes sure that this run still has the lease."""
+    self.upload()
+    self._renew()
+
+  def upload(self) -> None:
+    """Copies to the bucket what was written since the last copy.
+
+    Raises:
+      UserError: the bucket cannot be written.
+    """
+    with self._copying:
+      self._renew()
+      buckets.at_once(self._copy_file, list(self._files()))
+
+  def named(self, text: str) -> str:
+    """A text in which the address of the workdir stands for the local folder."""
+    return text.replace(str(self.folder), self._address)
+
+  def _renew(self) -> None:
+    """Ends the process where another run has taken over: nothing of it is overwritten."""
+    if self._bucket_lease is not None:
+      self._bucket_lease.renew()
+
+  def _copy_file(self, file: pathlib.Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # moved aside meanwhile
+      state = _state(file)  # before the content, which may grow meanwhile
+      if self._copied.get(file) != state:
+        name = file.relative_to(self.folder).as_posix()
+        self._bucket.write(f'{self._address}/{name}', file.read_bytes())
+        self._copied[file] = state
+
+  def _copy_periodically(self) -> None:
+    pause = _PAUSE
+    while not self._over.wait(pause):
+      begin = time.monotonic()
+      try:
+        self.upload()
+      except UserError as error:  # the next copy, or that before a checkpoint, has it all
+        _log.warning('%s', error)
+      pause = max(_PAUSE, _SHARE * (time.monotonic() - begin))
+
+  def _download(self) -> None:
+    """Copies what a run reads when it goes on: its small files, and `meta` of its checkpoints."""
+    objects, folders = self._bucket.listing(self._address)
+    wanted = [entry for entry in objects if not entry.address.rpartition('/')[2].startswith(_NOT_READ)]
+    for folder in folders:
+      if folder.rpartition('/')[2] not in _NOT_READ:
+        wanted += self._bucket.below(folder)
+
+    def download(entry: buckets.Entry) -> None:
+      self._bucket.download(entry, local_place(self.folder, entry.address, self._address))
+
+    buckets.at_once(download, wanted)
+    steps = BucketSteps(self.checkpoints)
+    for step in steps.committed():
+      steps.fetch(step, self.folder / CHECKPOINTS / str(step), 'meta')
+
+  def _files(self) -> list[pathlib.Path]:
+    """The local files that belong into the bucket."""
+    found = []
+    for folder, folders, names in os.walk(self.folder):
+      if folder == str(self.folder):
+        folders[:] = [name for name in folders if name != CHECKPOINTS]
+      found += [pathlib.Path(folder, name) for name in names if not name.endswith(_UNFINISHED)]
+    return [file for file in found if file.is_file()]
 
 
-def _moved_aside(path: pathlib.Path) -> str:
-  """Moves a damaged file aside and says where to; '' if there is none."""
-  if not path.exists():
-    return ''
-  aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
-  return f' and was moved to {aside}'
-
-
-def _takeover_note(
-  there: Config, config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool
-) -> str:
-  """As `claim`, of a workdir whose run has the config `there`."""
-  differing = config_lib.differing_options(there, config)
-  if not differing:
-    return ''
-  old, new = config_lib.flatten(there), config_lib.flatten(config)
-  texts = '; '.join(f'{name} ({old.get(name)!r} there, {new.get(name)!r} here)' for name in differing)
-  if not begun:
-    return f'{workdir} held a run without a checkpoint and with another config, which is replaced: {texts}.'
-  if takeover:
-    return f'Taking over the run in {workdir}, whose config was another one: {texts}.'
-  raise UserError(
-    f'{workdir} holds a run with another config: {texts}; choose another --workdir, give the config it was '
-    f'started with, or go on with this one by --takeover.'
-  )
-
-
-def read_config(workdir: pathlib.Path) -> Config:
-  """The config of the run in a workdir, perhaps of an older version.
-
-  Where config.json is damaged or missing, it is that of the newest checkpoint, and a warning says so.
-
-  Raises:
-    UserError: there is none, or it is damaged and there is no checkpoint.
-  """
-  path = workdir / 'config.json'
-  try:
-    return _parsed(path)
-  except UserError as error:
-    stored = stored_config(workdir)
-    if stored is None and not path.exists():
-      raise UserError(f'There is no run in {workdir} (it has no config.json); check --workdir.') from error
-    if stored is None:
-      raise _unrepairable(error, path) from error
-    _log.warning('%s; the config of the newest checkpoint is used.', error)
-    return stored
-
-
-def _parsed(path: pathlib.Path) -> Config:
-  """The config that a file holds.
-
-  Raises:
-    UserError: it is damaged or missing; the sentence has no remedy yet.
-  """
-  if not path.exists():
-    raise UserError(f'{path} is missing')
-  try:
-    values = json.loads(foreign_files.read_bytes(path, foreign_files.LARGEST_TEXT))
-    if not isinstance(values, dict) or not values:
-      raise UserError('it is not a JSON object with options')
-    return config_lib.from_config_dict(values)
-  except (ValueError, RecursionError, OSError, UserError) as error:
-    raise UserError(f'{path} is damaged ({str(error).removesuffix(".")})') from error
-
-
-def _unrepairable(damage: UserError, path: pathlib.Path) -> UserError:
-  """The error where no checkpoint lies beside a damaged or missing config.json to take the config from."""
-  if path.exists():
-    return UserError(f'{damage}; remove it and give the config of the run.')
-  return UserError(
-    f'{damage} and no checkpoint beside it can be read, so that nothing tells what run this is; restore it, or '
-    f'choose another --workdir.'
-  )
-
-
-def stored_config(workdir: pathlib.Path) -> Config | None:
-  """The config that the newest checkpoint of a workdir has; None: there is none that can be read."""
-  meta = Manager(workdir / 'checkpoints', CheckpointConfig(), read_only=True).newest_meta()
-  return None if meta is None else config_lib.from_config_dict(meta['config'])
-
-
-def stored_classes(checkpoints: str | os.PathLike[str]) -> tuple[str, ...] | None:
-  """The classes by which the newest checkpoint was trained, label -> name; None: there is none that can be read."""
-  meta = Manager(checkpoints, CheckpointConfig(), read_only=True).newest_meta()
-  return None if meta is None else tuple(meta['class_names'])
-
-
-def restore(
-  manager: Manager, run: Run, *, takeover: bool = False
-) -> tuple[TrainState | None, dict[str, Any]]:
-  """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
-
-  Args:
-    manager: of its checkpoints.
-    run: which goes on.
-    takeover: go on although the training data has another number of images than before.
-
-  Raises:
-    UserError: the training data has changed since.
-  """
-
-  def wanted(meta: dict[str, Any]) -> dict[str, Any]:
-    _check_images(meta.get('examples'), run, takeover=takeover)
-    return run.program.state.items()
-
-  newest = manager.restore_newest(wanted)
-  return (None, {}) if newest is None else (TrainState.from_items(newest[1]), newest[2])
-
-
-def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None:
-  """Raises UserError, or with `takeover` warns, where the training data has more or fewer images than it had.
-
-  Args:
-    images_there: an epoch of the run that saved; 0 or None: it is not known, as of converted models.
-    run: which goes on.
-    takeover: whether that is wanted.
-  """
-  if images_there in (None, 0, run.dataset.examples):
-    return
-  text = (
-    f'The training data has {run.dataset.examples:,} images, and {images_there:,} when the run began: epochs, the '
-    f'schedule and the order of the images are no longer the same'
-  )
-  if not takeover:
-    raise UserError(f'{text}; restore the data, begin a new --workdir, or go on with it by --takeover.')
-  _log.warning('%s.', text)
-
-
-def checkpoint_meta(run: Run) -> dict[str, object]:
-  """What a checkpoint says of its run beside the arrays."""
-  return {
-    'config': config_lib.as_json(run.asked),
-    'class_names': list(run.dataset.class_names),
-    'examples': run.dataset.examples,
-  }
+def _state(file: pathlib.Path) -> tuple[int, int]:
+  found = file.stat()
+  return found.st_mtime_ns, found.st_size

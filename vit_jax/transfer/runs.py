@@ -8,8 +8,8 @@ from vit_jax.config import Config
 from vit_jax.evaluation.fewshot import FewShotEvaluator
 from vit_jax.training import preprocessing, results
 from vit_jax.training.initialization import initial_state, read_initial
+from vit_jax.training.resume import claim
 from vit_jax.training.run import Dataset, Run, evaluate
-from vit_jax.training.workdir import claim
 
 _NAMED_CLASSES = 5  # in a note
 
@@ -27,9 +27,9 @@ def probe(config: Config, workdir: pathlib.Path) -> results.Result:
   config = preprocessing.resolved(config, workdir)
   run = Run(config, Dataset(examples=1, num_classes=1))  # the head, which probes do not read, has one class
   with results.output_in_log(workdir):
-    note = claim(config, workdir, begun=False, takeover=False)
-    if note:
-      print(note)
+    with claim(config, workdir, begun=False, takeover=False) as note:
+      if note:
+        print(note)
     evaluators = run.open_evaluators()
     arrays, text = read_initial(config, run.architecture, ())
     if text:

@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax import buckets
-from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.checkpoint.manager import Manager
+from vit_jax.checkpoint.store import open_store
 from vit_jax.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.loading import load
@@ -36,9 +35,7 @@ def chosen_steps(checkpoint: str, texts: Sequence[str]) -> list[int]:
   Raises:
     UserError: the checkpoint is no run with kept steps, or it has no such step.
   """
-  directory = _directory(checkpoint)
-  is_there = buckets.is_bucket(directory) or pathlib.Path(directory).is_dir()
-  kept = Manager(directory, CheckpointConfig(), read_only=True).all_steps() if is_there else []
+  kept = open_store(_directory(checkpoint)).committed()
   if not kept:
     raise UserError(f'--steps is of a training run, and {checkpoint} has no checkpoints; give its workdir.')
   if list(texts) == ['all']:

@@ -77,6 +77,17 @@ class Source(abc.ABC):
     """Whether records are requests over a network, for which the threads that read them mostly wait."""
     return False
 
+  def version(self) -> str:
+    """A text that differs once other images are at the same place, and is the same on every machine.
+
+    For what is computed of the images and kept, and for a run that goes on. '' where they never change, or nothing
+    tells whether they have.
+
+    Raises:
+      UserError: a file of the data cannot be read.
+    """
+    return ''
+
 
 class NamedSource(Source):
   """A source that `config.data.source` can name: 'KIND:PLACE:SPLIT', or 'KIND:SPLIT' without a place.
@@ -131,16 +142,6 @@ class NamedSource(Source):
   def same_place(cls, one: str, other: str) -> bool:
     """Whether two places are the same data."""
     return one == other
-
-  def version(self) -> str:
-    """A text that differs once other images are at the same place, and is the same on every machine.
-
-    For what is computed of the images and kept. '' where they never change, or nothing tells whether they have.
-
-    Raises:
-      UserError: a file of the data cannot be read.
-    """
-    return ''
 
 
 SOURCES: Registry[NamedSource] = Registry(

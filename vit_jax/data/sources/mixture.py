@@ -46,6 +46,11 @@ class Mixture(Source):
     """As `Source.is_remote`, of any of the sources."""
     return any(source.is_remote for source in self._sources)
 
+  def version(self) -> str:
+    """As `Source.version`, of all of the sources."""
+    versions = [source.version() for source in self._sources]
+    return '; '.join(versions) if any(versions) else ''
+
   def __len__(self) -> int:
     return self._ends[-1]
 

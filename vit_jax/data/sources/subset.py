@@ -29,6 +29,9 @@ class Subset(Source):
   def is_remote(self) -> bool:
     return self._source.is_remote
 
+  def version(self) -> str:
+    return self._source.version()
+
   def labels(self) -> np.ndarray:
     return self._source.labels()[self._numbers]
 

@@ -1,0 +1,227 @@
+"""Going on with the run in a workdir: whose config it has, and the state of its newest checkpoint."""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from vit_jax import config as config_lib
+from vit_jax import files, foreign_files
+from vit_jax.checkpoint.config import CheckpointConfig
+from vit_jax.checkpoint.manager import Manager
+from vit_jax.config import Config
+from vit_jax.errors import UserError
+from vit_jax.training.run import Run
+from vit_jax.training.state import TrainState
+
+_TAKEOVER = 'takeover.json'  # the config of the last takeover
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> Iterator[str]:
+  """Checks that a workdir is free, or that its run has the same config; it is the config's after the block.
+
+  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. From then on the
+  config counts that the checkpoint holds under its digest, whatever became of config.json; or the one that took over,
+  which is kept in takeover.json since it may have no checkpoint yet. A damaged config.json is moved aside. It is
+  written when the block ends without an error: inside, the caller finds out whether a checkpoint fits.
+
+  Args:
+    config: the run.
+    workdir: its folder.
+    begun: whether there is a checkpoint.
+    takeover: go on with a run of another config.
+
+  Yields:
+    Sentences for the person where another config is taken over, or config.json was edited, is damaged or missing,
+    else ''.
+
+  Raises:
+    UserError: a run of another config has begun there, or neither config.json nor a checkpoint can be read.
+  """
+  path, record = workdir / 'config.json', workdir / _TAKEOVER
+  written, damage = _config_or_damage(path)
+  known = written
+  if begun:
+    known = _config_or_damage(record)[0] or stored_config(workdir) or written
+    if known is None:
+      raise _unrepairable(UserError(damage), path)
+  edited = known and written and config_lib.differing_options(known, written)
+  differing = config_lib.differing_options(known, config) if known else []
+  notes = []
+  if edited and not differing:
+    notes.append(f'{path} was edited ({", ".join(edited)}); it is written again as the checkpoints have it.')
+  if known and differing:
+    title = f'{workdir}, whose config.json was edited,' if edited else f'{workdir}'
+    notes.append(_takeover_note(known, config, differing, title, begun=begun, takeover=takeover))
+  if damage and (begun or path.exists()):
+    what = 'the checkpoint has the config too' if begun else 'the run there has no checkpoint yet'
+    notes.append(f'{damage}{_moved_aside(path)}; it is written again: {what}.')
+  yield '\n'.join(notes)
+  if jax.process_index() == 0:
+    (workdir / 'report').mkdir(parents=True, exist_ok=True)
+    if record.exists() or (begun and differing):
+      files.write_json(record, config_lib.as_json(config))
+    files.write_json(path, config_lib.as_json(config))
+
+
+def _moved_aside(path: pathlib.Path) -> str:
+  """Moves a damaged file aside and says where to; '' if there is none."""
+  if not path.exists():
+    return ''
+  aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
+  return f' and was moved to {aside}'
+
+
+def _takeover_note(
+  there: Config, config: Config, differing: Sequence[str], title: str, *, begun: bool, takeover: bool
+) -> str:
+  """As `claim`, of a workdir called `title`, whose run has the config `there`, in which some options differ."""
+  old, new = config_lib.flatten(there), config_lib.flatten(config)
+  texts = '; '.join(f'{name} ({old.get(name)!r} there, {new.get(name)!r} here)' for name in differing)
+  if not begun:
+    return f'{title} held a run without a checkpoint and with another config, which is replaced: {texts}.'
+  if takeover:
+    return f'Taking over the run in {title}, whose config was another one: {texts}.'
+  raise UserError(
+    f'{title} holds a run with another config: {texts}; choose another --workdir, give the config it was '
+    f'started with, or go on with this one by --takeover.'
+  )
+
+
+def read_config(workdir: pathlib.Path) -> Config:
+  """The config of the run in a workdir, perhaps of an older version.
+
+  Where config.json is damaged or missing, it is that of the newest checkpoint, and a warning says so.
+
+  Raises:
+    UserError: there is none, or it is damaged and there is no checkpoint.
+  """
+  path = workdir / 'config.json'
+  try:
+    return _parsed(path)
+  except UserError as error:
+    stored = stored_config(workdir)
+    if stored is None and not path.exists():
+      raise UserError(f'There is no run in {workdir} (it has no config.json); check --workdir.') from error
+    if stored is None:
+      raise _unrepairable(error, path) from error
+    _log.warning('%s; the config of the newest checkpoint is used.', error)
+    return stored
+
+
+def _config_or_damage(path: pathlib.Path) -> tuple[Config | None, str]:
+  """The config that a file holds and '', or None and what is wrong with the file."""
+  try:
+    return _parsed(path), ''
+  except UserError as error:
+    return None, str(error)
+
+
+def _parsed(path: pathlib.Path) -> Config:
+  """The config that a file holds.
+
+  Raises:
+    UserError: it is damaged or missing; the sentence has no remedy yet.
+  """
+  if not path.exists():
+    raise UserError(f'{path} is missing')
+  try:
+    values = json.loads(foreign_files.read_bytes(path, foreign_files.LARGEST_TEXT))
+    if not isinstance(values, dict) or not values:
+      raise UserError('it is not a JSON object with options')
+    return config_lib.from_config_dict(values)
+  except (ValueError, RecursionError, OSError, UserError) as error:
+    raise UserError(f'{path} is damaged ({str(error).removesuffix(".")})') from error
+
+
+def _unrepairable(damage: UserError, path: pathlib.Path) -> UserError:
+  """The error where no checkpoint lies beside a damaged or missing config.json to take the config from."""
+  if path.exists():
+    return UserError(f'{damage}; remove it and give the config of the run.')
+  return UserError(
+    f'{damage} and no checkpoint beside it can be read, so that nothing tells what run this is; restore it, or '
+    f'choose another --workdir.'
+  )
+
+
+def stored_config(workdir: pathlib.Path) -> Config | None:
+  """The config that the newest checkpoint of a workdir has; None: there is none that can be read."""
+  meta = Manager(workdir / 'checkpoints', CheckpointConfig(), read_only=True).newest_meta()
+  return None if meta is None else config_lib.from_config_dict(meta['config'])
+
+
+def stored_classes(checkpoints: str | os.PathLike[str]) -> tuple[str, ...] | None:
+  """The classes by which the newest checkpoint was trained, label -> name; None: there is none that can be read."""
+  meta = Manager(checkpoints, CheckpointConfig(), read_only=True).newest_meta()
+  return None if meta is None else tuple(meta['class_names'])
+
+
+def restore(
+  manager: Manager, run: Run, *, takeover: bool = False
+) -> tuple[TrainState | None, dict[str, Any]]:
+  """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
+
+  Args:
+    manager: of its checkpoints.
+    run: which goes on.
+    takeover: go on although the training data has another number of images than before.
+
+  Raises:
+    UserError: the training data has changed since.
+  """
+
+  def wanted(meta: dict[str, Any]) -> dict[str, Any]:
+    _check_images(meta.get('examples'), run, takeover=takeover)
+    return run.program.state.items()
+
+  newest = manager.restore_newest(wanted)
+  return (None, {}) if newest is None else (TrainState.from_items(newest[1]), newest[2])
+
+
+def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None:
+  """Raises UserError, or with `takeover` warns, where the training data has more or fewer images than it had.
+
+  Args:
+    images_there: an epoch of the run that saved; 0 or None: it is not known, as of converted models.
+    run: which goes on.
+    takeover: whether that is wanted.
+  """
+  if images_there in (None, 0, run.dataset.examples):
+    return
+  text = (
+    f'The training data has {run.dataset.examples:,} images, and {images_there:,} when the run began: epochs, the '
+    f'schedule and the order of the images are no longer the same'
+  )
+  if not takeover:
+    raise UserError(f'{text}; restore the data, begin a new --workdir, or go on with it by --takeover.')
+  _log.warning('%s.', text)
+
+
+def warn_of_changed_data(meta: Mapping[str, Any], version: str) -> None:
+  """Logs a warning where the training data's `Source.version`, if known ('' if not), is not what a checkpoint says."""
+  before = meta.get('data_version', '')
+  if before and version and before != version:
+    _log.warning(
+      'The files of the training data were changed, replaced or copied since the last checkpoint (%s then, %s now): if '
+      'their contents are others, the run no longer ends in the bits of one that was not stopped. A full check is '
+      '`sha256sum --check` with a list of sums that was made before, such as SHA256SUMS beside prepared data.',
+      before,
+      version,
+    )
+
+
+def checkpoint_meta(run: Run, version: str) -> dict[str, object]:
+  """What a checkpoint says of its run beside the arrays; `version`: `Source.version` of the training data."""
+  return {
+    'config': config_lib.as_json(run.asked),
+    'class_names': list(run.dataset.class_names),
+    'examples': run.dataset.examples,
+    'data_version': version,
+  }
