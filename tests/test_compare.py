@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from processes import HUNG
 
+from vit_jax import compare
 from vit_jax import config as c
 from vit_jax.errors import UserError
 from vit_jax.experiments import comparison
