@@ -27,8 +27,8 @@ def write(variant: str, path: pathlib.Path) -> None:
   import numpy as np
 
   from vit_jax import config as c
-  from vit_jax import pytrees
   from vit_jax.data.preprocess import Preprocess
+  from vit_jax.foundation import pytrees
   from vit_jax.models.base import Architecture
   from vit_jax.pretrained.base import FORMATS, Pretrained
 

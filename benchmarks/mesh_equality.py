@@ -114,8 +114,8 @@ def train(config: c.Config, *, nudged: bool = False) -> Outcome:
   import jax
   from jax.experimental import multihost_utils
 
-  from vit_jax import pytrees
   from vit_jax.data.pipeline import TrainPipeline
+  from vit_jax.foundation import pytrees
   from vit_jax.parallel.mesh import batch_sharding
   from vit_jax.training.run import open_training
 

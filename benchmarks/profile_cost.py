@@ -15,8 +15,8 @@ import timeit
 import jax
 import numpy as np
 
-from vit_jax import config_files
 from vit_jax.config import from_config_dict
+from vit_jax.options import config_files
 from vit_jax.training.profiling import Profiler
 from vit_jax.training.run import open_training
 

@@ -88,7 +88,8 @@ CONTENDERS = tuple(MAKERS)
 
 
 def _config(*, loop: bool = False):
-  from vit_jax import config, config_files
+  from vit_jax import config
+  from vit_jax.options import config_files
 
   values = config_files.load('locality:plain,small')
   values.update_from_flattened_dict({'model.patch': 8, 'batch_size': BATCH_SIZE, 'total': '40 epochs'})

@@ -23,7 +23,7 @@ def ours(config: Callable[[], 'Config'], *, images: int, classes: int, keep: boo
     keep: whether freed memory is kept, as a command does.
   """
   if keep:
-    from vit_jax import allocator
+    from vit_jax.foundation import allocator
 
     allocator.keep_freed_memory()
   import jax

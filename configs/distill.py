@@ -22,7 +22,7 @@ Target: v3-8
 
 from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def get_config(student_teacher_data: str = 's16,runs/teacher,imagenet2012'):

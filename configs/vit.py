@@ -15,7 +15,7 @@ import functools
 
 from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # Table 3, JFT-300M: variant -> (epochs, learning rate).
 _JFT = {

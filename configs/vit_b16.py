@@ -8,7 +8,7 @@ AugReg 85.49 %. Not measured here.
 Target: v3-128
 """
 
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 def get_config(source: str = 'imagenet21k'):

@@ -8,7 +8,7 @@ AugReg 83.59 %. Not measured here.
 Target: v3-32
 """
 
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 def get_config(source: str = 'imagenet21k'):

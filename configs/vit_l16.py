@@ -8,7 +8,7 @@ ImageNet-21k; 0.68k and 0.23k TPUv3-core-days. AugReg, at 384 px: 85.59 %. Not m
 Target: v3-128
 """
 
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 def get_config(source: str = 'imagenet21k'):

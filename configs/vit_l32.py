@@ -7,7 +7,7 @@ Published (quoted from the original project's table, ImageNet-21k, then ImageNet
 Target: v3-128
 """
 
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 def get_config(source: str = 'imagenet21k'):

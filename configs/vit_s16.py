@@ -7,7 +7,7 @@ Published (quoted from AugReg, ImageNet-21k, fine-tuned on ImageNet at 384 px): 
 Target: v3-32
 """
 
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 def get_config(source: str = 'imagenet21k'):

@@ -7,7 +7,7 @@ No number of the published tables at hand is of this recipe.
 Target: v3-8
 """
 
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 def get_config(source: str = 'imagenet21k'):

@@ -20,7 +20,7 @@ Target: v3-32
 
 from vit_jax import recipes
 from vit_jax.config import to_config_dict
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def get_config(model_and_task: str = 'b16,cifar100'):

@@ -6,7 +6,7 @@
 
 set -euo pipefail
 
-readonly EXIT_USER_ERROR=2  # vit_jax/errors.py has both
+readonly EXIT_USER_ERROR=2  # vit_jax/foundation/errors.py has both
 readonly EXIT_RESTART=75
 
 fail() {

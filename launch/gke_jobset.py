@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, UserError
+from vit_jax.foundation.errors import EXIT_RESTART, EXIT_USER_ERROR, UserError
 
 _CONTAINER = 'train'
 

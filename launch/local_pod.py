@@ -27,7 +27,7 @@ import time
 from types import FrameType
 from typing import IO, NamedTuple
 
-from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, UserError
+from vit_jax.foundation.errors import EXIT_RESTART, EXIT_USER_ERROR, UserError
 from vit_jax.parallel import ports
 
 _JOINING = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from absl import flags
 
 from vit_jax import cli
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'The folder that will hold the run, or its address in a bucket.'
@@ -210,7 +210,7 @@ class BucketWorkdir:
   def __init__(self, address: str):
     import jax
 
-    from vit_jax import buckets
+    from vit_jax.foundation import buckets
 
     self._address, self._bucket = address.rstrip('/'), buckets.Bucket(address)
     self._index, self._count = jax.process_index(), jax.process_count()

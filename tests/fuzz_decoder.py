@@ -22,7 +22,7 @@ from PIL import Image
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.transforms import eval_image, train_image
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def whole_images() -> dict[str, bytes]:

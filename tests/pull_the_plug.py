@@ -32,7 +32,7 @@ from processes import finish, start
 
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 DISK_MEBIBYTES = 64
 STEP_SECONDS = 0.004

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 import vit_jax
-from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vit_jax import allocator
+from vit_jax.foundation import allocator
 
 pytestmark = pytest.mark.skipif(
   sys.platform != 'linux' or allocator.has_accelerator(),

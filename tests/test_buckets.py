@@ -3,9 +3,9 @@
 import pytest
 from bucket_emulators import Place, forget_earlier_emulators, places
 
-from vit_jax import buckets
-from vit_jax.buckets import Bucket, Patience
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.buckets import Bucket, Patience
+from vit_jax.foundation.errors import UserError
 
 CONTENT = bytes(range(256)) * 1000
 PATIENCE = Patience(timeout=60, pause=0)

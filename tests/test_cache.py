@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from vit_jax import cache
+from vit_jax.foundation import cache
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vit_jax import class_matching
-from vit_jax.errors import UserError
+from vit_jax.foundation import class_matching
+from vit_jax.foundation.errors import UserError
 
 NEW = class_matching.NEW
 

@@ -10,9 +10,9 @@ import pytest
 from bucket_emulators import Place, places
 from released_files import logits, write_random, write_run
 
-from vit_jax import buckets
 from vit_jax.config import ViTConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import bucket_output, formats
 from vit_jax.visualize import through_training
 

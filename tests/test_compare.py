@@ -14,8 +14,8 @@ from processes import HUNG
 
 from vit_jax import compare
 from vit_jax import config as c
-from vit_jax.errors import UserError
 from vit_jax.experiments import comparison
+from vit_jax.foundation.errors import UserError
 
 RUN = c.Config(batch_size=16, evaluators={'test': c.ClassificationEvaluatorConfig()})
 

@@ -9,7 +9,7 @@ import pytest
 from jax._src import compilation_cache as jax_cache
 from processes import run
 
-from vit_jax import compilation_cache
+from vit_jax.foundation import compilation_cache
 
 
 @pytest.fixture
@@ -61,7 +61,8 @@ def test_a_second_run_does_not_compile_the_step_and_ends_in_the_same_bits(tmp_pa
 SHARED = """
   import jax
   import jax.numpy as jnp
-  from vit_jax import compilation_cache, config
+  from vit_jax.foundation import compilation_cache
+  from vit_jax import config
   from vit_jax.parallel import distributed
   from vit_jax.parallel.mesh import batch_sharding, make_mesh
 

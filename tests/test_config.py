@@ -6,9 +6,10 @@ import json
 import pytest
 
 from vit_jax import config as c
-from vit_jax import durations, options
-from vit_jax.errors import UserError
+from vit_jax import options
 from vit_jax.evaluation.base import EVALUATORS
+from vit_jax.foundation import durations
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS
 from vit_jax.objectives.base import OBJECTIVES
 

@@ -5,7 +5,7 @@ from commands import CONFIG, assert_said
 from fork_server import run
 
 from vit_jax import config as c
-from vit_jax import config_files
+from vit_jax.options import config_files
 
 
 @pytest.mark.parametrize(

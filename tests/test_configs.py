@@ -12,7 +12,7 @@ from config_files import FILES, load
 from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.data.sources import splits
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training.run import Dataset, Run
 
 PAPER = ['imagenet21k', 'jft', 'imagenet2012']

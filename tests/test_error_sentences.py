@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 from stalled_mount import Stalling
 
-from vit_jax import error_sentences
+from vit_jax.foundation import error_sentences
 
 
 @pytest.mark.parametrize(

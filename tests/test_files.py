@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from vit_jax import files, foreign_files
+from vit_jax.foundation import files, foreign_files
 
 
 @pytest.fixture

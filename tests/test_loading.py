@@ -15,7 +15,7 @@ from processes import HUNG
 from released_files import path, tensors
 
 import vit_jax
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS, Pretrained

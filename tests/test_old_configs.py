@@ -12,12 +12,12 @@ import pytest
 from config_files import load
 
 from vit_jax import config as config_lib
-from vit_jax import old_configs
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
+from vit_jax.options import old_configs
 from vit_jax.training import preprocessing
 
 ROOT = pathlib.Path(__file__).parents[1]

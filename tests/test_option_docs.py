@@ -7,11 +7,12 @@ import pytest
 from commands import assert_said
 from fork_server import ROOT, run
 
-from vit_jax import cli, option_docs, options
+from vit_jax import cli, options
 from vit_jax import config as c
 from vit_jax.evaluation.base import EVALUATORS
 from vit_jax.models.base import MODELS
 from vit_jax.objectives.base import OBJECTIVES
+from vit_jax.options import documentation
 
 REGISTRIES = {'model': MODELS, 'objective': OBJECTIVES, 'evaluators.NAME': EVALUATORS}
 
@@ -66,12 +67,12 @@ def kinds():
 
 
 def test_every_option_has_a_text_and_the_default_that_python_gives_it():
-  docs = {doc.name: doc for doc in option_docs.documented()}
+  docs = {doc.name: doc for doc in documentation.documented()}
   assert {name: doc.default for name, doc in docs.items()} == {
     name: repr(value) for name, value in options.flatten(c.Config()).items() if name != 'evaluators'
   }
   for section, kind, own in kinds():
-    found = {doc.name: doc for doc in option_docs.documented(type(own), f'{section}.')}
+    found = {doc.name: doc for doc in documentation.documented(type(own), f'{section}.')}
     assert {name: doc.default for name, doc in found.items()} == {
       f'{section}.{name}': repr(value) for name, value in options.flatten(own).items()
     }, kind
@@ -81,7 +82,7 @@ def test_every_option_has_a_text_and_the_default_that_python_gives_it():
 
 
 def test_help_has_the_options_of_every_model_objective_and_evaluator():
-  text = option_docs.help_text()
+  text = documentation.help_text()
   for section, kind, own in kinds():
     for name in options.as_dict(own):
       assert f'  --config.{section}.{name}=' in text or name == REGISTRIES[section].tag, (kind, name)
@@ -123,7 +124,7 @@ def test_a_class_is_documented_as_far_as_its_source_can_be_read(source, tmp_path
     scope = {'__name__': 'nowhere'}
     exec(OUTSIDE.replace('MODELS.register', '# '), scope)
     BagConfig = scope['BagConfig']
-  docs = {doc.name: doc for doc in option_docs.documented(BagConfig)}
+  docs = {doc.name: doc for doc in documentation.documented(BagConfig)}
   assert docs.keys() == options.flatten(BagConfig()).keys()
   assert docs['dtype'].text
   assert docs['bag_width'].text == ('The size of a token.' if source == 'read' else '')

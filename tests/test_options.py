@@ -11,9 +11,9 @@ from ml_collections import config_flags
 
 from vit_jax import config as c
 from vit_jax import options
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 from vit_jax.options import RESUMABLE, Amount, Between, Count, ImageSize, Positive, Rate, Regex
-from vit_jax.registry import Registry
 
 
 class Fruit:

@@ -10,8 +10,8 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS, SIGMOID_LOST

@@ -16,7 +16,8 @@ import pytest
 from fork_server import ROOT
 from processes import HUNG
 
-from vit_jax import cli, signals
+from vit_jax import cli
+from vit_jax.foundation import signals
 
 SENTENCE = 'Interrupted; nothing was saved.'
 # Seconds that only a process that hangs takes to end: what it is interrupted in takes ten minutes or for ever, so that
@@ -25,7 +26,7 @@ SENTENCE = 'Interrupted; nothing was saved.'
 BEGIN = """
   import signal, sys, time
   signal.signal(signal.SIGINT, signal.default_int_handler)
-  from vit_jax import signals
+  from vit_jax.foundation import signals
 """
 INSIDE = """
   with signals.end_at_interrupt('Interrupted; nothing was saved.'):

@@ -13,7 +13,7 @@ import pytest
 from commands import assert_done, assert_said, run
 from processes import HUNG, wait_until
 
-from vit_jax.errors import EXIT_RESTART
+from vit_jax.foundation.errors import EXIT_RESTART
 
 # Fewer kills and steps than `python tests/kill_and_resume.py --kills=20`, which is run by hand.
 STEPS = 60

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _begins_a_command() -> bool:
 
 
 if _begins_a_command():
-  from vit_jax import allocator, signals
+  from vit_jax.foundation import allocator, signals
 
   allocator.keep_freed_memory()  # before the first thread, which NumPy starts
   signals.end_at_interrupt().start()  # Ctrl-C may come while the other modules are imported

@@ -16,8 +16,9 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax import config_files, error_sentences, signals, terminal
-from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
+from vit_jax.foundation import error_sentences, signals, terminal
+from vit_jax.foundation.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError
+from vit_jax.options import config_files
 from vit_jax.parallel import aborts
 
 # Command -> (module, what it does).
@@ -247,7 +248,7 @@ def _not_a_flag(argument: str) -> UserError:
 
 def _unknown_flag(name: str, argv: Sequence[str]) -> UserError:
   """The error for a flag that the command does not have."""
-  from vit_jax import option_docs
+  from vit_jax.options import documentation
 
   if 'config' in flags.FLAGS:
     if name.startswith('config.'):  # options of a config are flags once there is a config
@@ -255,10 +256,10 @@ def _unknown_flag(name: str, argv: Sequence[str]) -> UserError:
     names = {flag.name for flag in _own_flags(argv)}
     near = next(iter(difflib.get_close_matches(name, names, n=1)), None)
     if near is None:
-      option = option_docs.nearest(name, _option_names(argv))
+      option = documentation.nearest(name, _option_names(argv))
       near = f'config.{option}' if option else None
   else:
-    near = option_docs.nearest(name, {flag.name for flag in _own_flags(argv)})
+    near = documentation.nearest(name, {flag.name for flag in _own_flags(argv)})
   hint = f'did you mean --{near}?' if near else '--help lists the flags.'
   return UserError(f'--{name} is not a flag; {hint}')
 
@@ -308,9 +309,9 @@ def _option_names(argv: Sequence[str]) -> set[str]:
 
 
 def _unknown_option(name: str, argv: Sequence[str]) -> UserError:
-  from vit_jax import option_docs
+  from vit_jax.options import documentation
 
-  near = option_docs.nearest(name, _option_names(argv))
+  near = documentation.nearest(name, _option_names(argv))
   hint = f'did you mean config.{near}?' if near else '--help lists the options.'
   return UserError(f'There is no option config.{name}; {hint}')
 
@@ -347,14 +348,14 @@ def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
     text = re.sub(_OF_LISTS, '', flag.help or '')
     lines.append(textwrap.fill(text, 100, initial_indent='      ', subsequent_indent='      '))
   if 'config' in flags.FLAGS:
-    from vit_jax import option_docs
+    from vit_jax.options import documentation
 
     written = _written_file(argv)
     if written:
       with contextlib.suppress(UserError):
         config_files.load(written)  # what it registers is listed too
     lines += ['', 'Options of a config, with the defaults that a config file replaces:', '']
-    lines.append(option_docs.help_text())
+    lines.append(documentation.help_text())
   return '\n'.join(lines)
 
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from vit_jax import cli, files
+from vit_jax import cli
+from vit_jax.foundation import files
 
 _OUT = flags.DEFINE_string('out', 'compared', 'The folder for curves.png and compare.md.')
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 import ml_collections
 
-from vit_jax import old_configs, options
+from vit_jax import options
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.data.config import DataConfig, check_resize
-from vit_jax.durations import Duration
-from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
 from vit_jax.evaluation.classification import ClassificationEvaluatorConfig
 from vit_jax.evaluation.fewshot import FewShotEvaluatorConfig
+from vit_jax.foundation.durations import Duration
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mixer import MixerConfig
@@ -28,7 +28,16 @@ from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
 from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
-from vit_jax.options import RESUMABLE, BatchSize, Between, Count, NotNegative, flatten, to_config_dict
+from vit_jax.options import (
+  RESUMABLE,
+  BatchSize,
+  Between,
+  Count,
+  NotNegative,
+  flatten,
+  old_configs,
+  to_config_dict,
+)
 from vit_jax.parallel.mesh import MeshConfig
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.training.config import StopConfig, TensorBoardConfig

@@ -10,7 +10,8 @@ levels, 3-Augment and the config's own augmentation, mirrored and mixed with eac
 
 from absl import flags
 
-from vit_jax import cli, files
+from vit_jax import cli
+from vit_jax.foundation import files
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The picture goes into its report/.')

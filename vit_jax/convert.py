@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from vit_jax import cli, weights_flag
-from vit_jax.errors import UserError
+from vit_jax import cli
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.pretrained.base import Pretrained
@@ -87,7 +88,7 @@ def _told() -> dict[str, Any]:
 
 def _count(pretrained: 'Pretrained') -> int:
   """Parameters of the model, without its state."""
-  from vit_jax import pytrees
+  from vit_jax.foundation import pytrees
 
   state = pretrained.architecture.state_paths()
   return sum(array.size for path, array in pytrees.flatten(pretrained.params).items() if path not in state)

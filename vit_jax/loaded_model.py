@@ -12,7 +12,7 @@ from flax import nnx
 from PIL import Image
 
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig, Pooling
 from vit_jax.models.capabilities import Attends, HasTokens
 from vit_jax.pretrained.base import Link

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import options as options_lib
-from vit_jax import pytrees
+from vit_jax.foundation import pytrees
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
 from vit_jax.models.capabilities import PretrainingOptions, with_position_resize

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from vit_jax import buckets, cli
-from vit_jax.errors import UserError
+from vit_jax import cli
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.config import Config
@@ -65,7 +66,7 @@ def _evaluate(place: str) -> None:
 @contextlib.contextmanager
 def _processes(place: str) -> Iterator[None]:
   """This process as one of a run's, whose errors name the workdir."""
-  from vit_jax import compilation_cache
+  from vit_jax.foundation import compilation_cache
   from vit_jax.parallel import distributed, peers
 
   distributed.initialize()

@@ -21,9 +21,11 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from vit_jax import cli, foreign_files, weights_flag
+from vit_jax import cli
 from vit_jax.data.image_files import image_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.data.preprocess import Preprocess

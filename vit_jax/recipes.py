@@ -25,7 +25,7 @@ from vit_jax.config import (
   from_config_dict,
   to_config_dict,
 )
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 from vit_jax.models.capabilities import PretrainingOptions
 

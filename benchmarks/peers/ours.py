@@ -8,7 +8,7 @@ from peers.program import Recipe
 def lower(_checkout: str, variant: str, recipe: Recipe, blocks: int | None, devices):
   """Our step of a recipe in configs/, with what it leaves open chosen for the whole depth, lowered, and its mesh."""
   from vit_jax import config as c
-  from vit_jax import config_files
+  from vit_jax.options import config_files
   from vit_jax.training.run import Dataset, Run
 
   values = config_files.load(f'vit_{variant.lower().replace("/", "")}:{recipe.config}')

@@ -24,7 +24,8 @@ Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data").
 Target: cpu:1
 """
 
-from vit_jax import config_files, recipes
+from vit_jax import recipes
+from vit_jax.options import config_files
 
 _HYBRID = {'model.stem_blocks': (2,), 'model.stem_width': 64, 'model.patch': 1, 'model.depth': 5}
 _SMALL_HYBRID = {'model.stem_blocks': (1,), 'model.stem_width': 32, 'model.patch': 1, 'model.depth': 3}

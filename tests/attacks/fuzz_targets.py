@@ -26,12 +26,12 @@ from limited import outcome, restrict_memory
 from PIL import Image
 
 from vit_jax import config as c
-from vit_jax import json_lines, pytrees
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import folder_listing, open_source
-from vit_jax.errors import UserError
 from vit_jax.evaluation.real_labels import RealLabels
+from vit_jax.foundation import json_lines, pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.prepare import archives, processes, run, shards
 from vit_jax.prepare.images import Shrinking

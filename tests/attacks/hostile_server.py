@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import download, file_kinds
 from vit_jax.pretrained.http_download import Patience
 

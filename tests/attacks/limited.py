@@ -14,7 +14,7 @@ from typing import Any
 
 from processes import HUNG
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMPUTING_SECONDS = 5  # of the process, not of the clock, which a busy machine stretches

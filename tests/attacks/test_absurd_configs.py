@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax import config as c
 from vit_jax import options
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import memory
 from vit_jax.training.run import Dataset, Run
 

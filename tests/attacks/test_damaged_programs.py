@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax._src import compilation_cache as jax_cache
 
-from vit_jax import compilation_cache
+from vit_jax.foundation import compilation_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -92,7 +92,7 @@ def test_damaged_program_is_removed_and_compiled_again(directory, caplog):
 
 CRASHING = """
 import os, pathlib, sys
-from vit_jax import compilation_cache
+from vit_jax.foundation import compilation_cache
 record = compilation_cache.CrashRecord(pathlib.Path(sys.argv[1]))
 record.taken(sys.argv[2])
 if sys.argv[3] != '0':

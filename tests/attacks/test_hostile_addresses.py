@@ -5,7 +5,7 @@ import re
 import pytest
 from hostile_server import PATIENCE, SHORT, A, Request, archive, get, refusal
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import download, formats
 
 LOGIN = b'\n <!DOCTYPE html><html><body>Please log in</body></html>' + b' ' * 1000

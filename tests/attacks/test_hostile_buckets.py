@@ -6,12 +6,12 @@ import pathlib
 import pytest
 from bucket_emulators import Place, places
 
-from vit_jax import buckets
-from vit_jax.buckets import Bucket
 from vit_jax.checkpoint import lease
 from vit_jax.checkpoint.bucket_steps import BucketSteps
-from vit_jax.errors import UserError
-from vit_jax.object_names import local_place
+from vit_jax.foundation import buckets
+from vit_jax.foundation.bucket_paths import local_place
+from vit_jax.foundation.buckets import Bucket
+from vit_jax.foundation.errors import UserError
 from vit_jax.training.workdir import BucketWorkdir
 
 ADDRESS = 'gs://bucket/run'

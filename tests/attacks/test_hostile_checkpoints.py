@@ -13,9 +13,9 @@ import pytest
 from hostile_files import FILES, OTHERS
 from hostile_folders import FOLDERS
 
-from vit_jax import pytrees
 from vit_jax.config import EfficientNetConfig, ViTConfig
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained

@@ -16,10 +16,10 @@ from vit_jax import cli, compare
 from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.errors import UserError
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.experiments.report import Summary
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.training import figures

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from hostile_server import LENGTH, PATIENCE, A, B, Request, chunked, get, refusal, version
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # Resumed downloads.
 

@@ -14,7 +14,7 @@ from vit_jax import config as c
 from vit_jax.checkpoint.lease import FILE_NAME, Lease
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop
 
 CONFIG = c.Config(

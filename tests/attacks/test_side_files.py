@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from vit_jax import config as c
-from vit_jax import json_lines
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.bad_images import BadImages
-from vit_jax.errors import BadImage, UserError
+from vit_jax.foundation import json_lines
+from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.training import metrics, results, resume
 
 DAMAGES = {

@@ -11,7 +11,7 @@ from bucket_emulators import Place, places
 
 from vit_jax.checkpoint import bucket_lease
 from vit_jax.checkpoint.bucket_lease import BucketLease
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 @pytest.fixture(scope='module', params=['gs', 's3'])

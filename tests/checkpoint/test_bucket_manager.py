@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from bucket_emulators import Place, places
 
-from vit_jax.buckets import Patience
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import OutOfReach, UserError
+from vit_jax.foundation.buckets import Patience
+from vit_jax.foundation.errors import OutOfReach, UserError
 from vit_jax.pretrained import bucket_files
 
 
@@ -121,7 +121,7 @@ def test_saves_and_restores_survive_a_server_that_is_busy(place: Place):
 
 
 def test_bucket_out_of_reach_fails_the_save_and_keeps_the_step_before(place: Place, monkeypatch):
-  monkeypatch.setattr('vit_jax.buckets.OF_RUNS', Patience(attempts=2, pause=0))
+  monkeypatch.setattr('vit_jax.foundation.buckets.OF_RUNS', Patience(attempts=2, pause=0))
   found = manager(place, 'gone')
   save(found, 1)
   place.proxy.write_faults[:] = [400] * 1000

@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def _items(step: int) -> dict:

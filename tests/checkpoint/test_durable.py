@@ -12,7 +12,7 @@ import pytest
 
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 ITEMS = {'params': {'kernel': jnp.ones((8, 8))}, 'opt_state': {'mu': jnp.zeros(8)}}
 

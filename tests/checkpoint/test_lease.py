@@ -14,7 +14,7 @@ import pytest
 from processes import finish, run, start
 
 from vit_jax.checkpoint.lease import FILE_NAME, Lease
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 HOLD = """
   import sys, time
@@ -117,7 +117,7 @@ def test_holder_that_has_not_said_its_name_yet_is_another_process(tmp_path):
 PAIR = """
   import sys
   from vit_jax.checkpoint.lease import Lease
-  from vit_jax.errors import UserError
+  from vit_jax.foundation.errors import UserError
   from vit_jax.parallel import distributed
   distributed.initialize()
   try:

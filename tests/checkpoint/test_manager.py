@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.checkpoint import checksums
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 

@@ -16,7 +16,7 @@ from processes import finish, run, start
 
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
 SHAPE = (16, 8)
@@ -149,7 +149,7 @@ def test_processes_that_do_not_share_the_directory_are_told_so(tmp_path):
   own = (
     COMMON
     + """
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 with Manager(f'{sys.argv[1]}/{jax.process_index()}', CheckpointConfig(), read_only=True) as manager:
   try:
     manager.restore_newest({})
@@ -234,7 +234,7 @@ FULL = """
   import jax
   from vit_jax.checkpoint.config import CheckpointConfig
   from vit_jax.checkpoint.manager import Manager
-  from vit_jax.errors import UserError
+  from vit_jax.foundation.errors import UserError
   try:
     with Manager(sys.argv[1], CheckpointConfig()) as manager:
       manager.save(1, {'params': {'x': jax.random.normal(jax.random.key(0), (2048, 1024))}}, {})

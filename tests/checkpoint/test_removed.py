@@ -13,7 +13,7 @@ from processes import finish, start
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 KEEP_TWO = CheckpointConfig(keep=2)
 ABSTRACT = {'params': {'kernel': jax.ShapeDtypeStruct((256, 256), jnp.float32)}}

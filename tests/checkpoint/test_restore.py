@@ -12,7 +12,7 @@ from processes import run
 
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def _abstract(tree):

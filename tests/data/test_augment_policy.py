@@ -4,7 +4,7 @@ from vit_jax import options
 from vit_jax.data import augment_policy
 from vit_jax.data.augment_policy import Step, mixup, parse
 from vit_jax.data.config import DataConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def test_levels_are_those_of_augreg():

@@ -11,7 +11,7 @@ from vit_jax.data.bad_images import BadImages
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.data.sources.base import Record, Source
-from vit_jax.errors import BadImage, UserError
+from vit_jax.foundation.errors import BadImage, UserError
 
 DATA = DataConfig(image_size=(4, 4), crop='random', padding=1, bad_images='replace')
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageOps, PngImagePlugin
 
 from vit_jax.data.decode import Picture
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def decode(data, channels=3):

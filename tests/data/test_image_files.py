@@ -4,7 +4,7 @@ import os
 import pytest
 
 from vit_jax.data.image_files import image_files
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vit_jax.data import jpeg
 from vit_jax.data.decode import Picture
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 pytest.importorskip('simplejpeg', reason='no wheel of it here; Pillow decodes')
 

@@ -16,7 +16,7 @@ from vit_jax.data import prefetch
 from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.data.sources.mixture import Mixture
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 DATA = DataConfig(image_size=(4, 5), crop='random', padding=2, resize=None)
 OWN_THREADS = ('decode', 'assemble')

@@ -13,7 +13,7 @@ from vit_jax.data.on_device import prepare_training
 from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.mixture import Mixture
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop
 
 DATA = c.DataConfig(image_size=(4, 5), crop='random', padding=2, max_labels=4, label_weights=True)

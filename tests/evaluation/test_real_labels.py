@@ -14,9 +14,9 @@ from PIL import Image
 from vit_jax import config as c
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.data.sources.base import Record, Source
-from vit_jax.errors import UserError
 from vit_jax.evaluation import classification, classification_metrics, real_labels
 from vit_jax.evaluation.real_labels import RealLabels
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel.mesh import batch_sharding, make_mesh
 from vit_jax.training.run import Dataset, Run, evaluate
 

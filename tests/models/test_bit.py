@@ -12,8 +12,8 @@ import tiny
 from flax import nnx
 
 from vit_jax import config
-from vit_jax.errors import UserError
 from vit_jax.evaluation import features
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import capabilities
 from vit_jax.models.base import Architecture
 from vit_jax.training.run import Dataset, Run

@@ -9,10 +9,10 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import pytrees
 from vit_jax.config import EfficientNetConfig
-from vit_jax.errors import UserError
 from vit_jax.evaluation import features
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import capabilities, mbconv
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import rounded_channels

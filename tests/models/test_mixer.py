@@ -11,7 +11,7 @@ import tiny
 from flax import nnx
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import capabilities
 from vit_jax.models.base import Architecture
 from vit_jax.models.dropout import Place

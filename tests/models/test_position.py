@@ -11,9 +11,9 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.parts import positions
 from vit_jax.pretrained import formats

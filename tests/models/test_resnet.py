@@ -10,7 +10,7 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from vit_jax import config as c
-from vit_jax import pytrees
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import ModelConfig
 from vit_jax.training.run import Dataset, Run
 

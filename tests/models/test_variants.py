@@ -4,7 +4,7 @@ import pytest
 import tiny
 
 from vit_jax.config import EfficientNetConfig, MixerConfig, ResNetConfig, ViTConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import efficientnet, resnet, vit_config
 from vit_jax.models.base import MODELS
 

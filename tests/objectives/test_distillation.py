@@ -15,10 +15,10 @@ from scipy.special import expit, log_softmax, softmax, xlogy
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.parts.positions import POSITIONS
 from vit_jax.training import evaluate_checkpoint
 from vit_jax.training.run import Dataset, Run

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from vit_jax import config as c
 from vit_jax import load
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import masked_patches
 from vit_jax.training import loop
 from vit_jax.training.run import Dataset, Run

@@ -13,7 +13,7 @@ import jax
 import pytest
 from processes import finish, run, start, wait_for_line
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import distributed
 
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT', 'SLURM_NTASKS')

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType
 from processes import run
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.mesh import MeshConfig
 
@@ -100,7 +100,7 @@ TPUS = """
   import jax
   import numpy as np
   from jax.experimental import topologies
-  from vit_jax.errors import UserError
+  from vit_jax.foundation.errors import UserError
   from vit_jax.parallel.mesh import MeshConfig, batch_sharding, make_mesh, replicated
 
   def devices(name, slices):

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from processes import finish, start, wait_for_line
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel.distributed import heartbeat_seconds
 
 SECONDS = 3
@@ -15,7 +15,8 @@ TRAINING = """
   import jax
   import numpy as np
   from jax.experimental import multihost_utils
-  from vit_jax import cli, errors
+  from vit_jax import cli
+  from vit_jax.foundation import errors
   from vit_jax.parallel import distributed, peers
 
   def main():

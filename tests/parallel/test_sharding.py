@@ -10,8 +10,9 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import config, pytrees
+from vit_jax import config
 from vit_jax.config import EfficientNetConfig, MixerConfig, ResNetConfig, ViTConfig
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.mesh import batch_sharding, make_mesh

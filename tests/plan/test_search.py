@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.plan import search
 from vit_jax.plan.planner import Memory, NotCompiled, Plan, Speed
 from vit_jax.plan.topology import Topology

@@ -9,7 +9,7 @@ import jax
 import pytest
 from processes import HUNG
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.plan import topology
 
 # Name -> devices, kind, chips along x and y, slices, as in Google Cloud's documentation. Names of v2, v3, v4, v5p
@@ -94,7 +94,7 @@ def test_missing_compiler_is_an_error_that_names_the_extra():
   script = """
 import sys
 sys.modules['libtpu'] = None  # as where it is not installed
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.plan import topology
 try:
   topology.describe('v3-8')

@@ -8,7 +8,7 @@ import tarfile
 import pytest
 from made_sources import PICTURE, add, tar_around, tar_of, zip_of
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import archives, images, shard_plan
 from vit_jax.prepare.listing import Listing
 

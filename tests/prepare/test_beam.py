@@ -6,7 +6,7 @@ import sys
 import pytest
 from prepared_sets import files
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 

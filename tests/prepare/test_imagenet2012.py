@@ -10,7 +10,7 @@ import scipy.io
 from made_samples import picture
 from made_sources import tar_around
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def add(tar, name, content):

@@ -10,11 +10,11 @@ from made_samples import picture, shard
 from prepared_sets import files, interrupted_after, prepared
 
 from vit_jax.config import from_config_dict
-from vit_jax.config_files import load
 from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources import open_source, open_training
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
+from vit_jax.options.config_files import load
 from vit_jax.prepare import named_sets
 from vit_jax.prepare.selection import Selection
 

@@ -12,7 +12,7 @@ import pytest
 from image_bytes import jpeg, png
 from PIL import ExifTags, Image
 
-from vit_jax.errors import BadImage, UserError
+from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.prepare import images, shard_plan
 from vit_jax.prepare.images import Shrinking
 

@@ -8,7 +8,7 @@ import pytest
 from prepared_sets import files, interrupted_after, prepared
 
 from vit_jax.data.sources import tfds_files
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import metadata, shard_plan, storage
 from vit_jax.prepare.images import Shrinking
 

@@ -9,7 +9,7 @@ import pytest
 from made_sources import folder_of, zip_of
 
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 CLASSES = ('cat', 'dog')
 

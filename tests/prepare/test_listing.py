@@ -7,7 +7,7 @@ import tarfile
 import pytest
 from made_sources import PICTURE, add, folder_of, make, tar_around, tar_of, zip_of
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.listing import Listing
 from vit_jax.prepare.tables import Columns
 

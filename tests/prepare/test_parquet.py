@@ -10,7 +10,7 @@ from prepared_sets import files, prepared
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import parquet as parquet_module
 from vit_jax.prepare.selection import Selection
 from vit_jax.prepare.tables import Columns

@@ -15,7 +15,7 @@ from prepared_sets import WHOLE, files, prepared
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import metadata, run, shard_plan
 from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.tables import Columns

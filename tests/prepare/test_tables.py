@@ -6,7 +6,7 @@ import os
 import pytest
 from made_sources import PICTURE, folder_of
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.listing import Listing
 from vit_jax.prepare.selection import Selection
 from vit_jax.prepare.source_image import SourceImage

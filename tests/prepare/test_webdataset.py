@@ -7,7 +7,7 @@ from prepared_sets import prepared
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.selection import Selection
 from vit_jax.prepare.tables import Columns
 

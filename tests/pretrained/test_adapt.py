@@ -10,8 +10,9 @@ from PIL import Image
 from released_files import path, read, tensors
 
 import vit_jax
-from vit_jax import config, pytrees
-from vit_jax.errors import UserError
+from vit_jax import config
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.models.position_resize import PositionResize

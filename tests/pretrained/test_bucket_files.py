@@ -8,8 +8,8 @@ from bucket_emulators import Place, places
 from released_files import logits, path, write_run
 
 import vit_jax
-from vit_jax import buckets
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import bucket_files, download, formats
 
 IMAGES = np.linspace(-1, 1, 32 * 32 * 3, dtype=np.float32).reshape(1, 32, 32, 3)

@@ -23,8 +23,8 @@ import pytest
 from processes import HUNG, wait_until
 from released_files import logits, path, tensors
 
-from vit_jax import buckets
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import catalogue, class_names, download
 from vit_jax.pretrained.http_download import Patience
 

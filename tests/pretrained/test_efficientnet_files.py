@@ -11,7 +11,7 @@ from released_files import read, write_run
 
 import vit_jax
 from vit_jax import config
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import rounded_channels
 from vit_jax.pretrained import transformers_efficientnet

@@ -25,7 +25,7 @@ from transformers_peers import (
 )
 
 from vit_jax import config
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 
 

@@ -21,7 +21,7 @@ from transformers_peers import (
   transformers,
 )
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def make_photographs() -> list[Image.Image]:

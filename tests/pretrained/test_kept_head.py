@@ -8,7 +8,7 @@ import tiny
 
 from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained.base import FORMATS, Pretrained
 from vit_jax.training import initialization

@@ -17,7 +17,7 @@ from vit_jax.data import geometry
 from vit_jax.data.decode import Picture
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.transforms import central
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import preprocessor_config
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))

@@ -10,7 +10,7 @@ import pytest
 from released_files import CASES, FIXTURES, assert_same, logits, path, read, tensors, write
 
 import vit_jax
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import released
 
 

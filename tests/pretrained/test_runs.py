@@ -9,10 +9,10 @@ from released_files import assert_same, path, read, tensors, write, write_run
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained

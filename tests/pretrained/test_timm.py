@@ -14,9 +14,10 @@ from flax import nnx
 from PIL import Image
 from released_files import read, write_folder
 
-from vit_jax import config, pytrees
+from vit_jax import config
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from vit_jax import files
+from vit_jax.foundation import files
 from vit_jax.pretrained import safetensors_files
 from vit_jax.pretrained.npz_archive import Writer
 

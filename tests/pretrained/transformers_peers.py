@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import config, pytrees
+from vit_jax import config
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained.base import Pretrained
 

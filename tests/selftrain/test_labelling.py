@@ -12,7 +12,7 @@ import pytest
 import teachers
 from image_bytes import png
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.pretrained import formats

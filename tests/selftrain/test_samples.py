@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.selftrain import samples

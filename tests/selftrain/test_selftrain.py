@@ -15,7 +15,7 @@ from vit_jax.checkpoint.lease import Lease
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import shards
 from vit_jax.selftrain import choosing, labelling, samples
 from vit_jax.selftrain.choosing import Predictions

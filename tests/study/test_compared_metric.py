@@ -7,7 +7,7 @@ import pathlib
 import fork_server
 import pytest
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.study import definition, table
 from vit_jax.study.definition import Study, Variant
 from vit_jax.training.results import Result

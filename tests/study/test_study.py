@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 from processes import wait_until
 
-from vit_jax import config_files
-from vit_jax.errors import UserError
 from vit_jax.experiments import runner
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import config_files
 from vit_jax.study import definition, table
 from vit_jax.study.definition import Study, Variant
 from vit_jax.training.results import Result

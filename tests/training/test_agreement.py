@@ -7,7 +7,7 @@ import pytest
 from processes import finish, start
 
 from vit_jax import config as c
-from vit_jax.parallel.facts import Fact, check_arrays, check_facts
+from vit_jax.parallel.agreement import Fact, check_arrays, check_facts
 from vit_jax.training.agreement import facts
 from vit_jax.training.run import Dataset
 
@@ -48,9 +48,10 @@ def test_processes_that_see_other_data_all_end_with_a_sentence():
     import jax
     import ml_dtypes
     import numpy as np
-    from vit_jax import cli, errors
+    from vit_jax import cli
+    from vit_jax.foundation import errors
     from vit_jax.parallel import distributed, peers
-    from vit_jax.parallel.facts import Fact, check_arrays, check_facts
+    from vit_jax.parallel.agreement import Fact, check_arrays, check_facts
 
     def main():
       distributed.initialize()

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.parallel import hardware
 from vit_jax.training import auto

@@ -14,8 +14,8 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.training.early_stopping import EarlyStopping
 
 

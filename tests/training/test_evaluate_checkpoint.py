@@ -11,8 +11,8 @@ from PIL import Image
 import vit_jax
 from vit_jax import config as c
 from vit_jax.data import sources
-from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import evaluate_checkpoint, resume
 
 

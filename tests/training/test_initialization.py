@@ -15,8 +15,9 @@ from released_files import path, tensors
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees, recipes
-from vit_jax.errors import UserError
+from vit_jax import recipes
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS
 from vit_jax.training import initialization

@@ -12,8 +12,8 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax import pytrees
 from vit_jax.evaluation import probes
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import MODELS
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS

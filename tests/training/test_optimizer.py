@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from vit_jax import config as c
-from vit_jax import option_docs
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import documentation
 from vit_jax.training.optimizer import make_optimizer, trainable_mask
 from vit_jax.training.schedule import make_schedule
 from vit_jax.training.timeline import Timeline
@@ -228,7 +228,7 @@ def test_optimizers_and_arguments_that_optax_does_not_have_are_refused(options, 
 
 
 def test_every_name_that_help_gives_is_an_optimizer_that_comes_down_a_bowl():
-  (text,) = (doc.text for doc in option_docs.documented() if doc.name == 'optimizer.name')
+  (text,) = (doc.text for doc in documentation.documented() if doc.name == 'optimizer.name')
   names = re.findall(r"'(\w+)'", text)
   assert len(names) > 15
   for name in names:

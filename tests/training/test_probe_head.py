@@ -15,8 +15,8 @@ from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.data import sources
 from vit_jax.data.bad_images import BadImages
-from vit_jax.errors import UserError
 from vit_jax.evaluation import probes
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import console, loop
 from vit_jax.training.initialization import initial_state
 from vit_jax.training.probe_head import with_probe

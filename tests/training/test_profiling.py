@@ -9,7 +9,7 @@ import processes
 import pytest
 
 from vit_jax.config import Config, from_config_dict
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.training import loop, preprocessing, profiling
 from vit_jax.training.run import Dataset, Run

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop
 from vit_jax.training.progressive_resizing import ProgressiveResizing
 from vit_jax.training.timeline import Timeline

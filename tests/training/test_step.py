@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training.run import Dataset, Run
 from vit_jax.training.step import Program, model_inputs
 

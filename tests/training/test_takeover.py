@@ -9,7 +9,7 @@ import tiny
 import vit_jax
 from vit_jax import config as c
 from vit_jax.data.sources import digits, subset
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop, resume
 from vit_jax.training.run import Run
 

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop, metrics, trackers
 
 needs_mlflow = pytest.mark.skipif(

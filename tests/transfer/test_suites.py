@@ -4,7 +4,7 @@ import pytest
 
 from vit_jax.data.sources.base import SOURCES
 from vit_jax.data.sources.digits import DigitsSource
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.transfer import suites
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 from vit_jax.transfer import suites
 from vit_jax.transfer.configs import PROBES, Configs, Settings

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vit_jax.config import MixerConfig, ResNetConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import ModelConfig
 from vit_jax.visualize import figures, gallery, model_parts

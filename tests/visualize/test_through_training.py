@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import config as c
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.loading import load
 from vit_jax.training import loop
 from vit_jax.visualize import through_training

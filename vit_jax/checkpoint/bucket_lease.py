@@ -8,9 +8,9 @@ import time
 
 import jax
 
-from vit_jax import buckets
 from vit_jax.checkpoint import lease
-from vit_jax.errors import OutOfReach, UserError, end_to_restart
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import OutOfReach, UserError, end_to_restart
 
 _BEAT = 10.0  # seconds between two writes of the object
 _LARGEST = 2**16  # bytes of the object that are read

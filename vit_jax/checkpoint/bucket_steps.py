@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from vit_jax import buckets
-from vit_jax.buckets import Bucket
-from vit_jax.errors import UserError
-from vit_jax.object_names import local_place
+from vit_jax.foundation import buckets
+from vit_jax.foundation.bucket_paths import local_place
+from vit_jax.foundation.buckets import Bucket
+from vit_jax.foundation.errors import UserError
 
 _COMMIT = 'commit_success.txt'  # Orbax's own name for it
 # What Orbax writes last on a disk: in a run that was copied to the bucket.

@@ -15,13 +15,13 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import cache
 from vit_jax.checkpoint import checksums, failures, step_meta
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import storable
 from vit_jax.checkpoint.retention import Retention
-from vit_jax.pytrees import unflatten
+from vit_jax.foundation import cache
+from vit_jax.foundation.pytrees import unflatten
 
 # Seconds that processes wait for each other; one that is lost is noticed elsewhere.
 _LONGEST_UPLOAD = 6 * 3600

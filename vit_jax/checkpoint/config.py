@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.durations import Duration
+from vit_jax.foundation.durations import Duration
 from vit_jax.options import Count
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 
-from vit_jax.files import fsync_directory
+from vit_jax.foundation.files import fsync_directory
 
 
 class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax import error_sentences
-from vit_jax.errors import UserError
-from vit_jax.files import DISK_FULL, UNWRITABLE
+from vit_jax.foundation import error_sentences
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.files import DISK_FULL, UNWRITABLE
 
 # How TensorStore and Orbax say, in errors without a number, that a file they wrote is no longer there.
 _NOT_FOUND = ('NOT_FOUND', 'does not exist', 'No ArrayMetadata found')

@@ -10,8 +10,8 @@ from etils import epath
 
 from vit_jax.checkpoint import checksums, failures, renamed
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.errors import UserError
-from vit_jax.pytrees import flatten, unflatten
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.pytrees import flatten, unflatten
 
 
 def storable(name: str, tree: Any) -> dict[str, Any]:

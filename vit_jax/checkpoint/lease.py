@@ -13,8 +13,8 @@ import filelock
 import jax
 import orbax.checkpoint as ocp
 
-from vit_jax import files
-from vit_jax.errors import UserError
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError
 
 FILE_NAME = 'lease.json'
 

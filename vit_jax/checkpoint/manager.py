@@ -25,7 +25,7 @@ from vit_jax.checkpoint.items import StoredItem
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.checkpoint.store import open_store
 from vit_jax.checkpoint.writer import Writer, barrier
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # What to restore: trees of ShapeDtypeStructs by the names of the items, or a function that makes them of the
 # caller's meta.

@@ -9,7 +9,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax.checkpoint import renamed
 from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 class Best(checkpoint_managers.PreservationPolicy):

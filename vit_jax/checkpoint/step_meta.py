@@ -9,7 +9,7 @@ from etils import epath
 
 from vit_jax.checkpoint import failures
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 FORMAT = 1
 

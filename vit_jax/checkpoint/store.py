@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 
 from etils import epath
 
-from vit_jax import buckets
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.bucket_writer import BucketWriter
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.checkpoint.writer import Writer, committed_steps
+from vit_jax.foundation import buckets
 
 
 class FolderStore:

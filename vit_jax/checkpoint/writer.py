@@ -13,13 +13,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import files
 from vit_jax.checkpoint import checksums, failures, step_meta
 from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.failures import Damaged
 from vit_jax.checkpoint.items import storable
 from vit_jax.checkpoint.retention import Retention
-from vit_jax.pytrees import unflatten
+from vit_jax.foundation import files
+from vit_jax.foundation.pytrees import unflatten
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import logging
 import pathlib
 import threading
 
-from vit_jax import files, json_lines
-from vit_jax.errors import BadImage
+from vit_jax.foundation import files, json_lines
+from vit_jax.foundation.errors import BadImage
 
 _log = logging.getLogger(__name__)
 

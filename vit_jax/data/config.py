@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from vit_jax.data import augment_policy
-from vit_jax.durations import Duration
-from vit_jax.errors import UserError
+from vit_jax.foundation.durations import Duration
+from vit_jax.foundation.errors import UserError
 from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels, Positive
 
 Crop = Literal['inception', 'random', 'central', 'resize']

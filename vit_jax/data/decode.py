@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.data import jpeg
 from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
-from vit_jax.errors import BadImage, UserError
+from vit_jax.foundation.errors import BadImage, UserError
 
 # Pillow warns of damaged metadata, for which no image is refused here, and of large images below its limit.
 warnings.filterwarnings('ignore', module=r'PIL\.')

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from vit_jax.data.sources.folder_listing import files_below
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:

@@ -29,7 +29,7 @@ from vit_jax.data.rng import PositionRngs
 from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
 from vit_jax.data.transforms import eval_image, train_image
-from vit_jax.errors import BadImage, UserError
+from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded

@@ -8,8 +8,8 @@ from typing import NamedTuple, Self, TypeVar
 
 import cv2
 
-from vit_jax import processors
 from vit_jax.data.on_device import Batch
+from vit_jax.foundation import cpus
 
 Item = TypeVar('Item')
 Result = TypeVar('Result')
@@ -31,7 +31,7 @@ def default_threads(is_remote: bool) -> int:
   Args:
     is_remote: whether each image is a request over a network (`Source.is_remote`).
   """
-  return _THREADS_OF_BUCKETS if is_remote else min(processors.usable(), _MOST_THREADS)
+  return _THREADS_OF_BUCKETS if is_remote else min(cpus.usable(), _MOST_THREADS)
 
 
 class _Pending(NamedTuple):

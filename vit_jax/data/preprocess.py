@@ -17,7 +17,7 @@ from PIL import Image
 from vit_jax.data import decode, geometry
 from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
-from vit_jax.errors import UserError, first_line
+from vit_jax.foundation.errors import UserError, first_line
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 TimmCrop = Literal['center', 'squash', 'border']

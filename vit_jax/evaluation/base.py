@@ -15,11 +15,11 @@ from flax import nnx
 
 from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.on_device import Batch
-from vit_jax.durations import Duration
+from vit_jax.foundation.durations import Duration
+from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
 from vit_jax.options import BatchSize
-from vit_jax.registry import Registry
 
 Params = dict[str, Any]  # nested dicts of a model's parameters
 

@@ -12,14 +12,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import class_matching
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
-from vit_jax.errors import UserError
 from vit_jax.evaluation import classification_metrics, ranking
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
+from vit_jax.foundation import class_matching
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model
 from vit_jax.objectives.base import ClassScores
 from vit_jax.objectives.classification import ranks

@@ -10,8 +10,8 @@ from flax import nnx
 
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
-from vit_jax.errors import UserError
 from vit_jax.evaluation.base import Params
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig, Pooling
 from vit_jax.parallel import mesh as mesh_lib
 

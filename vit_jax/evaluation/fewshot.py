@@ -18,11 +18,11 @@ from vit_jax.data import sources
 from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import ListsOfClassesError
-from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
+from vit_jax.foundation.errors import UserError
 from vit_jax.options import Amount, Count, Positive
 from vit_jax.parallel import mesh as mesh_lib
 

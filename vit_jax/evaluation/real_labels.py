@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import foreign_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import download
 
 URL = 'https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json'

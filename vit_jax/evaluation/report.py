@@ -10,9 +10,9 @@ from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vit_jax import files
 from vit_jax.evaluation import classification_metrics
 from vit_jax.evaluation.classification_metrics import BINS, Examples
+from vit_jax.foundation import files
 
 _NAMED = 30  # the axes name the classes if there are at most so many
 _COUNTED = 20  # the matrix's cells show their counts if there are at most so many classes

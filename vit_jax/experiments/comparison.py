@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from vit_jax import config, markdown
-from vit_jax.errors import UserError
+from vit_jax import config
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.experiments import report as report_lib
 from vit_jax.experiments.report import Summary
+from vit_jax.foundation import markdown
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import resume
 from vit_jax.training.metrics import read_metrics, training_seconds
 

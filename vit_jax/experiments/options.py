@@ -5,9 +5,9 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax import option_docs
 from vit_jax.config import Config, from_config_dict, to_config_dict
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import documentation
 
 
 def changed(config: Config | ml_collections.ConfigDict, options: Mapping[str, Any], whose: str) -> Config:
@@ -27,7 +27,7 @@ def changed(config: Config | ml_collections.ConfigDict, options: Mapping[str, An
   except KeyError as error:
     known = set(_option_names(values))
     wrong = next((option for option in options if option not in known), '')
-    near = option_docs.nearest(wrong, known)
+    near = documentation.nearest(wrong, known)
     hint = f'did you mean {near}?' if near else 'the options are in vit_jax/config.py.'
     raise UserError(f'An option of {whose} is wrong: there is no {wrong}; {hint}') from error
   except (TypeError, AttributeError) as error:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from vit_jax import files
+from vit_jax.foundation import files
 
 # Names may have dollar signs.
 plain_text = matplotlib.rc_context({'text.parse_math': False})

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent import futures
 
-from vit_jax import signals
 from vit_jax.config import Config
-from vit_jax.errors import Preempted, UserError
+from vit_jax.foundation import signals
+from vit_jax.foundation.errors import Preempted, UserError
 from vit_jax.training import preprocessing, results
 from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.results import Result

@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self,
 import jax
 from flax import nnx
 
-from vit_jax import pytrees
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 from vit_jax.models.capabilities import Grid
 from vit_jax.options import RESUMABLE, Positive
-from vit_jax.registry import Registry
 
 DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']

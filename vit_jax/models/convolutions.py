@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import scanned_blocks, strided_convolution
 from vit_jax.models.base import Remat
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.foundation.registry import Registry
 from vit_jax.models import axial
 from vit_jax.models.base import Grid
 from vit_jax.models.dropout import Place, drop_path, dropout
@@ -14,7 +15,6 @@ from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.positions import POSITIONS
-from vit_jax.registry import Registry
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
 from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import pytrees
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import ModelConfig, Remat
 from vit_jax.models.dropout import fold_in
 

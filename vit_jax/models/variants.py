@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import CUSTOM, MODELS, ModelConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops, variants
 from vit_jax.models.base import (
   Architecture,

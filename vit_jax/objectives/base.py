@@ -11,12 +11,12 @@ from typing import ClassVar, Literal, Protocol
 
 import jax
 
-from vit_jax.class_matching import By
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
-from vit_jax.errors import UserError
+from vit_jax.foundation.class_matching import By
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import DType, Model, ModelConfig
-from vit_jax.registry import Registry
 
 Metrics = dict[str, jax.Array]
 # The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).

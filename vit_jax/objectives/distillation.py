@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import xlog1py, xlogy
 
-from vit_jax.class_matching import By
 from vit_jax.data.config import DataConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation.class_matching import By
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import DType, Model, ModelConfig
 from vit_jax.models.capabilities import Distils
 from vit_jax.objectives.base import Batch, FrozenModel, Metrics, Predictor

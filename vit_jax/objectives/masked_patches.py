@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.data.config import DataConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import MasksPatches, PretrainingOptions
 from vit_jax.objectives.base import Batch, Metrics, Objective

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax import signals
-from vit_jax.errors import EXIT_RESTART, UserError, end_to_restart
+from vit_jax.foundation import signals
+from vit_jax.foundation.errors import EXIT_RESTART, UserError, end_to_restart
 from vit_jax.parallel import ports
 
 _HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'

@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.options import Amount
 
 AXES = ('replica', 'data', 'fsdp', 'tensor')

@@ -12,8 +12,8 @@ from types import TracebackType
 import jax
 import orbax.checkpoint as ocp
 
-from vit_jax import error_sentences, signals
-from vit_jax.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError, end_to_restart
+from vit_jax.foundation import error_sentences, signals
+from vit_jax.foundation.errors import EXIT_RESTART, EXIT_USER_ERROR, Preempted, UserError, end_to_restart
 from vit_jax.parallel.aborts import DelayedAbort
 
 # Keys in JAX's key-value store. Below _DIRECTORY each process has its count under its own number, and

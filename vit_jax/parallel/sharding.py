@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import pytrees
+from vit_jax.foundation import pytrees
 
 # (regex of a parameter's whole path, mesh axes of its LAST dimensions, other axes for them, …); the first match wins.
 # Of its ways to split, it is that by which the most axes split a dimension, and the first of those.

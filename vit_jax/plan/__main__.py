@@ -13,7 +13,7 @@ import pathlib
 from absl import flags
 
 from vit_jax import cli
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _CONFIG = cli.define_config()
 _TOPOLOGY = flags.DEFINE_string(

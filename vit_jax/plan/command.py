@@ -5,11 +5,11 @@ import pathlib
 import sys
 
 from vit_jax import config as config_lib
-from vit_jax import files
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.published_sizes import PUBLISHED_SIZES
-from vit_jax.errors import UserError
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError
 from vit_jax.plan import planner, search, text
 from vit_jax.plan.planner import NotCompiled, Plan
 from vit_jax.plan.topology import Topology

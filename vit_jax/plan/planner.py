@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import hardware
 from vit_jax.parallel.hardware import Hardware
 from vit_jax.parallel.sharding import device_bytes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Remat
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.plan.planner import NotCompiled, Plan, make_plan, ranking_key

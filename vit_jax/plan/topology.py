@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import distributed
 
 # Chips -> shape, for names that count cores ('v3-512') or chips ('v5litepod-16'), as Google Cloud has them.

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 import tqdm
 from absl import flags
 
-from vit_jax import cli, processors, signals
-from vit_jax.errors import Preempted, UserError
+from vit_jax import cli
+from vit_jax.foundation import cpus, signals
+from vit_jax.foundation.errors import Preempted, UserError
 from vit_jax.prepare.named_sets import (
   NAMED_SETS,
   NamedSet,
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str]) -> None:
     shrinking=Shrinking(_LONGEST_SIDE.value, _SHORTEST_SIDE.value, _QUALITY.value),
     shard_mib=_SHARD_MIB.value,
     skip_bad=_BAD_IMAGES.value == 'skip',
-    workers=_WORKERS.value or processors.usable(),
+    workers=_WORKERS.value or cpus.usable(),
     runner=_RUNNER.value,
     runner_options=runner_options,
     columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value, _WEIGHT_COLUMN.value),

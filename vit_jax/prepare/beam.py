@@ -5,7 +5,7 @@ Source and destination must be where all workers see them: addresses (gs://…),
 
 from collections.abc import Callable, Sequence
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import shards
 
 

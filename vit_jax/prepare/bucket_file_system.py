@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from vit_jax.buckets import Bucket, Entry
+from vit_jax.foundation.buckets import Bucket, Entry
 
 _BUFFER = 4 * 2**20  # bytes that a read gets: the headers of a tar need no request each
 

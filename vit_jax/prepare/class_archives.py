@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection
 
 from vit_jax.data.sources.folder_layout import Folders
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _RECORDS = re.compile(r'.*\.(parquet|arrow|tfrecords?|array_record|cls)(-\d+-of-\d+)?', re.IGNORECASE)
 _NUMBERED = re.compile(r'.*[-_.]\d+|0\d\d+')  # 'train-000012', '00012', '00001-of-00064'; not 'n01440764'

@@ -5,8 +5,8 @@ import socket
 import unicodedata
 import urllib.parse
 
-from vit_jax import buckets
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 
 # What clouds give to their own machines (credentials among it), beside the link-local addresses.
 _METADATA_NAMES = ('metadata', 'metadata.google.internal', 'instance-data')

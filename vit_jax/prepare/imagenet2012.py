@@ -8,7 +8,7 @@ import io
 import tarfile
 from collections.abc import Iterator
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import archives, storage
 from vit_jax.prepare.source_image import SourceImage
 

@@ -5,9 +5,9 @@ import dataclasses
 import cv2
 import numpy as np
 
-from vit_jax import foreign_files
 from vit_jax.data.decode import Picture
-from vit_jax.errors import BadImage, UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.prepare import archives, storage
 from vit_jax.prepare.shard_plan import MIB, Item
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from vit_jax.data.sources import folder_layout
 from vit_jax.data.sources.folder_layout import Folders, class_name
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.source_image import SourceImage
 
 _TABLES = ('.csv', '.tsv')

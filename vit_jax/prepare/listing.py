@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vit_jax.data.sources.folder_layout import is_hidden
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import (
   archives,
   class_archives,

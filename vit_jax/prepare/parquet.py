@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.errors import UserError, first_line
+from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.source_image import SourceImage
 from vit_jax.prepare.tables import Columns

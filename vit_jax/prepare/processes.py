@@ -11,8 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import cv2
 
-from vit_jax import signals
-from vit_jax.errors import Preempted
+from vit_jax.foundation import signals
+from vit_jax.foundation.errors import Preempted
 from vit_jax.prepare import shards
 
 

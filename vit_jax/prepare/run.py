@@ -9,9 +9,9 @@ from typing import Any
 
 import filelock
 
-from vit_jax import files
 from vit_jax.data.sources import tfds_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import beam, duplicates, listing, metadata, processes, shard_plan, shards, storage
 from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.selection import EVERYTHING, Selection

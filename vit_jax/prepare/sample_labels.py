@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.data.sources.folder_layout import class_name, split_named
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.tables import Columns
 
 LABELS = ('label', 'labels', 'cls')  # the first that is there

@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from vit_jax import foreign_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.source_image import SourceImage
 
 

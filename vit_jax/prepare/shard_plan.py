@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax.data.sources.folder_layout import check_class_names
 from vit_jax.data.sources.folder_listing import path_hash
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import storage
 from vit_jax.prepare.listing import Listing
 from vit_jax.prepare.selection import EVERYTHING, Selection

@@ -12,9 +12,9 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]  # C++
 from tensorflow_datasets.core import example_serializer
 
-from vit_jax import files
 from vit_jax.data.sources.tfds_files import WEIGHTS
-from vit_jax.errors import BadImage
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import BadImage
 from vit_jax.prepare import duplicates, images, shard_plan, storage
 
 # Groups of one record give random access. Encoded images hardly compress: zstd takes off less than 1 %.

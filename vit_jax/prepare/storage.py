@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 
-from vit_jax import buckets, files
 from vit_jax.data.sources.folder_layout import is_hidden
 from vit_jax.data.sources.folder_listing import files_below
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets, files
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.bucket_file_system import BucketFileSystem
 
 

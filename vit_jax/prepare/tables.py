@@ -15,7 +15,7 @@ from typing import Any
 
 from vit_jax.data.sources.folder_layout import class_name, split_named, splits_among
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import image_addresses, storage
 from vit_jax.prepare.source_image import SourceImage
 

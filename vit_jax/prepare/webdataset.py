@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.archives import Member
 from vit_jax.prepare.source_image import SourceImage

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import pytrees
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.models.capabilities import PositionTable, position_table

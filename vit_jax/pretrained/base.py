@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained.config import Weights
-from vit_jax.registry import Registry
 
 # A note of formats that have no place for the link.
 SIGMOID_LOST = (

@@ -9,11 +9,11 @@ import pathlib
 
 import filelock
 
-from vit_jax import cache
-from vit_jax.buckets import Bucket, Entry, missing
 from vit_jax.checkpoint.bucket_steps import BucketSteps
-from vit_jax.errors import UserError
-from vit_jax.object_names import local_place, named_apart
+from vit_jax.foundation import cache
+from vit_jax.foundation.bucket_paths import local_place, named_apart
+from vit_jax.foundation.buckets import Bucket, Entry, missing
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import file_kinds, receiving
 
 _OF_FOLDERS = ('.json', '.safetensors', '.txt')  # what a Hugging Face folder's model consists of

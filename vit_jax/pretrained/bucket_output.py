@@ -5,8 +5,8 @@ import pathlib
 import tempfile
 from collections.abc import Iterator
 
-from vit_jax import buckets
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 
 # Without these a folder is no checkpoint, so they are copied when all else is there: those of a Hugging Face
 # folder and of a step of a run.

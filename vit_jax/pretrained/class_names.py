@@ -2,8 +2,8 @@
 
 import pathlib
 
-from vit_jax import foreign_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import download
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from vit_jax.class_matching import By
+from vit_jax.foundation.class_matching import By
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Regex
 

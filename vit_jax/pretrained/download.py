@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import filelock
 
-from vit_jax import buckets, cache
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets, cache
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import bucket_files, catalogue, file_kinds, http_download
 from vit_jax.pretrained.http_download import Patience
 

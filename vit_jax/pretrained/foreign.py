@@ -5,7 +5,7 @@ import pathlib
 import shlex
 from typing import NamedTuple
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # Run with the files of a model and the .safetensors file that they become.
 _TORCH = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import catalogue, download, foreign, huggingface
 from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import safetensors_files

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeGuard, TypeVar
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 T = TypeVar('T')
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import class_matching, pytrees
-from vit_jax.class_matching import NEW, By
+from vit_jax.foundation import class_matching, pytrees
+from vit_jax.foundation.class_matching import NEW, By
 from vit_jax.pretrained.base import Pretrained
 
 _HEADS = ('head/', 'distillation_head/')  # the last axis of their arrays is that of the classes

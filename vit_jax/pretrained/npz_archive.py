@@ -10,8 +10,8 @@ from typing import IO, NamedTuple, TypeVar
 import ml_dtypes
 import numpy as np
 
-from vit_jax import files
-from vit_jax.errors import UserError, first_line
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.pretrained import tensor_names
 
 T = TypeVar('T')

@@ -7,7 +7,7 @@ import reprlib
 from typing import Any
 
 from vit_jax.data.preprocess import Method, Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
 
 FILE = 'preprocessor_config.json'

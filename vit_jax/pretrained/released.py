@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import pytrees
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig

@@ -2,7 +2,7 @@
 
 import re
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.pretrained.released_names import USUAL_SIZE, Naming, ReleasedNames, Tensors

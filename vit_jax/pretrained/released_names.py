@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar, Generic, Literal, TypeVar
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 
 # How the original's files call tensors: as the published ones of 2020, or as Flax's Linen.

@@ -11,12 +11,12 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import options as options_lib
-from vit_jax import pytrees
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.models.capabilities import (
   PositionOptions,

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import files
-from vit_jax.errors import UserError
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import foreign, tensor_names
 from vit_jax.pretrained.json_values import JsonObject
 

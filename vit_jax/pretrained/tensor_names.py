@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _LONGEST = 200
 

@@ -5,8 +5,8 @@ import pathlib
 import re
 from collections.abc import Iterable
 
-from vit_jax import pytrees
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import VARIANTS, EfficientNetConfig
 from vit_jax.pretrained import efficientnet_names, timm_config

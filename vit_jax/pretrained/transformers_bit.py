@@ -4,7 +4,7 @@ import pathlib
 import re
 import reprlib
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.pretrained import preprocessor_config

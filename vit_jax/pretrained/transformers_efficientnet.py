@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-from vit_jax import pytrees
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import B0_STAGES, EfficientNetConfig
 from vit_jax.pretrained import efficientnet_names, preprocessor_config

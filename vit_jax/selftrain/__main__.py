@@ -24,7 +24,7 @@ import tqdm
 from absl import flags
 
 from vit_jax import cli
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.selftrain.choosing import Predictions

@@ -16,11 +16,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import class_matching, files, pytrees
 from vit_jax.data.decode import Picture
 from vit_jax.data.prefetch import default_threads, map_ahead
 from vit_jax.data.sources.base import Record
-from vit_jax.errors import UserError
+from vit_jax.foundation import class_matching, files, pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.loading import load
 from vit_jax.models.base import Model

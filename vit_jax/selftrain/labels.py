@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import processors
-from vit_jax.errors import UserError
+from vit_jax.foundation import cpus
+from vit_jax.foundation.errors import UserError
 from vit_jax.selftrain import choosing, samples
 from vit_jax.selftrain.choosing import Predictions
 from vit_jax.selftrain.unlabelled import Unlabelled
@@ -61,7 +61,7 @@ def write(
       f'--confidence={choice.confidence:g}; lower it, or check the images.'
     )
   selection = f'top{choice.top}-confidence{choice.confidence:g}-per_class{choice.per_class or "all"}'
-  workers = processors.usable()
+  workers = cpus.usable()
   longest = samples.prepare(
     source, predictions, numbers, choice.top, class_names, workdir, selection, workers
   )

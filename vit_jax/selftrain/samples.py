@@ -9,11 +9,11 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from vit_jax import files, signals
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.data.sources.tfds import builder_of
-from vit_jax.errors import Preempted, UserError
+from vit_jax.foundation import files, signals
+from vit_jax.foundation.errors import Preempted, UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.selection import Selection

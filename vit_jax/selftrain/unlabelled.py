@@ -4,13 +4,13 @@ import hashlib
 import pathlib
 from collections.abc import Sequence
 
-from vit_jax import foreign_files
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.image_files import image_files
 from vit_jax.data.sources.base import NamedSource, Record
 from vit_jax.data.sources.folder_listing import version_of
-from vit_jax.errors import UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import UserError
 
 
 class Unlabelled:

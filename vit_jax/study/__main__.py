@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from vit_jax import cli, processors
-from vit_jax.errors import UserError
+from vit_jax import cli
+from vit_jax.foundation import cpus
+from vit_jax.foundation.errors import UserError
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The folder of the runs and the table; the same goes on.')
 _JOBS = flags.DEFINE_integer(
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
   runner.side_by_side(
     runs,
     lambda run: runner.Process('vit_jax.study.job', arguments[0], str(workdir), run.title),
-    at_a_time=_JOBS.value or processors.usable(),
+    at_a_time=_JOBS.value or cpus.usable(),
     say=lambda text: print(text, flush=True),
     ended=lambda results: table.write(study, results, workdir),
   )

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from vit_jax import config_files
 from vit_jax.config import Config
-from vit_jax.errors import UserError
 from vit_jax.experiments import options as options_lib
 from vit_jax.experiments.runner import Job
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import config_files
 from vit_jax.selftrain import samples
 from vit_jax.selftrain.labels import Choice
 

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
   """Trains the run to its end, or goes on with it."""
   if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
     threading.Thread(target=_end_with_study, daemon=True).start()
-  from vit_jax import compilation_cache
+  from vit_jax.foundation import compilation_cache
   from vit_jax.study import definition
   from vit_jax.training import results
   from vit_jax.training.workdir import open_workdir

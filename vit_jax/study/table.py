@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from vit_jax import markdown
-from vit_jax.errors import UserError
 from vit_jax.evaluation.base import format_metric, metric_kind
 from vit_jax.experiments import report
 from vit_jax.experiments.report import Summary
 from vit_jax.experiments.runner import Results
+from vit_jax.foundation import markdown
+from vit_jax.foundation.errors import UserError
 from vit_jax.study.definition import Study, Variant, command, title
 from vit_jax.training.results import Result
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.config import Config, as_json
 from vit_jax.evaluation.base import Evaluator
-from vit_jax.parallel.facts import Fact, check_facts
+from vit_jax.parallel.agreement import Fact, check_facts
 from vit_jax.training.run import Dataset, Run
 
 # Options that may differ, wherever they are: places, which have their own names on each host, and speed.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import pytrees
+from vit_jax.foundation import pytrees
 
 if TYPE_CHECKING:
   import tensorboardX

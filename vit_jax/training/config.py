@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from vit_jax.durations import Duration
+from vit_jax.foundation.durations import Duration
 from vit_jax.options import Count
 
 

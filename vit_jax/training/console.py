@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import tqdm
 
-from vit_jax import pytrees
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
+from vit_jax.foundation import pytrees
 from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.run import Run

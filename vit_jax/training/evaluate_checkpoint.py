@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax import config as config_lib
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import agreement, preprocessing
 from vit_jax.training.console import Console
 from vit_jax.training.run import Dataset, Run, evaluate

@@ -9,7 +9,7 @@ import jax
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 Metrics = dict[str, jax.Array]
 

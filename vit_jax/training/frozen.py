@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax import pytrees
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import with_learned_positions
 from vit_jax.objectives.base import FrozenModel, Predictor
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
-from vit_jax.parallel.facts import check_arrays
+from vit_jax.parallel.agreement import check_arrays
 from vit_jax.pretrained import formats, kept_head
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained, no_teacher

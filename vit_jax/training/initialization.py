@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import pytrees
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.pretrained import formats, kept_head

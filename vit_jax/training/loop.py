@@ -16,11 +16,11 @@ from vit_jax.data import sources
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources import Source
-from vit_jax.errors import Preempted
 from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
+from vit_jax.foundation.errors import Preempted
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel.agreement import check_arrays
 from vit_jax.parallel.distributed import StopSignal
-from vit_jax.parallel.facts import check_arrays
 from vit_jax.training import agreement, figures, memory, preprocessing, resume
 from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping

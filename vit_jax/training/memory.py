@@ -6,7 +6,7 @@ import os
 import jax
 
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.run import Run
 

@@ -7,7 +7,7 @@ import time
 
 import jax
 
-from vit_jax import json_lines
+from vit_jax.foundation import json_lines
 from vit_jax.parallel import hardware
 from vit_jax.training.board import Board
 from vit_jax.training.run import Run

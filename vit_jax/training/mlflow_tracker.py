@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param
 
 from vit_jax import config as config_lib
 from vit_jax.config import Config
-from vit_jax.errors import UserError, first_line
+from vit_jax.foundation.errors import UserError, first_line
 
 _log = logging.getLogger(__name__)
 _MOST_PARAMS = 100  # of a request

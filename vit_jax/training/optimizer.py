@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import pytrees
-from vit_jax.errors import UserError
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 from vit_jax.options import Between, NotNegative, Positive, Regex
-from vit_jax.registry import Registry
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]

@@ -7,10 +7,10 @@ import numpy as np
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.data.sources import Source, subset
-from vit_jax.errors import UserError
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation import probes
 from vit_jax.evaluation.base import Limited, Params
+from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training.run import Run

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.training.timeline import Timeline
 
 Size = tuple[int, int]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import jax
 
-from vit_jax import files
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop, preprocessing
 from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.resume import claim

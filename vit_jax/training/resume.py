@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import files, foreign_files
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation import files, foreign_files
+from vit_jax.foundation.errors import UserError
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 

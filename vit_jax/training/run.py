@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from vit_jax import class_matching
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import Source
-from vit_jax.errors import UserError
 from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params
+from vit_jax.foundation import class_matching
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib

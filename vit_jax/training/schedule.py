@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import durations
-from vit_jax.durations import Duration, DurationOrZero
-from vit_jax.errors import UserError
+from vit_jax.foundation import durations
+from vit_jax.foundation.durations import Duration, DurationOrZero
+from vit_jax.foundation.errors import UserError
 from vit_jax.options import NotNegative
 from vit_jax.training.timeline import Timeline
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from vit_jax import pytrees
+from vit_jax.foundation import pytrees
 
 
 class TrainState(NamedTuple):

@@ -12,10 +12,10 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax import pytrees
 from vit_jax.config import Config
 from vit_jax.data import on_device
 from vit_jax.data.on_device import Batch
+from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture, Model
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from vit_jax import durations
-from vit_jax.errors import UserError
+from vit_jax.foundation import durations
+from vit_jax.foundation.errors import UserError
 
 _MOST_STEPS = 2**31 - 1  # devices count steps in int32
 

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import jax
 
-from vit_jax import files
 from vit_jax.config import Config
-from vit_jax.errors import UserError
+from vit_jax.foundation import files
+from vit_jax.foundation.errors import UserError
 
 # Name -> the package that it needs, and the class.
 _TRACKERS = {

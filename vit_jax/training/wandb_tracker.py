@@ -7,7 +7,7 @@ import wandb
 
 from vit_jax import config as config_lib
 from vit_jax.config import Config
-from vit_jax.errors import UserError, first_line
+from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.training import trackers
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from vit_jax.errors import end_to_restart
+from vit_jax.foundation.errors import end_to_restart
 from vit_jax.training.workdir import Workdir
 
 _Item = TypeVar('_Item')

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 
 import jax
 
-from vit_jax import buckets, cache
 from vit_jax.checkpoint.bucket_lease import BucketLease
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.lease import FILE_NAME, Lease
-from vit_jax.errors import UserError
-from vit_jax.object_names import local_place
+from vit_jax.foundation import buckets, cache
+from vit_jax.foundation.bucket_paths import local_place
+from vit_jax.foundation.errors import UserError
 
 CHECKPOINTS = 'checkpoints'
 _PAUSE = 10.0  # seconds between two copies, at least

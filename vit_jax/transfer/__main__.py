@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
-from vit_jax import cli, weights_flag
-from vit_jax.errors import UserError
+from vit_jax import cli
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.transfer.configs import Settings
@@ -56,7 +57,7 @@ _OPTION = flags.DEFINE_multi_string(
 def main() -> None:
   """Makes the table, one data set after the other."""
   # Imported here: the start takes seconds, which --help need not.
-  from vit_jax import compilation_cache
+  from vit_jax.foundation import compilation_cache
   from vit_jax.parallel import distributed
   from vit_jax.transfer import suites, table
   from vit_jax.transfer.lines import Line, Transfer

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from vit_jax import config as c
 from vit_jax import recipes
-from vit_jax.errors import UserError
 from vit_jax.experiments import options as options_lib
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.config import Weights
 from vit_jax.transfer.suites import Row
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from vit_jax.config import Config, DataConfig
 from vit_jax.data import sources
-from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import metric_prefix
 from vit_jax.evaluation.real_labels import RealLabels
 from vit_jax.experiments import runner
 from vit_jax.experiments.report import Summary
 from vit_jax.experiments.runner import Job
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import results
 from vit_jax.training.results import Result
 from vit_jax.transfer import runs, suites

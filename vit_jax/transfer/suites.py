@@ -9,7 +9,7 @@ from vit_jax.data import sources
 from vit_jax.data.config import Crop
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.vtab import TASKS, Task, task_of
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 FEWSHOT = 'fewshot:'
 VTAB = 'vtab:'

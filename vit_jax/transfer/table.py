@@ -6,11 +6,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import files, markdown
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.evaluation import vtab
 from vit_jax.experiments import report
 from vit_jax.experiments.report import Summary
+from vit_jax.foundation import files, markdown
 from vit_jax.transfer.figure import draw
 from vit_jax.transfer.lines import Compute, Line
 from vit_jax.transfer.published import QUOTED, SOURCE, THOUSAND_CORE_DAYS

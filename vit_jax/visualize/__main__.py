@@ -18,9 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from vit_jax import cli, files, foreign_files, weights_flag
+from vit_jax import cli
 from vit_jax.data.image_files import image_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import files, foreign_files
+from vit_jax.foundation.errors import UserError
+from vit_jax.options import weights_flag
 
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.capabilities import leading_tokens
 from vit_jax.visualize import figures, measures, model_parts, page, through_training

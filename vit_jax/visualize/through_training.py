@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vit_jax import buckets
 from vit_jax.checkpoint.store import open_store
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.loading import load
 from vit_jax.pretrained.config import Weights

@@ -7,11 +7,11 @@ import pytest
 from array_record.python import array_record_module
 from bucket_emulators import Place, places
 
-from vit_jax.buckets import Entry
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.bucket_records import BucketRecords, Span
-from vit_jax.errors import UserError
+from vit_jax.foundation.buckets import Entry
+from vit_jax.foundation.errors import UserError
 
 
 class Files:

@@ -12,7 +12,7 @@ from vit_jax.data.pipeline import EvalPipeline, TrainPipeline
 from vit_jax.data.sources import open_training
 from vit_jax.data.sources.base import Part, Record, Source
 from vit_jax.data.sources.cached import Cached
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 SIDE = 40
 

@@ -4,7 +4,7 @@ from sklearn import datasets
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def opened(spec, split='train', **options):

@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import folder_listing, open_source
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def opened(root, split='train', **options):

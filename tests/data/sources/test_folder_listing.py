@@ -6,7 +6,7 @@ import time
 import pytest
 
 from vit_jax.data.sources import folder_listing
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 ALL = ['train/a/1.jpg', 'train/a/deep/2.PNG', 'train/b/3.jpg', 'train/b/link/5.jpg']
 
@@ -150,7 +150,7 @@ def test_damaged_or_unwritable_cache_is_done_without(root, scans, tmp_path, monk
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
   assert paths(root, 'train') == ALL
   assert 'is not kept for the next run ([Errno 20] Not a directory' in caplog.text
-  assert {record.name for record in caplog.records} == {'vit_jax.cache'}
+  assert {record.name for record in caplog.records} == {'vit_jax.foundation.cache'}
 
 
 def test_names_that_are_not_utf8_are_kept(root, scans):

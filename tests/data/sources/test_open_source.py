@@ -8,7 +8,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources import open_source, open_training, parse
 from vit_jax.data.sources.base import SOURCES, NamedSource, Part, Record, Source, label_map, select
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 @pytest.mark.parametrize(

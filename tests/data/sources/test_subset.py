@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source, open_training, subset
 from vit_jax.data.sources.base import Part, Source
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 class Labelled(Source):

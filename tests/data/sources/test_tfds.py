@@ -12,7 +12,7 @@ from processes import run
 from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources import open_source, tfds_features
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 DATA = DataConfig()
 
@@ -140,7 +140,7 @@ def test_limit_of_open_files_is_raised_or_named(shades, tmp_path):
     import resource, sys
     from vit_jax.data.config import DataConfig
     from vit_jax.data import sources
-    from vit_jax.errors import UserError
+    from vit_jax.foundation.errors import UserError
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, int(sys.argv[2])))
     try:

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source, tfds_checks
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 FEATURES = 'tensorflow_datasets.core.features.'
 TEXT = FEATURES + 'text_feature.Text'

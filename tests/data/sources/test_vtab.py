@@ -7,7 +7,7 @@ import tensorflow_datasets as tfds
 from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources import open_source, vtab
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def test_nineteen_tasks_in_three_groups():

@@ -17,7 +17,7 @@ from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import SOURCES, SPLITS, Source
 from vit_jax.data.sources.cached import Cached
 from vit_jax.data.sources.mixture import Mixture
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _UNPREPARED = ('wds', 'webdataset', 'parquet')  # kinds of data that `vit_jax.prepare` reads
 

@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from vit_jax import class_matching
 from vit_jax.data.config import DataConfig
-from vit_jax.errors import UserError
-from vit_jax.registry import Registry
+from vit_jax.foundation import class_matching
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 
 
 class ListsOfClassesError(UserError):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from vit_jax.buckets import Bucket, missing
+from vit_jax.foundation.buckets import Bucket, missing
 
 _BLOCK, _BLOCK_HEADER = 64 * 1024, 24
 # Hash of the header, bytes, hash of them, kind and number of records, bytes of the records decoded.

@@ -4,7 +4,7 @@ import numpy as np
 
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.base import Part, Record, Source
-from vit_jax.errors import BadImage
+from vit_jax.foundation.errors import BadImage
 
 
 class Cached(Source):

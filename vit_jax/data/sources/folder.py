@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vit_jax import buckets, foreign_files
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import folder_layout
 from vit_jax.data.sources.base import NamedSource, Record, check_split, select
@@ -30,7 +29,8 @@ from vit_jax.data.sources.folder_listing import (
   list_images,
   version_of,
 )
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets, foreign_files
+from vit_jax.foundation.errors import UserError
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 Folders = tuple[str, ...]  # the folders around a file, outermost first
 

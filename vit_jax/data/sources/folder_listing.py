@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import cache
 from vit_jax.data.sources.folder_layout import is_hidden
-from vit_jax.errors import UserError
+from vit_jax.foundation import cache
+from vit_jax.foundation.errors import UserError
 
 EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff')
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vit_jax.data import sources
 from vit_jax.data.sources.base import SOURCES
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # The splits that a source may have to evaluate on.
 HELD_OUT = ('test', 'validation', 'val')

@@ -18,14 +18,14 @@ import tensorflow_datasets as tfds
 import tqdm
 from etils import epath
 
-from vit_jax import buckets, cache
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import missing_data, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
 from vit_jax.data.sources.tfds_checks import check_directory
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
 from vit_jax.data.sources.tfds_files import INFO
-from vit_jax.errors import UserError, first_line
+from vit_jax.foundation import buckets, cache
+from vit_jax.foundation.errors import UserError, first_line
 
 _CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait

@@ -8,11 +8,11 @@ from typing import Any
 
 import filelock
 
-from vit_jax import buckets, cache, files
-from vit_jax.buckets import Bucket
 from vit_jax.data.sources.bucket_records import BucketRecords, Span
 from vit_jax.data.sources.tfds_files import INFO
-from vit_jax.errors import UserError
+from vit_jax.foundation import buckets, cache, files
+from vit_jax.foundation.buckets import Bucket
+from vit_jax.foundation.errors import UserError
 
 _LARGEST = 64 * 2**20  # bytes of a file beside the records
 _RECORDS = ('.array_record', '.tfrecord', '.parquet', '.csv')

@@ -14,9 +14,9 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import foreign_files
 from vit_jax.data.sources.tfds_files import BAD_IMAGES, CHECKSUMS, DUPLICATES, FEATURES, INFO
-from vit_jax.errors import UserError
+from vit_jax.foundation import foreign_files
+from vit_jax.foundation.errors import UserError
 
 _PACKAGE = 'tensorflow_datasets.core.features.'
 _ALLOWED = frozenset(

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.base import ListsOfClassesError
 from vit_jax.data.sources.tfds_files import WEIGHTS
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # What TFDS's data sets call the feature that has the name of an image's file.
 _FILE_NAMES = ('file_name', 'filename', 'image/file_name')

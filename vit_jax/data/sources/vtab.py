@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 GROUPS = ('natural', 'specialized', 'structured')
 SPLITS = ('train', 'val', 'trainval', 'test', 'train800', 'val200', 'train800val200')

@@ -9,7 +9,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import tfds_bucket, vtab
 from vit_jax.data.sources.tfds import TfdsSource, builder_of
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, file_feature, image_feature
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 class VtabSource(TfdsSource):

@@ -6,7 +6,7 @@ Code outside this package adds a part by the registry's `register`, and its name
 import dataclasses
 from typing import Any
 
-from vit_jax.registry import Registry
+from vit_jax.foundation.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _LANES = 128  # the kernel's blocks are multiples of it
 _LARGEST_BLOCK = 1024  # tokens

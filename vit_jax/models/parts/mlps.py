@@ -16,11 +16,11 @@ from flax.nnx import initializers
 from flax.typing import Initializer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from vit_jax.foundation.registry import Registry
 from vit_jax.models import depthwise_convolution, flops
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.scanned_blocks import constrain_examples
-from vit_jax.registry import Registry
 
 MLPS: Registry[Any] = Registry(
   'MLP', {'gelu': 'vit_jax.models.parts.mlps:Mlp', 'local': 'vit_jax.models.parts.mlps:LocalMlp'}

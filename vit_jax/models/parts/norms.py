@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import ShardingRules
-from vit_jax.registry import Registry
 
 NORMS: Registry[Any] = Registry('norm', {'layer_norm': 'vit_jax.models.parts.norms:LayerNorm'})
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
+from vit_jax.foundation.registry import Registry
 from vit_jax.models import flops
 from vit_jax.models.layers import repeat_for_examples
 from vit_jax.models.parts.attention import Attention
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
-from vit_jax.registry import Registry
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig

@@ -15,11 +15,11 @@ import numpy as np
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 from vit_jax.models import position_resize
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.position_resize import PositionResize
-from vit_jax.registry import Registry
 
 _HERE = 'vit_jax.models.parts.positions'
 POSITIONS: Registry['Position'] = Registry(

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.foundation.registry import Registry
 from vit_jax.models import flops
 from vit_jax.models.base import FirstLayer, Remat, ShardingRules
 from vit_jax.models.convolutions import (
@@ -32,7 +33,6 @@ from vit_jax.models.convolutions import (
   check_stage_sizes,
 )
 from vit_jax.models.max_pool import max_pool
-from vit_jax.registry import Registry
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import Sizes, ViTConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-from vit_jax import error_sentences
+from vit_jax.foundation import error_sentences
 
 
 def prepare() -> None:

@@ -11,8 +11,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax import files, foreign_files
-from vit_jax.errors import UserError
+from vit_jax.foundation import files, foreign_files
+from vit_jax.foundation.errors import UserError
 
 Line = dict[str, Any]
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, Self
 
 from vit_jax import options
-from vit_jax.registry import Registry
+from vit_jax.foundation.registry import Registry
 
 # A class of options: 'module:Class', as registries name it, or the class itself, which an outside module registered.
 Place = str | type

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import ml_collections
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # The wheel holds the repository's folder `configs` as this one.
-RECIPES = pathlib.Path(__file__).parent / 'configs'
+RECIPES = pathlib.Path(__file__).parents[1] / 'configs'
 
 Kind = Literal['config', 'study']  # a study's file has get_study() instead of get_config()
 

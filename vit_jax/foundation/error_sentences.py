@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from absl import flags
 
-from vit_jax import files
+from vit_jax.foundation import files
 
 # Errors of the machine that a file meets, and what to do.
 FAILURES = {

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import ml_collections
 from ml_collections import config_dict
 
-from vit_jax.errors import UserError
-from vit_jax.registry import Registry
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import Registry
 
 T = TypeVar('T')
 

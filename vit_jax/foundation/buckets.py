@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, TypeVar
 
-from vit_jax.errors import OutOfReach, UserError, first_line
-from vit_jax.object_names import named_apart
+from vit_jax.foundation.bucket_paths import named_apart
+from vit_jax.foundation.errors import OutOfReach, UserError, first_line
 
 _log = logging.getLogger(__name__)
 _PART = 8 * 2**20  # bytes of one request for a large object

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 class Fact(NamedTuple):

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Annotated
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 _LARGEST = 1e18  # of any unit
 _DURATION = re.compile(r'\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(epochs?|steps?|examples?|%)\s*')

@@ -4,7 +4,7 @@ import difflib
 import importlib
 from typing import Generic, TypeVar
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 T = TypeVar('T')
 

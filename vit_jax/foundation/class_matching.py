@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 # How classes are matched: by name, or the first output with the first class, and so on.
 By = Literal['name', 'number']

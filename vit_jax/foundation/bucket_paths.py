@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from vit_jax.errors import UserError
+from vit_jax.foundation.errors import UserError
 
 
 def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:

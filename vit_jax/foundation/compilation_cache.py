@@ -20,7 +20,7 @@ from jax._src import compilation_cache as jax_cache
 from jax._src.compilation_cache_interface import CacheInterface
 from jax._src.lru_cache import LRUCache
 
-from vit_jax import cache
+from vit_jax.foundation import cache
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What all rooms use, and knows nothing of the field."""
