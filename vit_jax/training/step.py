@@ -36,8 +36,8 @@ LossFunction = Callable[[Params, ModelState, Batch], tuple[jax.Array, tuple[Metr
 class Init(Protocol):
   """A compiled function: seed -> TrainState on the mesh."""
 
-  def __call__(self, seed: jax.Array | int) -> TrainState: ...
-  def lower(self, seed: jax.Array | int) -> jax.stages.Lowered: ...
+  def __call__(self, seed: jax.typing.ArrayLike) -> TrainState: ...
+  def lower(self, seed: jax.typing.ArrayLike) -> jax.stages.Lowered: ...
 
 
 class Step(Protocol):
@@ -100,7 +100,7 @@ def make_program(
   mesh_lib.check_batch_size(mesh, part, 'config.batch_size / config.accumulation')
   batch_sharding = mesh_lib.batch_sharding(mesh)
 
-  def build(seed: jax.Array | int) -> Model:
+  def build(seed: jax.typing.ArrayLike) -> Model:
     return architecture.build(nnx.Rngs(params=_key(seed)), batch_sharding)
 
   graphdef, abstract, _ = nnx.split(nnx.eval_shape(lambda: build(0)), nnx.Param, ...)
@@ -197,7 +197,7 @@ def _make_step(
   return step
 
 
-def _key(seed: jax.Array | int) -> jax.Array:
+def _key(seed: jax.typing.ArrayLike) -> jax.Array:
   """Always Threefry: other generators, once mapped over examples, depend on how many there are."""
   return jax.random.key(seed, impl='threefry2x32')
 
