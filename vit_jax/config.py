@@ -79,42 +79,42 @@ _OF_TRAINING = ('train', 'perf', 'data')
 class Config:
   """A run."""
 
-  # Of initial parameters, the order of the images, augmentation and dropout.
+  # Seed of initial parameters, the order of the images, augmentation and dropout.
   seed: Annotated[int, Between(0, 2**32 - 1)] = 0
-  # How long to train.
+  # Length of the training.
   total: Duration = '10 epochs'
-  # Images a step, over all devices.
+  # Images in a step, over all devices.
   batch_size: BatchSize = 512
-  # Parts of a batch computed one after the other, to save memory. None: as few as fit (training/auto.py). A model
-  # with running statistics takes those of each part, so that its parts are chosen here only.
+  # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
+  # A model with running statistics takes them from each part, so that its parts are chosen only here.
   accumulation: Annotated[Count | None, RESUMABLE] = None
-  # 'vit' (hybrids too), 'mixer', 'resnet' or 'efficientnet', by model.name.
+  # Model, by model.name: 'vit' (hybrids too), 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
-  # Name -> what is evaluated; of type 'classification' or 'fewshot'.
+  # Evaluators by name, each of type 'classification' or 'fewshot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # What is learned: 'classification', 'distillation' or 'masked_patches', by objective.name.
+  # Objective, by objective.name: 'classification', 'distillation' or 'masked_patches'.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
-  # Decay a step of an exponential moving average (EMA) of the parameters, and of running statistics where the
-  # model has any, evaluated beside them. 0: none.
+  # Decay in a step of an exponential moving average (EMA) of the parameters and running statistics, which is evaluated
+  # beside them. 0 for no EMA.
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
-  # At a loss or gradient that is not finite: 'stop', or 'skip' that step.
+  # Action at a loss or gradient that is not finite: 'stop', or 'skip' the step.
   nonfinite: Literal['stop', 'skip'] = 'stop'
   mesh: Annotated[MeshConfig, RESUMABLE] = MeshConfig()  # noqa: RUF009
   checkpoint: Annotated[CheckpointConfig, RESUMABLE] = CheckpointConfig()  # noqa: RUF009
   stop: Annotated[StopConfig, RESUMABLE] = StopConfig()  # noqa: RUF009
-  # How often numbers are shown and written; at least twenty times, as far as there are so many steps.
+  # Interval at which numbers are shown and written; shorter where a run would log less than twenty times.
   log_every: Annotated[Duration, RESUMABLE] = '50 steps'
   tensorboard: Annotated[TensorBoardConfig, RESUMABLE] = TensorBoardConfig()  # noqa: RUF009
-  # A tracker of experiments that is given the metrics too: 'wandb' or 'mlflow' (docs/evaluation.md). None: none.
+  # Tracker of experiments that gets the metrics too: 'wandb' or 'mlflow' (docs/evaluation.md). None for no tracker.
   tracker: Annotated[Literal['wandb', 'mlflow'] | None, RESUMABLE] = None
   # Steps to write a profile of into the workdir, such as 'steps 10-20'; SIGUSR1 asks for one too (docs/profiling.md).
   profile: Annotated[ProfiledSteps | None, RESUMABLE] = None
-  # Seconds after which a step, or reading a batch for an evaluation, is taken to hang: the process writes the
-  # stacks of its threads and ends with exit code 75, to be started again. Compiling and saving do not count. 0: never.
+  # Seconds after which a step, or reading a batch for an evaluation, counts as hung: the process writes the stacks of
+  # its threads and ends with exit code 75, to be started again. Compiling and saving do not count. 0 for no limit.
   step_limit: Annotated[NotNegative, RESUMABLE] = 1800.0
 
   @property

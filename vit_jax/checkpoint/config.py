@@ -10,12 +10,12 @@ from vit_jax.options import Count
 class CheckpointConfig:
   """When to save, and what to keep."""
 
-  # How often to save; a run also saves at its end.
+  # Interval of saves; a run also saves at its end.
   every: Duration = '1 epochs'
-  # How many of the newest checkpoints to keep.
+  # Number of the newest checkpoints that are kept.
   keep: Count = 2
-  # And, for good, the first that is saved in each such interval after the first one.
+  # Interval of which the first save is kept for good, from the second interval on. None to keep no such saves.
   keep_every: Duration | None = None
-  # And, of the steps that are both evaluated and saved, the best by a metric of an evaluator:
-  # '<evaluator>/accuracy', '<evaluator>/loss', …; of few-shot evaluators '<evaluator>_5shot/accuracy'.
+  # Metric by which the best step that is both evaluated and saved is kept too: '<evaluator>/accuracy',
+  # '<evaluator>/loss', …; for few-shot evaluators '<evaluator>_5shot/accuracy'. None to keep no best step.
   best: str | None = None

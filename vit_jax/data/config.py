@@ -28,85 +28,84 @@ def _augmentation(text: str) -> None:
 class DataConfig:
   """What the model is trained on, and how an image becomes its input."""
 
-  # 'digits' (comes with scikit-learn), 'tfds:NAME', 'tfds:/a/prepared/directory', 'folder:/path' or
+  # Training data: 'digits' (comes with scikit-learn), 'tfds:NAME', 'tfds:/a/prepared/directory', 'folder:/path' or
   # 'vtab:TASK'. A split written behind it ('tfds:cifar10:train[:98%]') wins over `split`.
   source: str = 'digits'
-  # Of the source, such as 'train' or 'train[:98%]'.
+  # Split of the source, such as 'train' or 'train[:98%]'.
   split: str = 'train'
-  # Height, width of the model's input; one number for both.
+  # Height and width of the model's input in pixels; one number stands for both.
   image_size: ImageSize = (224, 224)
-  # ((until, height), …): smaller images at first, such as (('40%', 128), ('70%', 160)), with the width,
-  # `resize` and `padding` in proportion. The model is that of `image_size`, at which it is evaluated; its
-  # positions are interpolated.
+  # Smaller images at first, ((until, height), …), such as (('40%', 128), ('70%', 160)); width, `resize` and `padding`
+  # change in proportion. The model is built for `image_size` and evaluated at it; its positions are interpolated.
   progressive_resizing: tuple[tuple[Duration, Pixels], ...] = ()
-  # 3: colour, 1: grayscale.
+  # Channels of an image: 3 for colour, 1 for grayscale.
   channels: Literal[1, 3] = 3
-  # ((source, weight), …): several sources, drawn from in proportion to their weights, instead of `source`;
-  # their classes are united by name. Each is shuffled and passed through on its own, every record once a
-  # pass; an epoch is as many images as all have together.
+  # Several sources in place of `source`, ((source, weight), …), drawn from in proportion to their weights; their
+  # classes are united by name. Each source is shuffled on its own and gives every record once a pass; an epoch has as
+  # many images as all sources together.
   mixture: tuple[tuple[str, float], ...] = ()
-  # Only images of these classes, by name, in training and in evaluators; (): all. Labels stay as they are.
+  # Classes, by name, to which training and evaluators are limited; () for all. Labels keep their numbers.
   classes: tuple[str, ...] = ()
-  # Train on at most so many images of each class (of each source of a mixture), which `seed` chooses.
+  # Largest number of training images of each class (in each source of a mixture), chosen by `seed`. None for all.
   max_per_class: Count | None = None
-  # How often an image is in a batch, each time augmented anew (arXiv 1901.09335; DeiT takes 3). An epoch
-  # stays as many images as there are, so that a pass through the data takes this many epochs.
+  # Number of times an image is in a batch, each time augmented anew (arXiv 1901.09335; DeiT takes 3). An epoch keeps
+  # its number of images, so that a pass through the data takes this many epochs.
   repeats: Count = 1
-  # Classes of the head. None: what the data set says.
+  # Number of outputs of the head. None for the data's number of classes.
   num_classes: Count | None = None
-  # Images have lists of classes, of at most this many each; needs objective.loss 'sigmoid' or label_weights.
-  # Accuracy is then whether the most probable class is on the list (precision@1; no, for an empty one). None:
-  # one class each.
+  # Length of the longest list of classes, where images have lists; needs objective.loss 'sigmoid' or label_weights.
+  # An image then counts as right if its most probable class is on its list (precision@1); one with an empty list
+  # counts as wrong. None if each image has one class.
   max_labels: Count | None = None
-  # The classes of an image have weights from 0 to 1, its soft targets (soft labels), where the data has them;
-  # elsewhere each is 1. 'softmax' divides them by their sum. Accuracy is then whether the most probable class
-  # is the one with the largest weight. Needs max_labels.
+  # Weights from 0 to 1 for an image's classes (soft labels), where the data has them; otherwise each weight is 1.
+  # 'softmax' divides them by their sum. An image then counts as right if its most probable class has the largest
+  # weight. Needs max_labels.
   label_weights: bool = False
-  # How a training image is cut: 'inception' (a random box, distorted), 'random' (resize, pad,
-  # random position), 'central' (resize the shorter side, cut the middle) or 'resize' (squash).
+  # Cut of a training image: 'inception' (a random box, distorted), 'random' (resize, pad, random position), 'central'
+  # (resize the shorter side, cut the middle) or 'resize' (squash).
   crop: Crop = 'inception'
-  # 'inception': the box's share of the image, at least and at most.
+  # Smallest and largest share of the image that the box of 'inception' has.
   area: tuple[float, float] = (0.05, 1.0)
-  # Pixels before the cut: 'random' both sides, 'central' the shorter one.
+  # Size in pixels before the cut: both sides for 'random', the shorter one for 'central'.
   resize: Pixels | None = None
-  # 'random': zero pixels added on every side.
+  # Zero pixels that 'random' adds on every side.
   padding: Amount = 0
-  # Mirror half of the training images left to right.
+  # Mirroring of half of the training images, left to right.
   flip: bool = True
-  # What is done to the cut image, in this order: 'randaugment(LAYERS,MAGNITUDE)', '3augment' (DeiT III),
-  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' a random box; or a level
-  # of AugReg's, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
-  # 'strong2'. Several: 'medium1 | erase(0.25)'.
+  # Augmentation of the cut image, in this order: 'randaugment(LAYERS,MAGNITUDE)', '3augment' (DeiT III),
+  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' of a random box; or a level
+  # of AugReg, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
+  # 'strong2'. Several are joined: 'medium1 | erase(0.25)'.
   augment: Annotated[str, _augmentation] = 'none'
-  # Blend each image with another one of the batch, and their targets alike. The shares are drawn from Beta(α, α)
-  # with this α; 0: never. None: what `augment` brings along. train/accuracy is then of the image with the larger
-  # share.
+  # Parameter α of mixup, which blends each image, and its target, with another one of the batch; the shares are drawn
+  # from Beta(α, α), and train/accuracy counts the image with the larger share. 0 to switch it off. None for what
+  # `augment` brings along.
   mixup: Annotated[float, Between(0, 100)] | None = None
-  # As mixup, but a box of the other image is put in. With both, a coin decides.
+  # Parameter α of CutMix, which puts a box of the other image in. With mixup too, a coin decides for each draw.
   cutmix: Annotated[float, Between(0, 100)] = 0.0
-  # One draw of the mixing for the whole 'batch', or one for each 'example'.
+  # Scope of a draw of mixup and CutMix: the whole 'batch', or each 'example'.
   mix_per: Literal['batch', 'example'] = 'batch'
-  # The model is given (pixel / 255 - mean) / std, of one number for all channels or one for each. None: as
-  # init.checkpoint was trained; without one 0.5 and 0.5, which is -1 to 1.
+  # Mean of the pixels' normalisation, (pixel / 255 - mean) / std; one number for all channels or one for each. None
+  # for what init.checkpoint was trained with, and without one for 0.5 and 0.5, which gives -1 to 1.
   mean: tuple[float, ...] | None = None
-  # See mean.
+  # Deviation of the pixels' normalisation; see mean.
   std: tuple[Positive, ...] | None = None
-  # How images are resized: 'bilinear' without antialiasing, as the paper's code, or as Pillow does:
-  # 'pillow_bicubic', 'pillow_bilinear', 'pillow_lanczos', 'pillow_nearest'. None: as init.checkpoint was
-  # trained; without one 'bilinear'.
+  # Interpolation by which images are resized: 'bilinear' without antialiasing, as in the paper's code, or Pillow's
+  # 'pillow_bicubic', 'pillow_bilinear', 'pillow_lanczos' or 'pillow_nearest'. None for what init.checkpoint was
+  # trained with, and without one for 'bilinear'.
   interpolation: Interpolation | None = None
-  # A folder without train/ and val/: the share of its images held out as 'val'.
+  # Share of the images held out as 'val', in a folder without train/ and val/.
   val_fraction: Annotated[float, Between(TINY, 1 - TINY)] = 0.1
-  # At a training image that cannot be decoded: 'stop', or 'replace' it by that in its row of the next step.
-  # What was replaced is counted as data/bad_images and listed in report/bad_images.jsonl.
+  # Action at a training image that cannot be decoded: 'stop', or 'replace' it by the image in its row of the next step.
+  # Replaced images are counted as data/bad_images and listed in report/bad_images.jsonl.
   bad_images: Annotated[Literal['stop', 'replace'], RESUMABLE] = 'stop'
-  # Keep the images of training and evaluators in memory once they are read: decoded, of JPEGs the file. For small
-  # data that is read many times; CIFAR-10 takes 210 MB in each process.
+  # Cache in memory of the images that training and evaluators have read: decoded pixels, or the file of a JPEG. For
+  # small data that is read many times; CIFAR-10 takes 210 MB in each process.
   cache: Annotated[bool, RESUMABLE] = False
-  # Threads that read and decode images, in each process. None: one for each processor that it may use, at most 16;
-  # 64 where images come from a bucket, for which threads mostly wait.
+  # Threads that read and decode images, in each process. None for one a processor that the process may use, at most
+  # 16; for 64 where images come from a bucket, for which threads mostly wait.
   threads: Annotated[Annotated[int, AtLeast(1, at_most=1024)] | None, RESUMABLE] = None
-  # Batches made ahead, in each process.
+  # Batches prepared in advance, in each process.
   prefetch: Annotated[int, AtLeast(1, at_most=1024), RESUMABLE] = 2
 
   @property

@@ -11,11 +11,11 @@ from vit_jax.options import Count
 class StopConfig:
   """Early stopping: a run ends, with a checkpoint, once a metric no longer gets better."""
 
-  # The metric, such as 'val/loss'; None: the run goes on to its end.
+  # Metric that is watched, such as 'val/loss'. None to run to the end.
   metric: str | None = None
-  # Evaluations in a row without a new best value that end the run.
+  # Evaluations in a row without a new best value, after which the run ends.
   patience: Count = 5
-  # Whether 'lower' or 'higher' is better; None: as the metric's evaluator says.
+  # Direction in which the metric improves. None for what its evaluator says.
   direction: Literal['lower', 'higher'] | None = None
 
 
@@ -23,7 +23,7 @@ class StopConfig:
 class TensorBoardConfig:
   """What TensorBoard shows beside metrics, hyper-parameters, config and first batch."""
 
-  # At the end, the evaluators' confusion matrices and the attention of some training images; in report/ too.
+  # Pictures at the end: the evaluators' confusion matrices and the attention of some training images; in report/ too.
   pictures: bool = True
-  # How often to add histograms of all parameters; None: never.
+  # Interval of histograms of all parameters. None for no histograms.
   histograms: Duration | None = None
