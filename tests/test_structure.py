@@ -27,21 +27,18 @@ MODULES = modules()
 TREES = {name: ast.parse(file.read_text()) for name, file in MODULES.items()}
 
 
-def nodes(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
-  """All nodes of a module, or those that run when it is imported."""
+def nodes(tree: ast.AST, *, types: bool = True) -> Iterator[ast.AST]:
+  """All nodes of a module; without `types` only those that run."""
   for node in ast.iter_child_nodes(tree):
-    if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-      continue
-    if at_import and isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING':
-      continue
-    yield node
-    yield from nodes(node, at_import=at_import)
+    if types or not (isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'):
+      yield node
+      yield from nodes(node, types=types)
 
 
-def imports(name: str, *, at_import: bool) -> set[str]:
-  """The modules of the package that a module imports."""
+def imports(name: str, *, types: bool = True) -> set[str]:
+  """The modules of the package that a module imports, in functions too; without `types` not those for types alone."""
   found = set()
-  for node in nodes(TREES[name], at_import=at_import):
+  for node in nodes(TREES[name], types=types):
     if isinstance(node, ast.Import):
       found |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom) and node.module:
@@ -82,7 +79,7 @@ def test_a_circle_is_found():
 
 def test_no_modules_import_each_other_in_a_circle():
   """Imports inside functions count too."""
-  assert circle({name: imports(name, at_import=False) for name in MODULES}) == []
+  assert circle({name: imports(name, types=False) for name in MODULES}) == []
 
 
 FOUNDATION = {'foundation', 'options'}  # may be imported from everywhere
@@ -104,32 +101,28 @@ ARROWS = {
 @pytest.mark.parametrize('name', ARROWS)
 def test_arrows_point_one_way(name):
   """From commands to training and evaluation, to models, objectives, data, and to the foundation."""
-  found = {
-    room(other) for module in MODULES if room(module) == name for other in imports(module, at_import=False)
-  }
+  found = {room(other) for module in MODULES if room(module) == name for other in imports(module)}
   assert found - FOUNDATION - {name} <= ARROWS[name]
 
 
 def test_the_foundation_imports_nothing_above_it():
   for module in MODULES:
     if room(module) == 'foundation':
-      assert {room(other) for other in imports(module, at_import=False)} <= {'foundation'}, module
+      assert {room(other) for other in imports(module)} <= {'foundation'}, module
     if room(module) == 'options':
-      assert {room(other) for other in imports(module, at_import=False)} <= FOUNDATION, module
+      assert {room(other) for other in imports(module)} <= FOUNDATION, module
 
 
 def test_few_modules_stand_at_the_top():
-  assert len([name for name in MODULES if name.count('.') == 1 and not MODULES[name].stem.startswith('__')]) <= 12
+  assert (
+    len([name for name in MODULES if name.count('.') == 1 and not MODULES[name].stem.startswith('__')]) <= 12
+  )
 
 
 def test_only_the_config_and_checkpoint_formats_know_a_model_by_name():
   """Everybody else has it from the registry, and asks it by the contract."""
   concrete = {MODELS[name].__module__ for name in MODELS.names()} | {'vit_jax.models.vit'}
-  knowing = {
-    room(module)
-    for module in MODULES
-    if imports(module, at_import=False) & concrete and room(module) != 'models'
-  }
+  knowing = {room(module) for module in MODULES if imports(module) & concrete and room(module) != 'models'}
   assert knowing == {'config', 'pretrained'}
 
 
@@ -143,7 +136,7 @@ CONTRACTS = {
 @pytest.mark.parametrize('name', [name for name in MODULES if room(name) != 'models'])
 def test_nobody_asks_around_a_contract(name):
   """No `hasattr`, no `isinstance` of a class behind a contract, no `.kind ==`."""
-  for node in nodes(TREES[name], at_import=False):
+  for node in nodes(TREES[name]):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
       assert node.func.id != 'hasattr', ast.unparse(node)
       if node.func.id in ('isinstance', 'issubclass'):
