@@ -110,20 +110,20 @@ class Evaluator(abc.ABC):
 class EvaluatorConfig(abc.ABC):
   """What is evaluated during training, at its end, and with --mode=eval."""
 
-  # As data.source. None: data.source.
+  # Source of the data, written as data.source. None for data.source itself.
   source: str | None = None
-  # Of the source, such as 'test' or 'train[90%:]'.
+  # Split of the source, such as 'test' or 'train[90%:]'.
   split: str = 'test'
-  # 'resize' (squash, as the paper's evaluation), 'central' (resize the shorter side, cut the middle), or timm's
-  # crop_mode: 'timm_center', 'timm_squash', 'timm_border'. None: as init.checkpoint was evaluated; without one
-  # 'resize'.
+  # Cut of an image: 'resize' (squash, as the paper's evaluation), 'central' (resize the shorter side, cut the middle),
+  # or timm's crop_mode: 'timm_center', 'timm_squash', 'timm_border'. None for the cut by which init.checkpoint was
+  # evaluated, and without one for 'resize'.
   crop: EvalCrop | None = None
-  # Pixels before the middle is cut: of the shorter side ('central', 'timm_center') or the height, or height and
-  # width. None: of image_size; with crop None as init.checkpoint was evaluated.
+  # Size in pixels before the middle is cut: the shorter side ('central', 'timm_center') or the height, or height and
+  # width. None for image_size, and with crop None for the size by which init.checkpoint was evaluated.
   resize: Resize | None = None
-  # None: the training batch size.
+  # Images in a batch. None for the training batch size.
   batch_size: BatchSize | None = None
-  # How often; it also runs at the end.
+  # Interval of evaluations; there is one at the end too.
   every: Duration = '1 epochs'
 
   # Every metric that it may give: the name behind the '/' -> how it is read.

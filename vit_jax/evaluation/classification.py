@@ -32,8 +32,8 @@ EvalStep = Callable[[Params, Batch], dict[str, Any]]
 class ClassificationEvaluatorConfig(EvaluatorConfig):
   """Metrics of the model's head (evaluation/classification_metrics.py); --mode=eval also writes pictures."""
 
-  # Of ImageNet's validation images: the path or address of ImageNet ReaL's real.json, or 'download'; the
-  # evaluator then gives real_accuracy too. None: no such labels.
+  # ImageNet ReaL's labels of ImageNet's validation images: the path or address of real.json, or 'download'; the
+  # evaluator then gives real_accuracy too. None for no such labels.
   real_labels: str | None = None
 
   metrics: ClassVar[Mapping[str, MetricKind]] = classification_metrics.METRICS

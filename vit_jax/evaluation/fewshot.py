@@ -33,22 +33,22 @@ _log = logging.getLogger(__name__)
 class FewShotEvaluatorConfig(EvaluatorConfig):
   """A classifier learned from the frozen features of a few images, on data of any classes."""
 
-  # Both the images to learn from and, apart from them, those to choose by are drawn from this split.
+  # Split from which the images to learn from and, apart from them, the images to choose by are drawn.
   train_split: str = 'train'
-  # Images of each class to learn from, each number an evaluation of its own; 0: all but those to choose by.
+  # Numbers of images of each class to learn from, each an evaluation of its own; 0 for all but those to choose by.
   shots: tuple[Amount, ...] = (5,)
   # Images of each class by which the setting (see `grid`) is chosen.
   validation: Count = 10
   # Draws of images; the metrics are the mean accuracy and its deviation (n - 1) over them.
   seeds: Count = 3
-  # 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn' (cosine).
+  # Classifier of the features: 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn' (cosine).
   probe: Literal['ridge', 'logistic', 'knn'] = 'ridge'
-  # What the setting is chosen from: the penalty l2 of 'ridge' and 'logistic', the k of 'knn'.
-  # (): those of evaluation/probes.py.
+  # Settings to choose from: the penalty l2 of 'ridge' and 'logistic', the k of 'knn'. () for those of
+  # evaluation/probes.py.
   grid: tuple[Positive, ...] = ()
-  # Features after this block, from 0; -1: after the last norm; None: as the head reads them.
+  # Block after which features are taken, from 0; -1 for those after the last norm. None for what the head reads.
   layer: int | None = None
-  # Of that layer's tokens: 'token', 'gap', 'token_gap' or 'map', as far as the model has them. None: its own.
+  # Pooling of that layer's tokens: 'token', 'gap', 'token_gap' or 'map', as far as the model has it. None for its own.
   pool: Literal['token', 'gap', 'token_gap', 'map'] | None = None
 
   metrics: ClassVar[Mapping[str, MetricKind]] = {

@@ -55,17 +55,17 @@ class ModelConfig(abc.ABC):
   contradict each other, a method `check(path)` raises UserError; `path` is what errors call the section.
   """
 
-  # A named size, such as 'B/16', or 'custom', which needs every size.
+  # Named size, such as 'B/16', or 'custom', which needs every size.
   variant: str
   # Number format that the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
-  # Rematerialisation: what the backward pass computes again to save memory: 'none', each 'block' whole, or all
-  # of a block but its matrix products ('dots'). None: 'none' on CPUs; elsewhere the first of these that fits, on TPUs
-  # after 'none' with the batch in parts (training/auto.py).
+  # Rematerialisation, what the backward pass computes again to save memory: 'none', each 'block' whole, or all
+  # of a block but its matrix products ('dots'). None for 'none' on CPUs, and otherwise for the first of these that
+  # fits; on TPUs after 'none' with the batch in parts (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
-  # Whether blocks are compiled one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs.
-  # None: so on TPUs in runs of 5,000 steps and more, on a single one with remat 'none' only; on CPUs models of less
-  # than 10 million parameters in runs of 2,000 steps and more, and those with feature maps always (docs/scaling.md).
+  # Unrolling of blocks, compiled one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs.
+  # None to unroll on TPUs in runs of 5,000 steps and more (on a single TPU only with remat 'none'), and on CPUs models
+  # of less than 10 million parameters in runs of 2,000 steps and more, and models with feature maps (docs/scaling.md).
   unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Epsilon of every norm, added to the variance.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)

@@ -103,19 +103,19 @@ def rounded_channels(channels: int, multiplier: float) -> int:
 class EfficientNetConfig(ModelConfig):
   """An EfficientNet. Its head reads the mean of the last feature map."""
 
-  # 'B0' … 'B8' or 'L2', or 'custom', which needs both multipliers.
+  # Named size, 'B0' … 'B8' or 'L2', or 'custom', which needs both multipliers.
   variant: str = 'B0'
-  # Of the channels of B0, rounded to multiples of 8.
+  # Factor of B0's channels, which are rounded to multiples of 8.
   width_multiplier: Multiplier | None = None
-  # Of the blocks in each stage of B0, rounded up.
+  # Factor of the blocks in each stage of B0, rounded up.
   depth_multiplier: Multiplier | None = None
-  # Of what the head reads.
+  # Dropout rate, applied to what the head reads.
   dropout: Rate | None = None
   # Probability that an example skips the block behind the last; of the blocks in proportion to their depth.
   stochastic_depth: Rate | None = None
-  # Of every batch norm.
+  # Epsilon of every batch norm.
   norm_epsilon: Positive = dataclasses.field(default=1e-3, kw_only=True)
-  # The share of its running statistics that a batch norm keeps at each step.
+  # Share of its running statistics that a batch norm keeps at each step.
   norm_momentum: Rate = dataclasses.field(default=0.99, kw_only=True)
 
   title: ClassVar[str] = 'an EfficientNet'

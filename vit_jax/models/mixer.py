@@ -62,20 +62,20 @@ SHARDING_RULES: ShardingRules = (
 class MixerConfig(ModelConfig):
   """An MLP-Mixer. Its head reads the mean of all tokens."""
 
-  # 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the
+  # Named size: 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', or 'custom'. Each size below that is not None replaces the
   # variant's own; 'custom' needs all of them.
   variant: str = 'Mixer-B/16'
   # Pixels along a side of a patch.
   patch: Size | None = None
-  # D, the size of a token.
+  # Width D, the size of a token.
   width: Size | None = None
   # Hidden units of a block's MLP over channels.
   mlp_dim: Size | None = None
-  # L, blocks.
+  # Depth L, the number of blocks.
   depth: Size | None = None
   # Hidden units of a block's MLP over tokens.
   tokens_mlp_dim: Size | None = None
-  # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
+  # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
   gelu: Literal['tanh', 'erf'] = 'tanh'
   # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
   # to their depth.

@@ -80,13 +80,13 @@ SHARDING_RULES: ShardingRules = (
 class ResNetConfig(ModelConfig):
   """A ResNet of 'Big Transfer'. Its head reads the mean of the last feature map."""
 
-  # 'R50x1' … 'R200x3', or 'custom', which needs blocks and width.
+  # Named size, 'R50x1' … 'R200x3', or 'custom', which needs blocks and width.
   variant: str = 'R50x1'
   # Bottlenecks in each stage.
   blocks: tuple[Size, ...] | None = None
   # Channels of the root, a multiple of 32.
   width: Size | None = None
-  # Of every group norm; 1e-5 in the published models.
+  # Epsilon of every group norm; 1e-5 in the published models.
   norm_epsilon: Positive = dataclasses.field(default=1e-5, kw_only=True)
 
   title: ClassVar[str] = 'a ResNet'

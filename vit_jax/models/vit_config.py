@@ -98,20 +98,20 @@ SHARDING_RULES: ShardingRules = (
 class ViTConfig(ModelConfig):
   """The Vision Transformer (paper, section 3.1), or a hybrid with a ResNet in front of it."""
 
-  # A named size, such as 'Ti/16', 'H/14' or 'R50+B/16', or 'custom'. Each size below that is not None
+  # Named size, such as 'Ti/16', 'H/14' or 'R50+B/16', or 'custom'. Each size below that is not None
   # replaces the variant's own; 'custom' needs patch, width, mlp_dim, depth and heads.
   variant: str = 'B/16'
-  # Pixels along a side of a patch (of a hybrid, cells of the ResNet's output).
+  # Pixels along a side of a patch; in a hybrid, cells of the ResNet's output.
   patch: Size | None = None
-  # D, the size of a token.
+  # Width D, the size of a token.
   width: Size | None = None
   # Hidden units of a block's MLP.
   mlp_dim: Size | None = None
-  # L, encoder blocks.
+  # Depth L, the number of encoder blocks.
   depth: Size | None = None
-  # Attention heads of a block; they divide the width.
+  # Number of attention heads of a block, which divides the width.
   heads: Size | None = None
-  # Bottlenecks in each stage of a ResNet that the patches are cut from; (): its root alone. None: no ResNet.
+  # Bottlenecks in each stage of a ResNet from whose output the patches are cut; () for its root alone. None for no ResNet.
   stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
@@ -119,9 +119,9 @@ class ViTConfig(ModelConfig):
   # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
   # or 'none' (every token gets logits; only objective 'masked_patches' trains such a model).
   pool: Annotated[str, OneOf(POOLS)] = 'token'
-  # Prepend a class token? None: only where pool is 'token' or 'token_gap'.
+  # Class token in front of the patches. None to have one only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
-  # How patches know where they are (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
+  # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
   # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
   # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
   # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
@@ -130,23 +130,23 @@ class ViTConfig(ModelConfig):
   # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
   # Rotary goes on counting, a patch being one from the next.
   position: Annotated[str, OneOf(POSITIONS)] = 'learned'
-  # How learned positions are resized for images of another size (models/position_resize.py): 'linear'
+  # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear'
   # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
   # (as torch).
   position_resize: PositionResize = 'bilinear'
-  # Tokens without a position, behind the class token, that nothing reads (arXiv 2309.16588).
+  # Number of register tokens: without a position, behind the class token, read by nothing (arXiv 2309.16588).
   register_tokens: Amount = 0
-  # DeiT's distillation token (arXiv 2012.12877, section 4): a second token, behind the class token, with a head of its
-  # own, which objective 'distillation' trains by the teachers. The logits are the mean of both heads'.
+  # Distillation token of DeiT (arXiv 2012.12877, section 4), behind the class token, with a head of its own that
+  # objective 'distillation' trains by the teachers. The logits are the mean of both heads' logits.
   distillation_token: bool = False
-  # A learned embedding for hidden patches, which objective 'masked_patches' needs.
+  # Mask token: a learned embedding for hidden patches, which objective 'masked_patches' needs.
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   pre_logits_size: Size | None = None
-  # The approximation of GELU: 'tanh', as the original code, or 'erf', the exact function.
+  # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
   gelu: Literal['tanh', 'erf'] = 'tanh'
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
-  # arXiv 2103.17239). None: no factors.
+  # arXiv 2103.17239). None for no factors.
   layer_scale: NotNegative | None = None
   # Kind of norm (models/parts/norms.py).
   norm: Annotated[str, OneOf(NORMS)] = 'layer_norm'

@@ -19,10 +19,10 @@ from vit_jax.options import Rate
 class ClassificationObjective(Objective):
   """Cross-entropy of the classes of images."""
 
-  # 'softmax': one class an image. 'sigmoid': the sum of the classes' binary cross-entropies, as the paper
-  # pre-trains on ImageNet-21k and JFT; needed where images have lists of classes without weights.
+  # Loss: 'softmax' for one class an image, or 'sigmoid', the sum of the classes' binary cross-entropies, by which the
+  # paper pre-trains on ImageNet-21k and JFT; needed where images have lists of classes without weights.
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
-  # The share of the targets that all classes have alike.
+  # Share of the targets that is spread evenly over all classes.
   label_smoothing: Rate = 0.0
 
   title: ClassVar[str] = 'classification'

@@ -27,25 +27,25 @@ class DistillationObjective(ClassificationObjective):
   `loss` is the teachers' too: their logits are taken as those of softmax or of sigmoids.
   """
 
-  # The checkpoint of a teacher, or of several with commas between them: each is anything that init.checkpoint may
-  # be, with a head for the classes of the data. The probabilities of several are averaged. Their parameters are
-  # in no checkpoint of the run.
+  # Checkpoint of a teacher, or several with commas between them: each is anything that init.checkpoint may be, with a
+  # head for the classes of the data. The probabilities of several teachers are averaged. Their parameters are in no
+  # checkpoint of the run.
   teachers: str = ''
-  # The teachers' share of the loss; the labels have the rest. 1: labels do not count, as in function matching
-  # (arXiv 2106.05237).
+  # Share of the loss that comes from the teachers; the labels have the rest. With 1 labels do not count, as in function
+  # matching (arXiv 2106.05237).
   teacher_weight: Annotated[float, Between(0, 1)] = 0.5
-  # 'soft': the Kullback-Leibler divergence from the teachers' probabilities to the student's (arXiv 1503.02531).
-  # 'hard': cross-entropy of the class that teachers find most probable (arXiv 2012.12877); with sigmoids, of all
-  # classes above one half.
+  # Loss by the teachers: 'soft', the Kullback-Leibler divergence from their probabilities to the student's (arXiv
+  # 1503.02531), or 'hard', the cross-entropy of the class that they find most probable (arXiv 2012.12877; with
+  # sigmoids, of all classes above one half).
   teacher_targets: Literal['soft', 'hard'] = 'soft'
-  # 'soft': divides the logits of student and teachers in the divergence, which is multiplied by its square.
+  # Temperature that divides the logits of student and teachers in 'soft', whose divergence is multiplied by its square.
   temperature: Positive = 1.0
-  # Height and width of the teachers' images, resized from the student's. None: as each was trained.
+  # Height and width of the teachers' images, resized from the student's. None for the size each was trained with.
   teacher_size: ImageSize | None = None
-  # What teachers compute in. None: as each checkpoint says.
+  # Number format that teachers compute in. None for what each checkpoint says.
   teacher_dtype: DType | None = None
-  # How the teachers' outputs are matched with the classes of the data: by 'name', or by 'number', for the same classes
-  # under other names.
+  # Matching of the teachers' outputs with the classes of the data: by 'name', or by 'number' for the same classes under
+  # other names.
   teacher_classes: By = 'name'
 
   title: ClassVar[str] = 'distillation'

@@ -29,7 +29,7 @@ _MASKED, _EXCHANGED = 0.8, 0.1
 class MaskedPatchesObjective(Objective):
   """Cross-entropy of the corrupted patches' mean colours, of 512 (8 levels of each channel); no labels."""
 
-  # The share of the targets that all classes have alike.
+  # Share of the targets that is spread evenly over all classes.
   label_smoothing: Rate = 0.0
 
   title: ClassVar[str] = 'masked patch prediction'

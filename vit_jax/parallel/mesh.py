@@ -26,16 +26,16 @@ BATCH_AXES = ('replica', 'data', 'fsdp')
 class MeshConfig:
   """Devices along each axis of the mesh; one axis may be -1, which takes the devices that are left."""
 
-  # Splits the batch; parameters are copied. The first axis to run across slices (or hosts with GPUs).
+  # Devices that split the batch, with copied parameters; the first axis to run across slices (or hosts with GPUs).
   replica: int = 1
-  # The same; it stays within a slice if `replica` is a multiple of the number of slices.
+  # Devices that split the batch likewise, within a slice if `replica` is a multiple of the number of slices.
   data: int = -1
-  # Splits the batch, the parameters and the optimizer state. None: by the devices and the model
-  # (training/auto.py); 1 on CPUs.
+  # Devices that split the batch, the parameters and the optimizer state. None for a number that fits the devices and
+  # the model (training/auto.py); 1 on CPUs.
   fsdp: int | None = None
-  # Splits every layer.
+  # Devices that split every layer.
   tensor: int = 1
-  # Parameters with fewer elements are copied instead of split.
+  # Number of elements below which a parameter is copied instead of split.
   min_shard_size: Amount = 65_536
 
   def check(self, path: str) -> None:

@@ -27,25 +27,25 @@ _MOMENTUM = 0.9  # of 'sgd'
 class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
-  # 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or a scaling of optax, that is
+  # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or a scaling of optax, that is
   # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
   # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
-  # Decay of the first moment, where the optimizer has that argument. None: optax's default.
+  # Decay of the first moment, where the optimizer has that argument. None for optax's default.
   b1: _Decay | None = None
-  # Decay of the second moment, likewise.
+  # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
-  # 'sgd' and 'rmsprop': decay of the momentum. None: 0.9.
+  # Decay of the momentum of 'sgd' and 'rmsprop'. None for 0.9.
   momentum: _Decay | None = None
   # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
   arguments: tuple[tuple[str, float], ...] = ()
-  # 'bfloat16' halves the memory of the first moment.
+  # Number format of the first moment; 'bfloat16' halves its memory.
   momentum_dtype: Literal['float32', 'bfloat16'] = 'float32'
-  # Times the learning rate, on kernels only.
+  # Decay of the weights in a step as a share of the learning rate, on kernels only.
   weight_decay: NotNegative = 0.0
-  # Largest global norm of the gradient. None: it is not clipped.
+  # Largest global norm of the gradient. None to leave it unclipped.
   clip_norm: Positive | None = None
-  # ((regex, factor), ...): a learning rate of its own for the parameters whose path matches.
+  # Factors of the learning rate for parameters whose path matches, ((regex, factor), …).
   lr_multipliers: tuple[tuple[Regex, NotNegative], ...] = ()
   # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
   freeze: tuple[Regex, ...] = ()

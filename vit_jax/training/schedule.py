@@ -21,19 +21,19 @@ _TO_END_VALUE = ('linear', 'cosine', 'exponential')  # the decays that have an e
 class ScheduleConfig:
   """Learning rate: linear warmup from 0, then a decay to the end of the run."""
 
-  # At the end of the warmup.
+  # Learning rate at the end of the warmup.
   learning_rate: NotNegative = 1e-3
-  # From 0 up to learning_rate, linearly; '0 steps': none.
+  # Length of the linear warmup from 0 to learning_rate; '0 steps' for none.
   warmup: DurationOrZero = '0 steps'
-  # From the end of the warmup to that of the run; the options below say how.
+  # Kind of decay from the end of the warmup to the end of the run.
   decay: Literal['linear', 'cosine', 'exponential', 'constant', 'rsqrt', 'staircase'] = 'cosine'
-  # 'linear', 'cosine' and 'exponential': the rate at the end.
+  # Learning rate at the end, for 'linear', 'cosine' and 'exponential'.
   end_value: NotNegative = 0.0
-  # 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale).
+  # Timescale of 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale).
   timescale: Duration = '10000 steps'
-  # 'staircase': when the rate falls to a tenth, from the begin of the run, such as ('30 epochs', '60 epochs').
+  # Moments at which the rate of 'staircase' falls to a tenth, from the begin of the run, such as ('30 epochs', '60 epochs').
   drops: tuple[Duration, ...] = ()
-  # 'constant' and 'rsqrt': linear to 0 over the last part of the run.
+  # Length of a linear decay to 0 at the end of the run, for 'constant' and 'rsqrt'.
   cooldown: DurationOrZero = '0 steps'
 
   def check(self, path: str) -> None:
