@@ -41,7 +41,8 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
   validation: Count = 10
   # Draws of images; the metrics are the mean accuracy and its deviation (n - 1) over them.
   seeds: Count = 3
-  # Classifier of the features: 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn' (cosine).
+  # Classifier of the features: 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn'
+  # (cosine).
   probe: Literal['ridge', 'logistic', 'knn'] = 'ridge'
   # Settings to choose from: the penalty l2 of 'ridge' and 'logistic', the k of 'knn'. () for those of
   # evaluation/probes.py.

@@ -111,7 +111,8 @@ class ViTConfig(ModelConfig):
   depth: Size | None = None
   # Number of attention heads of a block, which divides the width.
   heads: Size | None = None
-  # Bottlenecks in each stage of a ResNet from whose output the patches are cut; () for its root alone. None for no ResNet.
+  # Bottlenecks in each stage of a ResNet from whose output the patches are cut; () for its root alone. None for no
+  # ResNet.
   stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64

@@ -31,7 +31,8 @@ class ScheduleConfig:
   end_value: NotNegative = 0.0
   # Timescale of 'rsqrt': rate = peak / sqrt(1 + steps since warmup / timescale).
   timescale: Duration = '10000 steps'
-  # Moments at which the rate of 'staircase' falls to a tenth, from the begin of the run, such as ('30 epochs', '60 epochs').
+  # Moments at which the rate of 'staircase' falls to a tenth, from the begin of the run, such as ('30 epochs',
+  # '60 epochs').
   drops: tuple[Duration, ...] = ()
   # Length of a linear decay to 0 at the end of the run, for 'constant' and 'rsqrt'.
   cooldown: DurationOrZero = '0 steps'
