@@ -144,7 +144,8 @@ def workplace(golden, tmp_path_factory) -> pathlib.Path:
   (ended,) = definition.runs(definition.load(str(folder / 'study.py')), folder / 'ended')
   config = preprocessing.resolved(ended.config)
   with resume.claim(config, ended.folder, begun=False, takeover=False):
-    results.write(results.Result({'test/accuracy': 0.5}, 1.0, 1.0, 1, 'cpu', []), ended.folder)
+    pass  # the folder is the run's when the block has ended
+  results.write(results.Result({'test/accuracy': 0.5}, 1.0, 1.0, 1, 'cpu', []), ended.folder)
   (folder / 'run').mkdir()
   (folder / 'run/config.json').write_text(json.dumps(c.as_json(c.Config())))
   (folder / 'run/metrics.jsonl').write_text('{"step": 1, "train/loss": 0.5, "learning_rate": 0.1}\n')
