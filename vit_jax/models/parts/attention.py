@@ -151,11 +151,13 @@ def attend(
   if not how.dropout:
     dropout_keys = None
   whole = bias is not None or dropout_keys is not None
-  queries, keys, values = ((x,) if whole else grouped(x) for x in (scaled(query), key, value))
+  queries, keys, values = (
+    tuple(map(_heads_first, (x,) if whole else grouped(x))) for x in (scaled(query), key, value)
+  )
   outs = _attend(
-    tuple(map(_heads_first, queries)),
-    tuple(map(_heads_first, keys)),
-    tuple(map(_heads_first, values)),
+    queries,
+    keys,
+    values,
     bias,
     dropout_keys,
     how.dropout,

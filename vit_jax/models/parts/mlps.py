@@ -120,10 +120,10 @@ class LocalMlp(Mlp):
     (r'depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)
   )
 
-  def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs, **options: Any):
+  def __init__(self, width: int, hidden: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs, **options: Any):
     """As `Mlp`."""
-    super().__init__(width, hidden, rngs=rngs, **options)
-    self.depthwise = Depthwise(hidden, dtype=self.dense_in.dtype, sharding=self.sharding, rngs=rngs)
+    super().__init__(width, hidden, dtype=dtype, rngs=rngs, **options)
+    self.depthwise = Depthwise(hidden, dtype=dtype, sharding=self.sharding, rngs=rngs)
 
   @staticmethod
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:

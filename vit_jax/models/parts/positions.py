@@ -73,8 +73,8 @@ class Position:
   # Products of all queries with something as large as all keys, beside those with keys.
   more_products: ClassVar[int] = 0
 
-  @staticmethod
-  def embedding(tokens: Tokens, rngs: nnx.Rngs) -> Any:
+  @classmethod
+  def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> Any:
     """The parameters that are added to the tokens: a Param, a module, or None."""
     del tokens, rngs
 
@@ -88,8 +88,8 @@ class Position:
     """float32 (1, N, D) that are added to the class token and the patches of a grid, or None."""
     del embedding, tokens, grid
 
-  @staticmethod
-  def in_attention(tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition | None':
+  @classmethod
+  def in_attention(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition | None':
     """What the attention of one block knows, or None."""
     del tokens, rngs
 
@@ -97,8 +97,8 @@ class Position:
 class Learned(Position):
   """A learned embedding of each token, (1, N, D) (paper, section 3.1)."""
 
-  @staticmethod
-  def embedding(tokens: Tokens, rngs: nnx.Rngs) -> nnx.Param:
+  @classmethod
+  def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> nnx.Param:
     shape = (1, math.prod(tokens.grid) + tokens.class_token, tokens.width)
     return nnx.Param(_INIT(rngs.params(), shape, jnp.float32))
 
