@@ -3,9 +3,9 @@
   python tests/stalled_mount.py FOLDER MOUNTPOINT OPERATION TEXT [ERROR]
 
 It speaks the kernel's FUSE protocol itself, without a library. It answers until an operation (such as READ, or
-any) of a path with TEXT in it has been answered, and then nothing more; with an ERROR, such as EIO, that is the
-answer to all that would change a file. On stdout it says `ready`, and `hanging`
-once a process waits for an answer. It ends with its stdin; the requests that wait then fail.
+any) of a path with TEXT in it has been answered, and then nothing more; with an ERROR, such as EIO, that is then the
+answer to all that would change such a path. On stdout it says `ready`, and `hanging` once a process waits for an
+answer. It ends with its stdin; the requests that wait then fail.
 
 A request that was never read may be left by a process that is killed, as on NFS. One that was read and is not
 answered may not: such a process cannot be ended by anybody, also not with SIGKILL, before the file system is.
@@ -74,21 +74,25 @@ class Files:
     self._paths = {_ROOT: folder}
     self._numbers = {folder: _ROOT}
 
-  def answer(self, operation: str, node: int, body: bytes) -> tuple[bytes, str]:
-    """(the answer, the path that it is about).
+  def path(self, operation: str, node: int, body: bytes) -> str:
+    """What a request is about."""
+    path = self._paths.get(node, '')
+    if operation in ('LOOKUP', 'UNLINK', 'RMDIR'):
+      return os.path.join(path, _name(body))
+    if operation in ('MKDIR', 'CREATE'):
+      return os.path.join(path, _name(body[8 if operation == 'MKDIR' else 16 :]))
+    return path
+
+  def answer(self, operation: str, path: str, body: bytes) -> bytes:
+    """The answer to a request about a path.
 
     Raises:
       OSError: of the operation, as the process that asked shall see it.
     """
-    path = self._paths.get(node, '')
-    if operation in ('LOOKUP', 'UNLINK', 'RMDIR'):
-      path = os.path.join(path, _name(body))
-    elif operation in ('MKDIR', 'CREATE'):
-      path = os.path.join(path, _name(body[8 if operation == 'MKDIR' else 16 :]))
     method = getattr(self, f'_{operation.lower()}', None)
     if method is None:
       raise OSError(errno.ENOSYS, 'not there')
-    return method(path, body), path
+    return method(path, body)
 
   def _init(self, path: str, body: bytes) -> bytes:
     major, _, readahead, _ = struct.unpack_from('<4I', body)
@@ -210,7 +214,7 @@ def mounted(root: str) -> Iterator[int]:
 
 
 def serve(folder: str, root: str, operation: str, text: str, refusal: str = '') -> None:
-  """Answers until it shall stall; then says only that somebody waits, or refuses what changes files."""
+  """Answers until it shall stall; then says only that somebody waits, or refuses what changes such a path."""
   files, stalled = Files(folder), False
   with mounted(root) as fuse:
     print('ready', flush=True)
@@ -224,10 +228,11 @@ def serve(folder: str, root: str, operation: str, text: str, refusal: str = '') 
       name = OPERATIONS.get(code, str(code))
       if name in _SILENT:
         continue
+      path = files.path(name, node, request[40:])
       try:
-        if stalled and name in _CHANGES:
+        if stalled and name in _CHANGES and text in path:
           raise OSError(getattr(errno, refusal), refusal)
-        (answer, path), error = files.answer(name, node, request[40:]), 0
+        answer, error = files.answer(name, path, request[40:]), 0
         stalled = stalled or (name == operation and text in path)
       except OSError as failed:
         answer, error = b'', failed.errno or errno.EIO

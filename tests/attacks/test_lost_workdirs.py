@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import shutil
 
 import bucket_data
@@ -14,8 +15,9 @@ from vit_jax import config as c
 from vit_jax.checkpoint.lease import FILE_NAME, Lease
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.data.sources import open_source
+from vit_jax.evaluation import classification
 from vit_jax.foundation.errors import UserError
-from vit_jax.training import loop
+from vit_jax.training import evaluate_checkpoint, loop
 
 CONFIG = c.Config(
   total='6 steps',
@@ -81,6 +83,35 @@ def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, 
     assert Manager(tmp_path / 'aside/checkpoints', CONFIG.checkpoint, read_only=True).all_steps() == [2]
 
 
+@pytest.mark.parametrize('mode', ['train', 'eval'])
+def test_report_of_a_long_evaluation_is_not_written_into_a_workdir_that_was_lost_meanwhile(
+  tmp_path, mode, monkeypatch
+):
+  folder, theirs, collect = tmp_path / 'run', {}, classification.collect
+  config = dataclasses.replace(
+    CONFIG, total='2 steps', evaluators={'test': c.ClassificationEvaluatorConfig()}
+  )
+  if mode == 'eval':
+    loop.train(config, folder)
+
+  def attacked(step, models, batches):
+    def attack():
+      for number, batch in enumerate(batches):
+        if number == 0:
+          folder.rename(tmp_path / 'aside')
+          (folder / 'report').mkdir(parents=True)
+          (folder / 'report/test.json').write_text('theirs')
+          theirs.update(contents(folder))
+        yield batch
+
+    return collect(step, models, attack())
+
+  monkeypatch.setattr(classification, 'collect', attacked)
+  with pytest.raises(UserError, match='was moved, removed or replaced'):
+    (loop.train if mode == 'train' else evaluate_checkpoint.evaluate_newest)(config, folder)
+  assert contents(folder) == theirs
+
+
 def test_step_that_is_being_saved_when_the_workdir_is_lost_gets_no_name(tmp_path):
   folder, asked = tmp_path / 'checkpoints', []
 
@@ -135,9 +166,16 @@ def test_training_data_that_was_changed_in_place_is_said(tmp_path, caplog):
   sources = [f'folder:{images}', bucket_data.prepare(images, str(tmp_path / 'set/1.0.0'))]
   data = dataclasses.replace(CONFIG.data, mixture=tuple((source, 1.0) for source in sources))
   config = dataclasses.replace(CONFIG, data=data)
-  versions = [open_source(source, 'train', data=data).version() for source in sources]
+  opened = [open_source(source, 'train', data=data) for source in sources]
+  versions, sums = [source.version() for source in opened], opened[1].sums()
   killed(config, tmp_path / 'run')
   assert versions == [open_source(source, 'train', data=data).version() for source in sources]
+  listed = tmp_path / 'set/1.0.0/SHA256SUMS'
+  lines = listed.read_text().splitlines(keepends=True)
+  for split, same in (('test', True), ('train', False)):
+    listed.write_text(''.join('0' * 64 + line[64:] if f'-{split}.' in line else line for line in lines))
+    changed = open_source(sources[1], 'train', data=data)
+    assert changed.version() == versions[1] and (changed.sums() == sums) == same
   Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(images / 'train/dark/3.png')
   others = bucket_data.write_images(tmp_path / 'others', seed=1)
   bucket_data.prepare(others, str(tmp_path / 'other_set/1.0.0'))
@@ -147,4 +185,6 @@ def test_training_data_that_was_changed_in_place_is_said(tmp_path, caplog):
     assert open_source(source, 'train', data=data).version() != version
   assert 'training data were changed' not in caplog.text
   killed(config, tmp_path / 'run')
-  assert 'training data were changed' in caplog.text
+  assert re.search(
+    'training data were changed.* SHA256SUMS [0-9a-f]{64} then, .* SHA256SUMS [0-9a-f]{64} now', caplog.text
+  )

@@ -287,7 +287,7 @@ def test_read_only_file_system_is_one_sentence(small_disk):
   _save_small(small_disk / 'run', 1)
   subprocess.run(['mount', '-o', 'remount,ro', small_disk], check=True)
   for name in ('run', 'new'):
-    with pytest.raises(UserError, match=r'cannot be written to .*Read-only file system'):
+    with pytest.raises(UserError, match=r'cannot be read or written \(Read-only file system\)'):
       Manager(small_disk / name, CheckpointConfig())
   with Manager(small_disk / 'run', CheckpointConfig(), read_only=True) as manager:
     assert manager.restore_newest({})[0] == 1

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.foundation import error_sentences
 from vit_jax.foundation.errors import UserError
-from vit_jax.foundation.files import DISK_FULL, UNWRITABLE
+from vit_jax.foundation.files import UNWRITABLE
 
 # How TensorStore and Orbax say, in errors without a number, that a file they wrote is no longer there.
 _NOT_FOUND = ('NOT_FOUND', 'does not exist', 'No ArrayMetadata found')
@@ -34,11 +34,6 @@ def explained(directory: Any) -> Iterator[None]:
   except UserError:
     raise
   except Exception as error:
-    if error_sentences.number_among(error, DISK_FULL):
-      raise UserError(
-        f'The disk is full: the checkpoint could not be written to {directory}; free some space and start '
-        f'again, the newest checkpoint that was complete is still there.'
-      ) from error
     failed = error_sentences.number_among(error, error_sentences.FAILURES)
     if failed:
       raise UserError(error_sentences.failure(failed, str(directory))) from error

@@ -40,13 +40,14 @@ class Lease:
   mounted bucket. Where a file system has no locks at all, a warning says so and the run goes on.
   """
 
-  def __init__(self, workdir: str | os.PathLike[str]):
+  def __init__(self, workdir: str | os.PathLike[str], *, read_only: bool = False):
     """Changes nothing yet.
 
     Args:
       workdir: a directory; it is made where there is none.
+      read_only: to look at a run, perhaps of another process: nothing is locked or made, and `check` is of the folder.
     """
-    self._workdir = pathlib.Path(workdir).absolute()
+    self._workdir, self._read_only = pathlib.Path(workdir).absolute(), read_only
     # Without flock, `fallback_to_soft` would make a file that outlives a killed process.
     self._lock = filelock.FileLock(self._workdir / FILE_NAME, timeout=0, fallback_to_soft=False)
     self._held: dict[pathlib.Path, int] = {}  # path -> a descriptor, so that nothing else gets its inode
@@ -57,6 +58,10 @@ class Lease:
     Raises:
       UserError: another run has it, or the workdir cannot be written.
     """
+    if self._read_only:  # without JAX, whose processes may not have met yet
+      if self._workdir.is_dir():
+        self._hold(self._workdir)
+      return self
     sentence = self._acquire() if jax.process_index() == 0 else ''
     sentence = from_process_0(sentence)
     if sentence:
@@ -86,9 +91,12 @@ class Lease:
         is_held = False
       if not is_held:
         raise UserError(
-          f'{self._workdir} was moved, removed or replaced while this run was writing to it, and may be another '
-          f"run's now, so this run has ended; to go on with it, name the folder where its checkpoints are."
+          f'{self._workdir} was moved, removed or replaced while this command was at work in it, and may be another '
+          f"run's now, so this command has ended; to go on, name the folder where its checkpoints are."
         )
+
+  def _hold(self, path: pathlib.Path) -> None:
+    self._held[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
   def _acquire(self) -> str:
     """Takes the lock; returns why not, or ''."""
@@ -98,7 +106,7 @@ class Lease:
       # In place: a renamed file would be one that is not locked.
       (self._workdir / FILE_NAME).write_text(json.dumps(this_process()) + '\n', encoding='utf-8')
       for path in (self._workdir, self._workdir / FILE_NAME):
-        self._held[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._hold(path)
     except filelock.Timeout:
       return refusal(self._workdir, self._holder())
     except OSError as error:

@@ -15,6 +15,9 @@ from vit_jax.foundation import files
 
 # Errors of the machine that a file meets, and what to do.
 FAILURES = {
+  errno.ENOSPC: 'free some space there',
+  errno.EDQUOT: 'free some space there',
+  errno.EROFS: 'have the file system mounted so that it can be written, or choose another place',
   errno.EIO: 'see that the disk, or the file system over the network, answers again',
   errno.ESTALE: 'see that the file system over the network answers again',
   errno.EMFILE: 'raise the number of files that a process may open, by ulimit -n',
@@ -40,8 +43,6 @@ def of(error: Exception) -> str | None:
 def of_os_error(error: OSError) -> str | None:
   """What a person can mend about files, in one sentence; None: it is no such error."""
   place = _place(error)
-  if error.errno in files.DISK_FULL:
-    return f'The disk is full: {place} cannot be written; free some space there.'
   if error.errno == errno.EISDIR:
     return f'{place} is a folder; name a file.'
   if error.errno == errno.ENOMEM:
@@ -60,6 +61,8 @@ def failure(number: int, place: str) -> str:
   safe = 'what was written whole before is safe'
   if 'workdir' in flags.FLAGS:
     safe = 'what was saved before is whole, and the same command goes on from there'
+  if number in files.DISK_FULL:
+    return f'The disk is full: {place} cannot be written; {FAILURES[number]}: {safe}.'
   return f'{place} cannot be read or written ({os.strerror(number)}); {FAILURES[number]}: {safe}.'
 
 

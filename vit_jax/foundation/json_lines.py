@@ -98,7 +98,8 @@ class Writer:
 
   def close(self) -> None:
     """Ends writing."""
-    self._file.close()
+    with files.named(self._path):  # of a line that could not be written, once more
+      self._file.close()
 
   def _write_all(self) -> None:
     content = ''.join(self._lines)

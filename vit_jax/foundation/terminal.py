@@ -27,10 +27,10 @@ def prepare() -> None:
 class _Terminal:
   """A terminal's stream that shows control characters in names of files and classes in place of obeying them.
 
-  How a progress bar moves stays: tqdm writes that in front of a text.
+  How a progress bar moves stays: tqdm writes a return in front of a text, and steps up and down by themselves.
   """
 
-  _MOVES = re.compile(r'(\r *)*(\n|\x1b\[A)*')
+  _MOVES = re.compile(r'(\r *)+|(\n|\x1b\[A)*\Z|')
   # The C0 and C1 codes but tab and newline, and those that turn the direction of writing.
   _CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]')
 

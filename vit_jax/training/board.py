@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax.foundation import pytrees
+from vit_jax.foundation import files, pytrees
 
 if TYPE_CHECKING:
   import tensorboardX
@@ -28,6 +28,7 @@ class Board:
       workdir: the run's.
       resume_step: TensorBoard drops what the run wrote after this step.
     """
+    self._files = workdir / 'events.out.tfevents.*'
     self._writer = _summary_writer(workdir, resume_step) if jax.process_index() == 0 else None
 
   def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -35,7 +36,8 @@ class Board:
     if self._writer is not None:
       for name, value in values.items():
         self._writer.add_scalar(name, value, step)
-      self._writer.flush()
+      with files.named(self._files):
+        self._writer.flush()
 
   def config(self, config: config_lib.Config) -> None:
     """Adds the config as text, and its options as hyper-parameters beside the evaluators' metrics."""
@@ -85,7 +87,8 @@ class Board:
   def close(self) -> None:
     """Ends the file."""
     if self._writer is not None:
-      self._writer.close()
+      with files.named(self._files):
+        self._writer.close()
 
 
 @jax.jit

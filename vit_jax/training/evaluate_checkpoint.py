@@ -38,7 +38,7 @@ def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> 
     agreement.check(run, evaluators)
     screen.evaluators(evaluators)
     report = _new_folder(workdir.folder, step)
-    scores = evaluate(state, evaluators, report)
+    scores = evaluate(state, evaluators, report, workdir.checked)
     screen.evaluation(step, scores)
     if report.exists():
       screen.say(f'Report: {report.relative_to(workdir.folder)} of the workdir')

@@ -107,8 +107,8 @@ class _Training:
       self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
       workdir.check()  # a restore may take long
     # Only process 0 looks: it is the one that writes it into checkpoints.
-    self._data_version = self._source.version() if jax.process_index() == 0 else ''
-    resume.warn_of_changed_data(meta, self._data_version)
+    self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
+    resume.warn_of_changed_data(meta, self._data)
     self._first_step = 0 if self._restored is None else int(self._restored.step)
     self._stopper = EarlyStopping.restored(config.stop, meta)
     self._every = {name: period(options.every) for name, options in config.evaluators.items()}
@@ -222,7 +222,9 @@ class _Training:
     self._workdir.check()
     ending = last or self._stopper.may_end
     pictures = self._folder / 'report' if ending and self._config.tensorboard.pictures else None
-    limited = self._screen.with_progress('Evaluation', watchdog.limited)
+    limited = self._screen.with_progress(
+      'Evaluation', lambda batches: self._workdir.checked(watchdog.limited(batches))
+    )
     scores = evaluate(state, due, pictures, limited)
     self._stopper.update(step, scores)
     if self._stopper.due:  # the end, at which all run
@@ -234,7 +236,7 @@ class _Training:
 
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
     """Saves a checkpoint, the best one if its metric was measured now."""
-    meta = resume.checkpoint_meta(self._run, self._data_version) | self._stopper.meta()
+    meta = resume.checkpoint_meta(self._run) | self._data | self._stopper.meta()
     metrics = scores if self._config.checkpoint.best in scores else None
     self._manager.save(step, state.items(), meta, metrics=metrics)
 

@@ -14,6 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
+from vit_jax.data.sources import Source
 from vit_jax.foundation import files, foreign_files
 from vit_jax.foundation.errors import UserError
 from vit_jax.training.run import Run
@@ -204,24 +205,27 @@ def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None
   _log.warning('%s.', text)
 
 
-def warn_of_changed_data(meta: Mapping[str, Any], version: str) -> None:
-  """Logs a warning where the training data's `Source.version`, if known ('' if not), is not what a checkpoint says."""
-  before = meta.get('data_version', '')
-  if before and version and before != version:
+def data_versions(source: Source) -> dict[str, str]:
+  """What a checkpoint says of the files of its training data; '' where nothing is known."""
+  return {'data_version': source.version(), 'data_sums': source.sums()}
+
+
+def warn_of_changed_data(meta: Mapping[str, Any], now: Mapping[str, str]) -> None:
+  """Logs a warning where the `data_versions` of now, as far as they are known, are not those of a checkpoint."""
+  changed = [name for name in now if now[name] and meta.get(name) and now[name] != meta[name]]
+  if changed:
     _log.warning(
       'The files of the training data were changed, replaced or copied since the last checkpoint (%s then, %s now): if '
       'their contents are others, the run no longer ends in the bits of one that was not stopped. A full check is '
       '`sha256sum --check` with a list of sums that was made before, such as SHA256SUMS beside prepared data.',
-      before,
-      version,
+      *('; '.join(there[name] for name in changed) for there in (meta, now)),
     )
 
 
-def checkpoint_meta(run: Run, version: str) -> dict[str, object]:
-  """What a checkpoint says of its run beside the arrays; `version`: `Source.version` of the training data."""
+def checkpoint_meta(run: Run) -> dict[str, object]:
+  """What a checkpoint says of its run beside the arrays and `data_versions`."""
   return {
     'config': config_lib.as_json(run.asked),
     'class_names': list(run.dataset.class_names),
     'examples': run.dataset.examples,
-    'data_version': version,
   }

@@ -13,7 +13,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 
@@ -43,7 +44,7 @@ class Workdir:
   """
 
   def __init__(self, folder: pathlib.Path, lease: Lease | None = None):
-    """`lease`: of a run that trains."""
+    """`lease`: of the folder, perhaps one to read only."""
     self.folder, self.checkpoints = folder, str(folder / CHECKPOINTS)
     self._lease = lease
 
@@ -51,6 +52,11 @@ class Workdir:
     """Raises UserError where the workdir is another run's now; to be called before a file of it is replaced."""
     if self._lease is not None:
       self._lease.check()
+
+  def checked(self, batches: Iterable[Any]) -> Iterator[Any]:
+    """Passes batches on, and then raises as `check`: what they took long to give is written next."""
+    yield from batches
+    self.check()
 
   def before_commit(self) -> None:
     """Makes what belongs to a checkpoint safe before it counts; raises as `check`."""
@@ -79,7 +85,7 @@ def open_workdir(place: Workdir | str | os.PathLike[str], *, read_only: bool = F
     if isinstance(place, Workdir):
       yield place
     elif not buckets.is_bucket(os.fspath(place)):
-      lease = None if read_only else stack.enter_context(Lease(place))
+      lease = stack.enter_context(Lease(place, read_only=read_only))
       yield Workdir(pathlib.Path(place), lease)
     elif read_only:
       # Below the whole address, by which `compare` tells runs apart whose names end alike.

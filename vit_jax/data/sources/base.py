@@ -88,6 +88,13 @@ class Source(abc.ABC):
     """
     return ''
 
+  def sums(self) -> str:
+    """What changes with the list of checksums that was made beside the data, for a run that goes on; '' without one.
+
+    It does not read the images, nor say that they are as the list has them.
+    """
+    return ''
+
 
 class NamedSource(Source):
   """A source that `config.data.source` can name: 'KIND:PLACE:SPLIT', or 'KIND:SPLIT' without a place.

@@ -36,6 +36,9 @@ class Cached(Source):
   def version(self) -> str:
     return self._source.version()
 
+  def sums(self) -> str:
+    return self._source.sums()
+
   def labels(self) -> np.ndarray:
     return self._source.labels()
 

@@ -48,8 +48,11 @@ class Mixture(Source):
 
   def version(self) -> str:
     """As `Source.version`, of all of the sources."""
-    versions = [source.version() for source in self._sources]
-    return '; '.join(versions) if any(versions) else ''
+    return _joined([source.version() for source in self._sources])
+
+  def sums(self) -> str:
+    """As `Source.sums`, of all of the sources."""
+    return _joined([source.sums() for source in self._sources])
 
   def __len__(self) -> int:
     return self._ends[-1]
@@ -75,3 +78,7 @@ class Mixture(Source):
       np.pad(labels, ((0, 0), (0, longest - labels.shape[1])), constant_values=-1) for labels in lists
     ]
     return np.concatenate(padded)
+
+
+def _joined(texts: Sequence[str]) -> str:
+  return '; '.join(texts) if any(texts) else ''

@@ -32,6 +32,9 @@ class Subset(Source):
   def version(self) -> str:
     return self._source.version()
 
+  def sums(self) -> str:
+    return self._source.sums()
+
   def labels(self) -> np.ndarray:
     return self._source.labels()[self._numbers]
 

@@ -21,7 +21,7 @@ from etils import epath
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import missing_data, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
-from vit_jax.data.sources.tfds_checks import check_directory
+from vit_jax.data.sources.tfds_checks import check_directory, sums_of
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
 from vit_jax.data.sources.tfds_files import INFO
 from vit_jax.foundation import buckets, cache
@@ -65,7 +65,7 @@ class TfdsSource(NamedSource):
     self._records = _records(builder, split, name)
     self.class_names = tuple(class_names or reader.names)
     self._label_map = label_map(reader.names, class_names, name)
-    self._reader, self._name = reader, f'{name}/{split} record'
+    self._reader, self._name, self._folder = reader, f'{name}/{split} record', builder.data_dir
     instructions = builder.info.splits[split].file_instructions
     self._files = [instruction.filename for instruction in instructions]
     self._bucket = None
@@ -160,6 +160,9 @@ class TfdsSource(NamedSource):
   def version(self) -> str:
     """As of the contract, by the sizes and samples of the shards: machines may differ in times and inodes."""
     return self._digest(self._bucket.entry if self._bucket else _file_content)
+
+  def sums(self) -> str:
+    return sums_of(self._folder, self._files)
 
   def _fingerprint(self) -> str:
     """A digest that differs for another split or feature, and after any of the files has changed."""

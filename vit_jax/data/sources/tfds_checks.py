@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etils import epath
@@ -148,6 +148,14 @@ def _read(path: epath.Path) -> bytes | None:
     raise UserError(
       f'{path} cannot be read ({error.strerror}); restore it or check its permissions.'
     ) from error
+
+
+def sums_of(folder: str | os.PathLike[str], shards: Iterable[str]) -> str:
+  """A digest of the checksums that a data set's list has of these shards; '' where there is none."""
+  names = {os.path.basename(shard) for shard in shards}
+  lines = (_read(epath.Path(folder) / CHECKSUMS) or b'').decode(errors='replace').splitlines()
+  own = sorted(line for line in lines if (match := _CHECKSUM.fullmatch(line)) and match[2] in names)
+  return f'{CHECKSUMS} {hashlib.sha256("".join(own).encode()).hexdigest()}' if own else ''
 
 
 def _check_checksums(folder: epath.Path) -> None:
