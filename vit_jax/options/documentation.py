@@ -217,8 +217,9 @@ class _Source:
     return self._imports.get(name, f'{self._module}:{name}')
 
   def _registry(self, annotation: ast.expr) -> Registry | None:
-    """The registry of a union's annotation: `Annotated[Base, REGISTRY]`."""
-    for node in ast.walk(annotation):
+    """The registry of a union's annotation: `Annotated[Base, REGISTRY]`, not that of the names `OneOf(REGISTRY)`."""
+    arguments = annotation.slice if isinstance(annotation, ast.Subscript) else annotation
+    for node in arguments.elts if isinstance(arguments, ast.Tuple) else ():
       if isinstance(node, ast.Name) and node.id.isupper():
         module, _, name = self._place(node.id).partition(':')
         if module in sys.modules:  # with what other modules have registered

@@ -21,15 +21,14 @@ from vit_jax.models.parts.norms import NORMS
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
 
-_HERE = 'vit_jax.models.parts.pools'
 POOLS: Registry['Pool'] = Registry(
   'pool',
   {
-    'token': f'{_HERE}:TokenPool',
-    'gap': f'{_HERE}:GapPool',
-    'token_gap': f'{_HERE}:TokenGapPool',
-    'map': f'{_HERE}:MapPool',
-    'none': f'{_HERE}:Pool',
+    'token': 'vit_jax.models.parts.pools:TokenPool',
+    'gap': 'vit_jax.models.parts.pools:GapPool',
+    'token_gap': 'vit_jax.models.parts.pools:TokenGapPool',
+    'map': 'vit_jax.models.parts.pools:MapPool',
+    'none': 'vit_jax.models.parts.pools:Pool',
   },
 )
 

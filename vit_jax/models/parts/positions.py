@@ -21,18 +21,17 @@ from vit_jax.models import position_resize
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.position_resize import PositionResize
 
-_HERE = 'vit_jax.models.parts.positions'
 POSITIONS: Registry['Position'] = Registry(
   'position',
   {
-    'none': f'{_HERE}:Position',
-    'learned': f'{_HERE}:Learned',
-    'learned2d': f'{_HERE}:Learned2d',
-    'sincos2d': f'{_HERE}:SinCos2d',
-    'relative': f'{_HERE}:RelativeBias',
-    'relative_query': f'{_HERE}:RelativeKeys',
-    'relative_query_1d': f'{_HERE}:NumberedKeys',
-    'rotary': f'{_HERE}:Rotary',
+    'none': 'vit_jax.models.parts.positions:Position',
+    'learned': 'vit_jax.models.parts.positions:Learned',
+    'learned2d': 'vit_jax.models.parts.positions:Learned2d',
+    'sincos2d': 'vit_jax.models.parts.positions:SinCos2d',
+    'relative': 'vit_jax.models.parts.positions:RelativeBias',
+    'relative_query': 'vit_jax.models.parts.positions:RelativeKeys',
+    'relative_query_1d': 'vit_jax.models.parts.positions:NumberedKeys',
+    'rotary': 'vit_jax.models.parts.positions:Rotary',
   },
 )
 
