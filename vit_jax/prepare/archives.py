@@ -30,19 +30,13 @@ _COMPRESSED = ('.tar.gz', '.tgz', '.tar.bz2', '.tbz2', '.tar.xz', '.txz', '.tar.
 
 
 class Member(NamedTuple):
-  """A file in an archive.
+  """A file in an archive."""
 
-  Attributes:
-    name: its path in the archive, with '/'.
-    location: the byte at which its content begins in a tar, or its name in a zip.
-    size: in bytes.
-    folder: for a file of a tar within a tar, the folder that the inner tar stands for, such as
-      'images/n01440764'; else ''.
-  """
-
-  name: str
-  location: int | str
-  size: int
+  name: str  # its path in the archive, with '/'
+  location: int | str  # the byte at which its content begins in a tar, or its name in a zip
+  size: int  # in bytes
+  # For a file of a tar within a tar, the folder that the inner tar stands for, such as 'images/n01440764';
+  # else ''.
   folder: str = ''
 
 

@@ -25,29 +25,19 @@ _LOCK, _SETTINGS = 'lock', 'settings.json'  # in it
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How to prepare.
+  """How to prepare."""
 
-  Attributes:
-    shrinking: the size that images are shrunk to.
-    shard_mib: about the size of a shard in MiB; None: it follows from the size of the split.
-    skip_bad: whether bad images, and what a tar lost that was cut short, are left out; else they are errors.
-    workers: the number of local processes.
-    runner: 'local', or the name of a runner of Apache Beam.
-    runner_options: Beam's own command-line options.
-    columns: which columns of a table to read.
-    selection: which images to prepare.
-    merge_copies: whether equal images of a split become one with the labels of all.
-  """
-
-  shrinking: Shrinking
+  shrinking: Shrinking  # the size that images are shrunk to
+  # About the size of a shard in MiB; None: it follows from the size of the split.
   shard_mib: int | None = None
+  # Whether bad images, and what a tar lost that was cut short, are left out; else they are errors.
   skip_bad: bool = False
-  workers: int = 1
-  runner: str = 'local'
-  runner_options: tuple[str, ...] = ()
-  columns: Columns = USUAL_COLUMNS
-  selection: Selection = EVERYTHING
-  merge_copies: bool = False
+  workers: int = 1  # the number of local processes
+  runner: str = 'local'  # 'local', or the name of a runner of Apache Beam
+  runner_options: tuple[str, ...] = ()  # Beam's own command-line options
+  columns: Columns = USUAL_COLUMNS  # which columns of a table to read
+  selection: Selection = EVERYTHING  # which images to prepare
+  merge_copies: bool = False  # whether equal images of a split become one with the labels of all
 
   def settings(self, source: str) -> dict[str, Any]:
     """What the result depends on, apart from the images."""
@@ -58,29 +48,17 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What was prepared.
+  """What was prepared."""
 
-  Attributes:
-    records: split -> number of records.
-    shards: the number of files.
-    classes: the number of classes.
-    multi_label: whether images may have several labels, or none.
-    record_bytes: the size of all records.
-    bad: the number of images that were left out.
-    weighted: whether labels have weights.
-    copies: the number of images that equal an earlier one.
-    longest: the most labels that an image has.
-  """
-
-  records: Mapping[str, int]
-  shards: int
-  classes: int
-  multi_label: bool
-  record_bytes: int
-  bad: int
-  weighted: bool
-  copies: int
-  longest: int
+  records: Mapping[str, int]  # split -> number of records
+  shards: int  # the number of files
+  classes: int  # their number
+  multi_label: bool  # whether images may have several labels, or none
+  record_bytes: int  # the size of all records
+  bad: int  # the number of images that were left out
+  weighted: bool  # whether labels have weights
+  copies: int  # the number of images that equal an earlier one
+  longest: int  # the most labels that an image has
 
 
 def prepare(

@@ -47,19 +47,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a preparation writes.
+  """What a preparation writes."""
 
-  Attributes:
-    splits: name -> size.
-    classes: label -> name.
-    multi_label: whether an image may have several labels, or none.
-    weighted: whether labels have weights.
-  """
-
-  splits: dict[str, Split]
-  classes: list[str]
-  multi_label: bool
-  weighted: bool = False
+  splits: dict[str, Split]  # name -> size
+  classes: list[str]  # label -> name
+  multi_label: bool  # whether an image may have several labels, or none
+  weighted: bool = False  # whether labels have weights
 
 
 @dataclasses.dataclass(frozen=True)

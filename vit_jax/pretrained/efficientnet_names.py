@@ -19,17 +19,11 @@ HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
 
 
 class StageNames(NamedTuple):
-  """How the tensors of a stage are called.
+  """How the tensors of a stage are called."""
 
-  Attributes:
-    block: what a block's names begin with, {} being its number.
-    first: number of the stage's first block.
-    layers: our layer in a block -> theirs.
-  """
-
-  block: str
-  first: int
-  layers: Mapping[str, str]
+  block: str  # what a block's names begin with, {} being its number
+  first: int  # number of the stage's first block
+  layers: Mapping[str, str]  # our layer in a block -> theirs
 
 
 def rules(

@@ -38,17 +38,11 @@ _NUMBER = re.compile(r'[0-9]{1,18}')
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-  """How long a server may take.
+  """How long a server may take."""
 
-  Attributes:
-    timeout: seconds without a byte, or with less than 1 kB/s, until an attempt has failed.
-    attempts: how often the file is asked for.
-    pause: seconds before the second attempt; they double with each further one.
-  """
-
-  timeout: float = 60
-  attempts: int = 5
-  pause: float = 0.5
+  timeout: float = 60  # seconds without a byte, or with less than 1 kB/s, until an attempt has failed
+  attempts: int = 5  # how often the file is asked for
+  pause: float = 0.5  # seconds before the second attempt; they double with each further one
 
 
 class ConnectionFailedError(Exception):

@@ -61,29 +61,19 @@ MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head train
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A `model_type` of transformers.
+  """A `model_type` of transformers."""
 
-  Attributes:
-    stem: of the names of its classes.
-    block: which tensors the parameters of a block are.
-    patch: pixels along a side of a patch, where config.json does not say it.
-    norm_epsilon: likewise of every LayerNorm.
-    position_resize: as its `interpolate_pos_encoding` does it.
-    preprocess: arguments of `Preprocess`, where no file says it.
-    shorter: of those, pixels of the shorter side for each pixel of the model's input; None: no cut.
-    registers: the tensor that is our register tokens, or our distillation token; None: it has none.
-    positioned: tokens before the patches that have a position.
-  """
-
-  stem: str
-  block: tuple[Rule, ...]
-  patch: int
-  norm_epsilon: float
-  position_resize: PositionResize
-  preprocess: Mapping[str, Any]
+  stem: str  # of the names of its classes
+  block: tuple[Rule, ...]  # which tensors the parameters of a block are
+  patch: int  # pixels along a side of a patch, where config.json does not say it
+  norm_epsilon: float  # likewise of every LayerNorm
+  position_resize: PositionResize  # as its `interpolate_pos_encoding` does it
+  preprocess: Mapping[str, Any]  # arguments of `Preprocess`, where no file says it
+  # Of those, pixels of the shorter side for each pixel of the model's input; None: no cut.
   shorter: float | None = None
+  # The tensor that is our register tokens, or our distillation token; None: it has none.
   registers: str | None = None
-  positioned: int = 1
+  positioned: int = 1  # tokens before the patches that have a position
 
 
 class TransformersFormat(FolderFormat):

@@ -31,25 +31,15 @@ _STAT_THREADS, _STAT_FILES = 16, 1000  # more than processors: on a network they
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """Images below a root, about 50 bytes each.
+  """Images below a root, about 50 bytes each."""
 
-  Attributes:
-    folders: every folder entered, relative to the root, with '/'; '' is the root.
-    folder_states: int64 (folders, 4), `_state` of each.
-    others: int64 (folders,), number of files in each folder that are not images.
-    parents: int32 (images,), number of each image's folder.
-    names: uint8, the names of the images, one after the other.
-    ends: int64 (images,), where each name ends.
-    hashes: uint64 (images,), `path_hash` of each path.
-  """
-
-  folders: tuple[str, ...]
-  folder_states: np.ndarray
-  others: np.ndarray
-  parents: np.ndarray
-  names: np.ndarray
-  ends: np.ndarray
-  hashes: np.ndarray
+  folders: tuple[str, ...]  # every folder entered, relative to the root, with '/'; '' is the root
+  folder_states: np.ndarray  # int64 (folders, 4), `_state` of each
+  others: np.ndarray  # int64 (folders,), number of files in each folder that are not images
+  parents: np.ndarray  # int32 (images,), number of each image's folder
+  names: np.ndarray  # uint8, the names of the images, one after the other
+  ends: np.ndarray  # int64 (images,), where each name ends
+  hashes: np.ndarray  # uint64 (images,), `path_hash` of each path
 
   def __len__(self) -> int:
     return len(self.parents)
