@@ -62,11 +62,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _format_name(destination: str) -> str:
-  """What --format says, or the end of the destination's name.
-
-  Raises:
-    UserError: neither says it, or there is no such format.
-  """
+  """What --format says, or the end of the destination's name; UserError where neither names a format."""
   from vit_jax.pretrained import foreign, formats
 
   foreign.refuse_to_write(destination)

@@ -133,10 +133,9 @@ class LoadedModel:
       )
 
   def _checked(self, images: jax.typing.ArrayLike) -> jax.Array:
-    """The images as an array, if they are what `preprocess` makes.
+    """The images as an array.
 
-    Raises:
-      UserError: they are not four-dimensional floats, have pixels of 0 to 255, no pixels, or other channels.
+    UserError where they are not what `preprocess` makes: floats (B, H, W, C), with the model's channels.
     """
     array = _as_array(images)
     remedy = 'write model(model.preprocess([image, …]))'

@@ -237,10 +237,9 @@ def pillow_resize(
 
 
 def _listed(images: Iterable[Image.Image | np.ndarray]) -> Iterable[Image.Image | np.ndarray]:
-  """The images of what may be a list, an iterator or an array (B, H, W, C), of any library.
+  """The images of a list, an iterator or an array (B, H, W, C) of any library.
 
-  Raises:
-    UserError: it is a single image, whose rows would else be taken for images, or nothing of the kind.
+  UserError for a single image, whose rows would be taken for images, and for what is nothing of the kind.
   """
   holds_images = getattr(images, 'dtype', None) == np.dtype(object)  # a column of pandas, say
   if isinstance(images, Image.Image) or (getattr(images, 'ndim', 4) < 4 and not holds_images):
@@ -272,11 +271,7 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-  """An image of Pillow's, which may be a file that is not decoded yet, turned as its metadata says.
-
-  Raises:
-    UserError: its file is damaged, or closed.
-  """
+  """An image of Pillow's, decoded and turned as its metadata says; UserError where its file is damaged or closed."""
   name = getattr(image, 'filename', '') or 'An image'
   try:
     return decode.upright(image)
@@ -292,8 +287,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _picture(image: npt.ArrayLike) -> Image.Image:
   """An array as an image of Pillow's.
 
-  Raises:
-    UserError: it is no uint8 (H, W) or (H, W, 1 to 4), and guessing would give other pixels without a word.
+  UserError for all but uint8 (H, W) or (H, W, 1 to 4): a guess could give other pixels.
   """
   try:
     pixels = np.asarray(image)

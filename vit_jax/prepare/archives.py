@@ -117,17 +117,7 @@ def decompressed(path: str, folder: str) -> str:
 
 
 def _copy(content: BinaryIO, copy: BinaryIO, packed: BinaryIO, path: str) -> None:
-  """Copies what a packed file unpacks to.
-
-  Args:
-    content: the unpacked bytes.
-    copy: where to.
-    packed: the file that `content` reads from, which says how much has been read.
-    path: what errors call it.
-
-  Raises:
-    UserError: it unpacks to far more than images do.
-  """
+  """Copies what a packed file unpacks to; UserError (which calls it `path`) where that is far more than images do."""
   while block := content.read(_COPY_BYTES):
     copy.write(block)
     if copy.tell() > _LARGEST_RATIO * max(packed.tell(), _SMALL):
@@ -185,16 +175,7 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
 def _tar_members(
   file: BinaryIO, name: str, start: int, end: float, allow_cut: bool, limit: int | None
 ) -> Iterator[Member]:
-  """Lists the members of the tar that lies from byte `start` to byte `end` of a file.
-
-  Args:
-    file: the outermost tar.
-    name: what errors call this tar.
-    start: its first byte.
-    end: the byte after its last one; infinity: the end of the file.
-    allow_cut: as for `members`.
-    limit: as for `members`.
-  """
+  """Lists the members of the tar from byte `start` to byte `end` (or infinity) of a file, as `members`."""
   file.seek(start)
   with tarfile.open(fileobj=file, mode='r:') as archive:
     while (info := archive.next()) is not None and info.offset < end:
@@ -218,11 +199,7 @@ def _tar_members(
 
 
 def _check_end(file: BinaryIO, name: str, offset: int, end: float, allow_cut: bool) -> None:
-  """Checks that the block at which tarfile stopped is one of zeros, which marks the end of a tar.
-
-  Raises:
-    tarfile.ReadError: the block is a damaged header, or there is none.
-  """
+  """Raises ReadError unless the block at which tarfile stopped is one of zeros, which marks the end of a tar."""
   block = b''
   if offset < end:
     file.seek(offset)

@@ -148,11 +148,7 @@ def _opened(file: Any, place: str) -> Any:
 
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
-  """Chooses the columns of a file.
-
-  Raises:
-    UserError: there is no column of images or labels.
-  """
+  """Chooses the columns of a file; UserError where there is none of images or labels."""
   there = ', '.join(schema.names)
 
   def find(chosen: str | None, usual: tuple[str, ...], flag: str) -> str:

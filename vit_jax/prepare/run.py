@@ -111,11 +111,7 @@ def prepare(
 def _write(
   destination: str, work: str, plan: shard_plan.Plan, options: Options, progress: Callable[[int, int], None]
 ) -> tuple[dict[str, list[shards.Report]], duplicates.Groups]:
-  """Writes all shards, and again those with copies that are merged.
-
-  Returns:
-    split -> the reports of its shards, and the images that are equal.
-  """
+  """Writes all shards, and again those with copies that are merged: split -> their reports, and the equal images."""
   merges = duplicates.load_merges(work)
   if merges is None:
     jobs = _jobs(destination, work, plan, options.shrinking)

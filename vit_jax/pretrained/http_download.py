@@ -175,8 +175,7 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
 def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -> Iterator[bytes]:
   """The answer's body, undecoded, in parts of any size.
 
-  Raises:
-    ConnectionFailedError: it breaks off, comes too slowly, or is longer than announced.
+  ConnectionFailedError where it breaks off, comes too slowly, or is longer than announced.
   """
   left = None if partial.size is None else partial.size - partial.length
   due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
@@ -199,11 +198,7 @@ def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -
 
 
 def _size(answer: urllib3.BaseHTTPResponse) -> int | None:
-  """Bytes of the whole file, of an answer with status 200; None where chunks end it.
-
-  Raises:
-    UnusableError: neither a length nor chunks show where the file ends.
-  """
+  """Bytes of the whole file, of an answer with status 200; None: chunks end it; UnusableError: nothing does."""
   if answer.headers.get('Transfer-Encoding', '').lower() == 'chunked':
     return None
   length = answer.headers.get('Content-Length', '')

@@ -157,11 +157,7 @@ class FolderFormat(Format):
     return dataclasses.replace(layout, notes=layout.notes + notes)
 
   def _plan(self, pretrained: Pretrained) -> Export:
-    """The export, in which every parameter has a place.
-
-    Raises:
-      Unfit: one has none.
-    """
+    """The export; Unfit where a parameter has no place in it."""
     export = self.export(pretrained)
     placed = {rule.path for rule in export.rules}
     if export.tokens is not None:

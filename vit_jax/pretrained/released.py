@@ -188,11 +188,7 @@ def _read_params(
 ) -> dict[str, Any]:
   """The parameters, each read to its place in the array that holds it.
 
-  Args:
-    archive: the file.
-    stored: the names of the format -> those in the file.
-    names: of its architecture's tensors.
-    architecture: what it holds.
+  `stored` maps the format's names to those in the file.
   """
   try:
     shapes = architecture.shapes()

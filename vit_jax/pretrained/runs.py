@@ -172,14 +172,8 @@ def _nothing(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Items and meta of one step: of the one that is named, or of the newest that is sound in all that is wanted.
-
-  Args:
-    path: what `RunFormat` reads.
-    wanted: meta -> the trees of shapes to restore.
-
-  Raises:
-    UserError: there is no sound checkpoint.
+  """Items and meta of the step that a path names, or of the newest that is sound in the trees of shapes that
+  `wanted` makes of its meta; UserError where there is none.
   """
   path = path.absolute()
   directory, step = path, None
@@ -228,11 +222,7 @@ def _about_ema(config: Config) -> tuple[str, ...]:
 
 
 def _config(pretrained: Pretrained) -> Config:
-  """A config that trains the model further.
-
-  Raises:
-    UserError: no valid config describes it.
-  """
+  """A config that trains the model further; UserError where no valid one describes it."""
   preprocess, architecture = pretrained.preprocess, pretrained.architecture
   model = architecture.model
   return config_lib.from_config_dict(

@@ -217,11 +217,7 @@ class TimmFormat(FolderFormat):
 
 
 def _shape(files: TensorFiles, name: str, rank: int) -> tuple[int, ...]:
-  """The shape of a tensor that must be there.
-
-  Raises:
-    UnknownModelError: it is not, or has another number of dimensions.
-  """
+  """The shape of a tensor; UnknownModelError where it is not there, or has another number of dimensions."""
   shape = files.shapes.get(name)
   if shape is None:
     raise UnknownModelError(f'it has no tensor {name}')

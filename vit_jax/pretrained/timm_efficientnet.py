@@ -110,11 +110,7 @@ class TimmEfficientNetFormat(FolderFormat):
 
 
 def _model(folder: pathlib.Path, name: str, arguments: JsonObject) -> EfficientNetConfig:
-  """The EfficientNet of a name.
-
-  Raises:
-    UserError: we do not have it.
-  """
+  """The EfficientNet of a name; UserError where we do not have it."""
   match = _NAME.fullmatch(name)
   if match is None:
     raise UserError(
@@ -125,11 +121,7 @@ def _model(folder: pathlib.Path, name: str, arguments: JsonObject) -> EfficientN
 
 
 def _variant(model: EfficientNetConfig) -> str:
-  """The name of a size.
-
-  Raises:
-    Unfit: the size has none.
-  """
+  """The name of a size; Unfit where it has none."""
   sizes = model.sizes
   for name, named in VARIANTS.items():
     if named == dataclasses.replace(sizes, dropout=named.dropout, stochastic_depth=named.stochastic_depth):

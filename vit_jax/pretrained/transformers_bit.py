@@ -71,11 +71,7 @@ class BitFormat(FolderFormat):
 
 
 def _model(values: JsonObject) -> ResNetConfig:
-  """The ResNet that a config.json describes.
-
-  Raises:
-    UserError: we do not have it.
-  """
+  """The ResNet that a config.json describes; UserError where we do not have it."""
   values.check_only(_ONLY, 'ResNets')
   width, blocks = values.integer('embedding_size', 64), values.raw('depths', [3, 4, 6, 3])
   if not isinstance(blocks, list) or not all(type(units) is int and 0 < units <= 1000 for units in blocks):

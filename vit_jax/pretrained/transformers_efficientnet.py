@@ -107,11 +107,7 @@ class EfficientNetFormat(FolderFormat):
 
 
 def _model(values: JsonObject) -> EfficientNetConfig:
-  """The EfficientNet that a config.json describes.
-
-  Raises:
-    UserError: we do not have it.
-  """
+  """The EfficientNet that a config.json describes; UserError where we do not have it."""
   silu = {'hidden_act': 'silu'} if values.raw('hidden_act') == 'silu' else {}  # the same by another name
   values.check_only(_ONLY | silu, 'EfficientNets')
   model = EfficientNetConfig(

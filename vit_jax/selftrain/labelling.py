@@ -245,11 +245,9 @@ class Chunks:
 
 
 def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-  """Of what else the predictions are, to follow 'has predictions'; None: of the same.
+  """Of what else the predictions are than `settings` say, to follow 'has predictions'.
 
-  Args:
-    there: what they are of; an earlier version did not write digests and version.
-    settings: what they should be of.
+  None: of the same. An earlier version did not write digests and version.
   """
   for name in ('teachers', 'images'):
     if there.get(name) != settings[name]:
@@ -263,11 +261,7 @@ def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | 
 
 
 def _settings(path: pathlib.Path) -> dict[str, Any]:
-  """What a workdir's predictions are of.
-
-  Raises:
-    UserError: the file is damaged.
-  """
+  """What a workdir's predictions are of; UserError where the file is damaged."""
   try:
     settings = json.loads(path.read_bytes())
     if not isinstance(settings, dict):

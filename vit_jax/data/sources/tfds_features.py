@@ -120,11 +120,7 @@ def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
 
 
 def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str) -> str:
-  """The feature that is an image's class or, if `lists` and there is one, its list of classes.
-
-  Raises:
-    UserError: none, or several of which none is called 'label' or 'labels'.
-  """
+  """The feature that is an image's class or, if `lists` and there is one, its list of classes; raises as `_choose`."""
   class_label, sequence = tfds.features.ClassLabel, tfds.features.Sequence
   single = [key for key, feature in features.items() if isinstance(feature, class_label)]
   several = [
