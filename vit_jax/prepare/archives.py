@@ -82,11 +82,7 @@ def members(
 
 
 def decompressed(path: str, folder: str) -> str:
-  """Decompresses a tar that gzip, bzip2 or xz compressed, since such a tar has no random access.
-
-  Args:
-    path: the path or address of any file.
-    folder: the folder or address for the decompressed tar.
+  """Decompresses a tar that gzip, bzip2 or xz compressed into a folder, since such a tar has no random access.
 
   Returns:
     The path of the decompressed tar; `path` itself if it is not compressed.
@@ -143,12 +139,7 @@ def stem(name: str) -> str:
 
 
 def read(path: str, location: int | str, size: int | None) -> bytes:
-  """The content of a member.
-
-  Args:
-    path: the path or address of the archive.
-    location: the member's location.
-    size: its size in bytes; needed for a tar.
+  """The content of a member; of a tar's, `size` is needed.
 
   Raises:
     OSError, zipfile.BadZipFile, EOFError, RuntimeError: it is damaged, or protected by a password.

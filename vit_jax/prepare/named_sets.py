@@ -32,12 +32,9 @@ def default_destination(name: str) -> str:
 
 
 def training_command(name: str, records: int, labels: str = '') -> str:
-  """The command that trains on a named data set, also on a rehearsal of it with few images.
+  """The command that trains on a named data set, also on a rehearsal of it with few images (`records`).
 
-  Args:
-    name: of the data set.
-    records: the number of its images.
-    labels: `label_options` of it.
+  `labels` are its `label_options`.
   """
   named = NAMED_SETS[name]
   command = f'python -m vit_jax.main --config={named.recipe}{labels}'

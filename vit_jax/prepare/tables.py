@@ -51,10 +51,7 @@ def is_table(source: str) -> bool:
 def list_images(source: str, columns: Columns, *, any_address: bool = False) -> Iterator[SourceImage]:
   """Lists the images of a table, or of the metadata files of a folder.
 
-  Args:
-    source: the path or address of a table, or of a folder with metadata files.
-    columns: which columns have the path and the label.
-    any_address: whether images may have addresses that `image_addresses` refuses.
+  With `any_address`, images may have addresses that `image_addresses` refuses.
 
   Raises:
     UserError: a table cannot be read, lacks a column, or has a value that cannot be used.

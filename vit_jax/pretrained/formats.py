@@ -72,12 +72,7 @@ def format_of(path: pathlib.Path) -> Format:
 def written_by(
   name: str, pretrained: Pretrained, naming: str | None = None
 ) -> tuple[Format, tuple[str, ...]]:
-  """The format that is to write a model.
-
-  Args:
-    name: of a format, or of a group of them.
-    pretrained: the model.
-    naming: how its tensors are to be called; None: the usual way.
+  """The format, or the first of a group of them, that is to write a model, in one of its namings.
 
   Returns:
     The format, and of a group a sentence on which of them was chosen and why.

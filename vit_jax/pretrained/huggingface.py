@@ -80,13 +80,7 @@ class FolderFormat(Format):
   def layout(
     self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
   ) -> Layout:
-    """What a folder holds, and where.
-
-    Args:
-      files: its tensors.
-      folder: where its files are.
-      values: of its config.json; None: it has none.
-      options: of `Format.read`.
+    """What a folder holds, and where; `values` are those of its config.json, None where it has none.
 
     Raises:
       UserError: config.json is damaged, or describes a model that we do not have.

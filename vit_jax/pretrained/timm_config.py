@@ -77,10 +77,7 @@ def written(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """`pretrained_cfg`, and sentences about what it cannot say.
 
-  Args:
-    pretrained: the model.
-    first_conv: the layer that meets the image's channels, as timm calls it.
-    classifier: the head, or the heads, as timm calls them.
+  `first_conv` is timm's name of the layer that meets the image, and `classifier` that of the head or the heads.
   """
   images, architecture = pretrained.preprocess, pretrained.architecture
   sides, resized = images.size, images.whole or images.size

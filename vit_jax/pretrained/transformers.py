@@ -89,11 +89,7 @@ class TransformersFormat(FolderFormat):
 
   @abc.abstractmethod
   def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
-    """The config of our model.
-
-    Args:
-      values: of config.json.
-      common: options of `ViTConfig` that are read alike of all kinds.
+    """The config of our model; `common` are the options of `ViTConfig` that are read alike of all kinds.
 
     Raises:
       UserError: we do not have such a model.
@@ -154,9 +150,6 @@ class TransformersFormat(FolderFormat):
     """What a folder of a family is to hold.
 
     Args:
-      pretrained: the model.
-      model: its config.
-      model_type: of the family.
       values: of config.json, beside those that all kinds have.
       constants: tensors that we do not have, without the prefix of the names.
 
