@@ -60,14 +60,8 @@ def _function(step: Step) -> Augmentation:
 def randaugment(image: np.ndarray, rng: np.random.Generator, *, layers: int, magnitude: float) -> np.ndarray:
   """RandAugment (arXiv 1909.13719): applies `layers` operations in a row, each drawn from the same 16.
 
-  As in the original project and in AugReg, magnitude 10 is the full range of an operation, and larger values
+  As in the original project and in AugReg, magnitude 10 is the full range of every operation, and larger values
   go beyond it.
-
-  Args:
-    image: uint8 (H, W, C).
-    rng: the source of randomness.
-    layers: number of operations.
-    magnitude: strength of every operation.
   """
   for _ in range(layers):
     image = _OPERATIONS[int(rng.integers(len(_OPERATIONS)))](image, magnitude / 10, rng)

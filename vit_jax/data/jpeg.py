@@ -36,12 +36,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-  """Reads the header of a common JPEG: 8 bits, gray or three colours, upright, complete, no decompression
-  bomb.
-
-  Returns:
-    The header, or None for any other file.
-  """
+  """The header of a common JPEG: 8 bits, gray or three colours, upright, complete, no bomb; None of any other file."""
   if simplejpeg is None or data[:2] != _START or data[-2:] != _END:
     return None
   position = 2

@@ -60,20 +60,9 @@ def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) ->
 def eval_image(
   image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop | None, before: Resize | None
 ) -> np.ndarray:
-  """An image for evaluation, decoded at full size and interpolated exactly.
+  """An image for evaluation, decoded at full size and interpolated exactly; otherwise as `train_image`.
 
-  Args:
-    image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
-    name: what errors call the image.
-    data: image_size, channels, interpolation.
-    crop: see `Preprocess.of_run`.
-    before: its `resize`.
-
-  Returns:
-    uint8 (*data.image_size, data.channels).
-
-  Raises:
-    UserError: an image that cannot be decoded.
+  `crop` and `before` are the crop and resize of `Preprocess.of_run`.
   """
   return Preprocess.of_run(data, crop, before).as_bytes(Picture(image, data.channels, name).pixels())
 
@@ -180,14 +169,7 @@ def _inception(
 def random_window(
   image: np.ndarray, size: tuple[int, int], padding: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """A window at a uniformly random position of the image, to which a black border is added.
-
-  Args:
-    image: uint8 (H, W, C); with its border at least as large as `size`.
-    size: height, width of the window.
-    padding: width of the border, in pixels.
-    rng: the source of randomness.
-  """
+  """A window at a uniformly random place of an image, uint8 (H, W, C), with a border of `padding` black pixels."""
   height, width = image.shape[:2]
   top = int(rng.random() * (height + 2 * padding - size[0] + 1)) - padding
   left = int(rng.random() * (width + 2 * padding - size[1] + 1)) - padding

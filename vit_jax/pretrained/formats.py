@@ -98,16 +98,12 @@ def written_by(
         )
       return chosen, notes
     if candidate == name:
-      raise chosen.refusal(why, [other for other in FORMATS.names() if _fits(other, pretrained)])
+      others = [other for other in FORMATS.names() if FORMATS[other]().unfit(pretrained) is None]
+      raise chosen.refusal(why, others)
     reasons.append(f'not {candidate!r}, since {why}')
   raise UserError(
     f'No kind of {name} can hold this model: {"; ".join(reasons)}; choose another format, such as a run.'
   )
-
-
-def _fits(name: str, pretrained: Pretrained) -> bool:
-  """Whether a format can hold a model."""
-  return FORMATS[name]().unfit(pretrained) is None
 
 
 def written_names(name: str) -> list[str]:

@@ -203,11 +203,5 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
     notes += (f'The head of {files.source} is all zeros: every class gets the same logit.',)
   if files.dtypes != {'F32'}:
     notes += (f'{files.source} is stored in {", ".join(sorted(files.dtypes))}, and read into float32.',)
-  return Pretrained(
-    architecture,
-    pytrees.unflatten(params),
-    layout.preprocess,
-    layout.class_names,
-    notes,
-    layout.link,
-  )
+  unflat = pytrees.unflatten(params)
+  return Pretrained(architecture, unflat, layout.preprocess, layout.class_names, notes, layout.link)

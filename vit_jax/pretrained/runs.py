@@ -18,11 +18,7 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
-from vit_jax.models.capabilities import (
-  PositionOptions,
-  with_learned_positions,
-  with_position_resize,
-)
+from vit_jax.models.capabilities import PositionOptions, with_learned_positions, with_position_resize
 from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
@@ -148,13 +144,9 @@ class _Stored:
     model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
       model = with_position_resize(model, meta['position_resize'])
-    self.architecture = Architecture(
-      model,
-      data.image_size,
-      data.channels,
-      objective.head_size(len(names), data),
-    )
-    self.class_names = _of_all_outputs(objective.class_names(names), self.architecture.num_classes)
+    outputs = objective.head_size(len(names), data)
+    self.architecture = Architecture(model, data.image_size, data.channels, outputs)
+    self.class_names = _of_all_outputs(objective.class_names(names), outputs)
 
 
 def _of_all_outputs(names: tuple[str, ...], outputs: int) -> tuple[str, ...]:

@@ -62,12 +62,8 @@ class _Folder(NamedTuple):
 def list_images(root: pathlib.Path, tops: Sequence[str]) -> Listing:
   """Lists the images below the folders in each of `tops`; images directly in a top are left out.
 
-  Hidden files and folders are left out, and so are pipes, sockets and devices. Links to folders are followed,
-  each folder entered once per folder of a top.
-
-  Args:
-    root: the folder that paths are relative to.
-    tops: folders, relative to the root; '' is the root itself.
+  Tops are relative to the root, '' is the root itself. Hidden files and folders are left out, and so are pipes,
+  sockets and devices. Links to folders are followed, each folder entered once per folder of a top.
 
   Raises:
     UserError: a folder that cannot be read.
@@ -106,9 +102,7 @@ def files_below(folder: pathlib.Path) -> Iterator[str]:
 def version_of(paths: Sequence[str], root: str | os.PathLike[str] = '') -> str:
   """What changes with files that stay where they are: their bytes, and a digest of their sizes and mtimes.
 
-  Args:
-    paths: of the files, relative to the root; one that is not there counts as that.
-    root: the folder that they are in.
+  Paths are relative to the root; one that is not there counts as that.
   """
 
   def states(start: int) -> list[tuple[int, int]]:

@@ -108,10 +108,6 @@ def file_feature(features: tfds.features.FeaturesDict) -> str | None:
 def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
   """The feature that is the image.
 
-  Args:
-    features: of the data set.
-    name: what errors call the data set.
-
   Raises:
     UserError: none, or several of which none is called 'image'.
   """

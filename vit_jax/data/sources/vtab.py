@@ -54,19 +54,11 @@ class Task:
     return record[self.feature] if self.computed is None else self.computed(record)
 
   def names(self, features: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes.
-
-    Args:
-      features: of the data set: name -> feature.
-    """
+    """The names of the classes, of a data set with these features (name -> feature)."""
     return self.class_names or tuple(features[self.feature].names)
 
   def split(self, split: str, sizes: Mapping[str, int]) -> str:
-    """One of `SPLITS` as TFDS writes it.
-
-    Args:
-      split: one of `SPLITS`.
-      sizes: split of the data set -> number of images.
+    """One of `SPLITS` as TFDS writes it, of a data set whose splits have so many images.
 
     Raises:
       UserError: another name, or a data set that does not have the published splits.
