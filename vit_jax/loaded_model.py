@@ -33,11 +33,7 @@ class LoadedModel:
   """
 
   def __init__(
-    self,
-    module: Model,
-    preprocess: Preprocess,
-    class_names: tuple[str, ...] | None,
-    link: Link = 'softmax',
+    self, module: Model, preprocess: Preprocess, class_names: tuple[str, ...] | None, link: Link = 'softmax'
   ):
     self.module = module
     self.preprocess = preprocess

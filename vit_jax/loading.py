@@ -44,11 +44,7 @@ class _Arguments:
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
-    """The arguments, checked.
-
-    Raises:
-      UserError: one is not of its type, or none of its choices.
-    """
+    """The arguments, checked; UserError where one is not of its type, or none of its choices."""
     plain = {name: _without_numpy(value) for name, value in values.items()}
     dtype: Any = plain['dtype']
     if not isinstance(dtype, str | None):  # such as jnp.bfloat16

@@ -74,8 +74,7 @@ def upper_rows(data: bytes, header: Header, bottom: int, factor: int, channels: 
   A decoder works from top to bottom. If the header says that the image ends earlier, it stops there.
 
   Args:
-    data: the file.
-    header: its header.
+    data, header: of the file.
     bottom: number of rows wanted, at full size.
     factor: 1, 2, 4 or 8.
     channels: 3 (RGB) or 1 (luma).

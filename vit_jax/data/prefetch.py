@@ -45,14 +45,7 @@ class Prefetcher:
   """
 
   def __init__(self, work: Callable[[int], Work], steps: Iterable[int], *, threads: int, prefetch: int):
-    """
-    Args:
-      work: maps a step to (tasks, assemble): the tasks fill the batch's buffers in parallel, `assemble` turns
-        them into device arrays.
-      steps: the steps whose batches are wanted.
-      threads: number of threads that run the tasks.
-      prefetch: number of batches made ahead.
-    """
+    """`work` maps a step to what makes its batch; `threads` run the tasks, and `prefetch` batches are made ahead."""
     self._work, self._steps = work, iter(steps)
     self._threads, self._prefetch = threads, prefetch
     self._pending: collections.deque[_Pending] = collections.deque()

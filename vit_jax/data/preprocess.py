@@ -7,7 +7,7 @@ checkpoints and `vit_jax.load` have it from there.
 import dataclasses
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cv2
 import numpy as np
@@ -22,12 +22,7 @@ from vit_jax.foundation.errors import UserError, first_line
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 TimmCrop = Literal['center', 'squash', 'border']
 
-_PILLOW = {
-  'nearest': Image.Resampling.NEAREST,
-  'bilinear': Image.Resampling.BILINEAR,
-  'bicubic': Image.Resampling.BICUBIC,
-  'lanczos': Image.Resampling.LANCZOS,
-}
+_PILLOW = {method: Image.Resampling[method.upper()] for method in get_args(Method)}
 # Interpolation of a run -> method.
 _METHODS: dict[Interpolation, Method] = {
   'bilinear': 'bilinear',
@@ -37,11 +32,7 @@ _METHODS: dict[Interpolation, Method] = {
   'pillow_lanczos': 'lanczos',
 }
 # crop of an evaluator -> timm's crop_mode.
-_TIMM: dict[EvalCrop, TimmCrop] = {
-  'timm_center': 'center',
-  'timm_squash': 'squash',
-  'timm_border': 'border',
-}
+_TIMM: dict[EvalCrop, TimmCrop] = {'timm_center': 'center', 'timm_squash': 'squash', 'timm_border': 'border'}
 _OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
 
 

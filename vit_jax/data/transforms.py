@@ -119,15 +119,10 @@ def _resize_between_pixels(image: np.ndarray, size: tuple[int, int], box: Box) -
 def sample_box(
   size: tuple[int, int], area: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-  """Draws a box as tf.image.sample_distorted_bounding_box does.
+  """Draws a box, a share in `area` of an image of `size`, as tf.image.sample_distorted_bounding_box does.
 
   First the aspect ratio, uniform in 3/4 … 4/3, then the height, uniform in what the area and the image allow,
   then the position.
-
-  Args:
-    size: height, width of the image.
-    area: smallest and largest share of the image.
-    rng: the source of randomness.
 
   Returns:
     top, left, height, width; the whole image if no box fits.
@@ -183,15 +178,9 @@ def random_window(
 
 
 def central(picture: Picture, size: tuple[int, int], shorter: int | None) -> np.ndarray:
-  """Resizes the picture in fixed point, keeping its aspect ratio, and cuts the middle.
+  """Resizes the picture in fixed point, keeping its aspect ratio, and cuts the middle: uint8 (*size, channels).
 
-  Args:
-    picture: the image.
-    size: height, width of the result.
-    shorter: pixels of the shorter side after resizing; None: as few as cover `size`.
-
-  Returns:
-    uint8 (*size, channels).
+  `shorter`: pixels of the shorter side after resizing; None: as few as cover `size`.
   """
   whole = Preprocess(size, shorter=shorter or 0).resized_size(picture.size)
   pixels, whole = geometry.middle(picture.pixels(whole), whole, size)

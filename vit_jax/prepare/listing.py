@@ -107,11 +107,7 @@ class Listing:
   def ordered_classes(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
     """The classes in the order of their labels: by name, or by number if those of a table are all numbers.
 
-    Args:
-      names: of the classes that images have.
-
-    Returns:
-      What the images call the classes, and what the data set calls them.
+    Arguments and result as of `sample_labels.ordered_classes`.
 
     Raises:
       UserError: `selection.class_names` does not fit the classes.

@@ -85,7 +85,8 @@ def prepare(
     OSError: the destination cannot be written.
   """
   work = storage.join(destination, _WORK)
-  _check_destination(destination, work)
+  if storage.names(destination) and not storage.exists(work):
+    raise UserError(f'{destination} is neither empty nor an unfinished preparation; choose another folder.')
   if not storage.exists(shard_plan.plan_path(work)):
     listing.check_exists(source)  # before anything is written
   with _locked(work):
@@ -118,7 +119,12 @@ def _write(
     _write_shards(jobs, options, plan, progress)
     reports = _reports(jobs)
     _check_reports(work, reports, options)
-    copies = _copies(work, reports)
+    digests = {
+      (split, number): (report.digests, set(report.bad_rows or ()))
+      for split, parts in reports.items()
+      for number, report in enumerate(parts)
+    }
+    copies = duplicates.groups(work, digests)
     if not (copies and options.merge_copies):
       return reports, copies
     duplicates.save_merges(work, copies)
@@ -138,15 +144,6 @@ def _reports(jobs: Sequence[shards.Job]) -> dict[str, list[shards.Report]]:
   return reports
 
 
-def _copies(work: str, reports: Mapping[str, Sequence[shards.Report]]) -> duplicates.Groups:
-  digests = {
-    (split, number): (report.digests, set(report.bad_rows or ()))
-    for split, parts in reports.items()
-    for number, report in enumerate(parts)
-  }
-  return duplicates.groups(work, digests)
-
-
 def is_complete(source: str, destination: str, options: Options) -> bool:
   """Whether the destination already holds this source, prepared in this way.
 
@@ -160,11 +157,6 @@ def is_complete(source: str, destination: str, options: Options) -> bool:
     raise _prepared_differently(destination, difference)
   storage.remove(storage.join(destination, _WORK))
   return True
-
-
-def _check_destination(destination: str, work: str) -> None:
-  if storage.names(destination) and not storage.exists(work):
-    raise UserError(f'{destination} is neither empty nor an unfinished preparation; choose another folder.')
 
 
 def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:

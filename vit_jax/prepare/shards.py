@@ -106,12 +106,7 @@ def features(
 ) -> tfds.features.FeaturesDict:
   """The features of a record: 'image', 'label' (or 'labels', if an image may have several) and 'file_name'.
 
-  If labels have weights, also 'weights'.
-
-  Args:
-    classes: the names of the classes, or only their number.
-    multi_label: whether an image may have several labels, or none.
-    weighted: whether labels have weights.
+  If labels have weights, also 'weights'. `classes` are the names of the classes, or only their number.
   """
   if isinstance(classes, int):
     label = tfds.features.ClassLabel(num_classes=classes)

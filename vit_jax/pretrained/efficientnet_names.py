@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.pretrained.safetensors_files import STEP_COUNT
-from vit_jax.pretrained.torch_names import Rule, expected, layer
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Rule, expected, layer
 
 _LEAVES = {
   'kernel': 'weight',
@@ -15,7 +15,6 @@ _LEAVES = {
   'mean': 'running_mean',
   'var': 'running_var',
 }
-HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
 
 
 class StageNames(NamedTuple):

@@ -110,11 +110,7 @@ def is_complete(path: pathlib.Path) -> bool:
 def download(url: str, folder: pathlib.Path, title: str, patience: Patience) -> pathlib.Path:
   """Downloads a file from the first byte that the folder lacks.
 
-  Args:
-    url: an http or https address.
-    folder: an existing folder for this address alone, which the caller has locked.
-    title: what the progress bar shows.
-    patience: how long the server may take.
+  The folder exists, is for this http or https address alone, and the caller has locked it.
 
   Returns:
     The path of the whole file, which the caller renames.

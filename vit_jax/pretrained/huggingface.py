@@ -77,10 +77,8 @@ class FolderFormat(Format):
   group = 'hf'
 
   @abc.abstractmethod
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    """What a folder holds, and where; `values` are those of its config.json, None where it has none.
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    """What a folder holds, and where; `values` are those of its config.json, or none of a file alone.
 
     Raises:
       UserError: config.json is damaged, or describes a model that we do not have.
@@ -139,14 +137,14 @@ class FolderFormat(Format):
     return export.notes
 
   def _layout_of(self, files: TensorFiles, path: pathlib.Path, options: ReadOptions) -> Layout:
-    folder, values = path if path.is_dir() else path.parent, config_of(path)
-    layout = self.layout(files, folder, values, options)
+    values = config_of(path)
+    layout = self.layout(files, values or JsonObject(files.source, {}), options)
     check_depth(files, layout.architecture)
     notes = files.notes
     if values is not None and 'auto_map' in values:
       notes += (
-        f'{folder} brings code of its own (auto_map in config.json), which is not run: the model is computed as '
-        f'{described(values)} is without it, and may be another.',
+        f'{values.path.parent} brings code of its own (auto_map in config.json), which is not run: the model is '
+        f'computed as {described(values)} is without it, and may be another.',
       )
     return dataclasses.replace(layout, notes=layout.notes + notes)
 

@@ -45,11 +45,6 @@ class Archive:
   def __init__(self, path: str | os.PathLike[str]):
     """Reads names and shapes.
 
-    Attributes:
-      path: the file.
-      shapes: name -> shape of each array.
-      dtypes: the names of those that occur.
-
     Raises:
       UserError: there is no such file, or it is not a sound .npz of floating point numbers.
     """
@@ -64,8 +59,8 @@ class Archive:
       raise UserError(f'There is no file {self.path}; check the path.') from None
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
       raise UserError(_not_an_archive(self.path, error)) from error
-    self.shapes: dict[str, tuple[int, ...]] = {}
-    self.dtypes: set[str] = set()
+    self.shapes: dict[str, tuple[int, ...]] = {}  # of each array by name
+    self.dtypes: set[str] = set()  # the names of those that occur
     try:
       self._check_entries()
       for info in self._zip.infolist():

@@ -34,21 +34,15 @@ class TensorFiles:
   def __init__(self, source: str | os.PathLike[str]):
     """Reads names and shapes.
 
-    Attributes:
-      source: the folder or file.
-      shapes: name -> shape of each tensor; step counts of batch norms are left out.
-      dtypes: 'F32', 'BF16', …: of what the tensors are stored in.
-      notes: sentences for the person on which of the files are read.
-
     Raises:
       UserError: no such files, damaged ones, tensors that are twice there or are not floating point numbers.
     """
-    self.source = pathlib.Path(source)
+    self.source = pathlib.Path(source)  # the folder or file
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
-    self._paths, self.notes = _paths(self.source)
-    self.shapes: dict[str, tuple[int, ...]] = {}
-    self.dtypes: set[str] = set()
+    self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
+    self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for step counts of batch norms
+    self.dtypes: set[str] = set()  # 'F32', 'BF16', …: of what the tensors are stored in
     with contextlib.ExitStack() as undo:
       undo.enter_context(self._stack)
       for path in self._paths:

@@ -14,6 +14,8 @@ from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
 Form = Literal['same', 'flat', 'into', 'out', 'conv']
+# Ours of every head, which a model without classes does not write.
+HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, 
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule, Tokens, attention, layer, norm
 
 # How images are prepared where no file says it.
 HALF = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
@@ -51,7 +51,6 @@ _AROUND = (
   *layer('patch_embedding', 'embeddings.patch_embeddings.projection', 'conv'),
   *norm('norm', 'layernorm'),
 )
-_HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 # The heads of class token and distillation token.
 _TWO_HEADS = ('cls_classifier', 'distillation_classifier')
 
@@ -99,10 +98,8 @@ class TransformersFormat(FolderFormat):
     values = config_of(path)
     return values is not None and values.raw('model_type') in list(self.families)
 
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    assert values is not None, 'which `recognises` has read'
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    folder = values.path.parent
     model_type = values.text('model_type')
     family = self.families[model_type]
     prefix = files.prefix(model_type + '.')
@@ -177,7 +174,7 @@ class TransformersFormat(FolderFormat):
       config=config,
       texts={preprocessor_config.FILE: text},
       constants={prefix + name: array for name, array in (constants or {}).items()},
-      dropped=_HEAD_PATHS if head is None else frozenset(),
+      dropped=HEAD_PATHS if head is None else frozenset(),
       notes=notes + about_images,
     )
 

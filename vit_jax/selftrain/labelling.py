@@ -158,12 +158,7 @@ class Chunks:
   """The predictions in a workdir, to which several commands may write at the same time."""
 
   def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
-    """Claims the workdir.
-
-    Args:
-      workdir: a new folder, or that of the same work.
-      teachers: whose predictions they are.
-      source: the images.
+    """Claims the workdir: a new folder, or that of the same work.
 
     Raises:
       UserError: it holds predictions of other teachers or images.

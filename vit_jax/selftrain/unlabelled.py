@@ -44,10 +44,7 @@ def _of_files(paths: Sequence[pathlib.Path]) -> Unlabelled:
 
 
 def opened(arguments: Sequence[str]) -> Unlabelled:
-  """The images that a command line names.
-
-  Args:
-    arguments: files and folders, or one source with its split, such as 'tfds:cifar10:train[10%:]'.
+  """The images that a command line names: files and folders, or one source, such as 'tfds:cifar10:train[10%:]'.
 
   Raises:
     UserError: there is no such thing.

@@ -51,8 +51,7 @@ class TfdsSource(NamedSource):
     """
     Args:
       builder: of prepared data, from `builder_of`.
-      split: with TFDS's slices and sums.
-      class_names: label -> name; None: the data set's own.
+      split, class_names: see `NamedSource.open`.
       reader: which features are the image and its class.
       address: of the folder in a bucket that the records are in; None: they are where the builder says.
 
