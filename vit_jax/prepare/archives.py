@@ -35,9 +35,7 @@ class Member(NamedTuple):
   name: str  # its path in the archive, with '/'
   location: int | str  # the byte at which its content begins in a tar, or its name in a zip
   size: int  # in bytes
-  # For a file of a tar within a tar, the folder that the inner tar stands for, such as 'images/n01440764';
-  # else ''.
-  folder: str = ''
+  folder: str = ''  # that a tar within the tar around it stands for, such as 'images/n01440764'
 
 
 class _CutShort(tarfile.ReadError):

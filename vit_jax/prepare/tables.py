@@ -263,11 +263,7 @@ def _check_once(names: Iterable[str]) -> None:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """An object of JSON, of which Python would read the last of two equal names.
-
-  Raises:
-    ValueError: it has a name twice.
-  """
+  """An object of JSON; ValueError where it has a name twice, of which Python would read the last."""
   found = dict(pairs)
   if len(found) < len(pairs):
     _check_once(name for name, _ in pairs)

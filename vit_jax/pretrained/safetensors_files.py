@@ -82,22 +82,14 @@ class TensorFiles:
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
 
   def check_sums(self) -> None:
-    """Compares the files with their SHA-256, where that lies beside them.
-
-    Raises:
-      UserError: a file is not what was written.
-    """
+    """Compares the files with the SHA-256 beside them, if any; UserError where one is not what was written."""
     for path in self._paths:
       beside = path.with_name(path.name + _CHECKSUM)
       if beside.is_file() and _stored_sum(beside) != _sha256(path):
         raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
 
   def read(self, name: str) -> np.ndarray:
-    """A tensor as float32.
-
-    Raises:
-      UserError: not all of it is finite.
-    """
+    """A tensor as float32; UserError where not all of it is finite."""
     tensor = self._file_of[name].get_tensor(name).astype(np.float32, copy=False)
     if not np.isfinite(tensor).all():
       raise UserError(

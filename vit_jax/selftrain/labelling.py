@@ -45,10 +45,7 @@ class Teachers:
   """
 
   def __init__(self, checkpoints: Sequence[str], batch_size: int):
-    """
-    Args:
-      checkpoints: what `load` takes.
-      batch_size: images at a time; it is rounded up to what divides over the devices.
+    """Loads the checkpoints; `batch_size` images at a time are rounded up to what divides over the devices.
 
     Raises:
       UserError: one cannot be read, has no head, or has other classes than the first.
@@ -201,11 +198,7 @@ class Chunks:
       progress(len(chunk))
 
   def read(self) -> Predictions:
-    """All predictions.
-
-    Raises:
-      UserError: a file of them is damaged.
-    """
+    """All predictions; UserError where a file of them is damaged."""
     parts = []
     for number, chunk in enumerate(self._chunks()):
       path = self._path(number)
