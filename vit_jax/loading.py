@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from vit_jax.foundation import pytrees
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
 from vit_jax.models.capabilities import PretrainingOptions, with_position_resize
+from vit_jax.models.parts import OneOf
+from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive
 from vit_jax.parallel import distributed
@@ -38,7 +40,7 @@ class _Arguments:
   position_resize: PositionResize | None = None
   gelu: Literal['tanh', 'erf'] | None = None
   norm_epsilon: Positive | None = None
-  pool: Pooling | None = None
+  pool: Annotated[Pooling, OneOf(POOLS)] | None = None
   heads: Count | None = None
   weights: Weights | None = None
 
