@@ -31,7 +31,7 @@ class Task:
   num_classes: int  # number of classes in the published definition
   # Maps {split of the data set: number of images} to {one of `SPLITS`: how TFDS writes it}.
   splits: Callable[[Mapping[str, int]], dict[str, str]]
-  computed: Callable[[Record], int] | None = None  # maps a record to its class; None: the feature `feature`
+  computed: Callable[[Record], int] | None = None  # maps a record to its class; None: `feature` is it
   class_names: tuple[str, ...] | None = None  # of a computed class; None: those of the feature
   feature: str = 'label'  # the feature that is the class, unless it is computed
   crop: bool = True  # whether training images may be cropped without changing their class
