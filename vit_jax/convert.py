@@ -11,7 +11,7 @@ bucket, gs://… or s3://…
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str]) -> None:
   name = _format_name(destination)
   distributed.skip_absent_tpu()
   with bucket_output.place_to_write(destination) as place:
-    pretrained = formats.read(source, told=_told(), weights=weights_flag.chosen(_WEIGHTS))
+    told = {flag.name: flag.value for flag in (_GELU, _NORM_EPSILON, _HEADS) if flag.value is not None}
+    pretrained = formats.read(source, told=told, weights=weights_flag.chosen(_WEIGHTS))
     writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
     for note in chosen:
       print(note)
@@ -62,11 +63,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _format_name(destination: str) -> str:
-  """What --format says, or the end of the destination's name.
-
-  Raises:
-    UserError: neither says it, or there is no such format.
-  """
+  """What --format says, or the end of the destination's name; UserError where neither names a format."""
   from vit_jax.pretrained import foreign, formats
 
   foreign.refuse_to_write(destination)
@@ -78,12 +75,6 @@ def _format_name(destination: str) -> str:
   if name not in names:
     raise UserError(f'--format is {name!r}, which vit_jax does not write; choose one of {", ".join(names)}.')
   return name
-
-
-def _told() -> dict[str, Any]:
-  """The options of SRC's model that are set on the command line."""
-  told = {'gelu': _GELU.value, 'norm_epsilon': _NORM_EPSILON.value, 'heads': _HEADS.value}
-  return {name: value for name, value in told.items() if value is not None}
 
 
 def _count(pretrained: 'Pretrained') -> int:

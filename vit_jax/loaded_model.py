@@ -33,11 +33,7 @@ class LoadedModel:
   """
 
   def __init__(
-    self,
-    module: Model,
-    preprocess: Preprocess,
-    class_names: tuple[str, ...] | None,
-    link: Link = 'softmax',
+    self, module: Model, preprocess: Preprocess, class_names: tuple[str, ...] | None, link: Link = 'softmax'
   ):
     self.module = module
     self.preprocess = preprocess
@@ -133,10 +129,9 @@ class LoadedModel:
       )
 
   def _checked(self, images: jax.typing.ArrayLike) -> jax.Array:
-    """The images as an array, if they are what `preprocess` makes.
+    """The images as an array.
 
-    Raises:
-      UserError: they are not four-dimensional floats, have pixels of 0 to 255, no pixels, or other channels.
+    UserError where they are not what `preprocess` makes: floats (B, H, W, C), with the model's channels.
     """
     array = _as_array(images)
     remedy = 'write model(model.preprocess([image, …]))'

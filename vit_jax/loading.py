@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from vit_jax.foundation import pytrees
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
 from vit_jax.models.capabilities import PretrainingOptions, with_position_resize
+from vit_jax.models.parts import OneOf
+from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive
 from vit_jax.parallel import distributed
@@ -38,17 +40,13 @@ class _Arguments:
   position_resize: PositionResize | None = None
   gelu: Literal['tanh', 'erf'] | None = None
   norm_epsilon: Positive | None = None
-  pool: Pooling | None = None
+  pool: Annotated[Pooling, OneOf(POOLS)] | None = None
   heads: Count | None = None
   weights: Weights | None = None
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
-    """The arguments, checked.
-
-    Raises:
-      UserError: one is not of its type, or none of its choices.
-    """
+    """The arguments, checked; UserError where one is not of its type, or none of its choices."""
     plain = {name: _without_numpy(value) for name, value in values.items()}
     dtype: Any = plain['dtype']
     if not isinstance(dtype, str | None):  # such as jnp.bfloat16
@@ -114,50 +112,31 @@ def load(
     weights=weights,
   )
   told = {name: getattr(asked, name) for name in ('gelu', 'norm_epsilon', 'pool', 'heads')}
-  return build(
-    formats.read(
-      source,
-      image_size=asked.image_size,
-      told={name: value for name, value in told.items() if value is not None},
-      weights=asked.weights,
-    ),
-    image_size=asked.image_size,
-    num_classes=asked.num_classes,
-    dtype=asked.dtype,
-    keep_pre_logits=asked.keep_pre_logits,
-    position_resize=asked.position_resize,
-  )
+  told = {name: value for name, value in told.items() if value is not None}
+  return _built(formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights), asked)
 
 
-def build(
-  pretrained: Pretrained,
-  *,
-  image_size: tuple[int, int] | None = None,
-  num_classes: int | None = None,
-  dtype: DType | None = None,
-  keep_pre_logits: bool = False,
-  position_resize: PositionResize | None = None,
-) -> LoadedModel:
-  """The model of a checkpoint that has been read; the arguments are those of `load`."""
+def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
+  """The model of a checkpoint that has been read."""
   for note in pretrained.notes:
     _log.warning(note)
-  if not pretrained.architecture.num_classes and not num_classes:
+  if not pretrained.architecture.num_classes and not asked.num_classes:
     _log.warning('The checkpoint has no head: it is for features, or for fine-tuning (num_classes=…).')
-  own = pretrained.architecture
-  size = own.image_size if image_size is None else image_size
+  own, num_classes = pretrained.architecture, asked.num_classes
+  size = own.image_size if asked.image_size is None else asked.image_size
   own.model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
   model = own.model
-  if dtype is not None:
-    model = dataclasses.replace(model, dtype=dtype)
-  if position_resize is not None:  # for images of other sizes too
-    model = with_position_resize(model, position_resize)
-  if new_head and not keep_pre_logits and isinstance(model, PretrainingOptions):
+  if asked.dtype is not None:
+    model = dataclasses.replace(model, dtype=asked.dtype)
+  if asked.position_resize is not None:  # for images of other sizes too
+    model = with_position_resize(model, asked.position_resize)
+  if new_head and not asked.keep_pre_logits and isinstance(model, PretrainingOptions):
     model = model.without_pre_logits()
   classes = num_classes if new_head and num_classes is not None else own.num_classes
   architecture = dataclasses.replace(own, model=model, image_size=size, num_classes=classes)
   init = InitConfig(
-    position_resize=position_resize,
+    position_resize=asked.position_resize,
     reinitialise=('^head/',) if new_head else (),
     ignore=('^pre_logits/',) if new_head else (),
   )

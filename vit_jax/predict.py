@@ -88,13 +88,9 @@ def main(arguments: Sequence[str]) -> None:
 def _batches(
   paths: Sequence[pathlib.Path], preprocess: 'Preprocess', size: int, unreadable: list[str]
 ) -> Iterator[tuple[list[str], list[np.ndarray]]]:
-  """(files, images (1, H, W, C)) of a batch, prepared while the one before is computed.
+  """(files, images (1, H, W, C)) of a batch of `size`, prepared while the one before is computed.
 
-  Args:
-    paths: of all images.
-    preprocess: the model's.
-    size: images of a batch.
-    unreadable: gets the files that cannot be read, each named on stderr.
+  `unreadable` gets the files that cannot be read, each named on stderr.
   """
   from vit_jax.data.decode import Picture
   from vit_jax.data.prefetch import default_threads, map_ahead

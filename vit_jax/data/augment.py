@@ -60,14 +60,8 @@ def _function(step: Step) -> Augmentation:
 def randaugment(image: np.ndarray, rng: np.random.Generator, *, layers: int, magnitude: float) -> np.ndarray:
   """RandAugment (arXiv 1909.13719): applies `layers` operations in a row, each drawn from the same 16.
 
-  As in the original project and in AugReg, magnitude 10 is the full range of an operation, and larger values
+  As in the original project and in AugReg, magnitude 10 is the full range of every operation, and larger values
   go beyond it.
-
-  Args:
-    image: uint8 (H, W, C).
-    rng: the source of randomness.
-    layers: number of operations.
-    magnitude: strength of every operation.
   """
   for _ in range(layers):
     image = _OPERATIONS[int(rng.integers(len(_OPERATIONS)))](image, magnitude / 10, rng)
@@ -117,28 +111,14 @@ def _random_sign(rng: np.random.Generator, value: float) -> float:
   return value if rng.random() < 0.5 else -value
 
 
-def _fixed(op: Callable, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  """An operation without a strength."""
-  return op(image)
+def _moved(image: np.ndarray, axis: int, level: float, rng: np.random.Generator) -> float:
+  """A way of 100 of 224 pixels at full range; at other sizes, of the same share of the image."""
+  return _random_sign(rng, 100 * level * image.shape[axis] / _REFERENCE)
 
 
-def _enhance(op: Callable, image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  """One of Pillow's enhancements; the factor 1 leaves the image as it is."""
-  return op(image, 0.1 + 1.8 * level)
-
-
-def _both_ways(
-  op: Callable, most: float, image: np.ndarray, level: float, rng: np.random.Generator
-) -> np.ndarray:
-  """An operation with a direction: up to `most` at full range, either way."""
-  return op(image, _random_sign(rng, most * level))
-
-
-def _translate(
-  op: Callable, axis: int, image: np.ndarray, level: float, rng: np.random.Generator
-) -> np.ndarray:
-  """Moves by 100 of 224 pixels at full range; at other sizes, by the same share of the image."""
-  return op(image, _random_sign(rng, 100 * level * image.shape[axis] / _REFERENCE))
+def _enhanced(level: float) -> float:
+  """The factor of one of Pillow's enhancements; 1 leaves the image as it is."""
+  return 0.1 + 1.8 * level
 
 
 def _cutout(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
@@ -149,37 +129,25 @@ def _cutout(image: np.ndarray, level: float, rng: np.random.Generator) -> np.nda
   return ops.fill_box(image, y - half_height, x - half_width, 2 * half_height, 2 * half_width)
 
 
-def _solarize(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  # The original's threshold is a uint8, in which 256 becomes 0: magnitudes 0, 10 and 20 invert everything.
-  return ops.solarize(image, int(256 * level) % 256)
-
-
-def _solarize_add(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  return ops.solarize_add(image, int(110 * level))
-
-
-def _posterize(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-  # A higher magnitude keeps more bits; in the original a shift by all 8 bits becomes one by 7.
-  return ops.posterize(image, min(max(int(4 * level), 1), 8))
-
-
 # By the original's names.
 RANDAUGMENT: dict[str, Operation] = {
-  'AutoContrast': functools.partial(_fixed, ops.autocontrast),
-  'Equalize': functools.partial(_fixed, ops.equalize),
-  'Invert': functools.partial(_fixed, ops.invert),
-  'Rotate': functools.partial(_both_ways, ops.rotate, 30),
-  'Posterize': _posterize,
-  'Solarize': _solarize,
-  'Color': functools.partial(_enhance, ops.saturation),
-  'Contrast': functools.partial(_enhance, ops.contrast),
-  'Brightness': functools.partial(_enhance, ops.brightness),
-  'Sharpness': functools.partial(_enhance, ops.sharpness),
-  'ShearX': functools.partial(_both_ways, ops.shear_x, 0.3),
-  'ShearY': functools.partial(_both_ways, ops.shear_y, 0.3),
-  'TranslateX': functools.partial(_translate, ops.translate_x, 1),
-  'TranslateY': functools.partial(_translate, ops.translate_y, 0),
+  'AutoContrast': lambda image, level, rng: ops.autocontrast(image),
+  'Equalize': lambda image, level, rng: ops.equalize(image),
+  'Invert': lambda image, level, rng: ops.invert(image),
+  'Rotate': lambda image, level, rng: ops.rotate(image, _random_sign(rng, 30 * level)),
+  # A higher magnitude keeps more bits; in the original a shift by all 8 bits becomes one by 7.
+  'Posterize': lambda image, level, rng: ops.posterize(image, min(max(int(4 * level), 1), 8)),
+  # The original's threshold is a uint8, in which 256 becomes 0: magnitudes 0, 10 and 20 invert everything.
+  'Solarize': lambda image, level, rng: ops.solarize(image, int(256 * level) % 256),
+  'Color': lambda image, level, rng: ops.saturation(image, _enhanced(level)),
+  'Contrast': lambda image, level, rng: ops.contrast(image, _enhanced(level)),
+  'Brightness': lambda image, level, rng: ops.brightness(image, _enhanced(level)),
+  'Sharpness': lambda image, level, rng: ops.sharpness(image, _enhanced(level)),
+  'ShearX': lambda image, level, rng: ops.shear_x(image, _random_sign(rng, 0.3 * level)),
+  'ShearY': lambda image, level, rng: ops.shear_y(image, _random_sign(rng, 0.3 * level)),
+  'TranslateX': lambda image, level, rng: ops.translate_x(image, _moved(image, 1, level, rng)),
+  'TranslateY': lambda image, level, rng: ops.translate_y(image, _moved(image, 0, level, rng)),
   'Cutout': _cutout,
-  'SolarizeAdd': _solarize_add,
+  'SolarizeAdd': lambda image, level, rng: ops.solarize_add(image, int(110 * level)),
 }
 _OPERATIONS = tuple(RANDAUGMENT.values())

@@ -60,11 +60,7 @@ def training_images(source: Source, data: DataConfig, seed: int) -> np.ndarray:
 
 
 def draw(squares: dict[str, np.ndarray]) -> Image.Image:
-  """Draws squares of 8 × 8 images, four beside each other.
-
-  Args:
-    squares: title -> uint8 (64, H, W, C).
-  """
+  """Draws squares of 8 × 8 images, four beside each other: title -> uint8 (64, H, W, C)."""
   arrays = {title: _square(images) for title, images in squares.items()}
   height, width = next(iter(arrays.values())).shape[:2]
   columns = min(len(arrays), _COLUMNS)

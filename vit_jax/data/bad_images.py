@@ -31,12 +31,7 @@ class BadImages:
       self._found[error.name] = min(step, first), str(error)
 
   def keep_in(self, path: pathlib.Path, steps: int) -> None:
-    """Writes the list to `path` from now on, continuing what is there.
-
-    Args:
-      path: a file of JSON lines; it need not exist.
-      steps: what the steps from this one on added to the file is dropped.
-    """
+    """Writes the list to `path` from now on, continuing a file of JSON lines up to `steps`; the rest is dropped."""
     self._path = path
     for line in json_lines.recover(path, _is_sound):
       if line['step'] < steps:

@@ -168,10 +168,8 @@ class Picture:
 
 def _reduction(height: float, width: float, at_least: tuple[float, float]) -> int:
   """The largest factor by which height and width may shrink without getting smaller than `at_least`."""
-  for factor in _REDUCTIONS:
-    if height >= factor * at_least[0] and width >= factor * at_least[1]:
-      return factor
-  return 1
+  fitting = (f for f in _REDUCTIONS if height >= f * at_least[0] and width >= f * at_least[1])
+  return next(fitting, 1)
 
 
 def _decode(image: Image.Image, channels: int) -> np.ndarray:

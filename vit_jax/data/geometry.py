@@ -59,15 +59,10 @@ def cut(image: np.ndarray, size: Size, *, half_even: bool = False, fill: npt.Arr
 
 
 def middle(image: np.ndarray, whole: Size, size: Size) -> tuple[np.ndarray, Size]:
-  """What to resize, and to which size, where the middle is cut out of a resized image.
+  """What to resize, (H, W, C), and to which size, where the middle of `size` is cut out of an image resized to `whole`.
 
   It is all of the image, unless that would become so large (of a strip a few pixels wide, say) that memory and
   time could run out: then the middle of the image, which gives the same up to the position between two pixels.
-
-  Args:
-    image: (H, W, C).
-    whole: height and width of the resized image.
-    size: of its middle.
   """
   if math.prod(whole) <= _LARGEST_RESIZED:
     return image, whole

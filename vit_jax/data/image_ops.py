@@ -131,11 +131,9 @@ def fill_box(
 
 
 def _look_up(image: np.ndarray, *tables: np.ndarray) -> np.ndarray:
-  """Replaces each value by its entry in a table, clipped to 0 … 255 and rounded down as Pillow does.
+  """Replaces each value by its entry in a table of 256 numbers, clipped to 0 … 255 and rounded down as Pillow does.
 
-  Args:
-    image: uint8 (H, W, C).
-    *tables: 256 numbers each: one table for all channels, or one per channel.
+  One table for all channels, or one for each.
   """
   table = np.clip(np.stack(tables, axis=-1), 0, 255).astype(np.uint8)
   return cv2.LUT(image, table.reshape(1, 256, len(tables))).reshape(image.shape)

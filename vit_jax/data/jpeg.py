@@ -36,12 +36,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-  """Reads the header of a common JPEG: 8 bits, gray or three colours, upright, complete, no decompression
-  bomb.
-
-  Returns:
-    The header, or None for any other file.
-  """
+  """The header of a common JPEG: 8 bits, gray or three colours, upright, complete, no bomb; None of any other file."""
   if simplejpeg is None or data[:2] != _START or data[-2:] != _END:
     return None
   position = 2
@@ -79,8 +74,7 @@ def upper_rows(data: bytes, header: Header, bottom: int, factor: int, channels: 
   A decoder works from top to bottom. If the header says that the image ends earlier, it stops there.
 
   Args:
-    data: the file.
-    header: its header.
+    data, header: of the file.
     bottom: number of rows wanted, at full size.
     factor: 1, 2, 4 or 8.
     channels: 3 (RGB) or 1 (luma).

@@ -45,11 +45,7 @@ class _Pipeline(abc.ABC):
     self._rows = _LocalRows(batch_size, sharding)
 
   def _count(self, error: BadImage, bad_images: BadImages, step: int) -> None:
-    """Notes a training image that cannot be decoded and whose place another takes, or none.
-
-    Raises:
-      UserError: data.bad_images is 'stop'.
-    """
+    """Notes a training image that cannot be decoded; UserError where data.bad_images is 'stop'."""
     if self._data.bad_images == 'stop':
       text = str(error).rstrip('.')
       raise UserError(f"{text}, or train without it: config.data.bad_images='replace'.") from error
@@ -77,22 +73,14 @@ class _Pipeline(abc.ABC):
     return buffers
 
   def _set_labels(self, buffers: dict[str, np.ndarray], row: int, record: Record) -> None:
-    """Writes the label of a record, and its weights if the run has them, into a row of the buffers.
-
-    Raises:
-      UserError: as `_label`.
-    """
+    """Writes the label of a record, and its weights if the run has them, into a row of the buffers."""
     buffers['label'][row] = self._label(record)
     if 'weight' in buffers:
       count = np.size(record.label)
       buffers['weight'][row, :count] = 1 if record.weights is None else record.weights
 
   def _label(self, record: Record) -> int | np.ndarray:
-    """A row of the batch's labels: the record's class, or its list of classes padded with -1.
-
-    Raises:
-      UserError: a list that is longer than data.max_labels, or although lists are not expected.
-    """
+    """The record's class, or its list padded with -1; UserError for a list that is too long or not expected."""
     count, most = np.size(record.label), self._data.max_labels
     if most is None and np.ndim(record.label) == 0:
       return record.label

@@ -26,11 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def default_threads(is_remote: bool) -> int:
-  """How many threads make batches where config.data.threads does not say.
-
-  Args:
-    is_remote: whether each image is a request over a network (`Source.is_remote`).
-  """
+  """How many threads make batches where config.data.threads does not say; `is_remote` as of `Source`."""
   return _THREADS_OF_BUCKETS if is_remote else min(cpus.usable(), _MOST_THREADS)
 
 
@@ -49,20 +45,14 @@ class Prefetcher:
   """
 
   def __init__(self, work: Callable[[int], Work], steps: Iterable[int], *, threads: int, prefetch: int):
-    """
-    Args:
-      work: maps a step to (tasks, assemble): the tasks fill the batch's buffers in parallel, `assemble` turns
-        them into device arrays.
-      steps: the steps whose batches are wanted.
-      threads: number of threads that run the tasks.
-      prefetch: number of batches made ahead.
-    """
+    """`work` maps a step to what makes its batch; `threads` run the tasks, and `prefetch` batches are made ahead."""
     self._work, self._steps = work, iter(steps)
     self._threads, self._prefetch = threads, prefetch
     self._pending: collections.deque[_Pending] = collections.deque()
 
   def __enter__(self) -> Self:
-    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', _disable_opencv_threads)
+    # OpenCV's own threads would compete with these. The setting is one for the whole process.
+    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', cv2.setNumThreads, (0,))
     self._assembler = futures.ThreadPoolExecutor(1, 'assemble')
     for _ in range(self._prefetch):
       self._start_next()
@@ -95,13 +85,7 @@ class Prefetcher:
 def map_ahead(
   function: Callable[[Item], Result], groups: Iterable[Sequence[Item]], threads: int
 ) -> Iterator[list[Result]]:
-  """The results of each group, in order; those of the next group are computed while the caller has these.
-
-  Args:
-    function: called by the threads, with one item.
-    groups: of items.
-    threads: how many work on a group.
-  """
+  """The results of each group, in order; threads compute those of the next one while the caller has these."""
   with futures.ThreadPoolExecutor(threads) as pool:
     ahead: list[futures.Future[Result]] | None = None
     for group in [*groups, ()]:  # nothing is computed while the caller has the last results
@@ -123,11 +107,6 @@ def _wait_for(pending: _Pending) -> None:
       len(pending.tasks),
     )
     seconds, wait = 2 * seconds, seconds
-
-
-def _disable_opencv_threads() -> None:
-  """OpenCV's own threads would compete with ours. The setting is one for the whole process."""
-  cv2.setNumThreads(0)
 
 
 def _assemble(running: list[futures.Future[None]], assemble: Callable[[], Batch]) -> Batch:

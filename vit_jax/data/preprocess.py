@@ -7,7 +7,7 @@ checkpoints and `vit_jax.load` have it from there.
 import dataclasses
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cv2
 import numpy as np
@@ -22,12 +22,7 @@ from vit_jax.foundation.errors import UserError, first_line
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 TimmCrop = Literal['center', 'squash', 'border']
 
-_PILLOW = {
-  'nearest': Image.Resampling.NEAREST,
-  'bilinear': Image.Resampling.BILINEAR,
-  'bicubic': Image.Resampling.BICUBIC,
-  'lanczos': Image.Resampling.LANCZOS,
-}
+_PILLOW = {method: Image.Resampling[method.upper()] for method in get_args(Method)}
 # Interpolation of a run -> method.
 _METHODS: dict[Interpolation, Method] = {
   'bilinear': 'bilinear',
@@ -37,11 +32,7 @@ _METHODS: dict[Interpolation, Method] = {
   'pillow_lanczos': 'lanczos',
 }
 # crop of an evaluator -> timm's crop_mode.
-_TIMM: dict[EvalCrop, TimmCrop] = {
-  'timm_center': 'center',
-  'timm_squash': 'squash',
-  'timm_border': 'border',
-}
+_TIMM: dict[EvalCrop, TimmCrop] = {'timm_center': 'center', 'timm_squash': 'squash', 'timm_border': 'border'}
 _OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
 
 
@@ -237,10 +228,9 @@ def pillow_resize(
 
 
 def _listed(images: Iterable[Image.Image | np.ndarray]) -> Iterable[Image.Image | np.ndarray]:
-  """The images of what may be a list, an iterator or an array (B, H, W, C), of any library.
+  """The images of a list, an iterator or an array (B, H, W, C) of any library.
 
-  Raises:
-    UserError: it is a single image, whose rows would else be taken for images, or nothing of the kind.
+  UserError for a single image, whose rows would be taken for images, and for what is nothing of the kind.
   """
   holds_images = getattr(images, 'dtype', None) == np.dtype(object)  # a column of pandas, say
   if isinstance(images, Image.Image) or (getattr(images, 'ndim', 4) < 4 and not holds_images):
@@ -272,11 +262,7 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-  """An image of Pillow's, which may be a file that is not decoded yet, turned as its metadata says.
-
-  Raises:
-    UserError: its file is damaged, or closed.
-  """
+  """An image of Pillow's, decoded and turned as its metadata says; UserError where its file is damaged or closed."""
   name = getattr(image, 'filename', '') or 'An image'
   try:
     return decode.upright(image)
@@ -292,8 +278,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _picture(image: npt.ArrayLike) -> Image.Image:
   """An array as an image of Pillow's.
 
-  Raises:
-    UserError: it is no uint8 (H, W) or (H, W, 1 to 4), and guessing would give other pixels without a word.
+  UserError for all but uint8 (H, W) or (H, W, 1 to 4): a guess could give other pixels.
   """
   try:
     pixels = np.asarray(image)

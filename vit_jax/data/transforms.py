@@ -60,20 +60,9 @@ def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) ->
 def eval_image(
   image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop | None, before: Resize | None
 ) -> np.ndarray:
-  """An image for evaluation, decoded at full size and interpolated exactly.
+  """An image for evaluation, decoded at full size and interpolated exactly; otherwise as `train_image`.
 
-  Args:
-    image: an encoded file, or uint8 pixels (H, W) or (H, W, C).
-    name: what errors call the image.
-    data: image_size, channels, interpolation.
-    crop: see `Preprocess.of_run`.
-    before: its `resize`.
-
-  Returns:
-    uint8 (*data.image_size, data.channels).
-
-  Raises:
-    UserError: an image that cannot be decoded.
+  `crop` and `before` are the crop and resize of `Preprocess.of_run`.
   """
   return Preprocess.of_run(data, crop, before).as_bytes(Picture(image, data.channels, name).pixels())
 
@@ -130,15 +119,10 @@ def _resize_between_pixels(image: np.ndarray, size: tuple[int, int], box: Box) -
 def sample_box(
   size: tuple[int, int], area: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-  """Draws a box as tf.image.sample_distorted_bounding_box does.
+  """Draws a box, a share in `area` of an image of `size`, as tf.image.sample_distorted_bounding_box does.
 
   First the aspect ratio, uniform in 3/4 … 4/3, then the height, uniform in what the area and the image allow,
   then the position.
-
-  Args:
-    size: height, width of the image.
-    area: smallest and largest share of the image.
-    rng: the source of randomness.
 
   Returns:
     top, left, height, width; the whole image if no box fits.
@@ -180,14 +164,7 @@ def _inception(
 def random_window(
   image: np.ndarray, size: tuple[int, int], padding: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """A window at a uniformly random position of the image, to which a black border is added.
-
-  Args:
-    image: uint8 (H, W, C); with its border at least as large as `size`.
-    size: height, width of the window.
-    padding: width of the border, in pixels.
-    rng: the source of randomness.
-  """
+  """A window at a uniformly random place of an image, uint8 (H, W, C), with a border of `padding` black pixels."""
   height, width = image.shape[:2]
   top = int(rng.random() * (height + 2 * padding - size[0] + 1)) - padding
   left = int(rng.random() * (width + 2 * padding - size[1] + 1)) - padding
@@ -201,15 +178,9 @@ def random_window(
 
 
 def central(picture: Picture, size: tuple[int, int], shorter: int | None) -> np.ndarray:
-  """Resizes the picture in fixed point, keeping its aspect ratio, and cuts the middle.
+  """Resizes the picture in fixed point, keeping its aspect ratio, and cuts the middle: uint8 (*size, channels).
 
-  Args:
-    picture: the image.
-    size: height, width of the result.
-    shorter: pixels of the shorter side after resizing; None: as few as cover `size`.
-
-  Returns:
-    uint8 (*size, channels).
+  `shorter`: pixels of the shorter side after resizing; None: as few as cover `size`.
   """
   whole = Preprocess(size, shorter=shorter or 0).resized_size(picture.size)
   pixels, whole = geometry.middle(picture.pixels(whole), whole, size)

@@ -114,10 +114,7 @@ _DUPLICATES = flags.DEFINE_enum(
 
 
 def main(arguments: Sequence[str]) -> None:
-  """Prepares what the command line says.
-
-  Args:
-    arguments: SRC, DST and the options of Beam.
+  """Prepares what the command line says: SRC, DST and the options of Beam.
 
   Raises:
     UserError: something about the arguments, the source or the destination is wrong.

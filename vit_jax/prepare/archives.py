@@ -30,20 +30,12 @@ _COMPRESSED = ('.tar.gz', '.tgz', '.tar.bz2', '.tbz2', '.tar.xz', '.txz', '.tar.
 
 
 class Member(NamedTuple):
-  """A file in an archive.
+  """A file in an archive."""
 
-  Attributes:
-    name: its path in the archive, with '/'.
-    location: the byte at which its content begins in a tar, or its name in a zip.
-    size: in bytes.
-    folder: for a file of a tar within a tar, the folder that the inner tar stands for, such as
-      'images/n01440764'; else ''.
-  """
-
-  name: str
-  location: int | str
-  size: int
-  folder: str = ''
+  name: str  # its path in the archive, with '/'
+  location: int | str  # the byte at which its content begins in a tar, or its name in a zip
+  size: int  # in bytes
+  folder: str = ''  # that a tar within the tar around it stands for, such as 'images/n01440764'
 
 
 class _CutShort(tarfile.ReadError):
@@ -88,11 +80,7 @@ def members(
 
 
 def decompressed(path: str, folder: str) -> str:
-  """Decompresses a tar that gzip, bzip2 or xz compressed, since such a tar has no random access.
-
-  Args:
-    path: the path or address of any file.
-    folder: the folder or address for the decompressed tar.
+  """Decompresses a tar that gzip, bzip2 or xz compressed into a folder, since such a tar has no random access.
 
   Returns:
     The path of the decompressed tar; `path` itself if it is not compressed.
@@ -123,17 +111,7 @@ def decompressed(path: str, folder: str) -> str:
 
 
 def _copy(content: BinaryIO, copy: BinaryIO, packed: BinaryIO, path: str) -> None:
-  """Copies what a packed file unpacks to.
-
-  Args:
-    content: the unpacked bytes.
-    copy: where to.
-    packed: the file that `content` reads from, which says how much has been read.
-    path: what errors call it.
-
-  Raises:
-    UserError: it unpacks to far more than images do.
-  """
+  """Copies what a packed file unpacks to; UserError (which calls it `path`) where that is far more than images do."""
   while block := content.read(_COPY_BYTES):
     copy.write(block)
     if copy.tell() > _LARGEST_RATIO * max(packed.tell(), _SMALL):
@@ -159,12 +137,7 @@ def stem(name: str) -> str:
 
 
 def read(path: str, location: int | str, size: int | None) -> bytes:
-  """The content of a member.
-
-  Args:
-    path: the path or address of the archive.
-    location: the member's location.
-    size: its size in bytes; needed for a tar.
+  """The content of a member; of a tar's, `size` is needed.
 
   Raises:
     OSError, zipfile.BadZipFile, EOFError, RuntimeError: it is damaged, or protected by a password.
@@ -191,16 +164,7 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
 def _tar_members(
   file: BinaryIO, name: str, start: int, end: float, allow_cut: bool, limit: int | None
 ) -> Iterator[Member]:
-  """Lists the members of the tar that lies from byte `start` to byte `end` of a file.
-
-  Args:
-    file: the outermost tar.
-    name: what errors call this tar.
-    start: its first byte.
-    end: the byte after its last one; infinity: the end of the file.
-    allow_cut: as for `members`.
-    limit: as for `members`.
-  """
+  """Lists the members of the tar from byte `start` to byte `end` (or infinity) of a file, as `members`."""
   file.seek(start)
   with tarfile.open(fileobj=file, mode='r:') as archive:
     while (info := archive.next()) is not None and info.offset < end:
@@ -224,11 +188,7 @@ def _tar_members(
 
 
 def _check_end(file: BinaryIO, name: str, offset: int, end: float, allow_cut: bool) -> None:
-  """Checks that the block at which tarfile stopped is one of zeros, which marks the end of a tar.
-
-  Raises:
-    tarfile.ReadError: the block is a damaged header, or there is none.
-  """
+  """Raises ReadError unless the block at which tarfile stopped is one of zeros, which marks the end of a tar."""
   block = b''
   if offset < end:
     file.seek(offset)

@@ -12,13 +12,7 @@ from vit_jax.prepare import shards
 def run(
   jobs: Sequence[shards.Job], runner: str, options: Sequence[str], done: Callable[[shards.Report], None]
 ) -> None:
-  """Writes shards.
-
-  Args:
-    jobs: the shards.
-    runner: its name in Beam: direct, dataflow, flink, spark, …
-    options: Beam's own command-line options.
-    done: called for each shard, once all are complete.
+  """Writes shards by a runner of Beam's: direct, dataflow, flink, spark, …; `done` is called once all are complete.
 
   Raises:
     UserError: Beam is not installed, has no such runner, or refuses the options.

@@ -25,11 +25,7 @@ class BucketFileSystem:
     return self._bucket.entry(address) is not None or self.isdir(address)
 
   def open(self, address: str, mode: str) -> io.BufferedReader:
-    """Opens an object for reading.
-
-    Raises:
-      FileNotFoundError: there is none.
-    """
+    """Opens an object for reading; FileNotFoundError where there is none."""
     assert mode == 'rb', mode
     entry = self._bucket.entry(address)
     if entry is None:

@@ -42,10 +42,6 @@ class ClassArchives:
   """The archives of a source that stand for folders, and whether they can be classes."""
 
   def __init__(self, source: str):
-    """
-    Args:
-      source: what errors call the source.
-    """
     self._source = source
     self._inner: dict[Folders, set[Folders]] = {}  # archive -> the folders within it that have images
     self._last_key, self._last_name, self._last_is_image = '', '', False

@@ -21,21 +21,14 @@ _FORMAT = 2  # of that; the first one told images of a shard apart by their name
 
 
 class Copy(NamedTuple):
-  """An image of a group of equal ones.
+  """An image of a group of equal ones."""
 
-  Attributes:
-    name: which others may have too: a table names a file once for each class, a tar holds a member twice.
-    split: its split.
-    shard: its number in the split.
-    labels: its classes.
-    row: its place in the shard, from 0, among all images that the shard's list has.
-  """
-
+  # Which others may have too: a table names a file once for each class, a tar holds a member twice.
   name: str
   split: str
-  shard: int
-  labels: list[int]
-  row: int
+  shard: int  # its number in the split
+  labels: list[int]  # its classes
+  row: int  # its place in the shard, from 0, among all images that the shard's list has
 
 
 Groups = list[list[Copy]]

@@ -23,12 +23,7 @@ def is_challenge(source: str) -> bool:
 
 
 def list_images(source: str, *, allow_cut: bool, limit: int | None) -> Iterator[SourceImage]:
-  """Lists the images of both tars.
-
-  Args:
-    source: the folder.
-    allow_cut: whether a tar that was cut off is only warned of.
-    limit: training images of each class; None: all.
+  """Lists the images of both tars, `limit` of each class of the training images; arguments as of `Listing`.
 
   Raises:
     UserError: one of the files is missing or damaged, or they do not fit each other.

@@ -17,17 +17,11 @@ _OVERSAMPLING = 2  # a JPEG is decoded at a reduced scale that is at least so ma
 
 @dataclasses.dataclass(frozen=True)
 class Shrinking:
-  """The size that larger images are shrunk to, keeping their shape. No image is enlarged.
+  """The size that larger images are shrunk to, keeping their shape. No image is enlarged."""
 
-  Attributes:
-    longest_side: pixels that the longest side has at most; None: any number.
-    shortest_side: pixels that the shortest side has at most; None: any number.
-    quality: of the JPEG that a shrunk image becomes, from 1 to 100, as libjpeg counts.
-  """
-
-  longest_side: int | None = None
-  shortest_side: int | None = None
-  quality: int = 95
+  longest_side: int | None = None  # pixels that the longest side has at most; None: any number
+  shortest_side: int | None = None  # pixels that the shortest side has at most; None: any number
+  quality: int = 95  # of the JPEG that a shrunk image becomes, from 1 to 100, as libjpeg counts
 
   def size(self, height: int, width: int) -> tuple[int, int]:
     """The new height and width of an image of this height and width, in pixels."""

@@ -38,11 +38,7 @@ class Layout:
       self._tables.setdefault(file[:-1], posixpath.join(*file))
 
   def settle(self, source: str, archives: Collection[Folders] = ()) -> None:
-    """Decides on wrapping folders and splits, once all folders are known.
-
-    Args:
-      source: what errors call the source.
-      archives: the folders that archives within the source stand for.
+    """Decides on wrapping folders and splits, once all folders and those that archives stand for are known.
 
     Raises:
       UserError: no image is in the folder of a class, one split is there under two names, or the folders are no

@@ -107,11 +107,7 @@ class Listing:
   def ordered_classes(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
     """The classes in the order of their labels: by name, or by number if those of a table are all numbers.
 
-    Args:
-      names: of the classes that images have.
-
-    Returns:
-      What the images call the classes, and what the data set calls them.
+    Arguments and result as of `sample_labels.ordered_classes`.
 
     Raises:
       UserError: `selection.class_names` does not fit the classes.
@@ -196,13 +192,7 @@ class Listing:
       self._ignore(name)
 
   def _in_archive(self, path: str, folder: str, title: str) -> Iterator[SourceImage]:
-    """The images in an archive.
-
-    Args:
-      path: the archive's path or address.
-      folder: the folder that the archive stands for; '' for the source itself.
-      title: what errors call it.
-    """
+    """The images in an archive, which stands for `folder` ('' for the source itself); errors call it `title`."""
     limit = self._selection.limit
     for member in archives.members(path, name=title, allow_cut=self._allow_cut, limit=limit):
       file = SourceImage(f'{folder}/{member.name}', path, member.location, member.size)
@@ -210,12 +200,7 @@ class Listing:
         yield image
 
   def _image(self, file: SourceImage, archive: str = '') -> SourceImage | None:
-    """A file with a tidy name, if it is an image; else it is counted.
-
-    Args:
-      file: the file.
-      archive: the folders that the archive around it stands for; '' if there is none.
-    """
+    """A file with a tidy name, if it is an image; otherwise it is counted. `archive`: the folders of one, or ''."""
     parts = _parts(file.name)
     if not parts or any(map(is_hidden, parts)):
       return None

@@ -53,13 +53,7 @@ def write(
 ) -> None:
   """Completes a data set whose shards are written; dataset_info.json, without which it is none, comes last.
 
-  Args:
-    destination: the folder or address of the data set.
-    work: the folder for unfinished files.
-    plan: its splits and classes.
-    reports: split -> the reports of its shards, in order.
-    settings: how it was prepared.
-    copies: images that are equal.
+  `reports` has those of each split's shards, in order, and `settings` how it was prepared.
   """
   digests = {
     shard_name(destination, split, number, len(parts)): report.sha256

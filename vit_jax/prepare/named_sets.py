@@ -7,21 +7,15 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class NamedSet:
-  """What a recipe expects of a data set.
+  """What a recipe expects of a data set."""
 
-  Attributes:
-    version: its folder within the data set's.
-    split: the one split of all images; None: those of the source, 'val' under the name 'validation'.
-    num_classes: so many there must be; None: any number.
-    held_out: images that the recipes' slices of the split hold out; 0: they have another split for that.
-    recipe: a recipe that trains on it.
-  """
-
-  version: str
+  version: str  # its folder within the data set's
+  # The one split of all images; None: those of the source, 'val' under the name 'validation'.
   split: str | None
-  num_classes: int | None
+  num_classes: int | None  # so many there must be; None: any number
+  # Images that the recipes' slices of the split hold out; 0: they have another split for that.
   held_out: int
-  recipe: str
+  recipe: str  # a recipe that trains on it
 
 
 NAMED_SETS: Mapping[str, NamedSet] = {
@@ -38,12 +32,9 @@ def default_destination(name: str) -> str:
 
 
 def training_command(name: str, records: int, labels: str = '') -> str:
-  """The command that trains on a named data set, also on a rehearsal of it with few images.
+  """The command that trains on a named data set, also on a rehearsal of it with few images (`records`).
 
-  Args:
-    name: of the data set.
-    records: the number of its images.
-    labels: `label_options` of it.
+  `labels` are its `label_options`.
   """
   named = NAMED_SETS[name]
   command = f'python -m vit_jax.main --config={named.recipe}{labels}'

@@ -42,13 +42,7 @@ def is_parquet(source: str) -> bool:
 
 
 def list_images(source: str, work: str, columns: Columns, *, limit: int | None) -> Iterator[SourceImage]:
-  """Copies the images of all files into the work folder, and lists them.
-
-  Args:
-    source: the path or address of a file, or of a folder with files.
-    work: the folder for the copies.
-    columns: which columns are the image, the label and its weights.
-    limit: rows of each file; None: all.
+  """Copies the images of all files, of each at most `limit` rows, into the work folder, and lists them.
 
   Raises:
     UserError: a file cannot be read, lacks a column, or has a value that cannot be used.
@@ -148,11 +142,7 @@ def _opened(file: Any, place: str) -> Any:
 
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
-  """Chooses the columns of a file.
-
-  Raises:
-    UserError: there is no column of images or labels.
-  """
+  """Chooses the columns of a file; UserError where there is none of images or labels."""
   there = ', '.join(schema.names)
 
   def find(chosen: str | None, usual: tuple[str, ...], flag: str) -> str:

@@ -17,12 +17,7 @@ from vit_jax.prepare import shards
 
 
 def run(jobs: Sequence[shards.Job], workers: int, done: Callable[[shards.Report], None]) -> None:
-  """Writes shards.
-
-  Args:
-    jobs: the shards; at least one.
-    workers: the number of processes.
-    done: called for each shard when it is complete, in any order.
+  """Writes shards, at least one; `done` is called for each when it is complete, in any order.
 
   Raises:
     Preempted: a process was killed.

@@ -25,29 +25,19 @@ _LOCK, _SETTINGS = 'lock', 'settings.json'  # in it
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How to prepare.
+  """How to prepare."""
 
-  Attributes:
-    shrinking: the size that images are shrunk to.
-    shard_mib: about the size of a shard in MiB; None: it follows from the size of the split.
-    skip_bad: whether bad images, and what a tar lost that was cut short, are left out; else they are errors.
-    workers: the number of local processes.
-    runner: 'local', or the name of a runner of Apache Beam.
-    runner_options: Beam's own command-line options.
-    columns: which columns of a table to read.
-    selection: which images to prepare.
-    merge_copies: whether equal images of a split become one with the labels of all.
-  """
-
-  shrinking: Shrinking
+  shrinking: Shrinking  # the size that images are shrunk to
+  # About the size of a shard in MiB; None: it follows from the size of the split.
   shard_mib: int | None = None
+  # Whether bad images, and what a tar lost that was cut short, are left out; else they are errors.
   skip_bad: bool = False
-  workers: int = 1
-  runner: str = 'local'
-  runner_options: tuple[str, ...] = ()
-  columns: Columns = USUAL_COLUMNS
-  selection: Selection = EVERYTHING
-  merge_copies: bool = False
+  workers: int = 1  # the number of local processes
+  runner: str = 'local'  # 'local', or the name of a runner of Apache Beam
+  runner_options: tuple[str, ...] = ()  # Beam's own command-line options
+  columns: Columns = USUAL_COLUMNS  # which columns of a table to read
+  selection: Selection = EVERYTHING  # which images to prepare
+  merge_copies: bool = False  # whether equal images of a split become one with the labels of all
 
   def settings(self, source: str) -> dict[str, Any]:
     """What the result depends on, apart from the images."""
@@ -58,29 +48,17 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What was prepared.
+  """What was prepared."""
 
-  Attributes:
-    records: split -> number of records.
-    shards: the number of files.
-    classes: the number of classes.
-    multi_label: whether images may have several labels, or none.
-    record_bytes: the size of all records.
-    bad: the number of images that were left out.
-    weighted: whether labels have weights.
-    copies: the number of images that equal an earlier one.
-    longest: the most labels that an image has.
-  """
-
-  records: Mapping[str, int]
-  shards: int
-  classes: int
-  multi_label: bool
-  record_bytes: int
-  bad: int
-  weighted: bool
-  copies: int
-  longest: int
+  records: Mapping[str, int]  # split -> number of records
+  shards: int  # the number of files
+  classes: int  # their number
+  multi_label: bool  # whether images may have several labels, or none
+  record_bytes: int  # the size of all records
+  bad: int  # the number of images that were left out
+  weighted: bool  # whether labels have weights
+  copies: int  # the number of images that equal an earlier one
+  longest: int  # the most labels that an image has
 
 
 def prepare(
@@ -107,7 +85,8 @@ def prepare(
     OSError: the destination cannot be written.
   """
   work = storage.join(destination, _WORK)
-  _check_destination(destination, work)
+  if storage.names(destination) and not storage.exists(work):
+    raise UserError(f'{destination} is neither empty nor an unfinished preparation; choose another folder.')
   if not storage.exists(shard_plan.plan_path(work)):
     listing.check_exists(source)  # before anything is written
   with _locked(work):
@@ -133,18 +112,19 @@ def prepare(
 def _write(
   destination: str, work: str, plan: shard_plan.Plan, options: Options, progress: Callable[[int, int], None]
 ) -> tuple[dict[str, list[shards.Report]], duplicates.Groups]:
-  """Writes all shards, and again those with copies that are merged.
-
-  Returns:
-    split -> the reports of its shards, and the images that are equal.
-  """
+  """Writes all shards, and again those with copies that are merged: split -> their reports, and the equal images."""
   merges = duplicates.load_merges(work)
   if merges is None:
     jobs = _jobs(destination, work, plan, options.shrinking)
     _write_shards(jobs, options, plan, progress)
     reports = _reports(jobs)
     _check_reports(work, reports, options)
-    copies = _copies(work, reports)
+    digests = {
+      (split, number): (report.digests, set(report.bad_rows or ()))
+      for split, parts in reports.items()
+      for number, report in enumerate(parts)
+    }
+    copies = duplicates.groups(work, digests)
     if not (copies and options.merge_copies):
       return reports, copies
     duplicates.save_merges(work, copies)
@@ -164,15 +144,6 @@ def _reports(jobs: Sequence[shards.Job]) -> dict[str, list[shards.Report]]:
   return reports
 
 
-def _copies(work: str, reports: Mapping[str, Sequence[shards.Report]]) -> duplicates.Groups:
-  digests = {
-    (split, number): (report.digests, set(report.bad_rows or ()))
-    for split, parts in reports.items()
-    for number, report in enumerate(parts)
-  }
-  return duplicates.groups(work, digests)
-
-
 def is_complete(source: str, destination: str, options: Options) -> bool:
   """Whether the destination already holds this source, prepared in this way.
 
@@ -186,11 +157,6 @@ def is_complete(source: str, destination: str, options: Options) -> bool:
     raise _prepared_differently(destination, difference)
   storage.remove(storage.join(destination, _WORK))
   return True
-
-
-def _check_destination(destination: str, work: str) -> None:
-  if storage.names(destination) and not storage.exists(work):
-    raise UserError(f'{destination} is neither empty nor an unfinished preparation; choose another folder.')
 
 
 def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:

@@ -26,11 +26,6 @@ def labels_and_weights(
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
   """The classes of a sample and their weights; () where it has none.
 
-  Args:
-    fields: name -> value.
-    columns: which fields are the label and its weights.
-    where: what errors call the sample.
-
   Raises:
     UserError: there is no label, or the weights do not fit the labels.
   """

@@ -11,25 +11,16 @@ from vit_jax.prepare.source_image import SourceImage
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-  """Which images are prepared, their split, and the names of their classes.
+  """Which images are prepared, their split, and the names of their classes."""
 
-  Attributes:
-    split: the one split of all images; None: those of the source.
-    val_name: what the split of validation is called.
-    num_classes: so many classes there must be; None: any number.
-    limit: images of each class folder, shard or parquet file, for a rehearsal; None: all.
-    classes: the classes that are prepared; None: all.
-    class_names: the names of classes that the source numbers; None: what the source says.
-    any_address: whether a table may name addresses that `image_addresses.py` refuses.
-  """
-
-  split: str | None = None
-  val_name: str = 'val'
-  num_classes: int | None = None
-  limit: int | None = None
-  classes: frozenset[str] | None = None
+  split: str | None = None  # the one split of all images; None: those of the source
+  val_name: str = 'val'  # what the split of validation is called
+  num_classes: int | None = None  # so many classes there must be; None: any number
+  limit: int | None = None  # images of each class folder, shard or parquet file, for a rehearsal; None: all
+  classes: frozenset[str] | None = None  # the classes that are prepared; None: all
+  # The names of classes that the source numbers; None: what the source says.
   class_names: tuple[str, ...] | None = None
-  any_address: bool = False
+  any_address: bool = False  # whether a table may name addresses that `image_addresses.py` refuses
 
   def of(self, image: SourceImage) -> SourceImage | None:
     """The image as it is prepared; None: it is left out."""

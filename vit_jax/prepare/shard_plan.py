@@ -47,19 +47,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a preparation writes.
+  """What a preparation writes."""
 
-  Attributes:
-    splits: name -> size.
-    classes: label -> name.
-    multi_label: whether an image may have several labels, or none.
-    weighted: whether labels have weights.
-  """
-
-  splits: dict[str, Split]
-  classes: list[str]
-  multi_label: bool
-  weighted: bool = False
+  splits: dict[str, Split]  # name -> size
+  classes: list[str]  # label -> name
+  multi_label: bool  # whether an image may have several labels, or none
+  weighted: bool = False  # whether labels have weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +90,9 @@ def make(
   """Lists a source, and writes the plan and the list of each shard's images.
 
   Args:
-    source: its path or address; see `listing`.
-    work: the folder or address for the plan.
     shard_bytes: about the size of a shard; None: it follows from the size of the split.
-    columns: which columns of a table to read.
-    selection: which images to prepare.
     lists: whether every image has a list of labels, also if none has several.
-    allow_cut: whether a tar that was cut short is only warned of.
-    listed: as for `Listing`.
+    source, work, columns, selection, allow_cut, listed: see `Listing`.
 
   Raises:
     UserError: the source cannot be listed, or its labels cannot be used.
@@ -124,11 +112,7 @@ def make(
 def items(work: str, split: str, shard: int, *, merged: bool = False) -> list[Item]:
   """The images of a shard, in the order of its records; several may have the same name.
 
-  Args:
-    work: the folder with the plan.
-    split: of the shard.
-    shard: its number in the split.
-    merged: whether the shard's file of merges says which images are left out, and the labels of others.
+  With `merged`, the shard's file of merges says which images are left out, and the labels of others.
   """
   with storage.open_file(_list_path(work, split, shard)) as file:
     found = [Item(*json.loads(line)) for line in file]

@@ -23,29 +23,17 @@ _OPTIONS = 'group_size:1,uncompressed'
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A shard to write.
+  """A shard to write."""
 
-  Attributes:
-    path: the path or address of its file.
-    work: the folder with the plan, for reports and for unfinished files.
-    split: the name of the split.
-    shard: its number in the split.
-    num_classes: the number of classes.
-    multi_label: whether an image may have several labels, or none.
-    shrinking: the size that images are shrunk to.
-    weighted: whether labels have weights.
-    merged: whether copies of an image are merged, by the shard's file of merges.
-  """
-
-  path: str
-  work: str
+  path: str  # the path or address of its file
+  work: str  # the folder with the plan, for reports and for unfinished files
   split: str
-  shard: int
+  shard: int  # its number in the split
   num_classes: int
-  multi_label: bool
-  shrinking: images.Shrinking
-  weighted: bool = False
-  merged: bool = False
+  multi_label: bool  # whether an image may have several labels, or none
+  shrinking: images.Shrinking  # the size that images are shrunk to
+  weighted: bool = False  # whether labels have weights
+  merged: bool = False  # whether copies of an image are merged, by the shard's file of merges
 
   @property
   def report_path(self) -> str:
@@ -55,26 +43,16 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What became of a shard's images.
+  """What became of a shard's images."""
 
-  Attributes:
-    records: the number of records.
-    record_bytes: their size.
-    sha256: the digest of the file, in hexadecimal.
-    bad: the names of images that were left out, each with the reason.
-    digests: `duplicates.digest` of each image, in base64.
-    merged: as of the job.
-    longest: the most labels that a record has.
-    bad_rows: where those of `bad` stand among the job's images, from 0; None: an earlier version did not say.
-  """
-
-  records: int
-  record_bytes: int
-  sha256: str
-  bad: list[tuple[str, str]]
-  digests: str = ''
-  merged: bool = False
-  longest: int = 0
+  records: int  # their number
+  record_bytes: int  # their size
+  sha256: str  # the digest of the file, in hexadecimal
+  bad: list[tuple[str, str]]  # the names of images that were left out, each with the reason
+  digests: str = ''  # `duplicates.digest` of each image, in base64
+  merged: bool = False  # as of the job
+  longest: int = 0  # the most labels that a record has
+  # Where those of `bad` stand among the job's images, from 0; None: an earlier version did not say.
   bad_rows: list[int] | None = None
 
 
@@ -128,12 +106,7 @@ def features(
 ) -> tfds.features.FeaturesDict:
   """The features of a record: 'image', 'label' (or 'labels', if an image may have several) and 'file_name'.
 
-  If labels have weights, also 'weights'.
-
-  Args:
-    classes: the names of the classes, or only their number.
-    multi_label: whether an image may have several labels, or none.
-    weighted: whether labels have weights.
+  If labels have weights, also 'weights'. `classes` are the names of the classes, or only their number.
   """
   if isinstance(classes, int):
     label = tfds.features.ClassLabel(num_classes=classes)

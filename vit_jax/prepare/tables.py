@@ -51,10 +51,7 @@ def is_table(source: str) -> bool:
 def list_images(source: str, columns: Columns, *, any_address: bool = False) -> Iterator[SourceImage]:
   """Lists the images of a table, or of the metadata files of a folder.
 
-  Args:
-    source: the path or address of a table, or of a folder with metadata files.
-    columns: which columns have the path and the label.
-    any_address: whether images may have addresses that `image_addresses` refuses.
+  With `any_address`, images may have addresses that `image_addresses` refuses.
 
   Raises:
     UserError: a table cannot be read, lacks a column, or has a value that cannot be used.
@@ -87,13 +84,9 @@ def _metadata_files(folder: str) -> list[str]:
 def _table_images(
   table: str, root: str, folder_of_table: str, columns: Columns
 ) -> Iterator[tuple[str, SourceImage]]:
-  """Lists the images of one table, each after the line that names it.
+  """Lists the images of one table, named relative to `root`, each after the line that names it.
 
-  Args:
-    table: its path or address.
-    root: the folder that the images' names are relative to.
-    folder_of_table: the folder below the root that metadata is in, such as that of a split; ''.
-    columns: as for `list_images`.
+  Metadata names those in `folder_of_table`, such as that of a split.
   """
   is_metadata = posixpath.basename(table) in _METADATA
   folder = folder_of_table if is_metadata else None  # below the root, in which the images are
@@ -162,11 +155,7 @@ def _located(name: str, root: str) -> tuple[str, str]:
 def _split(row: dict[str, Any], name: str, where: str, spelled: dict[str, str]) -> str:
   """The split that the column 'split' names, else that of the outermost folder called like one, else 'train'.
 
-  Args:
-    row: column -> value.
-    name: of the image.
-    where: the line of the table, for errors.
-    spelled: split -> what the lines so far call it in their columns; is filled.
+  `spelled` is filled: split -> what the lines so far call it.
   """
   split = row.get('split')
   if not split:
@@ -215,15 +204,7 @@ def _label(value: Any, where: str) -> str:
 
 
 def _cell(row: dict[str, Any], chosen: str | None, usual: tuple[str, ...], what: str, where: str) -> Any:
-  """The value of a column.
-
-  Args:
-    row: column -> value.
-    chosen: the column that the person named; None: the first of the usual ones.
-    usual: the usual names of the column.
-    what: 'image' or 'label', for errors.
-    where: the table, and the line of one whose lines name columns of their own, for errors.
-  """
+  """The value of the column `chosen`, or of the first of the `usual` ones; `what` and `where` are for errors."""
   for name in usual if chosen is None else (chosen,):
     if name in row:
       return row[name]
@@ -282,11 +263,7 @@ def _check_once(names: Iterable[str]) -> None:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """An object of JSON, of which Python would read the last of two equal names.
-
-  Raises:
-    ValueError: it has a name twice.
-  """
+  """An object of JSON; ValueError where it has a name twice, of which Python would read the last."""
   found = dict(pairs)
   if len(found) < len(pairs):
     _check_once(name for name, _ in pairs)
@@ -294,11 +271,7 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(file: io.TextIOWrapper) -> Iterator[str]:
-  """The lines of a table.
-
-  Raises:
-    ValueError: one is longer than any table's, so that the file is something else.
-  """
+  """The lines of a table; ValueError where one is longer than any table's, so that the file is something else."""
   while line := file.readline(_LONGEST_LINE + 1):
     if len(line) > _LONGEST_LINE:
       raise ValueError(f'it has a line of more than {_LONGEST_LINE:,} characters')

@@ -42,13 +42,7 @@ def is_shards(source: str) -> bool:
 def list_images(
   source: str, columns: Columns, *, allow_cut: bool, limit: int | None
 ) -> Iterator[SourceImage]:
-  """Lists the samples of all shards.
-
-  Args:
-    source: the path or address of a shard, or of a folder with shards.
-    columns: which fields of `.json` files are the label and its weights.
-    allow_cut: whether a shard that was cut off is only warned of.
-    limit: samples of each shard; None: all.
+  """Lists the samples of all shards, of each at most `limit`; arguments as of `Listing`.
 
   Raises:
     UserError: a shard cannot be read, a sample has no label, or there is other data beside the shards.

@@ -130,16 +130,10 @@ def _fitted_positions(
   new_size: tuple[int, int],
   method: PositionResize,
 ) -> tuple[np.ndarray, str] | None:
-  """A table of positions for another grid, and how it was changed; None: the shapes differ in more than that.
+  """A table of positions for another grid, and how it was changed.
 
-  Args:
-    array: the checkpoint's table.
-    shape: the model's.
-    old: how the cells lie in the checkpoint's.
-    new: how they lie in the model's.
-    old_size: height, width of the checkpoint's images, in whose proportion rows and columns are.
-    new_size: of the model's.
-    method: how it is resized.
+  None: the shapes differ in more than that. Rows and columns are in proportion to the images' height and width
+  (`old_size`, `new_size`).
   """
   if old.axes != new.axes or len(array.shape) != len(shape):
     return None

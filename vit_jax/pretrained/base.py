@@ -32,40 +32,30 @@ class UnknownModelError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """A model from a checkpoint of any format, in our terms.
+  """A model from a checkpoint of any format, in our terms."""
 
-  Attributes:
-    architecture: the network, its variant 'custom' and every size given, and the shapes of its input and output.
-    params: nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked; a model's state, such
-      as running statistics, is among them.
-    preprocess: how images become its input.
-    class_names: of the logits; None: the checkpoint does not name them.
-    notes: sentences for the person: what was dropped, what is all zeros.
-    link: what turns its logits into probabilities.
-  """
-
+  # The network, its variant 'custom' and every size given, and the shapes of its input and output.
   architecture: Architecture
+  # Nested dicts of NumPy arrays, with the paths of our parameters and the blocks stacked; a model's state, such as
+  # running statistics, is among them.
   params: dict[str, Any]
-  preprocess: Preprocess
-  class_names: tuple[str, ...] | None = None
-  notes: tuple[str, ...] = ()
-  link: Link = 'softmax'
+  preprocess: Preprocess  # how images become its input
+  class_names: tuple[str, ...] | None = None  # of the logits; None: the checkpoint does not name them
+  notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
+  link: Link = 'softmax'  # what turns its logits into probabilities
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-  """What the caller knows of a checkpoint that its files may not tell.
+  """What the caller knows of a checkpoint that its files may not tell."""
 
-  Attributes:
-    image_size: height, width that it was trained with, where its tensors do not tell.
-    told: options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
-    assumed: options of its model that are taken where the format stores none.
-    weights: of a run that has both: the parameters as they were trained ('raw') or their EMA ('ema'); see InitConfig.
-  """
-
+  # Height, width that it was trained with, where its tensors do not tell.
   image_size: tuple[int, int] | None = None
+  # Options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
   told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Options of its model that are taken where the format stores none.
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Parameters of a run that has both: as they were trained ('raw') or their EMA ('ema'); see InitConfig.
   weights: Weights | None = None
 
 

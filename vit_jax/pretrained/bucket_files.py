@@ -20,12 +20,7 @@ _OF_FOLDERS = ('.json', '.safetensors', '.txt')  # what a Hugging Face folder's 
 
 
 def local_copy(address: str, kind: file_kinds.Kind, bucket: Bucket) -> pathlib.Path:
-  """The local copy of an object, or of a folder of a model's files.
-
-  Args:
-    address: gs://… or s3://….
-    kind: what an object has to be.
-    bucket: that the address is in.
+  """The local copy of an object, which has to be of a kind, or of a folder of a model's files.
 
   Raises:
     UserError: there is nothing, or nothing of that kind, at the address; it may not be read, changed

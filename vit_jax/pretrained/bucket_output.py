@@ -17,9 +17,6 @@ _LAST = ('model.safetensors', '_CHECKPOINT_METADATA')
 def place_to_write(destination: str) -> Iterator[str]:
   """The local path to write a checkpoint to; where the destination is in a bucket, the files are copied at the end.
 
-  Args:
-    destination: a path, or an address in a bucket.
-
   Raises:
     UserError: the destination is another address, it is in use, or the bucket cannot be written.
   """

@@ -8,11 +8,7 @@ from vit_jax.pretrained import download
 
 
 def read(place: str, num_classes: int) -> tuple[str, ...]:
-  """The lines of the file that --class_names gives.
-
-  Args:
-    place: a path or an address.
-    num_classes: how many classes the checkpoint has.
+  """The lines of the file that --class_names gives, a path or an address: one for each class.
 
   Raises:
     UserError: the file cannot be read, or has another number of lines.

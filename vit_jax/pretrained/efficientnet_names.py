@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.pretrained.safetensors_files import STEP_COUNT
-from vit_jax.pretrained.torch_names import Rule, expected, layer
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Rule, expected, layer
 
 _LEAVES = {
   'kernel': 'weight',
@@ -15,21 +15,14 @@ _LEAVES = {
   'mean': 'running_mean',
   'var': 'running_var',
 }
-HEAD_PATHS = frozenset({'head/kernel', 'head/bias'})
 
 
 class StageNames(NamedTuple):
-  """How the tensors of a stage are called.
+  """How the tensors of a stage are called."""
 
-  Attributes:
-    block: what a block's names begin with, {} being its number.
-    first: number of the stage's first block.
-    layers: our layer in a block -> theirs.
-  """
-
-  block: str
-  first: int
-  layers: Mapping[str, str]
+  block: str  # what a block's names begin with, {} being its number
+  first: int  # number of the stage's first block
+  layers: Mapping[str, str]  # our layer in a block -> theirs
 
 
 def rules(

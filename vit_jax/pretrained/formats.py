@@ -72,12 +72,7 @@ def format_of(path: pathlib.Path) -> Format:
 def written_by(
   name: str, pretrained: Pretrained, naming: str | None = None
 ) -> tuple[Format, tuple[str, ...]]:
-  """The format that is to write a model.
-
-  Args:
-    name: of a format, or of a group of them.
-    pretrained: the model.
-    naming: how its tensors are to be called; None: the usual way.
+  """The format, or the first of a group of them, that is to write a model, in one of its namings.
 
   Returns:
     The format, and of a group a sentence on which of them was chosen and why.
@@ -103,16 +98,12 @@ def written_by(
         )
       return chosen, notes
     if candidate == name:
-      raise chosen.refusal(why, [other for other in FORMATS.names() if _fits(other, pretrained)])
+      others = [other for other in FORMATS.names() if FORMATS[other]().unfit(pretrained) is None]
+      raise chosen.refusal(why, others)
     reasons.append(f'not {candidate!r}, since {why}')
   raise UserError(
     f'No kind of {name} can hold this model: {"; ".join(reasons)}; choose another format, such as a run.'
   )
-
-
-def _fits(name: str, pretrained: Pretrained) -> bool:
-  """Whether a format can hold a model."""
-  return FORMATS[name]().unfit(pretrained) is None
 
 
 def written_names(name: str) -> list[str]:

@@ -38,17 +38,11 @@ _NUMBER = re.compile(r'[0-9]{1,18}')
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-  """How long a server may take.
+  """How long a server may take."""
 
-  Attributes:
-    timeout: seconds without a byte, or with less than 1 kB/s, until an attempt has failed.
-    attempts: how often the file is asked for.
-    pause: seconds before the second attempt; they double with each further one.
-  """
-
-  timeout: float = 60
-  attempts: int = 5
-  pause: float = 0.5
+  timeout: float = 60  # seconds without a byte, or with less than 1 kB/s, until an attempt has failed
+  attempts: int = 5  # how often the file is asked for
+  pause: float = 0.5  # seconds before the second attempt; they double with each further one
 
 
 class ConnectionFailedError(Exception):
@@ -116,11 +110,7 @@ def is_complete(path: pathlib.Path) -> bool:
 def download(url: str, folder: pathlib.Path, title: str, patience: Patience) -> pathlib.Path:
   """Downloads a file from the first byte that the folder lacks.
 
-  Args:
-    url: an http or https address.
-    folder: an existing folder for this address alone, which the caller has locked.
-    title: what the progress bar shows.
-    patience: how long the server may take.
+  The folder exists, is for this http or https address alone, and the caller has locked it.
 
   Returns:
     The path of the whole file, which the caller renames.
@@ -181,8 +171,7 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
 def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -> Iterator[bytes]:
   """The answer's body, undecoded, in parts of any size.
 
-  Raises:
-    ConnectionFailedError: it breaks off, comes too slowly, or is longer than announced.
+  ConnectionFailedError where it breaks off, comes too slowly, or is longer than announced.
   """
   left = None if partial.size is None else partial.size - partial.length
   due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
@@ -205,11 +194,7 @@ def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -
 
 
 def _size(answer: urllib3.BaseHTTPResponse) -> int | None:
-  """Bytes of the whole file, of an answer with status 200; None where chunks end it.
-
-  Raises:
-    UnusableError: neither a length nor chunks show where the file ends.
-  """
+  """Bytes of the whole file, of an answer with status 200; None: chunks end it; UnusableError: nothing does."""
   if answer.headers.get('Transfer-Encoding', '').lower() == 'chunked':
     return None
   length = answer.headers.get('Content-Length', '')

@@ -77,16 +77,8 @@ class FolderFormat(Format):
   group = 'hf'
 
   @abc.abstractmethod
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    """What a folder holds, and where.
-
-    Args:
-      files: its tensors.
-      folder: where its files are.
-      values: of its config.json; None: it has none.
-      options: of `Format.read`.
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    """What a folder holds, and where; `values` are those of its config.json, or none of a file alone.
 
     Raises:
       UserError: config.json is damaged, or describes a model that we do not have.
@@ -145,23 +137,19 @@ class FolderFormat(Format):
     return export.notes
 
   def _layout_of(self, files: TensorFiles, path: pathlib.Path, options: ReadOptions) -> Layout:
-    folder, values = path if path.is_dir() else path.parent, config_of(path)
-    layout = self.layout(files, folder, values, options)
+    values = config_of(path)
+    layout = self.layout(files, values or JsonObject(files.source, {}), options)
     check_depth(files, layout.architecture)
     notes = files.notes
     if values is not None and 'auto_map' in values:
       notes += (
-        f'{folder} brings code of its own (auto_map in config.json), which is not run: the model is computed as '
-        f'{described(values)} is without it, and may be another.',
+        f'{values.path.parent} brings code of its own (auto_map in config.json), which is not run: the model is '
+        f'computed as {described(values)} is without it, and may be another.',
       )
     return dataclasses.replace(layout, notes=layout.notes + notes)
 
   def _plan(self, pretrained: Pretrained) -> Export:
-    """The export, in which every parameter has a place.
-
-    Raises:
-      Unfit: one has none.
-    """
+    """The export; Unfit where a parameter has no place in it."""
     export = self.export(pretrained)
     placed = {rule.path for rule in export.rules}
     if export.tokens is not None:
@@ -213,11 +201,5 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
     notes += (f'The head of {files.source} is all zeros: every class gets the same logit.',)
   if files.dtypes != {'F32'}:
     notes += (f'{files.source} is stored in {", ".join(sorted(files.dtypes))}, and read into float32.',)
-  return Pretrained(
-    architecture,
-    pytrees.unflatten(params),
-    layout.preprocess,
-    layout.class_names,
-    notes,
-    layout.link,
-  )
+  unflat = pytrees.unflatten(params)
+  return Pretrained(architecture, unflat, layout.preprocess, layout.class_names, notes, layout.link)

@@ -30,12 +30,7 @@ class JsonObject:
   """An object of a JSON file. A value that is null counts as one that is not there."""
 
   def __init__(self, path: pathlib.Path, values: Mapping[str, Any]):
-    """
-    Args:
-      path: of the file, for errors.
-      values: what the object holds.
-    """
-    self.path = path
+    self.path = path  # of the file, for errors
     self._values = values
 
   @classmethod

@@ -23,10 +23,7 @@ _ALWAYS_ALLOWED = 2**28
 _LARGEST_RATIO = 8
 # Arrays of bfloat16 lie in an .npz as two bytes of an unknown type.
 _DTYPES = {np.dtype('V2'): np.dtype(ml_dtypes.bfloat16)}
-_HEADER_READERS = {
-  (1, 0): np.lib.format.read_array_header_1_0,
-  (2, 0): np.lib.format.read_array_header_2_0,
-}
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Header(NamedTuple):
@@ -48,11 +45,6 @@ class Archive:
   def __init__(self, path: str | os.PathLike[str]):
     """Reads names and shapes.
 
-    Attributes:
-      path: the file.
-      shapes: name -> shape of each array.
-      dtypes: the names of those that occur.
-
     Raises:
       UserError: there is no such file, or it is not a sound .npz of floating point numbers.
     """
@@ -67,8 +59,8 @@ class Archive:
       raise UserError(f'There is no file {self.path}; check the path.') from None
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
       raise UserError(_not_an_archive(self.path, error)) from error
-    self.shapes: dict[str, tuple[int, ...]] = {}
-    self.dtypes: set[str] = set()
+    self.shapes: dict[str, tuple[int, ...]] = {}  # of each array by name
+    self.dtypes: set[str] = set()  # the names of those that occur
     try:
       self._check_entries()
       for info in self._zip.infolist():
@@ -106,11 +98,7 @@ class Archive:
     name = info.filename.removesuffix('.npy')
     if name == info.filename:
       raise UserError(f'{self.path} holds {name!r}, which is not an array; it is no .npz of parameters.')
-
-    def header(file: IO[bytes]) -> Header:
-      return self._header(file, info)
-
-    found = self._guarded(name, header)
+    found = self._guarded(name, lambda file: self._header(file, info))
     self.shapes[name] = found.shape
     self.dtypes.add(found.read_dtype.name)
 
@@ -126,11 +114,7 @@ class Archive:
     Raises:
       UserError: the array is damaged, or not all of it is finite.
     """
-
-    def fill(file: IO[bytes]) -> None:
-      self._fill(file, name, out)
-
-    self._guarded(name, fill)
+    self._guarded(name, lambda file: self._fill(file, name, out))
     if not np.isfinite(out).all():
       raise UserError(
         f'{self.path} has NaN or infinite values in {name}; its training diverged or the file is damaged, '

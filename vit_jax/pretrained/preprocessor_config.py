@@ -52,6 +52,8 @@ def read(
   path, any_size = folder / FILE, image_size is None
   image_size = image_size or _SIZE
   if not path.exists():
+    if channels != len(default['mean']):  # the numbers are of colours
+      default = default | {'mean': _HALF, 'std': _HALF}
     return Preprocess(image_size, channels, **default), (
       f'{folder} has no {FILE}: images are prepared as is usual for its kind of model, '
       f'mean {default["mean"]} and standard deviation {default["std"]}.',

@@ -12,11 +12,7 @@ import tqdm
 def append(path: pathlib.Path, parts: Iterable[bytes], size: int | None, title: str) -> None:
   """Appends parts to a file that may have the first bytes already.
 
-  Args:
-    path: of the file.
-    parts: of its content.
-    size: of the whole; None if unknown.
-    title: what the progress bar shows.
+  The whole is of `size` bytes (None if unknown), and the progress bar shows `title`.
 
   Raises:
     OSError: the rest has no room on the disk, or cannot be written.

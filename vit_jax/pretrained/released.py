@@ -122,12 +122,7 @@ class ReleasedFormat(Format):
 def infer(
   file: object, shapes: dict[str, tuple[int, ...]], image_size: tuple[int, int] | None
 ) -> Architecture:
-  """The architecture of a file.
-
-  Args:
-    file: its name, for errors.
-    shapes: of its tensors, by the names of the original, without prefix.
-    image_size: that it was trained with, where its tensors do not tell.
+  """The architecture of a file, by the shapes of its tensors under the original's names, without prefix.
 
   Raises:
     UserError: tensors that are of no model we know.
@@ -188,11 +183,7 @@ def _read_params(
 ) -> dict[str, Any]:
   """The parameters, each read to its place in the array that holds it.
 
-  Args:
-    archive: the file.
-    stored: the names of the format -> those in the file.
-    names: of its architecture's tensors.
-    architecture: what it holds.
+  `stored` maps the format's names to those in the file.
   """
   try:
     shapes = architecture.shapes()

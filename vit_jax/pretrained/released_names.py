@@ -25,20 +25,11 @@ class Tensors:
   """The shapes of a file's tensors, with an error for what is not there."""
 
   def __init__(self, name: object, shapes: Shapes):
-    """
-    Args:
-      name: of the file, for errors.
-      shapes: of the tensors, by the names of the original, without prefix.
-    """
-    self.name = name
-    self.shapes = shapes
+    self.name = name  # of the file, for errors
+    self.shapes = shapes  # by the names of the original, without prefix
 
   def shape(self, key: str, rank: int) -> tuple[int, ...]:
-    """The shape of a tensor that must be there, with `rank` dimensions.
-
-    Raises:
-      UserError: it is not.
-    """
+    """The shape of a tensor that must be there, with `rank` dimensions; UserError where it is not."""
     if key not in self.shapes:
       raise UserError(f'{self.name} has no tensor {key}; it holds a model that vit_jax does not have.')
     if len(self.shapes[key]) != rank:

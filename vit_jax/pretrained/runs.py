@@ -18,11 +18,7 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
-from vit_jax.models.capabilities import (
-  PositionOptions,
-  with_learned_positions,
-  with_position_resize,
-)
+from vit_jax.models.capabilities import PositionOptions, with_learned_positions, with_position_resize
 from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
@@ -148,13 +144,9 @@ class _Stored:
     model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
       model = with_position_resize(model, meta['position_resize'])
-    self.architecture = Architecture(
-      model,
-      data.image_size,
-      data.channels,
-      objective.head_size(len(names), data),
-    )
-    self.class_names = _of_all_outputs(objective.class_names(names), self.architecture.num_classes)
+    outputs = objective.head_size(len(names), data)
+    self.architecture = Architecture(model, data.image_size, data.channels, outputs)
+    self.class_names = _of_all_outputs(objective.class_names(names), outputs)
 
 
 def _of_all_outputs(names: tuple[str, ...], outputs: int) -> tuple[str, ...]:
@@ -172,14 +164,8 @@ def _nothing(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Items and meta of one step: of the one that is named, or of the newest that is sound in all that is wanted.
-
-  Args:
-    path: what `RunFormat` reads.
-    wanted: meta -> the trees of shapes to restore.
-
-  Raises:
-    UserError: there is no sound checkpoint.
+  """Items and meta of the step that a path names, or of the newest that is sound in the trees of shapes that
+  `wanted` makes of its meta; UserError where there is none.
   """
   path = path.absolute()
   directory, step = path, None
@@ -228,11 +214,7 @@ def _about_ema(config: Config) -> tuple[str, ...]:
 
 
 def _config(pretrained: Pretrained) -> Config:
-  """A config that trains the model further.
-
-  Raises:
-    UserError: no valid config describes it.
-  """
+  """A config that trains the model further; UserError where no valid one describes it."""
   preprocess, architecture = pretrained.preprocess, pretrained.architecture
   model = architecture.model
   return config_lib.from_config_dict(

@@ -34,21 +34,15 @@ class TensorFiles:
   def __init__(self, source: str | os.PathLike[str]):
     """Reads names and shapes.
 
-    Attributes:
-      source: the folder or file.
-      shapes: name -> shape of each tensor; step counts of batch norms are left out.
-      dtypes: 'F32', 'BF16', …: of what the tensors are stored in.
-      notes: sentences for the person on which of the files are read.
-
     Raises:
       UserError: no such files, damaged ones, tensors that are twice there or are not floating point numbers.
     """
-    self.source = pathlib.Path(source)
+    self.source = pathlib.Path(source)  # the folder or file
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
-    self._paths, self.notes = _paths(self.source)
-    self.shapes: dict[str, tuple[int, ...]] = {}
-    self.dtypes: set[str] = set()
+    self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
+    self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for step counts of batch norms
+    self.dtypes: set[str] = set()  # 'F32', 'BF16', …: of what the tensors are stored in
     with contextlib.ExitStack() as undo:
       undo.enter_context(self._stack)
       for path in self._paths:
@@ -88,22 +82,14 @@ class TensorFiles:
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
 
   def check_sums(self) -> None:
-    """Compares the files with their SHA-256, where that lies beside them.
-
-    Raises:
-      UserError: a file is not what was written.
-    """
+    """Compares the files with the SHA-256 beside them, if any; UserError where one is not what was written."""
     for path in self._paths:
       beside = path.with_name(path.name + _CHECKSUM)
       if beside.is_file() and _stored_sum(beside) != _sha256(path):
         raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
 
   def read(self, name: str) -> np.ndarray:
-    """A tensor as float32.
-
-    Raises:
-      UserError: not all of it is finite.
-    """
+    """A tensor as float32; UserError where not all of it is finite."""
     tensor = self._file_of[name].get_tensor(name).astype(np.float32, copy=False)
     if not np.isfinite(tensor).all():
       raise UserError(

@@ -14,7 +14,7 @@ from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, U
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
-from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule, Tokens, attention, layer, norm
 
 # What timm says in code only. Heads of the widths that have not 64 channels each:
 _HEADS = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}
@@ -24,10 +24,6 @@ _TANH = re.compile(
 )
 # Names of models that are read; those of rpn and clip have the same tensors and compute something else.
 _NAME = re.compile(r'(vit_|deit3?_)(?!.*_(rpn|clip)_).*')
-
-_HEADS_PATHS = frozenset(
-  f'{head}/{name}' for head in ('head', 'distillation_head') for name in ('kernel', 'bias')
-)
 
 _BLOCK = (
   *norm('blocks/attention_norm', 'blocks.{}.norm1'),
@@ -97,11 +93,9 @@ class TimmFormat(FolderFormat):
       return path.suffix == '.safetensors' and not path.is_dir()
     return 'model_type' not in values and _NAME.fullmatch(values.text('architecture')) is not None
 
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    alone = values is None
-    values = JsonObject(files.source, timm_config.ALONE) if values is None else values
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    alone = values.path == files.source
+    values = values.with_defaults(timm_config.ALONE) if alone else values
     name = values.text('architecture', 'vit_')
     arguments = values.section('model_args')
     published = timm_config.published(values)
@@ -125,7 +119,7 @@ class TimmFormat(FolderFormat):
     _check_pool(pool, arguments.flag('pool_include_prefix', False), class_token, registers)
     model = _model(files, name, arguments, pool, registers)
     model = dataclasses.replace(model, distillation_token=distilled)
-    model = with_told(folder, model, options.told)
+    model = with_told(values.path.parent, model, options.told)
     image_size, about_size = _image_size(files, arguments, published, positions - before, patch)
     notes += about_size
     if 'num_heads' not in arguments and 'heads' not in options.told:
@@ -211,17 +205,13 @@ class TimmFormat(FolderFormat):
       rules=_rules(model, architecture.num_classes > 0),
       tokens=_tokens(model, positioned, registers=model.register_tokens > 0),
       config=values,
-      dropped=frozenset() if architecture.num_classes else _HEADS_PATHS,
+      dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
       notes=notes + about_images,
     )
 
 
 def _shape(files: TensorFiles, name: str, rank: int) -> tuple[int, ...]:
-  """The shape of a tensor that must be there.
-
-  Raises:
-    UnknownModelError: it is not, or has another number of dimensions.
-  """
+  """The shape of a tensor; UnknownModelError where it is not there, or has another number of dimensions."""
   shape = files.shapes.get(name)
   if shape is None:
     raise UnknownModelError(f'it has no tensor {name}')

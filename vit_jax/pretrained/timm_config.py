@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -10,14 +10,8 @@ from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.json_values import JsonObject, is_text
 
-_INTERPOLATIONS: dict[str, Method] = {
-  'nearest': 'nearest',
-  'bilinear': 'bilinear',
-  'bicubic': 'bicubic',
-  'lanczos': 'lanczos',
-}
-
-_CROPS: dict[str, TimmCrop] = {'center': 'center', 'squash': 'squash', 'border': 'border'}
+_INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Method)}
+_CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
 # What timm takes where a config.json says nothing of it.
 _CROP_PCT, _MEAN, _STD = 0.875, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # What is taken where there is no config.json: AugReg's, the first and largest family of timm's ViTs.
@@ -77,10 +71,7 @@ def written(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """`pretrained_cfg`, and sentences about what it cannot say.
 
-  Args:
-    pretrained: the model.
-    first_conv: the layer that meets the image's channels, as timm calls it.
-    classifier: the head, or the heads, as timm calls them.
+  `first_conv` is timm's name of the layer that meets the image, and `classifier` that of the head or the heads.
   """
   images, architecture = pretrained.preprocess, pretrained.architecture
   sides, resized = images.size, images.whole or images.size

@@ -11,11 +11,11 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import VARIANTS, EfficientNetConfig
 from vit_jax.pretrained import efficientnet_names, timm_config
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, with_told
-from vit_jax.pretrained.efficientnet_names import HEAD_PATHS, StageNames, step_counts
+from vit_jax.pretrained.efficientnet_names import StageNames, step_counts
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Layout, Rule
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
 
 _FAMILY = 'tf_efficientnet_'
 _NAME = re.compile(rf'{_FAMILY}(b[0-8]|l2)(_ap|_ns|_ns_475)?')  # the endings are of earlier versions of timm
@@ -59,10 +59,8 @@ class TimmEfficientNetFormat(FolderFormat):
       values is not None and 'model_type' not in values and values.text('architecture').startswith(_FAMILY)
     )
 
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    assert values is not None, 'which `recognises` has read'
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    folder = values.path.parent
     arguments = values.section('model_args')
     published = timm_config.published(values)
     model = with_told(folder, _model(folder, values.text('architecture'), arguments), options.told)
@@ -110,11 +108,7 @@ class TimmEfficientNetFormat(FolderFormat):
 
 
 def _model(folder: pathlib.Path, name: str, arguments: JsonObject) -> EfficientNetConfig:
-  """The EfficientNet of a name.
-
-  Raises:
-    UserError: we do not have it.
-  """
+  """The EfficientNet of a name; UserError where we do not have it."""
   match = _NAME.fullmatch(name)
   if match is None:
     raise UserError(
@@ -125,11 +119,7 @@ def _model(folder: pathlib.Path, name: str, arguments: JsonObject) -> EfficientN
 
 
 def _variant(model: EfficientNetConfig) -> str:
-  """The name of a size.
-
-  Raises:
-    Unfit: the size has none.
-  """
+  """The name of a size; Unfit where it has none."""
   sizes = model.sizes
   for name, named in VARIANTS.items():
     if named == dataclasses.replace(sizes, dropout=named.dropout, stochastic_depth=named.stochastic_depth):

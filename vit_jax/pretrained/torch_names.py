@@ -14,6 +14,8 @@ from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
 Form = Literal['same', 'flat', 'into', 'out', 'conv']
+# Ours of every head, which a model without classes does not write.
+HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,54 +113,32 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """What a folder holds, in our terms, and where.
+  """What a folder holds, in our terms, and where."""
 
-  Attributes:
-    architecture: the network.
-    rules: which tensor each parameter is in.
-    tokens: likewise of class token, registers and positions; None: of a model without tokens.
-    preprocess: how its images are prepared.
-    class_names: of the logits; None: it does not name them.
-    zeros: paths of ours that it lacks, and that are zero there.
-    ignored: tensors that logits do not depend on.
-    notes: sentences for the person.
-    link: what turns its logits into probabilities.
-  """
-
-  architecture: Architecture
-  rules: tuple[Rule, ...]
-  tokens: Tokens | None
-  preprocess: Preprocess
-  class_names: tuple[str, ...] | None
-  zeros: frozenset[str] = frozenset()
-  ignored: frozenset[str] = frozenset()
-  notes: tuple[str, ...] = ()
-  link: Link = 'softmax'
+  architecture: Architecture  # the network
+  rules: tuple[Rule, ...]  # which tensor each parameter is in
+  tokens: Tokens | None  # likewise of class token, registers and positions; None: of a model without tokens
+  preprocess: Preprocess  # how its images are prepared
+  class_names: tuple[str, ...] | None  # of the logits; None: it does not name them
+  zeros: frozenset[str] = frozenset()  # paths of ours that it lacks, and that are zero there
+  ignored: frozenset[str] = frozenset()  # tensors that logits do not depend on
+  notes: tuple[str, ...] = ()  # sentences for the person
+  link: Link = 'softmax'  # what turns its logits into probabilities
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-  """What a folder is to hold.
+  """What a folder is to hold."""
 
-  Attributes:
-    rules: which tensor each parameter becomes.
-    tokens: likewise of class token, registers and positions; None: of a model without tokens.
-    config: of config.json.
-    texts: of the files beside it, by name.
-    params: of ours by path, where they are others than the model's.
-    constants: tensors that we do not have.
-    dropped: paths of ours that are left out.
-    notes: sentences on what is not held as it was.
-  """
-
-  rules: tuple[Rule, ...]
-  tokens: Tokens | None
-  config: dict[str, Any]
-  texts: dict[str, str] = dataclasses.field(default_factory=dict)
+  rules: tuple[Rule, ...]  # which tensor each parameter becomes
+  tokens: Tokens | None  # likewise of class token, registers and positions; None: of a model without tokens
+  config: dict[str, Any]  # of config.json
+  texts: dict[str, str] = dataclasses.field(default_factory=dict)  # of the files beside it, by name
+  # Of ours by path, where they are others than the model's.
   params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  dropped: frozenset[str] = frozenset()
-  notes: tuple[str, ...] = ()
+  constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # tensors that we do not have
+  dropped: frozenset[str] = frozenset()  # paths of ours that are left out
+  notes: tuple[str, ...] = ()  # sentences on what is not held as it was
 
   def with_notes(self, *notes: str) -> 'Export':
     """The same with more sentences."""

@@ -19,7 +19,7 @@ from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, 
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule, Tokens, attention, layer, norm
 
 # How images are prepared where no file says it.
 HALF = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
@@ -51,7 +51,6 @@ _AROUND = (
   *layer('patch_embedding', 'embeddings.patch_embeddings.projection', 'conv'),
   *norm('norm', 'layernorm'),
 )
-_HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 # The heads of class token and distillation token.
 _TWO_HEADS = ('cls_classifier', 'distillation_classifier')
 
@@ -61,29 +60,19 @@ MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head train
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A `model_type` of transformers.
+  """A `model_type` of transformers."""
 
-  Attributes:
-    stem: of the names of its classes.
-    block: which tensors the parameters of a block are.
-    patch: pixels along a side of a patch, where config.json does not say it.
-    norm_epsilon: likewise of every LayerNorm.
-    position_resize: as its `interpolate_pos_encoding` does it.
-    preprocess: arguments of `Preprocess`, where no file says it.
-    shorter: of those, pixels of the shorter side for each pixel of the model's input; None: no cut.
-    registers: the tensor that is our register tokens, or our distillation token; None: it has none.
-    positioned: tokens before the patches that have a position.
-  """
-
-  stem: str
-  block: tuple[Rule, ...]
-  patch: int
-  norm_epsilon: float
-  position_resize: PositionResize
-  preprocess: Mapping[str, Any]
+  stem: str  # of the names of its classes
+  block: tuple[Rule, ...]  # which tensors the parameters of a block are
+  patch: int  # pixels along a side of a patch, where config.json does not say it
+  norm_epsilon: float  # likewise of every LayerNorm
+  position_resize: PositionResize  # as its `interpolate_pos_encoding` does it
+  preprocess: Mapping[str, Any]  # arguments of `Preprocess`, where no file says it
+  # Of those, pixels of the shorter side for each pixel of the model's input; None: no cut.
   shorter: float | None = None
+  # The tensor that is our register tokens, or our distillation token; None: it has none.
   registers: str | None = None
-  positioned: int = 1
+  positioned: int = 1  # tokens before the patches that have a position
 
 
 class TransformersFormat(FolderFormat):
@@ -99,11 +88,7 @@ class TransformersFormat(FolderFormat):
 
   @abc.abstractmethod
   def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
-    """The config of our model.
-
-    Args:
-      values: of config.json.
-      common: options of `ViTConfig` that are read alike of all kinds.
+    """The config of our model; `common` are the options of `ViTConfig` that are read alike of all kinds.
 
     Raises:
       UserError: we do not have such a model.
@@ -113,10 +98,8 @@ class TransformersFormat(FolderFormat):
     values = config_of(path)
     return values is not None and values.raw('model_type') in list(self.families)
 
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    assert values is not None, 'which `recognises` has read'
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    folder = values.path.parent
     model_type = values.text('model_type')
     family = self.families[model_type]
     prefix = files.prefix(model_type + '.')
@@ -164,9 +147,6 @@ class TransformersFormat(FolderFormat):
     """What a folder of a family is to hold.
 
     Args:
-      pretrained: the model.
-      model: its config.
-      model_type: of the family.
       values: of config.json, beside those that all kinds have.
       constants: tensors that we do not have, without the prefix of the names.
 
@@ -194,7 +174,7 @@ class TransformersFormat(FolderFormat):
       config=config,
       texts={preprocessor_config.FILE: text},
       constants={prefix + name: array for name, array in (constants or {}).items()},
-      dropped=_HEAD_PATHS if head is None else frozenset(),
+      dropped=HEAD_PATHS if head is None else frozenset(),
       notes=notes + about_images,
     )
 

@@ -49,10 +49,8 @@ class BitFormat(FolderFormat):
     values = config_of(path)
     return values is not None and values.raw('model_type') == _MODEL_TYPE
 
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    assert values is not None, 'which `recognises` has read'
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    folder = values.path.parent
     model = with_told(folder, _model(values), options.told)
     channels = values.integer('num_channels', 3)
     num_classes = files.shapes.get('classifier.1.bias', (0,))[0]
@@ -71,11 +69,7 @@ class BitFormat(FolderFormat):
 
 
 def _model(values: JsonObject) -> ResNetConfig:
-  """The ResNet that a config.json describes.
-
-  Raises:
-    UserError: we do not have it.
-  """
+  """The ResNet that a config.json describes; UserError where we do not have it."""
   values.check_only(_ONLY, 'ResNets')
   width, blocks = values.integer('embedding_size', 64), values.raw('depths', [3, 4, 6, 3])
   if not isinstance(blocks, list) or not all(type(units) is int and 0 < units <= 1000 for units in blocks):

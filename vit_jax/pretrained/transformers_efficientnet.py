@@ -10,11 +10,11 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet import B0_STAGES, EfficientNetConfig
 from vit_jax.pretrained import efficientnet_names, preprocessor_config
 from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
-from vit_jax.pretrained.efficientnet_names import HEAD_PATHS, StageNames, step_counts
+from vit_jax.pretrained.efficientnet_names import StageNames, step_counts
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Layout, Rule
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
 from vit_jax.pretrained.transformers import IMAGENET, MULTI_LABEL, written_classes
 
 _MODEL_TYPE = 'efficientnet'
@@ -59,10 +59,8 @@ class EfficientNetFormat(FolderFormat):
     values = config_of(path)
     return values is not None and values.raw('model_type') == _MODEL_TYPE
 
-  def layout(
-    self, files: TensorFiles, folder: pathlib.Path, values: JsonObject | None, options: ReadOptions
-  ) -> Layout:
-    assert values is not None, 'which `recognises` has read'
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    folder = values.path.parent
     model = with_told(folder, _model(values), options.told)
     image_size, channels = values.sides('image_size', 600), values.integer('num_channels', 3)
     num_classes = files.shapes.get('classifier.bias', (0,))[0]
@@ -107,11 +105,7 @@ class EfficientNetFormat(FolderFormat):
 
 
 def _model(values: JsonObject) -> EfficientNetConfig:
-  """The EfficientNet that a config.json describes.
-
-  Raises:
-    UserError: we do not have it.
-  """
+  """The EfficientNet that a config.json describes; UserError where we do not have it."""
   silu = {'hidden_act': 'silu'} if values.raw('hidden_act') == 'silu' else {}  # the same by another name
   values.check_only(_ONLY | silu, 'EfficientNets')
   model = EfficientNetConfig(

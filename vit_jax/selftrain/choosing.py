@@ -6,15 +6,10 @@ import numpy as np
 
 
 class Predictions(NamedTuple):
-  """The most probable classes of images, the first one first.
+  """The most probable classes of images, the first one first."""
 
-  Attributes:
-    classes: int32 (images, classes), -1 where an image cannot be read.
-    probabilities: float32 (images, classes).
-  """
-
-  classes: np.ndarray
-  probabilities: np.ndarray
+  classes: np.ndarray  # int32 (images, classes), -1 where an image cannot be read
+  probabilities: np.ndarray  # float32 (images, classes)
 
 
 def choose(predictions: Predictions, confidence: float, per_class: int | None) -> np.ndarray:

@@ -45,10 +45,7 @@ class Teachers:
   """
 
   def __init__(self, checkpoints: Sequence[str], batch_size: int):
-    """
-    Args:
-      checkpoints: what `load` takes.
-      batch_size: images at a time; it is rounded up to what divides over the devices.
+    """Loads the checkpoints; `batch_size` images at a time are rounded up to what divides over the devices.
 
     Raises:
       UserError: one cannot be read, has no head, or has other classes than the first.
@@ -158,12 +155,7 @@ class Chunks:
   """The predictions in a workdir, to which several commands may write at the same time."""
 
   def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
-    """Claims the workdir.
-
-    Args:
-      workdir: a new folder, or that of the same work.
-      teachers: whose predictions they are.
-      source: the images.
+    """Claims the workdir: a new folder, or that of the same work.
 
     Raises:
       UserError: it holds predictions of other teachers or images.
@@ -206,11 +198,7 @@ class Chunks:
       progress(len(chunk))
 
   def read(self) -> Predictions:
-    """All predictions.
-
-    Raises:
-      UserError: a file of them is damaged.
-    """
+    """All predictions; UserError where a file of them is damaged."""
     parts = []
     for number, chunk in enumerate(self._chunks()):
       path = self._path(number)
@@ -245,11 +233,9 @@ class Chunks:
 
 
 def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-  """Of what else the predictions are, to follow 'has predictions'; None: of the same.
+  """Of what else the predictions are than `settings` say, to follow 'has predictions'.
 
-  Args:
-    there: what they are of; an earlier version did not write digests and version.
-    settings: what they should be of.
+  None: of the same. An earlier version did not write digests and version.
   """
   for name in ('teachers', 'images'):
     if there.get(name) != settings[name]:
@@ -263,11 +249,7 @@ def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | 
 
 
 def _settings(path: pathlib.Path) -> dict[str, Any]:
-  """What a workdir's predictions are of.
-
-  Raises:
-    UserError: the file is damaged.
-  """
+  """What a workdir's predictions are of; UserError where the file is damaged."""
   try:
     settings = json.loads(path.read_bytes())
     if not isinstance(settings, dict):

@@ -13,31 +13,19 @@ from vit_jax.selftrain.unlabelled import Unlabelled
 
 
 class Choice(NamedTuple):
-  """Which images and classes a student gets.
+  """Which images and classes a student gets."""
 
-  Attributes:
-    confidence: images whose most probable class is less probable are left out.
-    per_class: at most so many images of each class, the most confident ones; None: all.
-    top: classes in a soft label; 1: hard labels.
-  """
-
-  confidence: float = 0.0
-  per_class: int | None = None
-  top: int = 5
+  confidence: float = 0.0  # images whose most probable class is less probable are left out
+  per_class: int | None = None  # at most so many images of each class, the most confident ones; None: all
+  top: int = 5  # classes in a soft label; 1: hard labels
 
 
 class Labels(NamedTuple):
-  """What was written.
+  """What was written."""
 
-  Attributes:
-    numbers: of the images that were chosen.
-    longest: the most classes that an image has.
-    unreadable: images that were left out since they cannot be read.
-  """
-
-  numbers: np.ndarray
-  longest: int
-  unreadable: int
+  numbers: np.ndarray  # of the images that were chosen
+  longest: int  # the most classes that an image has
+  unreadable: int  # images that were left out since they cannot be read
 
 
 def write(

@@ -37,8 +37,7 @@ def prepare(
   """Writes the data set, or goes on where that was interrupted.
 
   Args:
-    source: all images.
-    predictions: of them.
+    source, predictions: all images.
     numbers: those that are written.
     top: classes of each at most.
     class_names: of all classes.

@@ -1,79 +1,50 @@
 """Images without labels: files, or any source, whose labels are not looked at."""
 
+import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.image_files import image_files
-from vit_jax.data.sources.base import NamedSource, Record
+from vit_jax.data.sources.base import Record
 from vit_jax.data.sources.folder_listing import version_of
 from vit_jax.foundation import foreign_files
 from vit_jax.foundation.errors import UserError
 
 
+@dataclasses.dataclass(frozen=True)
 class Unlabelled:
-  """Images with random access, from several threads.
+  """Images with random access, from several threads."""
 
-  Attributes:
-    identity: which images they are, by their paths or their source.
-    version: what differs once others are at the same places: the same predictions belong to the same identity
-      and version.
-    is_remote: whether each is a request over a network.
-  """
-
-  identity: str
+  identity: str  # which images they are, by their paths or their source
+  # What differs once others are at the same places: the same predictions belong to the same identity and version.
   version: str
-  is_remote: bool = False
+  is_remote: bool  # whether each is a request over a network
+  count: int
+  # Reads an image, whose label means nothing; UserError or OSError where it cannot be read.
+  read: Callable[[int], Record]
 
   def __len__(self) -> int:
-    """The number of images."""
-    raise NotImplementedError
+    return self.count
 
   def __getitem__(self, number: int) -> Record:
-    """An image, whose label means nothing.
-
-    Raises:
-      UserError: it cannot be read; the error names it.
-      OSError: likewise.
-    """
-    raise NotImplementedError
+    return self.read(number)
 
 
-class _Files(Unlabelled):
-  def __init__(self, paths: Sequence[pathlib.Path]):
-    self._paths = paths
-    digest = hashlib.sha256('\n'.join(map(str, paths)).encode(errors='surrogateescape')).hexdigest()
-    self.identity = f'{len(paths)} files, sha256 of their paths {digest}'
-    self.version = version_of([str(path) for path in paths])
-
-  def __len__(self) -> int:
-    return len(self._paths)
-
-  def __getitem__(self, number: int) -> Record:
-    path = self._paths[number]
+def _of_files(paths: Sequence[pathlib.Path]) -> Unlabelled:
+  def read(number: int) -> Record:
+    path = paths[number]
     return Record(foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), -1, str(path))
 
-
-class _OfSource(Unlabelled):
-  def __init__(self, spec: str, source: NamedSource):
-    self._source = source
-    self.identity, self.version = f'{len(source)} images of {spec}', source.version()
-    self.is_remote = source.is_remote
-
-  def __len__(self) -> int:
-    return len(self._source)
-
-  def __getitem__(self, number: int) -> Record:
-    return self._source[number]
+  digest = hashlib.sha256('\n'.join(map(str, paths)).encode(errors='surrogateescape')).hexdigest()
+  identity = f'{len(paths)} files, sha256 of their paths {digest}'
+  return Unlabelled(identity, version_of([str(path) for path in paths]), False, len(paths), read)
 
 
 def opened(arguments: Sequence[str]) -> Unlabelled:
-  """The images that a command line names.
-
-  Args:
-    arguments: files and folders, or one source with its split, such as 'tfds:cifar10:train[10%:]'.
+  """The images that a command line names: files and folders, or one source, such as 'tfds:cifar10:train[10%:]'.
 
   Raises:
     UserError: there is no such thing.
@@ -85,5 +56,6 @@ def opened(arguments: Sequence[str]) -> Unlabelled:
       raise UserError(f'{arguments[1]!r} stands behind a source; name one source, or files and folders.')
     kind, place, split = sources.parse(first, 'train')
     source = sources.SOURCES[kind].open(place, split, data=DataConfig(), class_names=None)
-    return _OfSource(first, source)
-  return _Files([path.absolute() for path in image_files(arguments)])
+    identity = f'{len(source)} images of {first}'
+    return Unlabelled(identity, source.version(), source.is_remote, len(source), source.__getitem__)
+  return _of_files([path.absolute() for path in image_files(arguments)])

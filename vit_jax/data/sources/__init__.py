@@ -113,13 +113,9 @@ def evaluated(spec: str, split: str, trained: DataConfig) -> str:
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:
-  """Splits a spec into kind, place and split.
+  """Splits a spec of `open_source` into kind, place and split (`split` if it names none).
 
   'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10', 'train[:98%]').
-
-  Args:
-    spec: as for `open_source`.
-    split: what the third is if the spec names none.
 
   Raises:
     UserError: no such kind of source, or no place.

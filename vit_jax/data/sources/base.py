@@ -128,20 +128,13 @@ class NamedSource(Source):
   def splits(cls, place: str) -> Collection[str]:
     """The names of a place's splits, without opening any.
 
-    Args:
-      place: as for `open`.
-
     Raises:
       UserError: no such place.
     """
 
   @classmethod
   def holds_out(cls, place: str) -> bool:
-    """Whether a place has no split to evaluate, so that 'val' is a part of what there is to train on; 'all' is both.
-
-    Args:
-      place: as for `open`.
-    """
+    """Whether a place has no split to evaluate, so that 'val' is a part of what there is to train on; 'all' is both."""
     del place
     return False
 
@@ -214,12 +207,7 @@ def bad_split(split: str, where: str, error: Exception) -> UserError:
 
 
 def label_map(names: Sequence[str], class_names: Sequence[str] | None, where: str) -> np.ndarray:
-  """Maps the labels of a data set to those of a model, by the names of the classes.
-
-  Args:
-    names: the data set's classes.
-    class_names: the model's classes; None: the same.
-    where: what errors call the data.
+  """Maps the labels of a data set to those of a model (None: the same), by the names of the classes.
 
   Returns:
     int64 (len(names),): for each of the data set's labels, the model's.

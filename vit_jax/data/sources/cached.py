@@ -11,11 +11,6 @@ class Cached(Source):
   """A source that reads each record once; images are kept in the form that `Picture.lasting` gives them."""
 
   def __init__(self, source: Source, channels: int):
-    """
-    Args:
-      source: the records.
-      channels: of the decoded pixels: 3 (RGB) or 1 (luma).
-    """
     self.class_names = source.class_names
     self._source, self._channels = source, channels
     self._kept: dict[int, Record] = {}

@@ -20,10 +20,7 @@ class DigitsSource(NamedSource):
   has_place = False
 
   def __init__(self, split: str, class_names: Sequence[str] | None = None):
-    """
-    Args:
-      split: 'train' or 'test', with slices and sums.
-      class_names: label -> name; None: '0' … '9'.
+    """The digits of 'train' or 'test', with slices and sums.
 
     Raises:
       UserError: no such split, or digits that `class_names` lacks.

@@ -199,13 +199,7 @@ def _splits(
 
 
 def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
-  """The images of the class folders in `top`; warns of files that are not images.
-
-  Args:
-    listing: of the root.
-    top: the folder of a split, relative to the root; '' if the classes are in the root.
-    root: the folder that the listing is of.
-  """
+  """The images of the class folders in `top`, relative to the root ('' is the root); warns of other files."""
   prefix = f'{top}/' if top else ''
   classes: dict[str, int] = {}
   folder_classes = np.full(len(listing.folders), -1)

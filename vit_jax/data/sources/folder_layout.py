@@ -84,7 +84,7 @@ def check_classes(classes: Collection[str], with_images: Iterable[Folders], wher
   Args:
     classes: the names of the folders, those without images too.
     with_images: the folders that have images of their own, below `where`; each begins with one of `classes`.
-    where: what errors call the folder around them.
+    where: the folder around them.
     give: how to give a folder of `where` instead, before its name: 'give folder:/data/'.
 
   Raises:

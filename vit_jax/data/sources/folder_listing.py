@@ -31,25 +31,15 @@ _STAT_THREADS, _STAT_FILES = 16, 1000  # more than processors: on a network they
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """Images below a root, about 50 bytes each.
+  """Images below a root, about 50 bytes each."""
 
-  Attributes:
-    folders: every folder entered, relative to the root, with '/'; '' is the root.
-    folder_states: int64 (folders, 4), `_state` of each.
-    others: int64 (folders,), number of files in each folder that are not images.
-    parents: int32 (images,), number of each image's folder.
-    names: uint8, the names of the images, one after the other.
-    ends: int64 (images,), where each name ends.
-    hashes: uint64 (images,), `path_hash` of each path.
-  """
-
-  folders: tuple[str, ...]
-  folder_states: np.ndarray
-  others: np.ndarray
-  parents: np.ndarray
-  names: np.ndarray
-  ends: np.ndarray
-  hashes: np.ndarray
+  folders: tuple[str, ...]  # every folder entered, relative to the root, with '/'; '' is the root
+  folder_states: np.ndarray  # int64 (folders, 4), `_state` of each
+  others: np.ndarray  # int64 (folders,), number of files in each folder that are not images
+  parents: np.ndarray  # int32 (images,), number of each image's folder
+  names: np.ndarray  # uint8, the names of the images, one after the other
+  ends: np.ndarray  # int64 (images,), where each name ends
+  hashes: np.ndarray  # uint64 (images,), `path_hash` of each path
 
   def __len__(self) -> int:
     return len(self.parents)
@@ -72,12 +62,8 @@ class _Folder(NamedTuple):
 def list_images(root: pathlib.Path, tops: Sequence[str]) -> Listing:
   """Lists the images below the folders in each of `tops`; images directly in a top are left out.
 
-  Hidden files and folders are left out, and so are pipes, sockets and devices. Links to folders are followed,
-  each folder entered once per folder of a top.
-
-  Args:
-    root: the folder that paths are relative to.
-    tops: folders, relative to the root; '' is the root itself.
+  Tops are relative to the root, '' is the root itself. Hidden files and folders are left out, and so are pipes,
+  sockets and devices. Links to folders are followed, each folder entered once per folder of a top.
 
   Raises:
     UserError: a folder that cannot be read.
@@ -116,9 +102,7 @@ def files_below(folder: pathlib.Path) -> Iterator[str]:
 def version_of(paths: Sequence[str], root: str | os.PathLike[str] = '') -> str:
   """What changes with files that stay where they are: their bytes, and a digest of their sizes and mtimes.
 
-  Args:
-    paths: of the files, relative to the root; one that is not there counts as that.
-    root: the folder that they are in.
+  Paths are relative to the root; one that is not there counts as that.
   """
 
   def states(start: int) -> list[tuple[int, int]]:

@@ -20,12 +20,7 @@ class Mixture(Source):
   def __init__(
     self, sources: Sequence[Source], weights: Sequence[float], class_names: Sequence[str] | None = None
   ):
-    """
-    Args:
-      sources: the sources.
-      weights: how often training draws from each, up to a common factor.
-      class_names: label -> name; None: see the attribute.
-    """
+    """`weights`: how often training draws from each source, up to a common factor."""
     filled = [(source, weight) for source, weight in zip(sources, weights, strict=True) if len(source)]
     self._sources = tuple(source for source, _ in filled)
     self._parts = tuple(Part(len(source), weight) for source, weight in filled)

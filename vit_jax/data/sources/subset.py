@@ -11,11 +11,7 @@ class Subset(Source):
   """The chosen records of a source, in its order; labels and class names stay the same."""
 
   def __init__(self, source: Source, chosen: np.ndarray):
-    """
-    Args:
-      source: the records.
-      chosen: bool (len(source),).
-    """
+    """`chosen`: bool (len(source),)."""
     self.class_names = source.class_names
     self._source, self._numbers = source, np.flatnonzero(chosen).astype(np.uint32)
 

@@ -51,8 +51,7 @@ class TfdsSource(NamedSource):
     """
     Args:
       builder: of prepared data, from `builder_of`.
-      split: with TFDS's slices and sums.
-      class_names: label -> name; None: the data set's own.
+      split, class_names: see `NamedSource.open`.
       reader: which features are the image and its class.
       address: of the folder in a bucket that the records are in; None: they are where the builder says.
 
@@ -211,11 +210,7 @@ def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _records(builder: tfds.core.DatasetBuilder, split: str, name: str) -> Any:
-  """The records of a split, which TFDS reads at random; their images stay encoded.
-
-  Raises:
-    UserError: as `TfdsSource`.
-  """
+  """The records of a split, which TFDS reads at random; their images stay encoded. Raises as `TfdsSource`."""
   # Other images than a record's own, such as masks, would be decoded for nothing.
   features = features_of(builder.info)
   images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
@@ -253,12 +248,7 @@ def _check_claims(files: Sequence[str], records: Sequence[int]) -> None:
 
 
 def _allow_open_files(count: int, name: str) -> None:
-  """Raises this process's limit of open files, which may be as low as 1,024: each shard that was read stays
-  open.
-
-  Raises:
-    UserError: not even the hard limit suffices.
-  """
+  """Raises this process's limit of open files, which may be 1,024: each shard that was read stays open."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   needed = count + _OTHER_FILES
   if hard != resource.RLIM_INFINITY and hard < needed:

@@ -54,10 +54,7 @@ _UNREAD = (BAD_IMAGES, DUPLICATES)
 
 
 def check_directory(folder: epath.Path) -> None:
-  """Checks the files beside the shards of a data set.
-
-  Args:
-    folder: of one version of a data set.
+  """Checks the files beside the shards of one version of a data set.
 
   Raises:
     UserError: a feature class that is not TFDS's own, a file that differs from its checksum, or one that

@@ -21,26 +21,16 @@ TfdsRecord = Mapping[str, Any]  # a record as TFDS reads it: feature -> value
 
 @dataclasses.dataclass(frozen=True)
 class RecordReader:
-  """How to read the records of a data set.
+  """How to read the records of a data set."""
 
-  Attributes:
-    key: tells apart readers of the same records that give other labels.
-    names: the names of the classes, in the data set's order.
-    label: maps a record to its class, or to the list of its classes.
-    lists: whether it is a list.
-    image_feature: the feature that is the image.
-    scale: factor of the pixels.
-    file_feature: the feature that is the name of the image's file, if there is one.
-    weight_feature: the feature that has a weight for each class of a list; None: they have none.
-  """
-
-  key: str
-  names: tuple[str, ...]
-  label: Callable[[TfdsRecord], Any]
-  lists: bool
-  image_feature: str
-  scale: int
-  file_feature: str | None
+  key: str  # tells apart readers of the same records that give other labels
+  names: tuple[str, ...]  # the names of the classes, in the data set's order
+  label: Callable[[TfdsRecord], Any]  # maps a record to its class, or to the list of its classes
+  lists: bool  # whether it is a list
+  image_feature: str  # the feature that is the image
+  scale: int  # factor of the pixels
+  file_feature: str | None  # the feature that is the name of the image's file, if there is one
+  # The feature that has a weight for each class of a list; None: they have none.
   weight_feature: str | None = None
 
   def image(self, record: TfdsRecord) -> bytes | np.ndarray:
@@ -118,10 +108,6 @@ def file_feature(features: tfds.features.FeaturesDict) -> str | None:
 def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
   """The feature that is the image.
 
-  Args:
-    features: of the data set.
-    name: what errors call the data set.
-
   Raises:
     UserError: none, or several of which none is called 'image'.
   """
@@ -130,11 +116,7 @@ def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
 
 
 def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str) -> str:
-  """The feature that is an image's class or, if `lists` and there is one, its list of classes.
-
-  Raises:
-    UserError: none, or several of which none is called 'label' or 'labels'.
-  """
+  """The feature that is an image's class or, if `lists` and there is one, its list of classes; raises as `_choose`."""
   class_label, sequence = tfds.features.ClassLabel, tfds.features.Sequence
   single = [key for key, feature in features.items() if isinstance(feature, class_label)]
   several = [

@@ -8,7 +8,6 @@ appendix F (arXiv 1912.11370), as the ViT paper does (appendix B.1.1).
 
 import dataclasses
 import difflib
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,34 +23,21 @@ Record = Mapping[str, Any]  # as TFDS reads it: feature -> value
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One of the 19 tasks.
+  """One of the 19 tasks."""
 
-  Attributes:
-    name: such as 'clevr_count'.
-    group: one of `GROUPS`.
-    dataset: TFDS's name of the data set, with its config.
-    num_classes: number of classes in the published definition.
-    splits: maps {split of the data set: number of images} to {one of `SPLITS`: how TFDS writes it}.
-    label: maps a record to its class.
-    class_names: names of the classes if they are computed; None: those of the feature `feature`.
-    feature: the feature that is the class, if `class_names` is None.
-    crop, flip: whether training images may be cropped and mirrored without changing their class.
-    scale: factor of the pixels (those of dSprites are 0 and 1).
-    by_hand: what has to be downloaded by hand before TFDS can prepare the data set.
-  """
-
-  name: str
-  group: str
-  dataset: str
-  num_classes: int
+  name: str  # such as 'clevr_count'
+  group: str  # one of `GROUPS`
+  dataset: str  # TFDS's name of the data set, with its config
+  num_classes: int  # number of classes in the published definition
+  # Maps {split of the data set: number of images} to {one of `SPLITS`: how TFDS writes it}.
   splits: Callable[[Mapping[str, int]], dict[str, str]]
-  label: Callable[[Record], int]
-  class_names: tuple[str, ...] | None = None
-  feature: str = 'label'
-  crop: bool = True
-  flip: bool = True
-  scale: int = 1
-  by_hand: str = ''
+  computed: Callable[[Record], int] | None = None  # maps a record to its class; None: `feature` is it
+  class_names: tuple[str, ...] | None = None  # of a computed class; None: those of the feature
+  feature: str = 'label'  # the feature that is the class, unless it is computed
+  crop: bool = True  # whether training images may be cropped without changing their class
+  flip: bool = True  # whether they may be mirrored
+  scale: int = 1  # factor of the pixels (those of dSprites are 0 and 1)
+  by_hand: str = ''  # what has to be downloaded by hand before TFDS can prepare the data set
 
   @property
   def source(self) -> str:
@@ -63,20 +49,16 @@ class Task:
     """The command that prepares the data set; it needs TensorFlow."""
     return f'tfds build {self.dataset} --file_format=array_record'
 
-  def names(self, features: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes.
+  def label(self, record: Record) -> int:
+    """The class of a record."""
+    return record[self.feature] if self.computed is None else self.computed(record)
 
-    Args:
-      features: of the data set: name -> feature.
-    """
+  def names(self, features: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, of a data set with these features (name -> feature)."""
     return self.class_names or tuple(features[self.feature].names)
 
   def split(self, split: str, sizes: Mapping[str, int]) -> str:
-    """One of `SPLITS` as TFDS writes it.
-
-    Args:
-      split: one of `SPLITS`.
-      sizes: split of the data set -> number of images.
+    """One of `SPLITS` as TFDS writes it, of a data set whose splits have so many images.
 
     Raises:
       UserError: another name, or a data set that does not have the published splits.
@@ -184,114 +166,40 @@ def _numbers(first: int, last: int, unit: str) -> tuple[str, ...]:
   return tuple(f'{number} {unit}' for number in range(first, last + 1))
 
 
-def _plain(
-  name: str,
-  group: str,
-  dataset: str,
-  num_classes: int,
-  splits: Callable[[Mapping[str, int]], dict[str, str]],
-  **options: Any,
-) -> Task:
-  """A task whose class is the data set's own."""
-  return Task(name, group, dataset, num_classes, splits, operator.itemgetter('label'), **options)
-
-
 def _all_tasks() -> list[Task]:
   natural, specialized, structured = GROUPS
   kaggle = 'train and test images and labels from kaggle.com/c/diabetic-retinopathy-detection'
   clevr, dsprites = _held_out(90, test='validation'), _three_parts(80, 10)
+  distances = ('up to 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'over 10')
+  vehicles = ('up to 8 m', '8 to 20 m', 'over 20 m', 'no vehicle')
+  places, turns = _numbers(1, 16, 'of 16 from the left'), _numbers(1, 16, 'of 16 of a turn')
+  column, turn = _binned('label_x_position', 32, 16), _binned('label_orientation', 40, 16)
+  binary: dict[str, Any] = {'flip': False, 'scale': 255}
+  retinopathy = 'diabetic_retinopathy_detection/btgraham-300'
   return [
-    _plain('caltech101', natural, 'caltech101', 102, _held_out(90)),
-    _plain('cifar100', natural, 'cifar100', 100, _held_out(90)),
-    _plain('dtd', natural, 'dtd', 47, _own_validation),
-    _plain('oxford_flowers102', natural, 'oxford_flowers102', 102, _own_validation),
-    _plain('oxford_iiit_pet', natural, 'oxford_iiit_pet', 37, _held_out(80)),
-    _plain('svhn', natural, 'svhn_cropped', 10, _held_out(90)),
-    _plain('sun397', natural, 'sun397/tfds', 397, _own_validation),
-    _plain('patch_camelyon', specialized, 'patch_camelyon', 2, _own_validation),
-    _plain('eurosat', specialized, 'eurosat/rgb', 10, _three_parts(60, 20)),
-    _plain('resisc45', specialized, 'resisc45', 45, _three_parts(60, 20), by_hand='NWPU-RESISC45.rar'),
-    _plain(
-      'diabetic_retinopathy',
-      specialized,
-      'diabetic_retinopathy_detection/btgraham-300',
-      5,
-      _own_validation,
-      by_hand=kaggle,
-    ),
+    Task('caltech101', natural, 'caltech101', 102, _held_out(90)),
+    Task('cifar100', natural, 'cifar100', 100, _held_out(90)),
+    Task('dtd', natural, 'dtd', 47, _own_validation),
+    Task('oxford_flowers102', natural, 'oxford_flowers102', 102, _own_validation),
+    Task('oxford_iiit_pet', natural, 'oxford_iiit_pet', 37, _held_out(80)),
+    Task('svhn', natural, 'svhn_cropped', 10, _held_out(90)),
+    Task('sun397', natural, 'sun397/tfds', 397, _own_validation),
+    Task('patch_camelyon', specialized, 'patch_camelyon', 2, _own_validation),
+    Task('eurosat', specialized, 'eurosat/rgb', 10, _three_parts(60, 20)),
+    Task('resisc45', specialized, 'resisc45', 45, _three_parts(60, 20), by_hand='NWPU-RESISC45.rar'),
+    Task('diabetic_retinopathy', specialized, retinopathy, 5, _own_validation, by_hand=kaggle),
+    Task('clevr_count', structured, 'clevr', 8, clevr, _clevr_count, _numbers(3, 10, 'objects'), crop=False),
+    Task('clevr_distance', structured, 'clevr', 6, clevr, _clevr_distance, distances, crop=False),
+    Task('dmlab', structured, 'dmlab', 6, _own_validation, crop=False),
     Task(
-      name='clevr_count',
-      group=structured,
-      dataset='clevr',
-      num_classes=8,
-      splits=clevr,
-      label=_clevr_count,
-      class_names=_numbers(3, 10, 'objects'),
-      crop=False,
+      'kitti_distance', structured, 'kitti:3.1.0', 4, _own_validation, _kitti_distance, vehicles, crop=False
     ),
+    Task('dsprites_location', structured, 'dsprites', 16, dsprites, column, places, crop=False, **binary),
+    Task('dsprites_orientation', structured, 'dsprites', 16, dsprites, turn, turns, **binary),
     Task(
-      name='clevr_distance',
-      group=structured,
-      dataset='clevr',
-      num_classes=6,
-      splits=clevr,
-      label=_clevr_distance,
-      class_names=('up to 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'over 10'),
-      crop=False,
+      'smallnorb_azimuth', structured, 'smallnorb', 18, _half_of_test, feature='label_azimuth', flip=False
     ),
-    _plain('dmlab', structured, 'dmlab', 6, _own_validation, crop=False),
-    Task(
-      name='kitti_distance',
-      group=structured,
-      dataset='kitti:3.1.0',
-      num_classes=4,
-      splits=_own_validation,
-      label=_kitti_distance,
-      class_names=('up to 8 m', '8 to 20 m', 'over 20 m', 'no vehicle'),
-      crop=False,
-    ),
-    Task(
-      name='dsprites_location',
-      group=structured,
-      dataset='dsprites',
-      num_classes=16,
-      splits=dsprites,
-      label=_binned('label_x_position', 32, 16),
-      class_names=_numbers(1, 16, 'of 16 from the left'),
-      crop=False,
-      flip=False,
-      scale=255,
-    ),
-    Task(
-      name='dsprites_orientation',
-      group=structured,
-      dataset='dsprites',
-      num_classes=16,
-      splits=dsprites,
-      label=_binned('label_orientation', 40, 16),
-      class_names=_numbers(1, 16, 'of 16 of a turn'),
-      flip=False,
-      scale=255,
-    ),
-    Task(
-      name='smallnorb_azimuth',
-      group=structured,
-      dataset='smallnorb',
-      num_classes=18,
-      splits=_half_of_test,
-      label=operator.itemgetter('label_azimuth'),
-      feature='label_azimuth',
-      flip=False,
-    ),
-    Task(
-      name='smallnorb_elevation',
-      group=structured,
-      dataset='smallnorb',
-      num_classes=9,
-      splits=_half_of_test,
-      label=operator.itemgetter('label_elevation'),
-      feature='label_elevation',
-    ),
+    Task('smallnorb_elevation', structured, 'smallnorb', 9, _half_of_test, feature='label_elevation'),
   ]
 
 

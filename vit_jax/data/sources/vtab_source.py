@@ -32,11 +32,7 @@ class VtabSource(TfdsSource):
 
 
 def _record_reader(info: tfds.core.DatasetInfo, task: vtab.Task) -> RecordReader:
-  """The reader of the image and the class that a task defines.
-
-  Raises:
-    UserError: the data set's features are not those of the published definition.
-  """
+  """The reader of a task's image and class; UserError where the features are not those of the published definition."""
   features = features_of(info)
   try:
     names = task.names(dict(features.items()))
