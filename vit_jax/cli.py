@@ -107,11 +107,7 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 def config_of(holder: flags.FlagHolder) -> Any:
-  """The checked `config.Config` of a flag of `define_config`.
-
-  Raises:
-    UserError: the flag is missing, there is no such file, or options are wrong.
-  """
+  """The checked `config.Config` of a flag of `define_config`; UserError where it is missing or wrong."""
   from vit_jax import config
 
   if not holder.present:
@@ -120,11 +116,7 @@ def config_of(holder: flags.FlagHolder) -> Any:
 
 
 def config_name(holder: flags.FlagHolder) -> str:
-  """The file of a flag of `define_config`, with the argument behind its ':'.
-
-  Raises:
-    UserError: the flag is missing.
-  """
+  """The file of a flag of `define_config`, with the argument behind its ':'; UserError where it is missing."""
   if not holder.present:
     raise _missing(holder.name)
   return config_flags.get_config_filename(flags.FLAGS[holder.name])
@@ -136,22 +128,14 @@ def has_overrides() -> bool:
 
 
 def required(holder: flags.FlagHolder) -> Any:
-  """The value of a flag that must be given.
-
-  Raises:
-    UserError: it is missing; the error has an example.
-  """
+  """The value of a flag that must be given; otherwise a UserError with an example."""
   if holder.value in (None, ''):
     raise _missing(holder.name)
   return holder.value
 
 
 def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
-  """The folder that a flag must give.
-
-  Raises:
-    UserError: it is missing, or an address.
-  """
+  """The folder that a flag must give; UserError where it is missing, or an address."""
   value = required(holder)
   if '://' in value:
     raise UserError(
@@ -161,11 +145,7 @@ def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
 
 
 def missing_arguments(sentence: str) -> UserError:
-  """The error where arguments that are no flags are missing.
-
-  Args:
-    sentence: what to give, without a full stop; an example of the command follows.
-  """
+  """The error where arguments that are no flags are missing: a sentence without full stop; an example follows."""
   return UserError(f'{sentence}, for example: {_example("")}')
 
 
@@ -203,11 +183,7 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-  """Parses the flags; the arguments that are none.
-
-  Raises:
-    UserError: a flag or an option that there is not, or a wrong value.
-  """
+  """Parses the flags; the arguments that are none. UserError for an unknown flag or option, or a wrong value."""
   try:
     return flags.FLAGS(list(argv))[1:]
   except UserError:

@@ -33,11 +33,7 @@ class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
     return type(cls.__name__, (cls,), {'before_commit': staticmethod(commit)})
 
   async def finalize(self) -> None:
-    """Syncs and renames the directory.
-
-    Raises:
-      OSError: a file could not be synced, or the step is not listed; older steps then stay.
-    """
+    """Syncs and renames the directory; an OSError, or a step that is not listed then, leaves the older steps."""
     temporary, final = pathlib.Path(self.get()), pathlib.Path(self.get_final())
     if ocp.path.atomicity_types.TMP_DIR_SUFFIX in final.parent.name:  # an item: synced with its step
       await super().finalize()

@@ -41,22 +41,14 @@ class Lease:
   """
 
   def __init__(self, workdir: str | os.PathLike[str]):
-    """Changes nothing yet.
-
-    Args:
-      workdir: a directory; it is made where there is none.
-    """
+    """Changes nothing yet; the workdir need not exist."""
     self._workdir = pathlib.Path(workdir).absolute()
     # Without flock, `fallback_to_soft` would make a file that outlives a killed process.
     self._lock = filelock.FileLock(self._workdir / FILE_NAME, timeout=0, fallback_to_soft=False)
     self._held: dict[pathlib.Path, int] = {}  # path -> a descriptor, so that nothing else gets its inode
 
   def __enter__(self) -> 'Lease':
-    """Takes the lease.
-
-    Raises:
-      UserError: another run has it, or the workdir cannot be written.
-    """
+    """Takes the lease; UserError where another run has it, or the workdir cannot be written."""
     sentence = self._acquire() if jax.process_index() == 0 else ''
     sentence = from_process_0(sentence)
     if sentence:
@@ -74,10 +66,9 @@ class Lease:
       self._lock.release()
 
   def check(self) -> None:
-    """To be called before anything is written that another run could have written too; it costs two `stat`.
+    """Raises UserError where the workdir is no longer the folder that this process has the lease of.
 
-    Raises:
-      UserError: the workdir is no longer the folder that this process has the lease of.
+    To be called before anything is written that another run could have written too; it costs two `stat`.
     """
     for path, descriptor in self._held.items():
       try:

@@ -22,7 +22,7 @@ def sealed(
   Args:
     items: maps an item's name and a leaf's path to shape, dtype and checksum, as `checksums.of_arrays` does.
     meta: the caller's.
-    metrics: maps names of metrics to values, for `CheckpointConfig.best`.
+    metrics: name -> value, for `CheckpointConfig.best`.
   """
   contents = {'format': FORMAT, 'meta': meta, 'metrics': metrics, 'items': items}
   contents = json.loads(json.dumps(contents))  # as it will be read: keys are strings, tuples are lists
@@ -30,11 +30,9 @@ def sealed(
 
 
 def read(step: epath.Path) -> dict[str, Any]:
-  """Reads what `sealed` made ('format', 'meta', 'metrics', 'items') from a step's directory.
+  """What `sealed` made ('format', 'meta', 'metrics', 'items'), from a step's directory.
 
-  Raises:
-    Damaged: it cannot be read, or its digest does not match.
-    UserError: it has the format of another version.
+  Raises Damaged where it cannot be read or does not match its digest, UserError for another version's format.
   """
   # Not by `CheckpointManager.restore`, here and for the arrays: it ends in a barrier, in which the others
   # would wait for a process that failed.

@@ -42,12 +42,9 @@ class Writer:
   def __init__(
     self, directory: epath.Path, retention: Retention, before_commit: Callable[[], None] = lambda: None
   ):
-    """Makes the directory, and removes what a killed process left half saved.
+    """Makes the directory, which is absolute, and removes what a killed process left half saved.
 
-    Args:
-      directory: absolute.
-      retention: which steps stay.
-      before_commit: called before a step is begun, before it counts, and before the directory is made again.
+    `before_commit` is called before a step is begun, before it counts, and before the directory is made again.
     """
     self._directory, self._retention, self._before_commit = directory, retention, before_commit
     self._gone: set[int] = set()  # steps that somebody removed, and of which we warned

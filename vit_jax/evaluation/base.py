@@ -131,15 +131,9 @@ class EvaluatorConfig(abc.ABC):
 
   @abc.abstractmethod
   def open(self, name: str, source: str, context: EvaluationContext) -> Evaluator:
-    """Opens the data.
+    """Opens the data of the evaluator `name`: `source`, or the training data's without its split.
 
-    Args:
-      name: of the evaluator.
-      source: what to read: `source`, or the training data's without its split.
-      context: the run.
-
-    Raises:
-      UserError: data that is not there or does not fit the model.
+    Raises UserError for data that is not there or does not fit the model.
     """
 
   def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:

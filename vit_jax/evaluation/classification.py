@@ -133,16 +133,8 @@ def make_eval_step(
 ) -> EvalStep:
   """The compiled function (params, batch with 'mask') -> what `collect` takes.
 
-  Args:
-    graphdef: the network.
-    class_scores: of the objective.
-    data: the run's data options.
-    mesh: where results are put: 'examples' on every device, 'scores' split by class.
-    num_classes: K.
-
-  Returns:
-    Its results are 'examples', a row each, 'num_classes', and where images have lists of classes 'scores',
-    float32 (B, K) padded so that classes divide over the devices.
+  That is 'examples', a row each, 'num_classes', both on every device of the mesh, and where images have lists of
+  classes 'scores', float32 (B, K) split by class and padded so that classes divide over the devices.
   """
   outputs: dict[str, Any] = dict.fromkeys(('examples', 'num_classes'), mesh_lib.replicated(mesh))
   padding = 0

@@ -97,14 +97,9 @@ def hits(examples: Examples) -> np.ndarray:
 
 
 def real_accuracy(prediction: np.ndarray, real: np.ndarray) -> float:
-  """The share of predictions that ReaL accepts, among the examples for which it accepts any class at all.
+  """The share of predictions, int32 (N,), that ReaL accepts, among the examples for which it accepts any class at all.
 
-  Args:
-    prediction: int32 (N,).
-    real: int32 (N, M), the accepted classes, padded with -1.
-
-  Returns:
-    NaN where it accepts a class for none.
+  The accepted classes are int32 (N, M), padded with -1. NaN where it accepts a class for none.
   """
   counted = (real >= 0).any(axis=1)
   right = (prediction[:, None] == real).any(axis=1)

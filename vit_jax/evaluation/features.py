@@ -27,13 +27,7 @@ class Features(NamedTuple):
 
 
 def check(model: ModelConfig, layer: int | None, pool: Pooling | None, option: str) -> None:
-  """Raises UserError for a layer or a pooling that the model does not have.
-
-  Args:
-    model: the network's options.
-    layer, pool: of `FewShotEvaluatorConfig`.
-    option: the section they are set in.
-  """
+  """Raises UserError, naming the section `option`, for a layer or a pooling that the model does not have."""
   if layer is not None and not -1 <= layer < model.num_layers:
     raise UserError(f'{option}.layer is {layer}; choose a block from 0 to {model.num_layers - 1}, or -1.')
   poolings = ' or '.join(model.poolings)
@@ -71,15 +65,7 @@ def extract(
   layer: int | None,
   pool: Pooling | None,
 ) -> Features:
-  """The features of each example once, in order, on every process.
-
-  Args:
-    step: of `make_step`.
-    params: the model's.
-    batches: of an `EvalPipeline`.
-    layer: see `make_step`.
-    pool: see `make_step`.
-  """
+  """The features, by a step of `make_step`, of each example once, in order, on every process."""
   parts: list[Features] = []
   pending: dict[str, jax.Array] | None = None
   for batch in batches:  # a batch is computed while the features of the one before are fetched

@@ -25,12 +25,9 @@ _ITERATIONS = 300  # at most; L-BFGS takes some tens on standardised features
 
 
 def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
-  """Regularised least squares to targets of ±1, as in the paper's few-shot evaluation.
+  """Regularised least squares of float (examples, F) to targets of ±1, as in the paper's few-shot evaluation.
 
-  Args:
-    features: float (examples, F).
-    labels: int (examples,).
-    classes: K; the targets of a class without examples are all -1.
+  The targets of a class without examples are all -1.
   """
   scale = Standard(features)
   targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)

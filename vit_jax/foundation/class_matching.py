@@ -86,13 +86,7 @@ def rows(
 def by_name(head: Sequence[str], data: Sequence[str], remedy: str = 'rename one of them') -> np.ndarray:
   """int64 (classes of the data,): the output of each one's name; NEW: there is none.
 
-  Args:
-    head: the names of its outputs.
-    data: the names of the data's classes.
-    remedy: ends the sentence of a refusal.
-
-  Raises:
-    UserError: two outputs have the name of a class.
+  Raises UserError, which ends in `remedy`, where two outputs have the name of a class.
   """
   number_of = {name: number for number, name in enumerate(head)}
   if len(number_of) < len(head) and tuple(data) != tuple(head):

@@ -11,11 +11,7 @@ _DURATION = re.compile(r'\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(epochs?|steps?|example
 
 
 def parse(text: str) -> tuple[float, str]:
-  """'90 epochs' -> (90.0, 'epoch'); the unit is 'epoch', 'step', 'example' or '%'.
-
-  Raises:
-    ValueError: the text is no duration.
-  """
+  """'90 epochs' -> (90.0, 'epoch'); the unit is 'epoch', 'step', 'example' or '%'. ValueError: it is no duration."""
   match = _DURATION.fullmatch(text)
   try:
     number = float(match[1]) if match else math.nan
@@ -49,11 +45,7 @@ DurationOrZero = Annotated[str, _check]
 def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
   """Number of training steps of a duration, to the nearest.
 
-  Args:
-    duration: a number and a unit.
-    batch_size: images a step.
-    examples: images an epoch.
-    total: steps of the whole run, what '%' refers to.
+  Of `batch_size` images each, with `examples` images an epoch; '%' is of `total`, the steps of the whole run.
   """
   number, unit = parse(duration)
   if unit == '%':

@@ -83,9 +83,6 @@ def write_json(path: Path, content: Any) -> None:
   """Writes a JSON file, as `atomic_write` does, with two spaces of indentation and a newline at the end.
 
   NumPy scalars are written as numbers. NaN and infinity, which JSON does not have, are written as null.
-
-  Raises:
-    TypeError: `content` holds something that JSON cannot express.
   """
   write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False) + '\n')
 
@@ -93,10 +90,8 @@ def write_json(path: Path, content: Any) -> None:
 def move_into_place(partial: Path, path: Path) -> None:
   """Renames a complete file to `path`, on the same file system, so that it survives a power failure.
 
-  For libraries that write to a path of their own; otherwise use `atomic_write`.
-
-  Raises:
-    OSError: it cannot get that name, a folder's for example; `filename` is `path`.
+  For libraries that write to a path of their own; otherwise use `atomic_write`. An OSError, where it cannot get that
+  name (a folder's for example), has the filename `path`.
   """
   with open(partial, 'rb') as file:
     os.fsync(file.fileno())

@@ -98,12 +98,7 @@ class Corruption(NamedTuple):
 
 
 def draw_corruption(keys: jax.Array, count: int) -> Corruption:
-  """Draws which patches are corrupted, and how.
-
-  Args:
-    keys: (B,) typed PRNG keys.
-    count: N, at least two patches.
-  """
+  """Draws which of `count` patches, at least two, are corrupted, and how, by (B,) typed PRNG keys."""
 
   def draw(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     order, kind, other = jax.random.split(key, 3)
@@ -118,15 +113,12 @@ def draw_corruption(keys: jax.Array, count: int) -> Corruption:
 
 
 def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[Any, Any]) -> jax.Array:
-  """The mean colour of each patch in three bits a channel.
+  """The mean colour of each patch in three bits a channel: int32 (B, N), in 0 … 8^C - 1; red counts most.
 
   Args:
     images: float32 (B, H, W, C).
     grid: rows and columns of patches.
     value_range: the darkest value and the brightest, of all channels or of each.
-
-  Returns:
-    int32 (B, N), in 0 … 8^C - 1; red counts most.
 
   Raises:
     UserError: the grid does not divide the image into equal patches (that of a hybrid may not).

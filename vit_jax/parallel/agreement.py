@@ -45,9 +45,7 @@ def check_facts(own: list[Fact]) -> None:
 def check_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> None:
   """Raises UserError in all processes where one has read other parameters from its files; all of them call this.
 
-  Args:
-    name: what messages call them.
-    arrays: path -> array, in any order.
+  `arrays`: path -> array, in any order; `name`: what messages call them.
   """
   if jax.process_count() == 1:
     return

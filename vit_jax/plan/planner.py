@@ -135,11 +135,6 @@ def ranking_key(plan: Plan) -> tuple[bool, float]:
 def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   """Compiles the trainer's own step for a topology, and reads memory, collectives and time off the result.
 
-  Args:
-    config: the run.
-    topology: the devices.
-    dataset: its training data, which need not be here.
-
   Raises:
     UserError: a config that does not fit the data or the devices.
     NotCompiled: the compiler refuses the program, and not because it needs too much memory.

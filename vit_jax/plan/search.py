@@ -31,16 +31,8 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
   """Plans the config as it is, and variants of it in stages, each from the best so far: the mesh,
   rematerialisation, a loop or unrolled blocks and, where memory is short, accumulation.
 
-  That is some ten programs instead of the several hundred of all combinations.
-
-  Args:
-    config: the run, whose mesh, remat, accumulation and, where it is open, unroll are varied.
-    topology: the devices.
-    dataset: its training data.
-    report: is told of each plan as soon as it is made.
-
-  Returns:
-    All that were planned, with nothing left open, the best first.
+  That is some ten programs instead of the several hundred of all combinations. `report` is told of each plan as soon as
+  it is made. All come back with nothing left open, the best first.
 
   Raises:
     UserError: the batch divides over no mesh of these devices.

@@ -101,12 +101,9 @@ def estimate(
   devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
   hardware: Hardware,
 ) -> Estimate:
-  """The time of one run of a program.
+  """The time of one run of a program that was compiled for TPUs, and scheduled.
 
-  Args:
-    module: compiled for TPUs, scheduled.
-    devices: in the program's order (`mesh.devices.flat`). The cost of a collective depends on where they lie.
-    hardware: what each of them can do.
+  The devices are in the program's order (`mesh.devices.flat`): the cost of a collective depends on where they lie.
   """
   return _Program(module, _Network(devices, hardware), hardware).computation(module.entry)
 
@@ -208,12 +205,9 @@ class _Schedule:
     self._started[i.name] = _Started(end, collective)
 
   def _cross(self, i: hlo.Instruction, meeting: str, kind: str) -> None:
-    """Sends an array of this slice to the others, or begins to receive what becomes of all slices' arrays.
+    """A 'send' of this slice's array to the others, which takes the time, or the 'recv' of what becomes of all arrays.
 
-    Args:
-      i: a 'send' or 'recv'; the time is that of the send.
-      meeting: the name that the two have in common.
-      kind: such as 'ALL_REDUCE'.
+    `meeting` is the name that the two have in common, `kind` one of libtpu's, such as 'ALL_REDUCE'.
     """
     self._meetings[i.name] = meeting
     if i.opcode == 'recv':
@@ -307,13 +301,7 @@ class _Network:
     self._cores = max(getattr(device, 'core_on_chip', 0) for device in devices) + 1
 
   def collective(self, kind: str, size: float, groups: np.ndarray) -> float:
-    """Seconds of a collective.
-
-    Args:
-      kind: such as 'all-gather'.
-      size: bytes of its result on each device.
-      groups: int (groups, devices of a group).
-    """
+    """Seconds of a collective such as 'all-gather', whose result has `size` bytes on each device of its groups."""
     group = groups[0]
     if len(group) < 2:
       return 0.0
@@ -337,12 +325,7 @@ class _Network:
     return seconds
 
   def between_slices(self, kind: str, size: float) -> float:
-    """Seconds in which each device sends and gets its part of what crosses the slices.
-
-    Args:
-      kind: 'ALL_REDUCE', or another of libtpu's.
-      size: bytes of the part that a device gives.
-    """
+    """Seconds in which each device sends and gets its part of what crosses the slices; it gives `size` bytes."""
     slices = self._extent[0]
     volume = 2 * size / slices if kind == 'ALL_REDUCE' else size
     return volume * (slices - 1) / self._hardware.network_bandwidth
@@ -357,12 +340,7 @@ class _Network:
     return ring > 0 and bool(self._extent[axis] % ring == 0)
 
   def permute(self, size: float, messages: list[tuple[int, int]]) -> float:
-    """Seconds until the message with the longest way has arrived.
-
-    Args:
-      size: bytes of a message.
-      messages: (source, target) of each.
-    """
+    """Seconds until the (source, target) message with the longest way has arrived; each has `size` bytes."""
     if not messages:
       return 0.0
     source, target = np.array(messages).T

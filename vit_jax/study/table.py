@@ -41,11 +41,7 @@ class Row(NamedTuple):
 
 
 def rows(study: Study, results: Results) -> list[Row]:
-  """A row for each variant that is compared.
-
-  Raises:
-    UserError: a run has ended without the study's metric.
-  """
+  """A row for each variant that is compared; UserError where a run has ended without the study's metric."""
   table = []
   for name, variant in study.variants.items():
     if not variant.compared:

@@ -106,12 +106,7 @@ class Console:
       self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
   def with_progress(self, what: str, limited: Limited = iter) -> Limited:
-    """`limited`, which also says how far it is: after 15 seconds, and whenever twice as many have passed.
-
-    Args:
-      what: is under way, such as 'Evaluation'.
-      limited: see `Evaluator.run`.
-    """
+    """`limited` of `Evaluator.run`, which also says how far `what` ('Evaluation') is: after 15 s, then 30 s, 60 s …"""
 
     def reporting(batches: Iterable[Batch]) -> Iterator[Batch]:
       total = len(batches) if isinstance(batches, Sized) else None
@@ -235,11 +230,7 @@ def parameters_text(params: dict[str, Any], model: str) -> str:
 
 
 def parameter_table(params: dict[str, Any]) -> str:
-  """Path, shape, size and sharding of each parameter, and their sum.
-
-  Args:
-    params: arrays, or ShapeDtypeStructs with shardings.
-  """
+  """Path, shape, size and sharding of each parameter (an array or a ShapeDtypeStruct), and their sum."""
   leaves = pytrees.flatten(params)
   rows = [('parameter', 'shape', 'MiB', 'split over')]
   for path, leaf in leaves.items():

@@ -51,12 +51,7 @@ class FrozenModels:
   """All frozen models of a run. Nothing is read before it is asked for, so that an evaluation needs no teacher."""
 
   def __init__(self, config: Config, mesh: jax.sharding.Mesh, num_classes: int):
-    """
-    Args:
-      config: the run.
-      mesh: its devices.
-      num_classes: outputs of the run's head, and of theirs.
-    """
+    """`num_classes`: outputs of the run's head, and of theirs."""
     self._config, self._mesh, self._num_classes = config, mesh, num_classes
 
   @functools.cached_property
@@ -77,13 +72,9 @@ class FrozenModels:
     return sum(network.architecture.forward_flops() for network in self._networks)
 
   def read(self, class_names: Sequence[str]) -> tuple[tuple[Params, ...], str]:
-    """The parameters of each on the mesh, and a text that accounts for them.
+    """The parameters of each on the mesh, the rows of each head in the order of `class_names`, and an account of them.
 
-    Args:
-      class_names: of the run's data, in whose order the rows of each head are put.
-
-    Raises:
-      UserError: as `shapes`, or a checkpoint does not have the data's classes.
+    Raises UserError as `shapes`, or where a checkpoint does not have the data's classes.
     """
     params, texts = [], []
     for network in self._networks:
@@ -107,11 +98,7 @@ class FrozenModels:
     return tuple(params), '\n'.join(texts)
 
   def predictors(self, params: Sequence[Params]) -> tuple[Predictor, ...]:
-    """Functions from the run's images to logits, to be called within a step.
-
-    Args:
-      params: of each, as `shapes` has them.
-    """
+    """Functions from the run's images to logits, to be called within a step, for parameters as `shapes` has them."""
     data = self._config.data
 
     def predictor(network: _Network, params: Params) -> Predictor:
@@ -179,17 +166,7 @@ def _on_mesh(arrays: dict[str, np.ndarray], shapes: Params) -> Params:
 def _prepared(
   images: jax.Array, data: DataConfig, preprocess: Preprocess, size: tuple[int, int]
 ) -> jax.Array:
-  """A run's images as another model's input.
-
-  Args:
-    images: float32 (B, H, W, C), in the value range of `data`.
-    data: the run's data options.
-    preprocess: of the other model, whose mean and std are taken.
-    size: height, width of the other model's images.
-
-  Returns:
-    float32 (B, *size, C).
-  """
+  """A run's images (B, H, W, C), in the value range of `data`, as another model's input (B, *size, C); both float32."""
   low, high = data.value_range
   scale = 1 / ((high - low) * np.asarray(preprocess.std))
   offset = -(low / (high - low) + np.asarray(preprocess.mean)) / np.asarray(preprocess.std)

@@ -14,11 +14,7 @@ _STEPS_AT_A_SIGNAL = 10
 
 
 def parse(text: str) -> tuple[int, int]:
-  """'steps 10-20' -> (10, 20), the first and the last step of a profile.
-
-  Raises:
-    ValueError: the text names no steps.
-  """
+  """'steps 10-20' -> (10, 20), the first and the last step of a profile; ValueError for a text that names no steps."""
   match = re.fullmatch(r'\s*steps?\s+(\d+)\s*(?:-\s*(\d+))?\s*', text)
   first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
   if not 1 <= first <= last:

@@ -46,12 +46,7 @@ class Result(NamedTuple):
 
 
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Result:
-  """Trains to the end, unless that is done; what it prints goes to `log.txt`.
-
-  Args:
-    config: the run.
-    place: its workdir, or the folder where it is or will be.
-    keep: whether its checkpoints stay.
+  """Trains to the end, unless that is done; what it prints goes to `log.txt`. Its checkpoints stay if `keep`.
 
   Raises:
     UserError: as `loop.train`; or a run of another config is there.
@@ -89,8 +84,7 @@ def of(metrics: dict[str, float], flops: float, seconds: float) -> Result:
 def read(config: Config, workdir: pathlib.Path) -> Result | None:
   """The result of the run that has ended in `workdir`; None if none has, or it is damaged: it is moved aside.
 
-  Raises:
-    UserError: its config is another one.
+  Raises UserError where its config is another one.
   """
   path = workdir / _FILE
   if not path.exists():

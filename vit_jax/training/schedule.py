@@ -59,11 +59,7 @@ class ScheduleConfig:
 
 
 def make_schedule(schedule: ScheduleConfig, timeline: Timeline) -> optax.Schedule:
-  """Step (counted from 0) -> learning rate.
-
-  Raises:
-    UserError: warmup and cooldown do not fit into the run.
-  """
+  """Step (counted from 0) -> learning rate; UserError where warmup, drops and cooldown do not fit into the run."""
   total, peak = timeline.total, schedule.learning_rate
   warmup, cooldown = timeline.steps(schedule.warmup), timeline.steps(schedule.cooldown)
   if warmup + cooldown >= total and total > 0:

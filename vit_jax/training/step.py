@@ -86,15 +86,7 @@ def make_program(
 ) -> Program:
   """The step that the loop runs, the plan compiles and the benchmarks time.
 
-  Args:
-    config: the run.
-    mesh: devices, with the axes of `parallel.mesh`.
-    architecture: the network and the shapes of its input and output.
-    timeline: the run in steps.
-    frozen: the models that the objective asks beside the network.
-
-  Raises:
-    UserError: a batch that does not divide over the mesh, or a network that cannot be built.
+  Raises UserError for a batch that does not divide over the mesh, or a network that cannot be built.
   """
   part = config.batch_size // config.batch_parts
   mesh_lib.check_batch_size(mesh, part, 'config.batch_size / config.accumulation')

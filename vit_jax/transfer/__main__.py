@@ -89,11 +89,7 @@ def main() -> None:
 
 
 def _settings() -> 'Settings':
-  """What the flags ask for.
-
-  Raises:
-    UserError: a flag that is missing, a wrong number, or something that is no option.
-  """
+  """What the flags ask for; UserError where one is missing or wrong."""
   from vit_jax.transfer.configs import Settings
 
   return Settings(
@@ -121,11 +117,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _numbers(flag: str, texts: Sequence[str], kind: type[_Number], *, lowest: float) -> tuple[_Number, ...]:
-  """The numbers of a list flag.
-
-  Raises:
-    UserError: something that is no number, one below `lowest`, or one that is there twice.
-  """
+  """The numbers of a list flag; UserError for what is no number, below `lowest`, or there twice."""
   try:
     values = tuple(kind(text) for text in texts)
   except ValueError:

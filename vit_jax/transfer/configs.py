@@ -157,11 +157,7 @@ class Configs:
     return dataclasses.replace(self._base, data=data, batch_size=batch_size)
 
   def _with_options(self, config: c.Config) -> c.Config:
-    """The config with the options of the settings.
-
-    Raises:
-      UserError: an option that there is not, or a wrong value.
-    """
+    """The config with the options of the settings; UserError for one that there is not, or a wrong value."""
     options = {name: _value(text) for name, text in self._settings.options}
     return options_lib.changed(config, options, '--option')
 

@@ -78,15 +78,7 @@ class Transfer:
   """Makes the lines of a table. Runs that have ended are not done again."""
 
   def __init__(self, settings: Settings, workdir: pathlib.Path, say: Callable[[str], None]):
-    """
-    Args:
-      settings: what to do.
-      workdir: each run has a folder of its own below it.
-      say: prints a line.
-
-    Raises:
-      UserError: the checkpoint is not there.
-    """
+    """Each run has a folder of its own below `workdir`. Raises UserError where the checkpoint is not there."""
     self._settings, self._workdir, self._say = settings, workdir, say
     self._configs = Configs(settings)
     self._results: list[Result] = []

@@ -119,12 +119,9 @@ _SUITES = {
 def names(suite: str) -> list[str]:
   """The names of a suite's rows; `row` makes a row of each.
 
-  Args:
-    suite: 'paper', 'vtab', 'fewshot', or names with commas between: of the paper ('cifar10'), any source
-      ('digits', 'vtab:dmlab', 'folder:/path', 'tfds:NAME'), with 'fewshot:' before it for probes.
-
-  Raises:
-    UserError: a name that is none of these, or twice.
+  They are 'paper', 'vtab', 'fewshot', or names with commas between: of the paper ('cifar10'), any source ('digits',
+  'vtab:dmlab', 'folder:/path', 'tfds:NAME'), with 'fewshot:' before it for probes. Others, or one twice, are a
+  UserError.
   """
   result = [name.strip() for item in suite.split(',') for name in _SUITES.get(item.strip(), [item])]
   for name in result:
@@ -135,11 +132,7 @@ def names(suite: str) -> list[str]:
 
 
 def row(name: str) -> Row:
-  """The row of one of `names`.
-
-  Raises:
-    UserError: the data is not there, or has no split to test on.
-  """
+  """The row of one of `names`; UserError where the data is not there, or has no split to test on."""
   plain = name.removeprefix(FEWSHOT)
   found = _ROWS.get(plain) or _of_source(plain)
   return dataclasses.replace(found, name=name, fewshot=name.startswith(FEWSHOT))

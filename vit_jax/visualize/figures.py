@@ -82,12 +82,7 @@ def positions(model: LoadedModel) -> Figure:
 
 
 def distances(values: np.ndarray, model: LoadedModel) -> Figure:
-  """Mean attention distance of every head by depth (figures 7, right, and 11).
-
-  Args:
-    values: (images, L, H) in pixels.
-    model: whose heads they are; it has tokens.
-  """
+  """Mean attention distance of every head by depth (figures 7, right, and 11), of (images, L, H) in pixels."""
   images, depth, heads = values.shape
   size, grid = model.preprocess.size, model_parts.patch_grid(model)
   assert grid is not None
