@@ -33,7 +33,7 @@ class BucketWriter:
   def __init__(
     self, steps: BucketSteps, retention: Retention, before_commit: Callable[[], None] = lambda: None
   ):
-    """Removes what a killed process left half saved; each process calls `before_commit`, in the background, for a step."""
+    """Removes what a killed process left half saved; `before_commit` is called on each process, in the background."""
     self._steps, self._retention, self._before_commit = steps, retention, before_commit
     self._folder = cache.folder_of('saving', steps.path(0)) / str(jax.process_index())
     self._barriers = 0

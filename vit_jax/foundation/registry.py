@@ -17,7 +17,7 @@ class Registry(Generic[T]):
   """
 
   def __init__(self, what: str, entries: dict[str, str], *, tag: str = 'name'):
-    """Entries are name -> 'module:Class'. Errors call a thing `what`; a config's section has the name in the option `tag`."""
+    """Entries are name -> 'module:Class'; errors call a thing `what`; `tag`: the option of a config with the name."""
     self.what = what
     self.tag = tag
     self._entries: dict[str, str | type[T]] = dict(entries)

@@ -20,7 +20,7 @@ _MOST_ATTENTION_BYTES = 4 * 2**30  # all blocks and heads of these images are in
 
 
 def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
-  """Writes report/first_batch.png, on process 0, of the rows of step 0 that its first device holds; all of them call this."""
+  """Writes report/first_batch.png, on process 0, of the rows of step 0 that its first device holds; all call this."""
   inputs = jax.jit(lambda batch: model_inputs(run.config, batch, 0))(batch)
   if jax.process_index() != 0:
     return

@@ -28,9 +28,9 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
   """Checks that a workdir is free, or that its run has the same config; it is the config's after the block.
 
   A workdir belongs to a run from its first checkpoint on (`begun`); before that, another config takes it over. From
-  then on the config counts that the checkpoint holds under its digest, whatever became of config.json; or the one that
-  took over, which is kept in takeover.json since it may have no checkpoint yet. A damaged config.json is moved aside. It
-  is written when the block ends without an error: inside, the caller finds out whether a checkpoint fits.
+  then on the config counts that the checkpoint holds under its digest, whatever became of config.json; or the one
+  that took over, which is kept in takeover.json since it may have no checkpoint yet. A damaged config.json is moved
+  aside. It is written when the block ends without an error: inside, the caller finds out whether a checkpoint fits.
 
   Yields:
     Sentences for the person where another config is taken over, or config.json was edited, is damaged or missing,
