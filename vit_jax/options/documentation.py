@@ -205,7 +205,8 @@ class _Source:
 
   def _registry(self, annotation: ast.expr) -> Registry | None:
     """The registry of a union's annotation: `Annotated[Base, REGISTRY]`."""
-    for node in ast.walk(annotation):
+    metadata = getattr(getattr(annotation, 'slice', None), 'elts', ())
+    for node in metadata:
       if isinstance(node, ast.Name) and node.id.isupper():
         module, _, name = self._place(node.id).partition(':')
         if module in sys.modules:  # with what other modules have registered
