@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import flags
 from ml_collections import config_flags
@@ -40,6 +40,7 @@ _HELP = ('--help', '-h', '-help', '--helpfull', '--helpshort', '-helpfull', '-he
 # What absl adds to the help of a flag that may be given several times.
 _OF_LISTS = r';\s+repeat this option to specify a list of values$'
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
+flags.disclaim_key_flags()  # what is defined below belongs to the command that asks for it
 
 
 def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positional: bool = False) -> None:
@@ -91,6 +92,15 @@ def define_config() -> flags.FlagHolder:
     'vit_l16:jft. Options are set as --config.section.option=value.',
   )
   flags.FLAGS['config'].parser = _ConfigParser()
+  return holder
+
+
+def define_weights() -> flags.FlagHolder[Literal['raw', 'ema'] | None]:
+  """The flag --weights of a command that loads a checkpoint."""
+  text = (
+    'Of a run that has an EMA of its parameters: which to take (default: those by which it chose its best).'
+  )
+  holder: Any = flags.DEFINE_enum('weights', None, ['raw', 'ema'], text)
   return holder
 
 
@@ -336,11 +346,8 @@ def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
 
 
 def _own_flags(argv: Sequence[str]) -> list[flags.Flag]:
-  """The flags of this command, --config first and --debug last; none of the libraries'."""
-  own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
-  shared = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module('vit_jax.cli')}
-  first = {name: flag for name, flag in shared.items() if name == 'config'}
-  return [*(first | own | {'debug': shared['debug']}).values()]
+  """The flags of this command, --debug last; none of the libraries'."""
+  return [*flags.FLAGS.get_key_flags_for_module(argv[0]), flags.FLAGS['debug']]
 
 
 def _commands_text() -> str:

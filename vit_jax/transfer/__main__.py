@@ -18,7 +18,6 @@ from absl import flags
 
 from vit_jax import cli
 from vit_jax.foundation.errors import UserError
-from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.transfer.configs import Settings
@@ -28,7 +27,7 @@ _Number = TypeVar('_Number', int, float)
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
-_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
+_WEIGHTS = cli.define_weights()
 _SUITE = flags.DEFINE_string(
   'suite', 'paper', "paper, vtab, fewshot, or a list such as 'cifar10,vtab:dmlab,fewshot:folder:/path'."
 )
@@ -94,7 +93,7 @@ def _settings() -> 'Settings':
 
   return Settings(
     checkpoint=cli.required(_CHECKPOINT),
-    weights=weights_flag.chosen(_WEIGHTS),
+    weights=_WEIGHTS.value,
     seeds=_SEEDS.value,
     shots=_numbers('shots', _SHOTS.value, int, lowest=0),
     steps=_STEPS.value,
