@@ -117,19 +117,12 @@ def _with_bias(features: np.ndarray) -> np.ndarray:
 
 
 class Head(NamedTuple):
-  """A linear classifier of features as they are: `features @ kernel + bias`.
+  """A linear classifier of features as they are: `features @ kernel + bias`."""
 
-  Attributes:
-    kernel: float32 (F, K).
-    bias: float32 (K,).
-    l2: the penalty it was fitted with.
-    accuracy: by cross-validation, with that penalty; NaN where a class has a single image.
-  """
-
-  kernel: np.ndarray
-  bias: np.ndarray
-  l2: float
-  accuracy: float
+  kernel: np.ndarray  # float32 (F, K)
+  bias: np.ndarray  # float32 (K,)
+  l2: float  # the penalty it was fitted with
+  accuracy: float  # by cross-validation, with that penalty; NaN where a class has a single image
 
 
 def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:

@@ -50,17 +50,11 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-  """How long a bucket may take.
+  """How long a bucket may take."""
 
-  Attributes:
-    timeout: seconds that one request may take, with the retries of the library below.
-    attempts: how often it is made.
-    pause: seconds before the second attempt; they double with each further one.
-  """
-
-  timeout: float = 90
-  attempts: int = 8
-  pause: float = 0.5
+  timeout: float = 90  # seconds that one request may take, with the retries of the library below
+  attempts: int = 8  # how often it is made
+  pause: float = 0.5  # seconds before the second attempt; they double with each further one
 
 
 # For what a run keeps in a bucket: it waits for five minutes in all, beside what the library below waits.

@@ -29,17 +29,11 @@ CONFIG = 'vit_jax.config:Config'
 
 @dataclasses.dataclass(frozen=True)
 class OptionDoc:
-  """One option.
+  """One option."""
 
-  Attributes:
-    name: dotted, such as 'schedule.learning_rate'.
-    default: as Python writes it.
-    text: its comment, in one paragraph; may be ''.
-  """
-
-  name: str
-  default: str
-  text: str
+  name: str  # dotted, such as 'schedule.learning_rate'
+  default: str  # as Python writes it
+  text: str  # its comment, in one paragraph; may be ''
 
 
 class _Field(NamedTuple):

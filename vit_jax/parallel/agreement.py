@@ -13,17 +13,11 @@ from vit_jax.foundation.errors import UserError
 
 
 class Fact(NamedTuple):
-  """Something that all processes must have alike.
+  """Something that all processes must have alike."""
 
-  Attributes:
-    name: what messages call it.
-    shown: this process's, in words.
-    content: all of it, as JSON takes it.
-  """
-
-  name: str
-  shown: str
-  content: Any
+  name: str  # what messages call it
+  shown: str  # this process's, in words
+  content: Any  # all of it, as JSON takes it
 
 
 def check_facts(own: list[Fact]) -> None:

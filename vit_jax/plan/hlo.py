@@ -43,21 +43,13 @@ _RANDOM_DRAW = re.compile(r'op_name="[^"]*jit\(_gamma\)')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line of a computation.
+  """One line of a computation."""
 
-  Attributes:
-    name: without its '%'.
-    shape: of its result, as text.
-    opcode: such as 'fusion' or 'all-gather'.
-    operands: their names.
-    attributes: the rest of the line; of a constant, its value.
-  """
-
-  name: str
-  shape: str
-  opcode: str
-  operands: tuple[str, ...]
-  attributes: str
+  name: str  # without its '%'
+  shape: str  # of its result, as text
+  opcode: str  # such as 'fusion' or 'all-gather'
+  operands: tuple[str, ...]  # their names
+  attributes: str  # the rest of the line; of a constant, its value
 
   @property
   def bytes(self) -> float:
@@ -78,15 +70,10 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A compiled program.
+  """A compiled program."""
 
-  Attributes:
-    computations: name -> its instructions, as scheduled.
-    entry: name of the computation that runs first.
-  """
-
-  computations: dict[str, tuple[Instruction, ...]]
-  entry: str
+  computations: dict[str, tuple[Instruction, ...]]  # name -> its instructions, as scheduled
+  entry: str  # name of the computation that runs first
 
   def called(self, instruction: Instruction, attribute: str) -> tuple[Instruction, ...]:
     """The computation that an attribute of an instruction names; () if there is none."""

@@ -37,17 +37,11 @@ _FREE = (
 
 @dataclasses.dataclass
 class Traffic:
-  """The collectives of one kind in a step.
+  """The collectives of one kind in a step."""
 
-  Attributes:
-    count: how many.
-    bytes: that each device gives or gets, over all of them.
-    seconds: on the links, whether or not the device computes meanwhile.
-  """
-
-  count: float = 0
-  bytes: float = 0
-  seconds: float = 0
+  count: float = 0  # how many
+  bytes: float = 0  # that each device gives or gets, over all of them
+  seconds: float = 0  # on the links, whether or not the device computes meanwhile
 
   def add(self, other: 'Traffic', times: int = 1) -> None:
     """Counts the other traffic, `times` times."""

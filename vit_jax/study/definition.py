@@ -88,15 +88,10 @@ class Study:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyRun(Job):
-  """One training run of a study.
+  """One training run of a study."""
 
-  Attributes:
-    teachers: the workdirs of the runs that teach it; (): none does.
-    unlabelled: what the teachers label first.
-  """
-
-  teachers: tuple[pathlib.Path, ...] = ()
-  unlabelled: Unlabelled | None = None
+  teachers: tuple[pathlib.Path, ...] = ()  # the workdirs of the runs that teach it; (): none does
+  unlabelled: Unlabelled | None = None  # what the teachers label first
 
 
 def title(variant: str, seed: int) -> str:

@@ -30,21 +30,13 @@ Params = dict[str, Any]
 
 
 class _Network(NamedTuple):
-  """A frozen model without its numbers.
+  """A frozen model without its numbers."""
 
-  Attributes:
-    wanted: what the objective asks for.
-    architecture: the network.
-    preprocess: how images become its input.
-    graphdef: the network; with parameters, `nnx.merge` makes it.
-    shapes: its parameters' ShapeDtypeStructs with their shardings.
-  """
-
-  wanted: FrozenModel
-  architecture: Architecture
-  preprocess: Preprocess
-  graphdef: nnx.GraphDef
-  shapes: Params
+  wanted: FrozenModel  # what the objective asks for
+  architecture: Architecture  # the network
+  preprocess: Preprocess  # how images become its input
+  graphdef: nnx.GraphDef  # the network; with parameters, `nnx.merge` makes it
+  shapes: Params  # its parameters' ShapeDtypeStructs with their shardings
 
 
 class FrozenModels:

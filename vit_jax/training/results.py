@@ -26,23 +26,14 @@ _FILE = 'result.json'
 
 
 class Result(NamedTuple):
-  """How a run ended.
+  """How a run ended."""
 
-  Attributes:
-    metrics: of its last evaluation, such as 'test/accuracy'.
-    flops: model FLOPs of training, forward and backward; of a probe those of the features.
-    seconds: wall-clock time of the probe, or of all training steps; steps that a kill lost count once.
-    devices: how many worked on it.
-    device: what JAX calls them.
-    notes: what a reader of the result should know.
-  """
-
-  metrics: dict[str, float]
-  flops: float
-  seconds: float
-  devices: int
-  device: str
-  notes: list[str]
+  metrics: dict[str, float]  # of its last evaluation, such as 'test/accuracy'
+  flops: float  # model FLOPs of training, forward and backward; of a probe those of the features
+  seconds: float  # wall-clock time of the probe, or of all training steps; steps that a kill lost count once
+  devices: int  # how many worked on it
+  device: str  # what JAX calls them
+  notes: list[str]  # what a reader of the result should know
 
 
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Result:

@@ -30,17 +30,11 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """What a run knows of its training data when the data itself need not be here.
+  """What a run knows of its training data when the data itself need not be here."""
 
-  Attributes:
-    examples: images an epoch.
-    class_names: label -> name.
-    num_classes: how many there are, where they have no names here.
-  """
-
-  examples: int
-  class_names: tuple[str, ...] = ()
-  num_classes: int | None = None
+  examples: int  # images an epoch
+  class_names: tuple[str, ...] = ()  # label -> name
+  num_classes: int | None = None  # how many there are, where they have no names here
 
   @property
   def classes(self) -> int:

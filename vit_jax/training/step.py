@@ -54,21 +54,13 @@ class Step(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A run's compiled functions and the shapes they work on.
+  """A run's compiled functions and the shapes they work on."""
 
-  Attributes:
-    graphdef: the network; with `TrainState.variables`, `nnx.merge` makes it.
-    init: makes the first state.
-    step: makes the next one.
-    state: the state's ShapeDtypeStructs with their shardings.
-    batch: a training batch's ShapeDtypeStructs with their shardings.
-  """
-
-  graphdef: nnx.GraphDef
-  init: Init
-  step: Step
-  state: TrainState
-  batch: BatchShapes
+  graphdef: nnx.GraphDef  # the network; with `TrainState.variables`, `nnx.merge` makes it
+  init: Init  # makes the first state
+  step: Step  # makes the next one
+  state: TrainState  # the state's ShapeDtypeStructs with their shardings
+  batch: BatchShapes  # a training batch's ShapeDtypeStructs with their shardings
 
   def batch_of(self, image_size: tuple[int, int]) -> BatchShapes:
     """`batch` with images of another height and width, for progressive resizing."""

@@ -57,17 +57,11 @@ class Compute(NamedTuple):
 
 
 class _Finetuned(NamedTuple):
-  """Fine-tuning on one data set, from the checkpoint or from scratch.
+  """Fine-tuning on one data set, from the checkpoint or from scratch."""
 
-  Attributes:
-    rate: chosen by the sweep.
-    sweep: rate -> accuracy on the held-out part of the training split.
-    finals: a result for each seed.
-  """
-
-  rate: float
-  sweep: dict[float, float]
-  finals: list[Result]
+  rate: float  # chosen by the sweep
+  sweep: dict[float, float]  # rate -> accuracy on the held-out part of the training split
+  finals: list[Result]  # a result for each seed
 
   def summary(self, metric: str) -> Summary:
     """A metric of the final runs."""
