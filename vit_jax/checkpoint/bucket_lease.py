@@ -40,10 +40,7 @@ class BucketLease:
 
   def __enter__(self) -> 'BucketLease':
     """Takes the lease; UserError where another run has it, or the workdir cannot be written."""
-    sentence = self._acquire() if jax.process_index() == 0 else ''
-    sentence = lease.from_process_0(sentence)
-    if sentence:
-      raise UserError(sentence)
+    lease.take_on_process_0(self._acquire)
     if jax.process_index() == 0:
       self._thread = threading.Thread(target=self._beat, name='lease', daemon=True)
       self._thread.start()

@@ -15,10 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import checksums, failures, step_meta
+from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.checkpoint.items import storable
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.foundation import cache
 from vit_jax.foundation.pytrees import unflatten
@@ -47,13 +46,10 @@ class BucketWriter:
     if self._steps.is_committed(step):
       return False
     self._retention.best.add(step, metrics)
-    arrays = {name: storable(name, tree) for name, tree in items.items()}
-    sums = {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()}
+    arrays, contents = step_meta.sealed(items, meta, metrics)
     folder = self._folder / str(step)
     if jax.process_index() == 0:
-      ocp.JsonCheckpointHandler().save(
-        _made(folder / 'meta'), args=ocp.args.JsonSave(step_meta.sealed(sums, meta, metrics))
-      )
+      ocp.JsonCheckpointHandler().save(_made(folder / 'meta'), args=ocp.args.JsonSave(contents))
     writing = [_Item(folder / name, leaves) for name, leaves in arrays.items() if leaves]
     self._saving = self._thread.submit(self._finish, step, folder, writing)
     return True

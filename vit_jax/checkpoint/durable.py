@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 
-from vit_jax.foundation.files import fsync_directory
+from vit_jax.foundation.files import fsync_directory, fsync_file
 
 
 class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
@@ -48,7 +48,7 @@ def _sync_tree(directory: pathlib.Path) -> None:
   """Syncs all files and directories below and including `directory`, names after contents."""
   for parent, _, names in os.walk(directory, topdown=False, onerror=_raise):
     for name in names:
-      _sync_file(pathlib.Path(parent, name))
+      fsync_file(pathlib.Path(parent, name))
     fsync_directory(parent)
 
 
@@ -56,16 +56,11 @@ def _sync_renamed(step: pathlib.Path) -> None:
   """Syncs a step's last files and its new name, and checks that it is listed."""
   for path in step.iterdir():
     if path.is_file():
-      _sync_file(path)
+      fsync_file(path)
   fsync_directory(step)
   fsync_directory(step.parent)
   if step.name not in os.listdir(step.parent):
     raise FileNotFoundError(errno.ENOENT, 'saved, but not listed', str(step))
-
-
-def _sync_file(path: pathlib.Path) -> None:
-  with path.open('rb') as file:
-    os.fsync(file.fileno())
 
 
 def _raise(error: OSError) -> None:

@@ -58,7 +58,7 @@ class StoredItem:
     self._tree = tree
     self._asked = _by_path(tree)
     self._stored = stored[stored_name]
-    self._stored_paths = renamed.stored_paths(self._asked, self._stored)
+    self._stored_paths = {path: renamed.stored_path(path, self._stored) for path in self._asked}
     self._check(step)
 
   def _check(self, step: epath.Path) -> None:

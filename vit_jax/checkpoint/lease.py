@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import socket
+from collections.abc import Callable
 
 import filelock
 import jax
@@ -49,10 +50,7 @@ class Lease:
 
   def __enter__(self) -> 'Lease':
     """Takes the lease; UserError where another run has it, or the workdir cannot be written."""
-    sentence = self._acquire() if jax.process_index() == 0 else ''
-    sentence = from_process_0(sentence)
-    if sentence:
-      raise UserError(sentence)
+    take_on_process_0(self._acquire)
     return self
 
   def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
@@ -136,11 +134,16 @@ def holder(lease: bytes) -> str:
   return text if text.isprintable() and len(text) < _LONGEST_HOLDER else 'another process'
 
 
-def from_process_0(sentence: str) -> str:
-  """The sentence of process 0, in all processes. Not by a collective: process 0 may wait for a minute."""
-  if jax.process_count() == 1:
-    return sentence
-  key, client = f'vit_jax/lease/{next(_LEASES)}', ocp.multihost.get_jax_distributed_client()
-  if jax.process_index() == 0:
-    client.key_value_set(key, f'={sentence}')
-  return client.blocking_key_value_get(key, 3_600_000)[1:]
+def take_on_process_0(acquire: Callable[[], str]) -> None:
+  """Takes a lease there; raises UserError in all processes with the sentence that says why not, if there is one.
+
+  Not by a collective: process 0 may wait for a minute.
+  """
+  sentence = acquire() if jax.process_index() == 0 else ''
+  if jax.process_count() > 1:
+    key, client = f'vit_jax/lease/{next(_LEASES)}', ocp.multihost.get_jax_distributed_client()
+    if jax.process_index() == 0:
+      client.key_value_set(key, f'={sentence}')
+    sentence = client.blocking_key_value_get(key, 3_600_000)[1:]
+  if sentence:
+    raise UserError(sentence)

@@ -1,7 +1,7 @@
 """Frozen features of images: any layer, any pooling, computed over the whole mesh, every example once."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -10,7 +10,7 @@ from flax import nnx
 
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
-from vit_jax.evaluation.base import Params
+from vit_jax.evaluation.base import Params, one_behind
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig, Pooling
 from vit_jax.parallel import mesh as mesh_lib
@@ -66,15 +66,7 @@ def extract(
   pool: Pooling | None,
 ) -> Features:
   """The features, by a step of `make_step`, of each example once, in order, on every process."""
-  parts: list[Features] = []
-  pending: dict[str, jax.Array] | None = None
-  for batch in batches:  # a batch is computed while the features of the one before are fetched
-    output: Any = step(params, batch, layer, pool)
-    if pending is not None:
-      parts.append(_fetched(pending))
-    pending = output
-  if pending is not None:
-    parts.append(_fetched(pending))
+  parts = [_fetched(each) for each in one_behind(lambda batch: step(params, batch, layer, pool), batches)]
   values, labels = zip(*parts, strict=True)
   return Features(np.concatenate(values), np.concatenate(labels))
 

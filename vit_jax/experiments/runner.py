@@ -24,19 +24,12 @@ Results = dict[str, Result]  # title of a job -> how its run ended
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """A run to be done.
+  """A run to be done."""
 
-  Attributes:
-    title: its folder below the workdir of the command, such as 'plain/seed_0'; those in one folder are alike.
-    config: the run.
-    folder: its workdir.
-    needed: the workdirs of the jobs that have to end before this one begins.
-  """
-
-  title: str
-  config: Config
-  folder: pathlib.Path
-  needed: frozenset[pathlib.Path] = frozenset()
+  title: str  # its folder below the command's workdir, such as 'plain/seed_0'; those in one folder are alike
+  config: Config  # the run
+  folder: pathlib.Path  # its workdir
+  needed: frozenset[pathlib.Path] = frozenset()  # workdirs of the jobs that end before this one begins
 
   def result(self) -> Result | None:
     """How the run has ended; None if it has not; UserError where a run of another config is in the folder."""

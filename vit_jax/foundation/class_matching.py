@@ -18,15 +18,10 @@ _NAMED = 3  # classes that a sentence lists
 
 
 class Matched(NamedTuple):
-  """The rows of a head for the classes of data.
+  """The rows of a head for the classes of data."""
 
-  Attributes:
-    rows: int64 (classes,), the head's row for each; NEW: it has none.
-    notes: sentences for the person, where the rows are not simply the classes in their order.
-  """
-
-  rows: np.ndarray
-  notes: tuple[str, ...] = ()
+  rows: np.ndarray  # int64 (classes,), the head's row for each; NEW: it has none
+  notes: tuple[str, ...] = ()  # for the person, where the rows are not simply the classes in their order
 
 
 def rows(

@@ -93,8 +93,7 @@ def move_into_place(partial: Path, path: Path) -> None:
   For libraries that write to a path of their own; otherwise use `atomic_write`. An OSError, where it cannot get that
   name (a folder's for example), has the filename `path`.
   """
-  with open(partial, 'rb') as file:
-    os.fsync(file.fileno())
+  fsync_file(partial)
   try:
     os.replace(partial, path)
   except OSError as error:
@@ -107,8 +106,7 @@ def sync(paths: Iterable[Path]) -> None:
   """Makes complete files survive a power failure under the names that they have; for pictures and pages."""
   folders = set()
   for path in paths:
-    with open(path, 'rb') as file:
-      os.fsync(file.fileno())
+    fsync_file(path)
     folders.add(os.path.dirname(os.path.abspath(path)))
   for folder in folders:
     fsync_directory(folder)
@@ -138,6 +136,12 @@ def make_directories(path: Path) -> None:
     raise PermissionError(errno.EPERM, 'no folder can be made there', error.filename) from error
   for made in missing:
     fsync_directory(os.path.dirname(made))
+
+
+def fsync_file(path: Path) -> None:
+  """Makes the content of a file durable."""
+  with open(path, 'rb') as file:
+    os.fsync(file.fileno())
 
 
 def fsync_directory(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Classification: one class an image by softmax, or a yes or no for each class by sigmoid."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import chex
 import jax
@@ -121,18 +121,22 @@ def class_targets(labels: jax.Array, num_classes: int, weights: jax.Array | None
 
 
 def hits(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-  """bool (B,): whether the most probable class is (one of) the example's own: its mean is accuracy, or precision@1.
+  """bool (B,): `is_own` of the most probable class; its mean is accuracy, or precision@1."""
+  return is_own(logits.argmax(axis=-1), labels, weights)
+
+
+def is_own(classes: Any, labels: Any, weights: Any = None) -> Any:
+  """bool (B,): whether a class (B,) is (one of) the example's own, for arrays of JAX or NumPy.
 
   Labels and weights are as for `class_targets`. Of a list with weights only the class with the largest one counts, or
   all that have it; an empty list is False.
   """
-  top = logits.argmax(axis=-1)
   if labels.ndim == 1:
-    return top == labels
-  is_top = top[:, None] == labels
+    return classes == labels
+  own = classes[:, None] == labels
   if weights is not None:
-    is_top &= (weights == weights.max(axis=1, keepdims=True)) & (weights > 0)
-  return is_top.any(axis=1)
+    own &= (weights == weights.max(axis=1, keepdims=True)) & (weights > 0)
+  return own.any(axis=1)
 
 
 def ranks(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -100,8 +100,6 @@ def _spec(path: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh, min_shard
 
 
 def _those_that_divide(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> P:
-  return P(*(_if_divides(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
-
-
-def _if_divides(axis: str | None, size: int, mesh: Mesh) -> str | None:
-  return axis if axis is not None and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+  parts = [1 if axis is None else mesh.shape[axis] for axis in axes]
+  pairs = zip(axes, parts, shape, strict=True)
+  return P(*(axis if part > 1 and size % part == 0 else None for axis, part, size in pairs))

@@ -59,7 +59,12 @@ class Console:
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
-    self.say(memory_text(program, compiled))
+    params, state = device_bytes(program.state.params), device_bytes(program.state)
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    self.say(
+      f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
+      f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
+    )
 
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""
@@ -252,13 +257,3 @@ def _mib(leaf: Any) -> float:
 
 def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
   return ', '.join(f'{axis} (axis {i})' for i, axis in enumerate(spec) if axis is not None) or '-'
-
-
-def memory_text(program: Program, compiled: Any) -> str:
-  """Estimated bytes that a device needs for the training step, by the compiler."""
-  params, state = device_bytes(program.state.params), device_bytes(program.state)
-  temporary = compiled.memory_analysis().temp_size_in_bytes
-  return (
-    f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
-    f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
-  )

@@ -54,8 +54,7 @@ class FrozenModels:
   def shapes(self) -> tuple[Params, ...]:
     """The parameters of each as ShapeDtypeStructs with their shardings; () where the objective asks none.
 
-    Raises:
-      UserError: a checkpoint is not there, is damaged, or is of other classes or channels than the run.
+    Raises UserError for a checkpoint that is not there, is damaged, or is of other classes or channels than the run.
     """
     return tuple(network.shapes for network in self._networks)
 

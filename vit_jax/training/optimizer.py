@@ -116,8 +116,7 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
 def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """The optimizer's own part: gradients -> directions.
 
-  Raises:
-    UserError: no such optimizer, an argument that it does not take, or one that needs more than gradients.
+  Raises UserError for an optimizer or an argument that there is not, or one that needs more than gradients.
   """
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]

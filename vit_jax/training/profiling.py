@@ -22,12 +22,8 @@ def parse(text: str) -> tuple[int, int]:
   return first, last
 
 
-def _check(text: str) -> None:
-  parse(text)
-
-
 # A type of options: text that `parse` reads.
-ProfiledSteps = Annotated[str, _check]
+ProfiledSteps = Annotated[str, parse]
 
 
 class Profiler:
@@ -44,11 +40,9 @@ class Profiler:
   """
 
   def __init__(self, steps: str | None, folder: pathlib.Path, say: Callable[[str], None]):
-    """
-    Args:
-      steps: text that `parse` reads; None: none but those asked for by SIGUSR1.
-      folder: a trace is a new folder in `folder/plugins/profile`, as TensorBoard expects.
-      say: is called with a sentence for the person when a trace is written.
+    """`steps` is text that `parse` reads, or None; `say` is called with a sentence when a trace is written.
+
+    A trace is a new folder in `folder/plugins/profile`, as TensorBoard expects.
     """
     self._first, self._last = parse(steps) if steps else (0, 0)
     self._folder, self._say = folder, say

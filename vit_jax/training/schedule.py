@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -98,9 +97,5 @@ def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> op
     )
   if schedule.decay == 'rsqrt':
     timescale = timeline.period(schedule.timescale)  # at least one step
-
-    def inverse_square_root(step: jax.typing.ArrayLike) -> jax.Array:
-      return peak / jnp.sqrt(1 + step / timescale)
-
-    return inverse_square_root
+    return lambda step: peak / jnp.sqrt(1 + step / timescale)
   return optax.constant_schedule(peak)

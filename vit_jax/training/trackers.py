@@ -129,10 +129,8 @@ _TRACKERS: dict[str, type[Tracker]] = {'wandb': WandbTracker, 'mlflow': MlflowTr
 def open_tracker(config: Config, workdir: pathlib.Path, resume_step: int) -> Tracker | None:
   """The tracker that `config.tracker` names, on process 0; None: there is none.
 
-  A run that goes on after a checkpoint stays one run: its id is in `tracker.json` of the workdir.
-
-  Raises:
-    UserError: its package is not installed, or as `Tracker`.
+  A run that goes on after a checkpoint stays one run: its id is in `tracker.json` of the workdir. Raises UserError
+  where the tracker's package is not installed, or as `Tracker`.
   """
   name = config.tracker
   if name is None:
