@@ -76,19 +76,14 @@ def _mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 class Corruption(NamedTuple):
-  """What happens to each patch of B images of N patches.
+  """What happens to each patch of B images of N patches."""
 
-  Attributes:
-    corrupted: bool (B, N), half of each image's patches (rounded up): those whose colour is predicted.
-    masked: bool (B, N), 80 % of the corrupted ones: the mask token replaces them.
-    exchanged: bool (B, N), 10 % of the corrupted ones: another patch of the same image replaces them.
-    others: int32 (B, N), the number of that other patch.
-  """
-
+  # Bool (B, N), half of each image's patches (rounded up): those whose colour is predicted.
   corrupted: jax.Array
-  masked: jax.Array
+  masked: jax.Array  # bool (B, N), 80 % of the corrupted ones: the mask token replaces them
+  # Bool (B, N), 10 % of the corrupted ones: another patch of the same image replaces them.
   exchanged: jax.Array
-  others: jax.Array
+  others: jax.Array  # int32 (B, N), the number of that other patch
 
   def apply(self, patches: jax.Array, mask_token: jax.Array) -> jax.Array:
     """Patch embeddings (B, N, D) and the mask token (1, 1, D) -> (B, N, D)."""

@@ -52,22 +52,14 @@ class Traffic:
 
 @dataclasses.dataclass
 class Estimate:
-  """The time of a step.
+  """The time of a step."""
 
-  Attributes:
-    compute: seconds by the compiler's cycles.
-    memory: seconds of operations without cycles, by the bytes that they read and write.
-    exposed: seconds in which the device waits for collectives.
-    copies: seconds in which it waits for asynchronous copies between memories.
-    unknown: custom kernels, of whose time the compiler says nothing.
-    traffic: kind of collective -> its traffic.
-  """
-
-  compute: float = 0
-  memory: float = 0
-  exposed: float = 0
-  copies: float = 0
-  unknown: float = 0
+  compute: float = 0  # seconds by the compiler's cycles
+  memory: float = 0  # seconds of operations without cycles, by the bytes that they read and write
+  exposed: float = 0  # seconds in which the device waits for collectives
+  copies: float = 0  # seconds in which it waits for asynchronous copies between memories
+  unknown: float = 0  # custom kernels, of whose time the compiler says nothing
+  # Kind of collective -> its traffic.
   traffic: dict[str, Traffic] = dataclasses.field(default_factory=lambda: collections.defaultdict(Traffic))
 
   @property
@@ -117,14 +109,10 @@ class _Program:
 
 
 class _Lane(NamedTuple):
-  """A resource that asynchronous instructions use one after the other.
+  """A resource that asynchronous instructions use one after the other."""
 
-  Attributes:
-    kind: 'links', 'network', 'memory' or 'permute'.
-    target: of a permute, the device to which the first one sends: different directions do not share links.
-  """
-
-  kind: str
+  kind: str  # 'links', 'network', 'memory' or 'permute'
+  # Of a permute, the device to which the first one sends: different directions do not share links.
   target: int | None = None
 
 

@@ -54,14 +54,10 @@ _EXAMPLES = "'v3:16x16' or 'v3-512' (TPUs, by chips or cores), 'v5e:16x16*2' (tw
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Devices to plan for.
+  """Devices to plan for."""
 
-  Attributes:
-    name: as asked for.
-    devices: those of a machine that need not be here, or of this host.
-  """
-
-  name: str
+  name: str  # as asked for
+  # Those of a machine that need not be here, or of this host.
   devices: tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
 
   @property

@@ -24,27 +24,18 @@ Execute = Callable[[Config, pathlib.Path], Result]  # does a run, in its workdir
 
 
 class Line(NamedTuple):
-  """A line of the table.
+  """A line of the table."""
 
-  Attributes:
-    name: of the data set, and of the probe.
-    ours: accuracies, from 0 to 1, from the checkpoint; None where the data is missing.
-    scratch: the same model from scratch, where asked for.
-    rate: the learning rates chosen, from the checkpoint and from scratch; None for probes.
-    sweep: rate -> accuracy on the held-out part of the training split, from the checkpoint and from scratch.
-    missing: why nothing was run.
-    prepare: the command that prepares missing data.
-    notes: what a reader should know.
-  """
-
-  name: str
-  ours: Summary | None = None
-  scratch: Summary | None = None
+  name: str  # of the data set, and of the probe
+  ours: Summary | None = None  # accuracies, from 0 to 1, from the checkpoint; None where the data is missing
+  scratch: Summary | None = None  # the same model from scratch, where asked for
+  # The learning rates chosen, from the checkpoint and from scratch; None for probes.
   rate: tuple[float | None, float | None] = (None, None)
+  # Rate -> accuracy on the held-out part of the training split, from the checkpoint and from scratch.
   sweep: tuple[dict[float, float], dict[float, float]] = ({}, {})
-  missing: str = ''
-  prepare: str = ''
-  notes: tuple[str, ...] = ()
+  missing: str = ''  # why nothing was run
+  prepare: str = ''  # the command that prepares missing data
+  notes: tuple[str, ...] = ()  # what a reader should know
 
 
 class Compute(NamedTuple):
