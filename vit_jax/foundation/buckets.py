@@ -134,7 +134,7 @@ class Bucket:
     return self._entry(information) if information['type'] == 'file' else None
 
   def listing(self, address: str) -> tuple[list[Entry], list[str]]:
-    """The objects directly below an address, and the addresses of what is like a folder there; raises as `entry`."""
+    """The objects directly below an address, and the addresses of what is like a folder there."""
     place = address.rstrip('/')
     try:
       found = self._request(address, lambda: self._files._ls(f'{place}/', detail=True))
@@ -181,7 +181,7 @@ class Bucket:
         file.writelines(self.parts(entry))
 
   def below(self, address: str) -> list[Entry]:
-    """All objects below an address; raises as `entry`."""
+    """All objects below an address."""
     place = address.rstrip('/') + '/'
     try:
       found = self._request(address, lambda: self._files._find(place, detail=True))
