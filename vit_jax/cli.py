@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import flags
 from ml_collections import config_flags
@@ -40,6 +40,7 @@ _HELP = ('--help', '-h', '-help', '--helpfull', '--helpshort', '-helpfull', '-he
 # What absl adds to the help of a flag that may be given several times.
 _OF_LISTS = r';\s+repeat this option to specify a list of values$'
 _DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
+flags.disclaim_key_flags()  # what is defined below belongs to the command that asks for it
 
 
 def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positional: bool = False) -> None:
@@ -94,6 +95,15 @@ def define_config() -> flags.FlagHolder:
   return holder
 
 
+def define_weights() -> flags.FlagHolder[Literal['raw', 'ema'] | None]:
+  """The flag --weights of a command that loads a checkpoint."""
+  text = (
+    'Of a run that has an EMA of its parameters: which to take (default: those by which it chose its best).'
+  )
+  holder: Any = flags.DEFINE_enum('weights', None, ['raw', 'ema'], text)
+  return holder
+
+
 class _ConfigParser(flags.ArgumentParser):
   """Turns the value of --config into what the file's `get_config` returns."""
 
@@ -107,11 +117,7 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 def config_of(holder: flags.FlagHolder) -> Any:
-  """The checked `config.Config` of a flag of `define_config`.
-
-  Raises:
-    UserError: the flag is missing, there is no such file, or options are wrong.
-  """
+  """The checked `config.Config` of a flag of `define_config`; UserError where it is missing or wrong."""
   from vit_jax import config
 
   if not holder.present:
@@ -120,11 +126,7 @@ def config_of(holder: flags.FlagHolder) -> Any:
 
 
 def config_name(holder: flags.FlagHolder) -> str:
-  """The file of a flag of `define_config`, with the argument behind its ':'.
-
-  Raises:
-    UserError: the flag is missing.
-  """
+  """The file of a flag of `define_config`, with the argument behind its ':'; UserError where it is missing."""
   if not holder.present:
     raise _missing(holder.name)
   return config_flags.get_config_filename(flags.FLAGS[holder.name])
@@ -136,22 +138,14 @@ def has_overrides() -> bool:
 
 
 def required(holder: flags.FlagHolder) -> Any:
-  """The value of a flag that must be given.
-
-  Raises:
-    UserError: it is missing; the error has an example.
-  """
+  """The value of a flag that must be given; otherwise a UserError with an example."""
   if holder.value in (None, ''):
     raise _missing(holder.name)
   return holder.value
 
 
 def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
-  """The folder that a flag must give.
-
-  Raises:
-    UserError: it is missing, or an address.
-  """
+  """The folder that a flag must give; UserError where it is missing, or an address."""
   value = required(holder)
   if '://' in value:
     raise UserError(
@@ -161,11 +155,7 @@ def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
 
 
 def missing_arguments(sentence: str) -> UserError:
-  """The error where arguments that are no flags are missing.
-
-  Args:
-    sentence: what to give, without a full stop; an example of the command follows.
-  """
+  """The error where arguments that are no flags are missing: a sentence without full stop; an example follows."""
   return UserError(f'{sentence}, for example: {_example("")}')
 
 
@@ -203,11 +193,7 @@ def _exit_code(main: Callable[..., None], argv: Sequence[str], positional: bool)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-  """Parses the flags; the arguments that are none.
-
-  Raises:
-    UserError: a flag or an option that there is not, or a wrong value.
-  """
+  """Parses the flags; the arguments that are none. UserError for an unknown flag or option, or a wrong value."""
   try:
     return flags.FLAGS(list(argv))[1:]
   except UserError:
@@ -360,11 +346,8 @@ def _help_text(main: Callable[..., None], argv: Sequence[str]) -> str:
 
 
 def _own_flags(argv: Sequence[str]) -> list[flags.Flag]:
-  """The flags of this command, --config first and --debug last; none of the libraries'."""
-  own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
-  shared = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module('vit_jax.cli')}
-  first = {name: flag for name, flag in shared.items() if name == 'config'}
-  return [*(first | own | {'debug': shared['debug']}).values()]
+  """The flags of this command, --debug last; none of the libraries'."""
+  return [*flags.FLAGS.get_key_flags_for_module(argv[0]), flags.FLAGS['debug']]
 
 
 def _commands_text() -> str:

@@ -17,7 +17,6 @@ from absl import flags
 
 from vit_jax import cli
 from vit_jax.foundation.errors import UserError
-from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.pretrained.base import Pretrained
@@ -34,7 +33,7 @@ _NAMING = flags.DEFINE_enum(
 _GELU = flags.DEFINE_enum('gelu', None, ['tanh', 'erf'], 'Of an SRC that cannot tell, such as an .npz.')
 _NORM_EPSILON = flags.DEFINE_float('norm_epsilon', None, 'Of an SRC that cannot tell.')
 _HEADS = flags.DEFINE_integer('heads', None, "Of an SRC that cannot tell, such as timm's.", lower_bound=1)
-_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
+_WEIGHTS = cli.define_weights()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
   distributed.skip_absent_tpu()
   with bucket_output.place_to_write(destination) as place:
     told = {flag.name: flag.value for flag in (_GELU, _NORM_EPSILON, _HEADS) if flag.value is not None}
-    pretrained = formats.read(source, told=told, weights=weights_flag.chosen(_WEIGHTS))
+    pretrained = formats.read(source, told=told, weights=_WEIGHTS.value)
     writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
     for note in chosen:
       print(note)

@@ -25,7 +25,6 @@ from vit_jax import cli
 from vit_jax.data.image_files import image_files
 from vit_jax.foundation import foreign_files
 from vit_jax.foundation.errors import UserError
-from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.data.preprocess import Preprocess
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
-_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
+_WEIGHTS = cli.define_weights()
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.pretrained import class_names
 
   distributed.skip_absent_tpu()
-  model = load(checkpoint, weights=weights_flag.chosen(_WEIGHTS))
+  model = load(checkpoint, weights=_WEIGHTS.value)
   model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value
   names = model.class_names if given is None else class_names.read(given, model.num_classes)

@@ -33,16 +33,7 @@ from vit_jax.models.capabilities import PretrainingOptions
 def choose(
   file: str, argument: str, recipes: Mapping[str, Callable[[], Config]]
 ) -> ml_collections.ConfigDict:
-  """The recipe that the argument of a config file names, for its `get_config`.
-
-  Args:
-    file: the config file, below configs/, for errors.
-    argument: the one of the command line, or the rest of it, that names a recipe.
-    recipes: argument -> recipe.
-
-  Raises:
-    UserError: no recipe of that name.
-  """
+  """The recipe that the argument of the config file `file`, below configs/, names; UserError where there is none."""
   if argument not in recipes:
     raise UserError(f'configs/{file} has no recipe {argument!r}; choose one of {", ".join(recipes)}.')
   return to_config_dict(recipes[argument]())
@@ -84,13 +75,9 @@ _PRETRAINED = {
 
 
 def chosen_finetuning(argument: str) -> Config:
-  """The fine-tuning that configs/finetune.py is asked for.
+  """The fine-tuning that configs/finetune.py is asked for by 'MODEL,DATA' or 'MODEL,DATA,RECIPE'.
 
-  Args:
-    argument: 'MODEL,DATA' or 'MODEL,DATA,RECIPE'.
-
-  Raises:
-    UserError: as `finetuning` and `fitted`.
+  Raises UserError as `finetuning` and `fitted`.
   """
   from vit_jax.data.sources.base import SOURCES  # here: other recipes do not need it
 
@@ -165,16 +152,10 @@ def _is_source(data: str) -> bool:
 
 
 def held_out(source: str) -> str:
-  """The split of a source that a run is evaluated on.
+  """The split of a source (as config.data.source) that a run is evaluated on.
 
   Of the data sets of table 4 it is known. A folder that is not here is taken to have 'val', so that its recipe can
-  be looked at.
-
-  Args:
-    source: as config.data.source.
-
-  Raises:
-    UserError: another source is not here, or has none of `_HELD_OUT`.
+  be looked at. Raises UserError where another source is not here, or has none of `_HELD_OUT`.
   """
   from vit_jax.data.sources import splits
 
@@ -195,13 +176,7 @@ def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
   The head begins as a logistic regression of the frozen features, which is most of what some hundred images
   can teach. 'head' trains it for one more epoch, on crops and mirror images; 'all' trains every layer, gently.
 
-  Args:
-    model: as for `finetuning`.
-    data: any source, which must be here: 'folder:/path', 'tfds:NAME'.
-    trained: the parameters that are.
-
-  Raises:
-    UserError: no such model or data.
+  The model is as for `finetuning`, and the data any source that is here; UserError where one of them is not.
   """
   from vit_jax.data import sources
   from vit_jax.data.sources import splits
@@ -344,12 +319,8 @@ def changed_cifar10(
 
   Args:
     file: the config file, below configs/, for errors.
-    arguments: those of the command line, such as 'rotary,gap,small'; every file has 'small': a smaller model and
-      one epoch.
+    arguments: such as 'rotary,gap,small'; every file has 'small': a smaller model and one epoch.
     changes: argument -> the options that it changes, by their dotted names; 'model' replaces the whole model.
-
-  Returns:
-    The config, for a `get_config`.
 
   Raises:
     UserError: an argument that the file does not have.

@@ -95,7 +95,7 @@ def test_older_step_stays_when_a_sync_fails(directory, monkeypatch):
       fsync(descriptor)
 
     monkeypatch.setattr(os, 'fsync', failing)
-    with pytest.raises(OSError, match='Input/output error'):
+    with pytest.raises(UserError, match='Input/output error'):
       manager.save(2, ITEMS, {})
       manager.wait()
     monkeypatch.undo()

@@ -372,9 +372,9 @@ def test_a_compiled_program_has_the_shardings_and_computes_the_same():
 
 def test_tables_of_other_positions_are_split_as_drawn():
   shapes = _abstract(POSITIONS)
-  rules = tuple(
-    rule for kind in ('relative', 'relative_query') for rule in ViTConfig(position=kind).sharding_rules
-  )
+  rules = [
+    rule for name in ('relative', 'relative_query') for rule in ViTConfig(position=name).sharding_rules
+  ]
   shardings = pytrees.flatten(sharding_lib.param_shardings(shapes, rules, _mixed(), 0))
   drawn = {path: _drawn(shardings[path].spec, leaf.ndim) for path, leaf in pytrees.flatten(shapes).items()}
   split = {path: letters for path, letters in drawn.items() if letters.strip('.')}

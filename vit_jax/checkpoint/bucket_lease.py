@@ -39,15 +39,8 @@ class BucketLease:
     self._over = threading.Event()
 
   def __enter__(self) -> 'BucketLease':
-    """Takes the lease.
-
-    Raises:
-      UserError: another run has it, or the workdir cannot be written.
-    """
-    sentence = self._acquire() if jax.process_index() == 0 else ''
-    sentence = lease.from_process_0(sentence)
-    if sentence:
-      raise UserError(sentence)
+    """Takes the lease; UserError where another run has it, or the workdir cannot be written."""
+    lease.take_on_process_0(self._acquire)
     if jax.process_index() == 0:
       self._thread = threading.Thread(target=self._beat, name='lease', daemon=True)
       self._thread.start()
@@ -62,8 +55,7 @@ class BucketLease:
   def renew(self) -> None:
     """Writes the object again; ends the process with exit code 75 where another run has taken over.
 
-    Raises:
-      UserError: the bucket cannot be written.
+    Raises UserError where the bucket cannot be written.
     """
     if jax.process_index() != 0:
       return

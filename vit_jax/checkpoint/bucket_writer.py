@@ -15,10 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import checksums, failures, step_meta
+from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.checkpoint.items import storable
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.foundation import cache
 from vit_jax.foundation.pytrees import unflatten
@@ -33,13 +32,7 @@ class BucketWriter:
   def __init__(
     self, steps: BucketSteps, retention: Retention, before_commit: Callable[[], None] = lambda: None
   ):
-    """Removes what a killed process left half saved.
-
-    Args:
-      steps: in the bucket.
-      retention: which steps stay.
-      before_commit: called on each process before a step is committed, in the background.
-    """
+    """Removes what a killed process left half saved; `before_commit` is called on each process, in the background."""
     self._steps, self._retention, self._before_commit = steps, retention, before_commit
     self._folder = cache.folder_of('saving', steps.path(0)) / str(jax.process_index())
     self._barriers = 0
@@ -53,13 +46,10 @@ class BucketWriter:
     if self._steps.is_committed(step):
       return False
     self._retention.best.add(step, metrics)
-    arrays = {name: storable(name, tree) for name, tree in items.items()}
-    sums = {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()}
+    arrays, contents = step_meta.sealed(items, meta, metrics)
     folder = self._folder / str(step)
     if jax.process_index() == 0:
-      ocp.JsonCheckpointHandler().save(
-        _made(folder / 'meta'), args=ocp.args.JsonSave(step_meta.sealed(sums, meta, metrics))
-      )
+      ocp.JsonCheckpointHandler().save(_made(folder / 'meta'), args=ocp.args.JsonSave(contents))
     writing = [_Item(folder / name, leaves) for name, leaves in arrays.items() if leaves]
     self._saving = self._thread.submit(self._finish, step, folder, writing)
     return True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 
-from vit_jax.foundation.files import fsync_directory
+from vit_jax.foundation.files import fsync_directory, fsync_file
 
 
 class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
@@ -33,11 +33,7 @@ class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
     return type(cls.__name__, (cls,), {'before_commit': staticmethod(commit)})
 
   async def finalize(self) -> None:
-    """Syncs and renames the directory.
-
-    Raises:
-      OSError: a file could not be synced, or the step is not listed; older steps then stay.
-    """
+    """Syncs and renames the directory; an OSError, or a step that is not listed then, leaves the older steps."""
     temporary, final = pathlib.Path(self.get()), pathlib.Path(self.get_final())
     if ocp.path.atomicity_types.TMP_DIR_SUFFIX in final.parent.name:  # an item: synced with its step
       await super().finalize()
@@ -52,7 +48,7 @@ def _sync_tree(directory: pathlib.Path) -> None:
   """Syncs all files and directories below and including `directory`, names after contents."""
   for parent, _, names in os.walk(directory, topdown=False, onerror=_raise):
     for name in names:
-      _sync_file(pathlib.Path(parent, name))
+      fsync_file(pathlib.Path(parent, name))
     fsync_directory(parent)
 
 
@@ -60,16 +56,11 @@ def _sync_renamed(step: pathlib.Path) -> None:
   """Syncs a step's last files and its new name, and checks that it is listed."""
   for path in step.iterdir():
     if path.is_file():
-      _sync_file(path)
+      fsync_file(path)
   fsync_directory(step)
   fsync_directory(step.parent)
   if step.name not in os.listdir(step.parent):
     raise FileNotFoundError(errno.ENOENT, 'saved, but not listed', str(step))
-
-
-def _sync_file(path: pathlib.Path) -> None:
-  with path.open('rb') as file:
-    os.fsync(file.fileno())
 
 
 def _raise(error: OSError) -> None:

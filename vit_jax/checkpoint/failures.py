@@ -58,11 +58,9 @@ def is_removal(error: BaseException) -> bool:
 
 
 def read(function: Callable[[], Any]) -> Any:
-  """Returns `function()`, which reads from a checkpoint; turns its errors into Damaged.
+  """`function()`, which reads from a checkpoint; Damaged for every error that a sound one cannot cause.
 
-  Raises:
-    Damaged: for every error that a sound checkpoint cannot cause.
-    UserError: reading is not permitted.
+  Raises UserError where reading is not permitted.
   """
   try:
     return function()

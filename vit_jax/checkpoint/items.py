@@ -17,8 +17,7 @@ from vit_jax.foundation.pytrees import flatten, unflatten
 def storable(name: str, tree: Any) -> dict[str, Any]:
   """The leaves of an item by path, each an array; Python's and NumPy's numbers in the dtype JAX gives them.
 
-  Raises:
-    ValueError: a leaf is a random key, or a number that does not fit into that dtype.
+  Raises ValueError for a random key, or a number that does not fit into that dtype.
   """
   result = {}
   for path, leaf in _by_path(tree).items():
@@ -40,7 +39,7 @@ class StoredItem:
     """Compares what is stored with what is asked for; reads nothing.
 
     Args:
-      step: the step's directory.
+      step: its directory.
       name: of the item, as it is called today.
       tree: of ShapeDtypeStructs with the shardings wanted; without one, this process's first device.
       stored: maps the step's items and the paths of their leaves to shape, dtype and checksum.
@@ -59,7 +58,7 @@ class StoredItem:
     self._tree = tree
     self._asked = _by_path(tree)
     self._stored = stored[stored_name]
-    self._stored_paths = renamed.stored_paths(self._asked, self._stored)
+    self._stored_paths = {path: renamed.stored_path(path, self._stored) for path in self._asked}
     self._check(step)
 
   def _check(self, step: epath.Path) -> None:
@@ -75,11 +74,7 @@ class StoredItem:
         )
 
   def read(self) -> dict[str, jax.Array]:
-    """Reads the arrays by path; they are not verified yet.
-
-    Raises:
-      Damaged: they cannot be read.
-    """
+    """The arrays by path, not verified yet; Damaged where they cannot be read."""
     if not self._asked:
       return {}
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -96,11 +91,7 @@ class StoredItem:
     return failures.read(arrays)
 
   def verified(self, arrays: dict[str, jax.Array]) -> Any:
-    """The tree of the arrays that `read` returned; all processes must call it.
-
-    Raises:
-      Damaged: a checksum does not match.
-    """
+    """The tree of the arrays that `read` returned, by all processes; Damaged where a checksum does not match."""
     for path, found in checksums.of_arrays(arrays).items():
       if found != self._stored[self._stored_paths[path]]:
         raise Damaged(f'the checksum of {self._name} {path} does not match')

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import socket
+from collections.abc import Callable
 
 import filelock
 import jax
@@ -53,19 +54,11 @@ class Lease:
     self._held: dict[pathlib.Path, int] = {}  # path -> a descriptor, so that nothing else gets its inode
 
   def __enter__(self) -> 'Lease':
-    """Takes the lease.
-
-    Raises:
-      UserError: another run has it, or the workdir cannot be written.
-    """
-    if self._read_only:  # without JAX, whose processes may not have met yet
-      if self._workdir.is_dir():
-        self._hold(self._workdir)
-      return self
-    sentence = self._acquire() if jax.process_index() == 0 else ''
-    sentence = from_process_0(sentence)
-    if sentence:
-      raise UserError(sentence)
+    """Takes the lease; UserError where another run has it, or the workdir cannot be written."""
+    if not self._read_only:
+      take_on_process_0(self._acquire)
+    elif self._workdir.is_dir():  # without JAX, whose processes may not have met yet
+      self._hold(self._workdir)
     return self
 
   def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
@@ -79,10 +72,9 @@ class Lease:
       self._lock.release()
 
   def check(self) -> None:
-    """To be called before anything is written that another run could have written too; it costs two `stat`.
+    """Raises UserError where the workdir is no longer the folder that this process has the lease of.
 
-    Raises:
-      UserError: the workdir is no longer the folder that this process has the lease of.
+    To be called before anything is written that another run could have written too; it costs two `stat`.
     """
     for path, descriptor in self._held.items():
       try:
@@ -153,11 +145,16 @@ def holder(lease: bytes) -> str:
   return text if text.isprintable() and len(text) < _LONGEST_HOLDER else 'another process'
 
 
-def from_process_0(sentence: str) -> str:
-  """The sentence of process 0, in all processes. Not by a collective: process 0 may wait for a minute."""
-  if jax.process_count() == 1:
-    return sentence
-  key, client = f'vit_jax/lease/{next(_LEASES)}', ocp.multihost.get_jax_distributed_client()
-  if jax.process_index() == 0:
-    client.key_value_set(key, f'={sentence}')
-  return client.blocking_key_value_get(key, 3_600_000)[1:]
+def take_on_process_0(acquire: Callable[[], str]) -> None:
+  """Takes a lease there; raises UserError in all processes with the sentence that says why not, if there is one.
+
+  Not by a collective: process 0 may wait for a minute.
+  """
+  sentence = acquire() if jax.process_index() == 0 else ''
+  if jax.process_count() > 1:
+    key, client = f'vit_jax/lease/{next(_LEASES)}', ocp.multihost.get_jax_distributed_client()
+    if jax.process_index() == 0:
+      client.key_value_set(key, f'={sentence}')
+    sentence = client.blocking_key_value_get(key, 3_600_000)[1:]
+  if sentence:
+    raise UserError(sentence)

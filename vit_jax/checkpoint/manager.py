@@ -47,19 +47,15 @@ class Manager:
     read_only: bool = False,
     before_commit: Callable[[], None] = lambda: None,
   ):
-    """Makes the directory and removes what a killed process left half saved.
+    """Makes the directory and removes what a killed process left half saved; UserError where it cannot be written.
 
     Args:
       directory: where the steps lie, which is made absolute, or an address in a bucket.
       checkpoint: `keep` and `best` are read here.
-      keep_every_steps: the first step from each multiple of this on is kept for good.
-      lower_is_better: of the metric `checkpoint.best`.
+      keep_every_steps, lower_is_better: see `Retention`.
       read_only: to evaluate; nothing in the directory is changed.
       before_commit: called before a step counts, in the background, and in a folder also before it is begun; its
         error ends the save.
-
-    Raises:
-      UserError: the directory cannot be written.
     """
     failures.silence_libraries()
     self._store = open_store(directory)
@@ -85,20 +81,16 @@ class Manager:
     meta: dict[str, Any],
     metrics: dict[str, float] | None = None,
   ) -> bool:
-    """Waits for the save before it and starts this one.
+    """Waits for the save before it and starts this one; False where that step is there already.
 
     When it returns, the arrays may be donated or changed, while files are still being written. The step
     survives a power loss when `wait` or the next `save` has returned.
 
     Args:
       step: of training.
-      items: maps names to trees of arrays; each can be restored without the others. Random keys are not
-        stored.
+      items: maps names to trees of arrays; each can be restored without the others. Random keys are not stored.
       meta: what JSON can hold.
       metrics: values of the evaluations so far by name, of which `checkpoint.best` must be one.
-
-    Returns:
-      False where that step is there already.
 
     Raises:
       UserError: no space, no permission, or no metric of the name `checkpoint.best`; also where that
@@ -149,8 +141,7 @@ class Manager:
   def restore(self, step: int, abstract_items: AbstractItems) -> tuple[dict[str, Any], dict[str, Any]]:
     """Restores one step: (items by name, the caller's meta); see `restore_newest`.
 
-    Raises:
-      UserError: the step is not there, is damaged, or does not hold what is asked for.
+    Raises UserError for a step that is not there, is damaged, or does not hold what is asked for.
     """
     self.wait()
     steps = self._agreed_steps()

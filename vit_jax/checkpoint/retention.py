@@ -24,11 +24,7 @@ class Best(checkpoint_managers.PreservationPolicy):
     self._scores: dict[int, float] = {}  # higher is better
 
   def add(self, step: int, metrics: Mapping[str, float] | None) -> None:
-    """Notes the metrics of a step.
-
-    Raises:
-      UserError: the metric is not among them.
-    """
+    """Notes the metrics of a step; UserError where the metric is not among them."""
     if self._metric and metrics and self._metric not in metrics:
       raise UserError(
         f'config.checkpoint.best is {self._metric!r}, which no evaluation gives; choose one of '
@@ -87,12 +83,7 @@ class Retention:
   def __init__(
     self, checkpoint: CheckpointConfig, *, keep_every_steps: int | None = None, lower_is_better: bool = False
   ):
-    """
-    Args:
-      checkpoint: `keep` and `best` are read here.
-      keep_every_steps: the first step from each multiple of this on is kept for good.
-      lower_is_better: of the metric `checkpoint.best`.
-    """
+    """The first step from each multiple of `keep_every_steps` on is kept for good; `lower_is_better` is of the best."""
     self.best = Best(checkpoint.best, lower_is_better=lower_is_better)
     spaced = [Spaced(keep_every_steps)] if keep_every_steps else []
     self.policy = checkpoint_managers.AnyPreservationPolicy(

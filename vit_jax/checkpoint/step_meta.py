@@ -7,34 +7,29 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import failures
+from vit_jax.checkpoint import checksums, failures
 from vit_jax.checkpoint.failures import Damaged
+from vit_jax.checkpoint.items import storable
 from vit_jax.foundation.errors import UserError
 
 FORMAT = 1
 
 
 def sealed(
-  items: dict[str, dict[str, Any]], meta: dict[str, Any], metrics: dict[str, float] | None
-) -> dict[str, Any]:
-  """The contents of the JSON file.
-
-  Args:
-    items: maps an item's name and a leaf's path to shape, dtype and checksum, as `checksums.of_arrays` does.
-    meta: the caller's.
-    metrics: maps names of metrics to values, for `CheckpointConfig.best`.
-  """
-  contents = {'format': FORMAT, 'meta': meta, 'metrics': metrics, 'items': items}
+  items: dict[str, Any], meta: dict[str, Any], metrics: dict[str, float] | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+  """What a step holds, of the arguments of `Manager.save`: the leaves of each item by path, and the JSON file."""
+  arrays = {name: storable(name, tree) for name, tree in items.items()}
+  sums = {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()}
+  contents = {'format': FORMAT, 'meta': meta, 'metrics': metrics, 'items': sums}
   contents = json.loads(json.dumps(contents))  # as it will be read: keys are strings, tuples are lists
-  return contents | {'digest': _digest(contents)}
+  return arrays, contents | {'digest': _digest(contents)}
 
 
 def read(step: epath.Path) -> dict[str, Any]:
-  """Reads what `sealed` made ('format', 'meta', 'metrics', 'items') from a step's directory.
+  """What `sealed` made ('format', 'meta', 'metrics', 'items'), from a step's directory.
 
-  Raises:
-    Damaged: it cannot be read, or its digest does not match.
-    UserError: it has the format of another version.
+  Raises Damaged where it cannot be read or does not match its digest, UserError for another version's format.
   """
   # Not by `CheckpointManager.restore`, here and for the arrays: it ends in a barrier, in which the others
   # would wait for a process that failed.

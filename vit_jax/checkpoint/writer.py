@@ -13,10 +13,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.checkpoint import checksums, failures, step_meta
+from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.failures import Damaged
-from vit_jax.checkpoint.items import storable
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.foundation import files
 from vit_jax.foundation.pytrees import unflatten
@@ -42,12 +41,9 @@ class Writer:
   def __init__(
     self, directory: epath.Path, retention: Retention, before_commit: Callable[[], None] = lambda: None
   ):
-    """Makes the directory, and removes what a killed process left half saved.
+    """Makes the directory, which is absolute, and removes what a killed process left half saved.
 
-    Args:
-      directory: absolute.
-      retention: which steps stay.
-      before_commit: called before a step is begun, before it counts, and before the directory is made again.
+    `before_commit` is called before a step is begun, before it counts, and before the directory is made again.
     """
     self._directory, self._retention, self._before_commit = directory, retention, before_commit
     self._gone: set[int] = set()  # steps that somebody removed, and of which we warned
@@ -155,12 +151,11 @@ def _arguments(
   items: dict[str, Any], meta: dict[str, Any], metrics: dict[str, float] | None
 ) -> ocp.args.Composite:
   """What Orbax is to save."""
-  arrays = {name: storable(name, tree) for name, tree in items.items()}
-  sums = {name: checksums.of_arrays(leaves) for name, leaves in arrays.items()}
+  arrays, contents = step_meta.sealed(items, meta, metrics)
   # Nested dicts: what is stored is free of the classes of optimizer states. An item without arrays (the state
   # of an optimizer that has none) lies in `meta` alone.
   trees = {name: ocp.args.StandardSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
-  return ocp.args.Composite(**trees, meta=ocp.args.JsonSave(step_meta.sealed(sums, meta, metrics)))
+  return ocp.args.Composite(**trees, meta=ocp.args.JsonSave(contents))
 
 
 def _remove_partial_save(directory: epath.Path) -> None:

@@ -7,8 +7,8 @@ evaluator that it opens (`Evaluator`), and adds one line to `EVALUATORS`.
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 from flax import nnx
@@ -21,6 +21,7 @@ from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
 from vit_jax.options import BatchSize
 
+T = TypeVar('T')
 Params = dict[str, Any]  # nested dicts of a model's parameters
 
 # (batches) -> the same batches; see `Evaluator.run`.
@@ -131,15 +132,9 @@ class EvaluatorConfig(abc.ABC):
 
   @abc.abstractmethod
   def open(self, name: str, source: str, context: EvaluationContext) -> Evaluator:
-    """Opens the data.
+    """Opens the data of the evaluator `name`: `source`, or the training data's without its split.
 
-    Args:
-      name: of the evaluator.
-      source: what to read: `source`, or the training data's without its split.
-      context: the run.
-
-    Raises:
-      UserError: data that is not there or does not fit the model.
+    Raises UserError for data that is not there or does not fit the model.
     """
 
   def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
@@ -159,6 +154,16 @@ EVALUATORS: Registry[EvaluatorConfig] = Registry(
   },
   tag='type',
 )
+
+
+def one_behind(compute: Callable[[Batch], T], batches: Iterable[Batch]) -> Iterator[T]:
+  """What `compute` gives of each batch: the next one is computed while the results of the one before are fetched."""
+  pending: list[T] = []
+  for batch in batches:
+    pending.append(compute(batch))
+    if len(pending) > 1:
+      yield pending.pop(0)
+  yield from pending
 
 
 def metric_kind(name: str) -> MetricKind:

@@ -16,7 +16,15 @@ from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation import classification_metrics, ranking
-from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
+from vit_jax.evaluation.base import (
+  EvaluationContext,
+  Evaluator,
+  EvaluatorConfig,
+  Limited,
+  MetricKind,
+  Params,
+  one_behind,
+)
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
@@ -133,16 +141,8 @@ def make_eval_step(
 ) -> EvalStep:
   """The compiled function (params, batch with 'mask') -> what `collect` takes.
 
-  Args:
-    graphdef: the network.
-    class_scores: of the objective.
-    data: the run's data options.
-    mesh: where results are put: 'examples' on every device, 'scores' split by class.
-    num_classes: K.
-
-  Returns:
-    Its results are 'examples', a row each, 'num_classes', and where images have lists of classes 'scores',
-    float32 (B, K) padded so that classes divide over the devices.
+  That is 'examples', a row each, 'num_classes', both on every device of the mesh, and where images have lists of
+  classes 'scores', float32 (B, K) split by class and padded so that classes divide over the devices.
   """
   outputs: dict[str, Any] = dict.fromkeys(('examples', 'num_classes'), mesh_lib.replicated(mesh))
   padding = 0
@@ -181,14 +181,13 @@ def collect(step: EvalStep, models: Mapping[str, Params], batches: Iterable[Batc
     batches: each example of the data set once.
   """
   collectors = {name: _Collector() for name in models}
-  pending: dict[str, dict[str, Any]] = {}
-  for batch in batches:  # a batch is computed while the results of the one before are fetched
-    outputs = {name: step(params, batch) for name, params in models.items()}
-    for name, values in pending.items():
+
+  def of_models(batch: Batch) -> dict[str, dict[str, Any]]:
+    return {name: step(params, batch) for name, params in models.items()}
+
+  for outputs in one_behind(of_models, batches):
+    for name, values in outputs.items():
       collectors[name].add(**values)
-    pending = outputs
-  for name, values in pending.items():
-    collectors[name].add(**values)
   return {name: collector.examples() for name, collector in collectors.items()}
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.evaluation.base import MetricKind
+from vit_jax.objectives.classification import is_own
 
 TOP = 5
 BINS = 15  # of the calibration error, as in arXiv 1706.04599
@@ -42,29 +43,17 @@ OF_SINGLE_CLASSES = ('top_5_accuracy', 'mean_class_accuracy', 'calibration_error
 
 
 class Examples(NamedTuple):
-  """What a model says of each of N examples, in their order.
+  """What a model says of each of N examples, in their order."""
 
-  Attributes:
-    num_classes: of the head.
-    label: int32 (N,), or (N, max_labels) padded with -1 where examples have lists of classes.
-    prediction: int32 (N,), the most probable class.
-    confidence: float32 (N,), its probability.
-    rank: int32 (N,), how many classes are more probable than the example's own; of lists -1.
-    loss: float32 (N,).
-    real: int32 (N, M) padded with -1, the classes that ReaL accepts; None: not asked for.
-    mean_average_precision: of lists; None: of single classes.
-    weight: float32 (N, max_labels), of the classes of lists; None: each is 1.
-  """
-
-  num_classes: int
-  label: np.ndarray
-  prediction: np.ndarray
-  confidence: np.ndarray
-  rank: np.ndarray
-  loss: np.ndarray
-  real: np.ndarray | None = None
-  mean_average_precision: float | None = None
-  weight: np.ndarray | None = None
+  num_classes: int  # of the head
+  label: np.ndarray  # int32 (N,), or (N, max_labels) padded with -1 where examples have lists of classes
+  prediction: np.ndarray  # int32 (N,), the most probable class
+  confidence: np.ndarray  # float32 (N,), its probability
+  rank: np.ndarray  # int32 (N,), how many classes are more probable than the example's own; of lists -1
+  loss: np.ndarray  # float32 (N,)
+  real: np.ndarray | None = None  # int32 (N, M) padded with -1, the classes that ReaL accepts
+  mean_average_precision: float | None = None  # of lists; None: of single classes
+  weight: np.ndarray | None = None  # float32 (N, max_labels), of the classes of lists; None: each is 1
 
 
 def summarise(examples: Examples) -> dict[str, float]:
@@ -88,23 +77,13 @@ def summarise(examples: Examples) -> dict[str, float]:
 
 def hits(examples: Examples) -> np.ndarray:
   """bool (N,): whether the most probable class is the example's own, or on its list, as `accuracy` counts."""
-  if examples.label.ndim == 1:
-    return examples.prediction == examples.label
-  is_top = examples.prediction[:, None] == examples.label
-  if (weight := examples.weight) is not None:
-    is_top &= (weight == weight.max(axis=1, keepdims=True)) & (weight > 0)
-  return is_top.any(axis=1)
+  return is_own(examples.prediction, examples.label, examples.weight)
 
 
 def real_accuracy(prediction: np.ndarray, real: np.ndarray) -> float:
-  """The share of predictions that ReaL accepts, among the examples for which it accepts any class at all.
+  """The share of predictions, int32 (N,), that ReaL accepts, among the examples for which it accepts any class at all.
 
-  Args:
-    prediction: int32 (N,).
-    real: int32 (N, M), the accepted classes, padded with -1.
-
-  Returns:
-    NaN where it accepts a class for none.
+  The accepted classes are int32 (N, M), padded with -1. NaN where it accepts a class for none.
   """
   counted = (real >= 0).any(axis=1)
   right = (prediction[:, None] == real).any(axis=1)

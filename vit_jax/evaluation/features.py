@@ -1,7 +1,7 @@
 """Frozen features of images: any layer, any pooling, computed over the whole mesh, every example once."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -10,7 +10,7 @@ from flax import nnx
 
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
-from vit_jax.evaluation.base import Params
+from vit_jax.evaluation.base import Params, one_behind
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig, Pooling
 from vit_jax.parallel import mesh as mesh_lib
@@ -27,13 +27,7 @@ class Features(NamedTuple):
 
 
 def check(model: ModelConfig, layer: int | None, pool: Pooling | None, option: str) -> None:
-  """Raises UserError for a layer or a pooling that the model does not have.
-
-  Args:
-    model: the network's options.
-    layer, pool: of `FewShotEvaluatorConfig`.
-    option: the section they are set in.
-  """
+  """Raises UserError, naming the section `option`, for a layer or a pooling that the model does not have."""
   if layer is not None and not -1 <= layer < model.num_layers:
     raise UserError(f'{option}.layer is {layer}; choose a block from 0 to {model.num_layers - 1}, or -1.')
   poolings = ' or '.join(model.poolings)
@@ -71,24 +65,8 @@ def extract(
   layer: int | None,
   pool: Pooling | None,
 ) -> Features:
-  """The features of each example once, in order, on every process.
-
-  Args:
-    step: of `make_step`.
-    params: the model's.
-    batches: of an `EvalPipeline`.
-    layer: see `make_step`.
-    pool: see `make_step`.
-  """
-  parts: list[Features] = []
-  pending: dict[str, jax.Array] | None = None
-  for batch in batches:  # a batch is computed while the features of the one before are fetched
-    output: Any = step(params, batch, layer, pool)
-    if pending is not None:
-      parts.append(_fetched(pending))
-    pending = output
-  if pending is not None:
-    parts.append(_fetched(pending))
+  """The features, by a step of `make_step`, of each example once, in order, on every process."""
+  parts = [_fetched(each) for each in one_behind(lambda batch: step(params, batch, layer, pool), batches)]
   values, labels = zip(*parts, strict=True)
   return Features(np.concatenate(values), np.concatenate(labels))
 

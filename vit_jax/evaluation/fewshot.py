@@ -153,10 +153,9 @@ class FewShotEvaluator(Evaluator):
   """
 
   def __init__(self, name: str, options: FewShotEvaluatorConfig, source: str, context: EvaluationContext):
-    """The arguments are those of `EvaluatorConfig.open`.
+    """As `EvaluatorConfig.open`.
 
-    Raises:
-      UserError: no such data, layer or pooling; images with lists of classes; none left to choose by.
+    Raises UserError also for a layer or pooling that there is not, images with lists of classes, and none to choose by.
     """
     # Importing OpenCV takes a while, which `import vit_jax.config` need not.
     from vit_jax.data.pipeline import EvalPipeline
@@ -231,13 +230,7 @@ class FewShotEvaluator(Evaluator):
   def scores(
     self, params: Params, cache: dict[FeatureKey, Features], limited: Limited = iter
   ) -> dict[int, list[Score]]:
-    """{shots: the score of each seed's draw}.
-
-    Args:
-      params: the model's.
-      cache: known features of these parameters, to which those computed are added.
-      limited: see `Evaluator.run`.
-    """
+    """{shots: the score of each seed's draw}; new features of these parameters are added to those known, `cache`."""
     for key, batches in zip(self._keys, self._pipelines, strict=True):
       if key not in cache:
         cache[key] = features_lib.extract(

@@ -25,12 +25,9 @@ _ITERATIONS = 300  # at most; L-BFGS takes some tens on standardised features
 
 
 def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
-  """Regularised least squares to targets of ±1, as in the paper's few-shot evaluation.
+  """Regularised least squares of float (examples, F) to targets of ±1, as in the paper's few-shot evaluation.
 
-  Args:
-    features: float (examples, F).
-    labels: int (examples,).
-    classes: K; the targets of a class without examples are all -1.
+  The targets of a class without examples are all -1.
   """
   scale = Standard(features)
   targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
@@ -120,19 +117,12 @@ def _with_bias(features: np.ndarray) -> np.ndarray:
 
 
 class Head(NamedTuple):
-  """A linear classifier of features as they are: `features @ kernel + bias`.
+  """A linear classifier of features as they are: `features @ kernel + bias`."""
 
-  Attributes:
-    kernel: float32 (F, K).
-    bias: float32 (K,).
-    l2: the penalty it was fitted with.
-    accuracy: by cross-validation, with that penalty; NaN where a class has a single image.
-  """
-
-  kernel: np.ndarray
-  bias: np.ndarray
-  l2: float
-  accuracy: float
+  kernel: np.ndarray  # float32 (F, K)
+  bias: np.ndarray  # float32 (K,)
+  l2: float  # the penalty it was fitted with
+  accuracy: float  # by cross-validation, with that penalty; NaN where a class has a single image
 
 
 def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:

@@ -27,14 +27,10 @@ class RealLabels:
   """The classes that ReaL accepts for each validation image, as a model numbers them."""
 
   def __init__(self, place: str, own_names: Sequence[str], class_names: Sequence[str]):
-    """
-    Args:
-      place: a path or an address of real.json; or 'download', its public address.
-      own_names: the classes of the evaluated data, in its own order: ImageNet's 1,000.
-      class_names: the model's classes, label -> name.
+    """Reads real.json from a path, an address, or 'download', its public address.
 
-    Raises:
-      UserError: the file is not there or not real.json, or the classes are not ImageNet's.
+    `own_names` are the classes of the evaluated data in its own order, `class_names` the model's. Raises UserError
+    where the file is not there or not real.json, or the classes are not ImageNet's 1,000.
     """
     self._place = place
     self._lists = _read(place)
@@ -50,11 +46,7 @@ class RealLabels:
   def of(self, record_name: str) -> np.ndarray:
     """int32 (longest,): the classes accepted for an image, padded with -1; only -1 if there are none.
 
-    Args:
-      record_name: contains the name of the image's file, as `data.sources.base.Record.name` does.
-
-    Raises:
-      UserError: it is none of the validation images.
+    Raises UserError where the name of the record contains that of none of the validation images.
     """
     found = _NUMBER.findall(record_name)
     if not found or not 1 <= int(found[-1]) <= len(self._lists):

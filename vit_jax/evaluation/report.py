@@ -25,11 +25,7 @@ _LARGEST = 4000  # classes; more have no confusion matrix (128 MB)
 def save(folder: pathlib.Path, name: str, examples: Examples, class_names: Sequence[str]) -> None:
   """Writes <name>.json and, where each example has one class, <name>_confusion.png and <name>_classes.png.
 
-  Args:
-    folder: where to write; made if it is not there.
-    name: of the evaluator.
-    examples: what the model says of them.
-    class_names: label -> name; outputs of the head beyond these are called by their number.
+  The folder is made if it is not there; outputs of the head beyond the class names are called by their number.
   """
   files.make_directories(folder)
   names = [*class_names, *map(str, range(len(class_names), examples.num_classes))]

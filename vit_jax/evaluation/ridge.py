@@ -12,11 +12,7 @@ class Ridge:
   """
 
   def __init__(self, x: np.ndarray, targets: np.ndarray):
-    """
-    Args:
-      x: float64 (examples, features).
-      targets: float64 (examples, outputs).
-    """
+    """`x`: float64 (examples, features); `targets`: float64 (examples, outputs)."""
     examples, features = x.shape
     wide = examples < features
     values, vectors = scipy.linalg.eigh(x @ x.T if wide else x.T @ x)

@@ -11,18 +11,10 @@ from vit_jax.data.sources.vtab import GROUPS, TASKS, task_of
 
 
 def means(accuracies: Mapping[str, float]) -> dict[str, float]:
-  """The mean accuracy of each group, and 'vtab', the mean over all 19 tasks.
+  """The mean accuracy of each group, and 'vtab', the mean over all 19 tasks, of {task: accuracy on its test split}.
 
-  A mean is left out if one of its tasks is missing: nobody else's could be compared with it.
-
-  Args:
-    accuracies: task -> accuracy on its test split.
-
-  Returns:
-    {'natural': …, 'specialized': …, 'structured': …, 'vtab': …}.
-
-  Raises:
-    UserError: a name that is not a task's.
+  A mean is left out if one of its tasks is missing: nobody else's could be compared with it. Raises UserError for a
+  name that is not a task's.
   """
   for name in accuracies:
     task_of(name)

@@ -35,8 +35,7 @@ class Run(NamedTuple):
 def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
   """The runs, named by the last parts of their paths that tell them apart.
 
-  Raises:
-    UserError: none or the same one twice; a folder that is no workdir, or of a run without numbers yet.
+  Raises UserError for none or the same one twice, and a folder that is no workdir, or of a run without numbers yet.
   """
   paths = [path.expanduser().resolve() for path in workdirs]
   if not paths or len(set(paths)) < len(paths):

@@ -11,15 +11,9 @@ from vit_jax.options import documentation
 
 
 def changed(config: Config | ml_collections.ConfigDict, options: Mapping[str, Any], whose: str) -> Config:
-  """A config with other values for some options.
+  """A config with other values for some options, by their dotted names.
 
-  Args:
-    config: what is changed.
-    options: dotted name -> value.
-    whose: whose options they are, for errors: "the variant 'wide'".
-
-  Raises:
-    UserError: there is no such option, or it cannot have the value.
+  Raises UserError, naming whose options they are ("the variant 'wide'"), for one that there is not or a wrong value.
   """
   values = to_config_dict(config) if isinstance(config, Config) else config
   try:

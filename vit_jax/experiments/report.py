@@ -15,17 +15,11 @@ plain_text = matplotlib.rc_context({'text.parse_math': False})
 
 
 class Summary(NamedTuple):
-  """A metric of several runs, or of the draws of one probe.
+  """A metric of several runs, or of the draws of one probe."""
 
-  Attributes:
-    mean: over the runs or draws.
-    deviation: of one of them (n - 1); None if there is but one.
-    each: of each run; None for probes, which give mean and deviation only.
-  """
-
-  mean: float
-  deviation: float | None
-  each: list[float] | None
+  mean: float  # over the runs or draws
+  deviation: float | None  # of one of them (n - 1); None if there is but one
+  each: list[float] | None  # of each run; None for probes, which give mean and deviation only
 
   @classmethod
   def of(cls, each: list[float]) -> 'Summary':

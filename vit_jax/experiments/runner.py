@@ -24,26 +24,15 @@ Results = dict[str, Result]  # title of a job -> how its run ended
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """A run to be done.
+  """A run to be done."""
 
-  Attributes:
-    title: its folder below the workdir of the command, such as 'plain/seed_0'; those in one folder are alike.
-    config: the run.
-    folder: its workdir.
-    needed: the workdirs of the jobs that have to end before this one begins.
-  """
-
-  title: str
-  config: Config
-  folder: pathlib.Path
-  needed: frozenset[pathlib.Path] = frozenset()
+  title: str  # its folder below the command's workdir, such as 'plain/seed_0'; those in one folder are alike
+  config: Config  # the run
+  folder: pathlib.Path  # its workdir
+  needed: frozenset[pathlib.Path] = frozenset()  # workdirs of the jobs that end before this one begins
 
   def result(self) -> Result | None:
-    """How the run has ended; None if it has not.
-
-    Raises:
-      UserError: a run of another config is in the folder.
-    """
+    """How the run has ended; None if it has not; UserError where a run of another config is in the folder."""
     if not results.has_ended(self.folder):
       return None
     return results.read(preprocessing.resolved(self.config, self.folder), self.folder)
@@ -82,18 +71,9 @@ class Process:
 def in_turn(
   jobs: Sequence[Job], execute: Callable[[Job], Result], *, say: Callable[[str], None]
 ) -> list[Result]:
-  """Does all jobs that have not ended, each on all devices of this process.
+  """Does all jobs that have not ended, each on all devices of this process; how each ended, now or before.
 
-  Args:
-    jobs: in their order.
-    execute: does a job to its end.
-    say: prints a line.
-
-  Returns:
-    How each job ended, now or before.
-
-  Raises:
-    UserError: a run of another config is in the folder of a job; or as `execute`.
+  Raises UserError where a run of another config is in the folder of a job; or as `execute`.
   """
   done = _ended_before(jobs, 1, say)
   for job in jobs:
@@ -113,13 +93,11 @@ def side_by_side(
   say: Callable[[str], None],
   ended: Callable[[Results], None],
 ) -> None:
-  """Does all jobs that have not ended, each in a process of its own.
+  """Does all jobs that have not ended, each in a process of its own, which `start` begins.
 
   Args:
     jobs: in their order; one that another needs comes before it.
-    start: begins the process that does a job to its end.
     at_a_time: how many.
-    say: prints a line.
     ended: called with the results so far whenever a job has ended, and once at first.
 
   Raises:

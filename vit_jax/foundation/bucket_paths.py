@@ -11,8 +11,7 @@ from vit_jax.foundation.errors import UserError
 def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
   """Where an object is copied to: below `top` as it lies below an address.
 
-  Raises:
-    UserError: its name, which anybody may have chosen, leads elsewhere.
+  Raises UserError where its name, which anybody may have chosen, leads elsewhere.
   """
   below = item.removeprefix(address).strip('/')
   if not below:
@@ -26,11 +25,7 @@ def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def named_apart(address: str) -> Iterator[None]:
-  """Inside, an object is copied to a file.
-
-  Raises:
-    UserError: another object has the same name as a folder that this one is in, or the other way round.
-  """
+  """Inside, an object is copied to a file; UserError where an object and a folder have the same name."""
   try:
     yield
   except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:

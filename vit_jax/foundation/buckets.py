@@ -50,17 +50,11 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-  """How long a bucket may take.
+  """How long a bucket may take."""
 
-  Attributes:
-    timeout: seconds that one request may take, with the retries of the library below.
-    attempts: how often it is made.
-    pause: seconds before the second attempt; they double with each further one.
-  """
-
-  timeout: float = 90
-  attempts: int = 8
-  pause: float = 0.5
+  timeout: float = 90  # seconds that one request may take, with the retries of the library below
+  attempts: int = 8  # how often it is made
+  pause: float = 0.5  # seconds before the second attempt; they double with each further one
 
 
 # For what a run keeps in a bucket: it waits for five minutes in all, beside what the library below waits.
@@ -98,8 +92,7 @@ def is_installed(path: str) -> bool:
 def file_system(address: str) -> Any:
   """fsspec's file system for a bucket's address, with the platform's credentials, or without where there are none.
 
-  Raises:
-    UserError: its package is not installed, or the address has no bucket.
+  Raises UserError where its package is not installed, or the address has no bucket.
   """
   check(address)
   scheme = address.partition('://')[0]
@@ -127,24 +120,13 @@ class Bucket:
   """
 
   def __init__(self, address: str, patience: Patience = Patience()):
-    """
-    Args:
-      address: of the bucket, or of anything in it.
-      patience: how long it may take.
-
-    Raises:
-      UserError: the library for it is not installed, or the address has no bucket.
-    """
+    """`address` is that of the bucket, or of anything in it; raises as `file_system`."""
     self._scheme = address.partition('://')[0]
     self._kind, self._patience = _KINDS[self._scheme], patience
     self._files = file_system(address)
 
   def entry(self, address: str) -> Entry | None:
-    """The object at an address; None: there is none.
-
-    Raises:
-      UserError: it may not be read, or the bucket cannot be reached.
-    """
+    """The object at an address; None: there is none."""
     try:
       information = self._request(address, lambda: self._files._info(address))
     except FileNotFoundError:
@@ -152,7 +134,7 @@ class Bucket:
     return self._entry(information) if information['type'] == 'file' else None
 
   def listing(self, address: str) -> tuple[list[Entry], list[str]]:
-    """The objects directly below an address, and the addresses of what is like a folder there; raises as `entry`."""
+    """The objects directly below an address, and the addresses of what is like a folder there."""
     place = address.rstrip('/')
     try:
       found = self._request(address, lambda: self._files._ls(f'{place}/', detail=True))
@@ -166,11 +148,7 @@ class Bucket:
     return self._entries(below), folders
 
   def read(self, address: str, first: int, last: int) -> bytes:
-    """The bytes from `first` to before `last` of an object.
-
-    Raises:
-      UserError: it is not there, may not be read or has fewer bytes, or the bucket cannot be reached.
-    """
+    """The bytes from `first` to before `last` of an object; UserError where it is not there or has fewer."""
 
     async def part() -> bytes:
       content = await self._files._cat_file(address, start=first, end=last)
@@ -194,11 +172,7 @@ class Bucket:
         )
 
   def download(self, entry: Entry, path: pathlib.Path) -> None:
-    """Writes an object to a local file, whose folder is made; raises as `read`.
-
-    Raises:
-      OSError: there is no space for it.
-    """
+    """Writes an object to a local file, whose folder is made; raises as `read`, and OSError without space for it."""
     with named_apart(entry.address):
       path.parent.mkdir(parents=True, exist_ok=True)
       if entry.size > shutil.disk_usage(path.parent).free:
@@ -207,7 +181,7 @@ class Bucket:
         file.writelines(self.parts(entry))
 
   def below(self, address: str) -> list[Entry]:
-    """All objects below an address; raises as `entry`."""
+    """All objects below an address."""
     place = address.rstrip('/') + '/'
     try:
       found = self._request(address, lambda: self._files._find(place, detail=True))
@@ -224,12 +198,7 @@ class Bucket:
     self._send(address, lambda: self._files._put_file(str(path), address), path.stat().st_size)
 
   def write_if(self, address: str, content: bytes, version: str | None) -> str | None:
-    """Writes a small object if what is there has a version.
-
-    Args:
-      address: the object's.
-      content: its bytes.
-      version: that has to be there; None: the object must not exist.
+    """Writes a small object if what is there has a version; None: the object must not exist.
 
     Returns:
       The new version, or None where another one is there. An answer that was lost on its way counts as None too,
@@ -296,12 +265,7 @@ class Bucket:
     return Entry(f'{self._scheme}://{information["name"]}', int(information['size']), str(version))
 
   def _request(self, address: str, make: Callable[[], Awaitable[Any]], size: int = 0) -> Any:
-    """The result of a coroutine on fsspec's loop, made again after a failure that may pass.
-
-    Args:
-      address: for errors.
-      make: makes the coroutine.
-      size: bytes that it sends.
+    """The result of a coroutine on fsspec's loop, which sends `size` bytes, made again after a failure that may pass.
 
     Raises:
       FileNotFoundError: there is nothing at the address.

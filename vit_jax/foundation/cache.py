@@ -16,11 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def directory() -> pathlib.Path:
-  """The cache folder: ~/.cache/vit_jax, or vit_jax in $XDG_CACHE_HOME.
-
-  Raises:
-    RuntimeError: there is no home directory.
-  """
+  """The cache folder: ~/.cache/vit_jax, or vit_jax in $XDG_CACHE_HOME; RuntimeError without a home directory."""
   return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache') / 'vit_jax'
 
 

@@ -18,15 +18,10 @@ _NAMED = 3  # classes that a sentence lists
 
 
 class Matched(NamedTuple):
-  """The rows of a head for the classes of data.
+  """The rows of a head for the classes of data."""
 
-  Attributes:
-    rows: int64 (classes,), the head's row for each; NEW: it has none.
-    notes: sentences for the person, where the rows are not simply the classes in their order.
-  """
-
-  rows: np.ndarray
-  notes: tuple[str, ...] = ()
+  rows: np.ndarray  # int64 (classes,), the head's row for each; NEW: it has none
+  notes: tuple[str, ...] = ()  # for the person, where the rows are not simply the classes in their order
 
 
 def rows(
@@ -86,13 +81,7 @@ def rows(
 def by_name(head: Sequence[str], data: Sequence[str], remedy: str = 'rename one of them') -> np.ndarray:
   """int64 (classes of the data,): the output of each one's name; NEW: there is none.
 
-  Args:
-    head: the names of its outputs.
-    data: the names of the data's classes.
-    remedy: ends the sentence of a refusal.
-
-  Raises:
-    UserError: two outputs have the name of a class.
+  Raises UserError, which ends in `remedy`, where two outputs have the name of a class.
   """
   number_of = {name: number for number, name in enumerate(head)}
   if len(number_of) < len(head) and tuple(data) != tuple(head):

@@ -62,11 +62,7 @@ class CheckedPrograms(CacheInterface):
   """JAX's cache with a SHA-256 before each program; one that does not match is removed and compiled again."""
 
   def __init__(self, programs: CacheInterface, crashes: 'CrashRecord'):
-    """
-    Args:
-      programs: JAX's cache of local files.
-      crashes: is told of each program that is taken from it.
-    """
+    """`programs` is JAX's cache of local files; `crashes` is told of each program that is taken from it."""
     self._programs, self._crashes, self._path = programs, crashes, programs._path
 
   def get(self, key: str) -> bytes | None:  # pyright: ignore[reportIncompatibleMethodOverride]: JAX's has no type
@@ -127,11 +123,7 @@ def _drop_after_crashes(directory: pathlib.Path) -> None:
 
 
 def _drop_after_crash(directory: pathlib.Path, record: pathlib.Path) -> None:
-  """Sees to one process's record; leaves it alone while that process is running.
-
-  Raises:
-    FileNotFoundError: it is gone.
-  """
+  """Sees to one process's record, or leaves it alone while that process is running; FileNotFoundError if it is gone."""
   with record.open('rb') as file:
     if not _is_locked_by_us(file.fileno()):
       return

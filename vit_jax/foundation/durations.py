@@ -11,49 +11,32 @@ _DURATION = re.compile(r'\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(epochs?|steps?|example
 
 
 def parse(text: str) -> tuple[float, str]:
-  """'90 epochs' -> (90.0, 'epoch'); the unit is 'epoch', 'step', 'example' or '%'.
-
-  Raises:
-    ValueError: the text is no duration.
-  """
+  """'90 epochs' -> (90.0, 'epoch'); the unit is 'epoch', 'step', 'example' or '%'. ValueError: it is no duration."""
   match = _DURATION.fullmatch(text)
   try:
     number = float(match[1]) if match else math.nan
   except ValueError:  # '1.2.3 steps'
     number = math.nan
   if not match or not number <= _LARGEST:
-    raise ValueError(f"{text!r} is not a duration such as '90 epochs', '500 steps' or '5%'")
+    raise ValueError("it must be a duration such as '90 epochs', '500 steps' or '5%'")
   return number, match[2].rstrip('s')
 
 
-def _check(text: str) -> None:
-  """A rule of options.py: a duration, perhaps of nothing."""
-  try:
-    parse(text)
-  except ValueError:
-    raise ValueError("it must be a duration such as '90 epochs', '500 steps' or '5%'") from None
-
-
 def _check_positive(text: str) -> None:
-  """A rule of options.py: a duration of more than nothing."""
-  _check(text)
+  """A rule of options: a duration of more than nothing."""
   if parse(text)[0] == 0:
     raise ValueError('it must be more than nothing')
 
 
 # Types of options: text that `parse` reads.
 Duration = Annotated[str, _check_positive]
-DurationOrZero = Annotated[str, _check]
+DurationOrZero = Annotated[str, parse]
 
 
 def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
   """Number of training steps of a duration, to the nearest.
 
-  Args:
-    duration: a number and a unit.
-    batch_size: images a step.
-    examples: images an epoch.
-    total: steps of the whole run, what '%' refers to.
+  Of `batch_size` images each, with `examples` images an epoch; '%' is of `total`, the steps of the whole run.
   """
   number, unit = parse(duration)
   if unit == '%':

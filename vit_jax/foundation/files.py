@@ -83,9 +83,6 @@ def write_json(path: Path, content: Any) -> None:
   """Writes a JSON file, as `atomic_write` does, with two spaces of indentation and a newline at the end.
 
   NumPy scalars are written as numbers. NaN and infinity, which JSON does not have, are written as null.
-
-  Raises:
-    TypeError: `content` holds something that JSON cannot express.
   """
   write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False) + '\n')
 
@@ -93,13 +90,10 @@ def write_json(path: Path, content: Any) -> None:
 def move_into_place(partial: Path, path: Path) -> None:
   """Renames a complete file to `path`, on the same file system, so that it survives a power failure.
 
-  For libraries that write to a path of their own; otherwise use `atomic_write`.
-
-  Raises:
-    OSError: it cannot get that name, a folder's for example; `filename` is `path`.
+  For libraries that write to a path of their own; otherwise use `atomic_write`. An OSError, where it cannot get that
+  name (a folder's for example), has the filename `path`.
   """
-  with open(partial, 'rb') as file:
-    os.fsync(file.fileno())
+  fsync_file(partial)
   try:
     os.replace(partial, path)
   except OSError as error:
@@ -112,8 +106,7 @@ def sync(paths: Iterable[Path]) -> None:
   """Makes complete files survive a power failure under the names that they have; for pictures and pages."""
   folders = set()
   for path in paths:
-    with open(path, 'rb') as file:
-      os.fsync(file.fileno())
+    fsync_file(path)
     folders.add(os.path.dirname(os.path.abspath(path)))
   for folder in folders:
     fsync_directory(folder)
@@ -143,6 +136,12 @@ def make_directories(path: Path) -> None:
     raise PermissionError(errno.EPERM, 'no folder can be made there', error.filename) from error
   for made in missing:
     fsync_directory(os.path.dirname(made))
+
+
+def fsync_file(path: Path) -> None:
+  """Makes the content of a file durable."""
+  with open(path, 'rb') as file:
+    os.fsync(file.fileno())
 
 
 def fsync_directory(path: Path) -> None:

@@ -11,11 +11,7 @@ REFUSED = frozenset({errno.EINVAL, errno.EFBIG})  # errors of `read_bytes`: no r
 
 
 def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
-  """The content of a regular file.
-
-  Args:
-    path: the file. A named pipe or a device, which might never end, is not opened for long.
-    at_most: bytes; a file that has more is not read.
+  """The content of a regular file of at most so many bytes; a named pipe or a device might never end, and is not read.
 
   Raises:
     OSError: it cannot be read, is no regular file or too large; `strerror` says which.
@@ -40,8 +36,6 @@ def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
 def read_text(path: str | os.PathLike[str], at_most: int = LARGEST_TEXT) -> str:
   """The content of a regular file in UTF-8, without the mark (BOM) that programs of Windows put before it.
 
-  Raises:
-    OSError: as `read_bytes`.
-    UnicodeDecodeError: it is not UTF-8.
+  Raises OSError as `read_bytes`, and UnicodeDecodeError.
   """
   return read_bytes(path, at_most).decode('utf-8-sig')

@@ -21,13 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def read(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> list[Line]:
-  """The sound lines of a file; [] where there is no file.
+  """The sound lines of a file, by what such a line must have; [] where there is no file.
 
   A last line that a kill cut short is left out without a word. Of other damaged lines a warning is logged.
-
-  Args:
-    path: the file.
-    is_sound: whether an object has what a line of this file must have.
 
   Raises:
     OSError: the file cannot be read.
@@ -64,11 +60,7 @@ class Writer:
   """
 
   def __init__(self, path: pathlib.Path, lines: Sequence[Line]):
-    """
-    Args:
-      path: the file; its directory exists.
-      lines: what it holds at first.
-    """
+    """The file's directory exists; `lines` is what it holds at first."""
     self._path = path
     self._lines = [text(line) for line in lines]
     self._write_all()
@@ -117,12 +109,7 @@ class Writer:
 
 
 def _parsed(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> tuple[list[Line], list[int]]:
-  """The sound lines, and the numbers of the damaged ones.
-
-  Raises:
-    OSError: the file cannot be read.
-    UserError: it is no regular file, or a huge one.
-  """
+  """The sound lines, and the numbers of the damaged ones; raises as `read`, also for a huge file."""
   try:
     *whole, last = foreign_files.read_bytes(path, _LARGEST).split(b'\n')
   except FileNotFoundError:

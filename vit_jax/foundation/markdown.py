@@ -4,12 +4,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A table that also reads well as plain text: its columns are padded to the same width.
-
-  Args:
-    header: titles of the columns.
-    rows: as many cells each.
-  """
+  """A table that also reads well as plain text: its columns are padded to the same width."""
   cells = [[cell.replace('|', '\\|') for cell in row] for row in (header, *rows)]
   widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
   lines = []

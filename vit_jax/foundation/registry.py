@@ -17,12 +17,7 @@ class Registry(Generic[T]):
   """
 
   def __init__(self, what: str, entries: dict[str, str], *, tag: str = 'name'):
-    """
-    Args:
-      what: the kind of thing that is registered, for errors: 'model'.
-      entries: name -> 'module:Class'.
-      tag: the option that holds the name, if the classes are sections of a config.
-    """
+    """Entries are name -> 'module:Class'; errors call a thing `what`; `tag`: the option of a config with the name."""
     self.what = what
     self.tag = tag
     self._entries: dict[str, str | type[T]] = dict(entries)
@@ -30,8 +25,7 @@ class Registry(Generic[T]):
   def register(self, name: str, cls: type[T]) -> None:
     """Adds an implementation from outside this package, anew where a file or a notebook's cell is executed again.
 
-    Raises:
-      ValueError: the name is taken by another class.
+    Raises ValueError where the name is taken by another class.
     """
     taken = self[name] if name in self._entries else cls
     if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -47,11 +41,7 @@ class Registry(Generic[T]):
     return self._entries[name]
 
   def __getitem__(self, name: str) -> type[T]:
-    """The class of a name.
-
-    Raises:
-      UserError: there is none; the error names the nearest.
-    """
+    """The class of a name; a UserError that names the nearest where there is none."""
     if name not in self._entries:
       near = difflib.get_close_matches(str(name), self._entries, n=1)
       hint = f'did you mean {near[0]!r}?' if near else f'choose one of {", ".join(self._entries)}.'
@@ -65,11 +55,7 @@ class Registry(Generic[T]):
     return cls
 
   def name_of(self, cls: type) -> str:
-    """The name that a class is registered under.
-
-    Raises:
-      ValueError: it is not registered.
-    """
+    """The name that a class is registered under; ValueError if it is not."""
     for name, entry in self._entries.items():
       if entry is cls or entry == f'{cls.__module__}:{cls.__qualname__}':
         return name

@@ -38,12 +38,7 @@ class Listener:
   """
 
   def __init__(self, numbers: Sequence[int], react: Callable[[int], None], handler: Handler | None = None):
-    """
-    Args:
-      numbers: of the signals.
-      react: called in the listener's thread.
-      handler: called in the main thread as well, if that can.
-    """
+    """`react` is called in the listener's thread; `handler` in the main thread as well, if that can."""
     self._numbers, self._react = numbers, react
     # A Python handler must be installed for a signal's number to reach the pipe. It is a function of this
     # listener's own, by which the listener knows that no other one is inside it.
@@ -90,10 +85,7 @@ class Listener:
     """Reacts to the signals that were pending at the last look and still are: the main thread does not take them.
 
     The kernel gives a signal to the main thread if that does not block it, and asks no other thread when the
-    main thread then sleeps in a system call that only the end of the process interrupts.
-
-    Returns:
-      the signals that are pending now.
+    main thread then sleeps in a system call that only the end of the process interrupts. Returns those pending now.
     """
     if sys.platform != 'linux':
       return set()

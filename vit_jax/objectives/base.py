@@ -89,15 +89,7 @@ class Objective(abc.ABC):
 
   @abc.abstractmethod
   def head_size(self, classes: int, data: DataConfig) -> int:
-    """Outputs of the head.
-
-    Args:
-      classes: of the training data.
-      data: the run's data options; its num_classes may ask for more than there are.
-
-    Raises:
-      UserError: data.num_classes is less than the classes.
-    """
+    """Outputs of the head, of which data.num_classes may ask for more than there are classes; UserError for less."""
 
   def frozen_models(self) -> tuple[FrozenModel, ...]:
     """The models that `annotated` asks; each has the head's size."""
@@ -106,9 +98,7 @@ class Objective(abc.ABC):
   def annotated(self, batch: Batch, predictors: Sequence[Predictor]) -> Batch:
     """A batch with what the frozen models say of it, for `loss_and_metrics`; nothing of it has a gradient.
 
-    Args:
-      batch: as of `loss_and_metrics`, with the images that the model that is trained sees.
-      predictors: one for each of `frozen_models`, which resizes and scales those images as its model needs them.
+    There is a predictor for each of `frozen_models`, which resizes and scales the images that the trained model sees.
     """
     del predictors
     return batch
@@ -127,12 +117,7 @@ class Objective(abc.ABC):
     return names
 
   def check_classes(self, names: tuple[str, ...], title: str) -> None:  # noqa: B027 (all data suits most)
-    """Raises UserError for training data whose classes leave nothing to learn.
-
-    Args:
-      names: of the classes.
-      title: what messages call the data.
-    """
+    """Raises UserError for training data, which messages call `title`, whose classes leave nothing to learn."""
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     """Raises UserError for a model or data that the objective cannot train."""
@@ -143,11 +128,7 @@ class Objective(abc.ABC):
 
 
 def requested_classes(classes: int, data: DataConfig) -> int:
-  """data.num_classes, or else the classes of the data.
-
-  Raises:
-    UserError: data.num_classes is less than those.
-  """
+  """data.num_classes, or else the classes of the data; UserError where it is less than those."""
   if data.num_classes is None:
     return classes
   if data.num_classes < classes:

@@ -1,7 +1,7 @@
 """Classification: one class an image by softmax, or a yes or no for each class by sigmoid."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import chex
 import jax
@@ -70,12 +70,7 @@ class ClassificationObjective(Objective):
     return targets / jnp.maximum(targets.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 
   def mixed_targets(self, batch: Batch, num_classes: int) -> jax.Array:
-    """float32 (B, K): the targets of 'label' or, where images are mixed, of both labels by their shares.
-
-    Args:
-      batch: of `data.on_device.prepare_training`.
-      num_classes: K.
-    """
+    """float32 (B, K): the targets of 'label' or, where images are mixed, of both labels by their shares."""
     targets = self.targets(batch['label'], num_classes, batch.get('weight'))
     if 'label_b' not in batch:
       return targets
@@ -83,14 +78,10 @@ class ClassificationObjective(Objective):
     return lam * targets + (1 - lam) * self.targets(batch['label_b'], num_classes, batch.get('weight_b'))
 
   def label_losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
-    """float32 (B,): the loss of each image by its labels, with label smoothing.
+    """float32 (B,): the loss of each image of logits (B, K) by its labels, with label smoothing.
 
     With 'softmax' an image whose classes have no weight adds nothing, smoothed or not: smoothing spreads the weight
     that there is.
-
-    Args:
-      logits: float32 (B, K).
-      batch: of `data.on_device.prepare_training`.
     """
     classes = logits.shape[-1]
     targets = self.mixed_targets(batch, classes)
@@ -101,16 +92,7 @@ class ClassificationObjective(Objective):
     return self.cross_entropy(logits, smoothed, smooth=False)
 
   def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
-    """Cross-entropy of each example.
-
-    Args:
-      logits: float32 (B, K).
-      targets: float32 (B, K), in 0..1; for 'softmax' each row sums to 1.
-      smooth: with label smoothing.
-
-    Returns:
-      float32 (B,).
-    """
+    """float32 (B,): of logits (B, K) and targets (B, K) in 0..1, whose rows sum to 1 for 'softmax'."""
     smoothed = optax.smooth_labels(targets, self.label_smoothing if smooth else 0.0)
     if self.loss == 'sigmoid':
       return optax.sigmoid_binary_cross_entropy(logits, smoothed).sum(axis=-1)
@@ -125,15 +107,10 @@ class ClassificationObjective(Objective):
 
 
 def class_targets(labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
-  """The target of each class: 1, or its weight, for an example's own, 0 for the others.
+  """float32 (B, K): 1, or its weight, for each class of an example's own, 0 for the others.
 
-  Args:
-    labels: int32 (B,), or (B, max_labels) where each example has a list of classes, padded with -1.
-    num_classes: K.
-    weights: float32 (B, max_labels), of lists; None: each is 1.
-
-  Returns:
-    float32 (B, K): one-hot or, of lists, multi-hot (all zero for an empty one).
+  Labels are int32 (B,), or (B, max_labels) padded with -1 where each example has a list of classes, which may be empty
+  and may have weights, float32 (B, max_labels).
   """
   if labels.ndim == 1:
     return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
@@ -144,37 +121,28 @@ def class_targets(labels: jax.Array, num_classes: int, weights: jax.Array | None
 
 
 def hits(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-  """Whether the most probable class is (one of) the example's own: its mean is accuracy, or precision@1.
+  """bool (B,): `is_own` of the most probable class; its mean is accuracy, or precision@1."""
+  return is_own(logits.argmax(axis=-1), labels, weights)
 
-  Args:
-    logits: float32 (B, K).
-    labels: int32 (B,) or (B, max_labels), as for `class_targets`.
-    weights: as for `class_targets`; of a list only the class with the largest weight, or all that have it,
-      counts.
 
-  Returns:
-    bool (B,); False for an empty list.
+def is_own(classes: Any, labels: Any, weights: Any = None) -> Any:
+  """bool (B,): whether a class (B,) is (one of) the example's own, for arrays of JAX or NumPy.
+
+  Labels and weights are as for `class_targets`. Of a list with weights only the class with the largest one counts, or
+  all that have it; an empty list is False.
   """
-  top = logits.argmax(axis=-1)
   if labels.ndim == 1:
-    return top == labels
-  is_top = top[:, None] == labels
+    return classes == labels
+  own = classes[:, None] == labels
   if weights is not None:
-    is_top &= (weights == weights.max(axis=1, keepdims=True)) & (weights > 0)
-  return is_top.any(axis=1)
+    own &= (weights == weights.max(axis=1, keepdims=True)) & (weights > 0)
+  return own.any(axis=1)
 
 
 def ranks(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """The number of classes that are more probable than an example's own.
+  """int32 (B,): the number of classes that are more probable than an example's own; a logit that is NaN counts as such.
 
   Of classes that are exactly as probable, those with a lower number count.
-
-  Args:
-    logits: float32 (B, K).
-    labels: int32 (B,).
-
-  Returns:
-    int32 (B,); a logit that is NaN counts as more probable.
   """
   own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
   earlier = (logits == own) & (jnp.arange(logits.shape[-1]) < labels[:, None])

@@ -101,15 +101,7 @@ class DistillationObjective(ClassificationObjective):
     }
 
   def teacher_loss(self, logits: jax.Array, probabilities: jax.Array) -> jax.Array:
-    """The loss of each example by what the teachers say of it.
-
-    Args:
-      logits: float32 (B, K), the student's.
-      probabilities: float32 (B, K), of `annotated`.
-
-    Returns:
-      float32 (B,).
-    """
+    """float32 (B,): the loss of logits (B, K) by what the teachers say, the probabilities (B, K) of `annotated`."""
     if self.teacher_targets == 'hard':
       return self.cross_entropy(logits, self._hard_targets(probabilities), smooth=False)
     scaled = logits / self.temperature

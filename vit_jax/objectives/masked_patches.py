@@ -76,19 +76,14 @@ def _mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 class Corruption(NamedTuple):
-  """What happens to each patch of B images of N patches.
+  """What happens to each patch of B images of N patches."""
 
-  Attributes:
-    corrupted: bool (B, N), half of each image's patches (rounded up): those whose colour is predicted.
-    masked: bool (B, N), 80 % of the corrupted ones: the mask token replaces them.
-    exchanged: bool (B, N), 10 % of the corrupted ones: another patch of the same image replaces them.
-    others: int32 (B, N), the number of that other patch.
-  """
-
+  # Bool (B, N), half of each image's patches (rounded up): those whose colour is predicted.
   corrupted: jax.Array
-  masked: jax.Array
+  masked: jax.Array  # bool (B, N), 80 % of the corrupted ones: the mask token replaces them
+  # Bool (B, N), 10 % of the corrupted ones: another patch of the same image replaces them.
   exchanged: jax.Array
-  others: jax.Array
+  others: jax.Array  # int32 (B, N), the number of that other patch
 
   def apply(self, patches: jax.Array, mask_token: jax.Array) -> jax.Array:
     """Patch embeddings (B, N, D) and the mask token (1, 1, D) -> (B, N, D)."""
@@ -98,12 +93,7 @@ class Corruption(NamedTuple):
 
 
 def draw_corruption(keys: jax.Array, count: int) -> Corruption:
-  """Draws which patches are corrupted, and how.
-
-  Args:
-    keys: (B,) typed PRNG keys.
-    count: N, at least two patches.
-  """
+  """Draws which of `count` patches, at least two, are corrupted, and how, by (B,) typed PRNG keys."""
 
   def draw(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     order, kind, other = jax.random.split(key, 3)
@@ -118,15 +108,12 @@ def draw_corruption(keys: jax.Array, count: int) -> Corruption:
 
 
 def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[Any, Any]) -> jax.Array:
-  """The mean colour of each patch in three bits a channel.
+  """The mean colour of each patch in three bits a channel: int32 (B, N), in 0 … 8^C - 1; red counts most.
 
   Args:
     images: float32 (B, H, W, C).
     grid: rows and columns of patches.
     value_range: the darkest value and the brightest, of all channels or of each.
-
-  Returns:
-    int32 (B, N), in 0 … 8^C - 1; red counts most.
 
   Raises:
     UserError: the grid does not divide the image into equal patches (that of a hybrid may not).

@@ -88,13 +88,8 @@ ImageSize = Annotated[tuple[Pixels, Pixels], _Square()]  # height, width in pixe
 def from_dict(cls: type[T], values: Mapping[str, Any], path: str = 'config') -> T:
   """An instance of dataclass `cls`, every name, type and value checked.
 
-  Args:
-    cls: a frozen dataclass of options.
-    values: option -> value, sections being dicts; as `as_dict` makes them, or a ConfigDict's.
-    path: what errors call the section.
-
-  Raises:
-    UserError: an unknown option, a wrong value, or values that contradict each other.
+  `values`: option -> value, sections being dicts, as `as_dict` makes them, or a ConfigDict's; errors call the section
+  `path`. Raises UserError for an unknown option, a wrong value, or values that contradict each other.
   """
   hints = _hints(cls)
   for name in values:

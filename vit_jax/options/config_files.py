@@ -18,15 +18,10 @@ Kind = Literal['config', 'study']  # a study's file has get_study() instead of g
 
 
 def find(name: str, kind: Kind = 'config') -> str:
-  """The file of a config, or of a study.
+  """The file of a config, or of a study; UserError where there is none.
 
-  Args:
-    name: a path, or a recipe's name without '.py', such as 'quickstart' or 'ablations/position'; its folder
-      may be left out. A file of that name goes first.
-    kind: which of the two; the recipes of studies are in the folder 'studies'.
-
-  Raises:
-    UserError: there is no such file and no such recipe.
+  `name` is a path, or a recipe's name without '.py', such as 'quickstart' or 'ablations/position'; its folder may be
+  left out. A file of that name goes first. The recipes of studies are in the folder 'studies'.
   """
   if pathlib.Path(name).is_file():
     return name
@@ -38,14 +33,7 @@ def find(name: str, kind: Kind = 'config') -> str:
 
 
 def load(name_and_argument: str) -> ml_collections.ConfigDict:
-  """What the `get_config` of a config file returns.
-
-  Args:
-    name_and_argument: a name for `find`; behind a ':', if there is one, stands the argument of `get_config`.
-
-  Raises:
-    UserError: there is no such file, it fails, or its `get_config` takes no such argument.
-  """
+  """What the `get_config` of a config file returns; name, argument and errors as for `from_file`."""
   file, values = from_file(name_and_argument, 'config')
   if not isinstance(values, ml_collections.ConfigDict):
     kind = type(values).__name__
@@ -54,14 +42,9 @@ def load(name_and_argument: str) -> ml_collections.ConfigDict:
 
 
 def from_file(name_and_argument: str, kind: Kind) -> tuple[str, Any]:
-  """A file, and what its `get_config` or `get_study` returns.
+  """A file by a name for `find`, and what its `get_config` or `get_study` returns; behind a ':' may stand its argument.
 
-  Args:
-    name_and_argument: a name for `find`; behind a ':', if there is one, stands the argument of the function.
-    kind: which of the two.
-
-  Raises:
-    UserError: the file or the function is not there or fails, or the function takes no such argument.
+  Raises UserError where the file or the function is not there or fails, or the function takes no such argument.
   """
   name, colon, argument = name_and_argument.partition(':')
   file, arguments = find(name, kind), [argument] if colon else []

@@ -29,17 +29,11 @@ CONFIG = 'vit_jax.config:Config'
 
 @dataclasses.dataclass(frozen=True)
 class OptionDoc:
-  """One option.
+  """One option."""
 
-  Attributes:
-    name: dotted, such as 'schedule.learning_rate'.
-    default: as Python writes it.
-    text: its comment, in one paragraph; may be ''.
-  """
-
-  name: str
-  default: str
-  text: str
+  name: str  # dotted, such as 'schedule.learning_rate'
+  default: str  # as Python writes it
+  text: str  # its comment, in one paragraph; may be ''
 
 
 class _Field(NamedTuple):
@@ -52,12 +46,7 @@ class _Field(NamedTuple):
 
 
 def documented(place: Place = CONFIG, prefix: str = '') -> Iterator[OptionDoc]:
-  """Every option of a config or of a section of it with its default, in the order of the fields.
-
-  Args:
-    place: a class of options.
-    prefix: of the names, with a '.' at its end.
-  """
+  """Every option of a class of options with its default, in the order of the fields; `prefix` goes before the names."""
   for name, field in _fields(place).items():
     if field.registry and field.section:
       kinds = f'One of {", ".join(field.registry.names())}.'
@@ -160,11 +149,7 @@ class _Source:
   @classmethod
   @functools.cache
   def named(cls, module: str) -> Self:
-    """The source of a module.
-
-    Raises:
-      ImportError: there is none.
-    """
+    """The source of a module; ImportError: there is none."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not spec.has_location:
       raise ImportError(module)
@@ -182,11 +167,7 @@ class _Source:
 
   @functools.cache  # noqa: B019 (of modules, which stay)
   def fields(self, name: str) -> dict[str, _Field]:
-    """The fields of a class, those of the classes that it extends first.
-
-    Raises:
-      LookupError: the module has no such class.
-    """
+    """The fields of a class, those of the classes that it extends first; LookupError: the module has no such class."""
     result: dict[str, _Field] = {}
     for base in reversed(self._classes[name].bases):
       with contextlib.suppress(LookupError, ImportError):  # of a class that is none of options

@@ -13,17 +13,11 @@ from vit_jax.foundation.errors import UserError
 
 
 class Fact(NamedTuple):
-  """Something that all processes must have alike.
+  """Something that all processes must have alike."""
 
-  Attributes:
-    name: what messages call it.
-    shown: this process's, in words.
-    content: all of it, as JSON takes it.
-  """
-
-  name: str
-  shown: str
-  content: Any
+  name: str  # what messages call it
+  shown: str  # this process's, in words
+  content: Any  # all of it, as JSON takes it
 
 
 def check_facts(own: list[Fact]) -> None:
@@ -45,9 +39,7 @@ def check_facts(own: list[Fact]) -> None:
 def check_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> None:
   """Raises UserError in all processes where one has read other parameters from its files; all of them call this.
 
-  Args:
-    name: what messages call them.
-    arrays: path -> array, in any order.
+  `arrays`: path -> array, in any order; `name`: what messages call them.
   """
   if jax.process_count() == 1:
     return

@@ -85,11 +85,7 @@ def skip_absent_tpu() -> None:
 
 
 def heartbeat_seconds() -> float:
-  """Seconds of silence after which a process counts as lost: VIT_JAX_HEARTBEAT_SECONDS, or 60.
-
-  Raises:
-    UserError: the variable is not a number of at least 1.
-  """
+  """Seconds of silence after which a process is lost: VIT_JAX_HEARTBEAT_SECONDS (1 or more, or a UserError), or 60."""
   text = os.environ.get(_HEARTBEAT, '60')
   try:
     seconds = float(text)

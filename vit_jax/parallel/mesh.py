@@ -105,11 +105,7 @@ def _across_slices(shape: tuple[int, ...], slices: int, axes: tuple[str, ...]) -
 
 
 def shape_on(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
-  """Devices along each of `AXES`, with the -1 replaced.
-
-  Raises:
-    UserError: they do not multiply to the number of devices.
-  """
+  """Devices along each of `AXES`, with the -1 replaced; UserError where they do not multiply to `devices`."""
   sizes = list(mesh.sizes)
   asked = ', '.join(f'{axis} {size}' for axis, size in zip(AXES, sizes, strict=True))
   given = math.prod(size for size in sizes if size != -1)

@@ -27,19 +27,10 @@ Rules = Sequence[tuple[str, *tuple[tuple[str | None, ...], ...]]]
 
 
 def param_shardings(shapes: Any, rules: Rules, mesh: Mesh, min_shard_size: int) -> Any:
-  """The sharding of every parameter.
+  """The sharding of every parameter: a tree as `shapes`, whose paths the rules match.
 
   A dimension is split only where its rule says so and the axis divides it; a parameter with fewer than
   `min_shard_size` elements is copied to every device, because fetching it costs more than it saves.
-
-  Args:
-    shapes: tree of arrays or ShapeDtypeStructs, whose paths the rules match.
-    rules: of the model.
-    mesh: from `make_mesh`.
-    min_shard_size: elements.
-
-  Returns:
-    The same tree of NamedShardings.
 
   Raises:
     ValueError: no rule matches a path, or a rule has more dimensions than the parameter.
@@ -58,16 +49,6 @@ def state_shardings(state: Any, params: Any, rules: Rules, mesh: Mesh, min_shard
   That holds for every optax transformation whose state is shaped like the parameters, however it is
   chained, masked or partitioned, and needs no list of them. All other leaves (counters, factored
   moments) are copied.
-
-  Args:
-    state: tree of arrays or ShapeDtypeStructs.
-    params: the tree of the parameters' shapes.
-    rules: of the model.
-    mesh: from `make_mesh`.
-    min_shard_size: elements.
-
-  Returns:
-    The same tree as `state`, of NamedShardings.
   """
   shardings = pytrees.flatten(param_shardings(params, rules, mesh, min_shard_size))
   by_path = {path: (leaf.shape, shardings[path]) for path, leaf in pytrees.flatten(params).items()}
@@ -119,8 +100,6 @@ def _spec(path: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh, min_shard
 
 
 def _those_that_divide(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> P:
-  return P(*(_if_divides(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
-
-
-def _if_divides(axis: str | None, size: int, mesh: Mesh) -> str | None:
-  return axis if axis is not None and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+  parts = [1 if axis is None else mesh.shape[axis] for axis in axes]
+  pairs = zip(axes, parts, shape, strict=True)
+  return P(*(axis if part > 1 and size % part == 0 else None for axis, part, size in pairs))

@@ -46,11 +46,7 @@ def main() -> None:
 
 
 def _json_path() -> pathlib.Path | None:
-  """Where --json writes to.
-
-  Raises:
-    UserError: no file can be written there; told before the minutes that a search takes.
-  """
+  """Where --json writes to; a UserError, before the minutes that a search takes, where no file can be written there."""
   if not _JSON.value:
     return None
   path = pathlib.Path(_JSON.value).expanduser()

@@ -62,8 +62,7 @@ def ranking(config: Config, machine: Topology, dataset: Dataset, path: pathlib.P
 def dataset(config: Config, examples: float | None) -> Dataset:
   """The training data as it is here, or as far as `examples` (of --examples) and what is published about it tell.
 
-  Raises:
-    UserError: neither tells how many images and classes there are, or --examples is not finite.
+  Raises UserError where neither tells how many images and classes there are, or --examples is not finite.
   """
   data = config.data
   if examples and not math.isfinite(examples):

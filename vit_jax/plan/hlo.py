@@ -43,21 +43,13 @@ _RANDOM_DRAW = re.compile(r'op_name="[^"]*jit\(_gamma\)')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line of a computation.
+  """One line of a computation."""
 
-  Attributes:
-    name: without its '%'.
-    shape: of its result, as text.
-    opcode: such as 'fusion' or 'all-gather'.
-    operands: their names.
-    attributes: the rest of the line; of a constant, its value.
-  """
-
-  name: str
-  shape: str
-  opcode: str
-  operands: tuple[str, ...]
-  attributes: str
+  name: str  # without its '%'
+  shape: str  # of its result, as text
+  opcode: str  # such as 'fusion' or 'all-gather'
+  operands: tuple[str, ...]  # their names
+  attributes: str  # the rest of the line; of a constant, its value
 
   @property
   def bytes(self) -> float:
@@ -78,15 +70,10 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A compiled program.
+  """A compiled program."""
 
-  Attributes:
-    computations: name -> its instructions, as scheduled.
-    entry: name of the computation that runs first.
-  """
-
-  computations: dict[str, tuple[Instruction, ...]]
-  entry: str
+  computations: dict[str, tuple[Instruction, ...]]  # name -> its instructions, as scheduled
+  entry: str  # name of the computation that runs first
 
   def called(self, instruction: Instruction, attribute: str) -> tuple[Instruction, ...]:
     """The computation that an attribute of an instruction names; () if there is none."""
@@ -197,12 +184,9 @@ def _arrays(shape: str) -> Iterator[tuple[str, float]]:
 
 
 def payload(shape: str, *, start: bool) -> float:
-  """Bytes that a collective gives.
+  """Bytes that a collective gives, by the shape of its result.
 
-  Args:
-    shape: of its result.
-    start: whether it is the start of an asynchronous one, whose result is a tuple of operands, results and
-      flags, which are scalars.
+  The start of an asynchronous one has a tuple of operands, results and flags, which are scalars.
   """
   if not start:
     return shape_bytes(shape)
@@ -211,18 +195,11 @@ def payload(shape: str, *, start: bool) -> float:
 
 
 def groups(instruction: Instruction, devices: int) -> np.ndarray:
-  """The groups of devices that work together in a collective.
+  """The groups of devices that work together in a collective: int (groups, devices of a group), by their place.
 
   They are written as a list, {{0,1},{2,3}}; as [2,2]<=[4], or transposed as [2,2]<=[2,2]T(1,0); or as axes of
   a mesh, mesh['a'=2,'b'=4] {'a'}. The devices of a mesh may be in another order, device_ids=(1,0,…) or
   ([4,2]T(1,0)), and a group may be a part of an axis: 'b':(2)2 is the second factor of 4 = 2 × 2 along 'b'.
-
-  Args:
-    instruction: the collective.
-    devices: how many run the program.
-
-  Returns:
-    int (groups, devices of a group): devices by their place in the program.
   """
   text = instruction.attributes
   mesh = _MESH_GROUPS.search(text)
@@ -238,12 +215,9 @@ def groups(instruction: Instruction, devices: int) -> np.ndarray:
 
 
 def _mesh_groups(axes: str, order: str | None, grouped: str) -> np.ndarray:
-  """The groups of a mesh.
+  """The groups of a mesh such as "'a'=2,'b'=4" along axes or factors of them, such as "'a'" or "'b':(2)2".
 
-  Args:
-    axes: "'a'=2,'b'=4".
-    order: of the devices, as a list or as an iota; None if they are in order.
-    grouped: "'a'" or "'b':(2)2", axes or factors of axes.
+  The devices are in order where `order` is None, or as that list or iota says.
   """
   sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
   # (axis, product of the factors before this one, this factor); a whole axis is its only factor.

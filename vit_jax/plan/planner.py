@@ -31,28 +31,18 @@ class NotCompiled(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes on each device.
+  """Bytes on each device."""
 
-  Attributes:
-    params: parameters, and the model's state.
-    opt_state: the optimizer's state.
-    ema: the parameters' exponential moving average.
-    batch: the input of a step.
-    temporaries: activations kept for the backward pass, gradients and buffers of single operations. None if
-      the program does not fit: the compiler then reports nothing but the total.
-    total: at the peak of a step.
-    available: to a program; None if not known.
-    frozen: parameters of models that are not trained, such as teachers.
-  """
-
-  params: int
-  opt_state: int
-  ema: int
-  batch: int
+  params: int  # parameters, and the model's state
+  opt_state: int  # the optimizer's state
+  ema: int  # the parameters' exponential moving average
+  batch: int  # the input of a step
+  # Activations kept for the backward pass, gradients and buffers of single operations. None if the program does not
+  # fit: the compiler then reports nothing but the total.
   temporaries: int | None
-  total: int
-  available: int | None
-  frozen: int = 0
+  total: int  # at the peak of a step
+  available: int | None  # to a program; None if not known
+  frozen: int = 0  # parameters of models that are not trained, such as teachers
 
   @property
   def fits(self) -> bool:
@@ -62,61 +52,37 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """How fast a run is by the compiler's estimate; nothing is measured.
+  """How fast a run is by the compiler's estimate; nothing is measured."""
 
-  Attributes:
-    step_seconds: time of a step.
-    compute_seconds: the part of it in which the device computes.
-    collective_seconds: the part of it in which the device waits for others.
-    images_per_second: over all devices.
-    utilisation: model FLOPs over the devices' peak in bfloat16.
-    hours: time of the whole run.
-    device_days: hours times devices; core-days on TPU v2 and v3.
-    unknown_kernels: custom kernels in a step. The compiler estimates no time for them, so it is left out.
-  """
-
-  step_seconds: float
-  compute_seconds: float
-  collective_seconds: float
-  images_per_second: float
-  utilisation: float
-  hours: float
-  device_days: float
-  unknown_kernels: int
+  step_seconds: float  # time of a step
+  compute_seconds: float  # the part of it in which the device computes
+  collective_seconds: float  # the part of it in which the device waits for others
+  images_per_second: float  # over all devices
+  utilisation: float  # model FLOPs over the devices' peak in bfloat16
+  hours: float  # time of the whole run
+  device_days: float  # hours times devices; core-days on TPU v2 and v3
+  unknown_kernels: int  # custom kernels in a step. The compiler estimates no time for them, so it is left out
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a config takes on a topology.
+  """What a config takes on a topology."""
 
-  Attributes:
-    model: variant.
-    topology: name, kind and number of devices.
-    mesh: axis -> devices along it.
-    settings: the options that decide memory and time.
-    steps: steps of the run.
-    parameters: number of the model's parameters.
-    memory: on each device.
-    collectives: kind -> count, bytes and seconds in a step; empty without an estimate of the time.
-    model_flops: FLOPs of a step, counted from the model's sizes, without recomputation.
-    compiler_flops: FLOPs of a step on one device as the compiler counts them, which takes the body of a loop
-      once. None if the program does not fit.
-    speed: None if the program does not fit or there is no estimate for it.
-    compile_seconds: time that compiling took on this host.
-  """
-
-  model: str
-  topology: dict[str, Any]
-  mesh: dict[str, int]
-  settings: dict[str, Any]
-  steps: int
-  parameters: int
-  memory: Memory
+  model: str  # variant
+  topology: dict[str, Any]  # name, kind and number of devices
+  mesh: dict[str, int]  # axis -> devices along it
+  settings: dict[str, Any]  # the options that decide memory and time
+  steps: int  # steps of the run
+  parameters: int  # number of the model's parameters
+  memory: Memory  # on each device
+  # Kind -> count, bytes and seconds in a step; empty without an estimate of the time.
   collectives: dict[str, dict[str, float]]
-  model_flops: float
+  model_flops: float  # FLOPs of a step, counted from the model's sizes, without recomputation
+  # FLOPs of a step on one device as the compiler counts them, which takes the body of a loop once. None if the
+  # program does not fit.
   compiler_flops: float | None
-  speed: Speed | None
-  compile_seconds: float
+  speed: Speed | None  # None if the program does not fit or there is no estimate for it
+  compile_seconds: float  # time that compiling took on this host
 
   def as_json(self) -> dict[str, Any]:
     """The plan as nested dicts of JSON's types."""
@@ -134,11 +100,6 @@ def ranking_key(plan: Plan) -> tuple[bool, float]:
 
 def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   """Compiles the trainer's own step for a topology, and reads memory, collectives and time off the result.
-
-  Args:
-    config: the run.
-    topology: the devices.
-    dataset: its training data, which need not be here.
 
   Raises:
     UserError: a config that does not fit the data or the devices.

@@ -31,16 +31,8 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
   """Plans the config as it is, and variants of it in stages, each from the best so far: the mesh,
   rematerialisation, a loop or unrolled blocks and, where memory is short, accumulation.
 
-  That is some ten programs instead of the several hundred of all combinations.
-
-  Args:
-    config: the run, whose mesh, remat, accumulation and, where it is open, unroll are varied.
-    topology: the devices.
-    dataset: its training data.
-    report: is told of each plan as soon as it is made.
-
-  Returns:
-    All that were planned, with nothing left open, the best first.
+  That is some ten programs instead of the several hundred of all combinations. `report` is told of each plan as soon as
+  it is made. All come back with nothing left open, the best first.
 
   Raises:
     UserError: the batch divides over no mesh of these devices.
@@ -71,7 +63,7 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
         f'No mesh of the {len(topology.devices)} devices of {topology.name} divides config.batch_size '
         f'{config.batch_size} and config.accumulation {config.batch_parts}; change one of them.'
       )
-    found.sort(key=_key)
+    found.sort(key=lambda candidate: ranking_key(candidate.plan))
     return found[0].config
 
   remats, loops, parts = len(_REMATS) - 1, 1, len(_ACCUMULATIONS) - 1  # the most that are new in a stage
@@ -160,7 +152,3 @@ def chosen(config: Config, topology: Topology, dataset: Dataset) -> Config:
   """The config with nothing left open, as a run on these devices would have it."""
   run = Run(config, dataset, topology.devices)
   return dataclasses.replace(run.config, mesh=dataclasses.replace(config.mesh, **run.mesh.shape))
-
-
-def _key(candidate: Candidate) -> tuple[bool, float]:
-  return ranking_key(candidate.plan)

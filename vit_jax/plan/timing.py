@@ -37,17 +37,11 @@ _FREE = (
 
 @dataclasses.dataclass
 class Traffic:
-  """The collectives of one kind in a step.
+  """The collectives of one kind in a step."""
 
-  Attributes:
-    count: how many.
-    bytes: that each device gives or gets, over all of them.
-    seconds: on the links, whether or not the device computes meanwhile.
-  """
-
-  count: float = 0
-  bytes: float = 0
-  seconds: float = 0
+  count: float = 0  # how many
+  bytes: float = 0  # that each device gives or gets, over all of them
+  seconds: float = 0  # on the links, whether or not the device computes meanwhile
 
   def add(self, other: 'Traffic', times: int = 1) -> None:
     """Counts the other traffic, `times` times."""
@@ -58,22 +52,14 @@ class Traffic:
 
 @dataclasses.dataclass
 class Estimate:
-  """The time of a step.
+  """The time of a step."""
 
-  Attributes:
-    compute: seconds by the compiler's cycles.
-    memory: seconds of operations without cycles, by the bytes that they read and write.
-    exposed: seconds in which the device waits for collectives.
-    copies: seconds in which it waits for asynchronous copies between memories.
-    unknown: custom kernels, of whose time the compiler says nothing.
-    traffic: kind of collective -> its traffic.
-  """
-
-  compute: float = 0
-  memory: float = 0
-  exposed: float = 0
-  copies: float = 0
-  unknown: float = 0
+  compute: float = 0  # seconds by the compiler's cycles
+  memory: float = 0  # seconds of operations without cycles, by the bytes that they read and write
+  exposed: float = 0  # seconds in which the device waits for collectives
+  copies: float = 0  # seconds in which it waits for asynchronous copies between memories
+  unknown: float = 0  # custom kernels, of whose time the compiler says nothing
+  # Kind of collective -> its traffic.
   traffic: dict[str, Traffic] = dataclasses.field(default_factory=lambda: collections.defaultdict(Traffic))
 
   @property
@@ -101,12 +87,9 @@ def estimate(
   devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
   hardware: Hardware,
 ) -> Estimate:
-  """The time of one run of a program.
+  """The time of one run of a program that was compiled for TPUs, and scheduled.
 
-  Args:
-    module: compiled for TPUs, scheduled.
-    devices: in the program's order (`mesh.devices.flat`). The cost of a collective depends on where they lie.
-    hardware: what each of them can do.
+  The devices are in the program's order (`mesh.devices.flat`): the cost of a collective depends on where they lie.
   """
   return _Program(module, _Network(devices, hardware), hardware).computation(module.entry)
 
@@ -126,14 +109,10 @@ class _Program:
 
 
 class _Lane(NamedTuple):
-  """A resource that asynchronous instructions use one after the other.
+  """A resource that asynchronous instructions use one after the other."""
 
-  Attributes:
-    kind: 'links', 'network', 'memory' or 'permute'.
-    target: of a permute, the device to which the first one sends: different directions do not share links.
-  """
-
-  kind: str
+  kind: str  # 'links', 'network', 'memory' or 'permute'
+  # Of a permute, the device to which the first one sends: different directions do not share links.
   target: int | None = None
 
 
@@ -208,12 +187,9 @@ class _Schedule:
     self._started[i.name] = _Started(end, collective)
 
   def _cross(self, i: hlo.Instruction, meeting: str, kind: str) -> None:
-    """Sends an array of this slice to the others, or begins to receive what becomes of all slices' arrays.
+    """A 'send' of this slice's array to the others, which takes the time, or the 'recv' of what becomes of all arrays.
 
-    Args:
-      i: a 'send' or 'recv'; the time is that of the send.
-      meeting: the name that the two have in common.
-      kind: such as 'ALL_REDUCE'.
+    `meeting` is the name that the two have in common, `kind` one of libtpu's, such as 'ALL_REDUCE'.
     """
     self._meetings[i.name] = meeting
     if i.opcode == 'recv':
@@ -307,13 +283,7 @@ class _Network:
     self._cores = max(getattr(device, 'core_on_chip', 0) for device in devices) + 1
 
   def collective(self, kind: str, size: float, groups: np.ndarray) -> float:
-    """Seconds of a collective.
-
-    Args:
-      kind: such as 'all-gather'.
-      size: bytes of its result on each device.
-      groups: int (groups, devices of a group).
-    """
+    """Seconds of a collective such as 'all-gather', whose result has `size` bytes on each device of its groups."""
     group = groups[0]
     if len(group) < 2:
       return 0.0
@@ -337,12 +307,7 @@ class _Network:
     return seconds
 
   def between_slices(self, kind: str, size: float) -> float:
-    """Seconds in which each device sends and gets its part of what crosses the slices.
-
-    Args:
-      kind: 'ALL_REDUCE', or another of libtpu's.
-      size: bytes of the part that a device gives.
-    """
+    """Seconds in which each device sends and gets its part of what crosses the slices; it gives `size` bytes."""
     slices = self._extent[0]
     volume = 2 * size / slices if kind == 'ALL_REDUCE' else size
     return volume * (slices - 1) / self._hardware.network_bandwidth
@@ -357,12 +322,7 @@ class _Network:
     return ring > 0 and bool(self._extent[axis] % ring == 0)
 
   def permute(self, size: float, messages: list[tuple[int, int]]) -> float:
-    """Seconds until the message with the longest way has arrived.
-
-    Args:
-      size: bytes of a message.
-      messages: (source, target) of each.
-    """
+    """Seconds until the (source, target) message with the longest way has arrived; each has `size` bytes."""
     if not messages:
       return 0.0
     source, target = np.array(messages).T

@@ -28,17 +28,11 @@ _SHAPES_3D = {
 
 @dataclasses.dataclass(frozen=True)
 class _Generation:
-  """A generation of TPUs.
+  """A generation of TPUs."""
 
-  Attributes:
-    shapes: chips -> shape of the slice.
-    cores: cores of a chip, as far as names such as 'v3-512' count them.
-    options: libtpu's, to describe its slices.
-  """
-
-  shapes: dict[int, str]
-  cores: int
-  options: dict[str, Any] = dataclasses.field(default_factory=dict)
+  shapes: dict[int, str]  # chips -> shape of the slice
+  cores: int  # cores of a chip, as far as names such as 'v3-512' count them
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)  # libtpu's, to describe its slices
 
 
 _GENERATIONS = {
@@ -60,14 +54,10 @@ _EXAMPLES = "'v3:16x16' or 'v3-512' (TPUs, by chips or cores), 'v5e:16x16*2' (tw
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Devices to plan for.
+  """Devices to plan for."""
 
-  Attributes:
-    name: as asked for.
-    devices: those of a machine that need not be here, or of this host.
-  """
-
-  name: str
+  name: str  # as asked for
+  # Those of a machine that need not be here, or of this host.
   devices: tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm] (jaxlib is untyped)
 
   @property

@@ -88,15 +88,10 @@ class Study:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyRun(Job):
-  """One training run of a study.
+  """One training run of a study."""
 
-  Attributes:
-    teachers: the workdirs of the runs that teach it; (): none does.
-    unlabelled: what the teachers label first.
-  """
-
-  teachers: tuple[pathlib.Path, ...] = ()
-  unlabelled: Unlabelled | None = None
+  teachers: tuple[pathlib.Path, ...] = ()  # the workdirs of the runs that teach it; (): none does
+  unlabelled: Unlabelled | None = None  # what the teachers label first
 
 
 def title(variant: str, seed: int) -> str:
@@ -105,14 +100,10 @@ def title(variant: str, seed: int) -> str:
 
 
 def load(name_and_argument: str) -> Study:
-  """The study of a file.
+  """The study of a file: a path, or the name of a study of the package, such as 'poster'.
 
-  Args:
-    name_and_argument: a path, or the name of a study of the package, such as 'poster'; behind a ':', if there is
-      one, stands the argument of `get_study`, such as 'shape:digits'.
-
-  Raises:
-    UserError: there is no such file, it fails, it takes no such argument, or it gives no study.
+  Behind a ':' may stand the argument of `get_study`, such as 'shape:digits'. Raises UserError where there is no such
+  file, it fails, it takes no such argument, or it gives no study.
   """
   file, study = config_files.from_file(name_and_argument, 'study')
   if not isinstance(study, Study):
@@ -121,11 +112,7 @@ def load(name_and_argument: str) -> Study:
 
 
 def chosen(argument: str, choices: Mapping[str, _Choice]) -> _Choice:
-  """What the argument of a `get_study` chooses.
-
-  Raises:
-    UserError: it is none of the choices.
-  """
+  """What the argument of a `get_study` chooses; UserError where it is none of the choices."""
   if argument not in choices:
     raise UserError(f'The study has no {argument!r}; choose from {", ".join(choices)}.')
   return choices[argument]
@@ -134,8 +121,7 @@ def chosen(argument: str, choices: Mapping[str, _Choice]) -> _Choice:
 def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   """All runs: the first seed of every variant, then the next, so that there is soon something to compare.
 
-  Raises:
-    UserError: a config is wrong, or none of its evaluators has the study's metric.
+  Raises UserError for a wrong config, or one without an evaluator that has the study's metric.
   """
   configs: dict[str, Config] = {}
   for name, variant in study.variants.items():

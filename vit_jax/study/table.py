@@ -20,19 +20,12 @@ from vit_jax.training.results import Result
 
 
 class Row(NamedTuple):
-  """What the runs of a variant gave so far.
+  """What the runs of a variant gave so far."""
 
-  Attributes:
-    name: of the variant.
-    variant: its config.
-    ended: seed -> how its run ended.
-    summary: of the study's metric; None before the first run has ended.
-  """
-
-  name: str
-  variant: Variant
-  ended: dict[int, Result]
-  summary: Summary | None
+  name: str  # of the variant
+  variant: Variant  # its config
+  ended: dict[int, Result]  # seed -> how its run ended
+  summary: Summary | None  # of the study's metric; None before the first run has ended
 
   @property
   def flops(self) -> float | None:
@@ -41,11 +34,7 @@ class Row(NamedTuple):
 
 
 def rows(study: Study, results: Results) -> list[Row]:
-  """A row for each variant that is compared.
-
-  Raises:
-    UserError: a run has ended without the study's metric.
-  """
+  """A row for each variant that is compared; UserError where a run has ended without the study's metric."""
   table = []
   for name, variant in study.variants.items():
     if not variant.compared:

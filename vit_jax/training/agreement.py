@@ -17,22 +17,12 @@ _SECTIONS_THAT_MAY_DIFFER = frozenset(('tracker', 'profile', 'step_limit'))
 
 
 def check(run: Run, evaluators: Mapping[str, Evaluator]) -> None:
-  """Compares options and data of all processes; all of them call this.
-
-  Raises:
-    UserError: in all of them, where one differs.
-  """
+  """Compares options and data of all processes, which all call this; raises UserError in all where one differs."""
   check_facts(facts(run.config, run.dataset, {name: each.examples for name, each in evaluators.items()}))
 
 
 def facts(config: Config, dataset: Dataset, evaluated: Mapping[str, int]) -> list[Fact]:
-  """What the processes of a run must have alike, as many facts for any config.
-
-  Args:
-    config: the run's, with nothing left open.
-    dataset: its training data.
-    evaluated: evaluator -> images of its split.
-  """
+  """What the processes of a run must have alike, as many facts for any config; `evaluated`: evaluator -> its images."""
   names = list(dataset.class_names)
   few = ', '.join(names[:3]) + (', …' if len(names) > 3 else '')
   data = f'{dataset.examples:,} images of {dataset.classes} classes ({few})'

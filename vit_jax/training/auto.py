@@ -62,16 +62,9 @@ class Choice(NamedTuple):
 
 
 def choose(config: Config, architecture: Architecture, steps: int, devices: Sequence[Any]) -> Choice:
-  """The config with its open options chosen.
+  """The config with its open options chosen, for the architecture, the length in steps and the devices of a run.
 
-  Args:
-    config: the run's.
-    architecture: its network.
-    steps: of the run.
-    devices: of the run; those of a plan need not be here.
-
-  Raises:
-    UserError: a mesh that these devices do not make.
+  The devices of a plan need not be here. Raises UserError for a mesh that these devices do not make.
   """
   mesh, model = config.mesh, config.model
   has_open_options = None in (mesh.fsdp, model.remat, model.unroll)
@@ -172,14 +165,12 @@ def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -
 def estimated_bytes(
   config: Config, parameters: int, bytes_saved: float, values: int, devices: Sequence[Any]
 ) -> float:
-  """About what a training step needs on a device, in bytes.
+  """About what a training step needs on a device, in bytes, where nothing of the config is left open.
 
   Args:
-    config: with nothing left open.
-    parameters: of its network.
+    parameters: of the network.
     bytes_saved: of an image, for the backward pass or by it.
     values: of an image, height × width × channels.
-    devices: of the run.
   """
   mesh = config.mesh
   split = max(mesh.fsdp or 1, 1) * max(mesh.tensor, 1)

@@ -23,11 +23,7 @@ class Board:
   """Writes, on process 0, into the workdir itself, so that TensorBoard calls the run as the workdir."""
 
   def __init__(self, workdir: pathlib.Path, resume_step: int):
-    """
-    Args:
-      workdir: the run's.
-      resume_step: TensorBoard drops what the run wrote after this step.
-    """
+    """TensorBoard drops what the run wrote after `resume_step`."""
     self._files = workdir / 'events.out.tfevents.*'
     self._writer = _summary_writer(workdir, resume_step) if jax.process_index() == 0 else None
 

@@ -59,7 +59,12 @@ class Console:
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
-    self.say(memory_text(program, compiled))
+    params, state = device_bytes(program.state.params), device_bytes(program.state)
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    self.say(
+      f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
+      f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
+    )
 
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""
@@ -106,12 +111,7 @@ class Console:
       self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
   def with_progress(self, what: str, limited: Limited = iter) -> Limited:
-    """`limited`, which also says how far it is: after 15 seconds, and whenever twice as many have passed.
-
-    Args:
-      what: is under way, such as 'Evaluation'.
-      limited: see `Evaluator.run`.
-    """
+    """`limited` of `Evaluator.run`, which also says how far `what` ('Evaluation') is: after 15 s, then 30 s, 60 s …"""
 
     def reporting(batches: Iterable[Batch]) -> Iterator[Batch]:
       total = len(batches) if isinstance(batches, Sized) else None
@@ -235,11 +235,7 @@ def parameters_text(params: dict[str, Any], model: str) -> str:
 
 
 def parameter_table(params: dict[str, Any]) -> str:
-  """Path, shape, size and sharding of each parameter, and their sum.
-
-  Args:
-    params: arrays, or ShapeDtypeStructs with shardings.
-  """
+  """Path, shape, size and sharding of each parameter (an array or a ShapeDtypeStruct), and their sum."""
   leaves = pytrees.flatten(params)
   rows = [('parameter', 'shape', 'MiB', 'split over')]
   for path, leaf in leaves.items():
@@ -261,13 +257,3 @@ def _mib(leaf: Any) -> float:
 
 def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
   return ', '.join(f'{axis} (axis {i})' for i, axis in enumerate(spec) if axis is not None) or '-'
-
-
-def memory_text(program: Program, compiled: Any) -> str:
-  """Estimated bytes that a device needs for the training step, by the compiler."""
-  params, state = device_bytes(program.state.params), device_bytes(program.state)
-  temporary = compiled.memory_analysis().temp_size_in_bytes
-  return (
-    f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
-    f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
-  )

@@ -15,18 +15,12 @@ class EarlyStopping:
 
   Every process sees the same metrics and comes to the same answer. A checkpoint has `meta()`, so that a resumed
   run stops at the step at which an undisturbed one does.
-
-  Attributes:
-    config: what to watch.
-    best: the best value so far; NaN before the first.
-    best_step: its step.
-    misses: evaluations since then.
   """
 
-  config: StopConfig
-  best: float = math.nan
-  best_step: int = 0
-  misses: int = 0
+  config: StopConfig  # what to watch
+  best: float = math.nan  # the best value so far; NaN before the first
+  best_step: int = 0  # its step
+  misses: int = 0  # evaluations since then
 
   @classmethod
   def restored(cls, config: StopConfig, meta: Mapping[str, Any]) -> 'EarlyStopping':

@@ -19,14 +19,10 @@ from vit_jax.training.workdir import Workdir, open_workdir
 
 
 def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> dict[str, float]:
-  """Evaluates the newest sound checkpoint of a workdir, and writes a report to a new folder there; nothing is changed.
+  """Evaluates the newest sound checkpoint of a workdir by the evaluators of a config.
 
-  Args:
-    config: with the evaluators.
-    place: the workdir, or where it is.
-
-  Raises:
-    UserError: there is no checkpoint, or nothing to evaluate.
+  The report goes to a new folder of the workdir; nothing else is changed. Raises UserError where there is no
+  checkpoint, or nothing to evaluate.
   """
   if not config.evaluators:
     raise UserError('config.evaluators is empty; name at least one split to evaluate.')

@@ -20,13 +20,7 @@ _MOST_ATTENTION_BYTES = 4 * 2**30  # all blocks and heads of these images are in
 
 
 def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
-  """Writes report/first_batch.png, on process 0, of the rows that its first device holds.
-
-  Args:
-    run: the run.
-    batch: of step 0, as the pipeline gives it; in a run of several processes all of them call this.
-    workdir: the run's.
-  """
+  """Writes report/first_batch.png, on process 0, of the rows of step 0 that its first device holds; all call this."""
   inputs = jax.jit(lambda batch: model_inputs(run.config, batch, 0))(batch)
   if jax.process_index() != 0:
     return
@@ -43,12 +37,6 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   It is the mean over heads and tokens. The CPU computes it, since training may fill the memory of the devices.
   Nothing is written of a model without attention, in a run of several processes, or where the weights take more
   than 4 GiB.
-
-  Args:
-    run: the run.
-    params: of its network, with its state.
-    batch: of step 0, as the pipeline gives it.
-    workdir: the run's.
   """
   if jax.process_count() > 1:
     return
@@ -84,14 +72,11 @@ def save_first_batch(
   class_names: tuple[str, ...],
   data: DataConfig,
 ) -> None:
-  """Draws images as the model is given them (cropped, flipped, normalised), with their labels.
+  """Draws images as the model is given them (cropped, flipped, normalised), with their labels, into a PNG.
 
   Args:
-    path: the PNG.
     images: float (batch, height, width, channels) in `data.value_range`; the first 32 are drawn.
     labels: int (batch,), or (batch, max_labels) padded with -1.
-    class_names: name of each label.
-    data: says what range of values is black to white.
   """
   images, labels = images[:32], labels[:32]
   columns = 8

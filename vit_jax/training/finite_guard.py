@@ -31,11 +31,7 @@ class FiniteGuard:
     self._skipped = collections.deque[bool](maxlen=_WINDOW)  # whether each of the last steps was
 
   def check(self, step: int, step_metrics: Metrics) -> None:
-    """Takes the metrics of `step`, and looks at those of the step before.
-
-    Raises:
-      UserError: the step before was not finite, or most of the last ones were not.
-    """
+    """Takes the metrics of `step`; raises UserError where the step before, or most of the last ones, was not finite."""
     self.flush()
     self._pending = (step, step_metrics)
 

@@ -30,33 +30,20 @@ Params = dict[str, Any]
 
 
 class _Network(NamedTuple):
-  """A frozen model without its numbers.
+  """A frozen model without its numbers."""
 
-  Attributes:
-    wanted: what the objective asks for.
-    architecture: the network.
-    preprocess: how images become its input.
-    graphdef: the network; with parameters, `nnx.merge` makes it.
-    shapes: its parameters' ShapeDtypeStructs with their shardings.
-  """
-
-  wanted: FrozenModel
-  architecture: Architecture
-  preprocess: Preprocess
-  graphdef: nnx.GraphDef
-  shapes: Params
+  wanted: FrozenModel  # what the objective asks for
+  architecture: Architecture  # the network
+  preprocess: Preprocess  # how images become its input
+  graphdef: nnx.GraphDef  # the network; with parameters, `nnx.merge` makes it
+  shapes: Params  # its parameters' ShapeDtypeStructs with their shardings
 
 
 class FrozenModels:
   """All frozen models of a run. Nothing is read before it is asked for, so that an evaluation needs no teacher."""
 
   def __init__(self, config: Config, mesh: jax.sharding.Mesh, num_classes: int):
-    """
-    Args:
-      config: the run.
-      mesh: its devices.
-      num_classes: outputs of the run's head, and of theirs.
-    """
+    """`num_classes`: outputs of the run's head, and of theirs."""
     self._config, self._mesh, self._num_classes = config, mesh, num_classes
 
   @functools.cached_property
@@ -67,8 +54,7 @@ class FrozenModels:
   def shapes(self) -> tuple[Params, ...]:
     """The parameters of each as ShapeDtypeStructs with their shardings; () where the objective asks none.
 
-    Raises:
-      UserError: a checkpoint is not there, is damaged, or is of other classes or channels than the run.
+    Raises UserError for a checkpoint that is not there, is damaged, or is of other classes or channels than the run.
     """
     return tuple(network.shapes for network in self._networks)
 
@@ -77,13 +63,9 @@ class FrozenModels:
     return sum(network.architecture.forward_flops() for network in self._networks)
 
   def read(self, class_names: Sequence[str]) -> tuple[tuple[Params, ...], str]:
-    """The parameters of each on the mesh, and a text that accounts for them.
+    """The parameters of each on the mesh, the rows of each head in the order of `class_names`, and an account of them.
 
-    Args:
-      class_names: of the run's data, in whose order the rows of each head are put.
-
-    Raises:
-      UserError: as `shapes`, or a checkpoint does not have the data's classes.
+    Raises UserError as `shapes`, or where a checkpoint does not have the data's classes.
     """
     params, texts = [], []
     for network in self._networks:
@@ -107,11 +89,7 @@ class FrozenModels:
     return tuple(params), '\n'.join(texts)
 
   def predictors(self, params: Sequence[Params]) -> tuple[Predictor, ...]:
-    """Functions from the run's images to logits, to be called within a step.
-
-    Args:
-      params: of each, as `shapes` has them.
-    """
+    """Functions from the run's images to logits, to be called within a step, for parameters as `shapes` has them."""
     data = self._config.data
 
     def predictor(network: _Network, params: Params) -> Predictor:
@@ -179,17 +157,7 @@ def _on_mesh(arrays: dict[str, np.ndarray], shapes: Params) -> Params:
 def _prepared(
   images: jax.Array, data: DataConfig, preprocess: Preprocess, size: tuple[int, int]
 ) -> jax.Array:
-  """A run's images as another model's input.
-
-  Args:
-    images: float32 (B, H, W, C), in the value range of `data`.
-    data: the run's data options.
-    preprocess: of the other model, whose mean and std are taken.
-    size: height, width of the other model's images.
-
-  Returns:
-    float32 (B, *size, C).
-  """
+  """A run's images (B, H, W, C), in the value range of `data`, as another model's input (B, *size, C); both float32."""
   low, high = data.value_range
   scale = 1 / ((high - low) * np.asarray(preprocess.std))
   offset = -(low / (high - low) + np.asarray(preprocess.mean)) / np.asarray(preprocess.std)

@@ -26,10 +26,7 @@ def read_initial(
 ) -> tuple[dict[str, np.ndarray], str]:
   """Reads config.init.checkpoint and makes it fit.
 
-  Args:
-    config: the run.
-    architecture: its network, whose parameters are filled.
-    class_names: of its training data, with which a head that is kept is matched.
+  A head that is kept is matched with `class_names`, those of the training data.
 
   Returns:
     path -> array of the parameters that do not begin anew, masked where rows of a head do; and a text that accounts
@@ -54,13 +51,7 @@ def read_initial(
 
 
 def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) -> TrainState:
-  """The state of step 0, on the mesh.
-
-  Args:
-    program: the run's.
-    seed: of the parameters that begin anew.
-    arrays: of `read_initial`; it is empty afterwards.
-  """
+  """The state of step 0, on the mesh: `arrays` of `read_initial`, empty afterwards, and by `seed` what begins anew."""
   if not arrays:
     return program.init(np.uint32(seed))
   loaded = frozenset(path for path, array in arrays.items() if not np.ma.is_masked(array))

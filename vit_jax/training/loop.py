@@ -51,16 +51,13 @@ def train(
   takeover: bool = False,
   on_step: OnStep | None = None,
 ) -> TrainState:
-  """Trains, or goes on training, in a workdir.
+  """Trains, or goes on training, in a workdir, to the state at the end.
 
   Args:
     config: the run.
     place: its workdir, or where it is: a folder or an address in a bucket.
     takeover: go on with a run that was started with another config.
     on_step: sees each step of this call.
-
-  Returns:
-    The state at the end.
 
   Raises:
     UserError: something that the person can mend is wrong.

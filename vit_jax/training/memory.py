@@ -14,12 +14,9 @@ _GIB = 2**30
 
 
 def check(run: Run) -> None:
-  """Refuses a model or batches that are larger than the memory of this machine and its devices.
+  """Raises UserError for a state, or batches made ahead, larger than the memory of this machine and its devices.
 
   Activations are not counted: what they take, the compiler knows.
-
-  Raises:
-    UserError: the parameters with the optimizer's state, or the batches made ahead, do not fit.
   """
   host = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   _check_state(run, host)

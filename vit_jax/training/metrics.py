@@ -33,13 +33,7 @@ class MetricsLog:
   def __init__(
     self, workdir: pathlib.Path, resume_step: int, log_every: int = 1, tracker: Tracker | None = None
   ):
-    """
-    Args:
-      workdir: the run's.
-      resume_step: the step of the checkpoint from which the run goes on; 0: it begins.
-      log_every: steps between two lines.
-      tracker: of experiments; None: there is none.
-    """
+    """`resume_step`: of the checkpoint from which the run goes on, or 0; `log_every`: steps between two lines."""
     self.complete = False
     self._tracker = tracker
     self._writes = jax.process_index() == 0

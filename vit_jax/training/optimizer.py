@@ -86,14 +86,9 @@ OPTIMIZERS: Registry[Any] = Registry(
 
 
 def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.GradientTransformation:
-  """The update's direction; the training step multiplies it by the learning rate.
+  """The update's direction, for parameters or their shapes; the training step multiplies it by the learning rate.
 
-  Args:
-    optimizer: the options.
-    params: parameters, or their shapes: nested dicts.
-
-  Raises:
-    UserError: a regex that matches no parameter, or nothing left to train.
+  Raises UserError for a regex that matches no parameter, or where nothing is left to train.
   """
   trainable = trainable_mask(optimizer, params)
   factors = _lr_factors(optimizer, params)
@@ -121,8 +116,7 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
 def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """The optimizer's own part: gradients -> directions.
 
-  Raises:
-    UserError: no such optimizer, an argument that it does not take, or one that needs more than gradients.
+  Raises UserError for an optimizer or an argument that there is not, or one that needs more than gradients.
   """
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
@@ -165,11 +159,7 @@ def _check_needs_gradients_only(optimizer: str, transformation: optax.GradientTr
 
 
 def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
-  """`optax.scale_by_NAME`.
-
-  Raises:
-    UserError: optax has none of that name.
-  """
+  """`optax.scale_by_NAME`; UserError where optax has none."""
   if name in _NOT_ALONE:
     raise UserError(f'{name!r} is no optimizer by itself: {_NOT_ALONE[name]}; choose another one')
   found = getattr(optax, f'scale_by_{name}', None)
@@ -247,11 +237,7 @@ def _lr_factors(optimizer: OptimizerConfig, params: Params) -> dict[str, float]:
 
 
 def _matching(option: str, pattern: str, params: Params) -> set[str]:
-  """The paths that a pattern matches.
-
-  Raises:
-    UserError: it matches none.
-  """
+  """The paths that a pattern matches; UserError where there are none."""
   paths = pytrees.flatten(params)
   found = {path for path in paths if re.search(pattern, path)}
   if not found:

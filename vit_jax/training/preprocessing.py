@@ -18,13 +18,8 @@ from vit_jax.training.resume import stored_config
 def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
   """The config with every option said that is about the pixels of its images.
 
-  Args:
-    config: the run; data.mean, data.std, data.interpolation and its evaluators' crop may be None.
-    workdir: of the run; where it has begun there, it goes on as it began.
-
-  Raises:
-    UserError: config.init.checkpoint is not there, or damaged; or the images that it or the run was evaluated on
-      cannot be cut as the config's other options say.
+  Where a run has begun in `workdir`, it goes on as it began. Raises UserError where config.init.checkpoint is not there
+  or damaged, or where the images that it or the run was evaluated on cannot be cut as the config's other options say.
   """
   config = _resolved(config, workdir)
   config.check('config')

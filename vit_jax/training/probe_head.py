@@ -22,12 +22,9 @@ _IMAGES = 20_000  # at most; more take minutes, and change the head little
 def with_probe(
   run: Run, source: Source, state: TrainState, bad_images: BadImages, limited: Limited = iter
 ) -> tuple[TrainState, str]:
-  """The state with a logistic regression in its head, and a sentence about it.
+  """The state of step 0 with a logistic regression in its head, and a sentence about it.
 
   Args:
-    run: its config's init.head is 'probe'.
-    source: its training data.
-    state: of step 0.
     bad_images: takes those that cannot be decoded, which are left out if data.bad_images is 'replace'.
     limited: see `Evaluator.run`.
 

@@ -14,11 +14,7 @@ _STEPS_AT_A_SIGNAL = 10
 
 
 def parse(text: str) -> tuple[int, int]:
-  """'steps 10-20' -> (10, 20), the first and the last step of a profile.
-
-  Raises:
-    ValueError: the text names no steps.
-  """
+  """'steps 10-20' -> (10, 20), the first and the last step of a profile; ValueError for a text that names no steps."""
   match = re.fullmatch(r'\s*steps?\s+(\d+)\s*(?:-\s*(\d+))?\s*', text)
   first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
   if not 1 <= first <= last:
@@ -26,12 +22,8 @@ def parse(text: str) -> tuple[int, int]:
   return first, last
 
 
-def _check(text: str) -> None:
-  parse(text)
-
-
 # A type of options: text that `parse` reads.
-ProfiledSteps = Annotated[str, _check]
+ProfiledSteps = Annotated[str, parse]
 
 
 class Profiler:
@@ -48,11 +40,9 @@ class Profiler:
   """
 
   def __init__(self, steps: str | None, folder: pathlib.Path, say: Callable[[str], None]):
-    """
-    Args:
-      steps: text that `parse` reads; None: none but those asked for by SIGUSR1.
-      folder: a trace is a new folder in `folder/plugins/profile`, as TensorBoard expects.
-      say: is called with a sentence for the person when a trace is written.
+    """`steps` is text that `parse` reads, or None; `say` is called with a sentence when a trace is written.
+
+    A trace is a new folder in `folder/plugins/profile`, as TensorBoard expects.
     """
     self._first, self._last = parse(steps) if steps else (0, 0)
     self._folder, self._say = folder, say

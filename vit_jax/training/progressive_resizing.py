@@ -21,14 +21,7 @@ class ProgressiveResizing:
   """
 
   def __init__(self, config: Config, timeline: Timeline):
-    """
-    Args:
-      config: the run.
-      timeline: the run in steps.
-
-    Raises:
-      UserError: stages out of order, or of sizes that the model does not take.
-    """
+    """Raises UserError for stages out of order, or of sizes that the model does not take."""
     stages = config.data.progressive_resizing
     height, width = config.data.image_size
     self._ends = [timeline.steps(until) for until, _ in stages] + [timeline.total]

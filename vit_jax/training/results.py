@@ -26,32 +26,18 @@ _FILE = 'result.json'
 
 
 class Result(NamedTuple):
-  """How a run ended.
+  """How a run ended."""
 
-  Attributes:
-    metrics: of its last evaluation, such as 'test/accuracy'.
-    flops: model FLOPs of training, forward and backward; of a probe those of the features.
-    seconds: wall-clock time of the probe, or of all training steps; steps that a kill lost count once.
-    devices: how many worked on it.
-    device: what JAX calls them.
-    notes: what a reader of the result should know.
-  """
-
-  metrics: dict[str, float]
-  flops: float
-  seconds: float
-  devices: int
-  device: str
-  notes: list[str]
+  metrics: dict[str, float]  # of its last evaluation, such as 'test/accuracy'
+  flops: float  # model FLOPs of training, forward and backward; of a probe those of the features
+  seconds: float  # wall-clock time of the probe, or of all training steps; steps that a kill lost count once
+  devices: int  # how many worked on it
+  device: str  # what JAX calls them
+  notes: list[str]  # what a reader of the result should know
 
 
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Result:
-  """Trains to the end, unless that is done; what it prints goes to `log.txt`.
-
-  Args:
-    config: the run.
-    place: its workdir, or the folder where it is or will be.
-    keep: whether its checkpoints stay.
+  """Trains to the end, unless that is done; what it prints goes to `log.txt`. Its checkpoints stay if `keep`.
 
   Raises:
     UserError: as `loop.train`; or a run of another config is there.
@@ -89,8 +75,7 @@ def of(metrics: dict[str, float], flops: float, seconds: float) -> Result:
 def read(config: Config, workdir: pathlib.Path) -> Result | None:
   """The result of the run that has ended in `workdir`; None if none has, or it is damaged: it is moved aside.
 
-  Raises:
-    UserError: its config is another one.
+  Raises UserError where its config is another one.
   """
   path = workdir / _FILE
   if not path.exists():

@@ -28,16 +28,10 @@ _log = logging.getLogger(__name__)
 def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool) -> Iterator[str]:
   """Checks that a workdir is free, or that its run has the same config; it is the config's after the block.
 
-  A workdir belongs to a run from its first checkpoint on; before that, another config takes it over. From then on the
-  config counts that the checkpoint holds under its digest, whatever became of config.json; or the one that took over,
-  which is kept in takeover.json since it may have no checkpoint yet. A damaged config.json is moved aside. It is
-  written when the block ends without an error: inside, the caller finds out whether a checkpoint fits.
-
-  Args:
-    config: the run.
-    workdir: its folder.
-    begun: whether there is a checkpoint.
-    takeover: go on with a run of another config.
+  A workdir belongs to a run from its first checkpoint on (`begun`); before that, another config takes it over. From
+  then on the config counts that the checkpoint holds under its digest, whatever became of config.json; or the one
+  that took over, which is kept in takeover.json since it may have no checkpoint yet. A damaged config.json is moved
+  aside. It is written when the block ends without an error: inside, the caller finds out whether a checkpoint fits.
 
   Yields:
     Sentences for the person where another config is taken over, or config.json was edited, is damaged or missing,
@@ -99,10 +93,8 @@ def _takeover_note(
 def read_config(workdir: pathlib.Path) -> Config:
   """The config of the run in a workdir, perhaps of an older version.
 
-  Where config.json is damaged or missing, it is that of the newest checkpoint, and a warning says so.
-
-  Raises:
-    UserError: there is none, or it is damaged and there is no checkpoint.
+  Where config.json is damaged or missing, it is that of the newest checkpoint, and a warning says so; without a
+  checkpoint it is a UserError.
   """
   path = workdir / 'config.json'
   try:
@@ -126,11 +118,7 @@ def _config_or_damage(path: pathlib.Path) -> tuple[Config | None, str]:
 
 
 def _parsed(path: pathlib.Path) -> Config:
-  """The config that a file holds.
-
-  Raises:
-    UserError: it is damaged or missing; the sentence has no remedy yet.
-  """
+  """The config that a file holds; a UserError without a remedy where it is damaged or missing."""
   if not path.exists():
     raise UserError(f'{path} is missing')
   try:
@@ -169,13 +157,7 @@ def restore(
 ) -> tuple[TrainState | None, dict[str, Any]]:
   """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
 
-  Args:
-    manager: of its checkpoints.
-    run: which goes on.
-    takeover: go on although the training data has another number of images than before.
-
-  Raises:
-    UserError: the training data has changed since.
+  Raises UserError where the training data has another number of images than before, unless `takeover`.
   """
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
@@ -189,10 +171,7 @@ def restore(
 def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None:
   """Raises UserError, or with `takeover` warns, where the training data has more or fewer images than it had.
 
-  Args:
-    images_there: an epoch of the run that saved; 0 or None: it is not known, as of converted models.
-    run: which goes on.
-    takeover: whether that is wanted.
+  That number is 0 or None where it is not known, as of converted models.
   """
   if images_there in (None, 0, run.dataset.examples):
     return

@@ -30,17 +30,11 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """What a run knows of its training data when the data itself need not be here.
+  """What a run knows of its training data when the data itself need not be here."""
 
-  Attributes:
-    examples: images an epoch.
-    class_names: label -> name.
-    num_classes: how many there are, where they have no names here.
-  """
-
-  examples: int
-  class_names: tuple[str, ...] = ()
-  num_classes: int | None = None
+  examples: int  # images an epoch
+  class_names: tuple[str, ...] = ()  # label -> name
+  num_classes: int | None = None  # how many there are, where they have no names here
 
   @property
   def classes(self) -> int:
@@ -64,14 +58,9 @@ class Run:
   """
 
   def __init__(self, config: Config, dataset: Dataset, devices: Sequence[Any] | None = None):
-    """
-    Args:
-      config: the run's.
-      dataset: its training data.
-      devices: by default all of all processes; a plan passes those of a machine that is not here.
+    """The devices are by default those of all processes; a plan passes those of a machine that is not here.
 
-    Raises:
-      UserError: a config that does not fit the data or the devices.
+    Raises UserError for a config that does not fit the data or the devices.
     """
     self.dataset, self.asked = dataset, config
     self.timeline = Timeline.of(config.total, batch_size=config.batch_size, examples=dataset.examples)
@@ -100,13 +89,9 @@ class Run:
     return f'{kind}:{place}' if place else kind
 
   def open_evaluators(self, trained: DataConfig | None = None) -> dict[str, Evaluator]:
-    """The evaluators by name, their data opened.
+    """The evaluators by name, their data opened; UserError where that is not there or does not fit the model.
 
-    Args:
-      trained: the data options by which the parameters were trained; None: the run's.
-
-    Raises:
-      UserError: data that is not there or does not fit the model.
+    `trained`: the data options by which the parameters were trained, if not the run's.
     """
     config = self.config
     context = EvaluationContext(
@@ -141,13 +126,8 @@ class Run:
 def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple[Run, Source]:
   """A run on the devices that are here, and its training data.
 
-  Args:
-    config: the run's.
-    trained: the classes with which its checkpoint was trained, as which the labels are then numbered; None: there is
-      no checkpoint.
-
-  Raises:
-    UserError: a config that does not fit the data or the devices, or data that is not there or has other classes.
+  The labels are numbered as `trained`, the classes of the run's checkpoint, if it has one. Raises UserError for a
+  config that does not fit the data or the devices, and for data that is not there or has other classes.
   """
   source = sources.open_training(config.data, config.seed)
   if trained is not None and tuple(trained) != tuple(source.class_names):
@@ -180,11 +160,7 @@ def evaluate(
 ) -> dict[str, float]:
   """The metrics of all evaluators for a state's model, and for its EMA where there is one.
 
-  Args:
-    state: of training.
-    evaluators: name -> evaluator.
-    report_folder: where evaluators write tables and pictures; None: nowhere.
-    limited: see `Evaluator.run`.
+  `report_folder` gets tables and pictures, if it is given; `limited`: see `Evaluator.run`.
   """
   models: dict[str, Params] = {'': state.variables}
   if state.ema:

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -59,11 +58,7 @@ class ScheduleConfig:
 
 
 def make_schedule(schedule: ScheduleConfig, timeline: Timeline) -> optax.Schedule:
-  """Step (counted from 0) -> learning rate.
-
-  Raises:
-    UserError: warmup and cooldown do not fit into the run.
-  """
+  """Step (counted from 0) -> learning rate; UserError where warmup, drops and cooldown do not fit into the run."""
   total, peak = timeline.total, schedule.learning_rate
   warmup, cooldown = timeline.steps(schedule.warmup), timeline.steps(schedule.cooldown)
   if warmup + cooldown >= total and total > 0:
@@ -102,9 +97,5 @@ def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> op
     )
   if schedule.decay == 'rsqrt':
     timescale = timeline.period(schedule.timescale)  # at least one step
-
-    def inverse_square_root(step: jax.typing.ArrayLike) -> jax.Array:
-      return peak / jnp.sqrt(1 + step / timescale)
-
-    return inverse_square_root
+    return lambda step: peak / jnp.sqrt(1 + step / timescale)
   return optax.constant_schedule(peak)

@@ -54,21 +54,13 @@ class Step(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A run's compiled functions and the shapes they work on.
+  """A run's compiled functions and the shapes they work on."""
 
-  Attributes:
-    graphdef: the network; with `TrainState.variables`, `nnx.merge` makes it.
-    init: makes the first state.
-    step: makes the next one.
-    state: the state's ShapeDtypeStructs with their shardings.
-    batch: a training batch's ShapeDtypeStructs with their shardings.
-  """
-
-  graphdef: nnx.GraphDef
-  init: Init
-  step: Step
-  state: TrainState
-  batch: BatchShapes
+  graphdef: nnx.GraphDef  # the network; with `TrainState.variables`, `nnx.merge` makes it
+  init: Init  # makes the first state
+  step: Step  # makes the next one
+  state: TrainState  # the state's ShapeDtypeStructs with their shardings
+  batch: BatchShapes  # a training batch's ShapeDtypeStructs with their shardings
 
   def batch_of(self, image_size: tuple[int, int]) -> BatchShapes:
     """`batch` with images of another height and width, for progressive resizing."""
@@ -86,15 +78,7 @@ def make_program(
 ) -> Program:
   """The step that the loop runs, the plan compiles and the benchmarks time.
 
-  Args:
-    config: the run.
-    mesh: devices, with the axes of `parallel.mesh`.
-    architecture: the network and the shapes of its input and output.
-    timeline: the run in steps.
-    frozen: the models that the objective asks beside the network.
-
-  Raises:
-    UserError: a batch that does not divide over the mesh, or a network that cannot be built.
+  Raises UserError for a batch that does not divide over the mesh, or a network that cannot be built.
   """
   part = config.batch_size // config.batch_parts
   mesh_lib.check_batch_size(mesh, part, 'config.batch_size / config.accumulation')

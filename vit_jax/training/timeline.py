@@ -10,24 +10,17 @@ _MOST_STEPS = 2**31 - 1  # devices count steps in int32
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """Turns durations of the config into steps.
+  """Turns durations of the config into steps."""
 
-  Attributes:
-    batch_size: images a step, over all devices.
-    examples: training images an epoch.
-    total: steps of the run.
-  """
-
-  batch_size: int
-  examples: int
-  total: int
+  batch_size: int  # images a step, over all devices
+  examples: int  # training images an epoch
+  total: int  # steps of the run
 
   @classmethod
   def of(cls, total: str, *, batch_size: int, examples: int) -> 'Timeline':
     """The timeline of a run that lasts `total`, a duration in epochs, steps or examples.
 
-    Raises:
-      UserError: it is less than a step, or more than can be counted.
+    Raises UserError for less than a step, or more than can be counted.
     """
     steps = durations.steps(total, batch_size=batch_size, examples=examples)
     if not 1 <= steps <= _MOST_STEPS:

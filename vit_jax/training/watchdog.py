@@ -34,12 +34,7 @@ class Watchdog:
   """
 
   def __init__(self, limit: float, path: pathlib.Path, workdir: Workdir):
-    """
-    Args:
-      limit: seconds that a step, or the next batch of an evaluation, may take; 0 for no limit.
-      path: the file for the stacks.
-      workdir: that the file belongs to.
-    """
+    """A step, or the next batch of an evaluation, may take `limit` seconds, or any time if that is 0."""
     self._limit, self._path, self._workdir = limit, path, workdir
     self._what = ''  # is being watched
     self._since: float | None = None  # when that began; None if nothing is being watched

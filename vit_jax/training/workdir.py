@@ -106,12 +106,7 @@ class BucketWorkdir(Workdir):
   """
 
   def __init__(self, address: str, place: pathlib.Path, lease: BucketLease | None = None):
-    """
-    Args:
-      address: the workdir's.
-      place: a folder for the copy; what is in it is removed.
-      lease: of a run that trains.
-    """
+    """`place` is a folder for the copy, and what is in it is removed; `lease` is of a run that trains."""
     self._bucket_lease = lease
     self._address = address.rstrip('/')
     self._place = place
@@ -123,11 +118,7 @@ class BucketWorkdir(Workdir):
     self.checkpoints = f'{self._address}/{CHECKPOINTS}'
 
   def __enter__(self) -> 'BucketWorkdir':
-    """Copies what the bucket has.
-
-    Raises:
-      UserError: the bucket cannot be read.
-    """
+    """Copies what the bucket has; UserError where it cannot be read."""
     shutil.rmtree(self._place, ignore_errors=True)
     self.folder.mkdir(parents=True)
     self._download()
@@ -154,11 +145,7 @@ class BucketWorkdir(Workdir):
     self._renew()
 
   def upload(self) -> None:
-    """Copies to the bucket what was written since the last copy.
-
-    Raises:
-      UserError: the bucket cannot be written.
-    """
+    """Copies to the bucket what was written since the last copy; UserError where it cannot be written."""
     with self._copying:
       self._renew()
       buckets.at_once(self._copy_file, list(self._files()))

@@ -18,7 +18,6 @@ from absl import flags
 
 from vit_jax import cli
 from vit_jax.foundation.errors import UserError
-from vit_jax.options import weights_flag
 
 if TYPE_CHECKING:
   from vit_jax.transfer.configs import Settings
@@ -28,7 +27,7 @@ _Number = TypeVar('_Number', int, float)
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
 )
-_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
+_WEIGHTS = cli.define_weights()
 _SUITE = flags.DEFINE_string(
   'suite', 'paper', "paper, vtab, fewshot, or a list such as 'cifar10,vtab:dmlab,fewshot:folder:/path'."
 )
@@ -89,16 +88,12 @@ def main() -> None:
 
 
 def _settings() -> 'Settings':
-  """What the flags ask for.
-
-  Raises:
-    UserError: a flag that is missing, a wrong number, or something that is no option.
-  """
+  """What the flags ask for; UserError where one is missing or wrong."""
   from vit_jax.transfer.configs import Settings
 
   return Settings(
     checkpoint=cli.required(_CHECKPOINT),
-    weights=weights_flag.chosen(_WEIGHTS),
+    weights=_WEIGHTS.value,
     seeds=_SEEDS.value,
     shots=_numbers('shots', _SHOTS.value, int, lowest=0),
     steps=_STEPS.value,
@@ -121,11 +116,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _numbers(flag: str, texts: Sequence[str], kind: type[_Number], *, lowest: float) -> tuple[_Number, ...]:
-  """The numbers of a list flag.
-
-  Raises:
-    UserError: something that is no number, one below `lowest`, or one that is there twice.
-  """
+  """The numbers of a list flag; UserError for what is no number, below `lowest`, or there twice."""
   try:
     values = tuple(kind(text) for text in texts)
   except ValueError:

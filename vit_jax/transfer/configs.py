@@ -31,18 +31,9 @@ PROBES: tuple[Literal['ridge', 'logistic', 'knn'], ...] = ('ridge', 'logistic', 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is transferred, and how it differs from the paper's recipe. None: as in the paper.
+  """What is transferred, and how it differs from the paper's recipe: the flags of the command, which say what each is.
 
-  Attributes:
-    checkpoint: as config.init.checkpoint.
-    weights: as config.init.weights.
-    seeds: final runs of each data set, and draws of a probe.
-    shots: images of each class, for few-shot probes.
-    steps, batch_size, image_size, rates: of fine-tuning.
-    scratch: whether to compare with the same model trained from scratch.
-    scratch_rates: learning rates to sweep there.
-    real_labels: ImageNet ReaL's labels, as an evaluator's `real_labels`; None: its line is left out.
-    options: dotted name -> value as text, of any other option of a config, in all runs.
+  None: as in the paper; without `real_labels`, the line of ImageNet ReaL is left out.
   """
 
   checkpoint: str
@@ -56,7 +47,7 @@ class Settings:
   scratch: bool = False
   scratch_rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
   real_labels: str | None = 'download'
-  options: tuple[tuple[str, str], ...] = ()
+  options: tuple[tuple[str, str], ...] = ()  # (dotted name, value as text)
 
   def __post_init__(self) -> None:
     """Raises UserError for an option that a transfer itself sets."""
@@ -157,11 +148,7 @@ class Configs:
     return dataclasses.replace(self._base, data=data, batch_size=batch_size)
 
   def _with_options(self, config: c.Config) -> c.Config:
-    """The config with the options of the settings.
-
-    Raises:
-      UserError: an option that there is not, or a wrong value.
-    """
+    """The config with the options of the settings; UserError for one that there is not, or a wrong value."""
     options = {name: _value(text) for name, text in self._settings.options}
     return options_lib.changed(config, options, '--option')
 

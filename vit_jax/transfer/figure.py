@@ -34,15 +34,7 @@ def draw(
   footnotes: Sequence[str],
   path: pathlib.Path,
 ) -> None:
-  """Writes the PNG.
-
-  Args:
-    lines: what to plot.
-    header: titles of the columns.
-    rows: their cells, one row for each line.
-    footnotes: what stands below.
-    path: where to.
-  """
+  """Writes the PNG: a row of cells for each line, its accuracies beside it, and the footnotes below."""
   columns = zip(header, *rows, strict=True)
   widths = [(max(len(cell) for cell in column) + 2) * _CHARACTER for column in columns]
   text_width, height = max(sum(widths), _LEAST_TEXT_WIDTH), (len(rows) + 1) * _ROW
@@ -82,13 +74,7 @@ def _write_cells(
 
 
 def _plot(axes: Axes, lines: Sequence[Line], inches: float) -> None:
-  """Plots accuracies in per cent, each line of the table at its row, from 1 on.
-
-  Args:
-    axes: where to.
-    lines: of the table.
-    inches: height of the axes.
-  """
+  """Plots accuracies in per cent, each line of the table at its row, from 1 on; the axes are so many inches high."""
   for column, quotes in QUOTED.items():
     rows = [row for row, line in enumerate(lines, 1) if line.name in quotes]
     if rows:

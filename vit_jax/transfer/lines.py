@@ -24,27 +24,18 @@ Execute = Callable[[Config, pathlib.Path], Result]  # does a run, in its workdir
 
 
 class Line(NamedTuple):
-  """A line of the table.
+  """A line of the table."""
 
-  Attributes:
-    name: of the data set, and of the probe.
-    ours: accuracies, from 0 to 1, from the checkpoint; None where the data is missing.
-    scratch: the same model from scratch, where asked for.
-    rate: the learning rates chosen, from the checkpoint and from scratch; None for probes.
-    sweep: rate -> accuracy on the held-out part of the training split, from the checkpoint and from scratch.
-    missing: why nothing was run.
-    prepare: the command that prepares missing data.
-    notes: what a reader should know.
-  """
-
-  name: str
-  ours: Summary | None = None
-  scratch: Summary | None = None
+  name: str  # of the data set, and of the probe
+  ours: Summary | None = None  # accuracies, from 0 to 1, from the checkpoint; None where the data is missing
+  scratch: Summary | None = None  # the same model from scratch, where asked for
+  # The learning rates chosen, from the checkpoint and from scratch; None for probes.
   rate: tuple[float | None, float | None] = (None, None)
+  # Rate -> accuracy on the held-out part of the training split, from the checkpoint and from scratch.
   sweep: tuple[dict[float, float], dict[float, float]] = ({}, {})
-  missing: str = ''
-  prepare: str = ''
-  notes: tuple[str, ...] = ()
+  missing: str = ''  # why nothing was run
+  prepare: str = ''  # the command that prepares missing data
+  notes: tuple[str, ...] = ()  # what a reader should know
 
 
 class Compute(NamedTuple):
@@ -57,17 +48,11 @@ class Compute(NamedTuple):
 
 
 class _Finetuned(NamedTuple):
-  """Fine-tuning on one data set, from the checkpoint or from scratch.
+  """Fine-tuning on one data set, from the checkpoint or from scratch."""
 
-  Attributes:
-    rate: chosen by the sweep.
-    sweep: rate -> accuracy on the held-out part of the training split.
-    finals: a result for each seed.
-  """
-
-  rate: float
-  sweep: dict[float, float]
-  finals: list[Result]
+  rate: float  # chosen by the sweep
+  sweep: dict[float, float]  # rate -> accuracy on the held-out part of the training split
+  finals: list[Result]  # a result for each seed
 
   def summary(self, metric: str) -> Summary:
     """A metric of the final runs."""
@@ -78,15 +63,7 @@ class Transfer:
   """Makes the lines of a table. Runs that have ended are not done again."""
 
   def __init__(self, settings: Settings, workdir: pathlib.Path, say: Callable[[str], None]):
-    """
-    Args:
-      settings: what to do.
-      workdir: each run has a folder of its own below it.
-      say: prints a line.
-
-    Raises:
-      UserError: the checkpoint is not there.
-    """
+    """Each run has a folder of its own below `workdir`. Raises UserError where the checkpoint is not there."""
     self._settings, self._workdir, self._say = settings, workdir, say
     self._configs = Configs(settings)
     self._results: list[Result] = []

@@ -4,16 +4,11 @@ from typing import NamedTuple
 
 
 class Quoted(NamedTuple):
-  """A published accuracy in %.
+  """A published accuracy in %."""
 
-  Attributes:
-    mean: over three runs, or of one.
-    deviation: over three runs; None: not published.
-    improved: a later figure of the same model, which the paper prints beside it; None: there is none.
-  """
-
-  mean: float
-  deviation: float | None = None
+  mean: float  # over three runs, or of one
+  deviation: float | None = None  # over three runs; None: not published
+  # A later figure of the same model, which the paper prints beside it; None: there is none.
   improved: float | None = None
 
   @classmethod

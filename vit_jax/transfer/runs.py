@@ -15,14 +15,9 @@ _NAMED_CLASSES = 5  # in a note
 
 
 def probe(config: Config, workdir: pathlib.Path) -> results.Result:
-  """Runs the config's evaluators, all of type 'fewshot', on its initial parameters.
+  """Runs the config's evaluators, all of type 'fewshot', on its initial parameters; the result goes to `workdir`.
 
-  Args:
-    config: the run.
-    workdir: where its result is, or will be.
-
-  Raises:
-    UserError: data or a checkpoint that is not there or does not fit; or a run of another config is there.
+  Raises UserError for data or a checkpoint that is not there or does not fit, or where a run of another config is.
   """
   config = preprocessing.resolved(config, workdir)
   run = Run(config, Dataset(examples=1, num_classes=1))  # the head, which probes do not read, has one class

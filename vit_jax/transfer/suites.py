@@ -18,39 +18,22 @@ _RATES = (0.001, 0.003, 0.01, 0.03)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One data set, and how the paper (table 4, appendix B.1.1) fine-tunes on it.
+  """One data set, and how the paper (table 4, appendix B.1.1) fine-tunes on it."""
 
-  Attributes:
-    name: in the table.
-    source: as config.data.source, without a split.
-    train: the split that the final runs train on; few-shot probes draw their images from it.
-    sweep_train: the part of `train` that the sweep of learning rates trains on.
-    sweep_test: the rest of `train`, by which the rate is chosen.
-    test: the split of the result.
-    fewshot: whether frozen features are probed instead of fine-tuning.
-    steps: length of a run.
-    rates: learning rates to sweep; a single one is taken without a sweep.
-    crop: of training images, as config.data.crop.
-    padding: as config.data.padding, but as a share of the image's side.
-    flip: as config.data.flip.
-    prepare: the command that prepares the data; '' if the error about missing data says it.
-    has_real_labels: whether ImageNet ReaL has labels of the test split.
-  """
-
-  name: str
-  source: str
-  train: str
-  sweep_train: str
-  sweep_test: str
-  test: str
-  fewshot: bool = False
-  steps: int = 2_500
-  rates: tuple[float, ...] = _RATES
-  crop: Crop = 'inception'
-  padding: float = 0.0
-  flip: bool = True
-  prepare: str = ''
-  has_real_labels: bool = False
+  name: str  # in the table
+  source: str  # as config.data.source, without a split
+  train: str  # the split that the final runs train on; few-shot probes draw their images from it
+  sweep_train: str  # the part of `train` that the sweep of learning rates trains on
+  sweep_test: str  # the rest of `train`, by which the rate is chosen
+  test: str  # the split of the result
+  fewshot: bool = False  # whether frozen features are probed instead of fine-tuning
+  steps: int = 2_500  # length of a run
+  rates: tuple[float, ...] = _RATES  # learning rates to sweep; a single one is taken without a sweep
+  crop: Crop = 'inception'  # of training images, as config.data.crop
+  padding: float = 0.0  # as config.data.padding, but as a share of the image's side
+  flip: bool = True  # as config.data.flip
+  prepare: str = ''  # the command that prepares the data; '' if the error about missing data says it
+  has_real_labels: bool = False  # whether ImageNet ReaL has labels of the test split
 
 
 def _of_table_4(
@@ -119,12 +102,9 @@ _SUITES = {
 def names(suite: str) -> list[str]:
   """The names of a suite's rows; `row` makes a row of each.
 
-  Args:
-    suite: 'paper', 'vtab', 'fewshot', or names with commas between: of the paper ('cifar10'), any source
-      ('digits', 'vtab:dmlab', 'folder:/path', 'tfds:NAME'), with 'fewshot:' before it for probes.
-
-  Raises:
-    UserError: a name that is none of these, or twice.
+  They are 'paper', 'vtab', 'fewshot', or names with commas between: of the paper ('cifar10'), any source ('digits',
+  'vtab:dmlab', 'folder:/path', 'tfds:NAME'), with 'fewshot:' before it for probes. Others, or one twice, are a
+  UserError.
   """
   result = [name.strip() for item in suite.split(',') for name in _SUITES.get(item.strip(), [item])]
   for name in result:
@@ -135,11 +115,7 @@ def names(suite: str) -> list[str]:
 
 
 def row(name: str) -> Row:
-  """The row of one of `names`.
-
-  Raises:
-    UserError: the data is not there, or has no split to test on.
-  """
+  """The row of one of `names`; UserError where the data is not there, or has no split to test on."""
   plain = name.removeprefix(FEWSHOT)
   found = _ROWS.get(plain) or _of_source(plain)
   return dataclasses.replace(found, name=name, fewshot=name.startswith(FEWSHOT))

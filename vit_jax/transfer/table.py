@@ -26,14 +26,7 @@ _MEANS = {
 
 
 def write(lines: Sequence[Line], compute: Compute, settings: dict[str, Any], workdir: pathlib.Path) -> None:
-  """Writes table.md, table.csv, table.json and table.png.
-
-  Args:
-    lines: of the table, in order.
-    compute: what all of them took.
-    settings: what was asked for: the fields of `configs.Settings`.
-    workdir: where to.
-  """
+  """Writes table.md, table.csv, table.json and table.png; `settings` are the fields of `configs.Settings`."""
   lines = [*lines, *_vtab_means(lines)]
   header, rows = _cells(lines)
   text = _markdown(lines, header, rows, compute, settings)
@@ -77,11 +70,7 @@ def _vtab_means(lines: Sequence[Line]) -> list[Line]:
 
 
 def _group_means(tasks: Mapping[str, Summary | None]) -> dict[str, Summary]:
-  """Group -> its mean over the tasks in each run, and the mean and deviation of those.
-
-  Args:
-    tasks: name of a task -> its accuracies, if there are any.
-  """
+  """Group -> its mean over the tasks (name -> accuracies) in each run, and the mean and deviation of those."""
   each_by_task = {name: summary.each or [] for name, summary in tasks.items() if summary}
   count = min((len(each) for each in each_by_task.values()), default=0)
   by_run = [vtab.means({name: each[run] for name, each in each_by_task.items()}) for run in range(count)]

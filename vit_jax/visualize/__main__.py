@@ -22,7 +22,6 @@ from vit_jax import cli
 from vit_jax.data.image_files import image_files
 from vit_jax.foundation import files, foreign_files
 from vit_jax.foundation.errors import UserError
-from vit_jax.options import weights_flag
 
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
@@ -42,7 +41,7 @@ _STEPS = flags.DEFINE_list(
   [],
   'Draw images through training too: all checkpoints that the run keeps, or some, such as 100,500.',
 )
-_WEIGHTS = flags.DEFINE_enum('weights', None, weights_flag.CHOICES, weights_flag.HELP)
+_WEIGHTS = cli.define_weights()
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
 )
@@ -63,9 +62,8 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.visualize.model_parts import grouped
 
   distributed.skip_absent_tpu()
-  weights = weights_flag.chosen(_WEIGHTS)
   steps = through_training.chosen_steps(checkpoint, _STEPS.value) if _STEPS.value else []
-  model = load(checkpoint, image_size=image_size, weights=weights)
+  model = load(checkpoint, image_size=image_size, weights=_WEIGHTS.value)
   given = _CLASS_NAMES.value
   names = None if given is None else class_names.read(given, model.num_classes)
   files.make_directories(out)  # before the work, but not for a command that is refused
@@ -94,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
     out,
     title=checkpoint,
     class_names=names,
-    steps=through_training.models(checkpoint, steps, image_size, weights),
+    steps=through_training.models(checkpoint, steps, image_size, _WEIGHTS.value),
   )
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')

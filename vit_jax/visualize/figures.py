@@ -82,12 +82,7 @@ def positions(model: LoadedModel) -> Figure:
 
 
 def distances(values: np.ndarray, model: LoadedModel) -> Figure:
-  """Mean attention distance of every head by depth (figures 7, right, and 11).
-
-  Args:
-    values: (images, L, H) in pixels.
-    model: whose heads they are; it has tokens.
-  """
+  """Mean attention distance of every head by depth (figures 7, right, and 11), of (images, L, H) in pixels."""
   images, depth, heads = values.shape
   size, grid = model.preprocess.size, model_parts.patch_grid(model)
   assert grid is not None
@@ -161,14 +156,11 @@ def heads(seen: Observation) -> Figure:
   """Attention to each patch in every head of every block, each map from 0 to its own largest weight."""
   assert seen.heads is not None
   depth, number = seen.heads.shape[:2]
-  side = min(_WIDTH / (number + 1), 1.2)
   aspect = seen.photograph.shape[0] / seen.photograph.shape[1]
-  size = (max(side * number + 0.8, 5), side * aspect * depth + 1.2)
-  engine = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0, compress=True)
-  figure = Figure(figsize=size, layout=engine)
+  figure, axes = _matrix(depth, number, aspect, (0.8, 1.2))
   title = f'Attention maps: what {seen.attending} attends to'
-  figure.suptitle(title, fontsize=10, y=1 + 0.06 / size[1], va='bottom')  # clear of the heads' numbers
-  axes = figure.subplots(depth, number, squeeze=False)
+  # Clear of the heads' numbers.
+  figure.suptitle(title, fontsize=10, y=1 + 0.06 / figure.get_figheight(), va='bottom')
   colours: Any = None
   for block in range(depth):
     for head in range(number):
@@ -191,15 +183,15 @@ def rollout(seen: Observation) -> Figure:
   """The photograph, attention rollout, and the photograph lit by the rollout (figures 6 and 14)."""
   assert seen.rollout is not None
   height, width = seen.photograph.shape[:2]
-  share = seen.rollout / max(seen.rollout.max(), _TINY)
   figure, axes = _tiles(3, 3, seen.photograph.shape, inches=3.1)
   figure.suptitle(f'Attention rollout to {seen.attending}', fontsize=10)
   _show(axes[0], seen.photograph)
   axes[0].set_title('photograph', fontsize=_SMALL)
-  colours = axes[1].imshow(share, cmap=_ATTENTION, vmin=0, vmax=1, extent=(0, width, height, 0))
+  colours = axes[1].imshow(
+    _share(seen.rollout), cmap=_ATTENTION, vmin=0, vmax=1, extent=(0, width, height, 0)
+  )
   axes[1].set_title('rollout', fontsize=_SMALL)
-  lit = _smooth(share, (height, width))[..., None]
-  _show(axes[2], seen.photograph * (0.2 + 0.8 * lit))
+  _show(axes[2], _lit(seen.photograph, seen.rollout))
   axes[2].set_title('photograph × rollout', fontsize=_SMALL)
   _attention_bar(figure, colours, axes, 'rollout, as a share of its largest number')
   return figure
@@ -209,11 +201,7 @@ def steps(moments: Sequence[Moment]) -> Figure:
   """A column for each step: the tokens before the first block and after each, and attention rollout."""
   columns = [_of_moment(moment) for moment in moments]
   shape = moments[0].seen.photograph.shape
-  side = min(_WIDTH / (len(columns) + 1), 1.2)
-  size = (max(side * len(columns) + 1.0, 5), (side * shape[0] / shape[1]) * len(columns[0]) + 0.9)
-  engine = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0, compress=True)
-  figure = Figure(figsize=size, layout=engine)
-  axes = figure.subplots(len(columns[0]), len(columns), squeeze=False)
+  figure, axes = _matrix(len(columns[0]), len(columns), shape[0] / shape[1], (1.0, 0.9))
   for column, (moment, pictures) in enumerate(zip(moments, columns, strict=True)):
     for row, (title, picture) in enumerate(pictures.items()):
       axis = axes[row, column]
@@ -245,9 +233,26 @@ def _of_moment(moment: Moment) -> dict[str, np.ndarray]:
   pictures = {'patch embedding': seen.layers[0]}
   pictures |= {f'block {number}': layer for number, layer in enumerate(seen.layers[1:], 1)}
   if seen.rollout is not None:
-    lit = _smooth(seen.rollout / max(seen.rollout.max(), _TINY), seen.photograph.shape[:2])[..., None]
-    pictures['rollout'] = seen.photograph * (0.2 + 0.8 * lit)
+    pictures['rollout'] = _lit(seen.photograph, seen.rollout)
   return pictures
+
+
+def _matrix(rows: int, columns: int, aspect: float, margins: tuple[float, float]) -> tuple[Figure, Any]:
+  """A figure and its axes, close to each other; the margins, in inches, are beside all and above and below all."""
+  side = min(_WIDTH / (columns + 1), 1.2)
+  size = (max(side * columns + margins[0], 5), side * aspect * rows + margins[1])
+  engine = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0, compress=True)
+  figure = Figure(figsize=size, layout=engine)
+  return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _share(rollout: np.ndarray) -> np.ndarray:
+  return rollout / max(rollout.max(), _TINY)
+
+
+def _lit(photograph: np.ndarray, rollout: np.ndarray) -> np.ndarray:
+  """The photograph, bright where the rollout is."""
+  return photograph * (0.2 + 0.8 * _smooth(_share(rollout), photograph.shape[:2])[..., None])
 
 
 def _attention_bar(figure: Figure, colours: Any, axes: Any, label: str) -> None:

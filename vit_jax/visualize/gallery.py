@@ -46,7 +46,7 @@ def make(
   class_names: tuple[str, ...] | None = None,
   steps: Iterable[tuple[int, LoadedModel]] = (),
 ) -> Mapping[str, str]:
-  """Writes PNGs, index.html and, of a model that has attention, distances.csv.
+  """Writes PNGs, index.html and, of a model that has attention, distances.csv; picture -> why the model has none of it.
 
   Args:
     model: of `vit_jax.load`.
@@ -57,9 +57,6 @@ def make(
     title: of the page, the checkpoint's name.
     class_names: of the logits; None: the model's own, or numbers.
     steps: (step of training, model), in ascending order, whose pictures of each image stand side by side.
-
-  Returns:
-    picture -> why the model has none of it.
 
   Raises:
     UserError: none of the images can be read.
@@ -102,13 +99,7 @@ def _draw_model(
 
 
 def _write_distances(model: LoadedModel, values: np.ndarray, path: pathlib.Path) -> None:
-  """The numbers of distances.png, in pixels: a row for each block, and one for attention to all patches alike.
-
-  Args:
-    model: whose distances they are.
-    values: (images, L, H) in pixels.
-    path: of the file.
-  """
+  """The numbers of distances.png, in pixels: a row for each block, and one for attention to all patches alike."""
   grid = model_parts.patch_grid(model)
   assert grid is not None
   heads = values.shape[2]

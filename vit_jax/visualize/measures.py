@@ -17,14 +17,10 @@ _TINY = np.finfo(np.float64).tiny  # the smallest divisor
 
 
 def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
-  """The principal components of a set of filters (the paper's figure 7, left).
-
-  Args:
-    kernel: (height, width, C, D), D filters.
-    count: how many; there are at most D, and height * width * C.
+  """The principal components of D filters (height, width, C, D) (the paper's figure 7, left).
 
   Returns:
-    (count, height, width, C), of length 1, the largest number of each positive.
+    (count, height, width, C), of length 1, the largest number of each positive; at most D, and height * width * C.
     (count,) their shares in the filters' variance.
   """
   filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T
@@ -36,12 +32,7 @@ def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, 
 def position_similarity(positions: np.ndarray, grid: Grid) -> np.ndarray:
   """Cosine similarity of each patch's position embedding to those of all (the paper's figure 7, centre).
 
-  Args:
-    positions: (N, D).
-    grid: rows, columns.
-
-  Returns:
-    (rows, columns, rows, columns).
+  Of positions (N, D) it is (rows, columns, rows, columns).
   """
   patches = np.asarray(positions, np.float64)[-grid[0] * grid[1] :]
   lengths = np.linalg.norm(patches, axis=1, keepdims=True)
@@ -58,18 +49,10 @@ def patch_distances(grid: Grid, image_size: tuple[int, int]) -> np.ndarray:
 
 
 def attention_distances(weights: jax.Array, grid: Grid, image_size: tuple[int, int]) -> jax.Array:
-  """How far heads look, in pixels (the paper's figures 7, right, and 11; appendix D.7).
+  """How far heads look, in pixels (the paper's figures 7, right, and 11; appendix D.7): (L, H, N, N) -> (L, H).
 
   The mean over all patches, as queries, of the distance to all patches, weighted by attention. Tokens without
   a place take no part: a patch's attention to patches is scaled to sum to one.
-
-  Args:
-    weights: (L, H, N, N) of one image.
-    grid: rows, columns.
-    image_size: height, width in pixels.
-
-  Returns:
-    (L, H).
   """
   patches = grid[0] * grid[1]
   weights = weights[..., -patches:, -patches:]
@@ -82,13 +65,7 @@ def rollout(weights: jax.Array) -> jax.Array:
 
   Abnar & Zuidema, arXiv 2005.00928, section 3: in each block the mean of the heads plus the identity, for the
   residual connection, scaled so that rows sum to one; the product of all blocks. So are the paper's figures 6
-  and 14 (appendix D.8).
-
-  Args:
-    weights: (L, H, N, N) of one image.
-
-  Returns:
-    (N, N): row i is of token i behind the last block, and sums to one.
+  and 14 (appendix D.8). (L, H, N, N) -> (N, N), whose row i is of token i behind the last block, and sums to one.
   """
   identity = jnp.eye(weights.shape[-1], dtype=weights.dtype)
 
@@ -103,13 +80,7 @@ def rollout(weights: jax.Array) -> jax.Array:
 def attention_from(weights: jax.Array | np.ndarray, grid: Grid, *, class_token: bool) -> Any:
   """The attention to each patch of the class token, which comes first, or the mean over all patches.
 
-  Args:
-    weights: (..., N, N).
-    grid: rows, columns.
-    class_token: of the class token, else of the patches.
-
-  Returns:
-    (..., rows, columns).
+  (..., N, N) -> (..., rows, columns).
   """
   patches = grid[0] * grid[1]
   query = weights[..., 0, :] if class_token else weights[..., -patches:, :].mean(axis=-2)
@@ -117,12 +88,10 @@ def attention_from(weights: jax.Array | np.ndarray, grid: Grid, *, class_token: 
 
 
 def token_colours(tokens: np.ndarray, before: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-  """The first three principal components of an image's tokens as red, green and blue.
+  """The first three principal components of an image's tokens (rows, columns, D) as red, green and blue.
 
-  Args:
-    tokens: (rows, columns, D).
-    before: components of the same places in the block before. The sign of a principal component means
-      nothing, and is chosen to agree with these.
+  `before` are the components of the same places in the block before. The sign of a principal component means nothing,
+  and is chosen to agree with these.
 
   Returns:
     (rows, columns, 3) in 0 … 1; each component's 2nd to 98th percentile fills the range.
@@ -143,14 +112,9 @@ def token_colours(tokens: np.ndarray, before: np.ndarray | None = None) -> tuple
 
 
 def _principal(centred: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """The first right singular vectors, each turned so that its largest number is positive.
+  """The first right singular vectors, (count, m) of (n, m) of mean zero, and the squares of their singular values.
 
-  Args:
-    centred: (n, m), of mean zero.
-    count: how many; there are at most min(n, m).
-
-  Returns:
-    (count, m), (count,): the vectors, and the squares of their singular values.
+  Each is turned so that its largest number is positive; there are at most min(n, m).
   """
   wide = centred.shape[0] < centred.shape[1]
   product = centred @ centred.T if wide else centred.T @ centred

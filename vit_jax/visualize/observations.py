@@ -38,11 +38,7 @@ class Observer:
   """
 
   def __init__(self, model: LoadedModel, class_names: tuple[str, ...] | None = None):
-    """
-    Args:
-      model: of `vit_jax.load`.
-      class_names: of the logits; None: the model's own, or numbers.
-    """
+    """Without `class_names` the logits have the model's own, or numbers."""
     self.model = model
     self.class_names = class_names or model.class_names
     self.absent = model_parts.absent(model)

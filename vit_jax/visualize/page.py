@@ -79,13 +79,7 @@ def write(
   of_model: Mapping[str, str],
   of_images: Sequence[tuple[Observation, Mapping[str, str]]],
 ) -> str:
-  """The page.
-
-  Args:
-    facts: what it says.
-    of_model: picture -> file beside the page.
-    of_images: an image, and its picture -> file; 'photograph' among them.
-  """
+  """The page: of the model, picture -> file beside the page, and of each image likewise, 'photograph' among them."""
   links = ''.join(
     f'<a href="#image-{number}"><img src="{files["photograph"]}" alt="{escape(seen.name)}"></a>\n'
     for number, (seen, files) in enumerate(of_images, 1)

@@ -26,14 +26,9 @@ class Moment(NamedTuple):
 
 
 def chosen_steps(checkpoint: str, texts: Sequence[str]) -> list[int]:
-  """The steps that --steps names, in ascending order.
+  """The steps that --steps names, ['all'] or numbers, in ascending order, of a workdir that may be in a bucket.
 
-  Args:
-    checkpoint: the workdir of a run, which may be in a bucket.
-    texts: ['all'], or numbers.
-
-  Raises:
-    UserError: the checkpoint is no run with kept steps, or it has no such step.
+  Raises UserError where the checkpoint is no run with kept steps, or has no such step.
   """
   kept = open_store(_directory(checkpoint)).committed()
   if not kept:
@@ -69,16 +64,7 @@ def watch(
   images: Sequence[Image.Image | np.ndarray],
   class_names: tuple[str, ...] | None = None,
 ) -> list[list[Moment]]:
-  """What each model makes of each image.
-
-  Args:
-    models: (step, model), in ascending order.
-    images: Pillow's, or uint8 pixels.
-    class_names: as for `Observer`.
-
-  Returns:
-    The moments of each image.
-  """
+  """The moments of each image, Pillow's or uint8 pixels: what each (step, model), in ascending order, makes of it."""
   moments: list[list[Moment]] = [[] for _ in images]
   components: list[list[np.ndarray | None]] = [[] for _ in images]  # of each depth, one step before
   for step, model in models:
