@@ -4,16 +4,14 @@ import os
 import subprocess
 import sys
 
+import fork_server
 from bucket_emulators import places
 from fakes import LAUNCH, assert_refused, succeed
-
-PREFLIGHT = [sys.executable, LAUNCH / 'preflight.py']
+from processes import HUNG, xla_flags
 
 
 def alone(*flags: str) -> subprocess.CompletedProcess:
-  environment = {name: value for name, value in os.environ.items() if name not in ('JAX_PROCESS_ID',)}
-  environment |= {'XLA_FLAGS': '--xla_force_host_platform_device_count=3', 'JAX_PLATFORMS': 'cpu'}
-  return subprocess.run([*PREFLIGHT, *flags], env=environment, capture_output=True, text=True, timeout=120)
+  return fork_server.run('preflight', *flags, cwd=LAUNCH, environment={'XLA_FLAGS': xla_flags(devices=3)})
 
 
 def test_one_line_for_each_check(tmp_path):
@@ -51,7 +49,7 @@ def pod(tmp_path, text: str) -> tuple[int, list[str]]:
   environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_')}
   environment['XLA_FLAGS'] = ''
   result = subprocess.run(
-    [*command, '--', sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
+    [*command, '--', sys.executable, script], env=environment, capture_output=True, text=True, timeout=HUNG
   )
   return result.returncode, [(tmp_path / 'logs' / f'process-{i}.log').read_text() for i in range(2)]
 

@@ -174,11 +174,53 @@ CREATED = ['create', 'scp', 'setup', 'start']
 NONE = 'ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource'
 
 
-def test_keep_waits_runs_and_ends_with_the_run(fakes, tmp_path):
-  states = [NONE, NONE, 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE']
-  result, did = keep(fakes, tmp_path, states, ['running', 'running', '0'])
-  assert result.returncode == 0, result.stderr
-  assert did == CREATED
+SETUP = ['scp', 'setup', 'stop', 'start']
+LOST = 'could not be started, 5 times (exit code 1)'
+# What happens -> states of the queue, results of the run, answers to other calls, exit code, its words, what is done.
+KEEP = {
+  'it ends': (
+    [NONE, NONE, 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE'],
+    ['running', 'running', '0'],
+    *({}, 0, '', CREATED),
+  ),
+  'silence is no preemption': (
+    [NONE, NONE, 'ACTIVE', 'ERROR: timed out', 'ERROR: timed out', 'ACTIVE'],
+    ['running', 'ERROR: ssh', 'running', '0'],
+    *({}, 0, '', CREATED),
+  ),
+  'a failure, seen twice': (['ACTIVE'], ['running', '2', '2'], {}, 2, 'ended with exit code 2', CREATED[1:]),
+  'a failure that was a preemption': (
+    [NONE, NONE, 'ACTIVE', 'ACTIVE', 'SUSPENDED', 'SUSPENDED', 'ACTIVE'],
+    *(['134', '0'], {}, 0, '', [*CREATED, 'delete', *CREATED]),
+  ),
+  'a machine restarted': (
+    *(['ACTIVE'], ['running', 'lost', 'running', '0'], {}, 0, ''),
+    [*CREATED[1:], *SETUP],
+  ),
+  'new machines refuse ssh': (
+    [NONE, NONE, 'ACTIVE'],
+    *(['running', '0'], {'scp': ['ERROR: refused', '']}, 0, '', ['create', 'scp', *SETUP]),
+  ),
+  'a preemption while it sets up': (
+    [NONE, NONE, 'ACTIVE', 'SUSPENDED', 'ACTIVE'],
+    *(['0'], {'ssh': ['ERROR: connection lost', '']}, 0, ''),
+    ['create', 'scp', 'setup', 'delete', 'create', *SETUP],
+  ),
+  'nothing can be set up': (['ACTIVE'], ['running'], {'scp': ['ERROR: no permission']}, 1, LOST, 5 * ['scp']),
+  'Google refuses': (
+    [NONE, NONE, 'WAITING_FOR_RESOURCES', 'FAILED'],
+    *(['running'], {}, 2, 'The request n failed', ['create']),
+  ),
+}
+
+
+@pytest.mark.parametrize('states, results, others, code, words, expected', KEEP.values(), ids=KEEP)
+def test_keep_goes_on_as_long_as_there_is_hope(
+  fakes, tmp_path, states, results, others, code, words, expected
+):
+  result, did = keep(fakes, tmp_path, states, results, **others)
+  assert result.returncode == code and words in result.stderr, result.stderr
+  assert did == expected
 
 
 def test_keep_creates_again_after_a_preemption_with_the_same_workdir(fakes, tmp_path):
@@ -188,56 +230,3 @@ def test_keep_creates_again_after_a_preemption_with_the_same_workdir(fakes, tmp_
   assert did == [*CREATED, 'delete', *CREATED]
   starts = [call for call in fakes.calls('gcloud') if 'on_worker.sh start' in call[-1]]
   assert len(starts) == 2 and starts[0] == starts[1]
-
-
-def test_keep_does_not_mistake_silence_for_a_preemption(fakes, tmp_path):
-  states = [NONE, NONE, 'ACTIVE', 'ERROR: timed out', 'ERROR: timed out', 'ACTIVE']
-  result, did = keep(fakes, tmp_path, states, ['running', 'ERROR: ssh', 'running', '0'])
-  assert result.returncode == 0, result.stderr
-  assert did == CREATED
-
-
-def test_keep_ends_when_it_sees_a_failure_twice(fakes, tmp_path):
-  states = ['ACTIVE']
-  result, did = keep(fakes, tmp_path, states, ['running', '2', '2'])
-  assert result.returncode == 2 and 'ended with exit code 2' in result.stderr
-  assert did == CREATED[1:]  # it was there already
-
-
-def test_keep_goes_on_when_a_failure_was_a_preemption(fakes, tmp_path):
-  states = [NONE, NONE, 'ACTIVE', 'ACTIVE', 'SUSPENDED', 'SUSPENDED', 'ACTIVE']
-  result, did = keep(fakes, tmp_path, states, ['134', '0'])
-  assert result.returncode == 0, result.stderr
-  assert did == [*CREATED, 'delete', *CREATED]
-
-
-def test_keep_starts_the_run_again_after_a_machine_restarted(fakes, tmp_path):
-  result, did = keep(fakes, tmp_path, ['ACTIVE'], ['running', 'lost', 'running', '0'])
-  assert result.returncode == 0, result.stderr
-  assert did == ['scp', 'setup', 'start', 'scp', 'setup', 'stop', 'start']
-
-
-def test_keep_tries_again_where_new_machines_refuse_ssh(fakes, tmp_path):
-  states = [NONE, NONE, 'ACTIVE']
-  result, did = keep(fakes, tmp_path, states, ['running', '0'], scp=['ERROR: refused', ''])
-  assert result.returncode == 0, result.stderr
-  assert did == ['create', 'scp', 'scp', 'setup', 'stop', 'start']
-
-
-def test_keep_asks_again_after_a_preemption_while_it_sets_up(fakes, tmp_path):
-  states = [NONE, NONE, 'ACTIVE', 'SUSPENDED', 'ACTIVE']
-  result, did = keep(fakes, tmp_path, states, ['0'], ssh=['ERROR: connection lost', ''])
-  assert result.returncode == 0, result.stderr
-  assert did == ['create', 'scp', 'setup', 'delete', 'create', 'scp', 'setup', 'stop', 'start']
-
-
-def test_keep_gives_up_where_nothing_can_be_set_up(fakes, tmp_path):
-  result, did = keep(fakes, tmp_path, ['ACTIVE'], ['running'], scp=['ERROR: no permission'])
-  assert result.returncode == 1 and 'could not be started, 5 times (exit code 1)' in result.stderr
-  assert did == 5 * ['scp']
-
-
-def test_keep_ends_when_google_refuses(fakes, tmp_path):
-  result, did = keep(fakes, tmp_path, [NONE, NONE, 'WAITING_FOR_RESOURCES', 'FAILED'], ['running'])
-  assert_refused(result, 'The request n failed')
-  assert did == ['create']
