@@ -52,7 +52,6 @@ def test_turns_have_the_figures_of_each_contender(command):
   ('build', 'said'),
   [
     ('sys.exit(3)', 'fake ended early with exit code 3: it said nothing.'),
-    ("sys.exit('No such card.')", 'fake ended early with exit code 1: No such card.'),
     ("raise ValueError('odd')", 'fake ended early with exit code 1: ValueError: odd.'),
     ('import contenders.part', 'fake ended early with exit code 1: ModuleNotFoundError: '),
   ],

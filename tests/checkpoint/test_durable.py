@@ -24,9 +24,8 @@ class Syncs:
     self._directory = directory
     self._fsync = os.fsync
     self.last: dict[int, tuple[int, int]] = {}  # inode -> (modification time, size) at its last sync
-    self.listings: list[
-      tuple[int, set[str]]
-    ] = []  # (inode, what lies in the directory of steps) at each sync
+    # (inode, what lies in the directory of steps) at each sync
+    self.listings: list[tuple[int, set[str]]] = []
 
   def __call__(self, descriptor: int) -> None:
     self._fsync(descriptor)

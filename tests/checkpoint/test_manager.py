@@ -118,7 +118,7 @@ def _shardings(name):
   return {'kernel': NamedSharding(mesh, P('fsdp', 'tensor')), 'step': NamedSharding(mesh, P())}
 
 
-@pytest.mark.parametrize('before', MESHES)
+@pytest.mark.parametrize('before', ['one', 'mixed', 'half'])
 def test_arrays_can_be_restored_on_another_mesh(tmp_path, before):
   values = {'kernel': np.random.default_rng(0).standard_normal((16, 8), np.float32), 'step': np.int32(3)}
   saved = jax.device_put(values, _shardings(before))

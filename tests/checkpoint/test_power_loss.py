@@ -43,7 +43,7 @@ def _cut(case: Case, count: int, folder: pathlib.Path, seed: int) -> None:
   ids=['one-process', 'with-the-best', 'two-processes'],
 )
 def test_newest_saved_checkpoint_survives_a_power_cut(case, tmp_path):
-  _cut(case, 5, tmp_path / 'case', seed=0)
+  _cut(case, 3, tmp_path / 'case', seed=0)
 
 
 def test_data_that_was_not_synced_is_lost(tmp_path):

@@ -42,13 +42,12 @@ def _restored(directory) -> int:
   return step
 
 
-@pytest.mark.parametrize('removed', ['checkpoints', 'workdir'])
-def test_run_whose_checkpoints_were_removed_saves_the_next_one(directory, warnings, removed):
+def test_run_whose_workdir_was_removed_saves_the_next_one(directory, warnings):
   with Manager(directory, KEEP_TWO) as manager:
     for step in (1, 2):
       manager.save(step, _items(step), {})
     manager.wait()
-    shutil.rmtree(directory if removed == 'checkpoints' else directory.parent)
+    shutil.rmtree(directory.parent)
     for step in (3, 4, 5):
       assert manager.save(step, _items(step), {})
     manager.wait()
@@ -134,14 +133,14 @@ ANY_MOMENT = """
 
   directory, rng = sys.argv[1], random.Random(0)
   with Manager(directory, CheckpointConfig(keep=2)) as manager:
-    for first in range(1, 25, 6):
+    for first in range(1, 19, 6):
       timer = threading.Timer(rng.uniform(0, 0.6), shutil.rmtree, [directory], {'ignore_errors': True})
       timer.start()
       for step in range(first, first + 6):
         manager.save(step, {'params': {'kernel': jnp.full((256, 256), float(step))}}, {})
         time.sleep(0.02)
       timer.join()
-    for step in (25, 26):
+    for step in (19, 20):
       manager.save(step, {'params': {'kernel': jnp.full((256, 256), float(step))}}, {})
   print('saved', manager.all_steps()[-1])
   # Orbax's threads may wait five minutes for a directory that was removed in the moment it was made.
@@ -151,9 +150,9 @@ ANY_MOMENT = """
 
 def test_removal_at_any_moment_does_not_end_the_run(directory):
   (output,) = finish(start(ANY_MOMENT, arguments=(directory,)))
-  assert output.endswith('saved 26\n') and 'Traceback' not in output, output
+  assert output.endswith('saved 20\n') and 'Traceback' not in output, output
   assert 'removed from' in output
-  assert _restored(directory) == 26
+  assert _restored(directory) == 20
 
 
 TWO = """

@@ -24,15 +24,11 @@ from vit_jax.models.parts.attention import (
   sums_by_one_product,
 )
 
-CASES = {
-  'token': {},
-  'registers': {'register_tokens': 2, 'layer_scale': 0.1},
-  'gap': {'pool': 'gap'},
-  'map': {'pool': 'map'},
-  'erf': {'gelu': 'erf'},
-  'unrolled': {'unroll': True},
-  'rematerialised': {'remat': 'dots'},
-  'with_dropout': {'dropout': 0.5, 'attention_dropout': 0.5, 'stochastic_depth': 0.5},
+CASES = {  # beside those of test_position.py: options, tokens
+  'unrolled registers': ({'register_tokens': 2, 'layer_scale': 0.1, 'unroll': True}, 9),
+  'map': ({'pool': 'map', 'gelu': 'erf'}, 6),
+  'no dropout': ({'dropout': 0.5, 'attention_dropout': 0.5, 'stochastic_depth': 0.5, 'remat': 'dots'}, 7),
+  'axial': ({'pool': 'gap', 'axial': True, 'mlp_locality': True, 'qk_norm': True}, 6),
 }
 
 
@@ -57,15 +53,17 @@ def in_numpy(params, x, **options):
 
 @pytest.mark.parametrize('case', CASES)
 def test_weights_equal_numpy(case):
-  model = tiny.options(depth=3, **CASES[case])
+  options, tokens = CASES[case]
+  model = tiny.options(depth=3, **options)
   graphdef, params = tiny.build(model)
   # Weights far from equal ones, in which a wrong head, layer or axis is seen.
-  params['blocks']['attention']['query']['kernel'] *= 4
+  blocks = params['blocks']
+  for block in (blocks['row'], blocks['column']) if model.axial else (blocks,):
+    block['attention']['query']['kernel'] *= 4
   x = tiny.images()
   weights = attention(graphdef, params, x)
-  tokens = {'registers': 9, 'gap': 6, 'map': 6}.get(case, 7)
   chex.assert_type(weights, jnp.float32)
-  chex.assert_shape(weights, (3, 3, 4, tokens, tokens))
+  chex.assert_shape(weights, (3 * (1 + model.axial), 3, 4, tokens, tokens))
   np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
   expected = in_numpy(params, x, pool=model.pool, gelu=model.gelu)
   np.testing.assert_allclose(weights, expected, atol=1e-5)
@@ -99,11 +97,17 @@ def test_the_logits_compute_no_weights_to_look_at():
   np.testing.assert_array_equal(tiny.apply(*nnx.split(model), x), before)
 
 
-@pytest.mark.parametrize('tokens', [1, 128, 129, 136, 137, 257])
+@pytest.mark.parametrize(
+  ('tokens', 'sizes'),
+  [(1, [1]), (128, [128]), (129, [128, 1]), (136, [128, 8]), (137, [137]), (257, [256, 1])],
+)
+def test_tokens_beyond_whole_rows_are_a_group_of_their_own(tokens, sizes):
+  assert [part.shape[1] for part in grouped(jnp.zeros((1, tokens, 16)))] == sizes
+
+
+@pytest.mark.parametrize('tokens', [1, 129])
 def test_groups_of_tokens_change_nothing(tokens):
   layer = Attention(16, 2, rngs=nnx.Rngs(0))
-  sizes = [part.shape[1] for part in grouped(jnp.zeros((1, tokens, 16)))]
-  assert sizes == {129: [128, 1], 136: [128, 8], 257: [256, 1]}.get(tokens, [tokens])
   x, weights = np.random.default_rng(0).normal(size=(2, 2, tokens, 16)).astype(np.float32)
   graphdef, params = nnx.split(layer)
 
@@ -112,11 +116,11 @@ def test_groups_of_tokens_change_nothing(tokens):
     return layer.out(jnp.einsum('bhqn,bnhd->bqhd', layer.weights(x, x), layer.value(x)))
 
   def loss(function):
-    return lambda params, x: (function(params, x) * weights).sum()
+    return jax.jit(jax.value_and_grad(lambda params, x: (function(params, x) * weights).sum(), (0, 1)))
 
   with jax.default_matmul_precision('highest'):
-    ours = jax.value_and_grad(loss(lambda params, x: nnx.merge(graphdef, params)(x, x)), (0, 1))(params, x)
-    expected = jax.value_and_grad(loss(plain), (0, 1))(params, x)
+    ours = loss(lambda params, x: nnx.merge(graphdef, params)(x, x))(params, x)
+    expected = loss(plain)(params, x)
   chex.assert_trees_all_close(ours, expected, rtol=1e-4, atol=2e-4)
 
 

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
-from processes import run
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.mesh import MeshConfig
+from vit_jax.plan import topology
 
 
 def test_free_axis_takes_the_devices_that_are_left():
@@ -94,41 +94,20 @@ def test_replica_and_data_share_the_slices(monkeypatch):
   assert [set(part.flat) for part in slices.reshape(4, 4)] == [{0}, {1}, {2}, {3}]
 
 
-TPUS = """
-  import os
-  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
-  import jax
-  import numpy as np
-  from jax.experimental import topologies
-  from vit_jax.foundation.errors import UserError
-  from vit_jax.parallel.mesh import MeshConfig, batch_sharding, make_mesh, replicated
-
-  def devices(name, slices):
-    return topologies.get_topology_desc(platform='tpu', topology_name=name, num_slices=slices).devices
-
-  two = devices('v5e:2x2', 2)
-  for axes in (MeshConfig(replica=2, data=1, fsdp=4), MeshConfig(), MeshConfig(data=1, fsdp=-1)):
-    try:
-      mesh = make_mesh(axes, two)
-    except UserError as error:
-      print('told:', error)
-      continue
-    rows = jax.ShapeDtypeStruct((8, 1024), np.float32, sharding=batch_sharding(mesh))
-    jax.jit(lambda x: x.sum(0), out_shardings=replicated(mesh)).lower(rows).compile()
-    print(dict(mesh.shape), [device.slice_index for device in mesh.devices.flat])
-  print(make_mesh(MeshConfig(data=8, fsdp=8), devices('v5p:4x4x4', 1)).devices.shape)
-"""
-
-
 def test_meshes_of_described_tpus():
   """Two slices, and an axis that needs half an axis of the network, as the TPU compiler describes them."""
   pytest.importorskip('libtpu')
-  (output,) = run(TPUS)
-  replica, data, fsdp, split = (line for line in output.splitlines() if line.startswith(('{', '(', 'told')))
-  assert replica.startswith("{'replica': 2,") and replica.endswith('[0, 0, 0, 0, 1, 1, 1, 1]')
-  assert "'data': 8" in data and data.endswith('[0, 0, 0, 0, 1, 1, 1, 1]')
-  assert fsdp.startswith('told:') and 'put fsdp or tensor across the 2 slices' in fsdp
-  assert split == '(1, 8, 8, 1)'
+  two = topology.describe('v5e:2x2*2').devices
+  for axes, name, size in ((MeshConfig(replica=2, data=1, fsdp=4), 'replica', 2), (MeshConfig(), 'data', 8)):
+    mesh = meshes.make_mesh(axes, two)
+    rows = jax.ShapeDtypeStruct((8, 1024), np.float32, sharding=meshes.batch_sharding(mesh))
+    jax.jit(lambda x: x.sum(0), out_shardings=meshes.replicated(mesh)).lower(rows).compile()
+    assert mesh.shape[name] == size
+    assert [device.slice_index for device in mesh.devices.flat] == [0, 0, 0, 0, 1, 1, 1, 1]
+  with pytest.raises(UserError, match='put fsdp or tensor across the 2 slices'):
+    meshes.make_mesh(MeshConfig(data=1, fsdp=-1), two)
+  cube = topology.describe('v5p:4x4x4').devices
+  assert meshes.make_mesh(MeshConfig(data=8, fsdp=8), cube).devices.shape == (1, 8, 8, 1)
 
 
 def test_batch_is_split_over_three_axes_and_copied_along_tensor():

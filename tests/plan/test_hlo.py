@@ -168,38 +168,39 @@ def test_groups_in_every_notation(written, expected):
   np.testing.assert_array_equal(hlo.groups(_instruction(line), 8), expected)
 
 
-def test_trip_count_is_the_bound_of_the_condition():
-  module = hlo.parse(SCAN)
-  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  assert module.trip_count(loop) == 3
+def _trip_count(*changes: tuple[str, str]) -> int:
+  """That of the loop of SCAN with these changes."""
+  text = SCAN
+  for old, new in changes:
+    assert old in text
+    text = text.replace(old, new)
+  module = hlo.parse(text)
+  return module.trip_count(next(i for i in module.computations[module.entry] if i.opcode == 'while'))
 
 
-def test_trip_count_of_a_loop_that_counts_by_two_is_half():
-  """The compiler's own loops do so: they multiply while the next operand is on its way."""
-  by_twos = SCAN.replace('constant(1)', 'constant(2)').replace('constant(3)', 'constant(8)')
-  module = hlo.parse(by_twos)
-  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  assert module.trip_count(loop) == 4
+BY_TWOS = (
+  ('constant(1)', 'constant(2)'),
+  ('constant(3)', 'constant(8)'),
+)  # as the compiler's own loops count
+DRAWN = (  # the shares of mixup: repeated until accepted, by a condition without a counter
+  ('op_name="jit(loop)/while"', 'op_name="jit(step)/jit(_beta)/jit(_gamma)/while"'),
+  ('direction=LT', 'direction=NE'),
+)
 
 
-def test_random_draw_that_is_repeated_until_accepted_counts_once():
-  """The shares of mixup are drawn so; the condition of the loop has no counter."""
-  drawn = SCAN.replace('op_name="jit(loop)/while"', 'op_name="jit(step)/jit(_beta)/jit(_gamma)/while"')
-  module = hlo.parse(drawn.replace('direction=LT', 'direction=NE'))
-  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  assert module.trip_count(loop) == 1
+@pytest.mark.parametrize(('changes', 'expected'), [((), 3), (BY_TWOS, 4), (DRAWN, 1)])
+def test_trip_count_is_the_bound_of_the_condition(changes, expected):
+  assert _trip_count(*changes) == expected
 
 
-@pytest.mark.parametrize('change', [('direction=LT', 'direction=NE'), ('constant(3)', 'parameter(1)')])
-def test_loop_without_a_counter_below_a_constant_is_refused(change):
-  module = hlo.parse(SCAN.replace(*change))
-  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  with pytest.raises(ValueError, match=r'the condition of the loop while\.9 is not'):
-    module.trip_count(loop)
-
-
-def test_loop_that_does_not_add_a_constant_is_refused():
-  module = hlo.parse(SCAN.replace('add(%copy.2, %constant.1..sunk)', 'multiply(%copy.2, %copy.2)'))
-  loop = next(i for i in module.computations[module.entry] if i.opcode == 'while')
-  with pytest.raises(ValueError, match='adds no constant to its counter'):
-    module.trip_count(loop)
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    (('direction=LT', 'direction=NE'), r'the condition of the loop while\.9 is not'),
+    (('constant(3)', 'parameter(1)'), r'the condition of the loop while\.9 is not'),
+    (('add(%copy.2, %constant.1..sunk)', 'multiply(%copy.2, %copy.2)'), 'adds no constant to its counter'),
+  ],
+)
+def test_loop_without_a_counter_below_a_constant_is_refused(change, said):
+  with pytest.raises(ValueError, match=said):
+    _trip_count(change)

@@ -73,9 +73,6 @@ def test_table_of_a_plan_that_does_not_fit_says_by_how_much():
   rows = _rows(dataclasses.replace(PLAN, memory=memory, speed=None, collectives={}))
   assert rows['  together'] == '20.00 GiB of 15.00 GiB: does not fit, by 5.00 GiB'
   assert 'predicted step' not in rows and '  activations, gradients, temporaries' not in rows
-
-
-def test_table_without_an_estimate_says_so():
   rows = _rows(dataclasses.replace(PLAN, speed=None, collectives={}))
   assert rows['predicted step'].startswith('not known') and 'predicted run' not in rows
 

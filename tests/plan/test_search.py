@@ -1,14 +1,17 @@
 """What a search tries, and in which order; a rule for memory and time takes the compiler's place."""
 
 import dataclasses
+import json
+import re
 
 import jax
 import pytest
+from test_plan_text import PLAN, SPEED
 
 from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
-from vit_jax.plan import search
-from vit_jax.plan.planner import Memory, NotCompiled, Plan, Speed
+from vit_jax.plan import command, search
+from vit_jax.plan.planner import Memory, NotCompiled, Plan
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset
 
@@ -49,12 +52,8 @@ class Rule:
     seconds = SECONDS[remat] + 0.01 * mesh.fsdp + 0.1 * mesh.tensor + 0.6 * config.accumulation
     seconds += 0.01 * bool(config.model.unroll)
     fits = total <= self.available
-    return Plan(
-      model='', topology={}, mesh={}, settings={}, steps=1, parameters=1, collectives={}, model_flops=1.0,
-      compiler_flops=None, compile_seconds=0.0,
-      memory=Memory(1, 1, 0, 1, None, int(total), self.available),
-      speed=Speed(seconds, seconds, 0, 1, 0.1, 1, 1, 0) if fits else None,
-    )  # fmt: skip
+    speed = dataclasses.replace(SPEED, step_seconds=seconds) if fits else None
+    return dataclasses.replace(PLAN, memory=Memory(1, 1, 0, 1, None, int(total), self.available), speed=speed)
 
 
 @pytest.fixture
@@ -94,16 +93,11 @@ def test_search_plans_first_the_config_as_it_is_with_what_it_leaves_open_chosen(
 
 def test_search_accumulates_only_where_memory_is_short(compiler, machine):
   compiler.available = 1000
-  found = search.search(CONFIG, machine, DATASET, ignore)
+  unrolled = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, unroll=True))
+  found = search.search(unrolled, machine, DATASET, ignore)
   assert found[0].config.model.remat == 'none'
   assert {parts for *_, parts, _ in compiler.planned} == {1}
-
-
-def test_search_leaves_blocks_as_the_config_has_them(compiler, machine):
-  compiler.available = 1000
-  unrolled = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, unroll=True))
-  search.search(unrolled, machine, DATASET, ignore)
-  assert {unroll for *_, unroll in compiler.planned} == {True}
+  assert {unroll for *_, unroll in compiler.planned} == {True}  # as the config has it
 
 
 def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(compiler, machine):
@@ -127,6 +121,27 @@ def test_search_reports_and_passes_over_what_the_compiler_refuses(compiler, mach
   assert refused == ['No program with fsdp 8.', 'No program with fsdp 4.']
   assert [number for number, *_ in reports] == list(range(1, len(found) + 3))
   assert len(compiler.planned) == len(set(compiler.planned))
+
+
+def test_command_says_each_plan_and_keeps_those_so_far(compiler, machine, tmp_path, capsys, monkeypatch):
+  compiler.available, path = 45, tmp_path / 'plan.json'
+  command.ranking(CONFIG, machine, DATASET, path)
+  said, content = capsys.readouterr(), json.loads(path.read_text())
+  assert re.findall(r'^plan (\d+) of ', said.err, re.MULTILINE) == [str(n + 1) for n in range(len(content))]
+  assert content[0]['speed']['step_seconds'] == min(
+    each['speed']['step_seconds'] for each in content if each['fits']
+  )
+  assert re.search(r'^Options: .*--config\.mesh\.fsdp=8', said.out, re.MULTILINE)
+
+  def killed(*arguments):
+    if len(compiler.planned) == len(content) + 2:
+      raise KeyboardInterrupt
+    return compiler(*arguments)
+
+  monkeypatch.setattr(search, 'make_plan', killed)
+  with pytest.raises(KeyboardInterrupt):
+    command.ranking(CONFIG, machine, DATASET, path)
+  assert len(json.loads(path.read_text())) == 2
 
 
 def test_search_ends_in_the_compilers_sentence_if_it_refuses_everything(compiler, machine):
@@ -154,15 +169,15 @@ def test_search_fails_in_a_sentence_if_the_batch_divides_over_no_mesh(compiler, 
   assert compiler.planned == []
 
 
-def test_meshes_split_the_state_over_more_and_more_devices(machine):
-  tried = [(m.mesh.data, m.mesh.fsdp, m.mesh.tensor) for m in search.meshes(CONFIG, machine)]
-  assert tried == [(8, 1, 1), (1, 8, 1), (1, 4, 2)]
-
-
-def test_meshes_keep_the_replicas(machine):
-  sliced = dataclasses.replace(CONFIG, mesh=c.MeshConfig(replica=2))
-  tried = [(m.mesh.replica, m.mesh.data, m.mesh.fsdp) for m in search.meshes(sliced, machine)]
-  assert tried == [(2, 4, 1), (2, 1, 4), (2, 1, 2)]
+@pytest.mark.parametrize(
+  ('replica', 'count', 'expected'),
+  [(1, 8, [(8, 1, 1), (1, 8, 1), (1, 4, 2)]), (2, 8, [(4, 1, 1), (1, 4, 1), (1, 2, 2)]), (1, 1, [(1, 1, 1)])],
+)
+def test_meshes_split_the_state_over_more_and_more_devices(replica, count, expected):
+  asked = dataclasses.replace(CONFIG, mesh=c.MeshConfig(replica=replica))
+  found = [each.mesh for each in search.meshes(asked, Topology('cpu', tuple(jax.devices()[:count])))]
+  assert [(mesh.data, mesh.fsdp, mesh.tensor) for mesh in found] == expected
+  assert {mesh.replica for mesh in found} == {replica}
 
 
 @pytest.mark.parametrize(
@@ -181,33 +196,21 @@ def test_remedy_is_the_first_change_that_fits(compiler, machine, available, expe
   assert (remedy.config.model.remat, remedy.config.accumulation) == expected[3:5]
 
 
-@pytest.mark.parametrize('tensor', [1, 2])
-def test_remedies_split_the_state_by_fsdp_alone_where_the_batch_divides(machine, tensor):
-  asked = dataclasses.replace(CONFIG, mesh=c.MeshConfig(fsdp=1, tensor=tensor))
+@pytest.mark.parametrize(
+  ('tensor', 'batch', 'expected'), [(1, 64, (1, 8, 1)), (2, 64, (1, 8, 1)), (1, 4, (1, 4, 2))]
+)
+def test_remedies_split_the_state_by_tensor_only_where_the_batch_divides_by_no_other_mesh(
+  machine, tensor, batch, expected
+):
+  asked = dataclasses.replace(CONFIG, mesh=c.MeshConfig(fsdp=1, tensor=tensor), batch_size=batch)
   _, *split = search.remedies(asked, machine)
-  assert {(variant.mesh.data, variant.mesh.fsdp, variant.mesh.tensor) for variant in split} == {(1, 8, 1)}
-
-
-def test_remedies_split_the_state_by_tensor_where_the_batch_divides_by_no_other_mesh(machine):
-  _, *split = search.remedies(dataclasses.replace(CONFIG, batch_size=4), machine)
-  assert {(variant.mesh.data, variant.mesh.fsdp, variant.mesh.tensor) for variant in split} == {(1, 4, 2)}
+  assert {(variant.mesh.data, variant.mesh.fsdp, variant.mesh.tensor) for variant in split} == {expected}
 
 
 def test_remedy_is_none_if_nothing_helps(compiler, machine):
   compiler.available = 7
-  assert search.remedy(CONFIG, machine, DATASET) is None
-
-
-def test_remedy_does_not_plan_the_config_again_that_does_not_fit(compiler, machine):
-  compiler.available = 7
-  search.remedy(search.with_remat(CONFIG, 'block'), machine, DATASET)
-  assert (-1, 1, 1, 'block', 1, None) not in compiler.planned
-
-
-def test_one_device_has_one_mesh():
-  one = Topology('v5e:1x1', tuple(jax.devices()[:1]))
-  (mesh,) = (config.mesh for config in search.meshes(CONFIG, one))
-  assert (mesh.data, mesh.fsdp, mesh.tensor) == (1, 1, 1)
+  assert search.remedy(search.with_remat(CONFIG, 'block'), machine, DATASET) is None
+  assert (-1, 1, 1, 'block', 1, None) not in compiler.planned  # which is the config itself
 
 
 def test_batch_that_does_not_divide_is_not_possible(machine):

@@ -39,50 +39,64 @@ def _compute(cycles, name):
   return f'%{name} = f32[8]{{0}} fusion(%x), calls=%f, backend_config={{"estimated_cycles":"{cycles}"}}'
 
 
-def test_gather_on_a_closed_ring_comes_from_both_sides():
-  estimate = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
-  # Three quarters of the MiB have to come in; the whole is counted, over two links, and half the way round.
-  assert estimate.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
-  assert estimate.seconds == estimate.exposed
-  traffic = estimate.traffic['all-gather']
+FOUR, LINE = '{{0,1,2,3}}', _devices((4, 1))
+SQUARE, SLICES = _devices((4, 4)), _devices((2, 2), slices=2)
+CORES = _devices((2, 2), cores=2)  # a v3-8: chips of two cores
+
+
+@pytest.mark.parametrize(
+  ('opcode', 'groups', 'devices', 'ring', 'expected'),
+  [
+    # Three quarters of the MiB have to come in; the whole is counted, over two links, and half the way round.
+    ('all-gather', FOUR, LINE, 4, MIB / (2 * LINK) + 3 / 2 * HOP),
+    ('all-gather', FOUR, LINE, 0, MIB / LINK + 3 / 2 * HOP),  # a line of chips has one way
+    ('all-gather', "mesh['a'=8] {'a'}", CORES, 0, MIB / (2 * LINK) + HOP),  # once for both cores
+    ('all-gather', '{{0,2,4,6},{1,3,5,7}}', CORES, 0, 2 * MIB / (2 * LINK) + HOP),  # cores share the links
+    ('all-reduce', '[1,16]<=[16]', SQUARE, 4, 2 * MIB / (2 * 2 * LINK) + (3 + 3) / 2 * HOP),  # two gathers
+    ('all-reduce', '[4,4]<=[16]', SQUARE, 4, 2 * MIB / (2 * LINK) + 3 / 2 * HOP),  # rows: their links only
+    ('all-reduce', '[4,4]<=[4,4]T(1,0)', SQUARE, 4, 2 * MIB / (2 * LINK) + 3 / 2 * HOP),  # columns
+    ('all-to-all', FOUR, LINE, 4, MIB * 4 / 4 / (2 * LINK) + 3 / 2 * HOP),  # half of each part half way round
+    ('all-reduce', '{{0,1},{2,3},{4,5},{6,7}}', CORES, 0, 2 * MIB / MEMORY),  # within a chip
+    ('all-reduce', '{{0},{1}}', _devices((2, 1)), 0, 0),
+    # Between chips of the same place no links at all; between all, each of four chips sends a quarter, and then
+    # two links within the slice do.
+    ('all-reduce', '{{0,4},{1,5},{2,6},{3,7}}', SLICES, 0, 2 * MIB / NETWORK),
+    ('all-reduce', '[1,8]<=[8]', SLICES, 0, 2 * MIB / 4 / NETWORK + 2 * MIB / (2 * LINK) + HOP),
+  ],
+)
+def test_collective_takes_the_time_of_its_links(opcode, groups, devices, ring, expected):
+  estimate = _estimate([_op(opcode, groups)], devices, ring=ring)
+  assert estimate.exposed == estimate.seconds == pytest.approx(expected)
+  traffic = estimate.traffic[opcode]
   assert (traffic.count, traffic.bytes, traffic.seconds) == (1, MIB, estimate.exposed)
 
 
-def test_gather_on_a_line_of_chips_has_one_way():
-  estimate = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)))
-  assert estimate.exposed == pytest.approx(MIB / LINK + 3 / 2 * HOP)
-
-
-def test_gather_over_chips_of_two_cores_comes_once_for_both():
-  """A v3-8: 2 x 2 chips of two cores, and each chip gets the whole over its two links."""
-  estimate = _estimate([_op('all-gather', "mesh['a'=8] {'a'}")], _devices((2, 2), cores=2))
-  assert estimate.exposed == pytest.approx(MIB / (LINK + LINK) + 2 / 2 * HOP)
-
-
-def test_cores_of_a_chip_in_different_groups_share_its_links():
-  groups = '{{0,2,4,6},{1,3,5,7}}'  # the first cores, the second cores
-  estimate = _estimate([_op('all-gather', groups)], _devices((2, 2), cores=2))
-  assert estimate.exposed == pytest.approx(2 * MIB / (LINK + LINK) + HOP)
-
-
-def test_all_reduce_over_two_dimensions_is_two_gathers():
-  estimate = _estimate([_op('all-reduce', '[1,16]<=[16]')], _devices((4, 4)), ring=4)
-  assert estimate.exposed == pytest.approx(2 * MIB / (2 * 2 * LINK) + (3 + 3) / 2 * HOP)
-
-
-def test_groups_along_one_dimension_use_its_links_only():
-  devices = _devices((4, 4))
-  for groups in ('[4,4]<=[16]', '[4,4]<=[4,4]T(1,0)'):  # rows, columns
-    estimate = _estimate([_op('all-reduce', groups)], devices, ring=4)
-    assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
-
-
 def test_reduce_scatter_takes_as_long_as_the_gather_of_the_whole():
-  gather = _estimate([_op('all-gather', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
-  scatter = _estimate(
-    [_op('reduce-scatter', '{{0,1,2,3}}', f'f32[{MIB // 16}]{{0}}')], _devices((4, 1)), ring=4
-  )
-  assert scatter.exposed == pytest.approx(gather.exposed)
+  scatter = _estimate([_op('reduce-scatter', FOUR, f'f32[{MIB // 16}]{{0}}')], LINE, ring=4)
+  assert scatter.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
+
+
+@pytest.mark.parametrize(
+  ('pairs', 'devices', 'ring', 'expected'),
+  [
+    ('{{0,1},{1,2},{2,3}}', LINE, 0, MIB / LINK + HOP),
+    ('{{0,1},{1,2},{2,3},{3,0}}', LINE, 0, 3 * (MIB / LINK + HOP)),  # the last one goes all the way back
+    ('{{0,1},{1,2},{2,3},{3,0}}', LINE, 4, MIB / LINK + HOP),
+    ('{{0,2}}', LINE, 4, 2 * (MIB / LINK + HOP)),
+    ('{{0,1},{1,0}}', _devices((1, 1), slices=2), 0, MIB / NETWORK),
+    ('{{0,1},{1,0}}', _devices((1, 1), cores=2), 0, MIB / MEMORY),
+  ],
+)
+def test_permutation_takes_as_long_as_its_longest_way(pairs, devices, ring, expected):
+  line = f'%r = f32[{MIB // 4}]{{0}} collective-permute(%x), source_target_pairs={pairs}, channel_id=1'
+  assert _estimate([line], devices, ring=ring).exposed == pytest.approx(expected)
+
+
+def test_start_of_an_all_reduce_has_its_result_alone():
+  pair = f'(f32[{MIB // 8}]{{0}}, f32[{MIB // 8}]{{0}})'
+  done = '%done = (f32[8]{0}, f32[8]{0}) all-reduce-done(%start)'
+  estimate = _estimate([_op('all-reduce-start', FOUR, pair, 'start'), done], LINE, ring=4)
+  assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
 
 
 def test_fusion_of_an_all_reduce_and_a_slice_is_a_reduce_scatter():
@@ -97,32 +111,6 @@ def test_fusion_of_an_all_reduce_and_a_slice_is_a_reduce_scatter():
   estimate = _estimate([line], _devices((4, 1)), ring=4, before=fused)
   assert estimate.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
   assert set(estimate.traffic) == {'reduce-scatter'} and estimate.memory == 0
-
-
-def test_all_to_all_sends_half_of_each_part_half_way_round():
-  estimate = _estimate([_op('all-to-all', '{{0,1,2,3}}')], _devices((4, 1)), ring=4)
-  assert estimate.exposed == pytest.approx(MIB * 4 / 4 / (2 * LINK) + 3 / 2 * HOP)
-
-
-def test_collective_within_a_chip_goes_through_its_memory():
-  estimate = _estimate([_op('all-reduce', '{{0,1},{2,3},{4,5},{6,7}}')], _devices((2, 2), cores=2))
-  assert estimate.exposed == pytest.approx(2 * MIB / MEMORY)
-
-
-def test_group_of_one_costs_nothing():
-  estimate = _estimate([_op('all-reduce', '{{0},{1}}')], _devices((2, 1)))
-  assert estimate.seconds == 0 and estimate.traffic['all-reduce'].count == 1
-
-
-def test_each_chip_sends_its_part_over_the_network_between_slices():
-  devices = _devices((2, 2), slices=2)
-  # Between chips of the same place: no links at all.
-  pairs = _estimate([_op('all-reduce', '{{0,4},{1,5},{2,6},{3,7}}')], devices)
-  assert pairs.exposed == pytest.approx(2 * MIB / NETWORK)
-  # Between all: each of the four chips of a slice sends a quarter, and then two links within the slice do.
-  everyone = _estimate([_op('all-reduce', '[1,8]<=[8]')], devices)
-  within = 2 * MIB / (LINK + LINK) + HOP
-  assert everyone.exposed == pytest.approx(2 * MIB / 4 / NETWORK + within)
 
 
 CROSSING = (
@@ -158,29 +146,6 @@ def test_what_crosses_slices_takes_turns_on_the_network_while_the_device_compute
   assert gathered.exposed == pytest.approx(3 * MIB / NETWORK)
 
 
-@pytest.mark.parametrize(
-  ('pairs', 'ring', 'hops'),
-  [
-    ('{{0,1},{1,2},{2,3}}', 0, 1),
-    ('{{0,1},{1,2},{2,3},{3,0}}', 0, 3),  # the last one goes all the way back
-    ('{{0,1},{1,2},{2,3},{3,0}}', 4, 1),
-    ('{{0,2}}', 4, 2),
-  ],
-)
-def test_permutation_takes_as_long_as_its_longest_way(pairs, ring, hops):
-  line = f'%r = f32[{MIB // 4}]{{0}} collective-permute(%x), source_target_pairs={pairs}, channel_id=1'
-  estimate = _estimate([line], _devices((4, 1)), ring=ring)
-  assert estimate.exposed == pytest.approx(hops * (MIB / LINK + HOP))
-
-
-def test_permutation_uses_the_network_across_slices_and_the_memory_within_a_chip():
-  send = '%r = f32[{}]{{0}} collective-permute(%x), source_target_pairs={}, channel_id=1'
-  across = _estimate([send.format(MIB // 4, '{{0,1},{1,0}}')], _devices((1, 1), slices=2))
-  assert across.exposed == pytest.approx(MIB / NETWORK)
-  within = _estimate([send.format(MIB // 4, '{{0,1},{1,0}}')], _devices((1, 1), cores=2))
-  assert within.exposed == pytest.approx(MIB / MEMORY)
-
-
 STARTED = f'(f32[{MIB // 16}]{{0}}, f32[{MIB // 4}]{{0}}, u32[], u32[])'
 GATHER_SECONDS = MIB / (2 * LINK) + 3 / 2 * HOP  # about 6.7 microseconds
 
@@ -210,16 +175,6 @@ def test_two_gathers_use_the_links_one_after_the_other():
   estimate = _estimate(entry, _devices((4, 1)), ring=4)
   assert estimate.seconds == pytest.approx(2 * GATHER_SECONDS)
   assert estimate.exposed == pytest.approx(2 * GATHER_SECONDS - 1000 / CLOCK)
-
-
-def test_start_of_an_all_reduce_has_its_result_alone():
-  pair = f'(f32[{MIB // 8}]{{0}}, f32[{MIB // 8}]{{0}})'
-  started = [
-    _op('all-reduce-start', '{{0,1,2,3}}', pair, 'start'),
-    '%done = (f32[8]{0}, f32[8]{0}) all-reduce-done(%start)',
-  ]
-  estimate = _estimate(started, _devices((4, 1)), ring=4)
-  assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
 
 
 def test_fusions_that_start_and_end_a_gather_are_matched_by_their_channel():

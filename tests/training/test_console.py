@@ -17,8 +17,6 @@ from vit_jax.training.run import Dataset, Run
   ('trained_on', 'source', 'evaluated_on'),
   [
     ('tfds:cifar10:train[:98%]', None, 'tfds:cifar10 test'),
-    ('tfds:cifar10', None, 'tfds:cifar10 test'),
-    ('digits', None, 'digits test'),
     ('digits:train[:90%]', None, 'digits test'),
     ('digits', 'tfds:mnist', 'tfds:mnist test'),
     ('digits', 'tfds:mnist:train[98%:]', 'tfds:mnist train[98%:]'),

@@ -66,10 +66,7 @@ def test_a_timescale_of_less_than_a_step_is_one_step(timescale):
   ('decay', 'options'),
   [
     *((decay, {'end_value': 1e-5}) for decay in ('constant', 'rsqrt', 'staircase')),
-    *(
-      (decay, {'timescale': '5 steps'})
-      for decay in ('linear', 'cosine', 'exponential', 'constant', 'staircase')
-    ),
+    *((decay, {'timescale': '5 steps'}) for decay in ('cosine', 'exponential', 'staircase')),
   ],
 )
 def test_an_option_that_the_decay_would_ignore_is_refused_and_dropped_where_an_older_run_has_it(
@@ -144,20 +141,27 @@ def reference(tx, steps=3, params=PARAMS):
   return params
 
 
-def kernels(params):
-  return jax.tree.map_with_path(lambda path, _: 'kernel' in jax.tree_util.keystr(path), params)
+KERNELS = {'blocks': {'mlp': {'kernel': True, 'bias': False}}, 'head': {'kernel': True, 'bias': False}}
+DECAY = optax.add_decayed_weights(0.3, mask=KERNELS)
 
 
-def test_adam_is_optax_adamw():
-  ours, _ = run(c.OptimizerConfig(weight_decay=0.3, clip_norm=1.0))
-  adamw = optax.adamw(0.1, weight_decay=0.3, mask=kernels)
-  expected = reference(optax.chain(optax.clip_by_global_norm(1.0), adamw))
+@pytest.mark.parametrize(
+  ('options', 'theirs'),
+  [
+    ({'weight_decay': 0.3}, optax.chain(optax.scale_by_adam(), DECAY)),
+    (
+      {'name': 'sgd', 'momentum': 0.8, 'weight_decay': 0.3, 'clip_norm': 0.25},
+      optax.chain(optax.clip_by_global_norm(0.25), optax.trace(0.8), DECAY),  # decoupled from the momentum
+    ),
+    ({'name': 'lion', 'b1': 0.95, 'b2': 0.98}, optax.scale_by_lion(b1=0.95, b2=0.98)),
+    ({'name': 'rms', 'arguments': (('decay', 0.8), ('eps', 1e-3))}, optax.scale_by_rms(decay=0.8, eps=1e-3)),
+  ],
+  ids=['adam', 'sgd', 'lion', 'rms'],
+)
+def test_optimizers_are_optaxs_with_a_decay_of_kernels_only(options, theirs):
+  ours, _ = run(c.OptimizerConfig(**options))
+  expected = reference(optax.chain(theirs, optax.scale(-0.1)))
   chex.assert_trees_all_close(ours, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_sgd_is_optax_sgd():
-  ours, _ = run(c.OptimizerConfig(name='sgd', momentum=0.8))
-  chex.assert_trees_all_close(ours, reference(optax.sgd(0.1, momentum=0.8)), rtol=1e-5, atol=1e-7)
 
 
 def test_rmsprop_is_tensorflows():
@@ -174,34 +178,11 @@ def test_rmsprop_is_tensorflows():
       np.testing.assert_allclose(leaf, momentum, rtol=1e-5)
 
 
-def test_decay_is_decoupled_and_on_kernels_only():
-  zero = jax.tree.map(np.zeros_like, GRADS)
-  tx = make_optimizer(c.OptimizerConfig(name='sgd', weight_decay=0.5), PARAMS)
-  updates, _ = tx.update(zero, tx.init(PARAMS), PARAMS)
-  np.testing.assert_allclose(updates['head']['kernel'], 0.5 * PARAMS['head']['kernel'])
-  assert not np.any(updates['blocks']['mlp']['bias'])
-
-
-@pytest.mark.parametrize(
-  ('options', 'ours'),
-  [
-    ({'name': 'lion', 'b1': 0.95, 'b2': 0.98}, optax.scale_by_lion(b1=0.95, b2=0.98)),
-    ({'name': 'rms', 'arguments': (('decay', 0.8), ('eps', 1e-3))}, optax.scale_by_rms(decay=0.8, eps=1e-3)),
-  ],
-  ids=['lion', 'rms'],
-)
-def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
-  got, _ = run(c.OptimizerConfig(**options))
-  expected = reference(optax.chain(ours, optax.scale(-0.1)))
-  chex.assert_trees_all_close(got, expected, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(
   ('options', 'said'),
   [
     ({'name': 'loin'}, "config.optimizer: there is no optimizer 'loin'; did you mean 'lion'"),
     ({'name': 'lamb'}, r"there is no optimizer 'lamb'; choose one of sgd, .*\badam, .*\blion, .*\byogi"),
-    ({'name': 'sam'}, "there is no optimizer 'sam'; choose one of "),
     ({'name': 'schedule_free'}, "there is no optimizer 'schedule_free'; choose one of "),
     ({'name': 'lbfgs'}, "'lbfgs' is no optimizer by itself: it needs a line search"),
     ({'name': 'adamw'}, "'adam' with optimizer.weight_decay is AdamW"),
@@ -209,14 +190,9 @@ def test_any_scaling_of_optax_is_an_optimizer_by_its_name(options, ours):
     ({'name': 'sgd', 'arguments': (('eps', 1e-6),)}, "the optimizer 'sgd' does not take eps"),
     ({'momentum': 0.9}, "the optimizer 'adam' does not take momentum; it takes b1, b2"),
     ({'name': 'rms', 'momentum_dtype': 'bfloat16'}, "the optimizer 'rms' does not take momentum_dtype"),
-    ({'arguments': (('esp', 1e-6),)}, "the optimizer 'adam' does not take esp; it takes"),
     (
       {'name': 'polyak'},
       "the optimizer 'polyak' needs the value at every step, which it is not given; choose another",
-    ),
-    (
-      {'name': 'backtracking_linesearch', 'arguments': (('max_backtracking_steps', 3.0),)},
-      "the optimizer 'backtracking_linesearch' needs the value at every step",
     ),
     ({'name': 'schedule'}, "'schedule' is no optimizer by itself: the schedule has it"),
     ({'name': 'rprop'}, "the optimizer 'rprop' needs learning_rate; add it to optimizer.arguments"),
@@ -247,12 +223,6 @@ def test_momentum_may_be_kept_in_bfloat16(name):
   assert jnp.dtype('bfloat16') in {leaf.dtype for leaf in jax.tree.leaves(state)}
   chex.assert_trees_all_close(exact, rounded, rtol=0.02, atol=0.01)
   chex.assert_type(jax.tree.leaves(rounded), np.float32)
-
-
-def test_clipping_bounds_the_norm():
-  tx = make_optimizer(c.OptimizerConfig(name='sgd', momentum=0.0, clip_norm=0.25), PARAMS)
-  updates, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS)
-  assert float(optax.tree.norm(updates)) == pytest.approx(0.25, rel=1e-5)
 
 
 def test_multipliers_scale_the_rate_of_what_they_match():

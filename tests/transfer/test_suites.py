@@ -45,7 +45,6 @@ def test_folder_names_are_different_and_have_no_slash():
   ('folders', 'expected'),
   [
     (['cat'], 'val'),
-    (['train/cat', 'val/cat'], 'val'),
     (['train/cat', 'validation/cat'], 'val'),
     (['train/cat', 'test/cat'], 'test'),
     (['train/cat', 'val/cat', 'test/cat'], 'test'),
@@ -63,9 +62,6 @@ def test_folder_is_tested_on_test_or_else_on_val(tmp_path, folders, expected):
 def test_source_from_outside_is_tested_on_the_first_split_that_it_has(mine, splits, expected):
   mine(splits)
   assert suites.row('mine:here').test == expected
-
-
-def test_source_without_a_test_split_is_an_error(mine):
   mine(('train',))
   with pytest.raises(UserError, match=r'mine:here has no split to test on .* but train'):
     suites.row('mine:here')

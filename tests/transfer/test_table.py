@@ -40,10 +40,7 @@ def test_vtab_has_its_means_run_by_run(tmp_path, lines):
   assert float(row['mean']) == pytest.approx(0.14)  # (0 + … + 18) / 19, and half of 0.1
   assert float(row['deviation']) == pytest.approx(0.1 / 2**0.5)
   assert row['H/14 JFT (quoted, %)'] == '77.63 ± 0.23'
-
-
-def test_mean_of_18_tasks_is_no_score_of_vtab(tmp_path, lines):
-  table.write(lines[1:], COMPUTE, SETTINGS, tmp_path)
+  table.write(lines[1:], COMPUTE, SETTINGS, tmp_path)  # of 18 tasks it is no score
   assert 'VTAB, 19 tasks' not in (tmp_path / 'table.md').read_text()
 
 

@@ -66,13 +66,8 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
   [
     ([], '--checkpoint is missing; for example: python -m vit_jax.transfer'),
     (['--checkpoint=x'], '--workdir is missing'),
-    (['--checkpoint=x', '--workdir=y', '--suite=cifar11'], 'did you mean cifar10'),
     (['--checkpoint=x', '--workdir=y', '--rates=0.1,0.1'], '--rates=0.1,0.1 is no list of different numbers'),
     (['--checkpoint=x', '--workdir=y', '--option=model.dropout'], 'is no option with a value'),
-    (
-      ['--checkpoint=x', '--workdir=y', '--option=seed=3'],
-      'of all runs alike, which --seeds says; use --seeds.',
-    ),
   ],
 )
 def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
