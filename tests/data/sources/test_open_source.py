@@ -41,10 +41,7 @@ def test_existing_directory_is_not_a_split(tmp_path):
 @pytest.mark.parametrize(
   ('spec', 'said'),
   [
-    (
-      'folder:',
-      "'folder:' names no place behind its ':'; write 'folder:/path'.",
-    ),
+    ('folder:', "'folder:' names no place behind its ':'; write 'folder:/path'."),
     ('vtab:', "'vtab:' names no place behind its ':'; write 'vtab:TASK'."),
   ],
 )
