@@ -14,12 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from released_files import read, write_folder
-from transformers_peers import (
-  make_peer,
-  safetensors_numpy,
-  tensors_in,
-  transformers,
-)
+from transformers_peers import make_peer, safetensors_numpy, tensors_in, transformers
 
 from vit_jax.foundation.errors import UserError
 
