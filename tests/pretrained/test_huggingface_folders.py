@@ -185,11 +185,6 @@ def test_bad_processor_is_one_sentence(sound, tmp_path):
       read(folder)
 
 
-def test_missing_folder_is_one_sentence(tmp_path):
-  with pytest.raises(UserError, match='There is no checkpoint'):
-    read(tmp_path / 'nowhere')
-
-
 def test_without_safetensors_the_extra_is_named(sound, monkeypatch):
   monkeypatch.setitem(sys.modules, 'safetensors', None)
   with pytest.raises(UserError, match=r'vit_jax\[huggingface\]'):
