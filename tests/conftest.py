@@ -22,8 +22,12 @@ os.environ.setdefault('NPROC', '64')
 os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
 os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
 
+from collections.abc import Iterator
+
 import golden as golden_files
+import jax
 import pytest
+from jax._src import compilation_cache as jax_cache
 
 NIGHTLY = os.environ.get('VIT_JAX_NIGHTLY') == '1'
 
@@ -34,6 +38,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
       if item.get_closest_marker('nightly'):
         item.add_marker(pytest.mark.skip(reason='nightly: VIT_JAX_NIGHTLY=1'))
+
+
+@pytest.fixture(scope='module')
+def kept_programs() -> Iterator[None]:
+  """For modules that train the same config again and again: a program is compiled once, and kept on the disk."""
+  changes = {
+    'jax_enable_compilation_cache': True,
+    'jax_compilation_cache_dir': os.environ['TESTS_COMPILED'],
+    'jax_persistent_cache_min_compile_time_secs': 0.0,
+    'jax_persistent_cache_min_entry_size_bytes': -1,
+  }
+  before = {name: getattr(jax.config, name) for name in changes}
+  for values in (changes, before):
+    for name, value in values.items():
+      jax.config.update(name, value)
+    jax_cache.reset_cache()
+    if values is changes:
+      yield
 
 
 @pytest.fixture(scope='session')

@@ -172,11 +172,10 @@ def test_docstring_has_three_examples_with_flags_that_the_command_has(name):
 
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path):
-  helps = [
-    run(module_of(name), '--help', cwd=tmp_path),
-    run('vit_jax', name, '-h', cwd=tmp_path),
-    run(module_of(name), '--no_such_flag=1', '--helpfull', cwd=tmp_path),
-  ]
+  helps = [run(module_of(name), '--help', cwd=tmp_path)]
+  if name == 'convert':  # the other ways to ask are one for all commands
+    helps.append(run('vit_jax', name, '-h', cwd=tmp_path))
+    helps.append(run(module_of(name), '--no_such_flag=1', '--helpfull', cwd=tmp_path))
   for result in helps:
     assert result.returncode == 0 and not result.stderr, result.stderr
   text = helps[0].stdout

@@ -5,15 +5,17 @@ import pathlib
 import bucket_data
 import commands
 import fork_server
+import jax
 import numpy as np
 import pytest
 from bucket_emulators import Place, places
-from released_files import logits, write_random, write_run
+from released_files import write_random, write_run
 
 from vit_jax.config import ViTConfig
 from vit_jax.foundation import buckets
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import bucket_output, formats
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.visualize import through_training
 
 RUN, DATA, PHOTO = 'gs://bucket/runs/mine', 'gs://bucket/data/1.0.0', 'images/test/dark/0.png'
@@ -44,6 +46,10 @@ def cache(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv('XDG_CACHE_HOME', str(folder / '.cache'))
 
 
+def assert_same(found: Pretrained, expected: Pretrained) -> None:
+  jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
 def run(folder: pathlib.Path, module: str, *flags: str):
   return fork_server.run(f'vit_jax.{module}', *flags, cwd=folder)
 
@@ -57,7 +63,7 @@ def done(folder: pathlib.Path, module: str, *flags: str) -> str:
 
 @pytest.mark.parametrize('checkpoint', [f'{RUN}/', f'{RUN}/checkpoints', f'{RUN}/checkpoints/0'])
 def test_address_of_a_run_its_checkpoints_or_a_step_loads_the_run(folder, checkpoint):
-  np.testing.assert_array_equal(logits(checkpoint, PIXELS), logits(folder / 'run', PIXELS))
+  assert_same(formats.read(checkpoint), formats.read(folder / 'run'))
 
 
 def test_kept_steps_of_a_run_are_found_and_loaded(place: Place, folder):
@@ -80,7 +86,7 @@ def test_model_written_to_a_bucket_is_the_model_that_is_read_there(folder, name,
   pretrained = formats.read(folder / 'run')
   with bucket_output.place_to_write(address) as local:
     formats.written_by(kind, pretrained)[0].write(pretrained, local)
-  np.testing.assert_allclose(logits(address, PIXELS), logits(folder / 'run', PIXELS), atol=1e-6)
+  assert_same(formats.read(address), pretrained)
   assert not pathlib.Path(local).exists()
 
 
@@ -109,7 +115,6 @@ REFUSALS = [
   ('predict', ['--checkpoint=gs://', PHOTO], 'gs:// names no bucket; write one behind'),
   ('convert', [RUN, 'gs://bucket/data', '--format=run'], 'gs://bucket/data is not empty; choose another'),
   ('convert', [RUN, 'gs://bucket', '--format=run'], 'gs://bucket names no more than a bucket'),
-  ('convert', [RUN, 'gs://none/a.npz'], 'There is no bucket gs://none; make it first'),
   ('convert', [RUN, 'https://host/a.npz'], 'https://host/a.npz is neither a path nor in a bucket'),
   (
     'visualize',
@@ -122,7 +127,6 @@ REFUSALS = [
   ('compare', [RUN, 'gs://bucket/none'], 'is not the workdir of a run that has logged something'),
   ('prepare', ['gs://bucket/none.tar', 'here'], 'gs://bucket/none.tar'),
   ('prepare', ['images', 'gs://none/data/1.0.0'], 'There is no bucket gs://none; make it first'),
-  ('main', ['--config=config.py', '--workdir=gs://'], 'gs:// names no bucket; write one behind'),
   ('main', ['--config=config.py', '--workdir=gs://none/run'], 'There is no bucket gs://none; make it first'),
   ('main', ['--mode=eval', '--workdir=gs://bucket/none'], 'gs://bucket/none'),
   (

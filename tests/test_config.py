@@ -38,17 +38,6 @@ def test_a_config_survives_ml_collections_and_json(config):
   assert c.from_config_dict(json.loads(json.dumps(c.as_json(config)))) == config
 
 
-def test_an_option_that_is_none_can_be_overridden():
-  values = c.to_config_dict(c.Config())
-  values.model.patch = 8
-  values.model.stem_blocks = (3, 4, 9)
-  values.schedule.learning_rate = 1  # an int where a float belongs
-  config = c.from_config_dict(values)
-  assert config.model.patch == 8
-  assert config.model.stem_blocks == (3, 4, 9)
-  assert config.schedule.learning_rate == 1.0 and isinstance(config.schedule.learning_rate, float)
-
-
 @pytest.mark.parametrize(
   ('names', 'ema', 'group'),
   [
@@ -75,12 +64,6 @@ def test_evaluators_of_different_metrics_are_not_refused():
   c.Config(evaluators={'train_all': c.FewShotEvaluatorConfig(shots=(5, 5))}, ema=0.9).check_evaluator_names()
   with pytest.raises(UserError, match="a/b has a '/' in its name"):
     c.Config(evaluators={'a/b': c.ClassificationEvaluatorConfig()}).check_evaluator_names()
-
-
-def test_flatten_names_options_as_on_the_command_line():
-  flat = c.flatten(FULL)
-  assert flat['evaluators.val.batch_size'] == 8 and flat['evaluators.web.shots'] == (1, 5)
-  assert flat['model.name'] == 'vit' and flat['evaluators.web.type'] == 'fewshot'
 
 
 def test_a_section_has_the_options_of_its_own_kind_only():

@@ -26,13 +26,6 @@ def test_file_here_goes_before_the_shipped_config_of_that_name(tmp_path, monkeyp
   assert c.from_config_dict(config_files.load('quickstart')).model.width == 64
 
 
-def test_shipped_config_trains_from_any_folder(tmp_path):
-  flags = ['--config=quickstart', '--config.total=2 steps', '--config.model.depth=1']
-  result = run('vit_jax', 'train', *flags, cwd=tmp_path)
-  assert result.returncode == 0, result.stderr
-  assert (tmp_path / 'runs/quickstart/checkpoints/2').is_dir()
-
-
 @pytest.mark.parametrize(
   ('value', 'texts'),
   [

@@ -46,10 +46,7 @@ def test_too_little_memory_names_the_flags_that_the_command_has(monkeypatch, nam
       '-n 24',
       r'/run\S* cannot be read or written \(Too many open files\); .*ulimit -n: .* goes on from there\.$',
     ),
-    (
-      '-f 4',
-      r'/run/\S+[a-z] cannot be .*\(File too large\); .*ulimit -f: what was saved before is whole',
-    ),
+    ('-f 4', r'/run/\S+[a-z] cannot be .*\(File too large\); .*ulimit -f: what was saved before is whole'),
     ('-v 1800000', r'more memory than the 1\.7 GiB that it may use \(ulimit -v\); .* is safe\.$'),
   ],
 )

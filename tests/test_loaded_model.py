@@ -100,9 +100,7 @@ def test_images_and_parameters_of_several_devices_stay_there():
 
 
 @pytest.mark.parametrize(
-  'duplicate',
-  [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
-  ids=['deepcopy', 'pickle'],
+  'duplicate', [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=['deepcopy', 'pickle']
 )
 def test_a_copy_of_a_model_that_was_called_has_parameters_of_its_own(duplicate):
   model, images = loaded(), tiny.images()
@@ -189,10 +187,7 @@ def test_pooling_that_the_model_cannot_do_is_refused(config, how):
 
 @pytest.mark.parametrize(
   ('config', 'classes', 'said'),
-  [
-    (tiny.options(), 0, 'has no head'),
-    (tiny.options(pool='none'), 5, "logits of every token.*pool='gap'"),
-  ],
+  [(tiny.options(), 0, 'has no head'), (tiny.options(pool='none'), 5, "logits of every token.*pool='gap'")],
 )
 def test_model_without_logits_of_an_image_does_not_classify(config, classes, said):
   with pytest.raises(UserError, match=said):

@@ -96,17 +96,6 @@ def test_preprocessing_equals_the_originals(golden, case):
   np.testing.assert_allclose(preprocess([image])[0], expected, rtol=0, atol=1e-5)
 
 
-def test_a_model_loaded_for_another_size_prepares_and_takes_such_images(golden):
-  model = vit_jax.load(path(golden, 'a_vit_token'), image_size=(48, 24))
-  images = model.preprocess([Image.new('RGB', (100, 100))])
-  chex.assert_shape(images, (1, 48, 24, 3))
-  chex.assert_shape(model(images), (1, 10))
-  larger = vit_jax.load(path(golden, 'a_vit_token'), image_size=48)
-  chex.assert_shape(larger.module.position_embedding[...], (1, 37, 64))
-  with pytest.raises(UserError, match='does not divide into patches of 8'):
-    vit_jax.load(path(golden, 'a_vit_token'), image_size=50)
-
-
 # Format -> how its own project resizes positions.
 RESIZES: dict[str, PositionResize] = {
   'npz': 'linear',
@@ -152,14 +141,6 @@ def test_loading_for_a_size_and_calling_with_that_size_give_the_same_logits(gold
       assert abs(other(images) - resized(images)).max() > 1e-4
 
 
-def test_position_resize_is_an_option(golden):
-  linear, bicubic = (
-    vit_jax.load(path(golden, 'a_vit_token'), image_size=48, position_resize=method).module.position_embedding
-    for method in ('linear', 'bicubic')
-  )
-  assert np.abs(linear[...] - bicubic[...]).max() > 1e-3
-
-
 def test_a_head_of_another_size_begins_at_zero(golden):
   images = tensors(golden / 'a_vit_token.io.npz')['images']
   kept = vit_jax.load(path(golden, 'a_vit_token'), num_classes=10)
@@ -178,22 +159,6 @@ def test_bfloat16_computes_in_it_and_keeps_parameters_in_float32(golden):
   assert 1e-4 < difference < 0.2
 
 
-def test_the_module_can_be_split_differentiated_and_compiled(golden):
-  images = tensors(golden / 'a_vit_token.io.npz')['images']
-  model = vit_jax.load(path(golden, 'a_vit_token'))
-  layers = [model.features(images, layer=layer) for layer in (0, 1, None)]
-  chex.assert_shape(layers, (2, 17, 64))
-  np.testing.assert_allclose(model.module.norm(layers[1]), layers[2], atol=1e-5)
-  graphdef, params = nnx.split(model.module)
-
-  def loss(params):
-    return nnx.merge(graphdef, params)(images).sum()
-
-  chex.assert_tree_all_finite(nnx.to_pure_dict(jax.jit(jax.grad(loss))(params)))
-  compiled = jax.jit(lambda module, x: module(x))(model.module, images)
-  np.testing.assert_allclose(compiled, model(images), atol=1e-4)
-
-
 def test_the_compiled_methods_are_those_of_the_module(golden):
   images = tensors(golden / 'a_vit_token.io.npz')['images']
   model = vit_jax.load(path(golden, 'a_vit_token'))
@@ -210,15 +175,6 @@ def test_the_compiled_methods_are_those_of_the_module(golden):
     ):
       np.testing.assert_allclose(ours, expected, atol=1e-5)
   assert model.config is module.config
-
-
-def test_classify_names_the_most_probable_class(golden):
-  model = vit_jax.load(path(golden, 'a_vit_token'))
-  images = [np.full((40, 40, 3), value, np.uint8) for value in (0, 255)]
-  best = np.asarray(model(model.preprocess(images))).argmax(axis=-1)
-  assert model.classify(images) == [str(number) for number in best]
-  model.class_names = tuple('abcdefghij')
-  assert model.classify(images) == ['abcdefghij'[number] for number in best]
 
 
 def test_tensors_that_are_left_out_are_logged(golden, caplog):

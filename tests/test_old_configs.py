@@ -100,21 +100,6 @@ def test_the_section_of_few_shot_probes_becomes_the_evaluators_own():
   assert config.evaluators['probe'] == config_lib.FewShotEvaluatorConfig(**given, **probe)
 
 
-@pytest.mark.parametrize(
-  ('best', 'now'),
-  [
-    ('test/accuracy', 'test/accuracy'),
-    ('test_average/accuracy', 'test_ema/accuracy'),
-    ('web_average_5shot/accuracy', 'web_ema_5shot/accuracy'),
-  ],
-)
-def test_best_of_the_average_becomes_best_of_the_ema(best, now):
-  values = old('quickstart') | {'average': 0.9}
-  values['evaluators']['web'] = old('masked_patch')['evaluators']['probe']
-  values['checkpoint']['best'] = best
-  assert config_lib.from_config_dict(values).checkpoint.best == now
-
-
 def test_a_loss_becomes_its_objective():
   for loss, objective in (
     ({'name': 'sigmoid', 'label_smoothing': 0.1}, config_lib.ClassificationObjective('sigmoid', 0.1)),

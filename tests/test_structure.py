@@ -93,7 +93,7 @@ ARROWS = {
   'evaluation': {'models', 'data', 'objectives', 'parallel', 'pretrained'},
   'pretrained': {'models', 'data', 'checkpoint', 'config', 'evaluation'},
   'training': {
-    *('models', 'data', 'parallel', 'checkpoint', 'objectives', 'evaluation', 'pretrained', 'config'),
+    *('models', 'data', 'parallel', 'checkpoint', 'objectives', 'evaluation', 'pretrained', 'config')
   },
 }
 

@@ -82,27 +82,9 @@ def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   assert steps == list(range(3, STEPS + 1, 3))
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
-  assert_done(run(tmp_path))
-  newest = tmp_path / 'run' / 'checkpoints' / '4'
-  for path in newest.rglob('*'):
-    if path.is_file() and path.parent.name == 'd':
-      path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-  result = run(tmp_path)
-  assert_done(result)
-  assert 'is damaged' in result.stderr and 'Resuming from step 2' in result.stdout
-  assert (tmp_path / 'run' / 'damaged' / '4-0').is_dir()
-  for step in (2, 4):
-    for path in (tmp_path / 'run' / 'checkpoints' / str(step)).rglob('*'):
-      if path.is_file():
-        path.write_bytes(b'')
-  assert_said(run(tmp_path), 'None of the 2 checkpoints', 'is sound')
-  assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2', '4']  # nothing is thrown away
-
-
 def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   assert_done(run(tmp_path, '--config.ema=0.5'))
-  final = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
+  final = json.loads(kill_and_resume.lines(tmp_path / 'run')[-1])
   before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'run').rglob('*') if path.is_file()}
   result = run(tmp_path, '--mode=eval', '--config.ema=0.5', '--config.evaluators.test.batch_size=50')
   assert result.returncode == 0, result.stderr
@@ -118,16 +100,30 @@ def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   }
 
 
-def test_a_run_leaves_its_metrics_report_and_checkpoints(tmp_path):
+def test_a_run_leaves_its_files_and_falls_back_from_a_damaged_checkpoint(tmp_path):
   result = run(tmp_path)
   assert_done(result)
   for text in ('Devices: 8 × cpu', 'Vision Transformer, 1 blocks', '1,437 images, 10 classes', '360 images'):
     assert text in result.stdout
   assert 'patch_embedding/kernel' in (tmp_path / 'run' / 'report' / 'parameters.txt').read_text()
-  lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
-  assert lines[-1]['step'] == 4
-  assert {'train/loss', 'train/accuracy', 'learning_rate', 'test/accuracy', 'test/loss'} <= lines[-1].keys()
-  assert {'perf/images_per_second', 'perf/step_ms', 'perf/data_wait', 'perf/eta_s'} <= lines[-1].keys()
+  last = json.loads(kill_and_resume.lines(tmp_path / 'run')[-1])
+  assert last['step'] == 4
+  assert {'train/loss', 'train/accuracy', 'learning_rate', 'test/accuracy', 'test/loss'} <= last.keys()
+  assert {'perf/images_per_second', 'perf/step_ms', 'perf/data_wait', 'perf/eta_s'} <= last.keys()
   for name in ('config.json', 'report/first_batch.png', 'report/curves.png', 'checkpoints/4'):
     assert (tmp_path / 'run' / name).exists()
   assert result.stdout.strip().splitlines()[-1].startswith('Done after 4 steps: test/accuracy ')
+  newest = tmp_path / 'run' / 'checkpoints' / '4'
+  for path in newest.rglob('*'):
+    if path.is_file() and path.parent.name == 'd':
+      path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  result = run(tmp_path)
+  assert_done(result)
+  assert 'is damaged' in result.stderr and 'Resuming from step 2' in result.stdout
+  assert (tmp_path / 'run' / 'damaged' / '4-0').is_dir()
+  for step in (2, 4):
+    for path in (tmp_path / 'run' / 'checkpoints' / str(step)).rglob('*'):
+      if path.is_file():
+        path.write_bytes(b'')
+  assert_said(run(tmp_path), 'None of the 2 checkpoints', 'is sound')
+  assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2', '4']  # nothing is thrown away

@@ -73,7 +73,7 @@ def test_damaged_program_is_removed_and_compiled_again(directory, caplog):
   assert 'cache_misses' in start() and 'cache_hits' in start() and not caplog.text
   (path,) = directory.glob('jit_attacked-*-cache')
   sound = path.read_bytes()
-  places = range(0, len(sound), len(sound) // 20)
+  places = range(0, len(sound), len(sound) // 8)
   harms = [flip(sound, place) for place in places] + [
     b'',
     sound[:-1],
@@ -125,7 +125,7 @@ def test_programs_of_a_process_that_crashed_are_removed_and_no_others(directory,
 def test_processes_that_start_together_see_to_each_record_once(directory, caplog):
   start()
   crashed = 'key\nFatal Python error: Segmentation fault\n'
-  for round_number in range(30):
+  for round_number in range(8):
     for number in range(4):
       (directory / f'running-{number}.txt').write_text(crashed if number % 2 else 'key\n')
     with futures.ThreadPoolExecutor(8) as processes:  # each opens the files, and so has locks of its own

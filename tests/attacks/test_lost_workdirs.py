@@ -19,6 +19,8 @@ from vit_jax.evaluation import classification
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import evaluate_checkpoint, loop
 
+pytestmark = pytest.mark.usefixtures('kept_programs')
+
 CONFIG = c.Config(
   total='6 steps',
   batch_size=8,
@@ -26,6 +28,7 @@ CONFIG = c.Config(
   model=tiny.options(),
   data=c.DataConfig(source='digits', image_size=(8, 8), crop='resize'),
   checkpoint=c.CheckpointConfig(every='2 steps'),
+  tensorboard=c.TensorBoardConfig(pictures=False),
 )
 
 

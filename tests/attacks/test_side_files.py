@@ -221,10 +221,7 @@ def test_missing_config_beside_checkpoints_that_cannot_be_read_is_a_sentence(tmp
 @pytest.mark.parametrize('content', CONFIGS)
 def test_damaged_config_without_a_checkpoint_is_a_sentence_or_a_new_beginning(tmp_path, config, content):
   (tmp_path / 'config.json').write_bytes(content)
-  for call in (
-    lambda: resume.read_config(tmp_path),
-    lambda: claim(config, tmp_path, begun=True),
-  ):
+  for call in (lambda: resume.read_config(tmp_path), lambda: claim(config, tmp_path, begun=True)):
     with pytest.raises(UserError, match=r'config.json is damaged \(.*\); remove it'):
       call()
   assert 'no checkpoint yet' in claim(config, tmp_path, begun=False)

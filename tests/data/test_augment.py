@@ -118,10 +118,7 @@ def test_cutout_is_a_gray_box_with_a_uniform_centre():
 
 def test_three_augment_chooses_evenly_and_jitters_all():
   image = np.clip(NOISE.astype(int) // 2 + [20, 60, 100], 0, 255).astype(np.uint8)
-  first = {
-    'gray': ops.grayscale(image),
-    'solarized': ops.solarize(image, 128),
-  }
+  first = {'gray': ops.grayscale(image), 'solarized': ops.solarize(image, 128)}
   counts = collections.Counter()
   for seed in range(600):
     generator = rng(seed)

@@ -15,6 +15,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop
+from vit_jax.training.evaluate_checkpoint import evaluate_newest
 
 DATA = c.DataConfig(image_size=(4, 5), crop='random', padding=2, max_labels=4, label_weights=True)
 
@@ -95,24 +96,31 @@ def test_weights_are_read_where_the_option_allows_them(shades_dir):
     open_source(source, 'train', data=c.DataConfig())
 
 
-@pytest.mark.parametrize('loss', ['softmax', pytest.param('sigmoid', marks=pytest.mark.nightly)])
-def test_run_on_soft_labels_learns_the_heaviest_class_of_each(tmp_path, shades_dir, loss):
+@pytest.mark.parametrize('name', ['lists', pytest.param('soft_lists', marks=pytest.mark.nightly)])
+def test_run_on_lists_of_classes_learns_them_and_evaluates_as_it_did(tmp_path, shades_dir, name):
+  """16 images, one for each list of four classes, with weights or without."""
+  weights = name == 'soft_lists'
   config = c.Config(
-    total='40 steps',
+    total='30 steps',
     batch_size=16,
     model=c.ViTConfig(variant='custom', patch=2, width=32, mlp_dim=32, depth=1, heads=2, pool='gap'),
     data=c.DataConfig(
-      source=f'tfds:{shades_dir}/soft_lists/1.0.0',
+      source=f'tfds:{shades_dir}/{name}/1.0.0',
       image_size=(2, 2),
       crop='resize',
       flip=False,
       max_labels=4,
-      label_weights=True,
+      label_weights=weights,
     ),
-    evaluators={'test': c.ClassificationEvaluatorConfig(split='train', batch_size=8)},
-    objective=c.ClassificationObjective(loss=loss),
+    evaluators={'test': c.ClassificationEvaluatorConfig(split='train', batch_size=8, every='20 steps')},
+    objective=c.ClassificationObjective(loss='softmax' if weights else 'sigmoid'),
     schedule=c.ScheduleConfig(learning_rate=2e-2, warmup='5 steps'),
+    checkpoint=c.CheckpointConfig(best=None if weights else 'test/mean_average_precision'),
+    tensorboard=c.TensorBoardConfig(pictures=False),
   )
   loop.train(config, tmp_path)
   final = json.loads((tmp_path / 'metrics.jsonl').read_text().splitlines()[-1])
-  assert final['test/accuracy'] == 15 / 16  # one list is empty
+  assert final['test/accuracy'] == final['train/accuracy'] == 15 / 16  # the empty list is a miss
+  if not weights:
+    assert final['test/mean_average_precision'] == 1.0
+    assert evaluate_newest(config, tmp_path)['test/mean_average_precision'] == 1.0

@@ -60,10 +60,7 @@ TPU_VM = [
   ),
   (
     ['halt', 'n'],
-    [
-      *('ssh', 'n', '--worker=all', *PLACE),
-      '--command=cd vit_jax_run && bash launch/on_worker.sh stop',
-    ],
+    [*('ssh', 'n', '--worker=all', *PLACE), '--command=cd vit_jax_run && bash launch/on_worker.sh stop'],
   ),
 ]
 

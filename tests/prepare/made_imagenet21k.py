@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Iterator
 
 import numpy as np
+from made_sources import add_file
 from PIL import Image
 
 
@@ -55,15 +56,9 @@ def write(path: pathlib.Path, synsets: int, images: int, folder: str = '') -> pa
       inner_file = io.BytesIO()
       with tarfile.open(fileobj=inner_file, mode='w') as inner:
         for file, content in files:
-          _add(inner, file, content)
-      _add(outer, f'{folder}{name}.tar', inner_file.getvalue())
+          add_file(inner, file, content)
+      add_file(outer, f'{folder}{name}.tar', inner_file.getvalue())
   return path
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-  info = tarfile.TarInfo(name)
-  info.size = len(content)
-  tar.addfile(info, io.BytesIO(content))
 
 
 if __name__ == '__main__':

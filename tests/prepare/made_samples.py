@@ -1,6 +1,5 @@
 """Shards of WebDataset and parquet files, made for a test."""
 
-import io
 import json
 import pathlib
 import tarfile
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from image_bytes import jpeg
+from made_sources import add_file
 
 
 def picture(seed: int) -> bytes:
@@ -23,10 +23,7 @@ def shard(path: pathlib.Path, *samples: dict[str, bytes | str | dict]) -> pathli
     for number, sample in enumerate(samples):
       for part, content in sample.items():
         text = json.dumps(content) if isinstance(content, dict) else content
-        data = text.encode() if isinstance(text, str) else text
-        info = tarfile.TarInfo(f'{number:06}.{part}')
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
+        add_file(tar, f'{number:06}.{part}', text.encode() if isinstance(text, str) else text)
   return path
 
 

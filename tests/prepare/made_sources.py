@@ -30,9 +30,14 @@ def tar_of(path: pathlib.Path, *names: str) -> pathlib.Path:
 def add(tar: tarfile.TarFile, *names: str) -> None:
   """Adds an image to a tar under each name."""
   for name in names:
-    info = tarfile.TarInfo(name)
-    info.size = len(PICTURE)
-    tar.addfile(info, io.BytesIO(PICTURE))
+    add_file(tar, name, PICTURE)
+
+
+def add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+  """Adds a file to a tar."""
+  info = tarfile.TarInfo(name)
+  info.size = len(content)
+  tar.addfile(info, io.BytesIO(content))
 
 
 def tar_around(path: pathlib.Path, *inner: pathlib.Path) -> pathlib.Path:

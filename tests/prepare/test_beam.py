@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from prepared_sets import files
+from prepared_sets import files, interrupted_after
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run
@@ -24,14 +24,7 @@ def test_beam_writes_the_same_bytes(pets_tar, tmp_path, in_this_process):
 
 def test_beam_goes_on_where_another_stopped(pets_tar, tmp_path, monkeypatch, in_this_process):
   pytest.importorskip('apache_beam')
-  from vit_jax.prepare import processes, shards
-
-  def stop(jobs, workers, done):
-    for job in jobs[:2]:
-      shards.write(job)
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(processes, 'run', stop)
+  interrupted_after(2, monkeypatch)
   options = run.Options(Shrinking(), shard_mib=1)
   with pytest.raises(KeyboardInterrupt):
     run.prepare(str(pets_tar), str(tmp_path / 'set'), options)

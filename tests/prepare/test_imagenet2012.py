@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 import scipy.io
 from made_samples import picture
-from made_sources import tar_around
+from made_sources import add_file, tar_around
 
 from vit_jax.foundation.errors import UserError
-
-
-def add(tar, name, content):
-  info = tarfile.TarInfo(name)
-  info.size = len(content)
-  tar.addfile(info, io.BytesIO(content))
 
 
 @pytest.fixture
@@ -29,11 +23,11 @@ def source(tmp_path) -> pathlib.Path:
     inner.append(tmp_path / f'n0000000{k}.tar')
     with tarfile.open(inner[-1], 'w') as tar:
       for number in range(2):
-        add(tar, f'n0000000{k}_{number}.JPEG', picture(10 * k + number))
+        add_file(tar, f'n0000000{k}_{number}.JPEG', picture(10 * k + number))
   tar_around(folder / 'ILSVRC2012_img_train.tar', *inner)
   with tarfile.open(folder / 'ILSVRC2012_img_val.tar', 'w') as tar:
     for number in (4, 1, 3, 2):  # the order in the tar means nothing
-      add(tar, f'ILSVRC2012_val_{number:08}.JPEG', picture(100 + number))
+      add_file(tar, f'ILSVRC2012_val_{number:08}.JPEG', picture(100 + number))
   kinds = [('ILSVRC2012_ID', object), ('WNID', object), ('words', object)]
   synsets = np.array(
     [(1, 'n00000003', 'c'), (2, 'n00000002', 'b'), (3, 'n00000001', 'a'), (1001, 'n00000009', 'x')], kinds
@@ -41,9 +35,9 @@ def source(tmp_path) -> pathlib.Path:
   table = io.BytesIO()
   scipy.io.savemat(table, {'synsets': synsets})
   with tarfile.open(folder / 'ILSVRC2012_devkit_t12.tar.gz', 'w:gz') as tar:
-    add(tar, 'ILSVRC2012_devkit_t12/data/meta.mat', table.getvalue())
+    add_file(tar, 'ILSVRC2012_devkit_t12/data/meta.mat', table.getvalue())
     truth = b'3\n1\n1\n2\n'
-    add(tar, 'ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt', truth)
+    add_file(tar, 'ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt', truth)
   return folder
 
 

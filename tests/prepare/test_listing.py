@@ -1,11 +1,10 @@
 """Sources of folders and archives: which images they have, in which split and class."""
 
-import io
 import os
-import tarfile
 
 import pytest
-from made_sources import PICTURE, add, folder_of, make, tar_around, tar_of, zip_of
+from made_samples import shard
+from made_sources import PICTURE, folder_of, make, tar_around, tar_of, zip_of
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.listing import Listing
@@ -97,30 +96,18 @@ def test_archives_in_a_folder_may_be_splits(listed, tmp_path):
   }
 
 
-def webdataset_shard(path, part='cls', images_first=True):
-  """A tar of three samples, each an image and a file of its label."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with tarfile.open(path, 'w') as tar:
-    for number in range(3):
-      files = [(f'{number:06}.jpg', PICTURE), (f'{number:06}.{part}', b'7')]
-      for name, content in files if images_first else reversed(files):
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        tar.addfile(info, io.BytesIO(content))
-  return path
-
-
 @pytest.mark.parametrize('images_first', [False, True])
 @pytest.mark.parametrize('name', ['shard-000000', 'flowers', 'train/shard'])
 def test_samples_without_a_label_are_refused(listed, tmp_path, images_first, name):
   """Images with captions are no class, however their archive is called."""
-  webdataset_shard(tmp_path / f'x/{name}.tar', 'txt', images_first)
+  sample = {'jpg': PICTURE, 'txt': '7'}
+  shard(tmp_path / f'x/{name}.tar', *[sample if images_first else dict(reversed(sample.items()))] * 3)
   with pytest.raises(UserError, match=r'x holds .*which prepare does not read; .*class.*\.csv'):
     listed(tmp_path / 'x')
 
 
 def test_webdataset_shards_in_a_tar_are_refused(listed, tmp_path):
-  outer = tar_around(tmp_path / 'all.tar', webdataset_shard(tmp_path / 'flowers.tar', 'json'))
+  outer = tar_around(tmp_path / 'all.tar', shard(tmp_path / 'flowers.tar', {'jpg': PICTURE, 'json': '7'}))
   with pytest.raises(UserError, match=r'samples \(such as flowers/000000.jpg with 000000.json'):
     listed(outer)
 
@@ -163,10 +150,7 @@ def test_archive_of_a_class_may_have_a_folder(listed, tmp_path):
   assert set(listed(tmp_path / 'x').values()) == {('train', 'n01')}
 
 
-@pytest.mark.parametrize(
-  'name',
-  ['a.arrow', 'train.tfrecord-00000-of-00010', 'x.array_record-1-of-2'],
-)
+@pytest.mark.parametrize('name', ['a.arrow', 'train.tfrecord-00000-of-00010', 'x.array_record-1-of-2'])
 @pytest.mark.parametrize('beside_images', [False, True])
 def test_files_of_records_are_refused(listed, tmp_path, name, beside_images):
   source = folder_of(tmp_path / 'x', name)
@@ -214,17 +198,6 @@ def test_named_pipe_as_the_source_is_refused(listed, tmp_path):
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match=rf'{name} cannot be read \(it is a named pipe, not a regular file\)'):
       listed(tmp_path / name)
-
-
-def test_cut_tars_are_listed_only_where_that_is_allowed(tmp_path):
-  path = tmp_path / 'x.tar'
-  with tarfile.open(path, 'w') as tar:
-    add(tar, 'a/1.jpg', 'a/2.jpg')
-    end = tar.offset
-  path.write_bytes(path.read_bytes()[:end])
-  with pytest.raises(UserError, match=r'x.tar cannot be read as an archive .cut short'):
-    Listing(str(path), tmp_path, str(tmp_path))
-  assert len(list(Listing(str(path), tmp_path, str(tmp_path), allow_cut=True))) == 2
 
 
 def test_column_flags_are_for_tables(listed, tmp_path):

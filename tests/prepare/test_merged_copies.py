@@ -1,12 +1,12 @@
 """`--duplicates=merge` where several images of a shard have the same name."""
 
-import io
 import itertools
 import json
 import tarfile
 
 import pytest
 from made_samples import picture
+from made_sources import add_file
 from prepared_sets import files, interrupted_after, prepared
 
 from vit_jax.data.config import DataConfig
@@ -31,9 +31,7 @@ def tar(path, *members):
   """A tar of (name, content) in this order, also of several members of one name."""
   with tarfile.open(path, 'w') as archive:
     for name, content in members:
-      info = tarfile.TarInfo(name)
-      info.size = len(content)
-      archive.addfile(info, io.BytesIO(content))
+      add_file(archive, name, content)
   return path
 
 

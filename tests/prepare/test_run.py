@@ -105,10 +105,7 @@ def test_several_labels_become_lists(pets, tmp_path):
     ('image,label\na.jpg,x\nb.jpg,\n', 'gives b.jpg no label; fill it in'),
     ('image,label\na.jpg,\n', 'lists no labelled images'),
     ('image,label\n', 'lists no labelled images'),
-    (
-      'image,label\na.jpg,"x\ny"\n',
-      r"has a class called 'x.*y', which cannot be printed .*; rename it",
-    ),
+    ('image,label\na.jpg,"x\ny"\n', r"has a class called 'x.*y', which cannot be printed .*; rename it"),
   ],
 )
 def test_unusable_labels_are_refused(tmp_path, text, message):
@@ -226,14 +223,6 @@ def test_cut_tar_is_an_error_unless_bad_images_are_skipped(pets_tar, tmp_path):
     prepared(tmp_path / 'cut.tar', tmp_path / 'set')
   result = prepared(tmp_path / 'cut.tar', tmp_path / 'set', skip_bad=True)
   assert sum(result.records.values()) == 56
-
-
-def test_columns_of_a_table_may_be_chosen(pets, tmp_path):
-  (tmp_path / 'x.csv').write_text(f'key;breed\n{pets}/train/cat/0;cat\n{pets}/train/dog/0;dog\n')
-  prepared(tmp_path / 'x.csv', tmp_path / 'set', columns=Columns('key', 'breed'))
-  builder = tfds.builder_from_directory(tmp_path / 'set')
-  assert builder.info.features['label'].names == ['cat', 'dog']
-  assert builder.info.metadata['image_column'] == 'key' and builder.info.metadata['label_column'] == 'breed'
 
 
 def test_a_folder_of_something_else_is_left_alone(pets, tmp_path):

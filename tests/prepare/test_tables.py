@@ -16,7 +16,7 @@ from vit_jax.prepare.tables import Columns
 def test_csv_has_an_image_a_label_and_a_split_in_each_line(listed, tmp_path):
   (tmp_path / 'labels.csv').write_text(
     '\ufeffimage,label,split,note\n'
-    'a.jpg,cat,train,x\n"b,c.jpg",dog,validation,y\n/elsewhere/d.jpg,"tench, Tinca tinca",extra,\n',
+    'a.jpg,cat,train,x\n"b,c.jpg",dog,validation,y\n/elsewhere/d.jpg,"tench, Tinca tinca",extra,\n'
   )
   assert listed(tmp_path / 'labels.csv') == {
     'a.jpg': ('train', 'cat'),

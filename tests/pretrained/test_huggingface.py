@@ -38,45 +38,22 @@ def _precision():
 
 
 @pytest.mark.parametrize('name', PEERS)
-def test_read_gives_the_same_hidden_states_and_logits(name, tmp_path):
+def test_read_and_written_again_it_is_the_same_model_to_the_bit(name, tmp_path, capfd):
+  """The hidden states and logits of transformers, which loads what we write without a warning."""
   peer = make_peer(name)
-  peer.save_pretrained(tmp_path)
-  pretrained = read(tmp_path)
+  peer.save_pretrained(tmp_path / 'theirs')
+  pretrained = read(tmp_path / 'theirs')
   assert_same(pretrained, peer)
   expected = 'bicubic_antialias' if name.startswith('registers') else 'bicubic'
   assert pretrained.architecture.model.position_table('position_embedding').resize == expected
-
-
-def test_each_head_of_a_distilled_deit_is_that_of_transformers(tmp_path):
-  peer = make_peer('deit distilled')
-  peer.save_pretrained(tmp_path)
-  pretrained = read(tmp_path)
-  assert pretrained.architecture.model.distillation_token
-  assert not any('distillation' in note for note in pretrained.notes if 'preprocessor_config' not in note)
-  images = make_images(pretrained)
-  of_labels, of_teachers = make_ours(pretrained).distillation_logits(images)
-  theirs = outputs(peer, images)
-  np.testing.assert_allclose(of_labels, theirs.cls_logits, atol=1e-4, rtol=0)
-  np.testing.assert_allclose(of_teachers, theirs.distillation_logits, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize('name', PEERS)
-def test_write_loads_without_a_warning_and_gives_the_same(name, tmp_path, capfd):
-  make_peer(name).save_pretrained(tmp_path / 'theirs')
-  pretrained = read(tmp_path / 'theirs')
   write_folder(pretrained, tmp_path / 'ours')
-  stem = PEERS[name][0]
   capfd.readouterr()
-  peer, info = getattr(transformers, stem).from_pretrained(tmp_path / 'ours', output_loading_info=True)
+  again, info = getattr(transformers, PEERS[name][0]).from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
   assert not any(info.values()), info
   assert '[transformers]' not in capfd.readouterr().err  # what its warnings begin with
-  assert_same(pretrained, peer.eval())
-
-
-@pytest.mark.parametrize('name', PEERS)
-def test_round_trip_gives_the_same_bits(name, tmp_path):
-  make_peer(name).save_pretrained(tmp_path / 'theirs')
-  write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours')
+  assert_same(pretrained, again.eval())
   theirs, ours = tensors_in(tmp_path / 'theirs'), tensors_in(tmp_path / 'ours')
   # What is left out or added, each of which is said elsewhere.
   if name == 'vit gray, no bias':
@@ -102,6 +79,19 @@ def test_round_trip_gives_the_same_bits(name, tmp_path):
       return np.concatenate([position[:, :1], token + position[:, 1:2], position[:, 2:]], axis=1)
 
     np.testing.assert_array_equal(total(ours), total(theirs))
+
+
+def test_each_head_of_a_distilled_deit_is_that_of_transformers(tmp_path):
+  peer = make_peer('deit distilled')
+  peer.save_pretrained(tmp_path)
+  pretrained = read(tmp_path)
+  assert pretrained.architecture.model.distillation_token
+  assert not any('distillation' in note for note in pretrained.notes if 'preprocessor_config' not in note)
+  images = make_images(pretrained)
+  of_labels, of_teachers = make_ours(pretrained).distillation_logits(images)
+  theirs = outputs(peer, images)
+  np.testing.assert_allclose(of_labels, theirs.cls_logits, atol=1e-4, rtol=0)
+  np.testing.assert_allclose(of_teachers, theirs.distillation_logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize('name', ['vit', 'dinov2', 'registers model'])
@@ -143,8 +133,8 @@ def test_bfloat16_is_read_into_float32(tmp_path):
   assert_same(pretrained, peer.float())
 
 
-@pytest.mark.parametrize('size', [(24, 24), (16, 32), (8, 16)])
-@pytest.mark.parametrize('name', ['vit tanh', 'deit', 'deit distilled', 'dinov2', 'registers'])
+@pytest.mark.parametrize('size', [(24, 24), (8, 16)])
+@pytest.mark.parametrize('name', ['vit tanh', 'deit distilled', 'dinov2', 'registers'])
 def test_position_resize_is_that_of_transformers(name, size, tmp_path):
   peer = make_peer(name)
   peer.save_pretrained(tmp_path)

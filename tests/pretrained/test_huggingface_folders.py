@@ -14,12 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from released_files import read, write_folder
-from transformers_peers import (
-  make_peer,
-  safetensors_numpy,
-  tensors_in,
-  transformers,
-)
+from transformers_peers import make_peer, safetensors_numpy, tensors_in, transformers
 
 from vit_jax.foundation.errors import UserError
 
@@ -188,11 +183,6 @@ def test_bad_processor_is_one_sentence(sound, tmp_path):
     (folder / 'preprocessor_config.json').write_text(json.dumps(changes))
     with pytest.raises(UserError, match=words):
       read(folder)
-
-
-def test_missing_folder_is_one_sentence(tmp_path):
-  with pytest.raises(UserError, match='There is no checkpoint'):
-    read(tmp_path / 'nowhere')
 
 
 def test_without_safetensors_the_extra_is_named(sound, monkeypatch):

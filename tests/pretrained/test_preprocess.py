@@ -110,13 +110,7 @@ RGBA = np.random.default_rng(1).integers(0, 256, (24, 30, 4), dtype=np.uint8)
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize(
   ('mode', 'array'),
-  [
-    ('RGBA', RGBA),
-    ('RGB', RGBA[..., :3]),
-    ('LA', RGBA[..., :2]),
-    ('L', RGBA[..., 0]),
-    ('L', RGBA[..., :1]),
-  ],
+  [('RGBA', RGBA), ('RGB', RGBA[..., :3]), ('LA', RGBA[..., :2]), ('L', RGBA[..., 0]), ('L', RGBA[..., :1])],
 )
 def test_arrays_are_converted_as_pillow_converts_images(mode, array, channels):
   """Alpha is dropped, gray repeated, colours weighed into gray."""

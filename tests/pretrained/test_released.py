@@ -14,23 +14,28 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import released
 
 
-@pytest.mark.parametrize(('name', 'naming'), CASES)
-def test_logits_are_those_of_the_original(golden, name, naming):
-  io = tensors(golden / f'{name}.io.npz')
-  found = logits(path(golden, name, naming), io['images'], **FIXTURES[name])
-  assert found.shape == io['logits'].shape
-  np.testing.assert_allclose(found, io['logits'], rtol=0, atol=1e-5)
+@jax.jit
+def found(model, images):
+  """The tokens, the grid of patches and the logits."""
+  grid = model.patch_embedding(images if model.stem is None else model.stem(images))
+  return model.features(images), grid, model(images)
 
 
-@pytest.mark.parametrize('name', ['a_vit_token', 'b_vit_gap', 'c_vit_token_rep32', 'd1_hybrid_1_1_w05'])
-def test_tokens_are_those_of_the_original(golden, name):
-  io = tensors(golden / f'{name}.io.npz')
-  model = vit_jax.load(path(golden, name)).module
-  with jax.default_matmul_precision('highest'):
-    tokens = model.features(io['images'])
-    grid = model.patch_embedding(io['images'] if model.stem is None else model.stem(io['images']))
-  np.testing.assert_allclose(tokens, io['act/Transformer'], rtol=0, atol=1e-5)
-  np.testing.assert_allclose(grid, io['act/embedding'].reshape(grid.shape), rtol=0, atol=1e-5)
+@pytest.mark.parametrize('name', FIXTURES)
+def test_tokens_and_logits_are_those_of_the_original_in_both_namings(golden, name):
+  io, files = tensors(golden / f'{name}.io.npz'), [path(golden, *case) for case in CASES if case[0] == name]
+  if name == 'e_mixer':
+    ours = logits(files[0], io['images'])
+  else:
+    with jax.default_matmul_precision('highest'):
+      tokens, grid, ours = found(vit_jax.load(files[0], **FIXTURES[name]).module, io['images'])
+    np.testing.assert_allclose(tokens, io['act/Transformer'], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(grid, io['act/embedding'].reshape(grid.shape), rtol=0, atol=1e-5)
+  assert ours.shape == io['logits'].shape
+  np.testing.assert_allclose(ours, io['logits'], rtol=0, atol=1e-5)
+  one, *others = (read(file, **FIXTURES[name]).params for file in files)
+  for other in others:
+    jax.tree.map(np.testing.assert_array_equal, other, one)
 
 
 @pytest.mark.parametrize(('name', 'naming'), CASES)

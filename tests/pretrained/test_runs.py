@@ -17,7 +17,7 @@ from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Pretrained
 
-FIXTURES = ['b_vit_gap', 'c_vit_token_rep32', 'd1_hybrid_1_1_w05']
+FIXTURES = ['b_vit_gap', 'd1_hybrid_1_1_w05']
 
 
 @pytest.mark.parametrize('name', FIXTURES)

@@ -91,7 +91,7 @@ def outputs(peer, images: np.ndarray):
 @jax.jit
 def run(ours: nnx.Module, images: np.ndarray):
   """The tokens of every layer, those after the last norm, what the head reads, and the logits."""
-  states = [ours.embed(images), *(ours.features(images, layer=i) for i in range(ours.config.num_layers))]
+  states = ours.hidden_states(images)
   final = ours.features(images)
   return states, final, ours.head_input(final), ours(images)
 

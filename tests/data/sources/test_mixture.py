@@ -38,11 +38,7 @@ def test_without_mixture_the_training_data_is_the_source_itself():
 
 @pytest.mark.parametrize(
   'specs',
-  [
-    ('digits:train[:20]', 'tfds:shades'),
-    ('tfds:lists', 'digits:test[:5]'),
-    ('tfds:shades', 'tfds:lists'),
-  ],
+  [('digits:train[:20]', 'tfds:shades'), ('tfds:lists', 'digits:test[:5]'), ('tfds:shades', 'tfds:lists')],
 )
 def test_labels_are_those_of_the_records(specs):
   mixture = Mixture([opened(spec) for spec in specs], [1.0] * len(specs))

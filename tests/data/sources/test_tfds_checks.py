@@ -41,90 +41,64 @@ def edit_json(path, change):
   path.write_text(json.dumps(content))
 
 
-def features_of(content):
-  return content['featuresDict']['features']
+def feature(make):
+  """An attack: the feature 'id' of features.json becomes what `make` gives for the name of a class."""
+
+  def attack(folder, name):
+    edit_json(
+      folder / 'features.json', lambda content: content['featuresDict']['features'].update(id=make(name))
+    )
+
+  return attack
 
 
-def in_a_feature(folder, name):
-  def change(content):
-    features_of(content)['id']['pythonClassName'] = name
-
-  edit_json(folder / 'features.json', change)
+def whole(make, file='features.json'):
+  """An attack: what `make` gives for the name of a class is put into a file's object."""
+  return lambda folder, name: edit_json(folder / file, lambda content: content.update(make(name)))
 
 
-def in_the_other_spelling(folder, name):
-  def change(content):
-    features_of(content)['id'] = {'python_class_name': name, 'text': {}}
+def old(make):
+  """An attack: features.json as TFDS's old versions wrote it."""
 
-  edit_json(folder / 'features.json', change)
+  def attack(folder, name):
+    content = {'type': f'{FEATURES}features_dict.FeaturesDict', **make(name)}
+    (folder / 'features.json').write_text(json.dumps(content))
 
-
-def at_the_top(folder, name):
-  def change(content):
-    content['pythonClassName'] = name
-
-  edit_json(folder / 'features.json', change)
+  return attack
 
 
-def in_a_sequence(folder, name):
-  def change(content):
-    sequence = {'feature': {'pythonClassName': name, 'text': {}}, 'length': '-1'}
-    features_of(content)['id'] = {
+def in_json(name):
+  return json.dumps({'feature': {'type': name, 'content': {}}, 'length': 3})
+
+
+def proto(name):
+  return json.dumps({'features': {'id': {'pythonClassName': name, 'text': {}}}})
+
+
+ATTACKS = {
+  'in a feature': feature(lambda name: {'pythonClassName': name, 'text': {}}),
+  'in the other spelling': feature(lambda name: {'python_class_name': name, 'text': {}}),
+  'at the top': whole(lambda name: {'pythonClassName': name}),
+  'in a sequence': feature(
+    lambda name: {
       'pythonClassName': SEQUENCE,
-      'sequence': sequence,
+      'sequence': {'feature': {'pythonClassName': name, 'text': {}}, 'length': '-1'},
     }
-
-  edit_json(folder / 'features.json', change)
-
-
-def in_json_within_json(folder, name):
-  inner = {'feature': {'type': name, 'content': {}}, 'length': 3}
-
-  def change(content):
-    features_of(content)['id'] = {
-      'pythonClassName': SEQUENCE,
-      'jsonFeature': {'json': json.dumps(inner)},
-    }
-
-  edit_json(folder / 'features.json', change)
+  ),
+  'in JSON within JSON': feature(
+    lambda name: {'pythonClassName': SEQUENCE, 'jsonFeature': {'json': in_json(name)}}
+  ),
+  'as old versions wrote it': old(lambda name: {'content': {'id': {'type': name, 'content': {}}}}),
+  'as old versions wrote a protocol buffer': old(
+    lambda name: {'content': proto(name), 'proto_cls': 'tensorflow_datasets.FeaturesDict'}
+  ),
+  'in dataset_info.json': whole(
+    lambda name: {'features': {'pythonClassName': name, 'text': {}}}, 'dataset_info.json'
+  ),
+}
 
 
-def as_old_versions_wrote_it(folder, name):
-  content = {'id': {'type': name, 'content': {}}}
-  old = {'type': f'{FEATURES}features_dict.FeaturesDict', 'content': content}
-  (folder / 'features.json').write_text(json.dumps(old))
-
-
-def as_old_versions_wrote_a_protocol_buffer(folder, name):
-  proto = {'features': {'id': {'pythonClassName': name, 'text': {}}}}
-  old = {
-    'type': f'{FEATURES}features_dict.FeaturesDict',
-    'content': json.dumps(proto),
-    'proto_cls': 'tensorflow_datasets.FeaturesDict',
-  }
-  (folder / 'features.json').write_text(json.dumps(old))
-
-
-def in_dataset_info(folder, name):
-  def change(content):
-    content['features'] = {'pythonClassName': name, 'text': {}}
-
-  edit_json(folder / 'dataset_info.json', change)
-
-
-ATTACKS = [
-  in_a_feature,
-  in_the_other_spelling,
-  at_the_top,
-  in_a_sequence,
-  in_json_within_json,
-  as_old_versions_wrote_it,
-  as_old_versions_wrote_a_protocol_buffer,
-  in_dataset_info,
-]
-
-
-@pytest.mark.parametrize('attack', ATTACKS)
+@pytest.mark.parametrize('attack', ATTACKS.values(), ids=ATTACKS)
 @pytest.mark.parametrize('spec', ['tfds:{}', 'tfds:shades', 'tfds:Shades', 'tfds:shades:1.2.0'])
 def test_code_named_by_a_data_set_is_never_imported(folder, payload, attack, spec):
   name, ran = payload
@@ -136,7 +110,7 @@ def test_code_named_by_a_data_set_is_never_imported(folder, payload, attack, spe
   assert '\n' not in str(error.value) and not ran.exists()
 
 
-@pytest.mark.parametrize('attack', ATTACKS)
+@pytest.mark.parametrize('attack', ATTACKS.values(), ids=ATTACKS)
 def test_tfds_itself_imports_it(folder, payload, attack):
   """Otherwise the test above would show nothing."""
   name, ran = payload

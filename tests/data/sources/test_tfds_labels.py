@@ -40,11 +40,7 @@ def labels_of(folder, split='train'):
 
 @pytest.mark.parametrize(
   ('spec', 'data'),
-  [
-    ('tfds:shades', DataConfig()),
-    ('tfds:lists', DataConfig(max_labels=4)),
-    ('digits', DataConfig()),
-  ],
+  [('tfds:shades', DataConfig()), ('tfds:lists', DataConfig(max_labels=4)), ('digits', DataConfig())],
 )
 def test_labels_are_those_of_the_records(scans, spec, data):
   source = open_source(spec, 'train', data=data)
