@@ -75,7 +75,7 @@ def expected() -> dict[str, float]:
   }
 
 
-@pytest.mark.parametrize(('batch_size', 'devices'), [(360, 1), (7, 1), (64, 8), (1, 2)])
+@pytest.mark.parametrize(('batch_size', 'devices'), [(7, 1), (64, 8)])
 def test_metrics_equal_numpy_and_scikit_learn(batch_size, devices, expected):
   (scores,) = evaluate(batch_size, devices=devices)
   assert scores == pytest.approx(expected, rel=1e-5)  # the loss without label smoothing

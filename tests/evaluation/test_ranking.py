@@ -78,8 +78,10 @@ def on_mesh(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
   return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
-@pytest.mark.parametrize('batch_size', [1, 7, 50, 64])
-@pytest.mark.parametrize('mesh', [c.MeshConfig(), c.MeshConfig(fsdp=2, tensor=2), c.MeshConfig(data=1)])
+@pytest.mark.parametrize(
+  ('mesh', 'batch_size'),
+  [(c.MeshConfig(), 7), (c.MeshConfig(fsdp=2, tensor=2), 64), (c.MeshConfig(data=1), 50)],
+)
 def test_the_mean_is_over_the_classes_that_have_examples(mesh, batch_size):
   mesh = make_mesh(mesh, jax.devices()[:1] if mesh.data == 1 else None)
   assert collected(mesh, batch_size) == pytest.approx(expected(), abs=1e-12)

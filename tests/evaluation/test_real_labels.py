@@ -49,7 +49,7 @@ class Photos(Source):
     return Record(image, 500, f'imagenet2012/validation record {index} ({file})')
 
 
-@pytest.mark.parametrize('batch_size', [1, 3, 7, 16])
+@pytest.mark.parametrize('batch_size', [3, 16])
 def test_real_accuracy_leaves_out_images_without_labels(path, batch_size):
   """Images 5, 3, 1, 2, 8, 6, 4 are taken for 7, 7, 1, 1, 0, 6, 4: 3 and 6 do not count, only 2 is wrong."""
   said = np.array([7, 7, 1, 1, 0, 6, 4])
@@ -107,7 +107,6 @@ def test_images_without_a_number_are_named(path, name):
   [
     (None, 'cannot be read from'),
     ('[[1], ', 'cannot be read from'),
-    ('{"a": [1]}', "is not ImageNet ReaL's real.json"),
     ('[[1], [1000]]', "is not ImageNet ReaL's real.json"),
     ('[[], []]', "is not ImageNet ReaL's real.json"),
   ],

@@ -80,9 +80,8 @@ def test_statistics_are_the_models_state_and_no_parameters():
   np.testing.assert_allclose(norm(x, train=False), x / np.sqrt(1 + 1e-3), rtol=1e-6)  # at first
 
 
-@pytest.mark.parametrize('devices', [2, 8])
-def test_statistics_are_those_of_the_global_batch_on_any_mesh(devices):
-  mesh = Mesh(np.asarray(jax.devices()[:devices]), ('data',))
+def test_statistics_are_those_of_the_global_batch_on_a_mesh():
+  mesh = Mesh(np.asarray(jax.devices()), ('data',))
   step, x = jax.jit(lambda variables, x: train(graph(), variables, x)), batches(1)[0]
   expected, expected_after = step(variables(), x)
   split = jax.device_put(x, NamedSharding(mesh, PartitionSpec('data')))

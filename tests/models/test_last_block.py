@@ -10,6 +10,7 @@ from flax import nnx
 
 HIDDEN = 40  # units of an MLP; no other array has so many
 KEYS = jax.random.split(jax.random.key(0, impl='threefry2x32'), 3)
+DROP = {'dropout': 0.3, 'stochastic_depth': 0.4}
 READ = {  # what the last block computes of 3 images
   'token': ({}, 1),
   'one block': ({'depth': 1}, 1),
@@ -56,9 +57,8 @@ def test_where_all_tokens_are_needed_all_are_computed(options):
 
 
 @pytest.mark.parametrize(
-  'dropped', [{}, {'dropout': 0.3, 'stochastic_depth': 0.4}, {'attention_dropout': 0.3}], ids=str
+  ('dropped', 'remat'), [({}, 'none'), (DROP, 'none'), (DROP, 'dots'), ({'attention_dropout': 0.3}, 'block')]
 )
-@pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
 def test_unrolled_blocks_have_the_masks_and_gradients_of_a_loop(dropped, remat):
   x, weights = tiny.images(), np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
 

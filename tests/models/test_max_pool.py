@@ -12,7 +12,7 @@ from vit_jax.models.max_pool import max_pool
 @pytest.mark.parametrize('padding', ['VALID', 'SAME'])
 @pytest.mark.parametrize('values', ['distinct', 'equal'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('size', [(3, 3), (4, 5), (9, 6), (8, 8)])
+@pytest.mark.parametrize('size', [(4, 5), (9, 6)])
 def test_maximum_and_gradient_equal_those_of_xla(size, dtype, values, padding):
   rng = np.random.default_rng(0)
   shape = (2, *size, 3)

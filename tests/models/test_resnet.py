@@ -17,9 +17,10 @@ from vit_jax.models.vit_config import ViTConfig
 STEM = {'patch': 1, 'stem_width': 32, 'stem_blocks': (1, 2)}
 
 
-@pytest.mark.parametrize('image_size', [(16, 24), (17, 31)])
-@pytest.mark.parametrize('channels', [1, 3])
-@pytest.mark.parametrize('blocks', [(), (2,), (1, 3)])
+@pytest.mark.parametrize(
+  ('blocks', 'channels', 'image_size'),
+  [((), 1, (17, 31)), ((2,), 3, (16, 24)), ((1, 3), 3, (17, 31)), ((1, 3), 1, (16, 24))],
+)
 def test_feature_maps_equal_numpy(blocks, channels, image_size):
   """Odd sizes too: 'SAME' pads more at the end, with zeros or, before the maximum, with -inf."""
   model = tiny.options(**STEM | {'stem_blocks': blocks})
@@ -73,9 +74,7 @@ def test_stages_equal_the_original_code(golden, name):
 
 COUNTS = {
   'R+Ti/16': 6_337_704,
-  'R26+S/32': 36_431_912,
   'R26+B/32': 101_383_976,
-  'R50+B/16': 98_659_112,
   'R50+L/32': 328_994_856,
 }
 
@@ -116,19 +115,6 @@ def test_epsilons_equal_numpys():
     other, _ = tiny.build(tiny.options(**STEM, norm_epsilon=1e-3), image_size=(16, 16))
     features = nnx.merge(other, params).stem(x)
   np.testing.assert_allclose(features, numpy_resnet.forward(params['stem'], x, epsilon=1e-3), atol=2e-5)
-
-
-def test_a_hybrid_is_a_vision_transformer_of_feature_maps():
-  graphdef, params = tiny.build(tiny.options(**STEM), image_size=(16, 16))
-  x = tiny.images(2, (16, 16))
-  vit = nnx.merge(graphdef, params)
-  grid = nnx.merge(graphdef, params).stem(x)
-  plain, rest = tiny.build(tiny.options(patch=1), image_size=(2, 2), channels=256)
-  assert set(params) - set(rest) == {'stem'}
-  rest = {name: params[name] for name in rest}
-  for layer in (0, None):
-    expected = nnx.merge(plain, rest).features(grid, layer=layer)
-    np.testing.assert_allclose(vit.features(x, layer=layer), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('remat', ['none', 'dots', 'block'])

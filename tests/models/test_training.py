@@ -7,6 +7,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+import run_steps
 import tiny
 
 from vit_jax import config as c
@@ -25,6 +26,7 @@ MODELS = {
   ),
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
   'mixer': tiny.mixer(stochastic_depth=0.2),
+  'resnet': tiny.resnet(blocks=(1,), remat='block'),
 }
 MESH = c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1)
 
@@ -51,12 +53,8 @@ def _train(model: ModelConfig, mesh: c.MeshConfig, accumulation=1):
   values = np.random.default_rng(1).normal(0, 0.1, kernel.shape).astype(np.float32)
   state.params['head']['kernel'] = jax.device_put(values, kernel.sharding)
   before, losses = jax.tree.map(np.asarray, state.params), []
-  rng = np.random.default_rng(0)
-  for _ in range(2):
-    image = rng.integers(0, 256, program.batch['image'].shape, dtype=np.uint8)
-    batch = {'image': image, 'label': rng.integers(0, 6, 8).astype(np.int32)}
-    batch = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), batch, program.batch)
-    state, metrics = step(state, batch)
+  for number in range(2):
+    state, metrics = step(state, run_steps.batch(program, number, 6))
     losses.append(float(metrics['train/loss']))
   return before, state.params, losses
 

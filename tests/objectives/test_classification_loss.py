@@ -37,10 +37,10 @@ def test_targets_of_mixed_images_are_mixed_by_their_shares(labels):
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-@pytest.mark.parametrize('kind', ['classes', 'lists', 'mixed'])
+@pytest.mark.parametrize('kind', ['classes', 'lists'])
 def test_losses_equal_numpy(rng, kind, smoothing):
   one_hot = np.eye(7)[rng.integers(0, 7, 5)]
-  targets = {'classes': one_hot, 'lists': HOT, 'mixed': 0.3 * one_hot + 0.7 * one_hot[::-1]}[kind]
+  targets = {'classes': one_hot, 'lists': HOT}[kind]
   logits = rng.normal(size=(5, 7)) * 4
   log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   for smooth, share in ((True, smoothing), (False, 0.0)):

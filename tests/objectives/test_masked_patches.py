@@ -6,6 +6,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+import run_steps
 import tiny
 from flax import nnx
 from scipy.special import log_softmax
@@ -99,11 +100,8 @@ def test_a_mesh_computes_what_one_device_does():
     devices = jax.devices()[: 1 if mesh.data == 1 else 8]
     program = Run(config, Dataset(160, num_classes=8), devices).program
     state, losses = program.init(np.uint32(0)), []
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-      batch = {'image': rng.integers(0, 256, (16, 8, 8, 1), np.uint8), 'label': np.zeros(16, np.int32)}
-      batch = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), batch, program.batch)
-      state, metrics = program.step(state, batch)
+    for step in range(3):
+      state, metrics = program.step(state, run_steps.batch(program, step))
       losses.append(float(metrics['train/loss']))
     return losses, jax.tree.map(np.asarray, state.params)
 

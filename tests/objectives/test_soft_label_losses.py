@@ -29,8 +29,7 @@ def dense(labels, weights, classes):
   return targets
 
 
-@pytest.mark.parametrize('smoothing', [0.0, 0.1])
-@pytest.mark.parametrize('mixed', [False, True])
+@pytest.mark.parametrize(('mixed', 'smoothing'), [(False, 0.0), (True, 0.1)])
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 @pytest.mark.parametrize('classes', [12, 21_841])
 def test_losses_equal_numpy_in_float64(classes, loss, mixed, smoothing):

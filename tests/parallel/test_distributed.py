@@ -33,11 +33,6 @@ def calls(monkeypatch):
   return result
 
 
-def test_single_process_joins_nothing(calls):
-  distributed.initialize()
-  assert calls == []
-
-
 def test_laptop_with_libtpu_joins_nothing(calls, monkeypatch):
   """libtpu is installed for `vit_jax.plan`, but there is no TPU."""
   monkeypatch.setattr(distributed.importlib.util, 'find_spec', lambda name: object())
@@ -141,25 +136,24 @@ def _wait_until_ready(processes: list[subprocess.Popen]) -> None:
   time.sleep(0.3)
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_single_process_stops_after_a_signal(number):
-  processes = start(LOOP)
-  _wait_until_ready(processes)
-  processes[0].send_signal(number)
-  (output,) = finish(processes)
-  assert 'of 1 again True' in output and processes[0].returncode == 0
-  assert 0 < int(output.split('stopped at')[1].split()[0]) < 1000
-
-
-@pytest.mark.parametrize(
-  'number, receivers', [(signal.SIGTERM, [1]), (signal.SIGINT, [0]), (signal.SIGINT, [0, 1])]
-)
-def test_all_processes_stop_at_the_same_step(number, receivers):
-  processes = start(LOOP, 2)
+def _signalled(script: str, number: int, count=1, receivers=(0,), arguments=()):
+  """(processes that have ended, what each printed) after some got a signal once all were ready."""
+  processes = start(script, count, arguments=arguments)
   _wait_until_ready(processes)
   for index in receivers:
     processes[index].send_signal(number)
-  outputs = finish(processes)
+  return processes, finish(processes)
+
+
+def test_single_process_stops_after_ctrl_c():
+  (process,), (output,) = _signalled(LOOP, signal.SIGINT)
+  assert 'of 1 again True' in output and process.returncode == 0
+  assert 0 < int(output.split('stopped at')[1].split()[0]) < 1000
+
+
+@pytest.mark.parametrize('number, receivers', [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])
+def test_all_processes_stop_at_the_same_step(number, receivers):
+  _, outputs = _signalled(LOOP, number, 2, receivers)
   stopped = [output.split('stopped at')[1].split() for output in outputs]
   assert stopped[0] == stopped[1], outputs
   assert 0 < int(stopped[0][0]) < 1499 and stopped[0][2] == '2'
@@ -212,12 +206,9 @@ def fifo(tmp_path) -> pathlib.Path:
 
 def _end_hanging_run(number: int, *arguments: object) -> tuple[int, str]:
   """Signals a run that would hang for ever; (exit code, the one line that it printed)."""
-  processes = start(HANGING, arguments=arguments)
-  _wait_until_ready(processes)
-  processes[0].send_signal(number)
-  (output,) = finish(processes)
+  (process,), (output,) = _signalled(HANGING, number, arguments=arguments)
   (line,) = output.strip().splitlines()
-  return processes[0].returncode, line
+  return process.returncode, line
 
 
 def test_sigterm_ends_a_run_that_hangs_after_the_seconds_that_it_has_to_react(fifo):
@@ -258,11 +249,8 @@ def test_save_after_a_signal_has_a_limit_of_its_own(limit, code, said):
       time.sleep(3)
     print('saved')
   """
-  processes = start(script)
-  _wait_until_ready(processes)
-  processes[0].send_signal(signal.SIGTERM)
-  (output,) = finish(processes)
-  assert processes[0].returncode == code and output.startswith(said), output
+  (process,), (output,) = _signalled(script, signal.SIGTERM)
+  assert process.returncode == code and output.startswith(said), output
 
 
 def test_save_ends_soon_after_a_signal_if_its_file_system_does_not_answer():
@@ -276,11 +264,8 @@ def test_save_ends_soon_after_a_signal_if_its_file_system_does_not_answer():
       with stop.busy():
         time.sleep(600)
   """
-  processes = start(script)
-  _wait_until_ready(processes)
-  processes[0].send_signal(signal.SIGTERM)
-  (output,) = finish(processes)
-  assert processes[0].returncode == 75
+  (process,), (output,) = _signalled(script, signal.SIGTERM)
+  assert process.returncode == 75
   assert output.startswith('The file system of /data has not answered for 1 s; start the same command'), (
     output
   )
@@ -304,11 +289,8 @@ def test_first_evaluation_may_be_longer_than_any_step_before_it_and_the_run_stil
       assert stop.stop_requested(4)
     print('saved')
   """
-  processes = start(script)
-  _wait_until_ready(processes)
-  processes[0].send_signal(signal.SIGTERM)
-  (output,) = finish(processes)
-  assert processes[0].returncode == code and said in output, output
+  (process,), (output,) = _signalled(script, signal.SIGTERM)
+  assert process.returncode == code and said in output, output
 
 
 def test_sigterm_ends_joined_processes_that_hang(fifo):
@@ -321,11 +303,7 @@ def test_sigterm_ends_joined_processes_that_hang(fifo):
     open(sys.argv[1]).read()
   """
   for script, code in ((before_loop, -signal.SIGTERM), (HANGING, 75)):
-    processes = start(script, 2, arguments=(fifo, 'saved', 0.01, 1))
-    _wait_until_ready(processes)
-    for process in processes:
-      process.terminate()
-    outputs = finish(processes)
+    processes, outputs = _signalled(script, signal.SIGTERM, 2, (0, 1), (fifo, 'saved', 0.01, 1))
     assert [process.returncode for process in processes] == [code, code], outputs
 
 
@@ -360,18 +338,12 @@ def test_address_to_listen_on_can_be_chosen(calls, monkeypatch):
 
 
 def test_old_handlers_come_back():
-  output = run("""
-    import signal
-    from vit_jax.parallel.distributed import StopSignal
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with StopSignal() as stop:
-      assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] != before
-      assert not stop.stop_requested(1)
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
-    assert signal.set_wakeup_fd(-1) == -1
-    print('good')
-  """)
-  assert output == ['good\n']
+  before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+  with distributed.StopSignal() as stop:
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
+    assert not stop.stop_requested(1)
+  assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+  assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_canary_jax_listens_to_sigterm_in_c_and_its_function_stops_a_run():

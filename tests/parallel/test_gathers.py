@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import run_steps
 import tiny
 
 from vit_jax import config as c
@@ -31,31 +32,40 @@ def _run(devices, mesh: c.MeshConfig, image_size: tuple[int, int] = (12, 8), **m
   return Run(config, Dataset(1000, num_classes=5), devices)
 
 
-def _compiled(run: Run) -> str:
+def _step(run: Run):
+  """The compiled step."""
   program = run.program
-  return program.step.lower(program.state, program.batch, {}).compile().as_text()
+  return program.step.lower(program.state, program.batch, {}).compile()
 
 
-def _gathered(mesh: c.MeshConfig, **model) -> dict[int, int]:
-  """Elements of a kernel -> how many all-gathers of such kernels a step on four CPU devices has; a loop counts once."""
+@pytest.fixture(scope='module')
+def unrolled():
+  """(program, compiled step) of unrolled blocks whose kernels are split over four CPU devices."""
+  run = _run(jax.devices()[:4], FSDP, unroll=True)
+  return run.program, _step(run)
+
+
+def _gathered(step) -> dict[int, int]:
+  """Elements of a kernel -> how many all-gathers of such kernels a compiled step has; a loop counts once."""
   counts = collections.Counter()
-  for result in re.findall(r' = (.*?) all-gather\(', _compiled(_run(jax.devices()[:4], mesh, **model))):
+  for result in re.findall(r' = (.*?) all-gather\(', step.as_text()):
     for dims in re.findall(r'\w+\[([\d,]*)\]', result):
       counts[math.prod(map(int, filter(None, dims.split(','))))] += 1
   return {size: counts[size] for size in KERNELS}
 
 
-def test_unrolled_blocks_gather_each_kernel_once():
-  assert _gathered(FSDP, unroll=True) == {size: BLOCKS * times for size, times in KERNELS.items()}
+def test_unrolled_blocks_gather_each_kernel_once(unrolled):
+  assert _gathered(unrolled[1]) == {size: BLOCKS * times for size, times in KERNELS.items()}
 
 
 def test_a_loop_gathers_each_kernel_for_both_passes():
-  assert _gathered(FSDP, unroll=False) == {size: 2 * times for size, times in KERNELS.items()}
+  loop = _step(_run(jax.devices()[:4], FSDP, unroll=False))
+  assert _gathered(loop) == {size: 2 * times for size, times in KERNELS.items()}
 
 
 def test_kernels_that_tensor_splits_are_not_gathered_whole():
   mesh = c.MeshConfig(data=1, fsdp=2, tensor=2, min_shard_size=1024)
-  assert not any(_gathered(mesh, unroll=True).values())
+  assert not any(_gathered(_step(_run(jax.devices()[:4], mesh, unroll=True))).values())
 
 
 def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
@@ -65,7 +75,7 @@ def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
   def gathers(*, unroll: bool) -> float:
     run = _run(machine.devices, FSDP, unroll=unroll, dtype='bfloat16')
     devices, known = list(run.mesh.devices.flat), hardware.of(machine.kind)
-    return timing.estimate(hlo.parse(_compiled(run)), devices, known).traffic['all-gather'].count
+    return timing.estimate(hlo.parse(_step(run).as_text()), devices, known).traffic['all-gather'].count
 
   # A loop gathers them for both passes; what is beside the blocks is the same.
   assert gathers(unroll=False) - gathers(unroll=True) == BLOCKS * sum(KERNELS.values())
@@ -76,24 +86,19 @@ def test_a_tpu_keeps_257_tokens_as_two_arrays_through_unrolled_blocks(unroll):
   """256 patches and a class token; in a loop the hidden units of all are one array."""
   pytest.importorskip('libtpu')
   devices = topology.describe('v5e:2x2').devices
-  program = _compiled(_run(devices, FSDP, image_size=(64, 64), unroll=unroll, depth=3, dtype='bfloat16'))
+  run = _run(devices, FSDP, image_size=(64, 64), unroll=unroll, depth=3, dtype='bfloat16')
+  program = _step(run).as_text()
   together, apart = (f',{tokens},{HIDDEN}]' in program for tokens in (257, 256))
   assert (together, apart) == (not unroll, unroll)
 
 
-def test_gathered_kernels_learn_the_same_as_whole_ones():
+def test_gathered_kernels_learn_the_same_as_whole_ones(unrolled):
   """Three steps on four devices, of which each has a quarter of a kernel or all of it."""
   learned = []
-  for mesh in (FSDP, c.MeshConfig(fsdp=1)):
-    program = _run(jax.devices()[:4], mesh, unroll=True).program
+  whole = _run(jax.devices()[:4], c.MeshConfig(fsdp=1), unroll=True)
+  for program, step in (unrolled, (whole.program, _step(whole))):
     state = program.init(np.uint32(0))
     for seed in range(3):
-      rng = np.random.default_rng(seed)
-      batch = {
-        'image': rng.integers(0, 256, program.batch['image'].shape, dtype=np.uint8),
-        'label': rng.integers(0, 5, 32).astype(np.int32),
-      }
-      batch = {name: jax.device_put(x, program.batch[name].sharding) for name, x in batch.items()}
-      state, _ = program.step(state, batch, {})
+      state, _ = step(state, run_steps.batch(program, seed, 5), {})
     learned.append(jax.device_get(state.params))
   jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6), *learned)

@@ -61,17 +61,12 @@ def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
 
 
-@pytest.mark.parametrize('failing', [0, 1])
 @pytest.mark.parametrize(
-  ('error', 'code', 'words'),
+  ('failing', 'error', 'code', 'words'),
   [
-    (
-      "errors.UserError('There are no images here; look for them.')",
-      2,
-      'There are no images here; look for them.',
-    ),
-    ("OSError(28, 'No space left on device', '/w/log')", 2, 'The disk is full: /w/log cannot be written'),
-    ("ZeroDivisionError('ours')", 1, 'ZeroDivisionError, as its own output says.'),
+    (0, "errors.UserError('There are no images; look for them.')", 2, 'There are no images; look for them.'),
+    (1, "OSError(28, 'No space left on device', '/w/log')", 2, 'The disk is full: /w/log cannot be written'),
+    (1, "ZeroDivisionError('ours')", 1, 'ZeroDivisionError, as its own output says.'),
   ],
   ids=['user_error', 'full_disk', 'ours'],
 )
@@ -88,10 +83,10 @@ def test_failure_of_a_process_is_not_taken_for_its_loss(failing, error, code, wo
   assert said.startswith(f'Process {failing} failed: ') and words in said
 
 
-@pytest.mark.parametrize('library', ['CDLL', 'PyDLL'])  # the latter holds Python's lock while it aborts
-def test_abort_of_another_cause_shows_its_stack(library):
+def test_abort_of_another_cause_shows_its_stack():
+  """By `PyDLL`, which holds Python's lock while it aborts."""
   beginning = '  import ctypes, os\n  index = int(os.environ["JAX_PROCESS_ID"])'
-  step = f'ctypes.{library}(None).abort() if index else time.sleep(1)'
+  step = 'ctypes.PyDLL(None).abort() if index else time.sleep(1)'
   processes = start(beginning + TRAINING.format(step=step), 2)
   outputs = finish(processes)
   assert processes[1].returncode == -signal.SIGABRT, outputs[1]

@@ -16,7 +16,6 @@ from vit_jax.plan import topology
 # and v7x count cores. A core is a device on v2, v3 and v7x; on v4 and v5p two cores are one.
 TPUS = {
   'v3-8': (8, 'TPU v3', (2, 2), 1),
-  'v3-512': (512, 'TPU v3', (16, 16), 1),
   'v3:16x16': (512, 'TPU v3', (16, 16), 1),
   'v2-32': (32, 'TPU v2', (4, 4), 1),
   'v4-16': (8, 'TPU v4', (2, 2), 1),

@@ -1,10 +1,10 @@
 """Progressive resizing: the size of each step, sums over steps, and a run that is resumed within it."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
+import run_steps
 
 from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
@@ -87,18 +87,11 @@ def test_a_run_resumed_behind_a_change_of_size_ends_as_one_left_alone(tmp_path, 
     log_every='1 steps',
   )
   loop.train(config, tmp_path / 'whole')
-
-  def values(workdir):
-    return [
-      {name: value for name, value in json.loads(line).items() if not name.startswith('perf/')}
-      for line in (workdir / 'metrics.jsonl').read_text().splitlines()
-    ]
-
-  whole = values(tmp_path / 'whole')
+  whole = run_steps.logged(tmp_path / 'whole')
   assert [line['step'] for line in whole] == [1, 2, 3, 4]
   workdir = tmp_path / 'resumed'
   shutil.copytree(tmp_path / 'whole', workdir)
   shutil.rmtree(workdir / 'checkpoints' / '4')
   loop.train(config, workdir)
   assert 'Resuming from step 3' in capsys.readouterr().out
-  assert values(workdir) == whole
+  assert run_steps.logged(workdir) == whole

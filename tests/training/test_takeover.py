@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import pathlib
+import shutil
 
 import pytest
 import tiny
@@ -22,17 +24,29 @@ CONFIG = c.Config(
 )
 
 
-def test_takeover_by_a_model_that_does_not_fit_the_checkpoint_leaves_the_run_as_it_was(tmp_path):
-  loop.train(CONFIG, tmp_path)
-  before = (tmp_path / 'config.json').read_bytes()
+@pytest.fixture(scope='module')
+def two_steps(tmp_path_factory):
+  """The workdir of a run of CONFIG that has ended."""
+  workdir = tmp_path_factory.mktemp('two_steps') / 'run'
+  loop.train(CONFIG, workdir)
+  return workdir
+
+
+@pytest.fixture
+def workdir(two_steps, tmp_path):
+  """A copy of it."""
+  return pathlib.Path(shutil.copytree(two_steps, tmp_path / 'run'))
+
+
+def test_takeover_by_a_model_that_does_not_fit_the_checkpoint_leaves_the_run_as_it_was(workdir):
+  before = (workdir / 'config.json').read_bytes()
   with pytest.raises(UserError, match='does not fit'):
-    loop.train(dataclasses.replace(CONFIG, model=tiny.options(width=48)), tmp_path, takeover=True)
-  assert (tmp_path / 'config.json').read_bytes() == before
-  loop.train(CONFIG, tmp_path)  # the command that it was started with goes on
+    loop.train(dataclasses.replace(CONFIG, model=tiny.options(width=48)), workdir, takeover=True)
+  assert (workdir / 'config.json').read_bytes() == before
+  loop.train(CONFIG, workdir)  # the command that it was started with goes on
 
 
-def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path, monkeypatch, caplog):
-  loop.train(CONFIG, tmp_path)
+def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(workdir, monkeypatch, caplog):
   run, source = loop.open_training(CONFIG)
   fewer = subset.at_most(source, 20, seed=0)  # of each class, as if files had been removed
   shorter = Run(CONFIG, dataclasses.replace(run.dataset, examples=len(fewer)))
@@ -40,22 +54,21 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(tmp_path
   with pytest.raises(
     UserError, match=f'has 200 images, and {len(source):,} when the run began.* by --takeover'
   ):
-    loop.train(CONFIG, tmp_path)
+    loop.train(CONFIG, workdir)
   with caplog.at_level(logging.WARNING):
-    loop.train(CONFIG, tmp_path, takeover=True)
+    loop.train(CONFIG, workdir, takeover=True)
   assert 'has 200 images' in caplog.text
 
 
-def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(tmp_path, monkeypatch, caplog):
+def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(workdir, monkeypatch, caplog):
   """A run whose data comes back with its classes in another order goes on with the outputs that it has."""
-  loop.train(CONFIG, tmp_path)
   monkeypatch.setattr(digits, '_CLASSES', DIGITS[::-1])
   _, source = loop.open_training(CONFIG)
   _, numbered = loop.open_training(CONFIG, DIGITS)
   assert source.class_names == DIGITS[::-1] and numbered.class_names == DIGITS
   assert [DIGITS[label] for label in numbered.labels()] == [DIGITS[::-1][label] for label in source.labels()]
-  loop.train(dataclasses.replace(CONFIG, total='3 steps'), tmp_path, takeover=True)
-  assert resume.stored_classes(tmp_path / 'checkpoints') == DIGITS
+  loop.train(dataclasses.replace(CONFIG, total='3 steps'), workdir, takeover=True)
+  assert resume.stored_classes(workdir / 'checkpoints') == DIGITS
   assert 'its outputs are matched with the classes of the data by name' in caplog.text
 
 
@@ -93,10 +106,9 @@ def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_p
     loop.train(config((16, 16), resize=10), tmp_path, takeover=True)
 
 
-def test_takeover_that_fits_makes_the_workdir_the_new_configs(tmp_path):
-  loop.train(CONFIG, tmp_path)
+def test_takeover_that_fits_makes_the_workdir_the_new_configs(workdir):
   faster = dataclasses.replace(CONFIG, schedule=c.ScheduleConfig(learning_rate=0.5))
   with pytest.raises(UserError, match='or go on with this one by --takeover'):
-    loop.train(faster, tmp_path)
-  loop.train(faster, tmp_path, takeover=True)
-  assert resume.read_config(tmp_path).schedule.learning_rate == 0.5
+    loop.train(faster, workdir)
+  loop.train(faster, workdir, takeover=True)
+  assert resume.read_config(workdir).schedule.learning_rate == 0.5

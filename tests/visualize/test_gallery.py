@@ -26,11 +26,7 @@ MODELS = {
   'hybrid': tiny.options(stem_blocks=(1,), stem_width=32, patch=1),
   'mixer': MIXER,
 }
-NONE_OF = {
-  'vit': set(),
-  'hybrid': set(),
-  'mixer': {'positions', 'distances', 'heads', 'rollout'},
-}
+NONE_OF = {'vit': set(), 'hybrid': set(), 'mixer': {'positions', 'distances', 'heads', 'rollout'}}
 
 
 def loaded(
@@ -129,10 +125,8 @@ def test_images_of_which_none_can_be_read_are_an_error(tmp_path):
     (MIXER, 5, 'positions', 'weights for each place'),
     (RESNET, 5, 'heads', 'no attention'),
     (RESNET, 5, 'layers', 'no tokens'),
-    (RESNET, 5, 'positions', 'no position embedding'),
     (tiny.options(position='none'), 5, 'positions', 'knows nothing of positions'),
     (tiny.options(position='rotary'), 5, 'positions', "attention itself knows of positions ('rotary')"),
-    (MIXER, 5, 'heads', 'no attention'),
   ],
 )
 def test_missing_picture_comes_with_its_reason(config, num_classes, picture, reason):
@@ -149,7 +143,6 @@ def test_filters_of_a_resnet_are_its_first_convolution():
   [
     ({'pool': 'token', 'class_token': True}, 'the class token'),
     ({'pool': 'gap', 'class_token': True}, 'the mean of all patches'),
-    ({'pool': 'gap'}, 'the mean of all patches'),
   ],
 )
 def test_attention_shown_is_the_class_tokens_only_where_the_head_reads_it(options, expected):

@@ -85,7 +85,7 @@ def test_observation_equals_the_same_computed_in_numpy(case):
   np.testing.assert_allclose(seen.photograph, pixels / 255, atol=1e-6)
 
 
-@pytest.mark.parametrize('shape', [(4, 4, 3, 100), (8, 8, 3, 50), (2, 2, 1, 9)])
+@pytest.mark.parametrize('shape', [(4, 4, 3, 100), (2, 2, 1, 9)])
 def test_principal_filters_are_the_singular_vectors_of_the_centred_filters(shape):
   kernel = np.random.default_rng(0).standard_normal(shape) * np.linspace(1, 3, shape[-1])
   components, shares = measures.principal_filters(kernel, 10)
