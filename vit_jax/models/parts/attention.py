@@ -108,7 +108,8 @@ class Attention(nnx.Module):
   def _projects_groups(self, x: jax.Array, memory: jax.Array, dropout_keys: jax.Array | None) -> bool:
     """Whether tokens are cut into the groups of `attend` before their projections.
 
-    By the compiler's estimate for a TPU v3 two blocks of H/14 take 33.4 ms then, and 40.1 if they are cut behind them.
+    Cut behind them, tokens are laid out anew for each product: by the compiler's estimate for v3-128 a model of two
+    blocks of H/14 takes 40.1 ms a step, and 33.4 where tokens are in groups from block to block.
     """
     dropping = self.how.dropout > 0 and dropout_keys is not None
     if len(grouped(memory)) == 1 or self.position is not None or dropping:
