@@ -97,10 +97,10 @@ class Attention(nnx.Module):
       grid: rows and columns of the patches, where attention knows of positions.
     """
     if self._projects_groups(x, memory, dropout_keys):
-      queries, keys, values = (
-        tuple(map(project, grouped(tokens)))
-        for project, tokens in ((self._query, x), (self._key, memory), (self.value, memory))
-      )
+      groups, others = grouped(x), grouped(memory)
+      queries = tuple(self._query(group) for group in groups)
+      keys = tuple(self._key(group) for group in others)
+      values = tuple(self.value(group) for group in others)
       return jnp.concatenate([self.out(out) for out in _attend_groups(queries, keys, values)], axis=1)
     query, key, bias = self._queries_and_keys(x, memory, grid)
     return self.out(attend(query, key, self.value(memory), bias, dropout_keys, how=self.how))
@@ -177,7 +177,7 @@ def attend(
   if not how.dropout:
     dropout_keys = None
   whole = bias is not None or dropout_keys is not None
-  queries, keys, values = ((x,) if whole else grouped(x) for x in (query, key, value))
+  queries, keys, values = ((query,), (key,), (value,)) if whole else map(grouped, (query, key, value))
   keeps = keeps_logits(key.shape[1], key.dtype, how.sharding, unrolled=how.unrolled)
   return jnp.concatenate(
     _attend_groups(queries, keys, values, bias, dropout_keys, how.dropout, keeps), axis=1
