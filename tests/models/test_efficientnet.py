@@ -44,8 +44,8 @@ def test_parameter_count_is_the_published_one(variant):
   [('B0', 224, 0.39), ('B3', 300, 1.8), ('B4', 380, 4.2), ('B5', 456, 9.9), ('B6', 528, 19), ('B7', 600, 37)],
 )
 def test_flops_are_those_of_the_paper(variant, image_size, billions):
-  model = EfficientNetConfig(variant)
-  found = model.forward_flops(image_size=(image_size, image_size), channels=3, num_classes=1000)
+  architecture = Architecture(EfficientNetConfig(variant), (image_size, image_size), 3, 1000)
+  found = architecture.forward_flops()
   assert found / 2e9 == pytest.approx(billions, rel=0.05)
 
 
