@@ -121,7 +121,9 @@ def _print(turns: contenders.Turns, texts: dict[str, str]) -> None:
   """A line for each contender but GEMM, which tells what share of it they do, if it is here."""
   medians = {name: statistics.median(turns.each(name, 'seconds')) for name in texts}
   peak = 2 * GEMM_SIDE**3 / medians['gemm'] if 'gemm' in medians else None
-  flops = 3 * BATCH_SIZE * _config().model.forward_flops(image_size=(32, 32), channels=3, num_classes=CLASSES)
+  from vit_jax.models.base import Architecture
+
+  flops = 3 * BATCH_SIZE * Architecture(_config().model, (32, 32), 3, CLASSES).forward_flops()
   print(f'One core, medians of {len(turns)} turns' + (f'; GEMM: {peak / 1e9:.0f} GFLOP/s' if peak else ''))
   first, *_ = texts
   for name, text in texts.items():

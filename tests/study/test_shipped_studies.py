@@ -6,6 +6,7 @@ import re
 import fork_server
 import pytest
 
+from vit_jax.models.base import Architecture
 from vit_jax.study import definition
 from vit_jax.study.definition import Study
 
@@ -36,5 +37,5 @@ def check_runs(study: Study, workdir: pathlib.Path) -> set[str]:
   assert len(runs) == len(study.variants) * len(study.seeds) >= 4
   for run in runs[: len(study.variants)]:
     data = run.config.data
-    assert run.config.model.forward_flops(image_size=data.image_size, channels=data.channels, num_classes=10)
+    assert Architecture(run.config.model, data.image_size, data.channels, 10).forward_flops()
   return {run.config.data.source for run in runs}
