@@ -44,9 +44,11 @@ def pages(**environment: str) -> int:
   return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_program_on_the_processor_finds_its_memory_again():
   assert pages() < 1000
 
 
+@pytest.mark.slow
 def test_settings_of_the_environment_are_left_alone():
   assert pages(MALLOC_TRIM_THRESHOLD_='131072') > 10_000

@@ -23,6 +23,7 @@ def bucket(place: Place) -> Bucket:
   return Bucket(f'{place.scheme}://bucket', PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_public_object_is_read_without_credentials(place: Place, bucket: Bucket):
   address = place.put('a/b.bin', CONTENT)
   assert bucket.entry(address).size == len(CONTENT)

@@ -170,6 +170,7 @@ def test_docstring_has_three_examples_with_flags_that_the_command_has(name):
   assert used <= {f'--{flag}' for flag in flags_of(name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path):
   helps = [run(module_of(name), '--help', cwd=tmp_path)]
@@ -314,6 +315,7 @@ def test_without_a_command_all_commands_are_listed(arguments, tmp_path):
     assert re.search(rf'^  {name} +{re.escape(text)}$', result.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_unknown_command_is_answered_with_the_nearest_one(tmp_path):
   assert_said(run('vit_jax', 'tarin', cwd=tmp_path), "no command 'tarin'", 'did you mean train?')
   assert_said(run('vit_jax', 'xyz', cwd=tmp_path), *cli.COMMANDS)
@@ -360,6 +362,7 @@ def test_help_of_a_flag_that_may_be_repeated_is_its_own_text(tmp_path):
   assert '  --option\n' in text and 'repeat' not in text and ';\n' not in text.partition('Flags:')[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('moment', MOMENTS)
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):

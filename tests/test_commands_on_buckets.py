@@ -61,11 +61,13 @@ def done(folder: pathlib.Path, module: str, *flags: str) -> str:
   return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('checkpoint', [f'{RUN}/', f'{RUN}/checkpoints', f'{RUN}/checkpoints/0'])
 def test_address_of_a_run_its_checkpoints_or_a_step_loads_the_run(folder, checkpoint):
   assert_same(formats.read(checkpoint), formats.read(folder / 'run'))
 
 
+@pytest.mark.slow
 def test_kept_steps_of_a_run_are_found_and_loaded(place: Place, folder):
   for step in (0, 2):
     place.put_folder(folder / 'run' / 'checkpoints' / '0', f'runs/steps/checkpoints/{step}')
@@ -80,6 +82,7 @@ def test_kept_steps_of_a_run_are_found_and_loaded(place: Place, folder):
     through_training.chosen_steps('gs://bucket/none', ['all'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, kind', [('a.npz', 'npz'), ('a_run', 'run'), ('a_folder', 'hf')])
 def test_model_written_to_a_bucket_is_the_model_that_is_read_there(folder, name, kind):
   address = f'gs://bucket/written/{name}'
@@ -137,6 +140,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('module, flags, sentence', REFUSALS)
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing_behind(
   place, folder, module, flags, sentence

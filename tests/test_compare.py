@@ -31,6 +31,7 @@ def write(workdir: pathlib.Path, config: c.Config, accuracies: dict[int, float])
   return workdir
 
 
+@pytest.mark.slow
 def test_command_writes_the_tables_as_utf_8_whatever_the_locale_and_the_curves(tmp_path):
   one = write(tmp_path / 'a/seed_0', RUN, {1000: 0.5, 2000: 0.75, 4000: 0.7})
   other = dataclasses.replace(RUN, batch_size=32, seed=1, data=c.DataConfig(source='folder:Vögel'))

@@ -79,6 +79,7 @@ def test_every_config_is_valid_and_its_header_gives_the_command(path):
   assert path.name in path.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('path', 'argument'), [pytest.param(*case, id=f'{case[0].stem}:{case[1]}') for case in TRACED]
 )

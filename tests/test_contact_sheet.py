@@ -1,5 +1,6 @@
 import fork_server
 import numpy as np
+import pytest
 from commands import CONFIG
 from PIL import Image
 
@@ -7,6 +8,7 @@ from vit_jax.data import augmentation_sheet
 from vit_jax.data.config import DataConfig
 
 
+@pytest.mark.slow
 def test_picture_has_a_square_of_images_for_each_level(tmp_path):
   """The real command; the picture's cells are the images of its pipeline, enlarged."""
   (tmp_path / 'config.py').write_text(CONFIG)

@@ -27,6 +27,7 @@ def metrics(workdir):
   return json.loads((workdir / 'metrics.jsonl').read_text().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_model_and_an_objective_from_outside_train(trained):
   workdir, said = trained
   assert 'Swin Transformer, 4 blocks of width 16 to 32' in said
@@ -37,6 +38,7 @@ def test_a_model_and_an_objective_from_outside_train(trained):
   assert 0 < last['train/accuracy'] < 1
 
 
+@pytest.mark.slow
 def test_they_are_evaluated_to_the_same_numbers(trained):
   workdir, _ = trained
   said = run('main', f'--workdir={workdir}', '--mode=eval', cwd=workdir.parent)
@@ -44,6 +46,7 @@ def test_they_are_evaluated_to_the_same_numbers(trained):
   assert f'probe_1shot/accuracy {accuracy:.2%}' in said
 
 
+@pytest.mark.slow
 def test_they_are_planned(tmp_path):
   said = run('plan', '--topology=cpu:1', cwd=tmp_path)
   assert said.startswith('custom on cpu:1')

@@ -39,6 +39,7 @@ def test_too_little_memory_names_the_flags_that_the_command_has(monkeypatch, nam
   assert ('config.' in text) == ('config' in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('limit', 'said'),
   [
@@ -79,6 +80,7 @@ REFUSALS = {
 DAILY = (('config.json', 'EROFS'), ('metrics.jsonl', 'ENOSPC'), ('checkpoints/2', 'EIO'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('where', 'refusal'),
   [

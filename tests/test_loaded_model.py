@@ -39,6 +39,7 @@ def count_traces(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[tu
   return shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'config',
   [tiny.options(pool='map'), HYBRID, tiny.mixer(), tiny.resnet()],
@@ -54,6 +55,7 @@ def test_logits_are_those_of_the_compiled_and_of_the_eager_network(config):
   np.testing.assert_allclose(logits, eager, rtol=1e-5, atol=1e-5 * float(abs(eager).max()))
 
 
+@pytest.mark.slow
 def test_a_shape_is_compiled_once(monkeypatch):
   model = loaded(num_classes=6)
   shapes = count_traces(model, monkeypatch)
@@ -62,6 +64,7 @@ def test_a_shape_is_compiled_once(monkeypatch):
   assert shapes == [(2, 12, 8, 3), (3, 12, 8, 3), (2, 16, 8, 3)]
 
 
+@pytest.mark.slow
 def test_parameters_and_layers_replaced_in_the_module_are_seen(monkeypatch):
   model, images = loaded(num_classes=8), tiny.images()
   before = model(images)
@@ -76,6 +79,7 @@ def test_parameters_and_layers_replaced_in_the_module_are_seen(monkeypatch):
   assert model.num_classes == 4 and len(shapes) == 1
 
 
+@pytest.mark.slow
 def test_it_works_in_a_users_own_jit_vmap_and_grad():
   model, images = loaded(), tiny.images()
   logits = model(images)
@@ -87,6 +91,7 @@ def test_it_works_in_a_users_own_jit_vmap_and_grad():
   np.testing.assert_allclose(change, 2 * (gradient * step).sum(), rtol=0.02)
 
 
+@pytest.mark.slow
 def test_images_and_parameters_of_several_devices_stay_there():
   model, images = loaded(), tiny.images(8)
   logits = model(images)
@@ -112,6 +117,7 @@ def test_a_copy_of_a_model_that_was_called_has_parameters_of_its_own(duplicate):
   np.testing.assert_array_equal(model(images), logits)
 
 
+@pytest.mark.slow
 def test_lists_of_any_length_are_classified_by_few_programs(monkeypatch):
   model = loaded(num_classes=9)
   images = list(np.random.default_rng(0).integers(0, 256, (7, 12, 8, 3), dtype=np.uint8))
@@ -141,6 +147,7 @@ def test_arrays_that_no_preprocess_makes_are_refused_in_one_sentence(change, sai
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_tensors_of_pytorch_are_images_too():
   torch = pytest.importorskip('torch')
   model, images = loaded(), np.array(tiny.images())

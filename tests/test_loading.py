@@ -21,6 +21,7 @@ from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS, Pretrained
 
 
+@pytest.mark.slow
 def test_importing_vit_jax_does_not_start_jax():
   code = 'import sys, vit_jax; assert "jax" not in sys.modules; vit_jax.load; assert "jax" in sys.modules'
   subprocess.run([sys.executable, '-c', code], check=True, timeout=HUNG)
@@ -119,6 +120,7 @@ def dinov2_like(pretrained: Pretrained) -> Pretrained:
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', RESIZES)
 def test_loading_for_a_size_and_calling_with_that_size_give_the_same_logits(golden, tmp_path, name):
   """There is one answer: `model.position_resize`, which is that of the checkpoint's own project."""
@@ -150,6 +152,7 @@ def test_a_head_of_another_size_begins_at_zero(golden):
   assert new.class_names is None and new.num_classes == 3
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_it_and_keeps_parameters_in_float32(golden):
   io = tensors(golden / 'a_vit_token.io.npz')
   model = vit_jax.load(path(golden, 'a_vit_token'), dtype='bfloat16')
@@ -159,6 +162,7 @@ def test_bfloat16_computes_in_it_and_keeps_parameters_in_float32(golden):
   assert 1e-4 < difference < 0.2
 
 
+@pytest.mark.slow
 def test_the_compiled_methods_are_those_of_the_module(golden):
   images = tensors(golden / 'a_vit_token.io.npz')['images']
   model = vit_jax.load(path(golden, 'a_vit_token'))
@@ -209,6 +213,7 @@ def test_argument_of_load_that_is_impossible_is_refused_by_its_name(golden, argu
   assert said in str(error.value), error.value
 
 
+@pytest.mark.slow
 def test_arguments_of_load_may_be_of_numpy_and_jax(golden):
   file = path(golden, 'a_vit_token')
   found = vit_jax.load(file, image_size=np.int64(48), num_classes=np.int32(3), dtype=jnp.bfloat16)

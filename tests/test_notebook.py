@@ -106,6 +106,7 @@ def test_stored_parameters_are_published_places():
   assert values['CLASS_NAMES'].startswith("'https://")
 
 
+@pytest.mark.slow
 def test_every_cell_runs(values, tmp_path):
   notebook = load()
   execute(notebook, tmp_path / 'here', **values)
@@ -119,6 +120,7 @@ def shapes(lines: str) -> set[str]:
   return {re.sub(r'/\S+|\d[\d.,:]*', '#', line) for line in lines.splitlines()}
 
 
+@pytest.mark.slow
 def test_second_part_is_skipped_in_one_sentence_without_a_network(tmp_path):
   notebook = load(['parameters', 'install', 'setup', 'published', 'train', 'results'])
   execute(notebook, tmp_path / 'here', INSTALL='', CLASS_NAMES=UNREACHABLE)
@@ -127,6 +129,7 @@ def test_second_part_is_skipped_in_one_sentence_without_a_network(tmp_path):
     assert text(notebook, name).count('\n') == 1 and not pictures(notebook, name)
 
 
+@pytest.mark.slow
 def test_cell_that_fails_stops_the_rest_with_one_sentence(values, tmp_path):
   notebook = load(['parameters', 'install', 'setup', 'published', 'train', 'results'])
   values['FOLDER'] = str(tmp_path / 'nowhere')
@@ -137,6 +140,7 @@ def test_cell_that_fails_stops_the_rest_with_one_sentence(values, tmp_path):
   assert cell_of(notebook, 'results').execution_count is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('source', ['no/such/vit_jax.whl', 'no-such-package-is-here'])
 def test_install_cell_stops_the_rest_with_one_sentence(source, tmp_path, monkeypatch):
   monkeypatch.setenv('PIP_NO_INDEX', '1')
@@ -149,6 +153,7 @@ def test_install_cell_stops_the_rest_with_one_sentence(source, tmp_path, monkeyp
   assert cell_of(notebook, 'setup').execution_count is None
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_sentence_in_ipython(tmp_path):
   line = 'import vit_jax; vit_jax.load("nothing.npz")'
   command = [sys.executable, '-m', 'IPython', '--no-banner', '--colors=NoColor', '-c', line]

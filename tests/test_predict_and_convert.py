@@ -49,6 +49,7 @@ def expected(file: pathlib.Path, images: list[pathlib.Path]) -> np.ndarray:
   return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_predict_prints_the_most_probable_classes_of_load(golden, tmp_path, photos):
   file = path(golden, 'a_vit_token')
   result = run(
@@ -66,6 +67,7 @@ def test_predict_prints_the_most_probable_classes_of_load(golden, tmp_path, phot
   assert [row['rank'] for row in rows[:3]] == ['1', '2', '3']
 
 
+@pytest.mark.slow
 def test_predict_names_classes_and_leaves_damaged_images_out(golden, tmp_path, photos):
   (photos / 'bad.jpg').write_text('nonsense')
   (tmp_path / 'names').write_text('\n'.join(f'class number {number}' for number in range(10)))
@@ -87,6 +89,7 @@ def test_predict_names_classes_and_leaves_damaged_images_out(golden, tmp_path, p
       assert prediction['name'] == f'class number {prediction["class"]}'
 
 
+@pytest.mark.slow
 def test_predict_ends_quietly_when_its_reader_has_seen_enough(golden, tmp_path, photos):
   checkpoint = path(golden, 'a_vit_token')
   command = [sys.executable, '-m', 'vit_jax.predict', f'--checkpoint={checkpoint}', str(photos)]
@@ -98,6 +101,7 @@ def test_predict_ends_quietly_when_its_reader_has_seen_enough(golden, tmp_path, 
   assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_predict_refuses_wrong_arguments_in_one_sentence(golden, tmp_path):
   checkpoint = f'--checkpoint={path(golden, "b_vit_gap")}'
   assert 'Name the images' in said(run('predict', checkpoint, cwd=tmp_path))
@@ -105,6 +109,7 @@ def test_predict_refuses_wrong_arguments_in_one_sentence(golden, tmp_path):
   assert 'There are no images below .' in said(run('predict', checkpoint, '.', cwd=tmp_path))
 
 
+@pytest.mark.slow
 def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
   source = path(golden, 'c_vit_token_rep32')
   result = run('convert', source, 'run', '--format=run', cwd=tmp_path)
@@ -116,6 +121,7 @@ def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
     assert_same(path(golden, 'c_vit_token_rep32', naming), tmp_path / f'{naming}.npz')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
@@ -145,6 +151,7 @@ def test_convert_names_what_is_wrong(golden, tmp_path, arguments, message):
   assert not (tmp_path / 'x').exists()
 
 
+@pytest.mark.slow
 def test_convert_prints_the_kind_of_folder_that_it_chose_and_why(golden, tmp_path):
   pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
   result = run('convert', path(golden, 'b_vit_gap'), 'folder', '--format=hf', cwd=tmp_path)
@@ -156,6 +163,7 @@ def test_convert_prints_the_kind_of_folder_that_it_chose_and_why(golden, tmp_pat
   assert 'timm has no name for a model of these sizes' in result.stderr
 
 
+@pytest.mark.slow
 def test_folder_to_a_run_and_back_keeps_every_bit_and_logit(golden, tmp_path):
   """npz -> folder -> run -> folder: the same tensors and texts, bit for bit, and the same logits."""
   pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")

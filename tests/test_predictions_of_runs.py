@@ -55,6 +55,7 @@ def predicted(place: pathlib.Path, *flags: str) -> list[float]:
   return [best['probability'] for best in sorted(entry['predictions'], key=lambda best: best['class'])]
 
 
+@pytest.mark.slow
 def test_ema_as_npz_is_predicted_with_as_the_ema_of_the_run_bit_for_bit(place):
   result = fork_server.run('vit_jax.convert', 'softmax', 'ema.npz', '--weights=ema', cwd=place)
   assert result.returncode == 0, result.stderr
@@ -66,6 +67,7 @@ def test_ema_as_npz_is_predicted_with_as_the_ema_of_the_run_bit_for_bit(place):
   np.testing.assert_array_equal(np.asarray(model.probabilities(logits))[0], np.float32(of_run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_probabilities_are_those_of_the_loss_in_predict_and_in_pictures(place, loss):
   model = vit_jax.load(place / loss, weights='raw')
@@ -79,6 +81,7 @@ def test_probabilities_are_those_of_the_loss_in_predict_and_in_pictures(place, l
   np.testing.assert_allclose([pictured[name] for name in CLASSES], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FORMATS.names())
 def test_converted_sigmoid_run_keeps_its_probabilities_or_says_that_it_cannot(place, name):
   written, sigmoid = FORMATS[name](), formats.read(place / 'sigmoid', weights='raw')

@@ -125,6 +125,7 @@ def cases(names: Iterable[str], always: str) -> list[ParameterSet]:
   return [pytest.param(name, marks=() if name == always else pytest.mark.nightly) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', cases(TRAINING, 'workdir: a save'))
 def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
   stalling, places = mount(*TRAINING[case])
@@ -134,6 +135,7 @@ def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
   assert_ends(fork_server.start('vit_jax.main', *flags, cwd=tmp_path), stalling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', cases(OTHERS, 'predict: image'))
 def test_sigterm_ends_a_command_while_a_mount_stalls(case, mount, tmp_path):
   stalling, places = mount(*OTHERS[case])

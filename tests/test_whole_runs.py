@@ -20,6 +20,7 @@ STEPS = 60
 CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kills', 'processes', 'finish_as'),
   [(3, 1, 1), *(pytest.param(1, 2, finish_as, marks=pytest.mark.nightly) for finish_as in (2, 1))],
@@ -28,6 +29,7 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_a
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('processes', [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(tmp_path, processes):
   """Also where a single process goes on with the run of two."""
@@ -37,6 +39,7 @@ def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(t
   assert any(name.startswith('model_state') for name in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly  # compiling an EfficientNet takes a CPU a while
 @pytest.mark.parametrize('processes', [1, 2])
 def test_a_killed_efficientnet_ends_in_the_same_bits(tmp_path, processes):
@@ -54,6 +57,7 @@ def wait_for(path: pathlib.Path, processes: list[subprocess.Popen]) -> None:
   wait_until(path.exists, lambda: all(process.poll() is None for process in processes), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('processes', 'number'),
   [
@@ -82,6 +86,7 @@ def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   assert steps == list(range(3, STEPS + 1, 3))
 
 
+@pytest.mark.slow
 def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   assert_done(run(tmp_path, '--config.ema=0.5'))
   final = json.loads(kill_and_resume.lines(tmp_path / 'run')[-1])
@@ -100,6 +105,7 @@ def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   }
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files_and_falls_back_from_a_damaged_checkpoint(tmp_path):
   result = run(tmp_path)
   assert_done(result)

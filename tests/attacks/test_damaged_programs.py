@@ -69,6 +69,7 @@ def flip(content: bytes, place: int) -> bytes:
   return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
+@pytest.mark.slow
 def test_damaged_program_is_removed_and_compiled_again(directory, caplog):
   assert 'cache_misses' in start() and 'cache_hits' in start() and not caplog.text
   (path,) = directory.glob('jit_attacked-*-cache')
@@ -100,6 +101,7 @@ if sys.argv[3] != '0':
 """
 
 
+@pytest.mark.slow
 def test_programs_of_a_process_that_crashed_are_removed_and_no_others(directory, monkeypatch, caplog):
   monkeypatch.delenv('PYTHONFAULTHANDLER', raising=False)
   start()

@@ -60,6 +60,7 @@ def outcomes(sound, tmp_path_factory) -> dict[str, tuple[str, str, float]]:
   return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_hostile_checkpoint_is_one_sentence_in_bounded_time_and_memory(outcomes, name):
   limited.assert_refused(outcomes, name, CASES[name][1])

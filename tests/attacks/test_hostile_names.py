@@ -60,6 +60,7 @@ def test_first_batch_and_curves_draw_any_name(tmp_path):
   assert {path.name for path in (tmp_path / 'report').iterdir()} == {'first_batch.png', 'curves.png'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('classes', [len(NAMES), 40])  # the axes name the classes, or bars do
 def test_report_of_an_evaluation_draws_any_name(tmp_path, classes):
   names = (NAMES * 5)[:classes]
@@ -99,6 +100,7 @@ def test_table_of_transfer_draws_any_name(tmp_path):
   assert Image.open(tmp_path / 'table.png').width > 100
 
 
+@pytest.mark.slow
 def test_page_of_pictures_shows_any_name_as_text(tmp_path):
   graphdef, params = tiny.build(tiny.options(), image_size=(12, 8), channels=3, num_classes=len(NAMES))
   preprocess = Preprocess.from_range((12, 8), -1, 1)
@@ -128,6 +130,7 @@ def test_half_a_character_in_json_is_no_name(tmp_path):
     values.text('model_type')
 
 
+@pytest.mark.slow
 def test_workdir_that_checkpoints_cannot_be_written_to_is_refused_before_training(tmp_path):
   workdir = os.fsdecode(b'caf\xe9')
   result = fork_server.run('vit_jax.main', '--config=quickstart', f'--workdir={workdir}', cwd=tmp_path)

@@ -53,6 +53,7 @@ def test_lease_is_lost_with_its_folder_or_its_file(tmp_path, harm):
     raise ZeroDivisionError  # whatever comes of it is not the reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('harm', ['moved', 'removed'])
 def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, harm, monkeypatch):
   folder, theirs, managers = tmp_path / 'run', {}, []
@@ -86,6 +87,7 @@ def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, 
     assert Manager(tmp_path / 'aside/checkpoints', CONFIG.checkpoint, read_only=True).all_steps() == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', ['train', 'eval'])
 def test_report_of_a_long_evaluation_is_not_written_into_a_workdir_that_was_lost_meanwhile(
   tmp_path, mode, monkeypatch
@@ -142,6 +144,7 @@ def killed(config: c.Config, folder: pathlib.Path, **options) -> None:
     loop.train(config, folder, on_step=kill, **options)
 
 
+@pytest.mark.slow
 def test_edited_config_does_not_turn_a_run_into_another_one(tmp_path, capsys):
   killed(CONFIG, tmp_path)
   path = tmp_path / 'config.json'
@@ -154,6 +157,7 @@ def test_edited_config_does_not_turn_a_run_into_another_one(tmp_path, capsys):
   assert path.read_bytes() == sound
 
 
+@pytest.mark.slow
 def test_takeover_that_was_killed_before_its_first_save_goes_on_as_it_was_taken(tmp_path):
   killed(CONFIG, tmp_path)
   faster = dataclasses.replace(CONFIG, schedule=c.ScheduleConfig(learning_rate=0.5))
@@ -164,6 +168,7 @@ def test_takeover_that_was_killed_before_its_first_save_goes_on_as_it_was_taken(
   assert int(loop.train(faster, tmp_path).step) == 6
 
 
+@pytest.mark.slow
 def test_training_data_that_was_changed_in_place_is_said(tmp_path, caplog):
   images = bucket_data.write_images(tmp_path / 'images')
   sources = [f'folder:{images}', bucket_data.prepare(images, str(tmp_path / 'set/1.0.0'))]

@@ -113,6 +113,7 @@ MANY = """
 """
 
 
+@pytest.mark.slow
 def test_many_arrays_on_more_devices_than_cores_do_not_hang():
   """In a process of its own: where XLA's CPU client hangs, it ends the process after a minute."""
   (output,) = run(MANY, devices=8)

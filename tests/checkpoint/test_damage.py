@@ -82,6 +82,7 @@ def _damages(content: bytes):
     yield f'byte {position} flipped', _flipped(content, position, 0x10)
 
 
+@pytest.mark.slow
 def test_damage_to_any_file_is_noticed_or_harmless(run, caplog):
   files = sorted(path for path in (run / '2').rglob('*') if path.is_file())
   assert len(files) > 15
@@ -113,6 +114,7 @@ def test_damage_to_any_file_is_noticed_or_harmless(run, caplog):
     assert outcomes[f'2/{part}'] == 1
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_of_the_numbers_is_noticed_or_harmless(run, caplog):
   """Orbax alone gives back wrong numbers for these."""
   numbers = max((run / '2' / 'params').rglob('d/*'), key=lambda path: path.stat().st_size)

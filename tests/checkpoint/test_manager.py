@@ -81,6 +81,7 @@ def test_any_subset_of_items_can_be_restored(tmp_path):
       manager.restore_newest({'average': _abstract(_tree())})
 
 
+@pytest.mark.slow
 def test_optimizer_states_come_back(tmp_path):
   params = {'a': jnp.ones((3, 2)), 'b': jnp.arange(4.0)}
   optimizer = optax.chain(
@@ -118,6 +119,7 @@ def _shardings(name):
   return {'kernel': NamedSharding(mesh, P('fsdp', 'tensor')), 'step': NamedSharding(mesh, P())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('before', ['one', 'mixed', 'half'])
 def test_arrays_can_be_restored_on_another_mesh(tmp_path, before):
   values = {'kernel': np.random.default_rng(0).standard_normal((16, 8), np.float32), 'step': np.int32(3)}
@@ -226,6 +228,7 @@ def test_random_keys_and_numbers_that_do_not_fit_are_refused(tmp_path):
       manager.save(1, {'state': {'examples': 2**40}}, {})
 
 
+@pytest.mark.slow
 def test_newest_best_and_periodic_steps_are_kept(tmp_path):
   small = {'params': {'x': jnp.ones(2)}}
   losses = {1: 0.5, 2: 0.1, 3: 0.3, 4: float('nan'), 5: 0.2, 6: None, 7: 0.4}

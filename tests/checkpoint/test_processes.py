@@ -113,11 +113,13 @@ def saved_by_two(tmp_path_factory) -> pathlib.Path:
   return directory
 
 
+@pytest.mark.slow
 def test_one_process_restores_what_two_saved(saved_by_two, tmp_path):
   shutil.copytree(saved_by_two, tmp_path / 'run')
   assert _restore_here(tmp_path / 'run') == 3
 
 
+@pytest.mark.slow
 def test_two_processes_restore_what_one_saved(tmp_path):
   with Manager(tmp_path / 'run', CheckpointConfig()) as manager:
     manager.save(4, {'params': jax.device_put(_values(4))}, {'step': 4})
@@ -140,6 +142,7 @@ def test_two_fall_back_together_from_a_damaged_step_with_the_meta_of_the_older_o
   assert {path.name for path in (tmp_path / 'run').iterdir()} == {'1', '9'}
 
 
+@pytest.mark.slow
 def test_all_fall_back_where_one_cannot_read(saved_by_two, tmp_path):
   shutil.copytree(saved_by_two, tmp_path / 'run')
   one_fails = """
@@ -158,6 +161,7 @@ if jax.process_index() == 1:
   assert [path.name for path in (tmp_path / 'damaged').iterdir()] == ['3-0']
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_share_the_directory_are_told_so(tmp_path):
   _save_small(tmp_path / '0', 1)
   _save_small(tmp_path / '1', 2)
@@ -191,6 +195,7 @@ with Manager(sys.argv[1], CheckpointConfig(keep=2)) as manager:
 """
 
 
+@pytest.mark.slow
 def test_run_killed_while_saving_restores_a_whole_step(tmp_path):
   """SIGKILL at different moments of a save; what is restored is always one step, whole."""
   directory = tmp_path / 'run'
@@ -258,12 +263,14 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 def test_full_disk_prints_one_line(small_disk):
   """Without the four pages that Orbax logs."""
   (output,) = run(FULL, arguments=(small_disk / 'run',))
   assert output.startswith('The disk is full') and output.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_the_older_step(small_disk):
   directory = small_disk / 'run'
   _save_small(directory, 1)

@@ -164,6 +164,7 @@ def test_jitter_applies_brightness_contrast_and_saturation():
   np.testing.assert_array_equal(augment.jitter(NOISE, generator, strength=0.4), expected)
 
 
+@pytest.mark.slow
 def test_erase_fills_a_box_of_the_papers_distribution_with_noise():
   image = np.full((200, 100, 3), 100, np.uint8)
   generator = rng()

@@ -91,6 +91,7 @@ def test_what_wraps_a_source_is_as_remote_as_it(source, remote):
   assert Mixture([Meeting(1), source(1)], [1, 1]).is_remote is remote
 
 
+@pytest.mark.slow
 def test_data_in_a_bucket_are_remote_and_those_on_a_disk_are_not(tmp_path: pathlib.Path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   images = bucket_data.write_images(tmp_path / 'images')

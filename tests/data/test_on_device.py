@@ -43,6 +43,7 @@ def test_without_mean_and_std_the_bits_are_those_of_the_range_from_minus_one_to_
     np.testing.assert_array_equal(jax.jit(lambda images, data=data: prepare(images, data))(IMAGES), as_before)
 
 
+@pytest.mark.slow
 def test_half_of_the_training_images_are_mirrored_independently_of_the_batch_size():
   data, key = DataConfig(**BYTES), jax.random.key(0)
   batch = prepared(key, data)
@@ -70,6 +71,7 @@ def unmixed(batch):
   return IMAGES.astype(np.float64), np.roll(IMAGES, 1, axis=0).astype(np.float64), np.abs(swapped - lam)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mix_per', ['batch', 'example'])
 def test_mixup_blends_each_image_with_its_neighbour(mix_per):
   data = DataConfig(flip=False, mixup=0.5, mix_per=mix_per, **BYTES)
@@ -81,6 +83,7 @@ def test_mixup_blends_each_image_with_its_neighbour(mix_per):
   assert (share >= 0.5).all()
 
 
+@pytest.mark.slow
 def test_lam_of_mixup_has_the_beta_distribution():
   data = DataConfig(flip=False, mixup=0.2, mix_per='example')
   lam = np.concatenate([prepared(jax.random.key(seed), data)['lam'] for seed in range(15)])
@@ -104,6 +107,7 @@ def boxes(key, data, height=20, width=30, batch=200):
   return neighbour
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mix_per', ['batch', 'example'])
 def test_cutmix_puts_a_box_of_the_neighbour_in(mix_per):
   data = DataConfig(flip=False, cutmix=1.0, mix_per=mix_per, channels=1, **BYTES)
@@ -132,6 +136,7 @@ def test_box_of_cutmix_has_the_papers_area_and_place():
   np.testing.assert_allclose(found.mean(0), hits / 20_000, atol=0.05)
 
 
+@pytest.mark.slow
 def test_mixup_and_cutmix_take_turns():
   data = DataConfig(flip=False, mixup=1.0, cutmix=1.0, channels=1, **BYTES)
   images = np.where(np.arange(2)[:, None, None, None], 255, 0) * np.ones((2, 8, 8, 1))
@@ -143,6 +148,7 @@ def test_mixup_and_cutmix_take_turns():
   assert 70 < blends < 130
 
 
+@pytest.mark.slow
 def test_level_brings_mixup_along_unless_mixup_is_given():
   def program(**options):
     return str(jax.make_jaxpr(functools.partial(prepared, data=DataConfig(**options)))(jax.random.key(2)))
@@ -151,6 +157,7 @@ def test_level_brings_mixup_along_unless_mixup_is_given():
   assert program(augment='medium1', mixup=0.0) == program(augment='light1') == program()
 
 
+@pytest.mark.slow
 def test_lists_of_classes_are_swapped_as_a_whole():
   labels = np.arange(400, dtype=np.int32).reshape(200, 2)
   images = np.repeat(np.repeat(IMAGES, 5, axis=1), 5, axis=2)

@@ -302,6 +302,7 @@ for name, grid in (('split', devices), ('shared', devices.T)):  # 'shared': both
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_batch_and_only_their_rows(split_over, tmp_path, monkeypatch):
   here = pathlib.Path(__file__).parent
   monkeypatch.setenv('PYTHONPATH', os.pathsep.join(map(str, (here, here.parent))))  # fake_data, image_bytes

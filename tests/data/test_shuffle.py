@@ -82,6 +82,7 @@ def test_order_is_that_of_grains_shuffle(size, seed):
   assert [shuffle[position] for position in positions] == GRAINS_ORDER[size, seed]
 
 
+@pytest.mark.slow
 def test_a_pass_of_one_record_more_than_a_block_holds_visits_each_once():
   """Grain's takes the smaller block for 4^k + 1 records and loses one of them."""
   shuffle = Shuffle([2**16 + 1], [1], [3])

@@ -69,6 +69,7 @@ def test_weighted_stream_goes_on_in_the_same_bytes(split_over):
       assert all(np.asarray(got[n]).tobytes() == np.asarray(expected[n]).tobytes() for n in got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mixing', [{'mixup': 0.5}, {'cutmix': 1.0}])
 def test_mixed_images_keep_the_weights_of_both(split_over, mixing):
   data = dataclasses.replace(DATA, mix_per='example', flip=False, **mixing)

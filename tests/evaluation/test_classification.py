@@ -75,6 +75,7 @@ def expected() -> dict[str, float]:
   }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('batch_size', 'devices'), [(7, 1), (64, 8)])
 def test_metrics_equal_numpy_and_scikit_learn(batch_size, devices, expected):
   (scores,) = evaluate(batch_size, devices=devices)
@@ -170,6 +171,7 @@ def test_a_logit_that_is_nan_is_no_hit():
   assert np.isnan(values['calibration_error'])
 
 
+@pytest.mark.slow
 def test_confusion_matrix_equals_scikit_learns(ties):
   matrix = classification_metrics.confusion(ties)
   expected = sklearn_metrics.confusion_matrix(ties.label, ties.prediction, labels=range(12))
@@ -205,6 +207,7 @@ def test_a_confidence_on_the_edge_of_a_bin_is_in_the_lower_one():
   assert found.count[0] == 2 and found.count[-1] == 1
 
 
+@pytest.mark.slow
 def test_confidence_is_a_softmax_or_sigmoid_as_the_loss():
   logits = np.float32([[1, 2, 0.5]])
   softmax, sigmoid = (
@@ -214,6 +217,7 @@ def test_confidence_is_a_softmax_or_sigmoid_as_the_loss():
   assert sigmoid == pytest.approx(1 / (1 + np.exp(-2)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_metrics_that_mean_nothing_are_left_out():
   few = classification_metrics.summarise(examples(np.float32([[1, 0]]), np.array([0])))
   assert set(few) == {'accuracy', 'loss', 'mean_class_accuracy', 'calibration_error'}

@@ -38,6 +38,7 @@ def test_the_json_has_the_metrics_the_confusions_and_the_calibration(tmp_path):
   assert sum(entry['examples'] for entry in contents['calibration']) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('classes', [2, 300])
 def test_pictures_of_any_number_of_classes_are_whole(tmp_path, classes):
   names = [f'a rather long name of a class, {number}' for number in range(classes)]

@@ -49,6 +49,7 @@ def test_the_ridge_probe_is_scikit_learns_on_standardised_features():
   np.testing.assert_array_equal(PROBES['ridge'](*train, 4)(test.values, 3.0), predicted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('probe', PROBES)
 def test_probes_learn_and_choose_without_the_test_labels(probe):
   train, validation, test = clusters(60, 0), clusters(60, 1), clusters(400, 2)
@@ -96,6 +97,7 @@ def run_of(evaluators: dict[str, c.FewShotEvaluatorConfig], devices: int = 1) ->
   return Run(config, Dataset(100, ('0', '1', '2')), jax.devices()[:devices])
 
 
+@pytest.mark.slow
 def test_the_evaluator_is_the_same_for_any_batch_size_and_mesh(monkeypatch):
   """On data with other classes than the run's; features of a layer and pooling of its own."""
   options = {'web': PROBE, 'deep': dataclasses.replace(PROBE, layer=0, pool='token_gap', probe='knn')}
@@ -152,6 +154,7 @@ def test_classes_with_too_few_images_are_warned_of(caplog):
     run_of({'web': none_left}).open_evaluators()
 
 
+@pytest.mark.slow
 def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path):
   (tmp_path / 'photos').mkdir()
   for name in 'ab':

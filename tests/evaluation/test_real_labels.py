@@ -132,6 +132,7 @@ def test_download_fetches_the_public_address(path, monkeypatch):
   assert asked == [(real_labels.URL, 'json')]
 
 
+@pytest.mark.slow
 def test_an_evaluator_of_imagenet_gives_real_accuracy(path, tmp_path, monkeypatch):
   """On TFDS's imagenet2012, with a model that says 4 of each image; six of the eight count."""
   builder = tfds.builder('imagenet2012', data_dir=tmp_path)

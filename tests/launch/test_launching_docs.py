@@ -18,6 +18,7 @@ def test_page_names_every_script():
   assert used == files - {f'launch/{name}' for name in helpers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('line', COMMANDS)
 def test_command_can_be_run(line, tmp_path):
   fakes = Fakes(tmp_path / 'bin')

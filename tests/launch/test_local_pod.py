@@ -84,6 +84,7 @@ def assert_gone(numbers: list[int]) -> None:
   assert not any(map(is_running, numbers))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(start, tmp_path):
   config = tmp_path / 'it is.py'
   config.write_text(commands.CONFIG)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import fork_server
+import pytest
 from bucket_emulators import places
 from fakes import LAUNCH, assert_refused, succeed
 from processes import HUNG, xla_flags
@@ -14,6 +15,7 @@ def alone(*flags: str) -> subprocess.CompletedProcess:
   return fork_server.run('preflight', *flags, cwd=LAUNCH, environment={'XLA_FLAGS': xla_flags(devices=3)})
 
 
+@pytest.mark.slow
 def test_one_line_for_each_check(tmp_path):
   workdir = tmp_path / 'new' / 'my run'
   lines = succeed(alone(f'--workdir={workdir}', '--data=digits', '--hosts=1', '--devices_per_host=3'))
@@ -24,6 +26,7 @@ def test_one_line_for_each_check(tmp_path):
   assert list(workdir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_workdir_in_a_bucket_is_written_and_read():
   with places('gs') as place:
     lines = succeed(alone('--workdir=gs://bucket/run'))
@@ -31,6 +34,7 @@ def test_workdir_in_a_bucket_is_written_and_read():
     assert place.names('run') == []
 
 
+@pytest.mark.slow
 def test_failed_check_is_one_sentence(tmp_path):
   file = tmp_path / 'file'
   file.write_text('')
@@ -61,6 +65,7 @@ runpy.run_path({str(LAUNCH / 'preflight.py')!r}, run_name='__main__')
 """
 
 
+@pytest.mark.slow
 def test_two_hosts_with_the_same_folder_pass(tmp_path):
   code, logs = pod(tmp_path, f"flags = ['--workdir={tmp_path}/run', '--data=digits', '--hosts=2']\n{RUN}")
   assert code == 0, logs
@@ -69,6 +74,7 @@ def test_two_hosts_with_the_same_folder_pass(tmp_path):
   assert 'devices:' not in logs[1]  # only one host prints
 
 
+@pytest.mark.slow
 def test_two_hosts_with_different_data_end_together(tmp_path):
   text = "flags = ['--data=digits:' + ('train', 'train[:50%]')[int(os.environ['JAX_PROCESS_ID'])]]"
   code, logs = pod(tmp_path, f'{text}\n{RUN}')
@@ -76,6 +82,7 @@ def test_two_hosts_with_different_data_end_together(tmp_path):
   assert all('data: it differs between the hosts' in log for log in logs), logs
 
 
+@pytest.mark.slow
 def test_failure_on_one_host_ends_all(tmp_path):
   text = "flags = ['--data=' + ('digits', 'folder:/nowhere')[int(os.environ['JAX_PROCESS_ID'])]]"
   code, logs = pod(tmp_path, f'{text}\n{RUN}')

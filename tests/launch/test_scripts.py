@@ -19,6 +19,7 @@ def fakes(tmp_path):
   return result
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing():
   if shutil.which('shellcheck') is None:
     pytest.skip('shellcheck is not installed')
@@ -220,6 +221,7 @@ def test_help_is_the_comment_at_the_top(fakes, script):
   assert f'launch/{script}' in text and '--dry-run' in text and 'shellcheck' not in text
 
 
+@pytest.mark.slow
 def test_real_gcloud_accepts_these_flags(fakes, tmp_path):
   """Only gcloud's own parser runs; nothing is sent to Google."""
   if (gcloud := shutil.which('gcloud')) is None:

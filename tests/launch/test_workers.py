@@ -223,6 +223,7 @@ def test_keep_goes_on_as_long_as_there_is_hope(
   assert did == expected
 
 
+@pytest.mark.slow
 def test_keep_creates_again_after_a_preemption_with_the_same_workdir(fakes, tmp_path):
   states = [NONE, NONE, 'ACTIVE', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'WAITING_FOR_RESOURCES', 'ACTIVE']
   result, did = keep(fakes, tmp_path, states, ['running', '0'])

@@ -51,6 +51,7 @@ def in_numpy(params, x, **options):
   return np.stack(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_weights_equal_numpy(case):
   options, tokens = CASES[case]
@@ -78,6 +79,7 @@ def test_weights_of_bfloat16_are_float32():
   np.testing.assert_allclose(weights, in_numpy(params, tiny.images()), atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_logits_compute_no_weights_to_look_at():
   """The scan of the logits yields tokens only; that of `attention` yields the weights too."""
   graphdef, params = tiny.build()
@@ -105,6 +107,7 @@ def test_tokens_beyond_whole_rows_are_a_group_of_their_own(tokens, sizes):
   assert [part.shape[1] for part in grouped(jnp.zeros((1, tokens, 16)))] == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tokens', [1, 129])
 def test_groups_of_tokens_change_nothing(tokens):
   layer = Attention(16, 2, rngs=nnx.Rngs(0))
@@ -138,6 +141,7 @@ def test_a_tpu_sums_weights_as_other_devices_do():
       chex.assert_trees_all_close(form(weights, values), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spread', [1, 3], ids=['logits of 1', 'logits of 9'])
 def test_kept_logits_are_nearer_to_float64_than_those_of_flax(spread):
   """Of the result and of three gradients in bfloat16, by norms; Flax (big_vision) rounds logits and softmax."""
@@ -162,6 +166,7 @@ def test_kept_logits_are_nearer_to_float64_than_those_of_flax(spread):
   assert all(ours < theirs < 0.03 for ours, theirs in zip(kept, flax, strict=True)), (kept, flax)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bias_of', [1, 3])
 def test_gradients_of_bias_and_dropout_equal_those_of_the_formula(bias_of):
   """The masks are those that a weight matrix of ones shows; JAX derives the formula."""

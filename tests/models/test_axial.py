@@ -24,6 +24,7 @@ from vit_jax.training.run import Dataset, Run
 AXIAL = tiny.options(axial=True, mlp_locality=True, qk_norm=True, pool='gap')
 
 
+@pytest.mark.slow
 def test_images_of_another_size_equal_numpy():
   graphdef, params = tiny.build(AXIAL)
   x = tiny.images(image_size=(8, 16))  # 2 x 4 patches, of a model for 3 x 2
@@ -35,6 +36,7 @@ def test_images_of_another_size_equal_numpy():
     np.testing.assert_allclose(vit.features(x, layer=0), expected['blocks'][0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_holds_axial_attention_and_other_formats_refuse_it(tmp_path):
   graphdef, params = tiny.build(AXIAL)
   architecture = Architecture(AXIAL, (12, 8), 3, 5)
@@ -61,6 +63,7 @@ def _lowered(model: c.ViTConfig):
   return program.step.lower(program.state, program.batch)
 
 
+@pytest.mark.slow
 def test_the_compiled_step_has_no_array_of_all_pairs_of_tokens():
   """A device has its own images only."""
   axial, full = (_lowered(tiny.options(axial=axial, pool='gap')) for axial in (True, False))

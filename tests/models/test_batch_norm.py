@@ -36,6 +36,7 @@ def train(graphdef, variables, x):
   return norm(x, train=True), nnx.to_pure_dict(nnx.state(norm))
 
 
+@pytest.mark.slow
 def test_outputs_gradients_and_three_steps_of_statistics_are_those_of_torch():
   torch = pytest.importorskip('torch', reason="needs the extra 'peers' (pip install -e '.[peers]')")
   graphdef, ours = graph(momentum=0.9), variables()

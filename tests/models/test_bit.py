@@ -18,6 +18,7 @@ from vit_jax.models.base import Architecture
 RESNET = tiny.resnet()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('channels', 'image_size', 'unroll'), [(3, (16, 24), True), (1, (17, 31), False)])
 def test_logits_and_features_equal_numpy(channels, image_size, unroll):
   """Odd sizes too: zeros on every side, also before the maximum, where all may be negative."""
@@ -41,6 +42,7 @@ def test_logits_and_features_equal_numpy(channels, image_size, unroll):
   assert np.std(expected['logits']) > 0.1
 
 
+@pytest.mark.slow
 def test_epsilons_equal_numpys():
   """That of the norms with small inputs of a norm, that of the weights with small weights."""
   graphdef, params = tiny.build(RESNET)
@@ -64,11 +66,13 @@ COUNTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('variant', COUNTS)
 def test_parameter_count_is_the_published_one(variant):
   assert tiny.count(config.ResNetConfig(variant=variant), 1000) == COUNTS[variant]
 
 
+@pytest.mark.slow
 def test_initial_parameters_have_the_papers_distributions():
   model = tiny.resnet(blocks=(1,), head_bias=-10.0, dtype='bfloat16')
 
@@ -111,6 +115,7 @@ def test_rematerialisation_computes_again_what_it_says(remat, unroll):
   assert any(equation.primitive.name == 'scan' for equation, _ in run) != unroll
 
 
+@pytest.mark.slow
 def test_rematerialisation_and_unrolling_do_not_change_gradients():
   x = tiny.images(2, (16, 16))
 
@@ -138,6 +143,7 @@ def test_sizes_that_no_resnet_has_are_refused(changes, message):
     tiny.build(tiny.resnet(**changes))
 
 
+@pytest.mark.slow
 def test_layers_poolings_and_parts_that_a_resnet_does_not_have_are_refused():
   resnet = nnx.merge(*tiny.build(RESNET))
   assert not isinstance(resnet, capabilities.Attends | capabilities.HasTokens | capabilities.Positioned)

@@ -37,6 +37,7 @@ def _result(**changes):
     return _step(graphdef)(params, tiny.images(), tiny.keys())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [{'unroll': True}, {'remat': 'block'}, {'remat': 'dots'}, {'remat': 'dots', 'unroll': True}],
@@ -49,6 +50,7 @@ def test_loops_and_rematerialisation_change_no_value_and_no_gradient(changes):
   assert all(float(abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_gradient_equals_finite_differences():
   """Along a random direction: norm, GELU and softmax have derivatives of their own."""
   graphdef, params = tiny.build()
@@ -73,6 +75,7 @@ def _lowered(**changes):
   return _step(graphdef).lower(params, tiny.images(8, (32, 32)), None)
 
 
+@pytest.mark.slow
 def test_rematerialisation_saves_memory():
   memory = {
     remat: _lowered(remat=remat).compile().memory_analysis().temp_size_in_bytes
@@ -86,6 +89,7 @@ def test_unrolled_blocks_have_no_loop():
   assert 'stablehlo.while' not in _lowered(unroll=True).as_text()
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_parameters_norms_softmax_and_head_in_float32():
   graphdef, params = tiny.build(tiny.options(pool='map', pre_logits_size=24))
   half, half_params = tiny.build(tiny.options(pool='map', pre_logits_size=24, dtype='bfloat16'))

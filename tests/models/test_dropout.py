@@ -13,6 +13,7 @@ from vit_jax.models.dropout import Place, drop_path, dropout
 DROP = {'dropout': 0.2, 'attention_dropout': 0.3, 'stochastic_depth': 0.4}
 
 
+@pytest.mark.slow
 def test_places_and_rates_equal_numpy():
   """The reference drops at its own places and rates, with masks drawn from the same keys."""
   graphdef, params = tiny.build(tiny.options(**DROP, depth=3))
@@ -105,6 +106,7 @@ def test_drop_path_drops_whole_examples_and_keeps_the_mean():
   assert dropped.mean() == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_single_block_has_the_full_rate_of_stochastic_depth():
   """It is the last block."""
   graphdef, params = tiny.build(tiny.options(depth=1, stochastic_depth=0.999, pool='none'))
@@ -114,6 +116,7 @@ def test_a_single_block_has_the_full_rate_of_stochastic_depth():
   np.testing.assert_allclose(tokens, vit.norm(vit.embed(x)), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('more', [{}, {'axial': True, 'mlp_locality': True, 'qk_norm': True, 'pool': 'gap'}])
 def test_an_example_does_not_depend_on_its_batch(more):
   graphdef, params = tiny.build(tiny.options(**DROP, **more))

@@ -33,6 +33,7 @@ def parameters(model: EfficientNetConfig, num_classes: int) -> int:
   return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('variant', COUNTS)
 def test_parameter_count_is_the_published_one(variant):
   assert parameters(EfficientNetConfig(variant), 1000) == COUNTS[variant]
@@ -103,6 +104,7 @@ def peer():
   return model, export.rules
 
 
+@pytest.mark.slow
 def test_statistics_after_three_steps_and_logits_of_the_batch_are_pytorchs(peer):
   import torch
 
@@ -138,6 +140,7 @@ def test_rematerialisation_and_unrolling_change_neither_gradients_nor_statistics
       np.testing.assert_allclose(ours, other, rtol=1e-3, atol=1e-4 * max(1.0, float(jnp.abs(other).max())))
 
 
+@pytest.mark.slow
 def test_running_statistics_stay_without_keys():
   graphdef, state = tiny.build(TINY)
 
@@ -150,6 +153,7 @@ def test_running_statistics_stay_without_keys():
   jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics_after)(tiny.images(2, (32, 32))), before)
 
 
+@pytest.mark.slow
 def test_drop_rates_rise_with_the_depth_as_published(monkeypatch):
   """drop_connect_rate * block / blocks, in the blocks that add their input; the head's dropout apart."""
   seen = []

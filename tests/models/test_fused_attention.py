@@ -50,6 +50,7 @@ def _with_gradients(sharding, kernel='splash', interpret=True):
 
 # One block with padding, a whole number of lanes, several blocks (of 384) with padding; the heads of H/14,
 # B/16, and of a small model.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'tokens, head_size, axes',
   [
@@ -68,6 +69,7 @@ def test_splash_equalsattention_in_float64(tokens, head_size, axes, monkeypatch)
     np.testing.assert_allclose(ours, expected, atol=1e-5 * abs(expected).max())
 
 
+@pytest.mark.slow
 def test_splash_in_bfloat16_is_close_toattention_in_float64():
   inputs = _random((8, 70, 2, 64), jnp.bfloat16)
   for ours, expected in zip(
@@ -87,6 +89,7 @@ def test_blocks_are_few_and_pad_little():
     assert tokens <= padded < tokens + 128 * (padded // block)
 
 
+@pytest.mark.slow
 def test_a_model_computes_the_same_with_the_kernel(monkeypatch):
   """The same logits and gradients; the weights of `attention` still come from XLA."""
   sharding = _sharding(data=4, tensor=2)
@@ -215,6 +218,7 @@ def test_a_run_has_the_kernel_that_its_config_asks_for(kernel, monkeypatch):
   assert set(used) == {kernel}
 
 
+@pytest.mark.slow
 def test_a_tpu_compiles_splash_for_the_part_of_each_device():
   pytest.importorskip('libtpu')
   from vit_jax.plan import topology

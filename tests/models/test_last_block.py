@@ -34,6 +34,7 @@ def _hidden_tokens(graphdef, params, x) -> set[int]:
   return {shape[1] for shape in shapes if len(shape) == 3 and shape[2] == HIDDEN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, read', READ.values(), ids=READ)
 def test_unrolled_the_last_block_computes_only_what_the_head_reads(options, read):
   model = tiny.options(mlp_dim=HIDDEN, unroll=True, **options)
@@ -56,6 +57,7 @@ def test_where_all_tokens_are_needed_all_are_computed(options):
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected['logits'], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('dropped', 'remat'), [({}, 'none'), (DROP, 'none'), (DROP, 'dots'), ({'attention_dropout': 0.3}, 'block')]
 )

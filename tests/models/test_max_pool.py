@@ -9,6 +9,7 @@ from flax import nnx
 from vit_jax.models.max_pool import max_pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('padding', ['VALID', 'SAME'])
 @pytest.mark.parametrize('values', ['distinct', 'equal'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -17,6 +17,7 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.dropout import Place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes', [{}, {'gelu': 'erf'}, {'norm_epsilon': 0.01}, {'unroll': True}])
 def test_forward_and_features_equal_numpy(changes):
   model = tiny.mixer(**changes)
@@ -75,6 +76,7 @@ def test_stochastic_depth_equals_numpy():
   np.testing.assert_allclose(tiny.apply(graphdef, params, x, keys), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_stages_equal_the_original_code(golden):
   model = tiny.mixer(patch=8, width=64, mlp_dim=128, tokens_mlp_dim=32)
   graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
@@ -101,6 +103,7 @@ def test_parameter_count_is_the_published_one(variant):
   assert tiny.count(c.MixerConfig(variant=variant), 1000) == COUNTS[variant]
 
 
+@pytest.mark.slow
 def test_initial_parameters_have_the_papers_distributions():
   model = tiny.mixer(width=64, mlp_dim=128, head_bias=-10.0, tokens_mlp_dim=96)
   mixer = Architecture(model, (48, 32), 3, 7).build(nnx.Rngs(0))

@@ -60,6 +60,7 @@ def test_logits_with_fixed_positions_equal_numpy(pool):
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [{'pool': 'token'}, {'pool': 'gap', 'register_tokens': 1}])
 @pytest.mark.parametrize(('image_size', 'new'), [((16, 24), (4, 6)), ((24, 40), (6, 10)), ((8, 12), (2, 3))])
 def test_images_of_another_size_see_resized_positions(options, image_size, new):
@@ -85,6 +86,7 @@ def save(workdir, model, image_size=(12, 8)):
   return lambda x: tiny.apply(graphdef, params, x)
 
 
+@pytest.mark.slow
 def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
   run = save(tmp_path / 'run', tiny.options(position='sincos2d', pool='token'))
   x = tiny.images()
@@ -95,6 +97,7 @@ def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
   chex.assert_shape(larger.position_embedding[...], (1, 25, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['none', *LEARNED, 'rotary'])
 def test_a_run_loaded_for_another_size_computes_what_the_run_does(tmp_path, kind):
   """With the tables of the run's own grid (NumPy's resize) it is what the run is for such images (JAX's)."""
@@ -146,6 +149,7 @@ def test_a_checkpoint_with_other_positions_is_refused(tmp_path, kind, ours):
     initialization.read_initial(config, run.architecture, run.dataset.class_names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [{'register_tokens': 2}, {'pool': 'gap'}])
 @pytest.mark.parametrize('kind', ['none', *LEARNED, 'rotary'])
 def test_logits_and_attention_equal_numpy(kind, options):
@@ -168,6 +172,7 @@ def test_logits_and_attention_equal_numpy(kind, options):
   assert (nnx.merge(graphdef, params).positions((12, 8)) is None) == (kind != 'learned2d')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['none', 'learned', 'sincos2d', *LEARNED, 'rotary'])
 def test_only_a_model_without_positions_ignores_the_order_of_patches(kind):
   graphdef, params = tiny.build(tiny.options(position=kind, pool='gap'))
@@ -178,6 +183,7 @@ def test_only_a_model_without_positions_ignores_the_order_of_patches(kind):
   assert difference < 1e-5 if kind == 'none' else difference > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['relative', 'relative_query', 'rotary'])
 def test_attention_depends_on_offsets_alone(kind):
   """Of what attention adds for each pair of equal tokens: one row down or one column on changes nothing."""

@@ -17,6 +17,7 @@ from vit_jax.models.vit_config import ViTConfig
 STEM = {'patch': 1, 'stem_width': 32, 'stem_blocks': (1, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('blocks', 'channels', 'image_size'),
   [((), 1, (17, 31)), ((2,), 3, (16, 24)), ((1, 3), 3, (17, 31)), ((1, 3), 1, (16, 24))],
@@ -43,6 +44,7 @@ GOLDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', GOLDEN)
 def test_stages_equal_the_original_code(golden, name):
   model = tiny.options(width=64, mlp_dim=128, depth=2, stem_width=32, **GOLDEN[name])
@@ -84,6 +86,7 @@ def test_parameter_count_is_the_published_one(variant):
   assert tiny.count(ViTConfig(variant=variant), 1000) == COUNTS[variant]
 
 
+@pytest.mark.slow
 def test_initial_units_without_projection_do_nothing():
   model = tiny.options(patch=1, stem_width=64, stem_blocks=(2, 1))
 
@@ -103,6 +106,7 @@ def test_initial_units_without_projection_do_nothing():
   np.testing.assert_array_equal(unchanged, features)  # by a unit that does not project
 
 
+@pytest.mark.slow
 def test_epsilons_equal_numpys():
   """That of the norms with small inputs of a norm, that of the weights with small weights."""
   graphdef, params = tiny.build(tiny.options(**STEM), image_size=(16, 16))
@@ -141,6 +145,7 @@ def test_rematerialisation_computes_again_what_it_says(remat):
   assert len(products) == 3 + 2 * 3 + (3 if remat == 'block' else 0)
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_parameters_and_norms_in_float32():
   model = tiny.options(**STEM)
   graphdef, params = tiny.build(model, image_size=(16, 16))

@@ -64,6 +64,7 @@ def _one_device(kind):
   return _train(MODELS[kind], c.MeshConfig(data=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', MODELS)
 def test_two_steps_on_a_mesh_equal_one_device(kind):
   before, expected, expected_losses = _one_device(kind)
@@ -78,6 +79,7 @@ def test_two_steps_on_a_mesh_equal_one_device(kind):
       assert not leaf.sharding.is_fully_replicated, f'{name} is not split'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, remat', [('hybrid', 'dots'), ('mixer', 'block')])
 def test_rematerialised_and_accumulated_on_a_mesh_equal_one_device(kind, remat):
   _, expected, expected_losses = _one_device(kind)

@@ -42,6 +42,7 @@ CASES = {  # beside those of the original code, of all layers, and of test_posit
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_forward_equals_numpy(case):
   model = tiny.options(**CASES[case])
@@ -59,6 +60,7 @@ def test_forward_equals_numpy(case):
   assert expected.std() > 0.1
 
 
+@pytest.mark.slow
 def test_logits_of_labels_and_of_teachers_equal_numpy():
   """Of a model with one head, both are its logits; poolings leave the distillation token out."""
   x = tiny.images()
@@ -75,6 +77,7 @@ def test_logits_of_labels_and_of_teachers_equal_numpy():
     np.testing.assert_allclose(gap, mean, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('unroll', [False, True])
 def test_features_of_every_layer_equal_numpy(unroll):
   graphdef, params = tiny.build(tiny.options(depth=3, register_tokens=2, layer_scale=0.1, unroll=unroll))
@@ -146,6 +149,7 @@ GOLDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', GOLDEN)
 def test_stages_equal_the_original_code(golden, name):
   changes, atol = GOLDEN[name]
@@ -197,6 +201,7 @@ def test_parameters_have_the_documented_paths():
   assert shapes['blocks/mlp/dense_in/kernel'] == (2, 32, 48)
 
 
+@pytest.mark.slow
 def test_initial_parameters_have_the_papers_distributions():
   extra = {'register_tokens': 5, 'layer_scale': 1e-5}
   model = tiny.options(

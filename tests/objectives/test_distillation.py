@@ -38,6 +38,7 @@ class TwoHeads:
     return self._logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [1.0, 3.0])
 @pytest.mark.parametrize('targets', ['soft', 'hard'])
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
@@ -120,6 +121,7 @@ def opened(config, devices=None) -> Run:
   return Run(config, Dataset(160, DIGITS), devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['vit', 'mixer', 'resnet'])
 def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folder, name):
   """Its logits are those of `vit_jax.load` with the checkpoint's preprocessing, from the same bytes."""
@@ -132,6 +134,7 @@ def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folde
   np.testing.assert_allclose(jax.jit(predict)(images), teacher(teacher.preprocess(pixels)), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('position', 'size'),
   [*((name, (12, 12)) for name in POSITIONS.names()), ('sincos2d', None), ('relative', None)],
@@ -150,6 +153,7 @@ def test_a_teacher_may_know_of_positions_in_any_way(position, size, tmp_path):
   np.testing.assert_allclose(jax.jit(predict)(images), teacher(np.asarray(resized)), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(folder):
   """Both see the same mirrored and mixed crops: the divergence is zero, and so is its gradient."""
   objective = c.DistillationObjective(teachers=str(folder / 'vit'), teacher_weight=1.0, temperature=2.0)
@@ -177,6 +181,7 @@ def trained(config, devices=None):
   return jax.tree.map(np.asarray, state.params), losses, before, frozen
 
 
+@pytest.mark.slow
 def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_teachers(folder):
   """The student has a distillation token."""
   model = tiny.options(dropout=0.1, stochastic_depth=0.1, distillation_token=True)
@@ -191,6 +196,7 @@ def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_t
   np.testing.assert_allclose(other_losses, losses, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_train_the_class_head_only_and_teachers_the_distillation_head_only(folder):
   for weight, still in ((0.0, 'distillation_head'), (1.0, 'head')):
     objective = c.DistillationObjective(teachers=str(folder / 'vit'), teacher_weight=weight)
@@ -266,6 +272,7 @@ def test_resumed_distillation_ends_in_the_same_bits(student, folder, tmp_path):
   chex.assert_trees_all_equal(arrays, restored(student)[1])
 
 
+@pytest.mark.slow
 def test_student_is_evaluated_and_loaded_without_its_teacher(student, tmp_path):
   """Whose parameters are in no checkpoint of the student."""
   workdir = tmp_path / 'run'
@@ -281,6 +288,7 @@ def test_student_is_evaluated_and_loaded_without_its_teacher(student, tmp_path):
   assert stored == {'params', 'opt_state', 'counters', 'ema'}
 
 
+@pytest.mark.slow
 def test_plan_has_the_teachers(folder, tmp_path):
   said = command('plan', folder, tmp_path / 'run', '--topology=cpu:1', '--json=plan.json')
   assert "frozen models' parameters" in said
@@ -296,6 +304,7 @@ def refusal(config: c.Config) -> str:
   return str(raised.value)
 
 
+@pytest.mark.slow
 def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path):
   teachers.write(tmp_path / 'five', num_classes=5)
   teachers.write(tmp_path / 'colour', channels=3)
@@ -318,6 +327,7 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   assert refusal(given).startswith('config.objective.teacher_size (9, 9) does not divide into patches of 4')
 
 
+@pytest.mark.slow
 def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_has_it():
   objective = c.DistillationObjective(teachers='one', teacher_targets='hard', temperature=3.0)
   with pytest.raises(
@@ -328,6 +338,7 @@ def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_ha
   assert read == dataclasses.replace(objective, temperature=1.0)
 
 
+@pytest.mark.slow
 def test_a_teacher_whose_classes_stand_in_another_order_teaches_by_name(tmp_path):
   classes = 12
   teachers.write(tmp_path / 'turned', num_classes=classes, class_names=(*DIGITS[::-1], '10', '11'))
@@ -342,6 +353,7 @@ def test_a_teacher_whose_classes_stand_in_another_order_teaches_by_name(tmp_path
   np.testing.assert_allclose(jax.jit(predict)(images), theirs[:, order], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_sigmoids_teach_sigmoids_and_other_names_of_classes_are_said(tmp_path):
   teachers.write(tmp_path / 'sigmoid', link='sigmoid', class_names=tuple('abcdefghij'))
   given = config('sigmoid', folder=tmp_path)

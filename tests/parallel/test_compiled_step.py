@@ -69,6 +69,7 @@ def on_tpu():
   return _compile(c.MeshConfig(data=-1, fsdp=4), 64, 'bfloat16', devices)
 
 
+@pytest.mark.slow
 def test_a_device_holds_its_share_of_the_state(on_cpu):
   program, compiled = on_cpu
   assert SPLIT + COPIED == 304_326_632
@@ -113,14 +114,17 @@ def _check_gathers(hlo: str, most: int = 1) -> None:
     assert f'[{L},{",".join(map(str, shape))}]' not in hlo
 
 
+@pytest.mark.slow
 def test_the_residual_stream_is_split_by_batch(on_cpu):
   _check_residual_stream(on_cpu[1].as_text(), 'f32', 2, 16)
 
 
+@pytest.mark.slow
 def test_parameters_are_gathered_one_layer_at_a_time(on_cpu):
   _check_gathers(on_cpu[1].as_text())
 
 
+@pytest.mark.slow
 def test_split_batch_and_gathers_by_layer_on_a_tpu(on_tpu):
   _, compiled = on_tpu
   hlo = compiled.as_text()
@@ -131,6 +135,7 @@ def test_split_batch_and_gathers_by_layer_on_a_tpu(on_tpu):
   assert expected <= compiled.memory_analysis().argument_size_in_bytes < 1.01 * expected
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_and_scattered_on_a_tpu(on_tpu):
   """TPUs have a reduce-scatter as an all-reduce that is fused with taking a part."""
   hlo = on_tpu[1].as_text()

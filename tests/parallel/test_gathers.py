@@ -54,20 +54,24 @@ def _gathered(step) -> dict[int, int]:
   return {size: counts[size] for size in KERNELS}
 
 
+@pytest.mark.slow
 def test_unrolled_blocks_gather_each_kernel_once(unrolled):
   assert _gathered(unrolled[1]) == {size: BLOCKS * times for size, times in KERNELS.items()}
 
 
+@pytest.mark.slow
 def test_a_loop_gathers_each_kernel_for_both_passes():
   loop = _step(_run(jax.devices()[:4], FSDP, unroll=False))
   assert _gathered(loop) == {size: 2 * times for size, times in KERNELS.items()}
 
 
+@pytest.mark.slow
 def test_kernels_that_tensor_splits_are_not_gathered_whole():
   mesh = c.MeshConfig(data=1, fsdp=2, tensor=2, min_shard_size=1024)
   assert not any(_gathered(_step(_run(jax.devices()[:4], mesh, unroll=True))).values())
 
 
+@pytest.mark.slow
 def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
   pytest.importorskip('libtpu')
   machine = topology.describe('v5e:2x2')
@@ -81,6 +85,7 @@ def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
   assert gathers(unroll=False) - gathers(unroll=True) == BLOCKS * sum(KERNELS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('unroll', [False, True])
 def test_a_tpu_keeps_257_tokens_as_two_arrays_through_unrolled_blocks(unroll):
   """256 patches and a class token; in a loop the hidden units of all are one array."""
@@ -92,6 +97,7 @@ def test_a_tpu_keeps_257_tokens_as_two_arrays_through_unrolled_blocks(unroll):
   assert (together, apart) == (not unroll, unroll)
 
 
+@pytest.mark.slow
 def test_gathered_kernels_learn_the_same_as_whole_ones(unrolled):
   """Three steps on four devices, of which each has a quarter of a kernel or all of it."""
   learned = []

@@ -43,6 +43,7 @@ def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> N
   assert 'Traceback' not in output
 
 
+@pytest.mark.slow
 def test_process_killed_in_a_collective_ends_the_others():
   processes = start(TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
   wait_for_line(processes, 'ready')
@@ -53,6 +54,7 @@ def test_process_killed_in_a_collective_ends_the_others():
     assert 'stack trace' not in outputs[index]  # no page of C++ frames
 
 
+@pytest.mark.slow
 def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   processes = start(TRAINING.format(step='time.sleep(1)'), 2)
   wait_for_line(processes, 'ready')
@@ -61,6 +63,7 @@ def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('failing', 'error', 'code', 'words'),
   [
@@ -83,6 +86,7 @@ def test_failure_of_a_process_is_not_taken_for_its_loss(failing, error, code, wo
   assert said.startswith(f'Process {failing} failed: ') and words in said
 
 
+@pytest.mark.slow
 def test_abort_of_another_cause_shows_its_stack():
   """By `PyDLL`, which holds Python's lock while it aborts."""
   beginning = '  import ctypes, os\n  index = int(os.environ["JAX_PROCESS_ID"])'
@@ -94,6 +98,7 @@ def test_abort_of_another_cause_shows_its_stack():
   assert_ended_by_loss(processes[0], outputs[0], lost=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', ['soon', '0', 'inf', '-5', ''])
 def test_heartbeat_that_makes_no_sense_is_a_user_error(text, monkeypatch):
   monkeypatch.setenv('VIT_JAX_HEARTBEAT_SECONDS', text)

@@ -64,6 +64,7 @@ def test_every_header_names_a_target():
     assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', target_of(path)[0]), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'argument'),
   [

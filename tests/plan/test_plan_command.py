@@ -23,6 +23,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_plan_for_a_tpu_has_its_memory_traffic_and_time(tmp_path):
   pytest.importorskip('libtpu')
   mesh = ('--config.mesh.data=2', '--config.mesh.fsdp=4')
@@ -81,6 +82,7 @@ def test_plan_that_does_not_fit_names_what_would_make_it_fit(tmp_path):
   assert 'It fits with --config.model.remat=block: fits' in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [

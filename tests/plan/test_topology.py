@@ -89,6 +89,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess:
   return subprocess.run([sys.executable, '-c', script], env=own, capture_output=True, text=True, timeout=HUNG)
 
 
+@pytest.mark.slow
 def test_missing_compiler_is_an_error_that_names_the_extra():
   script = """
 import sys
@@ -107,6 +108,7 @@ except UserError as error:
   )
 
 
+@pytest.mark.slow
 def test_run_starts_silently_where_the_compiler_is_installed_but_no_tpu():
   """Without JAX_PLATFORMS=cpu, nothing looks for a TPU or complains that none is here."""
   pytest.importorskip('libtpu')

@@ -11,6 +11,7 @@ from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 
 
+@pytest.mark.slow
 def test_beam_writes_the_same_bytes(pets_tar, tmp_path, in_this_process):
   pytest.importorskip('apache_beam')
   shrinking = Shrinking(shortest_side=120)

@@ -58,6 +58,7 @@ def test_new_source_takes_the_folder_over_before_a_shard_is_complete(
   assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
 
 
+@pytest.mark.slow
 def test_killed_takeover_may_be_repeated_with_either_source(pets, pets_tar, tmp_path, monkeypatch):
   prepared(pets, tmp_path / 'undisturbed/set')
   removals = 0

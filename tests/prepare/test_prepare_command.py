@@ -83,6 +83,7 @@ def photos(tmp_path_factory):
   return root
 
 
+@pytest.mark.slow
 def test_killed_commands_go_on_to_the_same_bytes(photos, tmp_path):
   flags = ('--shard_mib=1', '--longest_side=800')
   code, output, errors = run(photos, tmp_path / 'undisturbed/set', *flags, '--workers=2')
@@ -129,6 +130,7 @@ def few(tmp_path):
   return tmp_path / 'x'
 
 
+@pytest.mark.slow
 def test_bad_images_end_the_command_or_are_skipped(few, tmp_path):
   (few / 'a/2.jpg').write_bytes(b'')
   code, output, errors = run(few, tmp_path / 'set')
@@ -147,6 +149,7 @@ def test_named_pipe_instead_of_a_list_of_classes_is_refused(few, tmp_path, flag)
   assert 'not a regular file' in errors and errors.strip().endswith('give a text file.')
 
 
+@pytest.mark.slow
 def test_mistyped_source_does_not_lock_the_destination(few, tmp_path):
   (tmp_path / 'empty').mkdir()
   for wrong in (tmp_path / 'none', tmp_path / 'empty'):
@@ -177,6 +180,7 @@ def test_unusable_arguments_are_refused_in_one_line(tmp_path, monkeypatch, argum
   assert (code, output) == (2, '') and message in errors and len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_tensorflow_torch_beam_and_jax_are_not_imported(few, tmp_path):
   script = """
     import sys

@@ -253,6 +253,7 @@ def test_addresses_give_the_same_as_local_files(pets, pets_tar, tmp_path):
     memory.store.clear()
 
 
+@pytest.mark.slow
 def test_a_bucket_is_prepared_from_and_to_and_trained_from(pets, pets_tar, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   prepared(pets, tmp_path / 'set')
@@ -284,6 +285,7 @@ def test_name_and_version_come_from_the_path(path, expected):
   assert metadata.name_and_version(path) == expected
 
 
+@pytest.mark.slow
 def test_bucket_whose_connections_break_is_prepared_whole(pets, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   prepared(pets, tmp_path / 'set')

@@ -78,6 +78,7 @@ def test_architecture_is_read_off_the_names_and_shapes(file):
   assert '1e-06' in read(file, norm_epsilon=1e-6).notes[0]
 
 
+@pytest.mark.slow
 def test_npz_to_run_and_back_keeps_every_bit(file, tensors, tmp_path):
   write_run(read(file), tmp_path / 'run')
   pretrained = read(tmp_path / 'run')
@@ -88,6 +89,7 @@ def test_npz_to_run_and_back_keeps_every_bit(file, tensors, tmp_path):
       np.testing.assert_array_equal(copy[name], tensors[name], err_msg=name, strict=True)
 
 
+@pytest.mark.slow
 def test_head_resolution_and_channels_are_adapted(file, caplog):
   with caplog.at_level(logging.WARNING):
     model = vit_jax.load(file, num_classes=3, image_size=(33, 47))
@@ -164,6 +166,7 @@ def save_peer(transformers, name: str, folder):
   return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PEERS)
 def test_logits_and_hidden_states_are_those_of_transformers(name, transformers, tmp_path):
   import torch

@@ -84,6 +84,7 @@ def test_folder_of_safetensors_is_read(golden, place: Place, tmp_path):
   np.testing.assert_array_equal(logits(address, IMAGES), logits(tmp_path / 'vit', IMAGES))
 
 
+@pytest.mark.slow
 def test_run_is_read_with_no_more_than_its_newest_step(golden, place: Place, tmp_path, cache):
   write_run(formats.read(path(golden, 'a_vit_token')), tmp_path / 'run')
   (step,) = (folder for folder in (tmp_path / 'run/checkpoints').iterdir() if folder.name.isdigit())

@@ -22,6 +22,9 @@ REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 torch = pytest.importorskip('torch', reason=REASON)
 transformers = pytest.importorskip('transformers', reason=REASON)
 pytest.importorskip('safetensors', reason=REASON)
+
+pytestmark = pytest.mark.slow  # it compares with another framework
+
 torch.set_num_threads(1)
 
 TINY = 0.5, 0.3  # the multipliers: eight blocks, of which the fifth and the sixth are one stage

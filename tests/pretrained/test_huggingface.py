@@ -28,6 +28,8 @@ from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 
+pytestmark = pytest.mark.slow  # it compares with another framework
+
 
 @pytest.fixture(scope='module', autouse=True)
 def _precision():

@@ -18,6 +18,8 @@ from transformers_peers import make_peer, safetensors_numpy, tensors_in, transfo
 
 from vit_jax.foundation.errors import UserError
 
+pytestmark = pytest.mark.slow  # it compares with another framework
+
 
 def make_photographs() -> list[Image.Image]:
   rng = np.random.default_rng(1)

@@ -87,6 +87,7 @@ def compare(preprocess: Preprocess, photographs, expected, differing: float = 0.
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TIMM)
 def test_pixels_are_those_of_timm(name, photographs):
   data = pytest.importorskip('timm.data', reason='needs timm and torchvision', exc_type=ImportError)
@@ -97,6 +98,7 @@ def test_pixels_are_those_of_timm(name, photographs):
   compare(preprocess, photographs, lambda image: theirs(image).numpy().transpose(1, 2, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['Pil', pytest.param('', marks=pytest.mark.nightly)])
 @pytest.mark.parametrize('name', TRANSFORMERS)
 def test_pixels_are_those_of_transformers(name, backend, photographs, tmp_path):

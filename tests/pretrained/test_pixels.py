@@ -31,6 +31,9 @@ from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.run import open_training
 from vit_jax.training.step import model_inputs
 
+pytestmark = pytest.mark.slow  # it compares with another framework
+
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 IMAGENET = {'image_mean': [0.485, 0.456, 0.406], 'image_std': [0.229, 0.224, 0.225]}

@@ -89,6 +89,7 @@ def test_arrays_in_fortran_order_are_read(golden, tmp_path):
   np.testing.assert_array_equal(pretrained.params['patch_embedding']['kernel'], source['embedding/kernel'])
 
 
+@pytest.mark.slow
 def test_missing_head_and_zero_head_are_noted(golden, tmp_path):
   source = tensors(path(golden, 'c_vit_token_rep32'))
   source['head/kernel'][:], source['head/bias'][:] = 0, 0
@@ -115,6 +116,7 @@ def test_grid_that_is_not_square_needs_its_image_size(golden, tmp_path):
   assert read(tmp_path / 'x.npz', image_size=(16, 24)).architecture.image_size == (16, 24)
 
 
+@pytest.mark.slow
 def test_options_that_no_tensor_tells_change_the_logits(golden):
   io = tensors(golden / 'a_vit_token.io.npz')
   file = path(golden, 'a_vit_token')
@@ -144,6 +146,7 @@ def published(golden):
     yield title.split(':')[0], shapes, int(parameters.replace(',', ''))
 
 
+@pytest.mark.slow
 def test_architectures_of_the_published_files_are_read_off_their_shapes(golden):
   names = []
   for name, shapes, parameters in published(golden):

@@ -20,6 +20,7 @@ from vit_jax.pretrained.base import Pretrained
 FIXTURES = ['b_vit_gap', 'd1_hybrid_1_1_w05']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FIXTURES)
 def test_npz_run_npz_is_bit_exact(golden, tmp_path, name):
   write_run(read(path(golden, name)), tmp_path / 'run')
@@ -29,6 +30,7 @@ def test_npz_run_npz_is_bit_exact(golden, tmp_path, name):
   assert read(tmp_path / 'run' / 'checkpoints' / '0').architecture == back.architecture
 
 
+@pytest.mark.slow
 def test_mixer_and_model_without_head_come_back(golden, tmp_path):
   write_run(read(path(golden, 'e_mixer', 'linen')), tmp_path / 'mixer')
   write(read(tmp_path / 'mixer'), tmp_path / 'back.npz')
@@ -60,6 +62,7 @@ def test_options_preprocessing_and_class_names_come_back(golden, tmp_path):
   assert back.architecture.model.position_table('position_embedding').resize == 'bicubic'
 
 
+@pytest.mark.slow
 def test_trained_run_tells_its_preprocessing_and_falls_back_from_damage(tmp_path):
   """Its config says how images are prepared; sizes come from the variant."""
   config = c.Config(
@@ -137,6 +140,7 @@ def assert_params(pretrained: Pretrained, expected: dict[str, np.ndarray]) -> No
     np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('best', [None, 'val_ema/accuracy'])
 def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path, best):
   config = c.Config(
@@ -179,6 +183,7 @@ def test_name_of_an_evaluator_that_looks_like_the_emas_does_not_choose_the_ema(t
   assert_params(formats.read(tmp_path), saved['params'])
 
 
+@pytest.mark.slow
 def test_outputs_beyond_the_classes_of_the_data_are_called_by_their_number(tmp_path):
   config = c.Config(
     model=c.ViTConfig('custom', **SIZES), data=c.DataConfig(image_size=(16, 16), num_classes=4)
@@ -200,6 +205,7 @@ def test_ema_of_a_run_without_one_is_refused(golden, tmp_path):
     formats.read(tmp_path / 'run', weights='ema')
 
 
+@pytest.mark.slow
 def test_run_of_the_first_edition_is_read(tmp_path):
   """Its config was flat, the EMA was called average, and the layer below the head representation."""
   model = c.ViTConfig('custom', **SIZES, pre_logits_size=24)

@@ -31,6 +31,9 @@ timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
 hub = pytest.importorskip('timm.models._hub', reason=REASON)
 data = pytest.importorskip('timm.data', reason=REASON)
 
+pytestmark = pytest.mark.slow  # it compares with another framework
+
+
 SIZES = {'embed_dim': 32, 'depth': 3, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
 PEERS = {
   'token': {'img_size': (16, 32)},

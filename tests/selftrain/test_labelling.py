@@ -65,6 +65,7 @@ def changed(pretrained, what):
   return dataclasses.replace(pretrained, params=params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('what', ['preprocessing', 'newer step', 'file'])
 def test_teacher_that_changed_in_its_place_is_refused_by_its_name(tmp_path, photos, first, what):
   """Predictions are kept with what tells models apart; a copy with other times is the same teacher."""

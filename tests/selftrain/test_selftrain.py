@@ -83,6 +83,7 @@ def records(workdir):
   return [source[number] for number in range(len(source))], source.class_names
 
 
+@pytest.mark.slow
 def test_soft_labels_are_the_mean_of_the_teachers_probabilities(place, labelled):
   """Of the image that is in the record, with each teacher's preprocessing; the damaged one is named and left out."""
   found, names = records(place / 'labelled')
@@ -104,6 +105,7 @@ def test_soft_labels_are_the_mean_of_the_teachers_probabilities(place, labelled)
   assert not list((place / 'labelled').glob('samples*'))
 
 
+@pytest.mark.slow
 def test_same_command_again_changes_nothing_and_other_teachers_are_refused(place, labelled):
   before = digests(place / 'labelled')
   again = command(place, '--teachers=one,two', '--workdir=labelled', '--top=3', 'photos')
@@ -115,6 +117,7 @@ def test_same_command_again_changes_nothing_and_other_teachers_are_refused(place
   assert 'was prepared with source' in said and 'or remove that one' in said
 
 
+@pytest.mark.slow
 def test_second_command_that_would_write_the_data_set_at_the_same_time_is_refused(place, labelled):
   assert 'Chose' in labelled
   with Lease(place / 'labelled'):
@@ -140,6 +143,7 @@ def labels(place, workdir, parts=((0, 1),)):
   samples.prepare(source, predictions, numbers, 2, teacher.class_names, workdir, 'all', 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('in_this_process')
 def test_labelling_stopped_anywhere_or_in_parts_gives_the_same_bytes(place, tmp_path, monkeypatch):
   monkeypatch.setattr(labelling, '_CHUNK', 5)
@@ -178,6 +182,7 @@ def test_labelling_stopped_anywhere_or_in_parts_gives_the_same_bytes(place, tmp_
   assert digests(tmp_path / 'stopped/run') == expected
 
 
+@pytest.mark.slow
 def test_student_reads_labelled_images_beside_those_of_its_teacher(place):
   """The digits' own labels for one half, a teacher's for the other."""
   teachers.write(place / 'digits', class_names=tuple('0123456789'))
@@ -196,6 +201,7 @@ def test_student_reads_labelled_images_beside_those_of_its_teacher(place):
   assert (total == 1).sum() == 8 and ((total > 0) & (total < 1)).sum() == 8
 
 
+@pytest.mark.slow
 def test_teachers_agree_by_the_names_of_classes(place, tmp_path):
   """The mean of probabilities of a class is that of its name, in whatever order each teacher has it."""
   order = (3, 0, 5, 1, 4, 2)
@@ -221,6 +227,7 @@ def test_teachers_agree_by_the_names_of_classes(place, tmp_path):
     np.testing.assert_allclose(found.probabilities[number], np.sort(shares)[::-1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_wrong_inputs_are_refused_with_the_remedy(place, tmp_path):
   teachers.write(tmp_path / 'five', channels=3, num_classes=5)
   teachers.write(tmp_path / 'renamed', channels=3, num_classes=6, class_names=(*NAMES[1:], 'gnu'))

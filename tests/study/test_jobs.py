@@ -21,6 +21,7 @@ runpy.run_module('vit_jax.study', run_name='__main__', alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('flags', 'restricted'), [([], True), ([], False), (['--jobs=3'], True)])
 def test_by_default_there_is_a_run_for_each_core_that_the_process_may_use(flags, restricted, tmp_path):
   (tmp_path / 'command.py').write_text(COMMAND)

@@ -92,6 +92,7 @@ def accuracies(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
   return {name: variant['seeds'] for name, variant in variants.items()}
 
 
+@pytest.mark.slow
 def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tmp_path):
   whole, workdir = tmp_path / 'whole', tmp_path / 'killed'
   conduct(file, whole)

@@ -107,6 +107,7 @@ def finished(place: Place, folder: pathlib.Path) -> int:
   return kills
 
 
+@pytest.mark.slow
 def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Place, folder, finished: int):
   assert finished == KILLS
   alone = start(folder, place, str(folder / 'alone'))
@@ -123,6 +124,7 @@ def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Plac
   assert not (killed / 'lease.json').exists()
 
 
+@pytest.mark.slow
 def test_evaluation_reads_the_run_and_leaves_its_report(place: Place, folder, finished):
   del finished
   result = run('vit_jax.main', folder, place, '--mode=eval', f'--workdir={ADDRESS}')
@@ -131,6 +133,7 @@ def test_evaluation_reads_the_run_and_leaves_its_report(place: Place, folder, fi
   assert f'{last["test/accuracy"]:.2%}' in result.stdout
 
 
+@pytest.mark.slow
 def test_comparison_reads_runs_in_buckets(place: Place, folder, finished):
   del finished
   result = run('vit_jax.compare', folder, place, ADDRESS, str(folder / 'copy'), '--out=compared')
@@ -138,6 +141,7 @@ def test_comparison_reads_runs_in_buckets(place: Place, folder, finished):
   assert 'killed' in result.stdout and 'copy' in result.stdout
 
 
+@pytest.mark.slow
 def test_the_model_of_the_run_loads_by_its_address(place: Place, folder, finished, monkeypatch):
   del finished, place
   monkeypatch.setenv('XDG_CACHE_HOME', str(folder / 'other_cache'))
@@ -145,6 +149,7 @@ def test_the_model_of_the_run_loads_by_its_address(place: Place, folder, finishe
   np.testing.assert_array_equal(vit_jax.load(ADDRESS)(images), vit_jax.load(folder / 'copy')(images))
 
 
+@pytest.mark.slow
 def test_run_of_another_config_is_refused_by_the_address(place: Place, folder, finished):
   del finished
   result = run(
@@ -154,6 +159,7 @@ def test_run_of_another_config_is_refused_by_the_address(place: Place, folder, f
   assert f'{ADDRESS} holds a run with another config: seed' in result.stderr
 
 
+@pytest.mark.slow
 def test_bucket_that_does_not_answer_ends_the_run_to_be_restarted(place: Place, folder):
   place.proxy.write_faults[:] = [400] * 1000
   result = run('train_in_bucket', folder, place, '--config=config.py', '--workdir=gs://bucket/gone')
@@ -162,6 +168,7 @@ def test_bucket_that_does_not_answer_ends_the_run_to_be_restarted(place: Place, 
   assert 'gs://bucket/gone/lease.json cannot be reached' in result.stderr
 
 
+@pytest.mark.slow
 def test_workdir_whose_folders_a_console_made_is_brought_without_them(place: Place, tmp_path):
   for name in (
     'made/',
@@ -213,6 +220,7 @@ def test_killed_run_with_data_and_workdir_in_amazons_bucket_ends_in_the_same_bit
     assert result.returncode == 0 and 'Wrote s3://bucket/amazon.npz' in result.stdout, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(
   ('split', 'said'), [('train', 'Step '), ('test', 'Reading a batch of an evaluation ')]

@@ -61,6 +61,7 @@ def traced_steps(folder: pathlib.Path) -> list[int]:
   return sorted(dict(event.stats)['step_num'] for event in events if event.name == 'train')
 
 
+@pytest.mark.slow
 def test_a_profile_holds_the_steps_that_were_named_as_far_as_they_came(traces):
   folder, lines = traces
   assert traced_steps(folder / 'named') == [3, 4, 5]
@@ -68,6 +69,7 @@ def test_a_profile_holds_the_steps_that_were_named_as_far_as_they_came(traces):
   assert any(line.startswith(f'Profile of steps 3 to 5: {folder}/named ') for line in lines)
 
 
+@pytest.mark.slow
 def test_sigusr1_profiles_the_next_ten_steps(traces):
   folder, lines = traces
   assert traced_steps(folder / 'asked') == list(range(4, 14))
@@ -75,6 +77,7 @@ def test_sigusr1_profiles_the_next_ten_steps(traces):
   assert any(line.startswith('Profile of steps 4 to 13: ') for line in lines)
 
 
+@pytest.mark.slow
 def test_training_listens_before_anything_is_opened_and_no_longer_once_it_failed(tmp_path, monkeypatch):
   def refuse(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # would end the process
@@ -87,6 +90,7 @@ def test_training_listens_before_anything_is_opened_and_no_longer_once_it_failed
   assert signal.getsignal(signal.SIGUSR1) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('text', 'steps'), [('steps 10-20', (10, 20)), ('step 7', (7, 7)), (' steps 1 - 2', (1, 2))]
 )
@@ -94,12 +98,14 @@ def test_steps_are_read(text, steps):
   assert profiling.parse(text) == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', ['10-20', 'steps 0-3', 'steps 9-3'])
 def test_other_text_is_refused_by_the_name_of_the_option(text):
   with pytest.raises(UserError, match=r'config\.profile .*steps 10-20'):
     from_config_dict({'profile': text})
 
 
+@pytest.mark.slow
 def test_operations_of_the_compiled_step_name_the_part_of_the_model():
   model = ViTConfig(variant='custom', patch=4, width=8, mlp_dim=8, depth=1, heads=2)
   run = Run(Config(total='9 steps', batch_size=8, ema=0.9, model=model), Dataset(32, num_classes=4))

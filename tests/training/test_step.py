@@ -65,6 +65,7 @@ def one_device():
   return run(CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'change',
   [
@@ -90,6 +91,7 @@ MIXED = dataclasses.replace(
 )
 
 
+@pytest.mark.slow
 def test_images_are_mixed_the_same_on_any_mesh():
   data = dataclasses.replace(MIXED.data, cutmix=1.0, mix_per='example')
   config = dataclasses.replace(MIXED, data=data)
@@ -101,6 +103,7 @@ def test_images_are_mixed_the_same_on_any_mesh():
     assert metrics['train/accuracy'] == others['train/accuracy']
 
 
+@pytest.mark.slow
 def test_mixing_sends_one_image_between_devices():
   data = dataclasses.replace(MIXED.data, mixup=0.2)
   config = dataclasses.replace(MIXED, data=data, mesh=c.MeshConfig(fsdp=2))
@@ -110,6 +113,7 @@ def test_mixing_sends_one_image_between_devices():
   assert images and all('u8[1,8,8,1]' in line and 'collective-permute' in line for line in images)
 
 
+@pytest.mark.slow
 def test_targets_of_mixed_images_are_mixed():
   """The loss and the accuracy of a step, against NumPy: with a kernel of zero the logits are the bias."""
   data = dataclasses.replace(MIXED.data, cutmix=1.0, mix_per='example')
@@ -131,6 +135,7 @@ def test_targets_of_mixed_images_are_mixed():
   assert metrics['train/accuracy'] == pytest.approx((seen['label'] == 9).mean())
 
 
+@pytest.mark.slow
 def test_the_state_counts_steps_and_the_rate_warms_up(one_device):
   _, state, log = one_device
   assert state.step == 6 and state.skipped == 0
@@ -139,6 +144,7 @@ def test_the_state_counts_steps_and_the_rate_warms_up(one_device):
   assert log[0]['train/loss'] == pytest.approx(np.log(10), abs=1e-5)  # the head begins at zero
 
 
+@pytest.mark.slow
 def test_the_ema_follows_the_parameters():
   seen = []
 
@@ -153,6 +159,7 @@ def test_the_ema_follows_the_parameters():
   chex.assert_trees_all_close(state.ema, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
   """A parameter is poisoned before step 3 and mended after it."""
@@ -175,6 +182,7 @@ def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
   chex.assert_tree_all_finite(state.params)
 
 
+@pytest.mark.slow
 def test_frozen_parameters_keep_their_values():
   config = dataclasses.replace(MIXED, optimizer=c.OptimizerConfig(freeze=('^blocks', '^patch')))
   before = jax.tree.map(np.asarray, program_of(config).init(np.uint32(0)).params)
@@ -183,6 +191,7 @@ def test_frozen_parameters_keep_their_values():
   assert not np.array_equal(before['head']['kernel'], after['head']['kernel'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'change'),
   [

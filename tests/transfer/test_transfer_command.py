@@ -61,6 +61,7 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
   assert process.wait() == 2 and 'model.dropout (0.0 there, 0.1 here)' in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [

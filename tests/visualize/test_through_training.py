@@ -34,6 +34,7 @@ def run(tmp_path_factory) -> pathlib.Path:
   return folder / 'run'
 
 
+@pytest.mark.slow
 def test_command_draws_a_strip_and_an_animation_with_a_frame_for_each_step(run):
   done = fork_server.run(
     'vit_jax.visualize', '--checkpoint=run', '--out=seen', '--steps=all', 'photo.png', cwd=run.parent
@@ -53,6 +54,7 @@ def test_command_draws_a_strip_and_an_animation_with_a_frame_for_each_step(run):
   assert 'src="image_1_steps.gif"' in text and 'src="image_1_steps.png"' in text
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_each_step_by_itself(run):
   with Image.open(run.parent / 'photo.png') as image:
     image.load()
@@ -70,6 +72,7 @@ def test_moments_are_those_of_each_step_by_itself(run):
         assert any(np.allclose(ours[..., channel], wanted, atol=1e-5) for wanted in (same, turned))
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_kept_are_named(run, tmp_path):
   assert through_training.chosen_steps(str(run), ['6', '2']) == [2, 6]
   with pytest.raises(UserError, match=r'--steps has 3, and .* keeps 2, 4, 6; choose from these'):

@@ -37,6 +37,7 @@ def said(result):
   return result.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_folder_is_drawn_without_the_image_that_cannot_be_read(place):
   result = visualize(place, 'photos', '--image_size=32,48', '--class_names=names.txt', '--count=3')
   assert said(result).startswith('1 of 3 images could not be read')
@@ -48,6 +49,7 @@ def test_folder_is_drawn_without_the_image_that_cannot_be_read(place):
   assert (place / 'seen/image_2_rollout.png').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('model', 'asked'), [('model.npz', 3), ('mixer.npz', 2)])
 def test_only_images_that_were_to_be_read_are_counted(place, model, asked):
   """The first and the last image are drawn; those between count only where attention is averaged over them."""
@@ -59,6 +61,7 @@ def test_only_images_that_were_to_be_read_are_counted(place, model, asked):
   assert ': 1 of 3 images are drawn (--count).' in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'arguments, sentence',
   [

@@ -73,6 +73,7 @@ def test_a_damaged_file_is_an_error_and_never_other_bytes(tmp_path, cut):
     BucketRecords(Files(), [Span(str(tmp_path / 'a'), 0, len(records))])[0]
 
 
+@pytest.mark.slow
 def test_changed_bytes_are_an_error_or_the_record_of_that_length(tmp_path):
   records = write(tmp_path / 'a', 'group_size:1', [60] * 20)
   content = (tmp_path / 'a').read_bytes()

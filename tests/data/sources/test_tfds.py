@@ -124,6 +124,7 @@ def test_damaged_shard_is_named(shades, tmp_path):
       source[3]
 
 
+@pytest.mark.slow
 def test_limit_of_open_files_is_raised_or_named(shades, tmp_path):
   count, folder = 300, tmp_path / '1.2.0'
   folder.mkdir()

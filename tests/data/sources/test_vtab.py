@@ -131,6 +131,7 @@ def test_every_task_has_cases():
   assert {name for name, _, _ in CASES} == set(vtab.TASKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', vtab.TASKS)
 def test_source_reads_prepared_files(name, prepared):
   """1,000 records with their classes and three channels."""
