@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from processes import HUNG
-
 from vit_jax.foundation.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -50,7 +48,7 @@ def outcomes_of(
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=HUNG,
+    timeout=30 * SECONDS,
   )
   lines = [json.loads(line) for line in process.stdout.splitlines()]
   return {name: (kind, text, seconds) for name, kind, text, seconds in lines}, process.stderr

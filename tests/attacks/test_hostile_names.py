@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import sys
 
 import fork_server
@@ -12,12 +13,13 @@ import tiny
 from flax import nnx
 from PIL import Image
 
-from vit_jax import cli, compare
+from vit_jax import cli
 from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
+from vit_jax.experiments import comparison
 from vit_jax.experiments.report import Summary
 from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
@@ -87,10 +89,10 @@ def test_comparison_draws_runs_and_metrics_of_any_name(tmp_path):
       json.dump(c.as_json(c.Config()), file)
     with open(os.path.join(folder, b'metrics.jsonl'), 'w') as file:
       file.write(json.dumps({'step': 1, '$x_$/loss': 1.0, 'learning_rate': 0.1}) + '\n')
-  runs = compare.read_runs([compare.pathlib.Path(os.fsdecode(folder)) for folder in folders])
+  runs = comparison.read_runs([pathlib.Path(os.fsdecode(folder)) for folder in folders])
   assert [run.name for run in runs] == ['$10_$20', '\\xff\\frac']
-  assert compare.report(runs).encode()
-  compare.draw(runs, tmp_path / 'curves.png')
+  assert comparison.report(runs).encode()
+  comparison.draw(runs, tmp_path / 'curves.png')
 
 
 def test_table_of_transfer_draws_any_name(tmp_path):
@@ -105,7 +107,7 @@ def test_page_of_pictures_shows_any_name_as_text(tmp_path):
   graphdef, params = tiny.build(tiny.options(), image_size=(12, 8), channels=3, num_classes=len(NAMES))
   preprocess = Preprocess.from_range((12, 8), -1, 1)
   model = LoadedModel(nnx.merge(graphdef, params), preprocess, NAMES)
-  path = compare.pathlib.Path(os.fsdecode(b'$x_$<b>\xff.png'))
+  path = pathlib.Path(os.fsdecode(b'$x_$<b>\xff.png'))
   gallery.make(model, [path], [path], lambda _: np.zeros((9, 9, 3), np.uint8), tmp_path, title=NAMES[0])
   text = (tmp_path / 'index.html').read_text(encoding='utf-8')
   assert '<script' not in text and '<b>' not in text and r'&lt;b&gt;\udcff.png' in text
