@@ -177,7 +177,7 @@ def attend(
   if not how.dropout:
     dropout_keys = None
   whole = bias is not None or dropout_keys is not None
-  queries, keys, values = ((query,), (key,), (value,)) if whole else map(grouped, (query, key, value))
+  queries, keys, values = ((x,) if whole else grouped(x) for x in (query, key, value))
   keeps = keeps_logits(key.shape[1], key.dtype, how.sharding, unrolled=how.unrolled)
   return jnp.concatenate(
     _attend_groups(queries, keys, values, bias, dropout_keys, how.dropout, keeps), axis=1
@@ -194,7 +194,7 @@ def _attend_groups(
   keeps: bool = False,
 ) -> Groups:
   """`attend` of consecutive tokens in groups, (B, Qi, H, Dh) and (B, Ni, H, Dh) each, by XLA."""
-  outs = _attend(
+  outs: Any = _attend(
     tuple(_heads_first(scaled(query)) for query in queries),
     tuple(_heads_first(key) for key in keys),
     tuple(_heads_first(value) for value in values),
