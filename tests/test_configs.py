@@ -13,6 +13,7 @@ from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.data.sources import splits
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.base import Architecture
 from vit_jax.training.run import Dataset, Run
 
 PAPER = ['imagenet21k', 'jft', 'imagenet2012']
@@ -105,9 +106,7 @@ def test_step_of_every_kind_can_be_traced(path, argument, tmp_path, monkeypatch)
 def test_models_that_an_ablation_compares_cost_the_same(name, size):
   """As the headers of configs/ablations/ say, within 5 %."""
   vit, other = (
-    load(f'ablations/{file}', argument + size).model.forward_flops(
-      image_size=(32, 32), channels=3, num_classes=10
-    )
+    Architecture(load(f'ablations/{file}', argument + size).model, (32, 32), 3, 10).forward_flops()
     for file, argument in (('resnet', 'vit'), (name, name))
   )
   assert other / vit == pytest.approx(1, abs=0.05)
