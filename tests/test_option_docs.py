@@ -1,5 +1,6 @@
 """The options that `--help` lists, with their documentation, against the dataclasses as Python imports them."""
 
+import importlib
 import subprocess
 import sys
 
@@ -119,7 +120,7 @@ def test_a_class_is_documented_as_far_as_its_source_can_be_read(source, tmp_path
   if source == 'read':
     (tmp_path / 'outside.py').write_text(OUTSIDE.replace('MODELS.register', '# '))
     monkeypatch.syspath_prepend(tmp_path)
-    from outside import BagConfig  # pyright: ignore[reportMissingImports]
+    BagConfig = importlib.import_module('outside').BagConfig
   else:
     scope = {'__name__': 'nowhere'}
     exec(OUTSIDE.replace('MODELS.register', '# '), scope)
