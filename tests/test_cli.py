@@ -236,6 +236,7 @@ def make_bad(file: pathlib.Path, kind: str) -> None:
     file.chmod(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['missing', 'damaged', pytest.param('forbidden', marks=needs_permissions)])
 @pytest.mark.parametrize(('name', 'line'), EACH_INPUT)
 def test_input_that_cannot_be_used_is_named_in_one_sentence(name, line, kind, place):
@@ -252,6 +253,7 @@ def test_input_that_cannot_be_used_is_named_in_one_sentence(name, line, kind, pl
     assert 'ermission denied' in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind', ['in the way', 'below a file', pytest.param('forbidden', marks=needs_permissions)]
 )
@@ -277,6 +279,7 @@ def test_output_that_cannot_be_written_is_named_in_one_sentence(name, line, kind
     assert blocked.read_text() == 'mine'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'command',
   ['vit_jax.main --help', 'vit_jax.predict --checkpoint=model.npz photo.png'],
@@ -297,6 +300,7 @@ def test_full_disk_below_stdout_is_one_sentence(command, place):
   assert said.startswith('The disk is full: /dev/full cannot be written; free some space there: what was ')
 
 
+@pytest.mark.slow
 def test_full_disk_below_a_page_or_a_picture_names_it(place):
   for name in ('index.html', 'filters.png'):
     (place / 'seen').mkdir(exist_ok=True)
@@ -377,6 +381,7 @@ def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
     assert 'Traceback' not in result.stderr and len(sentences) == 1 and len(said) <= 2, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'line'), EACH_OUTPUT)
 def test_sigterm_in_the_middle_of_writing_claims_nothing_and_the_same_command_goes_on(name, line, place):
   words = line.format(out='out').split()

@@ -93,6 +93,7 @@ def test_model_written_to_a_bucket_is_the_model_that_is_read_there(folder, name,
   assert not pathlib.Path(local).exists()
 
 
+@pytest.mark.slow
 def test_what_makes_a_folder_a_checkpoint_is_copied_last(folder, monkeypatch):
   written, upload = [], buckets.Bucket.upload
 

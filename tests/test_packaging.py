@@ -52,6 +52,7 @@ RUN_TIME = [*PROJECT['dependencies'], *EXTRAS['beam'], *EXTRAS['huggingface'], *
 OPTIONAL = {'timm', 'mlflow', *distributions(EXTRAS['mlflow'] + EXTRAS['wandb'])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('folder', 'requirements'),
   [

@@ -101,6 +101,7 @@ def test_interrupt_ends_the_process_with_one_sentence(tmp_path, body):
   assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('delay', [0, 0.5, 1.5, 4])
 def test_interrupt_while_jax_starts_and_compiles(delay):
   body = """

@@ -14,6 +14,7 @@ def test_an_address_outside_of_buckets_as_workdir(tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_without_a_workdir_the_run_lives_in_a_folder_named_after_its_config(tmp_path):
   result = run(tmp_path, workdir=None)
   assert_done(result)
@@ -47,6 +48,7 @@ def test_wrong_options(tmp_path, flags, texts):
   assert_said(run(tmp_path, *flags), *texts)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
   result = run(tmp_path, '--config.schedule.learning_rate=1e38', '--config.optimizer.name=sgd')
   assert_said(result, 'not finite', 'nonfinite_step_', 'config.nonfinite=skip')
@@ -54,6 +56,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
   assert '"records": [' in report.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_most_of_whose_steps_are_skipped_stops(tmp_path):
   flags = ['--config.schedule.learning_rate=1e30', '--config.nonfinite=skip', '--config.total=200 steps']
   result = run(tmp_path, *flags, '--config.checkpoint.every=100 steps')
@@ -62,6 +65,7 @@ def test_a_run_most_of_whose_steps_are_skipped_stops(tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path))
   before = sorted(tmp_path.rglob('run/**/*'))
@@ -72,6 +76,7 @@ def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path, '--config.log_every=1 steps', '--config.mesh.fsdp=2'))
 
 
+@pytest.mark.slow
 def test_a_damaged_config_in_the_workdir_is_written_again(tmp_path):
   (tmp_path / 'run').mkdir()
   for moved in ('config.json.damaged', 'config.json.damaged-2'):  # before the first checkpoint, and after it
@@ -108,6 +113,7 @@ def test_a_read_only_workdir(tmp_path, mount):
   assert_said(run(tmp_path, workdir='mount/run'), 'mount/run', 'ead-only')
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path, mount):
   mount('size=1200k')  # enough for the first checkpoint of this small model, or for none
   result = run(tmp_path, '--config.model.width=128', '--config.model.mlp_dim=512', workdir='mount/run')
@@ -133,11 +139,13 @@ def folder(tmp_path):
 OF_FOLDER = ['--config.data.source=folder:images', '--config.evaluators.test.split=val']
 
 
+@pytest.mark.slow
 def test_a_bad_image_stops_the_run_by_name(tmp_path, folder):
   (folder / 'train' / 'cat' / 'cut.jpg').write_bytes(image_bytes()[:-200])
   assert_said(run(tmp_path, *OF_FOLDER), 'cut.jpg')
 
 
+@pytest.mark.slow
 def test_a_class_added_while_the_run_was_stopped(tmp_path, folder):
   assert_done(run(tmp_path, *OF_FOLDER))
   (folder / 'train' / 'bird').mkdir()

@@ -37,6 +37,7 @@ def die(lease: BucketLease) -> None:
   lease._thread.join()
 
 
+@pytest.mark.slow
 def test_second_run_is_refused_with_host_and_pid_and_may_start_when_the_first_ends(place: Place):
   workdir = f'{place.scheme}://bucket/refused'
   with BucketLease(workdir):

@@ -56,6 +56,7 @@ def test_checksum_of_no_elements_is_zero():
   assert _checksum(jnp.zeros((0, 3))) == '0' * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'uint8', 'bool'])
 def test_sharding_does_not_matter(dtype):
   values = _values(dtype, (8, 4, 6))

@@ -67,6 +67,7 @@ def test_stopped_run_still_has_its_lease(holder, tmp_path):
   assert f'process {holder.pid} ' in _refusal(tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_children_of_a_killed_run_do_not_hold_its_lease(tmp_path):
   """Neither forked ones nor other programs that the run started."""
   forks = """
@@ -129,6 +130,7 @@ PAIR = """
 """
 
 
+@pytest.mark.slow
 def test_several_processes_take_one_lease_together_or_are_all_refused_with_the_same_sentence(
   holder, tmp_path
 ):

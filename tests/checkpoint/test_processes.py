@@ -127,6 +127,7 @@ def test_two_processes_restore_what_one_saved(tmp_path):
   assert all('restored 4 by 2' in output for output in outputs)
 
 
+@pytest.mark.slow
 def test_two_fall_back_together_from_a_damaged_step_with_the_meta_of_the_older_one(saved_by_two, tmp_path):
   shutil.copytree(saved_by_two, tmp_path / 'run')
   # Step 3: the file with the numbers is cut. Step 2: the directory is empty.

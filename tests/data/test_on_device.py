@@ -117,6 +117,7 @@ def test_cutmix_puts_a_box_of_the_neighbour_in(mix_per):
   assert len(np.unique(found, axis=0)) > 150 or (mix_per == 'batch' and (found == found[0]).all())
 
 
+@pytest.mark.slow
 def test_box_of_cutmix_has_the_papers_area_and_place():
   """Against the paper's procedure in NumPy."""
   data = DataConfig(flip=False, cutmix=1.0, mix_per='example', channels=1, **BYTES)

@@ -126,6 +126,7 @@ def extractions(monkeypatch) -> list[tuple]:
   return calls
 
 
+@pytest.mark.slow
 def test_evaluators_of_a_run_share_features_of_equal_data_but_not_between_models(extractions):
   other = dataclasses.replace(PROBE, split='test[:50%]')
   run = run_of({'ridge': PROBE, 'knn': dataclasses.replace(PROBE, probe='knn'), 'other': other})

@@ -214,6 +214,7 @@ KEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('states, results, others, code, words, expected', KEEP.values(), ids=KEEP)
 def test_keep_goes_on_as_long_as_there_is_hope(
   fakes, tmp_path, states, results, others, code, words, expected

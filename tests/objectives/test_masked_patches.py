@@ -38,6 +38,7 @@ def corrupt(patches, mask_token, keys):
   return corruption.apply(patches, mask_token), corruption.corrupted
 
 
+@pytest.mark.slow
 def test_half_of_the_patches_are_masked_exchanged_or_kept():
   b, n = 400, 20
   patches = np.arange(b * n, dtype=np.float32).reshape(b, n, 1)
@@ -72,6 +73,7 @@ def test_colours_are_three_bits_of_each_channels_mean():
     masked_patches.colours(np.zeros((1, 6, 8, 3)), (4, 4), (-1.0, 1.0))
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
   graphdef, params = tiny.build(dataclasses.replace(CONFIG.model, patch=4), num_classes=512)
   model = nnx.merge(graphdef, params)
@@ -94,6 +96,7 @@ def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
   np.testing.assert_allclose(metrics['accuracy'], np.mean(hits), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mesh_computes_what_one_device_does():
   def trained(mesh: c.MeshConfig):
     config = dataclasses.replace(CONFIG, mesh=mesh)
@@ -111,6 +114,7 @@ def test_a_mesh_computes_what_one_device_does():
   chex.assert_trees_all_close(other_params, params, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_can_be_fine_tuned_to_classify(tmp_path, capsys):
   loop.train(CONFIG, tmp_path / 'masked')
   assert 'probe_2shot/accuracy' in (tmp_path / 'masked/metrics.jsonl').read_text()

@@ -84,6 +84,7 @@ def test_wrong_variables_are_a_user_error(calls, monkeypatch, values, words):
     distributed.initialize()
 
 
+@pytest.mark.slow
 def test_coordinators_port_in_use_is_one_sentence_and_exit_code_2(tmp_path):
   with socket.create_server(('localhost', 0)) as taken:
     port = taken.getsockname()[1]
@@ -151,6 +152,7 @@ def test_single_process_stops_after_ctrl_c():
   assert 0 < int(output.split('stopped at')[1].split()[0]) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number, receivers', [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])
 def test_all_processes_stop_at_the_same_step(number, receivers):
   _, outputs = _signalled(LOOP, number, 2, receivers)
@@ -293,6 +295,7 @@ def test_first_evaluation_may_be_longer_than_any_step_before_it_and_the_run_stil
   assert process.returncode == code and said in output, output
 
 
+@pytest.mark.slow
 def test_sigterm_ends_joined_processes_that_hang(fifo):
   """Before the loop at once, in the loop after the time to react; JAX itself would only note the signal."""
   before_loop = """
@@ -321,6 +324,7 @@ LISTENING = """
 """
 
 
+@pytest.mark.slow
 def test_process_0_of_a_local_run_listens_on_this_machine_only():
   output, _ = run(LISTENING, 2)
   listening = [line.split()[1] for line in output.splitlines() if line.startswith('listens')]

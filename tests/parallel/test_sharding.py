@@ -288,6 +288,7 @@ def _compiled_toy_step(mesh):
   return jax.jit(_toy_step(mesh, optimizer), out_shardings=(shardings, None)).lower(*inputs).compile(), inputs
 
 
+@pytest.mark.slow
 def test_a_compiled_program_has_the_shardings_and_computes_the_same():
   compiled, inputs = _compiled_toy_step(_mixed())
   (params_in, state_in, _), _ = compiled.input_shardings

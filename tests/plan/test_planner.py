@@ -33,6 +33,7 @@ def plan() -> Plan:
   return make_plan(CONFIG, Topology('cpu:8', tuple(jax.devices())), Dataset(1000, num_classes=K))
 
 
+@pytest.mark.slow
 def test_plan_names_topology_mesh_settings_and_sizes(plan):
   assert plan.topology == {'name': 'cpu:8', 'kind': 'cpu', 'devices': 8}
   assert plan.mesh == {'replica': 1, 'data': 1, 'fsdp': 8, 'tensor': 1}
@@ -86,6 +87,7 @@ def test_ranking_is_by_fit_then_time_then_memory(plan):
   assert sorted([large, small], key=ranking_key) == [small, large]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model',
   [

@@ -12,6 +12,7 @@ from vit_jax.plan import hlo, timing, topology
 from vit_jax.training.run import Dataset, Run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', [c.MeshConfig(fsdp=4), c.MeshConfig(replica=2, fsdp=2)])
 def test_only_gradients_cross_two_slices(mesh):
   pytest.importorskip('libtpu')

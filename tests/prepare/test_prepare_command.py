@@ -141,6 +141,7 @@ def test_bad_images_end_the_command_or_are_skipped(few, tmp_path):
   assert code == 0 and f'1 bad images are left out, see {tmp_path}/set/bad_images.csv.' in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flag', ['classes', 'class_names'])
 def test_named_pipe_instead_of_a_list_of_classes_is_refused(few, tmp_path, flag):
   os.mkfifo(tmp_path / 'list.txt')

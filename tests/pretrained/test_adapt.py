@@ -49,6 +49,7 @@ def test_other_methods_agree_with_opencv_and_pillow(size):
   np.testing.assert_allclose(resize(grid, size, 'bicubic_antialias'), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('case', 'keep'), [('norep', False), ('rep32', True)])
 def test_fine_tuning_begins_as_in_the_original(golden, case, keep):
   expected = tensors(golden / f'h_adapt_{case}.io.npz')

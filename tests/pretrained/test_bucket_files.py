@@ -29,6 +29,7 @@ def cache(tmp_path, monkeypatch, place: Place) -> pathlib.Path:
   return tmp_path / 'cache'
 
 
+@pytest.mark.slow
 def test_npz_gives_the_logits_of_the_local_file_and_is_copied_once(golden, place: Place):
   file = path(golden, 'a_vit_token')
   address = place.put('models/a.npz', file.read_bytes())
@@ -75,6 +76,7 @@ def test_broken_copy_goes_on_where_it_ended(golden, place: Place, monkeypatch):
   assert len(place.proxy.ranges) == 2
 
 
+@pytest.mark.slow
 def test_folder_of_safetensors_is_read(golden, place: Place, tmp_path):
   pytest.importorskip('safetensors')
   pretrained = formats.read(path(golden, 'a_vit_token'))

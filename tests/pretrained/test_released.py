@@ -21,6 +21,7 @@ def found(model, images):
   return model.features(images), grid, model(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FIXTURES)
 def test_tokens_and_logits_are_those_of_the_original_in_both_namings(golden, name):
   io, files = tensors(golden / f'{name}.io.npz'), [path(golden, *case) for case in CASES if case[0] == name]

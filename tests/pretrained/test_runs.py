@@ -41,6 +41,7 @@ def test_mixer_and_model_without_head_come_back(golden, tmp_path):
   assert read(tmp_path / 'headless').architecture.num_classes == 0
 
 
+@pytest.mark.slow
 def test_options_preprocessing_and_class_names_come_back(golden, tmp_path):
   preprocess = Preprocess(
     (32, 32), mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4), shorter=36, antialias=True
@@ -171,6 +172,7 @@ def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path
     formats.read(tmp_path / 'ema.npz', weights='ema')
 
 
+@pytest.mark.slow
 def test_name_of_an_evaluator_that_looks_like_the_emas_does_not_choose_the_ema(tmp_path):
   config = c.Config(
     model=c.ViTConfig('custom', **SIZES),

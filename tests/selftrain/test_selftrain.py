@@ -246,6 +246,7 @@ def test_wrong_inputs_are_refused_with_the_remedy(place, tmp_path):
   assert 'Of 23 images 1 cannot be read, and no other reaches --confidence=1; lower it' in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('damage', [b'', b'PK nonsense', None], ids=['empty', 'nonsense', 'cut off'])
 def test_damaged_predictions_are_named_with_the_remedy(place, tmp_path, damage):
   source = opened([str(place / 'photos')])

@@ -43,6 +43,7 @@ def test_one_process_needs_no_other():
   check_arrays('the teacher', {'a': np.eye(2)})
 
 
+@pytest.mark.slow
 def test_processes_that_see_other_data_all_end_with_a_sentence():
   script = """
     import jax

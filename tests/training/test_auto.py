@@ -27,6 +27,7 @@ def _choose(config, devices, steps=100_000):
   return (chosen.mesh.fsdp, chosen.model.unroll, chosen.model.remat), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, count, kind, expected, parts',
   [
@@ -80,6 +81,7 @@ def test_on_a_cpu_feature_maps_are_unrolled_in_the_shortest_runs(variant):
   assert _choose(config, _devices(1, 'cpu'), steps=1)[0] == (1, True, 'none')
 
 
+@pytest.mark.slow
 def test_parts_that_keep_a_tpu_busy_come_before_computing_again():
   config = config_files.load('vit_h14', 'jft')
   assert _choose(config, _devices(64, 'TPU v5 lite'))[0] == (16, True, 'none')
@@ -91,6 +93,7 @@ def test_parts_that_keep_a_tpu_busy_come_before_computing_again():
   assert _choose(few, _devices(64, 'TPU v3'))[0] == (16, True, 'dots')
 
 
+@pytest.mark.slow
 def test_a_model_with_running_statistics_keeps_its_batch_whole():
   config = c.Config(
     batch_size=8192, model=c.EfficientNetConfig(variant='B0'), data=c.DataConfig(image_size=(600, 600))
@@ -101,6 +104,7 @@ def test_a_model_with_running_statistics_keeps_its_batch_whole():
   assert (chosen.accumulation, chosen.model.remat) == (1, 'block')
 
 
+@pytest.mark.slow
 def test_feature_maps_of_few_images_a_tpu_core_take_the_memory_of_eight():
   config = c.Config(
     batch_size=2048,
@@ -112,6 +116,7 @@ def test_feature_maps_of_few_images_a_tpu_core_take_the_memory_of_eight():
   assert _choose(config, _devices(2048, 'NVIDIA A100-SXM4-40GB'))[0][2] == 'none'
 
 
+@pytest.mark.slow
 def test_what_the_config_says_is_kept():
   config = c.Config(
     model=tiny.options(remat='dots', unroll=False, dtype='bfloat16'), mesh=c.MeshConfig(fsdp=2)

@@ -76,6 +76,7 @@ def test_sharded_state_holds_what_load_gives(golden):
   jax.block_until_ready(state)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_function_is_refused(golden, tmp_path):
   pretrained = formats.read(path(golden, 'a_vit_token'), told={'gelu': 'erf'})
   FORMATS['run']().write(pretrained, tmp_path / 'run')
@@ -126,6 +127,7 @@ def train(cwd: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
   return fork_server.run('vit_jax.main', *flags, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_fine_tuning_by_the_real_command(golden, tmp_path):
   """configs/finetune.py with a file as its model, on digits, at another resolution; then resumed."""
   flags = [

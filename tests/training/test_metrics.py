@@ -145,6 +145,7 @@ def test_curves_are_drawn_from_the_log(tmp_path):
   assert (width, height) == (1300, 400)
 
 
+@pytest.mark.slow
 def test_a_run_writes_to_tensorboard_without_importing_pytorch(tmp_path):
   code = """
     import pathlib, sys

@@ -145,6 +145,7 @@ KERNELS = {'blocks': {'mlp': {'kernel': True, 'bias': False}}, 'head': {'kernel'
 DECAY = optax.add_decayed_weights(0.3, mask=KERNELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('options', 'theirs'),
   [
@@ -203,6 +204,7 @@ def test_optimizers_and_arguments_that_optax_does_not_have_are_refused(options, 
     c.from_config_dict(c.as_json(c.Config(optimizer=c.OptimizerConfig(**options))))
 
 
+@pytest.mark.slow
 def test_every_name_that_help_gives_is_an_optimizer_that_comes_down_a_bowl():
   (text,) = (doc.text for doc in documentation.documented() if doc.name == 'optimizer.name')
   names = re.findall(r"'(\w+)'", text)

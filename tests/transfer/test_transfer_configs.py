@@ -10,6 +10,7 @@ from vit_jax.transfer import suites
 from vit_jax.transfer.configs import PROBES, Configs, Settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['digits', 'vtab:dmlab'])
 def test_sweeps_never_see_the_test_split_and_final_runs_take_the_recipe_on_the_whole_training_split(
   checkpoint, name

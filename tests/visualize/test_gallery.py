@@ -58,6 +58,7 @@ class Page(html.parser.HTMLParser):
     self.elements.append((tag, dict(attributes)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_page_shows_every_picture_that_the_model_has(name, tmp_path):
   size = (32, 64) if name == 'hybrid' else (12, 8)
@@ -90,6 +91,7 @@ def test_page_shows_every_picture_that_the_model_has(name, tmp_path):
     assert 'over all patches and 2 images' in ' '.join(text.split())
 
 
+@pytest.mark.slow
 def test_distances_as_numbers_are_the_means_over_images_by_block_and_head(tmp_path):
   model = loaded(image_size=(12, 8))
   rng = np.random.default_rng(0)
@@ -138,6 +140,7 @@ def test_filters_of_a_resnet_are_its_first_convolution():
   assert '28 principal components\nof 32 filters of 7 × 7 pixels' in figure.get_suptitle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'options, expected',
   [

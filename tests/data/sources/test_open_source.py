@@ -166,6 +166,7 @@ def test_select_is_tfdss_own_arithmetic():
     assert select(split, sizes, 'here') == expected
 
 
+@pytest.mark.slow
 def test_tfds_is_imported_for_its_sources_and_slices_only_and_tensorflow_and_pytorch_never(shades_dir):
   script = """
     import os, sys

@@ -147,6 +147,7 @@ def test_source_reads_prepared_files(name, prepared):
   assert len(open_source(task.source, 'val200', data=DataConfig())) == 200
 
 
+@pytest.mark.slow
 def test_pixels_of_dsprites_are_scaled_to_black_and_white(prepared):
   source = open_source('vtab:dsprites_location', 'val200', data=DataConfig())
   assert {int(source[i].image.max()) for i in range(10)} == {0, 255}
@@ -188,6 +189,7 @@ def small(task: str) -> c.Config:
   )
 
 
+@pytest.mark.slow
 def test_every_task_trains_twenty_steps(prepared):
   """One compiled step serves all tasks."""
   first = small('dmlab')
