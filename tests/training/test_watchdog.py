@@ -45,7 +45,7 @@ def test_step_that_hangs_ends_the_process_with_the_stacks_of_its_threads(tmp_pat
   said = result.stderr.strip().splitlines()[-1]
   assert said.startswith('Step 3 did not end within 0.5 s (config.step_limit)') and 'hang.txt' in said
   for text in (result.stderr, (tmp_path / 'hang.txt').read_text()):
-    assert text.count('line 6 in hang') == 4  # three threads, and the step itself
+    assert text.count('line 7 in hang') == 4  # three threads, and the step itself
     assert 'watchdog.py' in text
 
 
