@@ -122,15 +122,15 @@ CASES: dict[str, tuple[str, Make, str]] = {
     'cannot be read as an archive',
   ),
   'tar: overlapping': ('prepare', overlapping_tars, 'cannot be read as an archive|has no images'),
-  'tar: a pipe': ('prepare', pipe('x.tar'), 'it is a named pipe'),
-  'tar: zeros without end': ('prepare', at('/dev/zero'), 'it is a device'),
+  'tar: a pipe': ('prepare', pipe('x.tar'), 'it is not a regular file'),
+  'tar: zeros without end': ('prepare', at('/dev/zero'), 'it is not a regular file'),
   'zip: a directory of gigabytes': (
     'prepare',
     large_directory,
     'cannot be read as an archive|neither a tar nor',
   ),
-  'zip: a pipe': ('prepare', pipe('x.zip'), 'it is a named pipe'),
-  'csv: a pipe': ('prepare', pipe('x.csv'), 'it is a named pipe'),
+  'zip: a pipe': ('prepare', pipe('x.zip'), 'it is not a regular file'),
+  'csv: a pipe': ('prepare', pipe('x.csv'), 'it is not a regular file'),
   'csv: one line of a terabyte': (
     'prepare',
     file('x.csv', b'image,label\n', TERABYTE),
@@ -159,7 +159,7 @@ CASES: dict[str, tuple[str, Make, str]] = {
     'a line of more than',
   ),
   'jsonl: deep': ('prepare', metadata(file('metadata.jsonl', b'[' * 10**5)), 'cannot be read near line 1'),
-  'jsonl: a pipe': ('prepare', metadata(pipe('metadata.jsonl')), 'it is a named pipe'),
+  'jsonl: a pipe': ('prepare', metadata(pipe('metadata.jsonl')), 'it is not a regular file'),
   'jsonl: a file above': (
     'prepare',
     metadata(file('metadata.jsonl', b'{"file_name": "../x.png", "label": 1}\n')),

@@ -169,7 +169,9 @@ def test_columns_may_be_named(listed, tmp_path):
   assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')) == {'wrong.jpg': ('train', 'cat')}
   for wrong in (Columns(image='photo'), Columns(label='photo')):
     flag = 'image' if wrong.image else 'label'
-    with pytest.raises(UserError, match=f"no column 'photo', but .*picture.*; correct --{flag}_column"):
+    with pytest.raises(
+      UserError, match=f"no column 'photo', but .*picture.*; name the right one with --{flag}_column"
+    ):
       listed(tmp_path / 'x.csv', columns=wrong)
 
 
@@ -215,7 +217,7 @@ def test_numbers_as_labels_are_sorted_by_number(tmp_path):
     ),
     ('image;label;label\na.jpg;x;y\n', r"near line 1 \(it has 'label' twice\)"),
     ('image,label,split\na.jpg,x,dev\nb.jpg,x,val\n', "line 3 has the split 'val', and a line above 'dev'"),
-    ('a.jpg,x\nb.jpg,y\n', r'x.csv begins with an image \(a.jpg, x\); write the names of its columns above'),
+    ('a.jpg,x\nb.jpg,y\n', r'x.csv has no column .*, but a.jpg, x; write the names of its columns above'),
   ],
 )
 def test_unusable_csv_is_refused_with_its_line(listed, tmp_path, text, message):

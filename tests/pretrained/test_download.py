@@ -255,7 +255,7 @@ def test_a_refusal_is_not_asked_again(server):
   with pytest.raises(UserError, match=r'There is no public file .* answers 403'):
     local_file(server.url())
   server.statuses = [401]
-  with pytest.raises(UserError, match=r'cannot be downloaded: .* answers 401; check the address'):
+  with pytest.raises(UserError, match=r'cannot be downloaded .*: the server answers 401; check the address'):
     local_file(server.url())
   assert len(server.requests) == 2
 

@@ -3,17 +3,15 @@
 import bz2
 import functools
 import gzip
-import io
 import itertools
 import logging
 import lzma
 import math
-import os
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import storage
@@ -208,35 +206,28 @@ def _opened_zip(path: str) -> zipfile.ZipFile:
   return zipfile.ZipFile(_opened(path))
 
 
-class _Bounded(io.BufferedIOBase):
+class _Bounded:
   """A file of which only so much is read at a time: archives state sizes, and what claims more is damaged."""
 
   def __init__(self, file: BinaryIO):
     self._file = file
 
   def read(self, size: int | None = -1) -> bytes:
-    if size is None or size < 0 or size > _LARGEST_READ:
-      content = self._file.read(_LARGEST_READ + 1)
-      if len(content) > _LARGEST_READ:
-        raise OSError(f'a part of it has more than {_LARGEST_READ // 2**20} MiB')
-      return content
-    return self._file.read(size)
+    if size is not None and 0 <= size <= _LARGEST_READ:
+      return self._file.read(size)
+    content = self._file.read(_LARGEST_READ + 1)
+    if len(content) > _LARGEST_READ:
+      raise OSError(f'a part of it has more than {_LARGEST_READ // 2**20} MiB')
+    return content
 
-  def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-    return self._file.seek(position, whence)
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._file, name)
 
-  def tell(self) -> int:
-    return self._file.tell()
+  def __enter__(self) -> '_Bounded':
+    return self
 
-  def seekable(self) -> bool:
-    return True
-
-  def readable(self) -> bool:
-    return True
-
-  def close(self) -> None:
+  def __exit__(self, *_: object) -> None:
     self._file.close()
-    super().close()
 
 
 def _opened(path: str) -> BinaryIO:

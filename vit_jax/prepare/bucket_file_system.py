@@ -4,7 +4,9 @@ import errno
 import io
 import os
 import pathlib
-from typing import Any
+from typing import Any, cast
+
+from fsspec.spec import AbstractBufferedFile
 
 from vit_jax.foundation.buckets import Bucket, Entry
 
@@ -30,7 +32,7 @@ class BucketFileSystem:
     entry = self._bucket.entry(address)
     if entry is None:
       raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), address)
-    return io.BufferedReader(_Object(self._bucket, entry), _BUFFER)
+    return io.BufferedReader(cast(io.RawIOBase, _Object(self._bucket, entry)), _BUFFER)
 
   def find(self, address: str, detail: bool) -> dict[str, dict[str, Any]]:
     """Address -> {'size': …} of all objects below one."""
@@ -55,36 +57,12 @@ class BucketFileSystem:
     return address
 
 
-class _Object(io.RawIOBase):
+class _Object(AbstractBufferedFile):
   """An object as an unbuffered file."""
 
   def __init__(self, bucket: Bucket, entry: Entry):
-    self._bucket, self._entry, self._position = bucket, entry, 0
+    super().__init__(None, entry.address, cache_type='none', size=entry.size)
+    self._bucket = bucket
 
-  def readable(self) -> bool:
-    return True
-
-  def seekable(self) -> bool:
-    return True
-
-  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-    start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._entry.size}[whence]
-    if start + offset < 0:
-      raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._entry.address)
-    self._position = start + offset
-    return self._position
-
-  def readinto(self, buffer: Any) -> int:
-    view = memoryview(buffer).cast('B')
-    last = min(self._position + len(view), self._entry.size)
-    if last <= self._position:
-      return 0
-    content = self._bucket.read(self._entry.address, self._position, last)
-    view[: len(content)] = content
-    self._position = last
-    return len(content)
-
-  def readall(self) -> bytes:
-    content = b''.join(self._bucket.parts(self._entry, self._position))
-    self._position = max(self._position, self._entry.size)
-    return content
+  def _fetch_range(self, start: int, end: int) -> bytes:
+    return self._bucket.read(self.path, start, end)

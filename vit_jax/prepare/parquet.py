@@ -15,7 +15,7 @@ from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.source_image import SourceImage
-from vit_jax.prepare.tables import Columns
+from vit_jax.prepare.tables import Columns, column
 
 _IMAGES = ('image', 'jpg', 'img', 'png', 'webp')  # 'jpg': img2dataset
 _ROWS = 64  # in memory at once, beside the row group
@@ -143,33 +143,24 @@ def _opened(file: Any, place: str) -> Any:
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
   """Chooses the columns of a file; UserError where there is none of images or labels."""
-  there = ', '.join(schema.names)
-
-  def find(chosen: str | None, usual: tuple[str, ...], flag: str) -> str:
-    for name in usual if chosen is None else (chosen,):
-      if schema.names.count(name) > 1:
-        raise UserError(f'{place} has the column {name!r} twice; rename or remove one of them.')
-      if name in schema.names:
-        return name
-    if flag == 'image' and 'url' in schema.names and chosen is None:
-      raise UserError(
-        f'{place} has addresses of images and no images; download them first (img2dataset does, with '
-        f'--save_additional_columns for the labels) and prepare what it writes.'
-      )
-    wanted = ' or '.join(map(repr, usual)) if chosen is None else repr(chosen)
-    raise UserError(f'{place} has no column {wanted}, but {there}; name the right one with --{flag}_column.')
-
-  image = find(columns.image, _IMAGES, 'image')
+  names = schema.names
+  if columns.image is None and 'url' in names and not set(_IMAGES) & set(names):
+    raise UserError(
+      f'{place} has addresses of images and no images; download them first (img2dataset does, with '
+      f'--save_additional_columns for the labels) and prepare what it writes.'
+    )
+  image = column(names, columns.image, _IMAGES, 'image', place)
   kind = str(schema.field(image).type)
   if 'binary' not in kind:
     raise UserError(
       f'{place} has no images in its column {image!r}, which is of type {kind}; name the column of the bytes '
       f'with --image_column.'
     )
-  label = find(columns.label, sample_labels.LABELS, 'label')
-  weight = columns.weight or next((name for name in sample_labels.WEIGHTS if name in schema.names), None)
-  if weight is not None:
-    find(weight, (), 'weight')
+  label = column(names, columns.label, sample_labels.LABELS, 'label', place)
+  weight = sample_labels.weight_column(names, columns, place)
+  for name in (image, label, weight):
+    if names.count(name) > 1:
+      raise UserError(f'{place} has the column {name!r} twice; rename or remove one of them.')
   return _Chosen(image, label, weight)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax.data.sources.folder_layout import class_name, split_named
 from vit_jax.foundation.errors import UserError
-from vit_jax.prepare.tables import Columns
+from vit_jax.prepare.tables import Columns, column
 
 LABELS = ('label', 'labels', 'cls')  # the first that is there
 WEIGHTS = ('label_probs', 'weights')  # 'label_probs': COYO-Labeled-300M
@@ -29,18 +29,10 @@ def labels_and_weights(
   Raises:
     UserError: there is no label, or the weights do not fit the labels.
   """
-  key = _chosen(fields, columns.label, LABELS)
-  if key is None:
-    there = ', '.join(map(str, fields)) or 'nothing'
-    wanted = repr(columns.label) if columns.label else ' or '.join(map(repr, LABELS))
-    raise UserError(
-      f'{where} has no label: it has {there} and not {wanted}; name the right one with --label_column.'
-    )
+  key = column(fields, columns.label, LABELS, 'label', where)
   labels = tuple(_class(value, where) for value in _as_list(fields[key]))
-  weight_key = _chosen(fields, columns.weight, WEIGHTS)
+  weight_key = weight_column(fields, columns, where)
   if weight_key is None:
-    if columns.weight:
-      raise UserError(f'{where} has no {columns.weight!r}; correct --weight_column.')
     return tuple(dict.fromkeys(labels)), ()
   weights = tuple(_as_list(fields[weight_key]))
   if len(weights) != len(labels):
@@ -54,6 +46,14 @@ def labels_and_weights(
   if len(set(labels)) < len(labels):
     raise UserError(f'{where} has a label twice; correct the source.')
   return labels, tuple(map(float, weights))
+
+
+def weight_column(there: Iterable[Any], columns: Columns, where: str) -> str | None:
+  """The column of the weights; None: there is none, and none is asked for. Raises as `tables.column`."""
+  names = list(there)
+  if columns.weight is None and not set(WEIGHTS) & set(names):
+    return None
+  return column(names, columns.weight, WEIGHTS, 'weight', where)
 
 
 def ordered_classes(names: Iterable[str], given: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
@@ -88,10 +88,6 @@ def ordered_classes(names: Iterable[str], given: tuple[str, ...] | None) -> tupl
     )
   numbers = [str(number) for number in range(count)]
   return numbers, numbers if given is None else _unique(given)
-
-
-def _chosen(fields: Mapping[str, Any], chosen: str | None, usual: tuple[str, ...]) -> str | None:
-  return next((name for name in (usual if chosen is None else (chosen,)) if name in fields), None)
 
 
 def _as_list(value: Any) -> list[Any]:

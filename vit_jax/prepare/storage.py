@@ -59,9 +59,8 @@ def open_file(path: str) -> BinaryIO:
   """
   if is_address(path):
     return cast(BinaryIO, _remote(path).open(path, 'rb'))
-  mode = os.stat(path).st_mode
-  if not stat.S_ISREG(mode):
-    raise OSError(errno.EINVAL, f'it is {_kind(mode)}, not a regular file', path)
+  if not stat.S_ISREG(os.stat(path).st_mode):
+    raise OSError(errno.EINVAL, 'it is not a regular file', path)
   return open(path, 'rb')
 
 
@@ -153,17 +152,6 @@ def remove(path: str) -> None:
 
 def _scratch(work: str) -> str:
   return os.path.join(work, 'scratch')
-
-
-def _kind(mode: int) -> str:
-  """What errors call a file that is not a regular one."""
-  if stat.S_ISFIFO(mode):
-    return 'a named pipe'
-  if stat.S_ISDIR(mode):
-    return 'a folder'
-  if stat.S_ISSOCK(mode):
-    return 'a socket'
-  return 'a device'
 
 
 def _remote(path: str) -> fsspec.AbstractFileSystem | BucketFileSystem:

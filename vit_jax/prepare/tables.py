@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.data.sources.folder_layout import class_name, split_named, splits_among
@@ -94,7 +94,7 @@ def _table_images(
   for line, row in _rows(table, columns):
     where = f'{table} line {line}'
     head = where if table.endswith('.jsonl') else table  # where a column would be named
-    path = _cell(row, columns.image, _IMAGE_COLUMNS, 'image', head)
+    path = row[column(row, columns.image, _IMAGE_COLUMNS, 'image', head)]
     if not isinstance(path, str) or not path or '\0' in path:
       raise UserError(f'{where} has no path of an image; fill it in, or remove the line.')
     if is_metadata:
@@ -103,7 +103,7 @@ def _table_images(
       folder = _image_folder(path, root)
     name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
-    labels = tuple(_labels(_cell(row, columns.label, _LABEL_COLUMNS, 'label', head), where))
+    labels = tuple(_labels(row[column(row, columns.label, _LABEL_COLUMNS, 'label', head)], where))
     split = _split(row, name, where, spelled)
     yield where, SourceImage(name, place, None, storage.size(place), split, labels)
 
@@ -203,22 +203,21 @@ def _label(value: Any, where: str) -> str:
   return text.partition('.')[0] if _WHOLE.fullmatch(text) else text
 
 
-def _cell(row: dict[str, Any], chosen: str | None, usual: tuple[str, ...], what: str, where: str) -> Any:
-  """The value of the column `chosen`, or of the first of the `usual` ones; `what` and `where` are for errors."""
-  for name in usual if chosen is None else (chosen,):
-    if name in row:
-      return row[name]
-  there = ', '.join(map(str, row)) or 'none'
-  if any(str(name).lower().endswith(EXTENSIONS) for name in row):
-    raise UserError(
-      f'{where} begins with an image ({there}); write the names of its columns above, image,label.'
-    )
-  if chosen is not None:
-    raise UserError(f'{where} has no column {chosen!r}, but {there}; correct --{what}_column.')
-  raise UserError(
-    f'{where} has no column {" or ".join(map(repr, usual))}, but {there}; name the right one with '
-    f'--{what}_column.'
-  )
+def column(there: Iterable[Any], chosen: str | None, usual: Sequence[str], what: str, where: str) -> str:
+  """The column `chosen`, or the first of the `usual` ones, of those that are there; UserError where none is.
+
+  `what` and `where` are for the error: --WHAT_column says which is meant.
+  """
+  names = list(there)
+  wanted = usual if chosen is None else (chosen,)
+  for name in wanted:
+    if name in names:
+      return name
+  remedy = f'name the right one with --{what}_column'
+  if any(str(name).lower().endswith(EXTENSIONS) for name in names):  # the first line is of an image
+    remedy = 'write the names of its columns above, image,label'
+  found = ', '.join(map(str, names)) or 'none'
+  raise UserError(f'{where} has no column {" or ".join(map(repr, wanted))}, but {found}; {remedy}.')
 
 
 def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -112,26 +112,19 @@ def _download(
   suggestion = f'; perhaps {" or ".join(near)} is meant' if near else ''
   try:
     whole = http_download.download(url, path.parent, path.name, patience)
-  except http_download.RefusedError as error:
+  except http_download.FailedError as error:
     if error.status in (403, 404, 410):
       if buckets.is_bucket(name) and not near:
         suggestion = "; for one that is not public: pip install 'vit_jax[gcs]'"
       raise UserError(
         f'There is no public file {name} ({url} answers {error.status}){suggestion}.'
       ) from error
-    raise UserError(
-      f'{name} cannot be downloaded: {url} answers {error.status}; check the address.'
-    ) from error
-  except http_download.UnusableError as error:
-    raise UserError(
-      f'{name} cannot be downloaded from {url}: {error}; check the address, or download it in another way '
-      'and give its local path.'
-    ) from error
-  except http_download.InterruptedDownloadError as error:
-    remedy = f'; check the network, or give a local path{suggestion}'
-    if error.kept:
-      remedy = f' after {error.kept:,} bytes, which are kept: the same again goes on from there'
-    raise UserError(f'{name} could not be downloaded from {url}: {error}{remedy}.') from error
+    remedy = '; check the address, or download it in another way and give its local path'
+    if isinstance(error, http_download.InterruptedDownloadError):
+      remedy = f'; check the network, or give a local path{suggestion}'
+      if error.kept:
+        remedy = f' after {error.kept:,} bytes, which are kept: the same again goes on from there'
+    raise UserError(f'{name} cannot be downloaded from {url}: {error}{remedy}.') from error
   fault = file_kinds.fault(whole, kind)
   if fault:
     whole.unlink()

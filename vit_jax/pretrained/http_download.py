@@ -45,28 +45,24 @@ class Patience:
   pause: float = 0.5  # seconds before the second attempt; they double with each further one
 
 
-class ConnectionFailedError(Exception):
-  """The server is out of reach, broke off or stalled, and may answer the next time. The text says which."""
+class FailedError(Exception):
+  """There is no file, and asking again would not help. The text says why, and `status` what the server answered."""
 
-
-class UnusableError(Exception):
-  """The address or what the server answers makes no sense. The text says why."""
-
-
-class RefusedError(Exception):
-  """The server does not give the file, and asking again would not help."""
-
-  def __init__(self, status: int):
-    super().__init__(f'status {status}')
+  def __init__(self, reason: str, status: int | None = None):
+    super().__init__(reason)
     self.status = status
 
 
-class InterruptedDownloadError(Exception):
+class InterruptedDownloadError(FailedError):
   """Every attempt failed. The text says why the last one did; `kept` bytes need no second transfer."""
 
   def __init__(self, reason: str, kept: int):
     super().__init__(reason)
     self.kept = kept
+
+
+class _Passing(Exception):
+  """The server is out of reach, broke off or stalled, and may answer the next time. The text says which."""
 
 
 class _Partial:
@@ -116,8 +112,7 @@ def download(url: str, folder: pathlib.Path, title: str, patience: Patience) -> 
     The path of the whole file, which the caller renames.
 
   Raises:
-    RefusedError: the server answers that it does not give the file.
-    UnusableError: the server's answer or the address makes no sense.
+    FailedError: the server does not give the file, or its answer or the address makes no sense.
     InterruptedDownloadError: every attempt failed.
     OSError: the folder cannot be written.
   """
@@ -130,7 +125,7 @@ def download(url: str, folder: pathlib.Path, title: str, patience: Patience) -> 
       if not partial.is_complete():  # it is after a kill between its last byte and its renaming
         _attempt(url, partial, title, patience)
       return partial.path
-    except ConnectionFailedError as error:
+    except _Passing as error:
       reason = str(error)
   raise InterruptedDownloadError(reason, partial.keep_only_what_can_be_resumed())
 
@@ -150,28 +145,28 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
     elif answer.status == 206 and first:
       _check_continuation(answer, partial)
     elif answer.status == 206:
-      raise UnusableError('the server sends a part of it (status 206) although asked for the whole')
+      raise FailedError('the server sends a part of it (status 206) although asked for the whole')
     elif answer.status == 416 and first:
       partial.start(None, None)
-      raise ConnectionFailedError('the server does not have the missing part')
+      raise _Passing('the server does not have the missing part')
     elif answer.status in _TRANSIENT or answer.status >= 500:
-      raise ConnectionFailedError(f'the server answers {answer.status}')
+      raise _Passing(f'the server answers {answer.status}')
     else:
-      raise RefusedError(answer.status)
+      raise FailedError(f'the server answers {answer.status}', answer.status)
     encoding = answer.headers.get('Content-Encoding', 'identity')
     if encoding.lower() not in ('', 'identity'):
-      raise UnusableError(f'the server compresses it ({encoding}) although asked not to')
+      raise FailedError(f'the server compresses it ({encoding}) although asked not to')
     receiving.append(partial.path, _body(answer, partial, patience.timeout), partial.size, title)
   if partial.size is None:  # chunked: complete, since urllib3 raises where the last chunk is missing
     partial.describe(partial.length, partial.etag)
   if partial.length != partial.size:
-    raise ConnectionFailedError('the connection broke off')
+    raise _Passing('the connection broke off')
 
 
 def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -> Iterator[bytes]:
   """The answer's body, undecoded, in parts of any size.
 
-  ConnectionFailedError where it breaks off, comes too slowly, or is longer than announced.
+  _Passing where it breaks off, comes too slowly, or is longer than announced.
   """
   left = None if partial.size is None else partial.size - partial.length
   due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
@@ -184,22 +179,22 @@ def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -
     if due <= 0:
       due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
     elif time.monotonic() > deadline:
-      raise ConnectionFailedError(f'the server sends less than {_SLOWEST} bytes per second')
+      raise _Passing(f'the server sends less than {_SLOWEST} bytes per second')
     if left is not None:
       left -= len(part)
       if left < 0:
         partial.start(None, None)
-        raise ConnectionFailedError('the server sends more bytes than it announced')
+        raise _Passing('the server sends more bytes than it announced')
     yield part
 
 
 def _size(answer: urllib3.BaseHTTPResponse) -> int | None:
-  """Bytes of the whole file, of an answer with status 200; None: chunks end it; UnusableError: nothing does."""
+  """Bytes of the whole file, of an answer with status 200; None: chunks end it; FailedError: nothing does."""
   if answer.headers.get('Transfer-Encoding', '').lower() == 'chunked':
     return None
   length = answer.headers.get('Content-Length', '')
   if 'Transfer-Encoding' in answer.headers or not _NUMBER.fullmatch(length):
-    raise UnusableError(
+    raise FailedError(
       f'the server does not tell its length (Content-Length: {length or "none"}), so that a part of it could '
       'pass for the whole'
     )
@@ -218,7 +213,7 @@ def _check_continuation(answer: urllib3.BaseHTTPResponse, partial: _Partial) -> 
   same = _etag(answer) == partial.etag and _NUMBER.fullmatch(size) is not None
   if not same or span != f'bytes {partial.length}-{int(size) - 1}/{size}':
     partial.start(None, None)
-    raise ConnectionFailedError('the server sends a part that does not belong to the one before')
+    raise _Passing('the server sends a part that does not belong to the one before')
   partial.describe(int(size), partial.etag)
 
 
@@ -242,14 +237,14 @@ def _network() -> Iterator[None]:
   """Turns what urllib3 and the network raise into our errors."""
   try:
     yield
-  except UnusableError:
+  except FailedError:
     raise
   except ValueError as error:  # urllib3's errors of addresses too
-    raise UnusableError(f'it is not a valid address ({_reason(error)})') from error
+    raise FailedError(f'it is not a valid address ({_reason(error)})') from error
   except _UNREACHABLE as error:
-    raise ConnectionFailedError(f'the server cannot be reached ({_reason(error)})') from error
+    raise _Passing(f'the server cannot be reached ({_reason(error)})') from error
   except Exception as error:
-    raise ConnectionFailedError(f'the connection broke off ({_reason(error)})') from error
+    raise _Passing(f'the connection broke off ({_reason(error)})') from error
 
 
 def _open(url: str, headers: Mapping[str, str], timeout: float) -> urllib3.BaseHTTPResponse:
@@ -274,8 +269,8 @@ def _open(url: str, headers: Mapping[str, str], timeout: float) -> urllib3.BaseH
     answer.close()
     url = urllib.parse.urljoin(url, target)
     if urllib.parse.urlsplit(url).scheme not in schemes:
-      raise UnusableError(f'the server redirects to {url}, which is not https')
-  raise UnusableError(f'the server redirects more than {_REDIRECTS} times')
+      raise FailedError(f'the server redirects to {url}, which is not https')
+  raise FailedError(f'the server redirects more than {_REDIRECTS} times')
 
 
 def _connections(url: str) -> urllib3.PoolManager:

@@ -1,10 +1,10 @@
-"""The .npz container: arrays read one at a time, each failure said, and written one at a time."""
+"""The .npz container: arrays read one at a time, each failure said in one sentence; and written."""
 
 import math
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, NamedTuple, TypeVar
 
 import ml_dtypes
@@ -43,14 +43,8 @@ class Archive:
   """An .npz whose arrays stay in the file until they are asked for."""
 
   def __init__(self, path: str | os.PathLike[str]):
-    """Reads names and shapes.
-
-    Raises:
-      UserError: there is no such file, or it is not a sound .npz of floating point numbers.
-    """
+    """Reads names and shapes; UserError where it is no sound .npz of floating point numbers."""
     self.path = pathlib.Path(path)
-    if self.path.is_dir():
-      raise UserError(f'{self.path} is a directory and not an .npz file.')
     if self.path.exists() and not self.path.is_file():
       raise UserError(f'{self.path} is not a regular file; check the path.')
     try:
@@ -72,26 +66,15 @@ class Archive:
   def _check_entries(self) -> None:
     """Raises UserError for entries that cannot be what NumPy has written, before any of them is opened."""
     entries, size = self._zip.infolist(), self.path.stat().st_size
-    names = set()
     for info in entries:
       tensor_names.check(self.path, info.filename)
-      if info.filename in names:
-        raise UserError(f'{self.path} holds {info.filename} twice; check what the file holds.')
-      names.add(info.filename)
       if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(
-          f'{self.path} holds {info.filename} in a compression that NumPy does not write; save it with numpy.savez.'
-        )
-      if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        raise UserError(
-          f'{self.path} is damaged at {info.filename} (its two sizes differ); get the file again.'
-        )
-    if sum(info.compress_size for info in entries) > size:
-      raise UserError(f'{self.path} is damaged (its entries are larger than the file); get the file again.')
-    unpacked = sum(info.file_size for info in entries)
-    if unpacked > _ALWAYS_ALLOWED + _LARGEST_RATIO * size:
+        raise UserError(f'{self.path} is damaged at {info.filename} (its compression); get the file again.')
+    unpacked, allowed = sum(info.file_size for info in entries), _ALWAYS_ALLOWED + _LARGEST_RATIO * size
+    if unpacked > allowed or len({info.filename for info in entries}) < len(entries):
       raise UserError(
-        f'{self.path} unpacks from {size:,} to {unpacked:,} bytes, which no parameters do; check what the file holds.'
+        f'{self.path} holds an array twice, or unpacks from {size:,} to {unpacked:,} bytes, as no parameters do; '
+        'check what the file holds.'
       )
 
   def _add(self, info: zipfile.ZipInfo) -> None:
@@ -109,17 +92,9 @@ class Archive:
     self._zip.close()
 
   def read_into(self, name: str, out: np.ndarray) -> None:
-    """Fills `out`, contiguous float32 of as many elements, with an array of the file.
-
-    Raises:
-      UserError: the array is damaged, or not all of it is finite.
-    """
+    """Fills `out`, contiguous float32 of as many elements; UserError where an array is damaged or not finite."""
     self._guarded(name, lambda file: self._fill(file, name, out))
-    if not np.isfinite(out).all():
-      raise UserError(
-        f'{self.path} has NaN or infinite values in {name}; its training diverged or the file is damaged, '
-        f'use another.'
-      )
+    tensor_names.check_finite(self.path, name, out)
 
   def _fill(self, file: IO[bytes], name: str, out: np.ndarray) -> None:
     header = self._header(file, self._zip.getinfo(name + '.npy'))
@@ -170,41 +145,13 @@ class Archive:
       ) from error
 
 
-class Writer:
-  """Writes an .npz, one array at a time; it is at its place, durably, only when it is complete."""
-
-  def __init__(self, path: str | os.PathLike[str]):
-    self._path = pathlib.Path(path)
-    files.make_directories(self._path.parent)
-    self._partial = self._path.with_name(self._path.name + '.partial')
-    self._zip = zipfile.ZipFile(self._partial, 'w', zipfile.ZIP_STORED)
-
-  def write(self, name: str, array: np.ndarray) -> None:
-    """Adds an array."""
-    with self._zip.open(name + '.npy', 'w', force_zip64=True) as file:
-      np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-
-  def __enter__(self) -> 'Writer':
-    return self
-
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-    try:
-      self._zip.close()  # writes the list of arrays, for which a full disk has no place either
-      if kind is None:
-        files.move_into_place(self._partial, self._path)
-    except OSError as failure:
-      if kind is None:
-        raise self._named(failure) from failure
-    finally:
-      self._partial.unlink(missing_ok=True)
-    if isinstance(error, OSError):
-      self._named(error)
-
-  def _named(self, error: OSError) -> OSError:
-    """The error, with the file's name if it has none."""
-    if error.filename is None:
-      error.filename = os.fspath(self._path)
-    return error
+def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes an .npz, which is at its place, durably, only when it is complete."""
+  files.make_directories(os.path.dirname(os.path.abspath(path)))
+  with files.atomic_write(path, 'wb') as file:
+    np.savez(
+      file, allow_pickle=False, **{name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    )
 
 
 def _not_an_archive(path: pathlib.Path, error: Exception) -> str:

@@ -20,8 +20,9 @@ from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained import npz_archive
 from vit_jax.pretrained.base import SIGMOID_LOST, Format, Pretrained, ReadOptions, with_told
-from vit_jax.pretrained.npz_archive import Archive, Writer
+from vit_jax.pretrained.npz_archive import Archive
 from vit_jax.pretrained.released_bit import BitNames
 from vit_jax.pretrained.released_mixer import MixerNames
 from vit_jax.pretrained.released_names import Naming, ReleasedNames, Tensors
@@ -113,9 +114,7 @@ class ReleasedFormat(Format):
     if why is not None:
       raise self.refusal(why)
     names = _NAMES[type(pretrained.architecture.model)]
-    with Writer(destination) as writer:
-      for name, array in _tensors(pretrained, names, 'linen' if naming == 'linen' else '2020').items():
-        writer.write(name, array)
+    npz_archive.write(destination, _tensors(pretrained, names, 'linen' if naming == 'linen' else '2020'))
     return _untold(pretrained, names)
 
 

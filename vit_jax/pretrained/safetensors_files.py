@@ -32,11 +32,7 @@ class TensorFiles:
   """The tensors of a .safetensors file, or of a folder that holds one or several of them."""
 
   def __init__(self, source: str | os.PathLike[str]):
-    """Reads names and shapes.
-
-    Raises:
-      UserError: no such files, damaged ones, tensors that are twice there or are not floating point numbers.
-    """
+    """Reads names and shapes; UserError where files are missing or damaged, or tensors twice there or no floats."""
     self.source = pathlib.Path(source)  # the folder or file
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
@@ -63,19 +59,14 @@ class TensorFiles:
         if name.endswith('.' + STEP_COUNT):
           continue
         view = file.get_slice(name)
-        shape = tuple(view.get_shape())
         if view.get_dtype() not in _DTYPES:
           raise UserError(f'{path} holds {name} as {view.get_dtype()}, and parameters are floating point.')
         if name in self._file_of:
           raise UserError(
             f'{path} holds {name}, which another file beside it holds too; keep the files of one model.'
           )
-        if 0 in shape:
-          raise UserError(
-            f'{path} holds {name} of shape {shape}, which has no elements; check what the file holds.'
-          )
         self._file_of[name] = file
-        self.shapes[name] = shape
+        self.shapes[name] = tuple(view.get_shape())
         self.dtypes.add(view.get_dtype())
     except (library.SafetensorError, OSError) as error:
       reason = str(error).strip().rstrip('.') or type(error).__name__
@@ -91,11 +82,7 @@ class TensorFiles:
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32; UserError where not all of it is finite."""
     tensor = self._file_of[name].get_tensor(name).astype(np.float32, copy=False)
-    if not np.isfinite(tensor).all():
-      raise UserError(
-        f'{self.source} has NaN or infinite values in {name}; its training diverged or the file is damaged, '
-        f'use another.'
-      )
+    tensor_names.check_finite(self.source, name, tensor)
     return tensor
 
   def __enter__(self) -> 'TensorFiles':

@@ -1,7 +1,9 @@
-"""The names of tensors in errors."""
+"""What is said of the tensors of any file."""
 
 import pathlib
 from collections.abc import Sequence
+
+import numpy as np
 
 from vit_jax.foundation.errors import UserError
 
@@ -13,6 +15,14 @@ def check(path: pathlib.Path, name: str) -> None:
   if len(name) > _LONGEST or not name.isprintable():
     raise UserError(
       f'{path} holds a tensor called {name[:40]!r}…, which no model has; check what the file holds.'
+    )
+
+
+def check_finite(path: pathlib.Path, name: str, tensor: np.ndarray) -> None:
+  """Raises UserError where not all of a tensor is finite."""
+  if not np.isfinite(tensor).all():
+    raise UserError(
+      f'{path} has NaN or infinite values in {name}; its training diverged or the file is damaged, use another.'
     )
 
 
