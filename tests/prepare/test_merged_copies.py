@@ -1,7 +1,6 @@
 """`--duplicates=merge` where several images of a shard have the same name."""
 
 import itertools
-import json
 import tarfile
 
 import pytest
@@ -11,7 +10,6 @@ from prepared_sets import files, interrupted_after, prepared
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
-from vit_jax.prepare import shard_plan
 
 pytestmark = pytest.mark.usefixtures('in_this_process')
 
@@ -85,12 +83,8 @@ def test_tar_with_a_member_twice_of_which_one_is_bad_loses_no_other_image(tmp_pa
 
 
 @pytest.mark.parametrize('written', range(4))
-def test_preparation_that_an_earlier_version_left_ends_in_the_same_records(tmp_path, monkeypatch, written):
-  """It told images apart by their names: in reports, and in merges by which images were lost.
-
-  Args:
-    written: 0: some shards; 1: all; 2: the merges too; 3: some merged shards too.
-  """
+def test_preparation_that_was_interrupted_ends_in_the_same_records(tmp_path, monkeypatch, written):
+  """`written` 0: some shards; 1: all; 2: the merges too; 3: some merged shards too."""
   members = [
     (f'{"cat" if k % 2 else "dog"}/{k % 5}.jpg', picture(k % 6) + b'\0' * 300_000) for k in range(12)
   ]
@@ -102,24 +96,5 @@ def test_preparation_that_an_earlier_version_left_ends_in_the_same_records(tmp_p
     with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
       interrupted_after(shards, patches)
       prepared(source, tmp_path / 'set', merge_copies=True, skip_bad=True)
-  as_an_earlier_version(tmp_path / 'set/.unfinished')
   assert merged(source, tmp_path / 'set') == expected
   assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
-
-
-def as_an_earlier_version(work):
-  """Rewrites the reports and merges of a work folder as the version before wrote them."""
-  for path in work.glob('reports/*'):
-    report = json.loads(path.read_text())
-    del report['bad_rows']
-    path.write_text(json.dumps(report))
-  for path in work.glob('merges/*'):
-    split, _, shard = path.stem.rpartition('-')
-    items = shard_plan.items(str(work), split, int(shard))
-    rows = json.loads(path.read_text())
-    path.write_text(json.dumps({items[int(row)].name: labels for row, labels in rows.items()}))
-  if (work / 'merges.json').exists():
-    content = json.loads((work / 'merges.json').read_text())
-    del content['format']
-    content['groups'] = [[copy[:4] for copy in group] for group in content['groups']]
-    (work / 'merges.json').write_text(json.dumps(content))

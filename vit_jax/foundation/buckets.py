@@ -5,7 +5,6 @@ server says it could not do. Here a time limit and a count of bytes are added, f
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import errno
 import importlib
@@ -127,19 +126,13 @@ class Bucket:
 
   def entry(self, address: str) -> Entry | None:
     """The object at an address; None: there is none."""
-    try:
-      information = self._request(address, lambda: self._files._info(address))
-    except FileNotFoundError:
-      return None
-    return self._entry(information) if information['type'] == 'file' else None
+    found = self._found(address, lambda: self._files._info(address), {'type': None})
+    return self._entry(found) if found['type'] == 'file' else None
 
   def listing(self, address: str) -> tuple[list[Entry], list[str]]:
     """The objects directly below an address, and the addresses of what is like a folder there."""
     place = address.rstrip('/')
-    try:
-      found = self._request(address, lambda: self._files._ls(f'{place}/', detail=True))
-    except FileNotFoundError:
-      return [], []
+    found = self._found(address, lambda: self._files._ls(f'{place}/', detail=True), [])
     # Google's listing of an object has that object, and of a folder that a console has made that folder.
     below = [item for item in found if f'{self._scheme}://{item["name"].rstrip("/")}' != place]
     folders = [
@@ -183,11 +176,7 @@ class Bucket:
   def below(self, address: str) -> list[Entry]:
     """All objects below an address."""
     place = address.rstrip('/') + '/'
-    try:
-      found = self._request(address, lambda: self._files._find(place, detail=True))
-    except FileNotFoundError:
-      return []
-    return self._entries(found.values())
+    return self._entries(self._found(address, lambda: self._files._find(place, detail=True), {}).values())
 
   def write(self, address: str, content: bytes) -> None:
     """Writes an object, which readers see once it is whole."""
@@ -218,11 +207,7 @@ class Bucket:
 
   def remove(self, addresses: Iterable[str]) -> None:
     """Removes objects; one that is not there is none to remove."""
-    at_once(self._remove, addresses)
-
-  def _remove(self, address: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-      self._request(address, lambda: self._files._rm_file(address))
+    at_once(lambda each: self._found(each, lambda: self._files._rm_file(each), None), addresses)
 
   async def _write_if_google(self, address: str, content: bytes, version: str | None) -> str:
     bucket, name, _ = self._files.split_path(address)
@@ -263,6 +248,13 @@ class Bucket:
   def _entry(self, information: dict[str, Any]) -> Entry:
     version = information.get('generation') or information.get('ETag') or information.get('etag') or ''
     return Entry(f'{self._scheme}://{information["name"]}', int(information['size']), str(version))
+
+  def _found(self, address: str, make: Callable[[], Awaitable[Any]], otherwise: Any) -> Any:
+    """`_request`, or `otherwise` where there is nothing at the address."""
+    try:
+      return self._request(address, make)
+    except FileNotFoundError:
+      return otherwise
 
   def _request(self, address: str, make: Callable[[], Awaitable[Any]], size: int = 0) -> Any:
     """The result of a coroutine on fsspec's loop, which sends `size` bytes, made again after a failure that may pass.

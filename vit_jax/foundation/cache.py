@@ -22,7 +22,7 @@ def directory() -> pathlib.Path:
 
 def folder_of(kind: str, address: str) -> pathlib.Path:
   """The folder for what belongs to an address, below one for its kind, such as 'runs'; nothing is made."""
-  return directory() / kind / hashlib.sha256(address.encode()).hexdigest()[:32]
+  return directory() / kind / hashlib.sha256(address.encode(errors='surrogatepass')).hexdigest()[:32]
 
 
 def load_arrays(name: str) -> dict[str, np.ndarray] | None:

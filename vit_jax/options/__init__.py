@@ -96,7 +96,9 @@ def from_dict(cls: type[T], values: Mapping[str, Any], path: str = 'config') -> 
     if name not in hints:
       raise _unknown(name, hints, path)
   section = cls(**{name: _read(hints[name], value, f'{path}.{name}') for name, value in values.items()})
-  _check(section, path)
+  check = getattr(section, 'check', None)  # of what several of its options say together
+  if callable(check):
+    check(path)
   return section
 
 
@@ -149,13 +151,6 @@ def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   result = ml_collections.ConfigDict(_with_placeholders(section))
   result.lock()
   return result
-
-
-def _check(section: Any, path: str) -> None:
-  """Calls the section's own check of what several of its options say together."""
-  check = getattr(section, 'check', None)
-  if callable(check):
-    check(path)
 
 
 def _with_placeholders(section: Any) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 from vit_jax.prepare import shard_plan, storage
 
 _MERGES = 'merges.json'  # in the work folder
-_FORMAT = 2  # of that; the first one told images of a shard apart by their names, which may be equal
 
 
 class Copy(NamedTuple):
@@ -103,17 +102,15 @@ def save_merges(work: str, found: Groups) -> None:
         merges[copy.split, copy.shard][copy.row] = None
   for (split, shard), changes in merges.items():
     storage.write_json(shard_plan.merges_path(work, split, shard), changes, work)
-  content = {'format': _FORMAT, 'groups': found, 'shards': sorted(merges)}
+  content = {'groups': found, 'shards': sorted(merges)}
   storage.write_json(storage.join(work, _MERGES), content, work)  # last: with it the merges are complete
 
 
 def load_merges(work: str) -> tuple[Groups, set[tuple[str, int]]] | None:
-  """The groups that `save_merges` wrote down and the shards that have some; None: it did not, in this format."""
+  """The groups that `save_merges` wrote down and the shards that have some; None: it did not."""
   path = storage.join(work, _MERGES)
   if not storage.exists(path):
     return None
   content = storage.read_json(path)
-  if content.get('format') != _FORMAT:
-    return None
   found = [[Copy(*copy) for copy in group] for group in content['groups']]
   return found, {(split, shard) for split, shard in content['shards']}

@@ -120,7 +120,7 @@ def _write(
     reports = _reports(jobs)
     _check_reports(work, reports, options)
     digests = {
-      (split, number): (report.digests, set(report.bad_rows or ()))
+      (split, number): (report.digests, set(report.bad_rows))
       for split, parts in reports.items()
       for number, report in enumerate(parts)
     }
@@ -282,7 +282,8 @@ def _write_shards(
   remaining = []
   for job in jobs:
     report = shards.read_report(job) if os.path.basename(job.report_path) in written else None
-    if report is not None and _is_written(report, job) and (options.skip_bad or not report.bad):
+    # One that was written before its copies were merged is not as its job wants it.
+    if report is not None and report.merged == job.merged and (options.skip_bad or not report.bad):
       done(report)
     else:
       remaining.append(job)
@@ -292,14 +293,6 @@ def _write_shards(
     processes.run(remaining, options.workers, done)
   else:
     beam.run(remaining, options.runner, options.runner_options, done)
-
-
-def _is_written(report: shards.Report, job: shards.Job) -> bool:
-  """Whether a shard is as its job wants it: not if it was written before its copies were merged.
-
-  Nor is it if an earlier version wrote it that did not say of which of its images the digests are.
-  """
-  return report.merged == job.merged and (not report.bad or report.bad_rows is not None)
 
 
 def _check_reports(work: str, reports: Mapping[str, Sequence[shards.Report]], options: Options) -> None:

@@ -52,8 +52,8 @@ class Report:
   digests: str = ''  # `duplicates.digest` of each image, in base64
   merged: bool = False  # as of the job
   longest: int = 0  # the most labels that a record has
-  # Where those of `bad` stand among the job's images, from 0; None: an earlier version did not say.
-  bad_rows: list[int] | None = None
+  # Where those of `bad` stand among the job's images, from 0.
+  bad_rows: list[int] = dataclasses.field(default_factory=list)
 
 
 def write(job: Job) -> Report:

@@ -4,7 +4,6 @@ A copy is kept by address and version (~/.cache/vit_jax/downloads/BUCKET/DIGEST/
 copied again, and a broken-off copy goes on where it ended.
 """
 
-import hashlib
 import pathlib
 
 import filelock
@@ -80,9 +79,8 @@ def _copy(bucket: Bucket, entry: Entry, path: pathlib.Path) -> None:
 
 def _folder(address: str, entries: list[Entry]) -> pathlib.Path:
   """The folder in the cache for these versions of an address's objects."""
-  digest = hashlib.sha256(repr([address, *entries]).encode()).hexdigest()[:32]
   scheme, _, place = address.partition('://')
-  return cache.directory() / 'downloads' / f'{scheme}-{place.partition("/")[0]}' / digest
+  return cache.folder_of(f'downloads/{scheme}-{place.partition("/")[0]}', repr([address, *entries]))
 
 
 def _name(address: str) -> str:

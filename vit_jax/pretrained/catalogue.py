@@ -1,6 +1,7 @@
 """The published checkpoints of the original project, by short names such as 'imagenet21k/ViT-B_16'."""
 
 import difflib
+import itertools
 import re
 import urllib.parse
 
@@ -33,7 +34,7 @@ _FILES = {
 }
 
 # The checkpoint that 'How to train your ViT?' (arXiv 2106.10270) recommends for each model.
-_AUGREG_BEST = {
+_BEST = {
   'Ti_16': 'aug_none-wd_0.03-do_0.0-sd_0.0',
   'S_32': 'aug_none-wd_0.1-do_0.0-sd_0.0',
   'S_16': 'aug_light1-wd_0.03-do_0.0-sd_0.0',
@@ -44,6 +45,7 @@ _AUGREG_BEST = {
   'R26_S_32': 'aug_light1-wd_0.1-do_0.0-sd_0.0',
   'R50_L_32': 'aug_medium1-wd_0.1-do_0.1-sd_0.1',
 }
+_RECOMMENDED = {size: f'{size}-i21k-300ep-lr_0.001-{best}' for size, best in _BEST.items()}
 # The grammar of AugReg's names: the values that each part, in this order, can have.
 _AUGREG_PARTS = (
   ('Ti_16', 'S_32', 'S_16', 'B_32', 'B_16', 'B_8', 'L_16', 'R_Ti_16', 'R26_S_32', 'R50_L_32'),
@@ -55,6 +57,7 @@ _AUGREG_PARTS = (
   ('do_0.0', 'do_0.1'),
   ('sd_0.0', 'sd_0.1'),
 )
+_AUGREG = frozenset('-'.join(parts) for parts in itertools.product(*_AUGREG_PARTS))
 _TRANSFER = re.compile(r'--[a-z0-9_-]+-steps_\d+(\.\d+)?k?-lr_[\d.]+-res_\d+')
 
 
@@ -67,8 +70,8 @@ def is_name(source: str) -> bool:
 def url(name: str) -> str:
   """The https address of a published name; 'augreg/B_16' is the checkpoint recommended for that size."""
   folder, _, file = name.removesuffix('.npz').partition('/')
-  if folder == 'augreg' and file in _AUGREG_BEST:
-    file = _best(file)
+  if folder == 'augreg':
+    file = _RECOMMENDED.get(file, file)
   if folder == 'bit':  # its bucket has no folders
     place = f'bit_models/{file}.npz'
   elif file.startswith('Mixer'):
@@ -86,9 +89,9 @@ def is_in_bucket(address: str) -> bool:
 def in_grammar(name: str) -> bool:
   """Whether a name in augreg/ follows that folder's grammar; True for names in other folders."""
   folder, _, file = name.removesuffix('.npz').partition('/')
-  if folder != 'augreg':
-    return True
-  return file in _AUGREG_BEST or _corrected(file) == file
+  upstream, dashes, transfer = file.partition('--')
+  known = upstream in _AUGREG and (not dashes or _TRANSFER.fullmatch(dashes + transfer) is not None)
+  return folder != 'augreg' or file in _RECOMMENDED or known
 
 
 def is_published(name: str) -> bool:
@@ -103,34 +106,18 @@ def nearest(name: str) -> list[str]:
   folder, _, file = name.partition('/')
   found = [f'augreg/{_corrected(file)}'] if folder == 'augreg' else []
   known = [f'{folder}/{file}' for folder, files in _FILES.items() for file in files.split()]
-  known += [f'augreg/{size}' for size in _AUGREG_BEST]
+  known += [f'augreg/{size}' for size in _RECOMMENDED]
   found += [entry for entry in known if entry.rpartition('/')[2].lower() == name.lower()]  # without a folder
   caseless = {entry.lower(): entry for entry in known}
   found += [caseless[match] for match in difflib.get_close_matches(name.lower(), caseless, n=4, cutoff=0.4)]
   return [entry for entry in dict.fromkeys(found) if entry != name][:3]
 
 
-def _best(size: str) -> str:
-  """The whole name, without the folder, of the checkpoint recommended for a size."""
-  return f'{size}-i21k-300ep-lr_0.001-{_AUGREG_BEST[size]}'
-
-
 def _corrected(file: str) -> str:
-  """The AugReg name with each part replaced by the most similar value that the grammar allows."""
-  upstream, _, transfer = file.partition('--')
-  parts = upstream.split('-')
-  size = _closest(parts[0], _AUGREG_PARTS[0])
-  default = _best(size if size in _AUGREG_BEST else 'B_16').split('-')
-  corrected = [size]
-  for position, allowed in enumerate(_AUGREG_PARTS[1:], start=1):
-    key = allowed[0].partition('_')[0] if position > 3 else None
-    given = parts[position] if key is None and position < len(parts) else None
-    given = next((part for part in parts if key and part.startswith(key + '_')), given)
-    corrected.append(default[position] if given is None else _closest(given, allowed))
-  if transfer and _TRANSFER.fullmatch('--' + transfer):
-    return '-'.join(corrected) + '--' + transfer
-  return '-'.join(corrected) + ('--imagenet2012-steps_20k-lr_0.03-res_384' if transfer else '')
-
-
-def _closest(part: str, allowed: tuple[str, ...]) -> str:
-  return max(allowed, key=lambda other: difflib.SequenceMatcher(None, part.lower(), other.lower()).ratio())
+  """The most similar AugReg name that the grammar allows; a checkpoint that is recommended goes first."""
+  upstream, dashes, transfer = file.partition('--')
+  whole = [name for name in _RECOMMENDED.values() if name.startswith(upstream)]
+  near = (whole or difflib.get_close_matches(upstream, (*_RECOMMENDED.values(), *_AUGREG), n=1, cutoff=0))[0]
+  if dashes and not _TRANSFER.fullmatch(dashes + transfer):
+    transfer = 'imagenet2012-steps_20k-lr_0.03-res_384'
+  return f'{near}{dashes}{transfer}'

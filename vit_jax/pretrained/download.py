@@ -5,7 +5,6 @@ Each address has a folder of its own, named by a digest of the whole address, qu
 """
 
 import contextlib
-import hashlib
 import pathlib
 import re
 import urllib.parse
@@ -81,9 +80,8 @@ def _cached(url: str, name: str, near: list[str], kind: file_kinds.Kind, patienc
     host = address.hostname or ''
   except ValueError as error:
     raise UserError(f'{name} is not a valid address ({error}); check it.') from error
-  digest = hashlib.sha256(url.encode(errors='surrogatepass')).hexdigest()[:32]
   with _cache_errors(name):
-    path = cache.directory() / 'downloads' / _harmless(host) / digest / _file_name(address)
+    path = cache.folder_of(f'downloads/{_harmless(host)}', url) / _file_name(address)
     if http_download.is_complete(path):
       return path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,11 +55,7 @@ def preprocess(source: str | os.PathLike[str], *, image_size: tuple[int, int]) -
 
 
 def format_of(path: pathlib.Path) -> Format:
-  """The format that reads a path.
-
-  Raises:
-    UserError: none does.
-  """
+  """The format that reads a path; UserError where none does."""
   if not path.is_dir():
     _check_file(path)
   for name in FORMATS.names():

@@ -6,11 +6,11 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeGuard, TypeVar
 
+from vit_jax.foundation import foreign_files
 from vit_jax.foundation.errors import UserError
 
 T = TypeVar('T')
 
-_LARGEST_FILE = 2**26  # bytes; an index of a hundred thousand tensors has a sixth of that
 _LARGEST_SIZE = 10**6
 _LONGEST_TEXT = 200
 
@@ -35,21 +35,13 @@ class JsonObject:
 
   @classmethod
   def read(cls, path: pathlib.Path) -> 'JsonObject':
-    """The object that a file holds.
-
-    Raises:
-      UserError: it holds none, or is no regular file.
-    """
+    """The object that a file holds; UserError where it holds none, or is no regular file."""
     try:
-      if not path.is_file():
-        raise UserError(f'{path} is not a regular file; check the path.')
-      if path.stat().st_size > _LARGEST_FILE:
-        raise UserError(
-          f'{path} has more than {_LARGEST_FILE // 2**20} MiB, too many for such a file; check it.'
-        )
-      values = json.loads(path.read_text(encoding='utf-8'))
-    except (ValueError, OSError, RecursionError) as error:
-      reason = 'too deeply nested' if isinstance(error, RecursionError) else error
+      values = json.loads(foreign_files.read_text(path))
+    except RecursionError as error:
+      raise UserError(f'{path} cannot be read as JSON (too deeply nested); get the file again.') from error
+    except (ValueError, OSError) as error:
+      reason = getattr(error, 'strerror', None) or error
       raise UserError(f'{path} cannot be read as JSON ({reason}); get the file again.') from error
     if not isinstance(values, dict):
       raise UserError(f'{path} holds a {type(values).__name__} and not a JSON object; check the file.')

@@ -236,12 +236,12 @@ def test_folder_of_single_images_trains_and_cannot_hold_any_out(tmp_path):
 
 def test_folder_one_level_too_high_names_what_lies_below(tmp_path):
   write(tmp_path, 'photos/cat/1.jpg', 'photos/cat/deep/2.jpg', 'photos/dog/1.jpg')
-  said = rf"has one class folder, 'photos', and one level below it cat, dog; .*folder:{tmp_path}/photos"
+  said = rf"has no images in photos but one level below, in cat, dog; .*folder:{tmp_path}/photos"
   with pytest.raises(UserError, match=said):
     opened(tmp_path)
   assert opened(tmp_path / 'photos').class_names == ('cat', 'dog')
   write(tmp_path, *(f'photos/c{i}/1.jpg' for i in range(9)))
-  with pytest.raises(UserError, match='one level below it c0, c1, c2, c3, c4 and 6 more; '):
+  with pytest.raises(UserError, match='one level below, in c0, c1, c2, c3, c4 and 6 more; '):
     opened(tmp_path)
   write(tmp_path, 'photos/loose.jpg')  # now it is a class with folders in it
   assert opened(tmp_path).class_names == ('photos',)

@@ -49,7 +49,10 @@ def test_records_have_the_encoded_image_and_the_class(shades, spec):
 @pytest.mark.parametrize(
   'spec,message',
   [
-    ('tfds:shapes', 'no data set tfds:shapes; prepared in .*: shades; set TFDS_DATA_DIR if it is elsewhere'),
+    (
+      'tfds:shapes',
+      'no data set tfds:shapes, .*set TFDS_DATA_DIR if.*did you mean tfds:shades',
+    ),
     ('tfds:shades:val', r"shades/1.2.0 has no split 'val'; it has test, train"),
     ('tfds:shades:train[:99]', r'incompatible with 10 examples'),
     ('tfds:shades:9.9.9', 'tfds:shades:9.9.9 '),
@@ -67,7 +70,8 @@ def test_wrong_name_or_split_says_what_there_is(shades, spec, message):
 def test_unknown_name_names_the_nearest_and_the_data_directory(tmp_path, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'none'))
   with pytest.raises(
-    UserError, match=r'tfds:cifar1O, and none is prepared in .*/none; TFDS knows cifar10.*; set TFDS_DATA_DIR'
+    UserError,
+    match=r'tfds:cifar1O, neither prepared in .*/none .*set TFDS_DATA_DIR .*did you mean tfds:cifar10',
   ):
     opened('tfds:cifar1O')
 

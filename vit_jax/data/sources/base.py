@@ -126,11 +126,7 @@ class NamedSource(Source):
   @classmethod
   @abc.abstractmethod
   def splits(cls, place: str) -> Collection[str]:
-    """The names of a place's splits, without opening any.
-
-    Raises:
-      UserError: no such place.
-    """
+    """The names of a place's splits, without opening any; UserError for no such place."""
 
   @classmethod
   def holds_out(cls, place: str) -> bool:

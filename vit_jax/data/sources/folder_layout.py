@@ -105,12 +105,6 @@ def check_classes(classes: Collection[str], with_images: Iterable[Folders], wher
   if all(name.lower() in _IMAGES for names in inner.values() for name in names):
     return
   below = listed(set().union(*inner.values()))
-  if len(inner) == 1:
-    (name,) = inner
-    raise UserError(
-      f'{where} has one class folder, {name!r}, and one level below it {below}; if these are the classes, '
-      f'{give}{name}, or move them up into {where}.'
-    )
   raise UserError(
     f'{where} has no images in {listed(inner)} but one level below, in {below}; if these are the classes, '
     f'{give}{min(inner)}, or rename the folders around them to train, val and test; otherwise move the images up '

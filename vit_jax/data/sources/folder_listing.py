@@ -118,11 +118,7 @@ def version_of(paths: Sequence[str], root: str | os.PathLike[str] = '') -> str:
 
 
 def folders_in(path: str | pathlib.Path) -> list[str]:
-  """The sorted names of the folders in a folder, except hidden ones.
-
-  Raises:
-    UserError: a folder that cannot be read.
-  """
+  """The sorted names of the folders in a folder, except hidden ones; UserError for a folder that cannot be read."""
   try:
     with os.scandir(path) as entries:
       return sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))

@@ -11,11 +11,7 @@ HELD_OUT = ('test', 'validation', 'val')
 
 
 def first_of(wanted: Sequence[str], spec: str) -> str:
-  """The first of some splits that a source has.
-
-  Raises:
-    UserError: it has none of them, or is not there.
-  """
+  """The first of some splits that a source has; UserError where it has none of them, or is not there."""
   kind, place, _ = sources.parse(spec, '')
   splits = SOURCES[kind].splits(place)
   for split in wanted:

@@ -21,6 +21,7 @@ from etils import epath
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import missing_data, tfds_bucket
 from vit_jax.data.sources.base import NamedSource, Record, bad_split, check_split, label_map
+from vit_jax.data.sources.bucket_records import BucketRecords, Span
 from vit_jax.data.sources.tfds_checks import check_directory, sums_of
 from vit_jax.data.sources.tfds_features import RecordReader, features_of, of_features
 from vit_jax.data.sources.tfds_files import INFO
@@ -31,7 +32,6 @@ _CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait
 _OTHER_FILES = 512  # that a run may have open beside its data
 _SAMPLES, _SAMPLE_BYTES = 8, 1024  # of a shard, which tell that it was replaced
-_MANY_RECORDS = 10**6  # of one shard
 _RANDOM_ACCESS = ('array_record', 'parquet')
 
 
@@ -70,9 +70,9 @@ class TfdsSource(NamedSource):
     self._bucket = None
     if address is not None:
       self._bucket = buckets.Bucket(address)
-      self._records.data_source = tfds_bucket.records(self._bucket, address, instructions)
-      self._files = [tfds_bucket.beside(address, file) for file in self._files]
-    _check_claims(self._files, [instruction.take for instruction in instructions])
+      self._files = [f'{address}/{os.path.basename(file)}' for file in self._files]
+      spans = [Span(file, part.skip, part.take) for file, part in zip(self._files, instructions, strict=True)]
+      self._records.data_source = BucketRecords(self._bucket, spans)
     self._file_ends = list(itertools.accumulate(instruction.take for instruction in instructions))
     if address is None:
       _allow_open_files(len(self._files), name)
@@ -237,16 +237,6 @@ def _check_format(builder: tfds.core.DatasetBuilder) -> None:
     )
 
 
-def _check_claims(files: Sequence[str], records: Sequence[int]) -> None:
-  """Raises UserError where a shard is said to have more records than bytes.
-
-  Only shards of very many records are looked at, since on a network each look takes a moment.
-  """
-  for file, count in zip(files, records, strict=True):
-    if count > _MANY_RECORDS and '://' not in file and os.path.exists(file) and count > os.path.getsize(file):
-      raise UserError(f'{file} has less than the {count:,} records that {INFO} says; prepare the data again.')
-
-
 def _allow_open_files(count: int, name: str) -> None:
   """Raises this process's limit of open files, which may be 1,024: each shard that was read stays open."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -365,19 +355,13 @@ def _missing(name: str, data_dir: str) -> UserError | None:
 
 def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:
   """The error for a name that neither TFDS nor the data directory knows."""
-  if os.path.isdir(os.path.expanduser(name)):
-    return UserError(
-      f'There is no data set tfds:{name}; to read the folder of that name here, write tfds:./{name}.'
-    )
-  elsewhere = 'set TFDS_DATA_DIR if it is elsewhere'
   names = sorted({path.split('/')[0] for path in prepared})
   near = difflib.get_close_matches(name, names, n=3) or names[:3]
-  if near:
-    return UserError(
-      f'There is no data set tfds:{name}; prepared in {data_dir}: {", ".join(near)}; {elsewhere}.'
-    )
-  near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
-  hint = f'TFDS knows {", ".join(near)}' if near else 'tensorflow.org/datasets lists those of TFDS'
+  near = near or difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
+  if os.path.isdir(os.path.expanduser(name)):
+    near = [f'./{name}']
+  meant = f' did you mean {" or ".join(f"tfds:{other}" for other in near)}?' if near else ''
   return UserError(
-    f'There is no data set tfds:{name}, and none is prepared in {data_dir}; {hint}; {elsewhere}.'
+    f'There is no data set tfds:{name}, neither prepared in {data_dir} (set TFDS_DATA_DIR if it is elsewhere) nor of '
+    f'TFDS;{meant or " tensorflow.org/datasets lists those."}'
   )

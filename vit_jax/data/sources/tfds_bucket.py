@@ -1,14 +1,10 @@
 """TFDS data sets in buckets: their small files are copied into the cache, their records are read where they are."""
 
-import hashlib
 import os
 import pathlib
-from collections.abc import Iterable
-from typing import Any
 
 import filelock
 
-from vit_jax.data.sources.bucket_records import BucketRecords, Span
 from vit_jax.data.sources.tfds_files import INFO
 from vit_jax.foundation import buckets, cache, files
 from vit_jax.foundation.buckets import Bucket
@@ -65,9 +61,8 @@ def local_folder(bucket: Bucket, address: str) -> pathlib.Path:
       else '; give the one with the version as its name.'
     )
     raise UserError(f'{address} is no directory prepared by TFDS, it has no {INFO}{inner}')
-  digest = hashlib.sha256(repr(sorted(map(repr, small))).encode()).hexdigest()[:32]
   try:
-    folder = cache.directory() / 'data_sets' / digest / pathlib.Path(*address.split('/')[-2:])
+    folder = cache.folder_of('data_sets', repr(sorted(map(repr, small)))).joinpath(*address.split('/')[-2:])
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / '.lock'):
       for entry in small:
@@ -79,14 +74,3 @@ def local_folder(bucket: Bucket, address: str) -> pathlib.Path:
       f'{address} needs the cache, which cannot be written ({error}); set XDG_CACHE_HOME to a folder that can.'
     ) from error
   return folder
-
-
-def records(bucket: Bucket, address: str, instructions: Iterable[Any]) -> BucketRecords:
-  """The records that TFDS's instructions for a split name, read from a bucket."""
-  spans = [Span(beside(address, step.filename), step.skip, step.take) for step in instructions]
-  return BucketRecords(bucket, spans)
-
-
-def beside(address: str, file: str) -> str:
-  """The address of a file of a data set that the builder names by its local path."""
-  return f'{address}/{os.path.basename(file)}'

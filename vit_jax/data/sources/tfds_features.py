@@ -90,11 +90,7 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
 
 
 def features_of(info: tfds.core.DatasetInfo) -> tfds.features.FeaturesDict:
-  """The features of a data set.
-
-  Raises:
-    UserError: its records are not dictionaries of features.
-  """
+  """The features of a data set; UserError where its records are not dictionaries of features."""
   if isinstance(info.features, tfds.features.FeaturesDict):
     return info.features
   raise UserError(f'The records of {info.full_name} have no named features; choose another data set.')
@@ -106,11 +102,7 @@ def file_feature(features: tfds.features.FeaturesDict) -> str | None:
 
 
 def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
-  """The feature that is the image.
-
-  Raises:
-    UserError: none, or several of which none is called 'image'.
-  """
+  """The feature that is the image; UserError for none, or several of which none is called 'image'."""
   images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
   return _choose(images, 'image', 'an image', name, features)
 

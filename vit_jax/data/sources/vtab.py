@@ -74,11 +74,7 @@ class Task:
 
 
 def task_of(name: str) -> Task:
-  """The task of a name.
-
-  Raises:
-    UserError: there is none.
-  """
+  """The task of a name; UserError where there is none."""
   if name not in TASKS:
     near = difflib.get_close_matches(name, TASKS, n=1) or list(TASKS)[:1]
     raise UserError(f'vtab:{name} is none of the {len(TASKS)} tasks of VTAB; did you mean vtab:{near[0]}?')
