@@ -75,22 +75,23 @@ LAYOUTS = {
   'accents both ways': Layout({'': '{c}/{i}.jpg'}, {f'{NFC}/1.jpg': NFC, f'{NFD}/2.jpg': NFC}),
   'Kaggle: scenes, doubled': refused(
     splits('seg_train/seg_train', test='seg_test/seg_test'),
-    r"seg_t\w+ has no images in seg_t\w+ but one level below, in cat, dog; .* move the images up into",
+    r'seg_t\w+ has no images in seg_t\w+ but one level below, in cat, dog; .* move the images up into',
   ),
   'Kaggle: X-rays, one level too high': refused(
     splits('chest_xray/train', 'chest_xray/val', 'chest_xray/test'),
-    r"has no images in chest_xray but one level below, in test, train, val; .* give \S+/chest_xray,",
+    r'has no images in chest_xray but one level below, in test, train, val; .* give \S+/chest_xray,',
   ),
   'several sets, one level too high': refused(
     {'train': 'north/{c}/{i}.jpg', 'val': 'south/{c}/{i}.jpg'},
     r'no images in north, south but one level below, in cat, dog; .* give \S+/north, or rename .* train, val and',
   ),
   'Hugging Face: data/, one level too high': refused(
-    splits('data/train', test='data/test'), "no images in data but one level below, in test, train; .* give .*/data, or"
+    splits('data/train', test='data/test'),
+    'no images in data but one level below, in test, train; .* give .*/data, or',
   ),
   'ImageNet, one level too high': refused(
     splits('Data/CLS-LOC/train', 'Data/CLS-LOC/val'),
-    "no images in Data but one level below, in CLS-LOC; .*/Data, or",
+    'no images in Data but one level below, in CLS-LOC; .*/Data, or',
     **{'Annotations/1.xml': '', 'ImageSets/train.txt': ''},
   ),
   'Kaggle: flat, classes in file names': refused(
@@ -112,7 +113,7 @@ LAYOUTS = {
   ),
   'Hugging Face: metadata below data/': refused(
     splits('data/train', test='data/test', inner=FLAT),
-    "no images in data but one level below, in test, train",
+    'no images in data but one level below, in test, train',
     None,
     **{'data/train/metadata.csv': ROWS, 'data/test/metadata.csv': ROWS},
   ),

@@ -149,7 +149,7 @@ def test_single_image_is_not_taken_for_a_list_of_its_rows(image):
   ('image', 'words'),
   [
     (Image.new('RGB', (0, 5)), 'An image has 0 x 5 pixels'),
-    (Image.new('La', (5, 5)), "mode 'La' has no conversion to 'RGB'"),
+    (Image.new('La', (5, 5)), "mode 'La' cannot be read"),
     ('photo.jpg', r'An image is a str; give one of Pillow, such as Image\.open'),
     (None, 'An image is a NoneType; give'),
     ([[1, 2], [3]], 'An image is no array'),

@@ -25,14 +25,9 @@ _ATTEMPTS = 10
 
 @functools.lru_cache
 def augmentation(text: str) -> Augmentation:
-  """The augmentation that `config.data.augment` names.
+  """The augmentation that `config.data.augment` names: a function of an image, uint8 (H, W, C), and a generator.
 
-  Args:
-    text: as `augment_policy.parse` reads it.
-
-  Returns:
-    A function of an image, uint8 (H, W, C), and a random generator. It returns an image of the same shape and
-    does not write into its argument.
+  It returns an image of the same shape and does not write into its argument.
   """
   steps = [_function(step) for step in augment_policy.parse(text)]
 

@@ -45,11 +45,7 @@ _PART = re.compile(r'\s*(\w+)\s*(?:\(([^()]*)\))?\s*')
 
 
 def parse(text: str) -> tuple[Step, ...]:
-  """The steps in order; a level is replaced by its steps.
-
-  Raises:
-    ValueError: an unknown name, or arguments that do not fit it.
-  """
+  """The steps in order, levels replaced by theirs; ValueError for an unknown name, or arguments that do not fit it."""
   steps: list[Step] = []
   for part in text.split('|'):
     match = _PART.fullmatch(part)

@@ -11,8 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class BadImages:
-  """Every undecodable image once, with the first step whose batch needed it; safe to use from several
-  threads.
+  """Every undecodable image once, with the first step whose batch needed it; threads may share it.
 
   Batches are made ahead of the step that is running. To make the counts independent of how far ahead, and the
   same in a resumed run, everything is asked for by step.
@@ -38,11 +37,7 @@ class BadImages:
         self.add(line['step'], BadImage(line['name'], line['error']))
 
   def report(self, steps: int) -> dict[str, int]:
-    """Writes the images that the steps 0 .. steps - 1 needed to the file, if one was given.
-
-    Returns:
-      {'data/bad_images': their number}, or {} if there are none.
-    """
+    """Writes the images that the steps before `steps` needed to the file, if any; {'data/bad_images': count}."""
     with self._lock:
       found = sorted((step, name, error) for name, (step, error) in self._found.items() if step < steps)
     if self._path and found and (len(found) > self._written or not self._path.exists()):

@@ -15,8 +15,9 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.data import jpeg
-from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
 from vit_jax.foundation.errors import BadImage, UserError
+
+Box = tuple[float, float, float, float]  # top, left, height, width
 
 # Pillow warns of damaged metadata, for which no image is refused here, and of large images below its limit.
 warnings.filterwarnings('ignore', module=r'PIL\.')
@@ -33,6 +34,7 @@ _TRANSPOSITIONS = {
 }
 # What Pillow calls the metadata that may hold an orientation: EXIF, also as ImageMagick writes it into a PNG, and XMP.
 _METADATA = ('exif', 'Raw profile type exif', 'xmp', 'XML:com.adobe.xmp')
+_MODES = {1: 'L', 3: 'RGB'}  # channels -> what Pillow calls them
 _SIDEWAYS = (5, 6, 7, 8)  # the orientations that swap height and width
 _REDUCTIONS = (8, 4, 2)  # the DCT of a JPEG decodes to 1/8, 1/4 or 1/2 of the size, and faster
 
@@ -73,25 +75,11 @@ class Picture:
 
   @property
   def lasting(self) -> bytes | np.ndarray:
-    """What to keep of an image that is needed again: its pixels, so that it is not decoded again.
-
-    Of a JPEG it is the file: it is smaller, and parts of it are decoded to several sizes.
-    """
+    """What to keep of an image that is needed again: its pixels, or the file of a JPEG, which is smaller."""
     return self._data if self._array is None else self._array
 
   def pixels(self, at_least: tuple[float, float] | None = None) -> np.ndarray:
-    """Decodes the whole picture.
-
-    Args:
-      at_least: a height and width that suffice: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if that is
-        no smaller. None: decode at full size.
-
-    Returns:
-      uint8 (H', W', channels).
-
-    Raises:
-      BadImage: a damaged file, or pixels of an unsupported kind.
-    """
+    """The whole picture, uint8 (H', W', channels); arguments and errors as of `part`."""
     height, width = self.size
     return self.part((0, 0, height, width), at_least)[0]
 
@@ -100,7 +88,8 @@ class Picture:
 
     Args:
       box: top, left, height, width of the part.
-      at_least: as for `pixels`, for the part.
+      at_least: a height and width of the part that suffice: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if
+        that is no smaller. None: at full size.
 
     Returns:
       uint8 (H', W', channels): the picture or its upper rows, possibly at a reduced scale.
@@ -110,10 +99,10 @@ class Picture:
       BadImage: a damaged file, or pixels of an unsupported kind.
     """
     if self._array is not None:
-      return _with_channels(self._array, self._channels), box
+      return with_channels(self._array, self._channels), box
     top, left, height, width = box
     factor = _reduction(height, width, at_least) if at_least else 1
-    pixels = _with_channels(self._decode_rows(int(top + height), factor), self._channels)
+    pixels = with_channels(self._decode_rows(int(top + height), factor), self._channels)
     if factor == 1:
       return pixels, box
     return pixels, (top / factor, left / factor, height / factor, width / factor)
@@ -130,7 +119,7 @@ class Picture:
       reduced = (self._file.width // factor, self._file.height // factor) if factor > 1 else None
       # A JPEG can be decoded straight to luma; Pillow allows only one call of draft.
       self._file.draft('L' if self._channels == 1 else None, reduced)
-      return _decode(self._file, self._channels)
+      return eight_bits(upright(self._file), self._channels)
 
   def _open(self) -> tuple[int, int]:
     """Opens the file with Pillow; returns height and width after EXIF orientation."""
@@ -138,7 +127,7 @@ class Picture:
       self._file = Image.open(io.BytesIO(self._data))
       if self._file.format not in ('JPEG', 'MPO'):
         # Only JPEGs are sure to have their orientation in the header; others have to be decoded first.
-        self._array = _decode(self._file, self._channels)
+        self._array = eight_bits(upright(self._file), self._channels)
         return self._array.shape[0], self._array.shape[1]
       width, height = self._file.size
       return (width, height) if _orientation(self._file) in _SIDEWAYS else (height, width)
@@ -172,15 +161,14 @@ def _reduction(height: float, width: float, at_least: tuple[float, float]) -> in
   return next(fitting, 1)
 
 
-def _decode(image: Image.Image, channels: int) -> np.ndarray:
-  """uint8 (H, W) or (H, W, channels), upright."""
-  image = upright(image)
-  if has_16_bits(image):
-    return upper_byte(image)
+def eight_bits(image: Image.Image, channels: int) -> np.ndarray:
+  """A decoded image of Pillow's, uint8 (H, W) or (H, W, channels); ValueError where it has no such conversion."""
+  if image.mode.startswith('I;16'):
+    return (np.asarray(image) >> 8).astype(np.uint8)
   if image.mode in ('I', 'F'):
     raise ValueError('it has 32 bits a pixel, and 8 or 16 are supported')
-  if image.mode not in ('L', MODES[channels]):
-    image = image.convert(MODES[channels])
+  if image.mode not in ('L', _MODES[channels]):
+    image = image.convert(_MODES[channels])
   return np.asarray(image)
 
 
@@ -200,7 +188,7 @@ def _orientation(image: Image.Image) -> int | None:
   return None
 
 
-def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:
+def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
   """uint8 (H, W) or (H, W, 1 or 3) as (H, W, channels)."""
   if image.ndim == 2:
     image = image[:, :, None]

@@ -13,12 +13,8 @@ from vit_jax.foundation.errors import UserError
 def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
   """The files named, and in place of each folder the images below it, sorted.
 
-  Hidden files and folders below a folder are left out. Links to folders are followed, each folder entered
-  once.
-
   Raises:
-    UserError: an address; no such file, not a regular file (such as a named pipe), a folder without images, or one that
-      cannot be read.
+    UserError: an address, no such file or no regular one, a folder without images, or one that cannot be read.
   """
   suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
   result = []

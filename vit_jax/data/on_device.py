@@ -16,15 +16,7 @@ Batch = dict[str, jax.Array]  # what the pipeline makes, or a part of it
 
 
 def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
-  """Scales images to the model's value range.
-
-  Args:
-    images: (B, H, W, C) with values 0 … 255: uint8, or float32 after mixing.
-    data: its mean and std, by which value_range is what 0 and 255 become.
-
-  Returns:
-    float32 (B, H, W, C).
-  """
+  """Images (B, H, W, C), uint8 or mixed ones in 0 … 255, in the range of `data.mean` and `std`: float32."""
   low, high = data.value_range
   return images.astype(jnp.float32) * np.asarray((high - low) / 255, np.float32) + np.asarray(low, np.float32)
 

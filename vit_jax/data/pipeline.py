@@ -154,11 +154,7 @@ class TrainPipeline(_Pipeline):
     return np.array([self._record_number(position) for position in positions], np.int64)
 
   def batch(self, step: int) -> Batch:
-    """The batch of a step; this thread makes the rows that the devices of this process need.
-
-    Raises:
-      UserError: an image that cannot be decoded; the error names it.
-    """
+    """The batch of a step, made by this thread; UserError names an image that cannot be decoded."""
     tasks, assemble = self._work(step)
     for task in tasks:
       task()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vit_jax.data import decode, geometry
 from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
-from vit_jax.data.pixel_formats import MODES, Box, has_16_bits, upper_byte
+from vit_jax.data.decode import Box
 from vit_jax.foundation.errors import UserError, first_line
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
@@ -248,17 +248,12 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
   picture = _upright(image) if isinstance(image, Image.Image) else _picture(image)
   if not picture.width or not picture.height:
     raise UserError(f'An image has {picture.width} x {picture.height} pixels; leave it out.')
-  if picture.mode in ('I', 'F'):
-    raise UserError('An image has 32 bits a pixel, and 8 or 16 are supported; convert it first.')
-  if has_16_bits(picture):
-    return np.repeat(upper_byte(picture)[:, :, None], channels, axis=2)
   try:
-    pixels = np.asarray(picture.convert(MODES[channels]))
+    return decode.with_channels(decode.eight_bits(picture, channels), channels)
   except ValueError as error:  # Pillow has no conversion from 'LAB' to 'L', and none from 'La'
     raise UserError(
-      f'An image of the mode {picture.mode!r} has no conversion to {MODES[channels]!r}; convert it first.'
+      f'An image of the mode {picture.mode!r} cannot be read ({error}); convert it first.'
     ) from error
-  return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def _upright(image: Image.Image) -> Image.Image:

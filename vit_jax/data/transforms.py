@@ -12,8 +12,7 @@ import numpy as np
 from vit_jax.data import geometry
 from vit_jax.data.augment import augmentation
 from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
-from vit_jax.data.decode import Picture
-from vit_jax.data.pixel_formats import Box
+from vit_jax.data.decode import Box, Picture
 from vit_jax.data.preprocess import Preprocess, method_of, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box

@@ -9,10 +9,7 @@ from vit_jax.foundation.errors import UserError
 
 
 def local_place(top: pathlib.Path, item: str, address: str) -> pathlib.Path:
-  """Where an object is copied to: below `top` as it lies below an address.
-
-  Raises UserError where its name, which anybody may have chosen, leads elsewhere.
-  """
+  """Where an object is copied to: below `top` as it lies below an address; UserError where its name leads elsewhere."""
   below = item.removeprefix(address).strip('/')
   if not below:
     return top

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.foundation.bucket_paths import named_apart
 from vit_jax.foundation.errors import OutOfReach, UserError, first_line
@@ -32,8 +32,7 @@ _LOGGERS = ('gcsfs', 'google.auth._default')
 _Item = TypeVar('_Item')
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
   """What a scheme needs: the package, the extra that installs it, and how credentials are given."""
 
   package: str
@@ -259,11 +258,7 @@ class Bucket:
   def _request(self, address: str, make: Callable[[], Awaitable[Any]], size: int = 0) -> Any:
     """The result of a coroutine on fsspec's loop, which sends `size` bytes, made again after a failure that may pass.
 
-    Raises:
-      FileNotFoundError: there is nothing at the address.
-      FileExistsError: it has another version than asked for.
-      UserError: no access.
-      OutOfReach: every attempt failed.
+    Raises as the class does, FileNotFoundError where there is nothing, and FileExistsError for another version.
     """
     from fsspec import asyn
 

@@ -80,18 +80,14 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-  """Writes a JSON file, as `atomic_write` does, with two spaces of indentation and a newline at the end.
-
-  NumPy scalars are written as numbers. NaN and infinity, which JSON does not have, are written as null.
-  """
+  """Writes a JSON file, as `atomic_write` does, with values by `as_json`."""
   write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False) + '\n')
 
 
 def move_into_place(partial: Path, path: Path) -> None:
   """Renames a complete file to `path`, on the same file system, so that it survives a power failure.
 
-  For libraries that write to a path of their own; otherwise use `atomic_write`. An OSError, where it cannot get that
-  name (a folder's for example), has the filename `path`.
+  For libraries that write to a path of their own. An OSError, as where a folder has that name, has the filename `path`.
   """
   fsync_file(partial)
   try:

@@ -13,8 +13,7 @@ REFUSED = frozenset({errno.EINVAL, errno.EFBIG})  # errors of `read_bytes`: no r
 def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
   """The content of a regular file of at most so many bytes; a named pipe or a device might never end, and is not read.
 
-  Raises:
-    OSError: it cannot be read, is no regular file or too large; `strerror` says which.
+  OSError where it cannot be read, is no regular file or too large; `strerror` says which.
   """
   descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
   try:

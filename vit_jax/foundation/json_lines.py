@@ -23,11 +23,8 @@ _log = logging.getLogger(__name__)
 def read(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> list[Line]:
   """The sound lines of a file, by what such a line must have; [] where there is no file.
 
-  A last line that a kill cut short is left out without a word. Of other damaged lines a warning is logged.
-
-  Raises:
-    OSError: the file cannot be read.
-    UserError: it is no regular file, such as a named pipe.
+  A last line that a kill cut short is left out without a word. Of other damaged lines a warning is logged. OSError
+  where the file cannot be read, UserError where it is no regular one.
   """
   lines, damaged = _parsed(path, is_sound)
   if damaged:
@@ -36,10 +33,7 @@ def read(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> list[Line]:
 
 
 def recover(path: pathlib.Path, is_sound: Callable[[Line], bool]) -> list[Line]:
-  """As `read`, for the one process that writes the file: a damaged file is moved aside first.
-
-  The caller then writes the lines anew.
-  """
+  """As `read`, for the one process that then writes the lines anew: a damaged file is moved aside first."""
   lines, damaged = _parsed(path, is_sound)
   if damaged:
     aside = files.move_aside(path)
@@ -53,11 +47,7 @@ def text(line: Line) -> str:
 
 
 class Writer:
-  """Writes a file anew and appends to it.
-
-  Where the file is removed, emptied or replaced meanwhile, the next append writes all its lines again and logs
-  a warning.
-  """
+  """Writes a file anew and appends to it; where it is gone or replaced meanwhile, all its lines are written again."""
 
   def __init__(self, path: pathlib.Path, lines: Sequence[Line]):
     """The file's directory exists; `lines` is what it holds at first."""

@@ -23,10 +23,7 @@ class Registry(Generic[T]):
     self._entries: dict[str, str | type[T]] = dict(entries)
 
   def register(self, name: str, cls: type[T]) -> None:
-    """Adds an implementation from outside this package, anew where a file or a notebook's cell is executed again.
-
-    Raises ValueError where the name is taken by another class.
-    """
+    """Adds a class from outside, also where its cell is executed again; ValueError where another one has the name."""
     taken = self[name] if name in self._entries else cls
     if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
       raise ValueError(f'the {self.what} {name!r} is registered already')

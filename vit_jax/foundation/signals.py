@@ -3,11 +3,8 @@
 Python runs a signal handler in the main thread, and only when that thread is back in Python code: not during
 a long compilation, a collective that waits for a lost process, or the opening of a file that never opens. It
 can also be lost: a `KeyboardInterrupt` that is raised inside a callback of C++ code is printed and ignored.
-`Listener` therefore reacts to signals in a thread of its own. That thread also looks for signals that the kernel
-has given to a main thread which cannot take them, because it waits for a file system that does not answer.
-
-Where nothing is to be saved or cleaned up, SIGTERM needs no listener: its default action ends the process at
-once.
+`Listener` therefore reacts to signals in a thread of its own. Where nothing is to be saved or cleaned up, SIGTERM
+needs no listener: its default action ends the process at once.
 """
 
 import contextlib

@@ -114,12 +114,7 @@ _DUPLICATES = flags.DEFINE_enum(
 
 
 def main(arguments: Sequence[str]) -> None:
-  """Prepares what the command line says: SRC, DST and the options of Beam.
-
-  Raises:
-    UserError: something about the arguments, the source or the destination is wrong.
-    Preempted: interrupted; the same command goes on.
-  """
+  """Prepares what the command line says: SRC, DST and the options of Beam."""
   name, (source, destination, *rest) = _places(arguments)
   runner_options = tuple(rest)
   if runner_options and _RUNNER.value == 'local':

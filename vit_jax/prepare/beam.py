@@ -14,8 +14,7 @@ def run(
 ) -> None:
   """Writes shards by a runner of Beam's: direct, dataflow, flink, spark, …; `done` is called once all are complete.
 
-  Raises:
-    UserError: Beam is not installed, has no such runner, or refuses the options.
+  UserError where Beam is not installed, has no such runner, or refuses the options.
   """
   try:
     # An extra, which pyright may not find.

@@ -47,12 +47,7 @@ class ClassArchives:
     self._last_key, self._last_name, self._last_is_image = '', '', False
 
   def add(self, archive: Folders, name: str, *, is_image: bool) -> None:
-    """Takes note of a file.
-
-    Args:
-      archive: the folders that the archive stands for; the last one is its name.
-      name: the file's path in the source, which begins with these folders.
-      is_image: whether it is an image.
+    """Takes note of a file, `name` in the source, of the archive that stands for its first folders.
 
     Raises:
       UserError: this file and the one before it are an image and its label, as WebDataset's samples have
@@ -79,13 +74,9 @@ class ClassArchives:
     return self._inner.keys()
 
   def check(self, is_class: Callable[[Folders], bool]) -> None:
-    """Checks, once all files are known, each archive that stands for a class.
+    """Raises UserError, once all files are known, for an archive in a place of a class (`is_class`) that can be none.
 
-    Args:
-      is_class: whether a folder is that of a class, neither a split nor a folder within a class.
-
-    Raises:
-      UserError: an archive is named like a part in a series, or its images are in several folders.
+    It is named like a part in a series, or its images are in several folders.
     """
     for archive, inner in self._inner.items():
       if not is_class(archive):

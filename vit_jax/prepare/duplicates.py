@@ -50,10 +50,8 @@ def unpacked(text: str) -> np.ndarray:
 
 def repeated(digests: Sequence[np.ndarray]) -> np.ndarray:
   """The sorted digests that are there more than once, uint64."""
-  if not digests:
-    return np.zeros(0, np.uint64)
-  ordered = np.sort(np.concatenate(digests))
-  return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+  found, counts = np.unique(np.concatenate(digests), return_counts=True)
+  return found[counts > 1]
 
 
 def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, Collection[int]]]) -> Groups:

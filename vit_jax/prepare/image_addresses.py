@@ -16,11 +16,7 @@ _METADATA_ADDRESSES = {
 
 
 def check(address: str, where: str) -> None:
-  """Checks an address that a table names. No name is looked up: only the text of the address is judged.
-
-  Args:
-    address: such as https://host/image.jpg or gs://bucket/image.jpg.
-    where: what errors call the line of the table.
+  """Checks an address that a table names `where`. No name is looked up: only the text of the address is judged.
 
   Raises:
     UserError: it chains protocols (simplecache::http://…), or is on a link-local host, such as the server from

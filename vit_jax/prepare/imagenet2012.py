@@ -25,8 +25,7 @@ def is_challenge(source: str) -> bool:
 def list_images(source: str, *, allow_cut: bool, limit: int | None) -> Iterator[SourceImage]:
   """Lists the images of both tars, `limit` of each class of the training images; arguments as of `Listing`.
 
-  Raises:
-    UserError: one of the files is missing or damaged, or they do not fit each other.
+  UserError where a file is missing or damaged, or they do not fit each other.
   """
   for name in (_VAL, _KIT):
     if not storage.exists(storage.join(source, name)):

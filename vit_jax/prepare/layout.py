@@ -40,9 +40,7 @@ class Layout:
   def settle(self, source: str, archives: Collection[Folders] = ()) -> None:
     """Decides on wrapping folders and splits, once all folders and those that archives stand for are known.
 
-    Raises:
-      UserError: no image is in the folder of a class, one split is there under two names, or the folders are no
-        classes.
+    UserError where no image is in the folder of a class, two folders are one split, or the folders are no classes.
     """
     while self.is_archive and (inner := self._single_folder()):
       self._wrapping = (*self._wrapping, inner)

@@ -1,18 +1,10 @@
 """The images of a source, in one list, whatever the source is.
 
-- A folder or archive with a folder for each class, below train/, val/ and test/ (or other usual names of these,
-  see `folder_layout`) or without these. In an archive, single folders around all others are passed over. A tar
-  within a tar stands for a folder of its name, and so does each archive in a folder that has archives and no
-  images.
-- A .csv or .tsv file with a column for the image, a column for the label and, if there are splits, a column
-  split. Paths are absolute, addresses, or relative to the file.
-- A folder with metadata.csv or metadata.jsonl (a Hugging Face image folder), in it or in its splits' folders, or
-  the same below data/.
-- Shards of WebDataset (webdataset.py), and parquet files with the images in them (parquet.py).
-- A folder with the two tars of ImageNet's challenge of 2012 and its development kit (imagenet2012.py).
-
-In tables, a label is the name of a class, or several names with ';' or '|' between them (in .jsonl also a
-list).
+- A folder or archive with a folder for each class, below those of splits (`folder_layout`) or without. In an archive,
+  single folders around all others are passed over. A tar within a tar stands for a folder of its name, and so does
+  each archive in a folder that has archives and no images.
+- A table, or a folder with Hugging Face's metadata (tables.py); shards of WebDataset (webdataset.py); parquet files
+  with the images in them (parquet.py); ImageNet's challenge of 2012 as it is given out (imagenet2012.py).
 """
 
 import json
@@ -58,8 +50,7 @@ class Listing:
     allow_cut: bool = False,
     listed: Callable[[int], None] | None = None,
   ):
-    """Lists a source.
-
+    """
     Args:
       source: its path or address.
       scratch: a local folder for the list.
@@ -107,10 +98,7 @@ class Listing:
   def ordered_classes(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
     """The classes in the order of their labels: by name, or by number if those of a table are all numbers.
 
-    Arguments and result as of `sample_labels.ordered_classes`.
-
-    Raises:
-      UserError: `selection.class_names` does not fit the classes.
+    Arguments, result and errors as of `sample_labels.ordered_classes`.
     """
     names = list(names)
     if self._keeps_numbers:

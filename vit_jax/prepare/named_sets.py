@@ -32,10 +32,7 @@ def default_destination(name: str) -> str:
 
 
 def training_command(name: str, records: int, labels: str = '') -> str:
-  """The command that trains on a named data set, also on a rehearsal of it with few images (`records`).
-
-  `labels` are its `label_options`.
-  """
+  """The command that trains on a named data set of so many images, also a rehearsal; `labels`: its `label_options`."""
   named = NAMED_SETS[name]
   command = f'python -m vit_jax.main --config={named.recipe}{labels}'
   if not named.held_out or records > named.held_out:
@@ -48,10 +45,7 @@ def training_command(name: str, records: int, labels: str = '') -> str:
 
 
 def label_options(longest: int | None, weighted: bool) -> str:
-  """The options of a run on images with lists of classes: at most `longest` each, perhaps with weights.
-
-  None: images have one class each.
-  """
+  """The options of a run on images with lists of at most `longest` classes (None: one class), perhaps with weights."""
   if longest is None:
     return ''
   options = f" --config.data.max_labels={longest} --config.objective.loss='sigmoid'"

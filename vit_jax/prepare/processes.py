@@ -17,11 +17,7 @@ from vit_jax.prepare import shards
 
 
 def run(jobs: Sequence[shards.Job], workers: int, done: Callable[[shards.Report], None]) -> None:
-  """Writes shards, at least one; `done` is called for each when it is complete, in any order.
-
-  Raises:
-    Preempted: a process was killed.
-  """
+  """Writes shards, at least one, and calls `done` for each that is complete; Preempted where a process was killed."""
   # A forked process would have the locks of this one but not the threads that release them.
   context = multiprocessing.get_context('spawn')
   with concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), context, _start) as pool:

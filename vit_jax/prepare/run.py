@@ -145,11 +145,7 @@ def _reports(jobs: Sequence[shards.Job]) -> dict[str, list[shards.Report]]:
 
 
 def is_complete(source: str, destination: str, options: Options) -> bool:
-  """Whether the destination already holds this source, prepared in this way.
-
-  Raises:
-    UserError: it holds another source, or was prepared in another way.
-  """
+  """Whether the destination holds this source, prepared in this way; UserError where it holds another, or otherwise."""
   if not storage.exists(storage.join(destination, tfds_files.INFO)):
     return False
   before = _json_or_empty(storage.join(destination, tfds_files.METADATA))

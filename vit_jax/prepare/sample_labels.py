@@ -24,11 +24,7 @@ def split_of(path: str) -> str:
 def labels_and_weights(
   fields: Mapping[str, Any], columns: Columns, where: str
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-  """The classes of a sample and their weights; () where it has none.
-
-  Raises:
-    UserError: there is no label, or the weights do not fit the labels.
-  """
+  """A sample's classes and their weights, or (); UserError where there is no label, or the weights do not fit."""
   key = column(fields, columns.label, LABELS, 'label', where)
   labels = tuple(_class(value, where) for value in _as_list(fields[key]))
   weight_key = weight_column(fields, columns, where)
@@ -57,19 +53,10 @@ def weight_column(there: Iterable[Any], columns: Columns, where: str) -> str | N
 
 
 def ordered_classes(names: Iterable[str], given: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
-  """The classes of a source in the order of their labels.
+  """What images call the classes, and what the data set calls them, in the order of their labels.
 
-  Classes that are all numbers keep their numbers, also where some number has no image.
-
-  Args:
-    names: of the classes that images have.
-    given: the name of each number; None: they are called by their numbers.
-
-  Returns:
-    What images call the classes, and what the data set calls them.
-
-  Raises:
-    UserError: a number without a name, or names for classes that are not numbers.
+  Classes that are all numbers keep their numbers, also where some number has no image. `given` names each number;
+  None: it is the name. UserError for a number without a name, or names for classes that are not numbers.
   """
   names = list(names)
   if not all(re.fullmatch('[0-9]+', name) for name in names):
@@ -109,10 +96,7 @@ def _class(value: Any, where: str) -> str:
 
 
 def _unique(names: tuple[str, ...]) -> list[str]:
-  """The names, made different; the first of equal ones ('crane', the bird and the machine) stays as it is.
-
-  Each other one gets its number behind, again where that is the name of another class.
-  """
+  """The names made different: of equal ones ('crane', bird and machine) all but the first get their numbers behind."""
   taken, seen, result = set(names), set[str](), []
   for number, name in enumerate(names):
     if name in seen:

@@ -50,11 +50,7 @@ EVERYTHING = Selection()
 
 
 def read_lines(path: str | None, flag: str) -> tuple[str, ...] | None:
-  """The lines of a file that a flag names, without white space around them and empty ones; None: no file.
-
-  Raises:
-    UserError: the file cannot be read, or has no lines.
-  """
+  """The lines of a file that a flag names, stripped, or None without one; UserError: it cannot be read, or is empty."""
   if path is None:
     return None
   try:

@@ -57,11 +57,9 @@ class Report:
 
 
 def write(job: Job) -> Report:
-  """Writes a shard and then its report, both durably. Processes share nothing else.
+  """Writes a shard and then its report, both durably, by which processes share all that they do.
 
-  Raises:
-    OSError: the shard cannot be written.
-    UserError: the place that an image is in cannot be reached.
+  OSError where they cannot be written, UserError where the place that an image is in cannot be reached.
   """
   serialize = serializer(features(job.num_classes, job.multi_label, job.weighted))
   records = record_bytes = longest = 0
@@ -120,10 +118,7 @@ def features(
 
 
 def serializer(features: tfds.features.FeaturesDict) -> Callable[..., bytes]:
-  """Makes a function (encoded image, labels, file name, weights) -> serialized tf.train.Example.
-
-  The bytes are the same in every process.
-  """
+  """Makes a function (encoded image, labels, file name, weights) -> tf.train.Example, of the same bytes everywhere."""
   specs: Any = features.get_serialized_info()
   examples = example_serializer.ExampleSerializer(specs)
 

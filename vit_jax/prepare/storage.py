@@ -51,11 +51,9 @@ def size(path: str) -> int | None:
 
 
 def open_file(path: str) -> BinaryIO:
-  """Opens a file for reading in binary mode; it can seek.
+  """Opens a file, which can seek, for reading in binary mode.
 
-  Raises:
-    OSError: it cannot be opened, or it is a named pipe, a device or a socket, which could block forever.
-    UserError: no installed file system reads this kind of address.
+  OSError where it cannot be, or is no regular file and could block forever; UserError for an unknown kind of address.
   """
   if is_address(path):
     return cast(BinaryIO, _remote(path).open(path, 'rb'))
@@ -77,11 +75,7 @@ def write_json(path: str, content: Any, work: str) -> None:
 
 
 def list_files(folder: str) -> Iterator[tuple[str, int]]:
-  """All files below a folder except hidden ones, in a fixed order.
-
-  Yields:
-    The path relative to the folder, with '/', and the size in bytes.
-  """
+  """Path (relative, with '/') and bytes of each file below a folder except hidden ones, in a fixed order."""
   if is_address(folder):
     system = _remote(folder)
     top = str(system._strip_protocol(folder)).rstrip('/') + '/'

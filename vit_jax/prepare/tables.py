@@ -1,4 +1,9 @@
-"""Tables of images and labels: .csv and .tsv files, and Hugging Face's metadata.csv and metadata.jsonl."""
+"""Tables of images and labels: .csv and .tsv files, and Hugging Face's metadata.csv and metadata.jsonl.
+
+A table has a column for the image (a path, absolute or relative to the file, or an address), one for the label and
+perhaps one for the split. A label is the name of a class, or several with ';' or '|' between them (in .jsonl a list).
+Metadata lies in a folder, in those of its splits, or in the same below data/.
+"""
 
 import collections
 import csv
@@ -227,7 +232,7 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
     with io.TextIOWrapper(storage.open_file(table), 'utf-8-sig', newline='') as file:
       if table.endswith('.jsonl'):
         for line, text in enumerate(_lines(file), start=1):
-          row = json.loads(text, object_pairs_hook=json_object)
+          row = json.loads(text)
           if not isinstance(row, dict):
             raise ValueError('it is not an object')
           json.dumps(row, ensure_ascii=False).encode()  # JSON may escape half of a character: a ValueError
@@ -237,7 +242,9 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
       header = next(lines, '')
       delimiter = _delimiter(header, columns)
       reader = csv.DictReader(itertools.chain([header], lines), delimiter=delimiter)
-      _check_once(reader.fieldnames or ())
+      for name, count in collections.Counter(filter(None, reader.fieldnames or ())).items():
+        if count > 1:
+          raise ValueError(f'it has {name!r} twice')
       for row in reader:
         line = reader.line_num
         if any(map(str.strip, more := row.pop(None, ()))):  # DictReader's key for what has no column
@@ -252,21 +259,6 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
   except OSError as error:
     reason = error.strerror or error
     raise UserError(f'{table} cannot be read ({reason}); give a table that can.') from error
-
-
-def _check_once(names: Iterable[str]) -> None:
-  """Raises ValueError if a name is there twice; columns without a name are none."""
-  for name, count in collections.Counter(names).items():
-    if name and count > 1:
-      raise ValueError(f'it has {name!r} twice')
-
-
-def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """An object of JSON; ValueError where it has a name twice, of which Python would read the last."""
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    _check_once(name for name, _ in pairs)
-  return found
 
 
 def _lines(file: io.TextIOWrapper) -> Iterator[str]:

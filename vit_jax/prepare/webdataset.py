@@ -15,7 +15,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.archives import Member
 from vit_jax.prepare.source_image import SourceImage
-from vit_jax.prepare.tables import Columns, json_object
+from vit_jax.prepare.tables import Columns
 
 _LABEL_PARTS = ('cls', 'json')
 _LARGEST_LABEL = 2**20  # bytes of a .cls or .json file
@@ -44,8 +44,7 @@ def list_images(
 ) -> Iterator[SourceImage]:
   """Lists the samples of all shards, of each at most `limit`; arguments as of `Listing`.
 
-  Raises:
-    UserError: a shard cannot be read, a sample has no label, or there is other data beside the shards.
+  UserError where a shard cannot be read, a sample has no label, or there is other data beside the shards.
   """
   for shard, place in _shards(source):
     split = sample_labels.split_of(shard)
@@ -79,12 +78,12 @@ def _image(place: str, shard: str, members: list[Member], columns: Columns) -> S
   where = f'{place}: {members[0].name}'
   if any(member.folder for member in members):
     raise UserError(f'{where} is in an archive within the shard; give a folder of the shards alone.')
-  if not images:
-    if 'cls' in parts:
-      raise UserError(f'{where} belongs to no image; correct the shard.')
+  if not images and 'cls' not in parts:
     return None
-  if len(images) > 1:
-    raise UserError(f'{where} and {images[1].name} are two images of one sample; correct the shard.')
+  if len(images) != 1:
+    raise UserError(
+      f'{where} is of a sample of {len(images)} images, and it should have one; correct the shard.'
+    )
   image = images[0]
   if 'cls' in parts and columns.label is None:
     fields: dict[str, Any] = {'cls': _text(place, parts['cls'])}
@@ -111,7 +110,7 @@ def _text(place: str, member: Member) -> str:
 
 def _json(place: str, member: Member) -> dict[str, Any]:
   try:
-    content = json.loads(_text(place, member), object_pairs_hook=json_object)
+    content = json.loads(_text(place, member))
   except (ValueError, RecursionError) as error:
     raise UserError(f'{place}: {member.name} is not JSON ({error}); correct the shard.') from error
   if not isinstance(content, dict):

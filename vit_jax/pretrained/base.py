@@ -146,11 +146,7 @@ def no_teacher(checkpoint: str) -> UserError:
 
 
 def with_told(path: pathlib.Path, model: M, told: Mapping[str, Any]) -> M:
-  """The model of a checkpoint with the options that the caller tells.
-
-  Raises:
-    UserError: the model has no such option.
-  """
+  """A checkpoint's model with the options that the caller tells; UserError where it has no such option."""
   options = {field.name for field in dataclasses.fields(model)}
   for name in told:
     if name not in options:

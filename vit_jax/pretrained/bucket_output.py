@@ -17,8 +17,7 @@ _LAST = ('model.safetensors', '_CHECKPOINT_METADATA')
 def place_to_write(destination: str) -> Iterator[str]:
   """The local path to write a checkpoint to; where the destination is in a bucket, the files are copied at the end.
 
-  Raises:
-    UserError: the destination is another address, it is in use, or the bucket cannot be written.
+  UserError where it is another address, is in use, or cannot be written.
   """
   if not buckets.is_bucket(destination):
     if '://' in destination:

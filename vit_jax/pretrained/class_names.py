@@ -8,11 +8,7 @@ from vit_jax.pretrained import download
 
 
 def read(place: str, num_classes: int) -> tuple[str, ...]:
-  """The lines of the file that --class_names gives, a path or an address: one for each class.
-
-  Raises:
-    UserError: the file cannot be read, or has another number of lines.
-  """
+  """The lines of the file that --class_names gives, by path or address; UserError: they are not one for each class."""
   path = (
     download.local_file(place, 'text') if download.is_address(place) else pathlib.Path(place).expanduser()
   )

@@ -58,8 +58,7 @@ def local_file(
 def _through_bucket(source: str) -> bool:
   """Whether an address is read with a bucket's library and credentials.
 
-  The published buckets are read by their https addresses, which need neither and whose files do not change; so
-  are others where the library is not installed.
+  Published buckets, and all where the library is not installed, are read by https addresses, which need neither.
   """
   if not buckets.is_bucket(source):
     return False
@@ -134,10 +133,7 @@ def _download(
 
 
 def _file_name(address: urllib.parse.SplitResult) -> str:
-  """A name for the cached file, which readers and progress bars show.
-
-  That is the path's last part, unless only the query names a checkpoint: .../download?file=B.npz.
-  """
+  """A name for the cached file: the path's last part, unless only the query names a checkpoint (…?file=B.npz)."""
   names = [urllib.parse.unquote(address.path.rpartition('/')[2])]
   names += [value.rpartition('/')[2] for _, value in urllib.parse.parse_qsl(address.query)]
   checkpoints = [name for name in names if name.endswith(('.npz', '.safetensors'))]

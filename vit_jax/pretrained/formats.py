@@ -68,10 +68,7 @@ def format_of(path: pathlib.Path) -> Format:
 def written_by(
   name: str, pretrained: Pretrained, naming: str | None = None
 ) -> tuple[Format, tuple[str, ...]]:
-  """The format, or the first of a group of them, that is to write a model, in one of its namings.
-
-  Returns:
-    The format, and of a group a sentence on which of them was chosen and why.
+  """The format that is to write a model in one of its namings; of a group the first that can, and a sentence on why.
 
   Raises:
     UserError: it cannot hold the model.
@@ -157,11 +154,7 @@ def _unknown(path: pathlib.Path) -> UserError:
 
 
 def located(source: str | os.PathLike[str]) -> pathlib.Path:
-  """The path of a source; files on the network are downloaded.
-
-  Raises:
-    UserError: there is nothing of that name, or it cannot be had.
-  """
+  """The path of a source, which is downloaded from the network; UserError where there is none, or it does not come."""
   source = os.fspath(source)
   path = pathlib.Path(source).expanduser()
   if download.is_address(source):

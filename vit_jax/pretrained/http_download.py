@@ -164,10 +164,7 @@ def _attempt(url: str, partial: _Partial, title: str, patience: Patience) -> Non
 
 
 def _body(answer: urllib3.BaseHTTPResponse, partial: _Partial, timeout: float) -> Iterator[bytes]:
-  """The answer's body, undecoded, in parts of any size.
-
-  _Passing where it breaks off, comes too slowly, or is longer than announced.
-  """
+  """The answer's body, undecoded; _Passing where it breaks off, comes too slowly, or is longer than announced."""
   left = None if partial.size is None else partial.size - partial.length
   due, deadline = timeout * _SLOWEST, time.monotonic() + timeout
   while True:

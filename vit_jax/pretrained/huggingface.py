@@ -36,11 +36,7 @@ class Unfit(Exception):
 
 
 def config_of(path: pathlib.Path) -> JsonObject | None:
-  """The config.json of a folder, or beside a .safetensors file; None: there is none, or `path` is neither.
-
-  Raises:
-    UserError: it is damaged.
-  """
+  """The config.json of a folder, or beside a .safetensors file, or None; UserError where it is damaged."""
   if not path.is_dir() and path.suffix != '.safetensors':
     return None
   file = (path if path.is_dir() else path.parent) / CONFIG
@@ -60,17 +56,6 @@ def described(values: JsonObject | None) -> str:
   return f"transformers' {name[:100]} of type {values.text('model_type')!r}"
 
 
-@contextlib.contextmanager
-def _naming_the_model(path: pathlib.Path) -> Iterator[None]:
-  """Turns an UnknownModelError into the sentence that says what is there."""
-  try:
-    yield
-  except UnknownModelError as error:
-    raise UserError(
-      f'{path} holds {described(config_of(path))}, of a kind that vit_jax does not have: {error}.'
-    ) from error
-
-
 class FolderFormat(Format):
   """A folder with a config.json and safetensors files; naming one of those is naming the folder."""
 
@@ -86,26 +71,21 @@ class FolderFormat(Format):
     """
 
   def export(self, pretrained: Pretrained) -> Export:
-    """What a folder of this kind is to hold.
-
-    Raises:
-      Unfit: the model is not of this kind.
-    """
+    """What a folder of this kind is to hold; Unfit where the model is of another."""
     del pretrained
     raise Unfit('it can be read, but not written')
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
-    with TensorFiles(path) as files, _naming_the_model(path):
-      files.check_sums()
-      return _read(files, self._layout_of(files, path, options))
+    with self._opened(path, options) as (files, layout):
+      return _read(files, layout)
 
   def architecture(self, path: pathlib.Path) -> Architecture:
-    with TensorFiles(path) as files, _naming_the_model(path):
-      return self._layout_of(files, path, ReadOptions()).architecture
+    with self._opened(path, ReadOptions()) as (_, layout):
+      return layout.architecture
 
   def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    with TensorFiles(path) as files, _naming_the_model(path):
-      return self._layout_of(files, path, options).preprocess
+    with self._opened(path, options) as (_, layout):
+      return layout.preprocess
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     try:
@@ -136,6 +116,16 @@ class FolderFormat(Format):
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes
 
+  @contextlib.contextmanager
+  def _opened(self, path: pathlib.Path, options: ReadOptions) -> Iterator[tuple[TensorFiles, Layout]]:
+    """A folder's tensors and what they are; an UnknownModelError becomes the sentence that says what is there."""
+    with TensorFiles(path) as files:
+      try:
+        yield files, self._layout_of(files, path, options)
+      except UnknownModelError as error:
+        what = described(config_of(path))
+        raise UserError(f'{path} holds {what}, of a kind that vit_jax does not have: {error}.') from error
+
   def _layout_of(self, files: TensorFiles, path: pathlib.Path, options: ReadOptions) -> Layout:
     values = config_of(path)
     layout = self.layout(files, values or JsonObject(files.source, {}), options)
@@ -161,11 +151,7 @@ class FolderFormat(Format):
 
 
 def vit_of(pretrained: Pretrained) -> ViTConfig:
-  """The config of a Vision Transformer as Hugging Face's are.
-
-  Raises:
-    Unfit: it is another model, or knows of positions in another way.
-  """
+  """The config of a Vision Transformer with learned positions, as Hugging Face's are; Unfit: it is another model."""
   model = pretrained.architecture.model
   if type(model) is not ViTConfig:
     raise Unfit(f'it is for Vision Transformers, and this is {model.title}')
@@ -176,6 +162,7 @@ def vit_of(pretrained: Pretrained) -> ViTConfig:
 
 def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   """The parameters of a folder, every tensor of which is accounted for."""
+  files.check_sums()
   architecture = layout.architecture
   try:
     shapes = architecture.shapes()

@@ -130,15 +130,7 @@ class JsonObject:
     return UserError(f'{self.path} has {name} {found}, which must be {must_be}; check the file.')
 
   def check_only(self, only: Mapping[str, Any], models: str) -> None:
-    """Refuses values that no model of ours has; one that is not there is as we have it.
-
-    Args:
-      only: name -> the one value that there is.
-      models: what the models are called: 'ResNets'.
-
-    Raises:
-      UserError: another value is there.
-    """
+    """Raises UserError for another value than `only` has, the ones of our `models`; what is not there passes."""
     for name, wanted in only.items():
       value = self.raw(name, wanted)
       if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
@@ -148,11 +140,7 @@ class JsonObject:
         )
 
   def class_names(self, num_classes: int) -> tuple[str, ...] | None:
-    """The names in transformers' `id2label`, in the order of the classes; None: nobody named them.
-
-    Raises:
-      UserError: they are not those of so many classes.
-    """
+    """The names in transformers' `id2label`, one for each class (otherwise UserError); None: nobody named them."""
     names = self.raw('id2label')
     if not num_classes or names is None:
       return None

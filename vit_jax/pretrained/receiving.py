@@ -10,12 +10,9 @@ import tqdm
 
 
 def append(path: pathlib.Path, parts: Iterable[bytes], size: int | None, title: str) -> None:
-  """Appends parts to a file that may have the first bytes already.
+  """Appends parts to a file that may have the first bytes of `size` (None if unknown) already.
 
-  The whole is of `size` bytes (None if unknown), and the progress bar shows `title`.
-
-  Raises:
-    OSError: the rest has no room on the disk, or cannot be written.
+  The progress bar shows `title`. OSError where the rest has no room on the disk, or cannot be written.
   """
   with open(path, 'ab') as file:
     length, free = file.tell(), shutil.disk_usage(path.parent).free

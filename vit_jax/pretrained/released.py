@@ -121,11 +121,7 @@ class ReleasedFormat(Format):
 def infer(
   file: object, shapes: dict[str, tuple[int, ...]], image_size: tuple[int, int] | None
 ) -> Architecture:
-  """The architecture of a file, by the shapes of its tensors under the original's names, without prefix.
-
-  Raises:
-    UserError: tensors that are of no model we know.
-  """
+  """The architecture of tensors of these shapes, named by the original without prefix; UserError: we know none."""
   return _names_of(file, shapes).architecture(Tensors(file, shapes), image_size)
 
 
@@ -180,10 +176,7 @@ def _with_told(path: pathlib.Path, model: ModelConfig, options: ReadOptions) -> 
 def _read_params(
   archive: Archive, stored: dict[str, str], names: ReleasedNames[Any], architecture: Architecture
 ) -> dict[str, Any]:
-  """The parameters, each read to its place in the array that holds it.
-
-  `stored` maps the format's names to those in the file.
-  """
+  """The parameters, each read to its place; `stored` maps the format's names to those in the file."""
   try:
     shapes = architecture.shapes()
   except UserError as error:

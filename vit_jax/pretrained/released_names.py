@@ -78,15 +78,9 @@ class Tensors:
     return count
 
   def square(self, tokens: int, pixels: int, told: tuple[int, int] | None) -> tuple[int, int]:
-    """Height and width of images that give `tokens` patches of `pixels` × `pixels`.
+    """Height and width of images that give `tokens` patches of `pixels` × `pixels`: a square, or what is `told`.
 
-    Args:
-      tokens: patches of an image.
-      pixels: along a side of a patch.
-      told: what they are where they are no square; None: nobody knows.
-
-    Raises:
-      UserError: they are no square, or not what is told.
+    Raises UserError where it is neither.
     """
     side = math.isqrt(max(tokens, 0))
     if side * side == tokens and side:
@@ -120,12 +114,7 @@ class ReleasedNames(abc.ABC, Generic[M]):
   def architecture(self, tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
     """The architecture of a file, with the defaults of the original where no tensor tells.
 
-    Args:
-      tensors: of the file.
-      image_size: that it was trained with, where its tensors do not tell; None: a square.
-
-    Raises:
-      UserError: tensors that are of no model we know.
+    `image_size`: it was trained with, where its tensors do not tell; None: a square. UserError: no model we know.
     """
 
   @abc.abstractmethod

@@ -89,11 +89,7 @@ class RunFormat(Format):
   def write(
     self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
   ) -> tuple[str, ...]:
-    """Writes a model as step 0 of a run: to be loaded, and to begin a training from.
-
-    Raises:
-      UserError: the directory is in use, or the model is of a kind that cannot be trained here.
-    """
+    """Writes a model as step 0 of a run; UserError: the directory is in use, or no run can train such a model."""
     del naming
     workdir = pathlib.Path(destination).absolute()
     if workdir.exists() and (not workdir.is_dir() or _in_use(workdir)):

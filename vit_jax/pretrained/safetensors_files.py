@@ -184,18 +184,15 @@ def _paths(source: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
 def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
   """The files that an index names."""
   names = JsonObject.read(index).raw('weight_map')
-  if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-    raise UserError(f'{index} has no weight_map from tensors to files; check the file.')
-  paths = []
-  for name in sorted(set(names.values())):
-    if not _NAME.fullmatch(name):
-      raise UserError(
-        f'{index} names {name[:100]!r}, which is no .safetensors file of its folder; check the file.'
-      )
+  found = names.values() if isinstance(names, dict) else [None]
+  if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in found):
+    raise UserError(
+      f'{index} has no weight_map from tensors to .safetensors files of its folder; check the file.'
+    )
+  for name in sorted(set(found)):
     if not (source / name).is_file():
       raise UserError(f'{source} lacks {name}, which {_INDEX} names; get the folder again.')
-    paths.append(source / name)
-  return paths
+  return [source / name for name in sorted(set(found))]
 
 
 def _safetensors() -> types.ModuleType:

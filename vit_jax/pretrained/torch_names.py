@@ -155,11 +155,7 @@ def check_depth(files: TensorFiles, architecture: Architecture) -> None:
 
 
 def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
-  """Whether files, which are whole, have the tensors of a model of ours, and no others.
-
-  Raises:
-    UnknownModelError: one is missing, is of another shape, or is not known.
-  """
+  """Raises UnknownModelError where a tensor of the model is missing or of another shape, or there is another one."""
   missing = [name for name in expected if name not in files.shapes]
   if missing:
     raise UnknownModelError(f'it has no tensor {some(missing)}, which its sizes call for')

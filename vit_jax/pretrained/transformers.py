@@ -88,11 +88,7 @@ class TransformersFormat(FolderFormat):
 
   @abc.abstractmethod
   def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
-    """The config of our model; `common` are the options of `ViTConfig` that are read alike of all kinds.
-
-    Raises:
-      UserError: we do not have such a model.
-    """
+    """Our model (UserError: none); `common` are the options of `ViTConfig` that are read alike of all kinds."""
 
   def recognises(self, path: pathlib.Path) -> bool:
     values = config_of(path)
@@ -144,14 +140,10 @@ class TransformersFormat(FolderFormat):
     values: Mapping[str, Any],
     constants: Mapping[str, np.ndarray] | None = None,
   ) -> Export:
-    """What a folder of a family is to hold.
+    """What a folder of a family is to hold; Unfit where transformers has no such model.
 
-    Args:
-      values: of config.json, beside those that all kinds have.
-      constants: tensors that we do not have, without the prefix of the names.
-
-    Raises:
-      Unfit: transformers has no such model.
+    `values` are those of config.json beside what all kinds have, `constants` tensors that we do not have, by name
+    without prefix.
     """
     family = self.families[model_type]
     head, notes = _written_head(pretrained, model)

@@ -236,7 +236,7 @@ def test_folder_of_single_images_trains_and_cannot_hold_any_out(tmp_path):
 
 def test_folder_one_level_too_high_names_what_lies_below(tmp_path):
   write(tmp_path, 'photos/cat/1.jpg', 'photos/cat/deep/2.jpg', 'photos/dog/1.jpg')
-  said = rf"has no images in photos but one level below, in cat, dog; .*folder:{tmp_path}/photos"
+  said = rf'has no images in photos but one level below, in cat, dog; .*folder:{tmp_path}/photos'
   with pytest.raises(UserError, match=said):
     opened(tmp_path)
   assert opened(tmp_path / 'photos').class_names == ('cat', 'dog')

@@ -93,15 +93,10 @@ def title(spec: str, split: str) -> str:
 
 
 def evaluated(spec: str, split: str, trained: DataConfig) -> str:
-  """The split that an evaluation counts where `spec` names none.
+  """The split that an evaluation of `spec` counts: the one it names, or the one that is asked for.
 
-  Where a source itself holds out a part of the images to train on, it is `split` of what was trained on; of another
-  place, nothing is held out: it is 'all'.
-
-  Args:
-    spec: what is evaluated.
-    split: that is asked for.
-    trained: the data options by which the model was trained.
+  Where a source itself holds out a part of the images, that is so of what was `trained` on only: of another place it
+  is 'all'.
   """
   kind, place, named = parse(spec, '')
   source = SOURCES[kind]
@@ -113,12 +108,9 @@ def evaluated(spec: str, split: str, trained: DataConfig) -> str:
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:
-  """Splits a spec of `open_source` into kind, place and split (`split` if it names none).
+  """'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10', 'train[:98%]'): kind, place and split (`split` if it names none).
 
-  'tfds:cifar10:train[:98%]' -> ('tfds', 'cifar10', 'train[:98%]').
-
-  Raises:
-    UserError: no such kind of source, or no place.
+  UserError for no such kind of source, or no place.
   """
   kind, _, rest = spec.partition(':')
   if kind not in SOURCES.names():

@@ -53,19 +53,11 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def __getitem__(self, index: int) -> Record:
-    """The record of an index from 0 to len - 1, always the same one.
-
-    Raises:
-      UserError: a record that cannot be read; the error names it.
-    """
+    """The record of an index from 0 to len - 1, always the same one; UserError names one that cannot be read."""
 
   @abc.abstractmethod
   def labels(self) -> np.ndarray:
-    """The labels of all records, from which records are selected by class.
-
-    Returns:
-      int32 (records,), or (records, longest list) padded with -1 if records have lists of classes.
-    """
+    """The labels of all records, int32 (records,); of lists of classes (records, longest list), padded with -1."""
 
   @property
   def parts(self) -> tuple[Part, ...]:

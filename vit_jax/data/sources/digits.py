@@ -20,11 +20,7 @@ class DigitsSource(NamedSource):
   has_place = False
 
   def __init__(self, split: str, class_names: Sequence[str] | None = None):
-    """The digits of 'train' or 'test', with slices and sums.
-
-    Raises:
-      UserError: no such split, or digits that `class_names` lacks.
-    """
+    """'train' or 'test', with slices and sums; UserError for no such split, or digits that `class_names` lacks."""
     from sklearn import datasets, model_selection  # here: it takes a second, and other sources do not need it
 
     images, labels = datasets.load_digits(return_X_y=True)

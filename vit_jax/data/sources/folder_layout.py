@@ -41,11 +41,7 @@ def split_named(name: str) -> str | None:
 
 
 def splits_among(folders: Iterable[str], where: object) -> dict[str, str]:
-  """The folders that are called like splits -> 'train', 'val' or 'test'; {}: the folders are classes.
-
-  Raises:
-    UserError: two folders are the same split.
-  """
+  """Folders called like splits -> 'train', 'val' or 'test'; {}: they are classes. UserError: two are one split."""
   found = {name: split for name in sorted(folders) if (split := split_named(name))}
   first: dict[str, str] = {}
   for name, split in found.items():
@@ -62,11 +58,7 @@ def is_hidden(name: str) -> bool:
 
 
 def class_name(text: str) -> str:
-  """The name of a class, from that of a folder or a cell, as text that is written the same everywhere.
-
-  The accents of Apple's file names become parts of their letters (NFC), and a byte that is not UTF-8 becomes
-  '\\xff'.
-  """
+  """A class's name, of a folder or a cell, as text: Apple's accents become NFC, a byte that is no UTF-8 '\\xff'."""
   text = text.encode(errors='surrogateescape').decode(errors='backslashreplace')
   return unicodedata.normalize('NFC', text)
 

@@ -87,12 +87,9 @@ def path_hash(path: str) -> int:
 
 
 def files_below(folder: pathlib.Path) -> Iterator[str]:
-  """The paths of all regular files below a folder, except hidden ones.
+  """The paths of all regular files below a folder but hidden ones; links are followed, each folder entered once.
 
-  Links to folders are followed, each folder entered once.
-
-  Raises:
-    UserError: a folder that cannot be read.
+  Raises UserError for a folder that cannot be read.
   """
   for path, _, names in _walk(str(folder), set()):
     for name in names:
@@ -150,10 +147,7 @@ def _walk(path: str, entered: set[tuple[int, int]]) -> Iterator[_Folder]:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-  """Whether reading it ends: not a pipe, socket or device.
-
-  A broken link counts as a file, so that the error of reading it names it.
-  """
+  """Whether reading it ends: no pipe, socket or device; a broken link counts, so that the error of reading names it."""
   if entry.is_file():
     return True
   return entry.is_symlink() and not os.path.exists(entry.path)

@@ -33,20 +33,16 @@ class Mixture(Source):
 
   @property
   def parts(self) -> tuple[Part, ...]:
-    """One part for each source that has records."""
     return self._parts
 
   @property
   def is_remote(self) -> bool:
-    """As `Source.is_remote`, of any of the sources."""
     return any(source.is_remote for source in self._sources)
 
   def version(self) -> str:
-    """As `Source.version`, of all of the sources."""
     return _joined([source.version() for source in self._sources])
 
   def sums(self) -> str:
-    """As `Source.sums`, of all of the sources."""
     return _joined([source.sums() for source in self._sources])
 
   def __len__(self) -> int:

@@ -61,13 +61,8 @@ def _lists(labels: np.ndarray) -> np.ndarray:
 def ranks(labels: np.ndarray, seed: int) -> np.ndarray:
   """The number of records that precede each record among those of its class, in an order drawn with the seed.
 
-  Args:
-    labels: int (records,), or (records, n) for lists of classes; a class that is twice in a list counts
-      twice.
-    seed: of the order.
-
-  Returns:
-    int64, of the shape of `labels`; meaningless where a label is -1.
+  Of labels int (records,), or (records, n) for lists of classes, in which a class that is there twice counts twice:
+  int64 of the same shape, meaningless where a label is -1.
   """
   order = np.argsort(np.random.Philox(key=seed).random_raw(len(labels)), kind='stable')
   classes = labels[order].ravel()  # in that order

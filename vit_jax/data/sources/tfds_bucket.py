@@ -43,11 +43,7 @@ def address_of(name: str) -> str | None:
 
 
 def local_folder(bucket: Bucket, address: str) -> pathlib.Path:
-  """A folder in the cache with the files of a prepared data set but its records.
-
-  Raises:
-    UserError: the data set is not there, or the bucket cannot be reached, or the cache cannot be written.
-  """
+  """A folder in the cache with a data set's files but its records; UserError: it is not there, or cannot be written."""
   objects, folders = bucket.listing(address)
   small = [
     entry

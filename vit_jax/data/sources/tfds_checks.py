@@ -53,12 +53,7 @@ _UNREAD = (BAD_IMAGES, DUPLICATES)
 
 
 def check_directory(folder: epath.Path) -> None:
-  """Checks the files beside the shards of one version of a data set.
-
-  Raises:
-    UserError: a feature class that is not TFDS's own, a file that differs from its checksum, or one that
-      cannot be read.
-  """
+  """Raises UserError for a feature class that is not TFDS's own, and a file that is not as its checksum says."""
   try:
     _check_features(folder)
   except RecursionError:

@@ -58,11 +58,7 @@ class Task:
     return self.class_names or tuple(features[self.feature].names)
 
   def split(self, split: str, sizes: Mapping[str, int]) -> str:
-    """One of `SPLITS` as TFDS writes it, of a data set whose splits have so many images.
-
-    Raises:
-      UserError: another name, or a data set that does not have the published splits.
-    """
+    """One of `SPLITS` as TFDS writes it, of splits of so many images; UserError where it is none, or lacks a split."""
     if split not in SPLITS:
       raise UserError(f'{self.source} has no split {split!r}; it has {", ".join(SPLITS)}.')
     try:
