@@ -179,7 +179,7 @@ FOLDERS: dict[str, tuple[Make, str]] = {
   'images that are a pipe': (replaced_by('vit', IMAGES, os.mkfifo), 'not a regular file'),
   'tensors that are a pipe': (replaced_by('vit', 'model.safetensors', os.mkfifo), 'has no model.safetensors'),
   'tensors without end': (replaced_by('vit', 'model.safetensors', endless), 'has no model.safetensors'),
-  'tensors of a terabyte': (replaced_by('vit', 'model.safetensors', large), 'no safetensors file'),
+  'tensors of a terabyte': (replaced_by('vit', 'model.safetensors', large), 'is not a checkpoint'),
   'a list of resampling': (changed('vit', IMAGES, resample=[]), r'asks for resample \[\]'),
   'resampling that is true': (changed('vit', IMAGES, resample=True), 'asks for resample True'),
   'resampling that is deep': (changed('vit', IMAGES, resample=NESTED), 'asks for resample'),

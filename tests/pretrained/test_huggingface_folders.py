@@ -114,8 +114,11 @@ DAMAGES = {
     _to_pickle,
     r'pytorch_model\.bin, a PyTorch pickle .*, which vit_jax does not read; .* python -c .* makes ',
   ),
-  'cut short': (_truncate, 'cut short or no safetensors file'),
-  'text': (lambda folder: (folder / 'model.safetensors').write_text('<html>' * 9), 'no safetensors file'),
+  'cut short': (_truncate, 'cut short or no safetensors file|is not a checkpoint'),
+  'text': (
+    lambda folder: (folder / 'model.safetensors').write_text('<html>' * 9),
+    'is a web page, not a checkpoint',
+  ),
   'config no JSON': (lambda folder: (folder / 'config.json').write_text('<html>'), 'cannot be read as JSON'),
   'config a list': (lambda folder: (folder / 'config.json').write_text('[]'), 'not a JSON object'),
   'another model': (

@@ -180,11 +180,11 @@ BLOCK = 'Transformer/encoderblock_1/'
     ({'head/kernel': None}, 'has no tensor head/kernel'),
     ({'pre_logits/bias': None}, 'has no tensor pre_logits/bias'),
     ({BLOCK + 'LayerNorm_2/scale': None}, f'has no tensor {BLOCK}LayerNorm_2/scale'),
-    ({'extra': np.zeros(3, np.float32)}, 'has the tensor extra, which belongs to no model we know'),
-    ({BLOCK + 'LayerNorm_1/bias': np.zeros(64, 'f4')}, 'LayerNorm_1/bias, which belongs to no model'),
+    ({'extra': np.zeros(3, np.float32)}, 'has a tensor extra that no model of its kind has'),
+    ({BLOCK + 'LayerNorm_1/bias': np.zeros(64, 'f4')}, 'LayerNorm_1/bias that no model of its kind has'),
     ({'embedding/kernel': np.zeros((8, 9, 3, 64), 'f4')}, 'a patch is a square'),
     ({'embedding/kernel': np.zeros((8, 8, 64), 'f4')}, '4 dimensions are expected'),
-    ({'head/bias': np.zeros(9, 'f4')}, r'head/bias of shape \(9,\) where its other tensors ask for \(10,\)'),
+    ({'head/bias': np.zeros(9, 'f4')}, r'head/bias of shape \(9,\), where its other sizes call for \(10,\)'),
     (
       {'Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel': np.zeros((64, 4, 15), 'f4')},
       'do not make up the width of 64',
@@ -213,10 +213,10 @@ def test_bad_file_is_one_sentence(golden, tmp_path):
   with zipfile.ZipFile(tmp_path / 'text.zip', 'w') as archive:
     archive.writestr('README', 'hello')
   cases = {
-    'half.npz': (good[: len(good) // 2], 'is cut short or damaged'),
-    'end.npz': (good[:-1], 'is cut short or damaged'),
+    'half.npz': (good[: len(good) // 2], 'is a damaged .npz'),
+    'end.npz': (good[:-1], 'is a damaged .npz'),
     'empty.npz': (b'', r'is empty \(0 bytes\)'),
-    'page.npz': (b'<html>not found</html>', 'is not an .npz file'),
+    'page.npz': (b'<html>not found</html>', 'is a web page, not a checkpoint'),
     'flipped.npz': (bytes(flipped), 'is damaged at'),
     'zip.npz': ((tmp_path / 'text.zip').read_bytes(), "holds 'README', which is not an array"),
   }

@@ -112,7 +112,6 @@ class Format(abc.ABC):
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """Why the format cannot hold a model, as a clause: 'it has no place for register_tokens'; None: it can."""
-    del pretrained
     return 'it can be read, but not written'
 
   def write(
@@ -131,7 +130,6 @@ class Format(abc.ABC):
     Raises:
       UserError: the format cannot hold this model, or the destination cannot be written.
     """
-    del destination, naming
     raise self.refusal(self.unfit(pretrained) or 'it can be read, but not written')
 
   def refusal(self, why: str, others: Sequence[str] = ('run',)) -> UserError:

@@ -1,4 +1,4 @@
-"""What a downloaded file is, by its first bytes: servers send login and error pages as if they were files."""
+"""What a file is, by its first bytes: servers send login and error pages as if they were files."""
 
 import pathlib
 import zipfile

@@ -72,11 +72,10 @@ class FolderFormat(Format):
 
   def export(self, pretrained: Pretrained) -> Export:
     """What a folder of this kind is to hold; Unfit where the model is of another."""
-    del pretrained
     raise Unfit('it can be read, but not written')
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
-    with self._opened(path, options) as (files, layout):
+    with self._opened(path, options, sums=True) as (files, layout):
       return _read(files, layout)
 
   def architecture(self, path: pathlib.Path) -> Architecture:
@@ -98,7 +97,6 @@ class FolderFormat(Format):
     self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
   ) -> tuple[str, ...]:
     """Writes a new folder, or an empty one, that `from_pretrained` of transformers, or timm, loads."""
-    del naming
     names, num_classes = pretrained.class_names, pretrained.architecture.num_classes
     if names is not None and len(names) != num_classes:
       raise UserError(
@@ -117,10 +115,14 @@ class FolderFormat(Format):
     return export.notes
 
   @contextlib.contextmanager
-  def _opened(self, path: pathlib.Path, options: ReadOptions) -> Iterator[tuple[TensorFiles, Layout]]:
-    """A folder's tensors and what they are; an UnknownModelError becomes the sentence that says what is there."""
+  def _opened(
+    self, path: pathlib.Path, options: ReadOptions, *, sums: bool = False
+  ) -> Iterator[tuple[TensorFiles, Layout]]:
+    """A folder's tensors, by their checksums if `sums`, and what they are; an UnknownModelError becomes a sentence."""
     with TensorFiles(path) as files:
       try:
+        if sums:
+          files.check_sums()
         yield files, self._layout_of(files, path, options)
       except UnknownModelError as error:
         what = described(config_of(path))
@@ -162,7 +164,6 @@ def vit_of(pretrained: Pretrained) -> ViTConfig:
 
 def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   """The parameters of a folder, every tensor of which is accounted for."""
-  files.check_sums()
   architecture = layout.architecture
   try:
     shapes = architecture.shapes()
@@ -172,7 +173,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   wanted = expected(rules, shapes)
   if layout.tokens is not None:
     wanted |= layout.tokens.expected(shapes)
-  check(files, wanted, layout.ignored)
+  check(files.shapes, wanted, layout.ignored)
   params = gather(rules, shapes, files.read)
   if layout.tokens is not None:
     params |= layout.tokens.gather(files.read)

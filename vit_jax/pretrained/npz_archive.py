@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import UserError, first_line
-from vit_jax.pretrained import tensor_names
+from vit_jax.pretrained import file_kinds, tensor_names
 
 T = TypeVar('T')
 
@@ -52,7 +52,8 @@ class Archive:
     except FileNotFoundError:
       raise UserError(f'There is no file {self.path}; check the path.') from None
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
-      raise UserError(_not_an_archive(self.path, error)) from error
+      what = file_kinds.fault(self.path, 'checkpoint') or f'is cut short, damaged or no .npz ({error})'
+      raise UserError(f'{self.path} {what}; get the file again.') from error
     self.shapes: dict[str, tuple[int, ...]] = {}  # of each array by name
     self.dtypes: set[str] = set()  # the names of those that occur
     try:
@@ -91,10 +92,12 @@ class Archive:
   def __exit__(self, *_) -> None:
     self._zip.close()
 
-  def read_into(self, name: str, out: np.ndarray) -> None:
-    """Fills `out`, contiguous float32 of as many elements; UserError where an array is damaged or not finite."""
+  def read(self, name: str) -> np.ndarray:
+    """An array as float32; UserError where it is damaged or not finite."""
+    out = np.empty(self.shapes[name], np.float32)
     self._guarded(name, lambda file: self._fill(file, name, out))
     tensor_names.check_finite(self.path, name, out)
+    return out
 
   def _fill(self, file: IO[bytes], name: str, out: np.ndarray) -> None:
     header = self._header(file, self._zip.getinfo(name + '.npy'))
@@ -152,13 +155,3 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Non
     np.savez(
       file, allow_pickle=False, **{name: np.ascontiguousarray(array) for name, array in arrays.items()}
     )
-
-
-def _not_an_archive(path: pathlib.Path, error: Exception) -> str:
-  with open(path, 'rb') as file:
-    start = file.read(4)
-  if start[:2] == b'PK':
-    return f'{path} is cut short or damaged ({error}); get the file again.'
-  if not start:
-    return f'{path} is empty (0 bytes); get the file again.'
-  return f'{path} is not an .npz file (it begins with {start!r}); check what was downloaded.'

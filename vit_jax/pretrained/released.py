@@ -5,12 +5,13 @@ original's models: the tanh approximation of GELU and an epsilon of 1e-6 (ResNet
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 
 from vit_jax.data.preprocess import Preprocess
@@ -21,13 +22,21 @@ from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import npz_archive
-from vit_jax.pretrained.base import SIGMOID_LOST, Format, Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.base import (
+  SIGMOID_LOST,
+  Format,
+  Pretrained,
+  ReadOptions,
+  UnknownModelError,
+  with_told,
+)
 from vit_jax.pretrained.npz_archive import Archive
 from vit_jax.pretrained.released_bit import BitNames
 from vit_jax.pretrained.released_mixer import MixerNames
 from vit_jax.pretrained.released_names import Naming, ReleasedNames, Tensors
 from vit_jax.pretrained.released_vit import ViTNames
 from vit_jax.pretrained.tensor_names import some
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Rule, check, expected, gather, scatter
 
 # By the config of the model that they are of. The first of which a file holds a tensor reads it.
 _NAMES: dict[type[ModelConfig], ReleasedNames[Any]] = {
@@ -143,14 +152,14 @@ def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
   beside = [name for name in names if _PREFIXES[prefix] and re.fullmatch(_PREFIXES[prefix], name)]
   notes = ()
   if beside:
-    others = 'other tensors' if len(beside) > 1 else 'other tensor'
-    notes = (
-      f'{archive.path.name} holds {len(beside)} {others} beside the model ({some(beside)}), not read.',
-    )
+    what = 'other tensors' if len(beside) > 1 else 'other tensor'
+    notes = (f'{archive.path.name} holds {len(beside)} {what} beside the model ({some(beside)}), not read.',)
   model = [name for name in names if name not in set(beside)]
-  for name in model:
-    if not name.startswith(prefix):
-      raise _extra(archive, [name])
+  others = [name for name in model if not name.startswith(prefix)]
+  if others:
+    raise UserError(
+      f'{archive.path} has the tensor {some(others)} beside those of {prefix}; choose another file.'
+    )
   return {name.removeprefix(prefix): name for name in model}, notes
 
 
@@ -177,60 +186,34 @@ def _read_params(
   archive: Archive, stored: dict[str, str], names: ReleasedNames[Any], architecture: Architecture
 ) -> dict[str, Any]:
   """The parameters, each read to its place; `stored` maps the format's names to those in the file."""
+  found = {key: archive.shapes[name] for key, name in stored.items()}
+  own = {key: _without_ones(shape, names.leading_ones(key)) for key, shape in found.items()}
   try:
     shapes = architecture.shapes()
-  except UserError as error:
-    raise UserError(f'{archive.path} fits no architecture we know: {error}') from error
-  naming = names.naming({key: archive.shapes[name] for key, name in stored.items()})
-  places: dict[str, tuple[str, int | None]] = {}  # their name -> our path, block number or None
-  for path, leaf in shapes.items():
-    if path.startswith('head/') and not architecture.num_classes:
-      continue
-    name = names.name(path, naming)
-    assert name is not None, path
-    if '{}' in name:
-      places |= {name.format(block): (path, block) for block in range(leaf.shape[0])}
-    else:
-      places[name] = (path, None)
-  _check_complete(archive, stored, names, shapes, places)
-  params = {path: np.empty(leaf.shape, np.float32) for path, leaf in shapes.items()}
-  for key, (path, block) in places.items():
-    archive.read_into(stored[key], params[path] if block is None else params[path][block])
-  return pytrees.unflatten(params)
-
-
-def _check_complete(
-  archive: Archive,
-  stored: dict[str, str],
-  names: ReleasedNames[Any],
-  shapes: dict[str, jax.ShapeDtypeStruct],
-  places: dict[str, tuple[str, int | None]],
-) -> None:
-  """Raises UserError where a tensor is missing, of another shape, or one too many."""
-  missing = sorted(places.keys() - stored.keys())
-  if missing:
+    absent = () if architecture.num_classes else HEAD_PATHS
+    rules = _rules(names, shapes.keys() - absent, names.naming(found))
+    check(own, expected(rules, shapes), ())
+  except (UserError, UnknownModelError) as error:
+    reason = str(error).rstrip('.')
     raise UserError(
-      f'{archive.path} has no tensor {some(missing)}, which a model of its shapes needs; it holds a model '
-      'that vit_jax does not have.'
-    )
-  extra = sorted(stored.keys() - places.keys())
-  if extra:
-    raise _extra(archive, extra)
-  for key, (path, block) in places.items():
-    shape = archive.shapes[stored[key]]
-    wanted = shapes[path].shape if block is None else shapes[path].shape[1:]
-    if shape not in (wanted, (1,) * names.leading_ones(key) + wanted):
-      raise UserError(
-        f'{archive.path} has {key} of shape {shape} where its other tensors ask for {wanted}; it fits no '
-        f'architecture we know.'
-      )
-
-
-def _extra(archive: Archive, names: list[str]) -> UserError:
-  return UserError(
-    f'{archive.path} has the tensor {some(names)}, which belongs to no model we know; remove it, or choose '
-    f'another file.'
+      f'{archive.path} holds a model that vit_jax does not have: {reason}; choose another file.'
+    ) from error
+  params = {
+    path: np.empty(leaf.shape, np.float32) for path, leaf in shapes.items() if not math.prod(leaf.shape)
+  }
+  return pytrees.unflatten(
+    params | gather(rules, shapes, lambda key: archive.read(stored[key]).reshape(own[key]))
   )
+
+
+def _rules(names: ReleasedNames[Any], paths: Iterable[str], naming: Naming) -> list[Rule]:
+  """Which tensor each parameter is in."""
+  return [Rule(path, name) for path in sorted(paths) if (name := names.name(path, naming)) is not None]
+
+
+def _without_ones(shape: tuple[int, ...], ones: int) -> tuple[int, ...]:
+  """A shape without its first dimensions where these are so many ones."""
+  return shape[ones:] if len(shape) > ones and shape[:ones] == (1,) * ones else shape
 
 
 def _without_empty(pretrained: Pretrained) -> dict[str, np.ndarray]:
@@ -241,17 +224,10 @@ def _without_empty(pretrained: Pretrained) -> dict[str, np.ndarray]:
 
 def _tensors(pretrained: Pretrained, names: ReleasedNames[Any], naming: Naming) -> dict[str, np.ndarray]:
   """The tensors by their names, as views of the parameters."""
-  result = {}
-  for path, array in _without_empty(pretrained).items():
-    name = names.name(path, naming)
-    assert name is not None, path
-    parts = {name: array}
-    if '{}' in name:
-      parts = {name.format(block): part for block, part in enumerate(array)}
-    for key, part in parts.items():
-      ones = names.leading_ones(key) if naming == '2020' else 0
-      result[key] = part.reshape((1,) * ones + part.shape)
-  return result
+  flat = _without_empty(pretrained)
+  ones = names.leading_ones if naming == '2020' else lambda name: 0
+  tensors = scatter(_rules(names, flat, naming), flat)
+  return {name: tensor.reshape((1,) * ones(name) + tensor.shape) for name, tensor in tensors.items()}
 
 
 def _as_read(pretrained: Pretrained, names: ReleasedNames[Any]) -> Architecture:

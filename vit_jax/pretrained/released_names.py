@@ -123,17 +123,14 @@ class ReleasedNames(abc.ABC, Generic[M]):
 
   def naming(self, shapes: Shapes) -> Naming:
     """The naming of a file's tensors."""
-    del shapes
     return '2020'
 
   def leading_ones(self, name: str) -> int:
     """Dimensions of 1 that a tensor of the naming of 2020 has before those of ours."""
-    del name
     return 0
 
   def unfit(self, model: M) -> str | None:
     """What of a model the files have no place for, although it has no parameters; None: nothing."""
-    del model
     return None
 
 

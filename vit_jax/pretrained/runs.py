@@ -74,23 +74,20 @@ class RunFormat(Format):
     )
 
   def architecture(self, path: pathlib.Path) -> Architecture:
-    return _Stored(_restored(path, _nothing)[1]).architecture
+    return _Stored(_restored(path, lambda meta: {})[1]).architecture
 
   def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    del options
-    meta = _restored(path, _nothing)[1]
+    meta = _restored(path, lambda meta: {})[1]
     return _preprocess(_Stored(meta).config, meta)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """None, although a config that no run can have is refused by `write`, in the config's own words."""
-    del pretrained
     return None
 
   def write(
     self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
   ) -> tuple[str, ...]:
     """Writes a model as step 0 of a run; UserError: the directory is in use, or no run can train such a model."""
-    del naming
     workdir = pathlib.Path(destination).absolute()
     if workdir.exists() and (not workdir.is_dir() or _in_use(workdir)):
       raise UserError(f'{workdir} is not empty; choose another directory.')
@@ -151,12 +148,6 @@ def _of_all_outputs(names: tuple[str, ...], outputs: int) -> tuple[str, ...]:
     return ()
   numbered = ((str(number), f'output {number}') for number in range(len(names), outputs))
   return (*names, *(other if number in names else number for number, other in numbered))
-
-
-def _nothing(meta: dict[str, Any]) -> dict[str, Any]:
-  """Asks for no arrays."""
-  del meta
-  return {}
 
 
 def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str, Any]]:

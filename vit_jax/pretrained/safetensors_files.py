@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import foreign, tensor_names
+from vit_jax.pretrained import file_kinds, foreign, tensor_names
 from vit_jax.pretrained.json_values import JsonObject
 
 FILE = 'model.safetensors'
@@ -51,7 +51,9 @@ class TensorFiles:
 
   def _open(self, path: pathlib.Path) -> None:
     library = _safetensors()
-    _check_start(path)
+    fault = file_kinds.fault(path, 'checkpoint')  # before the library maps it into memory
+    if fault:
+      raise UserError(f'{path} {fault}; get it again.')
     try:
       file = self._stack.enter_context(library.safe_open(path, framework='np'))
       for name in list(file.keys()):
@@ -136,15 +138,6 @@ def _in_use(folder: pathlib.Path, own: set[str]) -> bool:
   names = {path.name for path in folder.iterdir()}
   left = own | {name + _PARTIAL for name in (FILE, *own)}
   return bool(names) and not (FILE + _PARTIAL in names and names <= left)
-
-
-def _check_start(path: pathlib.Path) -> None:
-  """Raises UserError where a file cannot be safetensors, before the library maps it into memory."""
-  with open(path, 'rb') as file:
-    start = file.read(9)
-  # The length of the JSON header, and the header.
-  if start[8:] != b'{' or int.from_bytes(start[:8], 'little') > path.stat().st_size - 8:
-    raise UserError(f'{path} is cut short or no safetensors file (it begins with {start!r}); get it again.')
 
 
 def _sha256(path: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""Tables from our parameters to the tensors of PyTorch models, read in both directions."""
+"""Tables from our parameters to the tensors of other projects, mostly PyTorch's, read in both directions."""
 
 import dataclasses
 import math
@@ -154,17 +154,19 @@ def check_depth(files: TensorFiles, architecture: Architecture) -> None:
     )
 
 
-def check(files: TensorFiles, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+def check(
+  found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]
+) -> None:
   """Raises UnknownModelError where a tensor of the model is missing or of another shape, or there is another one."""
-  missing = [name for name in expected if name not in files.shapes]
+  missing = [name for name in expected if name not in found]
   if missing:
     raise UnknownModelError(f'it has no tensor {some(missing)}, which its sizes call for')
   for name, shape in expected.items():
-    if files.shapes[name] != tuple(shape):
+    if found[name] != tuple(shape):
       raise UnknownModelError(
-        f'it has {name} of shape {files.shapes[name]}, where its other sizes call for {tuple(shape)}'
+        f'it has {name} of shape {found[name]}, where its other sizes call for {tuple(shape)}'
       )
-  extra = sorted(files.shapes.keys() - expected.keys() - set(ignored))
+  extra = sorted(found.keys() - expected.keys() - set(ignored))
   if extra:
     raise UnknownModelError(f'it has a tensor {some(extra)} that no model of its kind has in vit_jax')
 

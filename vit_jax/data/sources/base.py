@@ -123,7 +123,6 @@ class NamedSource(Source):
   @classmethod
   def holds_out(cls, place: str) -> bool:
     """Whether a place has no split to evaluate, so that 'val' is a part of what there is to train on; 'all' is both."""
-    del place
     return False
 
   @classmethod
