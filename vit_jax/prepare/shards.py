@@ -57,7 +57,7 @@ class Report:
 
 
 def write(job: Job) -> Report:
-  """Writes a shard and then its report, both durably, by which processes share all that they do.
+  """Writes a shard and then its report, both durably; processes share nothing else.
 
   OSError where they cannot be written, UserError where the place that an image is in cannot be reached.
   """

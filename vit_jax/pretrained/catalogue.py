@@ -57,7 +57,7 @@ _AUGREG_PARTS = (
   ('do_0.0', 'do_0.1'),
   ('sd_0.0', 'sd_0.1'),
 )
-_AUGREG = frozenset('-'.join(parts) for parts in itertools.product(*_AUGREG_PARTS))
+_AUGREG = tuple('-'.join(parts) for parts in itertools.product(*_AUGREG_PARTS))
 _TRANSFER = re.compile(r'--[a-z0-9_-]+-steps_\d+(\.\d+)?k?-lr_[\d.]+-res_\d+')
 
 

@@ -154,7 +154,7 @@ def _unknown(path: pathlib.Path) -> UserError:
 
 
 def located(source: str | os.PathLike[str]) -> pathlib.Path:
-  """The path of a source, which is downloaded from the network; UserError where there is none, or it does not come."""
+  """The path of a source; what is on the network is downloaded. UserError where there is none, or it does not come."""
   source = os.fspath(source)
   path = pathlib.Path(source).expanduser()
   if download.is_address(source):

@@ -118,7 +118,7 @@ class FolderFormat(Format):
   def _opened(
     self, path: pathlib.Path, options: ReadOptions, *, sums: bool = False
   ) -> Iterator[tuple[TensorFiles, Layout]]:
-    """A folder's tensors, by their checksums if `sums`, and what they are; an UnknownModelError becomes a sentence."""
+    """A folder's tensors, compared with their checksums if `sums`, and what they are; UserError: no model of ours."""
     with TensorFiles(path) as files:
       try:
         if sums:

@@ -152,6 +152,4 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Non
   """Writes an .npz, which is at its place, durably, only when it is complete."""
   files.make_directories(os.path.dirname(os.path.abspath(path)))
   with files.atomic_write(path, 'wb') as file:
-    np.savez(
-      file, allow_pickle=False, **{name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    )
+    np.savez(file, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})

@@ -114,7 +114,7 @@ class ReleasedNames(abc.ABC, Generic[M]):
   def architecture(self, tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
     """The architecture of a file, with the defaults of the original where no tensor tells.
 
-    `image_size`: it was trained with, where its tensors do not tell; None: a square. UserError: no model we know.
+    `image_size` is what it was trained with, where no tensor tells; None: a square. UserError: no model that we know.
     """
 
   @abc.abstractmethod

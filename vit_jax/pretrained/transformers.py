@@ -88,7 +88,7 @@ class TransformersFormat(FolderFormat):
 
   @abc.abstractmethod
   def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
-    """Our model (UserError: none); `common` are the options of `ViTConfig` that are read alike of all kinds."""
+    """The config of our model (UserError: we have none); `common` are options of `ViTConfig` that all kinds share."""
 
   def recognises(self, path: pathlib.Path) -> bool:
     values = config_of(path)
