@@ -110,10 +110,10 @@ def test_head_resolution_and_channels_are_adapted(file, caplog):
     (lambda t: t.pop('resnet/block2/unit01/b/group_norm/beta'), 'no tensor resnet/block2/unit01/b/group_'),
     (
       lambda t: t.update({'resnet/block1/unit01/d/x': t['resnet/head/conv2d/bias']}),
-      'unit01/d/x, which belongs',
+      'unit01/d/x that no model',
     ),
     (lambda t: [t.pop(n) for n in list(t) if 'block1' in n], 'lacks a stage of its ResNet'),
-    (lambda t: t.update({'resnet/group_norm/gamma': np.ones(3, np.float32)}), 'shape .3,. where its other'),
+    (lambda t: t.update({'resnet/group_norm/gamma': np.ones(3, np.float32)}), 'shape .3,., where its other'),
   ],
 )
 def test_file_that_fits_nothing_is_refused(tensors, tmp_path, change, message):

@@ -116,8 +116,14 @@ def nearest(name: str) -> list[str]:
 def _corrected(file: str) -> str:
   """The most similar AugReg name that the grammar allows; a checkpoint that is recommended goes first."""
   upstream, dashes, transfer = file.partition('--')
-  whole = [name for name in _RECOMMENDED.values() if name.startswith(upstream)]
-  near = (whole or difflib.get_close_matches(upstream, (*_RECOMMENDED.values(), *_AUGREG), n=1, cutoff=0))[0]
+  matcher = difflib.SequenceMatcher(b=upstream.lower())
+
+  def likeness(name: str) -> float:
+    matcher.set_seq1(name.lower())
+    return matcher.ratio()
+
+  begun = [name for name in _RECOMMENDED.values() if name.startswith(upstream)]
+  near = max(begun or (*_RECOMMENDED.values(), *_AUGREG), key=likeness)
   if dashes and not _TRANSFER.fullmatch(dashes + transfer):
     transfer = 'imagenet2012-steps_20k-lr_0.03-res_384'
   return f'{near}{dashes}{transfer}'
