@@ -177,6 +177,7 @@ def fidelity(files: list[str], size: int) -> str:
   from PIL import Image
 
   from vit_jax.data.decode import Picture
+  from vit_jax.data.preprocess import Preprocess
   from vit_jax.data.transforms import resize, sample_box
 
   rng = np.random.default_rng(0)
@@ -189,10 +190,10 @@ def fidelity(files: list[str], size: int) -> str:
     box = top, left, height, width = sample_box(picture.size, AREA, rng)
     pixels, within = picture.part(box, at_least=(size, size))
     kind = 'at full size' if within == box else 'at a reduced scale'
-    result = resize(pixels, (size, size), within, exact=False).astype(float)
+    result = resize(pixels, (size, size), within).astype(float)
     part = whole[top : top + height, left : left + width]
     antialiased = Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR)
-    references = {'bilinear': resize(part, (size, size)), 'antialiased': np.asarray(antialiased)}
+    references = {'bilinear': Preprocess((size, size)).as_bytes(part), 'antialiased': np.asarray(antialiased)}
     for name, reference in references.items():
       error = np.square(result - reference).mean()
       values.setdefault(f'{kind}, against {name}', []).append(10 * np.log10(255**2 / max(error, 1e-9)))

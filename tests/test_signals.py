@@ -241,7 +241,7 @@ def test_old_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
   assert signal.set_wakeup_fd(-1) == -1
-  with signals.end_at_interrupt('outer', 75):
+  with signals.end_at_interrupt('outer'):
     with signals.end_at_interrupt('inner'):
       pass
     signal.raise_signal(signal.SIGINT)
@@ -250,7 +250,7 @@ def test_old_handlers_come_back():
   )
   process = start(script)
   _, errors = process.communicate(timeout=HUNG)
-  assert (process.returncode, errors) == (75, 'outer\n')
+  assert (process.returncode, errors) == (130, 'outer\n')
 
 
 @pytest.mark.parametrize('body', [BODIES['fifo'], BODIES['c']], ids=['fifo', 'c'])
@@ -366,6 +366,6 @@ def test_signal_that_the_main_thread_cannot_take_ends_a_block_that_cleans_up(sen
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='other kernels give the signal to another thread')
 def test_signal_that_the_main_thread_cannot_take_is_heard_by_the_innermost_listener():
-  process = start(inside(f'{BLOCKED}\nwith signals.end_at_interrupt("inner", 75):\n  time.sleep(600)'))
+  process = start(inside(f'{BLOCKED}\nwith signals.end_at_interrupt("inner"):\n  time.sleep(600)'))
   errors = interrupt(process)
-  assert (process.returncode, errors) == (75, 'inner\n')
+  assert (process.returncode, errors) == (130, 'inner\n')

@@ -8,6 +8,7 @@ from scipy import stats
 
 from vit_jax.data import transforms
 from vit_jax.data.config import DataConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.transforms import eval_image, resize, train_image
 
 
@@ -38,7 +39,7 @@ def test_resize_of_one_channel_and_to_the_same_size():
 @pytest.mark.parametrize('size', [(60, 80), (97, 40), (224, 30), (500, 300)])
 def test_resize_in_fixed_point_is_within_rounding(size):
   image = rng().integers(0, 256, (97, 121, 3), np.uint8)
-  difference = resize(image, size, exact=False).astype(int) - resize(image, size)
+  difference = resize(image, size).astype(int) - Preprocess(size).as_bytes(image)
   assert np.abs(difference).max() <= 1 and abs(difference.mean()) < 0.2
 
 
@@ -46,7 +47,7 @@ def test_box_between_pixels_is_interpolated():
   y, x = np.mgrid[0:80, 0:90]
   image = np.stack([3 * y, 2 * x, y + x], -1).astype(np.uint8)  # so that any place can be told by its value
   for box in ((10.5, 20.25, 30.0, 40.5), (0.5, 0.0, 79.0, 89.5)):
-    got = resize(image, (20, 30), box, exact=False)
+    got = resize(image, (20, 30), box)
     down, right = box[2] / 20, box[3] / 30
     y, x = np.mgrid[0:20, 0:30] + 0.5
     y, x = box[0] + y * down - 0.5, box[1] + x * right - 0.5
@@ -124,7 +125,7 @@ def test_random_crop_reaches_every_place_equally():
 def test_random_crop_resizes_first():
   image = smooth(30, 60)
   data = DataConfig(image_size=(24, 20), crop='random', resize=32)
-  whole = resize(image, (32, 32), exact=False)
+  whole = resize(image, (32, 32))
   windows = {whole[y : y + 24, x : x + 20].tobytes() for y in range(9) for x in range(13)}
   assert {train_image(image, 'x', data, rng(seed)).tobytes() for seed in range(50)} <= windows
 
@@ -135,15 +136,17 @@ def test_central_crop_cuts_the_middle_of_the_resized_image(shape, shorter, whole
   top, left = (whole[0] - 24) // 2, (whole[1] - 20) // 2
   cut = np.s_[top : top + 24, left : left + 20]
   data = DataConfig(image_size=(24, 20), crop='central', resize=shorter)
-  np.testing.assert_array_equal(train_image(image, 'x', data, rng()), resize(image, whole, exact=False)[cut])
+  np.testing.assert_array_equal(train_image(image, 'x', data, rng()), resize(image, whole)[cut])
   data = DataConfig(image_size=(24, 20), resize=77)  # of training only
-  np.testing.assert_array_equal(eval_image(image, 'x', data, 'central', shorter), resize(image, whole)[cut])
+  np.testing.assert_array_equal(
+    eval_image(image, 'x', data, 'central', shorter), Preprocess(whole).as_bytes(image)[cut]
+  )
 
 
 def test_central_crop_without_resize_covers_the_image():
   image = smooth(40, 80)
   got = eval_image(image, 'x', DataConfig(image_size=(20, 20)), 'central', None)
-  np.testing.assert_array_equal(got, resize(image, (20, 40))[:, 10:30])
+  np.testing.assert_array_equal(got, Preprocess((20, 40)).as_bytes(image)[:, 10:30])
 
 
 @pytest.mark.parametrize('crop', ['inception', 'random', 'central', 'resize'])

@@ -32,9 +32,9 @@ def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
     os.close(descriptor)
 
 
-def read_text(path: str | os.PathLike[str], at_most: int = LARGEST_TEXT) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
   """The content of a regular file in UTF-8, without the mark (BOM) that programs of Windows put before it.
 
   Raises OSError as `read_bytes`, and UnicodeDecodeError.
   """
-  return read_bytes(path, at_most).decode('utf-8-sig')
+  return read_bytes(path, LARGEST_TEXT).decode('utf-8-sig')

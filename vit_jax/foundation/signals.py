@@ -94,13 +94,9 @@ class Listener:
     return pending
 
 
-def end_at_interrupt(sentence: str = 'Interrupted.', code: int | None = None) -> Listener:
-  """A listener that ends the process at Ctrl-C (SIGINT), at once and anywhere, with `sentence` on stderr.
+def end_at_interrupt(sentence: str = 'Interrupted.') -> Listener:
+  """A listener that ends the process at Ctrl-C (SIGINT), at once and anywhere, with `sentence` on stderr and code 130.
 
-      with signals.end_at_interrupt():
-        ...
-
-  The exit code is 130, or `code`: that is 75 where something has been saved and the same command goes on.
   No `KeyboardInterrupt` is raised, so no `finally` block runs. A process that was started with SIGINT
   ignored, as in the background of a script, goes on ignoring it.
 
@@ -113,10 +109,7 @@ def end_at_interrupt(sentence: str = 'Interrupted.', code: int | None = None) ->
   if os.getpid() == 1:
     numbers.append(signal.SIGTERM)
 
-  def end(number: int) -> None:
-    end_process(sentence, 128 + number if code is None else code)
-
-  return Listener(numbers, end)
+  return Listener(numbers, lambda number: end_process(sentence, 128 + number))
 
 
 @contextlib.contextmanager

@@ -61,12 +61,11 @@ class JsonObject:
     value = self._values.get(name)
     return default if value is None else value
 
-  def integer(self, name: str, default: int | None = None, *, low: int = 1) -> int:
-    """An integer from `low`, which is 0 or 1, to a million; where there is none and no default: an error."""
+  def integer(self, name: str, default: int) -> int:
+    """A positive integer of at most a million."""
     value = self.raw(name, default)
-    if type(value) is not int or not low <= value <= _LARGEST_SIZE:
-      kind = 'a positive integer' if low else 'zero or a positive integer'
-      raise self.error(name, value, f'{kind} of at most {_LARGEST_SIZE:,}')
+    if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
+      raise self.error(name, value, f'a positive integer of at most {_LARGEST_SIZE:,}')
     return value
 
   def number(
