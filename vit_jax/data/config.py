@@ -19,11 +19,6 @@ _HALF = (0.5,)
 _LARGEST_RATIO = 256  # of an image's side to the side of the middle that is cut out
 
 
-def _augmentation(text: str) -> None:
-  """A rule: augmentations as `augment_policy.parse` reads them."""
-  augment_policy.parse(text)
-
-
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
   """What the model is trained on, and how an image becomes its input."""
@@ -76,7 +71,7 @@ class DataConfig:
   # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' of a random box; or a level
   # of AugReg, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
   # 'strong2'. Several are joined: 'medium1 | erase(0.25)'.
-  augment: Annotated[str, _augmentation] = 'none'
+  augment: Annotated[str, augment_policy.parse] = 'none'
   # Parameter α of mixup, which blends each image, and its target, with another one of the batch; the shares are drawn
   # from Beta(α, α), and train/accuracy counts the image with the larger share. 0 to switch it off. None for what
   # `augment` brings along.

@@ -24,7 +24,7 @@ TimmCrop = Literal['center', 'squash', 'border']
 
 _PILLOW = {method: Image.Resampling[method.upper()] for method in get_args(Method)}
 # Interpolation of a run -> method.
-_METHODS: dict[Interpolation, Method] = {
+METHODS: dict[Interpolation, Method] = {
   'bilinear': 'bilinear',
   'pillow_nearest': 'nearest',
   'pillow_bilinear': 'bilinear',
@@ -89,7 +89,7 @@ class Preprocess:
       shorter=shorter,
       whole=whole,
       timm=_TIMM.get(crop or 'resize'),
-      method=_METHODS[interpolation],
+      method=METHODS[interpolation],
       antialias=interpolation != 'bilinear',
     )
 
@@ -115,7 +115,7 @@ class Preprocess:
     """As `DataConfig.interpolation` calls it."""
     if not self.antialias:
       return 'bilinear'
-    return next(name for name, method in _METHODS.items() if method == self.method and name != 'bilinear')
+    return next(name for name, method in METHODS.items() if method == self.method and name != 'bilinear')
 
   def __call__(self, images: Iterable[Image.Image | np.ndarray]) -> np.ndarray:
     """Images of any size as a model's input.
@@ -207,11 +207,6 @@ class Preprocess:
       return pillow_resize(image, size, self.method)
     resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
     return resized.reshape(height, width, image.shape[2])
-
-
-def method_of(interpolation: Interpolation) -> Method:
-  """'pillow_bicubic' -> 'bicubic'."""
-  return _METHODS[interpolation]
 
 
 def pillow_resize(

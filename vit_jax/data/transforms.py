@@ -13,7 +13,7 @@ from vit_jax.data import geometry
 from vit_jax.data.augment import augmentation
 from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.decode import Box, Picture
-from vit_jax.data.preprocess import Preprocess, method_of, pillow_resize
+from vit_jax.data.preprocess import METHODS, Preprocess, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
@@ -87,7 +87,7 @@ def resize(
     uint8 (*size, C).
   """
   if interpolation != 'bilinear':
-    return pillow_resize(image, size, method_of(interpolation), box)
+    return pillow_resize(image, size, METHODS[interpolation], box)
   if box and not all(float(number).is_integer() for number in box):
     return _resize_between_pixels(image, size, box)
   if box:

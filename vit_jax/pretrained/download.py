@@ -46,7 +46,10 @@ def local_file(
     with _cache_errors(source):
       return bucket_files.local_copy(source, kind, bucket)
   if is_address(source):
-    return _cached(public_url(source), source, [], kind, patience)
+    url = source
+    if buckets.is_bucket(source):  # what is public in one has an https address
+      url = catalogue.BUCKETS_URL + urllib.parse.quote(source.removeprefix('gs://'))
+    return _cached(url, source, [], kind, patience)
   if not catalogue.in_grammar(source):
     raise UserError(
       f'{source} is no name that AugReg published; did you mean {catalogue.nearest(source)[0]}?'
@@ -63,13 +66,6 @@ def _through_bucket(source: str) -> bool:
   if not buckets.is_bucket(source):
     return False
   return source.startswith('s3://') or (not catalogue.is_in_bucket(source) and buckets.is_installed(source))
-
-
-def public_url(address: str) -> str:
-  """gs://bucket/file as the bucket's public https address; other addresses as they are."""
-  if not address.startswith('gs://'):
-    return address
-  return catalogue.BUCKETS_URL + urllib.parse.quote(address.removeprefix('gs://'))
 
 
 def _cached(url: str, name: str, near: list[str], kind: file_kinds.Kind, patience: Patience) -> pathlib.Path:

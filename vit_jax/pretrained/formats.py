@@ -74,7 +74,7 @@ def written_by(
     UserError: it cannot hold the model.
   """
   reasons = []
-  for candidate in written_names(name):
+  for candidate in [other for other in FORMATS.names() if FORMATS[other].group == name] or [name]:
     chosen = FORMATS[candidate]()
     if naming is not None and naming not in chosen.namings:
       raise UserError(
@@ -97,11 +97,6 @@ def written_by(
   raise UserError(
     f'No kind of {name} can hold this model: {"; ".join(reasons)}; choose another format, such as a run.'
   )
-
-
-def written_names(name: str) -> list[str]:
-  """The formats that a name stands for: those of a group, or itself."""
-  return [candidate for candidate in FORMATS.names() if FORMATS[candidate].group == name] or [name]
 
 
 def names_to_write() -> list[str]:

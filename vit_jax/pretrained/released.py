@@ -129,16 +129,11 @@ class ReleasedFormat(Format):
 
 def infer(
   file: object, shapes: dict[str, tuple[int, ...]], image_size: tuple[int, int] | None
-) -> Architecture:
-  """The architecture of tensors of these shapes, named by the original without prefix; UserError: we know none."""
-  return _names_of(file, shapes).architecture(Tensors(file, shapes), image_size)
-
-
-def _names_of(file: object, shapes: dict[str, tuple[int, ...]]) -> ReleasedNames[Any]:
-  """The names that a file's tensors are called by."""
+) -> tuple[ReleasedNames[Any], Architecture]:
+  """What calls tensors so (by the original's names, without prefix), and what they are of; UserError: we know none."""
   for names in _NAMES.values():
     if any(key.startswith(names.marks) for key in shapes):
-      return names
+      return names, names.architecture(Tensors(file, shapes), image_size)
   first = ', '.join(sorted(shapes)[:3]) or 'nothing at all'
   raise UserError(f'{file} holds no Vision Transformer: its tensors are {first} …; choose another file.')
 
@@ -166,8 +161,7 @@ def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
 def _infer(
   archive: Archive, stored: dict[str, str], image_size: tuple[int, int] | None
 ) -> tuple[ReleasedNames[Any], Architecture]:
-  shapes = {key: archive.shapes[name] for key, name in stored.items()}
-  return _names_of(archive.path, shapes), infer(archive.path, shapes, image_size)
+  return infer(archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size)
 
 
 def _with_told(path: pathlib.Path, model: ModelConfig, options: ReadOptions) -> ModelConfig:
