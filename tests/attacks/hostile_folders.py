@@ -210,7 +210,7 @@ FOLDERS: dict[str, tuple[Make, str]] = {
     tensors_changed('vit', shape_of('a\nb', 1)),
     r"holds a tensor called 'a\\nb'",
   ),
-  'a tensor without elements': (tensors_changed('vit', shape_of('a', 3, 0)), 'it has a tensor a that no'),
+  'a tensor without elements': (tensors_changed('vit', shape_of('a', 3, 0)), 'which has no elements'),
   'heads that are a text': (timm_changed('model_args', num_heads='4'), "num_heads '4', which must"),
   'heads below zero': (timm_changed('model_args', num_heads=-4), 'num_heads -4'),
   'an image of zero pixels': (timm_changed('model_args', img_size=0), 'img_size 0'),

@@ -1,4 +1,11 @@
-"""Compiled programs that are damaged: they are never run."""
+"""Compiled programs that are damaged or crash: they never run a second time."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +14,8 @@ import pytest
 from jax._src import compilation_cache as jax_cache
 
 from vit_jax.foundation import compilation_cache
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -80,3 +89,59 @@ def test_damaged_program_is_removed_and_compiled_again(directory, caplog):
     assert 'program jit_attacked in' in caplog.text and 'removed and is compiled again' in caplog.text
     caplog.clear()
     assert 'cache_hits' in start() and not caplog.text
+
+
+CRASHING = """
+import os, pathlib, sys
+from vit_jax.foundation import compilation_cache
+record = compilation_cache.CrashRecord(pathlib.Path(sys.argv[1]))
+record.taken(sys.argv[2])
+if sys.argv[3] != '0':
+  os.kill(os.getpid(), int(sys.argv[3]))
+"""
+
+
+@pytest.mark.slow
+def test_programs_of_a_process_that_crashed_are_removed_and_no_others(directory, monkeypatch, caplog):
+  monkeypatch.delenv('PYTHONFAULTHANDLER', raising=False)
+  start()
+  (crashed,) = directory.glob('jit_attacked-*-cache')
+  (directory / 'other-cache').write_bytes(b'')
+  (directory / 'other-atime').write_bytes(b'')
+  for number in (0, signal.SIGKILL, signal.SIGILL):
+    assert crashed.exists() and not caplog.text
+    key = crashed.name.removesuffix('-cache')
+    process = subprocess.run(
+      [sys.executable, '-c', CRASHING, str(directory), key, str(int(number))],
+      env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    )
+    assert process.returncode == -number
+    assert len(list(directory.glob('running-*'))) == (number != 0)
+    compilation = start()
+  assert 'cache_misses' in compilation and crashed.exists() and (directory / 'other-cache').exists()
+  assert 'crashed (Illegal instruction) after it had taken 1 compiled programs' in caplog.text
+  assert 'most recent call first' in (directory / 'last_crash.txt').read_text()
+  assert not list(directory.glob('running-*'))
+
+
+def test_processes_that_start_together_see_to_each_record_once(directory, caplog):
+  start()
+  crashed = 'key\nFatal Python error: Segmentation fault\n'
+  for round_number in range(8):
+    for number in range(4):
+      (directory / f'running-{number}.txt').write_text(crashed if number % 2 else 'key\n')
+    with futures.ThreadPoolExecutor(8) as processes:  # each opens the files, and so has locks of its own
+      list(processes.map(compilation_cache._drop_after_crashes, [directory] * 8))
+    assert not list(directory.glob('running-*')), round_number
+
+
+def test_record_of_a_process_that_is_still_running_stays(directory):
+  start()
+  with (directory / 'running-1.txt').open('w') as file:
+    file.write('key\nFatal Python error: Segmentation fault\n')
+    file.flush()
+    assert compilation_cache._is_locked_by_us(file.fileno())
+    start()
+    assert (directory / 'running-1.txt').exists()
+  start()
+  assert not (directory / 'running-1.txt').exists()

@@ -68,7 +68,9 @@ class TensorFiles:
             f'{path} holds {name}, which another file beside it holds too; keep the files of one model.'
           )
         self._file_of[name] = file
-        self.shapes[name] = tuple(view.get_shape())
+        self.shapes[name] = shape = tuple(view.get_shape())
+        if 0 in shape:
+          raise UserError(f'{path} holds {name} of shape {shape}, which has no elements; check the file.')
         self.dtypes.add(view.get_dtype())
     except (library.SafetensorError, OSError) as error:
       reason = str(error).strip().rstrip('.') or type(error).__name__

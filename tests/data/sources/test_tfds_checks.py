@@ -253,3 +253,12 @@ def test_shards_are_files_of_their_folder(folder, attack):
   with pytest.raises(UserError, match=r'dataset_info\.json has .* which is no file of its folder') as error:
     open_source(f'tfds:{folder}', 'train', data=DataConfig())
   assert '\n' not in str(error.value)
+
+
+def test_shards_without_end_are_refused_before_anything_is_made_of_them(folder):
+  in_info(lambda c: c['splits'][0].update(shardLengths=['1'] * 200_000))(folder)
+  with pytest.raises(UserError, match='names 200,000 shards of a split'):
+    open_source(f'tfds:{folder}', 'train', data=DataConfig())
+  in_info(lambda c: [split.update(shardLengths=[str(10**18)]) for split in c['splits']])(folder)
+  with pytest.raises(UserError, match=r'less than the 1,000,000,000,000,000,000 records|cannot be read'):
+    open_source(f'tfds:{folder}', 'train', data=DataConfig())

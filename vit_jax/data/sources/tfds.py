@@ -32,6 +32,7 @@ _CHUNK = 1000  # records whose labels one thread reads in a row
 _SCAN_THREADS = 16  # more than processors: on a network they wait
 _OTHER_FILES = 512  # that a run may have open beside its data
 _SAMPLES, _SAMPLE_BYTES = 8, 1024  # of a shard, which tell that it was replaced
+_MANY_RECORDS = 10**6  # of one shard
 _RANDOM_ACCESS = ('array_record', 'parquet')
 
 
@@ -73,6 +74,7 @@ class TfdsSource(NamedSource):
       self._files = [f'{address}/{os.path.basename(file)}' for file in self._files]
       spans = [Span(file, part.skip, part.take) for file, part in zip(self._files, instructions, strict=True)]
       self._records.data_source = BucketRecords(self._bucket, spans)
+    _check_claims(self._files, [instruction.take for instruction in instructions])
     self._file_ends = list(itertools.accumulate(instruction.take for instruction in instructions))
     if address is None:
       _allow_open_files(len(self._files), name)
@@ -235,6 +237,13 @@ def _check_format(builder: tfds.core.DatasetBuilder) -> None:
       f'convert it, where TensorFlow is installed, with: tfds convert_format '
       f'--dataset_version_dir={builder.data_dir} --out_file_format=array_record'
     )
+
+
+def _check_claims(files: Sequence[str], records: Sequence[int]) -> None:
+  """Raises UserError where a shard is said to have more records than bytes; only shards of very many are looked at."""
+  for file, count in zip(files, records, strict=True):
+    if count > _MANY_RECORDS and '://' not in file and os.path.exists(file) and count > os.path.getsize(file):
+      raise UserError(f'{file} has less than the {count:,} records that {INFO} says; prepare the data again.')
 
 
 def _allow_open_files(count: int, name: str) -> None:

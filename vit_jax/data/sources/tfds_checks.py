@@ -44,6 +44,7 @@ _CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')
 
 # What a split's files are called after, in both spellings.
 _FILE_KEYS = ('name', 'filepathTemplate', 'filepath_template')
+_MOST_SHARDS = 100_000
 _LONGEST_NAME = 255  # characters, as file systems have it
 
 _CHECKSUM = re.compile(r'([0-9a-f]{64}) [ *]([^/]+)')
@@ -77,12 +78,15 @@ def _check_features(folder: epath.Path) -> None:
 
 
 def _check_files(file: epath.Path, info: Any) -> None:
-  """Checks that the shards of a dataset_info.json are files of its folder."""
+  """Checks that the shards of a dataset_info.json are files of its folder, and not without end."""
   splits = info.get('splits') if isinstance(info, dict) else None
   splits = [split for split in splits if isinstance(split, dict)] if isinstance(splits, list) else []
   parts = [info.get('name')] if isinstance(info, dict) else []
   for split in splits:
     parts += [split.get(key) for key in _FILE_KEYS]
+    shards = split.get('shardLengths') or split.get('shard_lengths')
+    if isinstance(shards, list) and len(shards) > _MOST_SHARDS:
+      raise UserError(f'{file} names {len(shards):,} shards of a split; prepare the data again with fewer.')
   for part in parts:
     if isinstance(part, str) and ('/' in part or not part.isprintable() or len(part) > _LONGEST_NAME):
       raise UserError(
