@@ -266,31 +266,19 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _picture(image: npt.ArrayLike) -> Image.Image:
-  """An array as an image of Pillow's.
-
-  UserError for all but uint8 (H, W) or (H, W, 1 to 4): a guess could give other pixels.
-  """
+  """An array, uint8 (H, W) or (H, W, 1 to 4), as Pillow's image; UserError for another: a guess could be wrong."""
   try:
     pixels = np.asarray(image)
   except ValueError as error:  # rows of several lengths
     raise UserError(f'An image is no array ({error}).') from error
-  if pixels.dtype.kind not in 'biufc':
-    raise UserError(
-      f'An image is a {type(image).__name__}; give one of Pillow, such as Image.open(path), or an array of uint8.'
-    )
-  if pixels.dtype != np.uint8:
-    raise UserError(
-      f'An image is an array of {pixels.dtype}, whose range is not known; give uint8 from 0 to 255, such as '
-      f'(255 * image).round().astype(np.uint8) for values from 0 to 1, or (image >> 8).astype(np.uint8) for 16 bits.'
-    )
   if pixels.ndim == 3 and pixels.shape[2] == 1:
     pixels = pixels[:, :, 0]
-  gray, colour = pixels.ndim == 2, pixels.ndim == 3 and pixels.shape[2] in (2, 3, 4)
-  if not (gray or colour) or not pixels.size:
-    channels_first = pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4) and pixels.shape[2] > 4
-    hint = '; its channels come first: give image.transpose(1, 2, 0)' if channels_first else ''
+  has_shape = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (2, 3, 4))
+  if pixels.dtype != np.uint8 or not has_shape or not pixels.size:
     raise UserError(
-      f'An image is an array of shape {pixels.shape}, and (height, width) or (height, width, 1 to 4 channels) is '
-      f'supported{hint}.'
+      f'An image is a {type(image).__name__} of {pixels.dtype} and shape {pixels.shape}; give one of Pillow, such as '
+      'Image.open(path), or an array of uint8 (height, width) or (height, width, 1 to 4 channels): '
+      '(255 * image).round().astype(np.uint8) of values from 0 to 1, (image >> 8).astype(np.uint8) of 16 bits, '
+      'image.transpose(1, 2, 0) where the channels come first.'
     )
   return Image.fromarray(pixels)

@@ -31,16 +31,12 @@ def labels_and_weights(
   if weight_key is None:
     return tuple(dict.fromkeys(labels)), ()
   weights = tuple(_as_list(fields[weight_key]))
-  if len(weights) != len(labels):
+  sound = all(type(weight) in (int, float) and 0 <= weight <= 1 for weight in weights)
+  if not sound or not len(weights) == len(labels) == len(set(labels)):
     raise UserError(
-      f'{where} has {len(labels)} labels and {len(weights)} weights ({weight_key}); correct the source, or '
-      f'--weight_column.'
+      f'{where} has the labels {repr(labels)[:99]} and the weights {repr(weights)[:99]} ({weight_key}); give each label once, '
+      'with a weight from 0 to 1, or correct --weight_column.'
     )
-  for weight in weights:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-      raise UserError(f'{where} has the weight {weight!r} ({weight_key}); a weight is from 0 to 1.')
-  if len(set(labels)) < len(labels):
-    raise UserError(f'{where} has a label twice; correct the source.')
   return labels, tuple(map(float, weights))
 
 

@@ -98,11 +98,9 @@ def _image(place: str, shard: str, members: list[Member], columns: Columns) -> S
 
 
 def _text(place: str, member: Member) -> str:
-  if member.size > _LARGEST_LABEL:
-    raise UserError(
-      f'{place}: {member.name} has {member.size} bytes, too many for a label; correct the shard.'
-    )
   try:
+    if member.size > _LARGEST_LABEL:
+      raise OSError(f'it has {member.size} bytes, too many for a label')
     return archives.read(place, member.location, member.size).decode('utf-8').strip()
   except (OSError, EOFError, UnicodeDecodeError) as error:
     raise UserError(f'{place}: {member.name} cannot be read ({error}); restore the shard.') from error
@@ -111,10 +109,10 @@ def _text(place: str, member: Member) -> str:
 def _json(place: str, member: Member) -> dict[str, Any]:
   try:
     content = json.loads(_text(place, member))
+    if not isinstance(content, dict):
+      raise ValueError('it is no object')
   except (ValueError, RecursionError) as error:
     raise UserError(f'{place}: {member.name} is not JSON ({error}); correct the shard.') from error
-  if not isinstance(content, dict):
-    raise UserError(f'{place}: {member.name} is not an object of JSON; correct the shard.')
   return content
 
 

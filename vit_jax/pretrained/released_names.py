@@ -85,17 +85,13 @@ class Tensors:
     side = math.isqrt(max(tokens, 0))
     if side * side == tokens and side:
       return side * pixels, side * pixels
-    if told is None:
-      raise UserError(
-        f'{self.name} has positions for {tokens} patches of {pixels} pixels, which are no square; '
-        'give the image_size (height, width) it was trained with, unless a class token is missing.'
-      )
-    if (told[0] // pixels) * (told[1] // pixels) != tokens or any(side % pixels for side in told):
-      raise UserError(
-        f'{self.name} has positions for {tokens} patches of {pixels} pixels, which image_size '
-        f'{tuple(told)} does not give; give the one it was trained with.'
-      )
-    return told
+    if told and told[0] * told[1] == tokens * pixels**2 and not any(side % pixels for side in told):
+      return told
+    what = f'image_size {tuple(told)} does not give' if told else 'are no square'
+    raise UserError(
+      f'{self.name} has positions for {tokens} patches of {pixels} pixels, which {what}; give the image_size (height, '
+      'width) it was trained with, unless a class token is missing.'
+    )
 
   def classes(self) -> int:
     """Outputs of the head; 0: there is none."""
