@@ -228,12 +228,11 @@ def _listed(images: Iterable[Image.Image | np.ndarray]) -> Iterable[Image.Image 
   UserError for a single image, whose rows would be taken for images, and for what is nothing of the kind.
   """
   holds_images = getattr(images, 'dtype', None) == np.dtype(object)  # a column of pandas, say
-  if isinstance(images, Image.Image) or (getattr(images, 'ndim', 4) < 4 and not holds_images):
-    raise UserError('preprocess takes a list of images, and this is a single one; write preprocess([image]).')
-  if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
+  single = isinstance(images, Image.Image | str | bytes | os.PathLike) or not isinstance(images, Iterable)
+  if single or (getattr(images, 'ndim', 4) < 4 and not holds_images):
     raise UserError(
-      f'preprocess takes a list of images, and this is a {type(images).__name__}; write '
-      'preprocess([Image.open(path)]).'
+      f'preprocess takes a list of images, and this is a single {type(images).__name__}; write preprocess([image]), '
+      'or preprocess([Image.open(path)]) of a file.'
     )
   return images
 

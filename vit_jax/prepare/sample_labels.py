@@ -34,8 +34,8 @@ def labels_and_weights(
   sound = all(type(weight) in (int, float) and 0 <= weight <= 1 for weight in weights)
   if not sound or not len(weights) == len(labels) == len(set(labels)):
     raise UserError(
-      f'{where} has the labels {repr(labels)[:99]} and the weights {repr(weights)[:99]} ({weight_key}); give each label once, '
-      'with a weight from 0 to 1, or correct --weight_column.'
+      f'{where} has the labels {repr(labels)[:99]} and the weights {repr(weights)[:99]} ({weight_key}); give each '
+      'label once, with a weight from 0 to 1, or correct --weight_column.'
     )
   return labels, tuple(map(float, weights))
 

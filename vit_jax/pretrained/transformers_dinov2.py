@@ -83,10 +83,9 @@ class DinoV2Format(TransformersFormat):
 def _check(pretrained: Pretrained, model: ViTConfig) -> None:
   """Raises Unfit for what transformers' DINOv2 cannot be."""
   sizes, (height, width) = model.sizes, pretrained.architecture.image_size
-  if model.pool not in ('token', 'token_gap'):
-    raise Unfit(f"it has pool 'token_gap' or 'token' and this model {model.pool!r}")
-  if model.pool == 'token_gap' and not pretrained.architecture.num_classes:
-    raise Unfit("it has pool 'token' where there is no head, and this model 'token_gap'")
+  pools = ('token', 'token_gap') if pretrained.architecture.num_classes else ('token',)
+  if model.pool not in pools:
+    raise Unfit(f'it has pool {" or ".join(map(repr, pools))} and this model {model.pool!r}')
   if model.pre_logits_size is not None:
     raise Unfit('it has no layer between pooling and head, and this model has one')
   if model.layer_scale is None:
