@@ -149,8 +149,8 @@ def is_complete(source: str, destination: str, options: Options) -> bool:
   if not storage.exists(storage.join(destination, tfds_files.INFO)):
     return False
   before = _json_or_empty(storage.join(destination, tfds_files.METADATA))
-  if (difference := _difference(before, options.settings(source))) is not None:
-    raise _prepared_differently(destination, difference)
+  if difference := _difference(before, options.settings(source)):
+    raise _prepared_differently(destination, *difference)
   storage.remove(storage.join(destination, _WORK))
   return True
 
@@ -164,38 +164,27 @@ def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:
   before = _json_or_empty(path)
   if before == settings:
     return
-  if before and (difference := _difference(before, settings)) is not None:
+  if before and (difference := _difference(before, settings)):
     if _has_records(destination, work):
-      raise _prepared_differently(destination, difference)
-    name, old, new = difference
-    _log.warning(
-      '%s was begun %s, and no file of that is complete; it starts anew %s.',
-      destination,
-      _setting_text(name, old),
-      _setting_text(name, new),
-    )
+      raise _prepared_differently(destination, *difference)
+    told = '%s was begun %s, and no file of that is complete; it starts anew %s.'
+    _log.warning(told, destination, *difference)
     _discard(destination, work)
   storage.write_json(path, settings, work)
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-  """The first setting that differs: its name, its old and its new value; None if all are the same."""
-  for name in [*now, *(name for name in before if name not in now)]:
-    if before.get(name) != now.get(name):
-      return name, before.get(name), now.get(name)
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+  """The first setting that differs, as it was and as it is: ('without limit', 'with limit 5'); None: all are the same."""
+  for name in [*now, *before]:
+    values = before.get(name), now.get(name)
+    if values[0] != values[1]:
+      old, new = (f'without {name}' if value is None else f'with {name} {value}' for value in values)
+      return old, new
   return None
 
 
-def _prepared_differently(destination: str, difference: tuple[str, Any, Any]) -> UserError:
-  name, old, new = difference
-  return UserError(
-    f'{destination} was prepared {_setting_text(name, old)}, not {_setting_text(name, new)}; choose another '
-    f'folder, or remove that one.'
-  )
-
-
-def _setting_text(name: str, value: Any) -> str:
-  return f'without {name}' if value is None else f'with {name} {value}'
+def _prepared_differently(destination: str, old: str, new: str) -> UserError:
+  return UserError(f'{destination} was prepared {old}, not {new}; choose another folder, or remove that one.')
 
 
 def _has_records(destination: str, work: str) -> bool:

@@ -279,30 +279,22 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   folder = epath.Path(data_dir).expanduser()
   prepared = _prepared(folder)
   plain = _plain(re.split('[/:]', name)[0])
-  for path in prepared:
-    if _plain(path.split('/')[0]) == plain:
-      check_directory(folder / path)
+  same = [path for path in prepared if _plain(path.split('/')[0]) == plain]
+  for path in same:
+    check_directory(folder / path)
   try:
     with _without_warnings():
       builder = tfds.builder(name, data_dir=str(folder))
       is_prepared = builder.is_prepared()
   except tfds.core.DatasetNotFoundError:
-    raise _missing(name, data_dir) or _unknown(name, data_dir, prepared) from None
+    is_prepared, builder = False, None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
     raise UserError(
       f'tfds:{name} cannot be opened ({first_line(error)[:500]}); check its name and config.'
     ) from error
-  if not is_prepared:
-    # Written as a name with its version: 'data_set/config:1.0.0'.
-    versions = [':'.join(p.rsplit('/', 1)) for p in prepared if p.split('/')[0] == builder.name]
-    hint = f'; prepared there: {", ".join(versions)}' if versions else ''
-    if not hint and (error := _missing(name, data_dir)):
-      raise error
-    raise UserError(
-      f'tfds:{name} is not prepared in {data_dir}{hint}; set TFDS_DATA_DIR to where it is, or prepare it, '
-      f'where TensorFlow is installed, with: tfds build {name} --file_format=array_record '
-      f'--data_dir={data_dir}'
-    )
+  if builder is None or not is_prepared:
+    remedy = _remedy(name, data_dir, same, prepared, is_known=builder is not None)
+    raise UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {remedy}')
   return builder
 
 
@@ -354,23 +346,25 @@ def _plain(name: str) -> str:
   return name.replace('_', '').lower()
 
 
-def _missing(name: str, data_dir: str) -> UserError | None:
-  """The error for a missing data set that recipes name."""
-  advice = missing_data.advice(name)
-  if advice is None:
-    return None
-  return UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {advice}.')
+def _remedy(name: str, data_dir: str, same: Sequence[str], prepared: Sequence[str], *, is_known: bool) -> str:
+  """What to do where a data set is not prepared.
 
-
-def _unknown(name: str, data_dir: str, prepared: Sequence[str]) -> UserError:
-  """The error for a name that neither TFDS nor the data directory knows."""
+  `same` are those of its name that are `prepared`, and `is_known` whether TFDS has its builder.
+  """
+  if same:  # written as a name with its version: 'data_set/config:1.0.0'
+    return f'prepared there: {", ".join(":".join(path.rsplit("/", 1)) for path in same)}.'
+  if advice := missing_data.advice(name):
+    return f'{advice}.'
+  if os.path.isdir(os.path.expanduser(name)):
+    return f'to read the folder of that name here, write tfds:./{name}.'
+  if is_known:
+    return (
+      f'prepare it, where TensorFlow is installed, with: tfds build {name} --file_format=array_record '
+      f'--data_dir={data_dir}'
+    )
   names = sorted({path.split('/')[0] for path in prepared})
   near = difflib.get_close_matches(name, names, n=3) or names[:3]
   near = near or difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), n=3)
-  if os.path.isdir(os.path.expanduser(name)):
-    near = [f'./{name}']
-  meant = f' did you mean {" or ".join(f"tfds:{other}" for other in near)}?' if near else ''
-  return UserError(
-    f'There is no data set tfds:{name}, neither prepared in {data_dir} (set TFDS_DATA_DIR if it is elsewhere) nor of '
-    f'TFDS;{meant or " tensorflow.org/datasets lists those."}'
-  )
+  if not near:
+    return 'tensorflow.org/datasets lists those of TFDS.'
+  return f'did you mean {" or ".join(f"tfds:{other}" for other in near)}?'
