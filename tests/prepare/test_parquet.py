@@ -135,7 +135,7 @@ def test_damaged_files_and_other_data_are_refused(listed, source, tmp_path):
   with pytest.raises(UserError, match=r'x.parquet cannot be read as parquet'):
     listed(tmp_path / 'x.parquet')
   folder_of(source, 'z/1.jpg')
-  with pytest.raises(UserError, match=r'holds z/1.jpg beside parquet files'):
+  with pytest.raises(UserError, match=r'holds z/1.jpg beside .parquet files'):
     listed(source)
 
 

@@ -113,7 +113,7 @@ def test_unusable_samples_are_refused_by_name(tmp_path, second, message):
 def test_other_data_beside_the_shards_is_refused(listed, tmp_path):
   shard(tmp_path / 'x/0.tar', *samples(0, [1]))
   folder_of(tmp_path / 'x', 'z/1.jpg')
-  with pytest.raises(UserError, match=r'holds z/1.jpg beside shards of WebDataset'):
+  with pytest.raises(UserError, match=r'holds z/1.jpg beside .tar files'):
     listed(tmp_path / 'x')
 
 

@@ -7,12 +7,14 @@ import itertools
 import logging
 import lzma
 import math
+import posixpath
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import storage
 
@@ -132,6 +134,32 @@ def stem(name: str) -> str:
   """The name of an archive without its ending: 'images/n01440764.tar' -> 'images/n01440764'."""
   ending = next(ending for ending in _COMPRESSED + _READABLE if name.lower().endswith(ending))
   return name[: -len(ending)]
+
+
+def is_data(name: str) -> bool:
+  """Whether a file's name is that of an image, an archive or a parquet file."""
+  return name.lower().endswith((*EXTENSIONS, '.parquet')) or is_archive(name)
+
+
+def first_data(source: str) -> str:
+  """The path or address of the first file of data in a folder, '' without one; a source that is a file itself."""
+  if not storage.is_folder(source):
+    return source
+  name = next((name for name, _ in storage.list_files(source) if is_data(name)), '')
+  return name and storage.join(source, name)
+
+
+def data_files(source: str, ending: str) -> Iterator[tuple[str, str]]:
+  """Name (relative) and path or address of the files of a source with an ending; UserError where it has other data."""
+  if not storage.is_folder(source):
+    yield posixpath.basename(source), source
+    return
+  for name, _ in storage.list_files(source):
+    if name.lower().endswith(ending):
+      yield name, storage.join(source, name)
+    elif is_data(name):
+      remedy = 'decompress it' if is_compressed(name) else f'give a folder of the {ending} files alone'
+      raise UserError(f'{source} holds {name} beside {ending} files; {remedy}.')
 
 
 def read(path: str, location: int | str, size: int | None) -> bytes:

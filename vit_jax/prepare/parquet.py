@@ -11,7 +11,6 @@ import posixpath
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.prepare import archives, sample_labels, storage
 from vit_jax.prepare.source_image import SourceImage
@@ -31,14 +30,7 @@ class _Chosen(NamedTuple):
 
 def is_parquet(source: str) -> bool:
   """Whether a source is a parquet file, or a folder whose first file of data is one."""
-  if not storage.is_folder(source):
-    return _has_ending(source)
-  for name, _ in storage.list_files(source):
-    if _has_ending(name):
-      return True
-    if name.lower().endswith(EXTENSIONS) or archives.is_archive(name):
-      return False
-  return False
+  return archives.first_data(source).lower().endswith('.parquet')
 
 
 def list_images(source: str, work: str, columns: Columns, *, limit: int | None) -> Iterator[SourceImage]:
@@ -48,7 +40,7 @@ def list_images(source: str, work: str, columns: Columns, *, limit: int | None) 
     UserError: a file cannot be read, lacks a column, or has a value that cannot be used.
     OSError: the copy cannot be written.
   """
-  for number, (name, place) in enumerate(_files(source)):
+  for number, (name, place) in enumerate(archives.data_files(source, '.parquet')):
     index = storage.join(work, 'unpacked', f'{number:06}.jsonl')
     if not storage.exists(index):
       _unpack(name, place, index, work, columns, limit)
@@ -59,7 +51,7 @@ def list_images(source: str, work: str, columns: Columns, *, limit: int | None) 
 
 def class_names(source: str, columns: Columns) -> tuple[str, ...] | None:
   """The names of the classes that Hugging Face's metadata has; None if there are none."""
-  place = next(place for _, place in _files(source))
+  _, place = next(archives.data_files(source, '.parquet'))
   with storage.open_file(place) as file:
     schema = _opened(file, place).schema_arrow
   try:
@@ -70,20 +62,6 @@ def class_names(source: str, columns: Columns) -> tuple[str, ...] | None:
     return tuple(map(str, feature['names']))
   except (KeyError, TypeError, AttributeError, ValueError):
     return None
-
-
-def _files(source: str) -> Iterator[tuple[str, str]]:
-  """The name of each file, relative to the source, and its path or address."""
-  if not storage.is_folder(source):
-    yield posixpath.basename(source), source
-    return
-  for name, _ in storage.list_files(source):
-    if _has_ending(name):
-      yield name, storage.join(source, name)
-    elif name.lower().endswith(EXTENSIONS) or archives.is_archive(name):
-      raise UserError(
-        f'{source} holds {name} beside parquet files; give a folder of the parquet files alone.'
-      )
 
 
 def _unpack(name: str, place: str, index: str, work: str, columns: Columns, limit: int | None) -> None:
@@ -171,7 +149,3 @@ def _content(value: Any, where: str) -> tuple[bytes, str]:
       raise UserError(f'{where} has the path {value["path"]} and no bytes; embed the images in the file.')
     return value.get('bytes') or b'', value.get('path') or ''
   return value or b'', ''
-
-
-def _has_ending(name: str) -> bool:
-  return name.lower().endswith('.parquet')

@@ -174,7 +174,7 @@ def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
-  """The first setting that differs, as it was and as it is: ('without limit', 'with limit 5'); None: all are the same."""
+  """The first setting that differs, as it was and is: ('without limit', 'with limit 5'); None: all are the same."""
   for name in [*now, *before]:
     values = before.get(name), now.get(name)
     if values[0] != values[1]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError
-from vit_jax.prepare import archives, sample_labels, storage
+from vit_jax.prepare import archives, sample_labels
 from vit_jax.prepare.archives import Member
 from vit_jax.prepare.source_image import SourceImage
 from vit_jax.prepare.tables import Columns
@@ -24,10 +24,7 @@ _LOOKED_AT = 20  # members of the first tar, which tell whether it is a shard
 
 def is_shards(source: str) -> bool:
   """Whether a source is a shard, or a folder whose first archive is one."""
-  first = source
-  if storage.is_folder(source):
-    name = next((name for name, _ in storage.list_files(source) if _is_data(name)), '')
-    first = storage.join(source, name)
+  first = archives.first_data(source)
   if not first.lower().endswith('.tar'):
     return False
   try:
@@ -46,29 +43,14 @@ def list_images(
 
   UserError where a shard cannot be read, a sample has no label, or there is other data beside the shards.
   """
-  for shard, place in _shards(source):
+  for name, place in archives.data_files(source, '.tar'):
+    shard = archives.stem(name)
     split = sample_labels.split_of(shard)
     members = archives.members(place, allow_cut=allow_cut)
     samples = (group for _, group in itertools.groupby(members, key=lambda member: _key(member.name)))
     images = (image for group in samples if (image := _image(place, shard, list(group), columns)))
     for image in itertools.islice(images, limit):
       yield image._replace(split=split)
-
-
-def _shards(source: str) -> Iterator[tuple[str, str]]:
-  """The name of each shard without its ending, and its path or address."""
-  if not storage.is_folder(source):
-    yield archives.stem(posixpath.basename(source)), source
-    return
-  for name, _ in storage.list_files(source):
-    if archives.is_compressed(name):
-      raise UserError(f'{source} holds {name}, which has no random access; decompress it.')
-    if name.lower().endswith('.tar'):
-      yield archives.stem(name), storage.join(source, name)
-    elif _is_data(name):
-      raise UserError(
-        f'{source} holds {name} beside shards of WebDataset; give a folder of the shards alone.'
-      )
 
 
 def _image(place: str, shard: str, members: list[Member], columns: Columns) -> SourceImage | None:
@@ -127,7 +109,3 @@ def _part(name: str) -> str:
 
 def _is_image(name: str) -> bool:
   return name.lower().endswith(EXTENSIONS)
-
-
-def _is_data(name: str) -> bool:
-  return _is_image(name) or archives.is_archive(name) or name.lower().endswith('.parquet')
