@@ -41,7 +41,12 @@ def local_file(
     UserError: there is no such file, the server cannot be reached or sends something else, the download broke
       off, or the cache cannot be written.
   """
-  if _through_bucket(source):
+  # What is published, and all else where the library is not installed, has an https address, which needs neither
+  # the library nor credentials.
+  with_library = (
+    buckets.is_bucket(source) and not catalogue.is_in_bucket(source) and buckets.is_installed(source)
+  )
+  if source.startswith('s3://') or with_library:
     bucket = buckets.Bucket(source)
     with _cache_errors(source):
       return bucket_files.local_copy(source, kind, bucket)
@@ -56,16 +61,6 @@ def local_file(
     )
   near = [] if catalogue.is_published(source) else catalogue.nearest(source)
   return _cached(catalogue.url(source), source, near, kind, patience)
-
-
-def _through_bucket(source: str) -> bool:
-  """Whether an address is read with a bucket's library and credentials.
-
-  Published buckets, and all where the library is not installed, are read by https addresses, which need neither.
-  """
-  if not buckets.is_bucket(source):
-    return False
-  return source.startswith('s3://') or (not catalogue.is_in_bucket(source) and buckets.is_installed(source))
 
 
 def _cached(url: str, name: str, near: list[str], kind: file_kinds.Kind, patience: Patience) -> pathlib.Path:

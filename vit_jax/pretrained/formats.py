@@ -57,7 +57,9 @@ def preprocess(source: str | os.PathLike[str], *, image_size: tuple[int, int]) -
 def format_of(path: pathlib.Path) -> Format:
   """The format that reads a path; UserError where none does."""
   if not path.is_dir():
-    _check_file(path)
+    if not path.is_file():  # a device or a pipe, which may have no end
+      raise UserError(f'{path} is not a regular file; check the path.')
+    foreign.refuse(path)
   for name in FORMATS.names():
     candidate = FORMATS[name]()
     if candidate.recognises(path):
@@ -112,13 +114,6 @@ def of_suffix(destination: str) -> str | None:
     if suffix is not None and destination.endswith(suffix):
       return name
   return None
-
-
-def _check_file(path: pathlib.Path) -> None:
-  """Raises UserError for a device or pipe, which may have no end, and for files of other projects."""
-  if not path.is_file():
-    raise UserError(f'{path} is not a regular file; check the path.')
-  foreign.refuse(path)
 
 
 def _unknown(path: pathlib.Path) -> UserError:
