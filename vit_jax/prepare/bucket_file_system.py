@@ -65,4 +65,4 @@ class _Object(AbstractBufferedFile):
     self._bucket = bucket
 
   def _fetch_range(self, start: int, end: int) -> bytes:
-    return self._bucket.read(self.path, start, end)
+    return self._bucket.read(self.path, start, min(end, self.size))

@@ -5,7 +5,7 @@ import os
 import pathlib
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -152,4 +152,5 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Non
   """Writes an .npz, which is at its place, durably, only when it is complete."""
   files.make_directories(os.path.dirname(os.path.abspath(path)))
   with files.atomic_write(path, 'wb') as file:
-    np.savez(file, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    contiguous: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    np.savez(file, **contiguous)

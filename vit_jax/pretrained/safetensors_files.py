@@ -179,7 +179,7 @@ def _paths(source: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
 def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
   """The files that an index names."""
   names = JsonObject.read(index).raw('weight_map')
-  found = names.values() if isinstance(names, dict) else [None]
+  found: list[Any] = [*names.values()] if isinstance(names, dict) else [None]
   if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in found):
     raise UserError(
       f'{index} has no weight_map from tensors to .safetensors files of its folder; check the file.'
