@@ -127,7 +127,7 @@ def test_arrays_are_converted_as_pillow_converts_images(mode, array, channels):
     (RGBA[..., :3] / 255, r'of float64 and shape .*\(255 \* image\)'),
     (RGBA[..., :3].astype(np.uint16) << 8, r'of uint16 .*\(image >> 8\)'),
     (RGBA[..., 0] > 9, 'of bool and shape'),
-    (RGBA[..., :3].transpose(2, 0, 1), r'shape \(3, 24, 30\).*give image.transpose\(1, 2, 0\)'),
+    (RGBA[..., :3].transpose(2, 0, 1), r'shape \(3, 24, 30\).*image.transpose\(1, 2, 0\)'),
     (np.zeros((4, 4, 5), np.uint8), r'shape \(4, 4, 5\)'),
     (np.zeros((0, 4, 3), np.uint8), r'shape \(0, 4, 3\)'),
     (Image.new('F', (4, 4)), '32 bits a pixel'),
