@@ -68,7 +68,7 @@ def url(name: str) -> str:
   """The https address of a published name; 'augreg/B_16' is the checkpoint recommended for that size."""
   folder, _, file = name.removesuffix('.npz').partition('/')
   if folder == 'augreg' and file in _AUGREG_BEST:
-    file = _best(file)
+    file = recommended(file)
   if folder == 'bit':  # its bucket has no folders
     place = f'bit_models/{file}.npz'
   elif file.startswith('Mixer'):
@@ -76,6 +76,12 @@ def url(name: str) -> str:
   else:
     place = f'vit_models/{folder}/{file}.npz'
   return BUCKETS_URL + urllib.parse.quote(place)
+
+
+def names() -> list[str]:
+  """The names that the authors of each folder list; of AugReg's the recommended ones."""
+  listed = [f'{folder}/{file}' for folder, files in _FILES.items() for file in files.split()]
+  return listed + [f'augreg/{size}' for size in _AUGREG_BEST]
 
 
 def is_in_bucket(address: str) -> bool:
@@ -102,16 +108,15 @@ def nearest(name: str) -> list[str]:
   name = name.removesuffix('.npz')
   folder, _, file = name.partition('/')
   found = [f'augreg/{_corrected(file)}'] if folder == 'augreg' else []
-  known = [f'{folder}/{file}' for folder, files in _FILES.items() for file in files.split()]
-  known += [f'augreg/{size}' for size in _AUGREG_BEST]
+  known = names()
   found += [entry for entry in known if entry.rpartition('/')[2].lower() == name.lower()]  # without a folder
   caseless = {entry.lower(): entry for entry in known}
   found += [caseless[match] for match in difflib.get_close_matches(name.lower(), caseless, n=4, cutoff=0.4)]
   return [entry for entry in dict.fromkeys(found) if entry != name][:3]
 
 
-def _best(size: str) -> str:
-  """The whole name, without the folder, of the checkpoint recommended for a size."""
+def recommended(size: str) -> str:
+  """The whole name, without the folder, of the checkpoint that AugReg recommends for a size, such as 'B_16'."""
   return f'{size}-i21k-300ep-lr_0.001-{_AUGREG_BEST[size]}'
 
 
@@ -120,7 +125,7 @@ def _corrected(file: str) -> str:
   upstream, _, transfer = file.partition('--')
   parts = upstream.split('-')
   size = _closest(parts[0], _AUGREG_PARTS[0])
-  default = _best(size if size in _AUGREG_BEST else 'B_16').split('-')
+  default = recommended(size if size in _AUGREG_BEST else 'B_16').split('-')
   corrected = [size]
   for position, allowed in enumerate(_AUGREG_PARTS[1:], start=1):
     key = allowed[0].partition('_')[0] if position > 3 else None
