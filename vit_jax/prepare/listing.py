@@ -9,6 +9,7 @@
 - A folder with metadata.csv or metadata.jsonl (a Hugging Face image folder), in it or in its splits' folders, or
   the same below data/.
 - Shards of WebDataset (webdataset.py), and parquet files with the images in them (parquet.py).
+- What the authors of CIFAR, MNIST, STL-10 and SVHN publish (pixel_arrays.py).
 - A folder with the two tars of ImageNet's challenge of 2012 and its development kit (imagenet2012.py).
 
 In tables, a label is the name of a class, or several names with ';' or '|' between them (in .jsonl also a
@@ -29,6 +30,7 @@ from vit_jax.prepare import (
   class_archives,
   imagenet2012,
   parquet,
+  pixel_arrays,
   sample_labels,
   storage,
   tables,
@@ -134,6 +136,11 @@ class Listing:
       self._keeps_numbers = True
       self._class_names = self._class_names or parquet.class_names(source, columns)
       return parquet.list_images(source, work, columns, limit=limit)
+    if not columns.label and pixel_arrays.is_arrays(source):
+      self._keeps_numbers = True
+      names, images = pixel_arrays.list_images(source, work, limit=limit)
+      self._class_names = self._class_names or names or None
+      return images
     if webdataset.is_shards(source):
       self._keeps_numbers = True
       return webdataset.list_images(source, columns, allow_cut=self._allow_cut, limit=limit)
