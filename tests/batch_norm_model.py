@@ -27,6 +27,7 @@ from vit_jax.models.base import (
   patch_grid,
 )
 from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.flops import Layer
 from vit_jax.models.layers import initial_head
 from vit_jax.models.scanned_blocks import constrain
 
@@ -61,10 +62,13 @@ class NormedConfig(ModelConfig):
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
     return patch_grid(image_size, 1, stride=2, option=option)
 
-  def forward_flops(self, architecture: Architecture) -> int:
+  def layers(self, architecture: Architecture) -> list[Layer]:
     rows, columns = self.grid(architecture.image_size)
     kernels = 9 * architecture.channels * self.width + 2 * 9 * self.width**2
-    return 2 * (rows * columns * kernels + self.width * architecture.num_classes)
+    return [
+      Layer('blocks', (rows, columns, self.width), rows * columns * kernels),
+      Layer('head', (architecture.num_classes,), self.width * architecture.num_classes),
+    ]
 
   def describe(self) -> str:
     return f'Two convolutions of {self.width} channels with batch norm'

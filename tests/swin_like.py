@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import Config, DataConfig, FewShotEvaluatorConfig, to_config_dict
 from vit_jax.models.base import MODELS, Architecture, Grid, Model, ModelConfig, ShardingRules
+from vit_jax.models.flops import Layer
 from vit_jax.models.layers import PatchEmbedding, initial_head
 from vit_jax.models.parts.mlps import Mlp
 from vit_jax.models.parts.norms import LayerNorm
@@ -58,13 +59,17 @@ class SwinConfig(ModelConfig):
   def describe(self) -> str:
     return f'Swin Transformer, 4 blocks of width {self.width} to {2 * self.width}'
 
-  def forward_flops(self, architecture: Architecture) -> int:
+  def layers(self, architecture: Architecture) -> list[Layer]:
     rows, columns = self.grid(architecture.image_size)
-    tokens, flops = rows * columns, 0
+    tokens, products = rows * columns, 0
     for tokens, width in ((rows * columns, self.width), (rows * columns // 4, 2 * self.width)):
-      flops += 2 * tokens * (12 * width**2 + 2 * self.window**2 * width)
+      products += 2 * tokens * (12 * width**2 + 2 * self.window**2 * width)
     embedding = rows * columns * self.patch**2 * architecture.channels * self.width
-    return 2 * (embedding + flops + tokens * 8 * self.width**2 + 2 * self.width * architecture.num_classes)
+    return [
+      Layer('patch_embedding', (rows * columns, self.width), embedding),
+      Layer('stage', (tokens, 2 * self.width), products + tokens * 8 * self.width**2),
+      Layer('head', (architecture.num_classes,), 2 * self.width * architecture.num_classes),
+    ]
 
 
 class Block(nnx.Module):

@@ -1,4 +1,4 @@
-"""Vision Transformers in JAX: `vit_jax.load(source)` gives a model of any checkpoint."""
+"""Vision Transformers in JAX: `vit_jax.load(source)` gives a model of any checkpoint, `list_models()` names some."""
 
 import os.path
 import sys
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from vit_jax.loaded_model import LoadedModel
   from vit_jax.loading import load
+  from vit_jax.pretrained.published_models import list_models
 
-__all__ = ['LoadedModel', '__version__', 'load']
+__all__ = ['LoadedModel', '__version__', 'list_models', 'load']
 
 __version__: str
 
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
     from vit_jax import loading
 
     return getattr(loading, name)
+  if name == 'list_models':
+    from vit_jax.pretrained.published_models import list_models
+
+    return list_models
   if name == '__version__':
     from importlib import metadata
 
@@ -27,6 +32,10 @@ def __getattr__(name: str) -> Any:
     except metadata.PackageNotFoundError:  # a clone that is on the path and not installed
       return '0+unknown'
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})
 
 
 def _begins_a_command() -> bool:

@@ -13,7 +13,8 @@ from PIL import Image
 
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.base import Model, ModelConfig, Pooling
+from vit_jax.models import summary
+from vit_jax.models.base import Architecture, Model, ModelConfig, Pooling
 from vit_jax.models.capabilities import Attends, HasTokens
 from vit_jax.pretrained.base import Link
 
@@ -61,6 +62,14 @@ class LoadedModel:
   def __repr__(self) -> str:
     size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
     return f'<{self.config.describe()}; {size:,} parameters, {self.num_classes:,} classes>'
+
+  def summary(self) -> None:
+    """Prints the layers: output shapes, parameters, FLOPs (models/summary.py)."""
+    print(
+      summary.table(
+        Architecture(self.config, self.preprocess.size, self.preprocess.channels, self.num_classes)
+      )
+    )
 
   def probabilities(self, logits: jax.Array) -> jax.Array:
     """(B, K) -> (B, K): of each class, one of which an image has (softmax) or each of which it may have (sigmoid)."""

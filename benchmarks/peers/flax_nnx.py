@@ -29,7 +29,7 @@ def lower(checkout: str, variant: str, recipe: Recipe, blocks: int | None, devic
   from jax.sharding import AxisType, Mesh, NamedSharding
   from jax.sharding import PartitionSpec as P
 
-  from vit_jax.models.vit_config import VARIANTS
+  from vit_jax.models.vit_sizes import VARIANTS
 
   page = module_of_page(checkout)
   size = VARIANTS[variant]

@@ -96,7 +96,7 @@ def configuration(checkout: str, variant: str, recipe: Recipe, blocks: int | Non
   from maxtext.common.common_types import DecoderBlockType, ShardMode
   from maxtext.configs import types
 
-  from vit_jax.models.vit_config import VARIANTS
+  from vit_jax.models.vit_sizes import VARIANTS
 
   size = VARIANTS[variant]
   values: dict[str, Any] = {}

@@ -108,7 +108,9 @@ def test_page_of_pictures_shows_any_name_as_text(tmp_path):
   preprocess = Preprocess.from_range((12, 8), -1, 1)
   model = LoadedModel(nnx.merge(graphdef, params), preprocess, NAMES)
   path = pathlib.Path(os.fsdecode(b'$x_$<b>\xff.png'))
-  gallery.make(model, [path], [path], lambda _: np.zeros((9, 9, 3), np.uint8), tmp_path, title=NAMES[0])
+  gallery.make(
+    model, [path], [path], lambda _: np.zeros((9, 9, 3), np.uint8), gallery.Output(tmp_path), title=NAMES[0]
+  )
   text = (tmp_path / 'index.html').read_text(encoding='utf-8')
   assert '<script' not in text and '<b>' not in text and r'&lt;b&gt;\udcff.png' in text
 

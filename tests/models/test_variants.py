@@ -5,13 +5,13 @@ import tiny
 
 from vit_jax.config import EfficientNetConfig, MixerConfig, ResNetConfig, ViTConfig
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import efficientnet, resnet, vit_config
+from vit_jax.models import efficientnet, resnet, vit_sizes
 from vit_jax.models.base import MODELS
 
 
 def test_named_sizes_are_the_published_ones():
-  assert ViTConfig(variant='g/14').sizes == vit_config.Sizes(14, 1408, 6144, 40, 16)
-  assert ViTConfig(variant='G/14').sizes == vit_config.Sizes(14, 1664, 8192, 48, 16)
+  assert ViTConfig(variant='g/14').sizes == vit_sizes.Sizes(14, 1408, 6144, 40, 16)
+  assert ViTConfig(variant='G/14').sizes == vit_sizes.Sizes(14, 1664, 8192, 48, 16)
   assert ResNetConfig(variant='R50x2').sizes == resnet.Sizes((3, 4, 6, 3), 128)
 
 
@@ -25,14 +25,14 @@ def test_patches_have_the_pixels_that_the_name_says(kind):
 
 def test_options_replace_the_named_sizes():
   model = ViTConfig(variant='B/16', patch=8, depth=3, heads=4)
-  assert model.sizes == vit_config.Sizes(patch=8, width=768, mlp_dim=3072, depth=3, heads=4)
+  assert model.sizes == vit_sizes.Sizes(patch=8, width=768, mlp_dim=3072, depth=3, heads=4)
   assert EfficientNetConfig('B4', dropout=0.1).sizes == efficientnet.Sizes(1.4, 1.8, dropout=0.1)
   assert ResNetConfig(variant='R50x1', width=32).sizes == resnet.Sizes((3, 4, 6, 3), 32)
 
 
 def test_custom_has_the_sizes_of_the_options():
   model = ViTConfig(variant='custom', patch=2, width=64, mlp_dim=128, depth=4, heads=2)
-  assert model.sizes == vit_config.Sizes(2, 64, 128, 4, 2)
+  assert model.sizes == vit_sizes.Sizes(2, 64, 128, 4, 2)
   assert tiny.resnet().num_layers == 3 and tiny.resnet().patch_pixels == 8
 
 

@@ -5,6 +5,7 @@ import time
 import types
 
 import numpy as np
+import optax
 import processes
 import pytest
 import tensorboard_events
@@ -143,6 +144,15 @@ def test_curves_are_drawn_from_the_log(tmp_path):
   figures.save_curves(tmp_path)
   width, height = Image.open(tmp_path / 'report' / 'curves.png').size
   assert (width, height) == (1300, 400)
+
+
+def test_a_smoothed_curve_is_the_bias_corrected_moving_average_of_optax():
+  values = np.random.default_rng(0).normal(size=200).astype(np.float32)
+  average = optax.ema(1 - 20 / 200, debias=True)
+  state = average.init(values[0])
+  for value, smoothed in zip(values, figures.smoothed(values), strict=True):
+    expected, state = average.update(value, state)
+    np.testing.assert_allclose(smoothed, expected, atol=1e-5)
 
 
 @pytest.mark.slow

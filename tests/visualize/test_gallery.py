@@ -70,7 +70,9 @@ def test_page_shows_every_picture_that_the_model_has(name, tmp_path):
     pixels = rng.integers(0, 256, (40, 30, model.preprocess.channels), dtype=np.uint8)
     return None if path == paths[0] else pixels
 
-  absent = gallery.make(model, paths, paths[:2], read, tmp_path, title='a & b')
+  absent = gallery.make(model, paths, paths[:2], read, gallery.Output(tmp_path, 50, 'svg'), title='a & b')
+  drawn, second = ({path.stem for path in tmp_path.glob(f'*.{kind}')} for kind in ('png', 'svg'))
+  assert second == drawn - {'image_1'}  # the photograph
   assert absent.keys() == NONE_OF[name]
   text = (tmp_path / 'index.html').read_text()
   elements = Page(text).elements
@@ -98,7 +100,7 @@ def test_distances_as_numbers_are_the_means_over_images_by_block_and_head(tmp_pa
   images = {
     pathlib.Path(f'{number}.png'): rng.integers(0, 256, (20, 30, 3), dtype=np.uint8) for number in range(3)
   }
-  gallery.make(model, list(images), list(images)[:1], images.get, tmp_path, title='')
+  gallery.make(model, list(images), list(images)[:1], images.get, gallery.Output(tmp_path), title='')
   with (tmp_path / 'distances.csv').open(newline='') as file:
     *blocks, alike = csv.DictReader(file)
   observer = Observer(model)
@@ -116,7 +118,7 @@ def test_distances_as_numbers_are_the_means_over_images_by_block_and_head(tmp_pa
 
 def test_images_of_which_none_can_be_read_are_an_error(tmp_path):
   with pytest.raises(UserError, match='None of the images can be read'):
-    gallery.make(loaded(), [], [pathlib.Path('a')], lambda path: None, tmp_path, title='')
+    gallery.make(loaded(), [], [pathlib.Path('a')], lambda path: None, gallery.Output(tmp_path), title='')
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,15 @@ def test_every_picture_is_right_side_up(picture, axes):
     means = thirds[:, 5:-5, :, 5:-5].mean(axis=(1, 3))
     assert means.argmax() == 1 and means[0, 1] > 4 * np.delete(means, 1).max()
     assert abs(width / height - 2 / 3) < 0.1
+
+
+def test_one_outlier_leaves_the_rest_of_a_rollout_visible():
+  rollout = np.ones((14, 14))
+  rollout[0, 0] = 1000
+  share = figures._share(rollout)
+  assert share.min() == 1
+  smooth = figures._smooth(share - np.eye(14) / 2, (140, 140))
+  assert smooth.shape == (140, 140) and 0 <= smooth.min() and smooth.max() <= 1
 
 
 def test_tokens_are_drawn_where_their_patches_lie():

@@ -18,6 +18,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.capabilities import Grid
+from vit_jax.models.flops import Layer
 from vit_jax.options import RESUMABLE, Positive
 
 DType = Literal['float32', 'bfloat16']
@@ -49,7 +50,7 @@ class ModelConfig(abc.ABC):
   """The options of a model: a frozen dataclass, of which each architecture has its own.
 
   Every model says its `title`, `variants`, `sharding_rules`, `patch_pixels` and `num_layers`, and how to `build`,
-  `describe` and count it (`forward_flops`). The rest has defaults.
+  `describe` and count it (`layers`). The rest has defaults.
 
   An option that is None takes the value of the variant; `resolved` fills all of them in. Where options may
   contradict each other, a method `check(path)` raises UserError; `path` is what errors call the section.
@@ -97,8 +98,8 @@ class ModelConfig(abc.ABC):
     """
 
   @abc.abstractmethod
-  def forward_flops(self, architecture: 'Architecture') -> int:
-    """FLOPs of the logits of one image, counted from the sizes (models/flops.py says what counts)."""
+  def layers(self, architecture: 'Architecture') -> list[Layer]:
+    """The layers that multiply, from the pixels to the logits, counted from the sizes (models/flops.py)."""
 
   @property
   @abc.abstractmethod
@@ -280,7 +281,8 @@ class Architecture:
 
   def forward_flops(self, image_size: tuple[int, int] | None = None) -> int:
     """FLOPs of the logits of one image, of the architecture's size or another."""
-    return self.model.forward_flops(dataclasses.replace(self, image_size=image_size or self.image_size))
+    resized = dataclasses.replace(self, image_size=image_size or self.image_size)
+    return 2 * sum(layer.multiplications for layer in self.model.layers(resized))
 
   def abstract(self) -> Model:
     """The network with shapes for parameters, and without a kernel that only some devices have: on no devices.

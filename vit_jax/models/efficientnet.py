@@ -40,6 +40,7 @@ from vit_jax.models.base import (
 )
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
+from vit_jax.models.flops import Layer
 from vit_jax.models.layers import initial_head
 from vit_jax.models.mbconv import Conv, MBConv, StageOfBlocks, StageSizes, squeezed_channels, swish
 from vit_jax.options import Between, Positive, Rate
@@ -177,21 +178,24 @@ class EfficientNetConfig(ModelConfig):
     blocks = ' + '.join(str(stage.blocks) for stage in self.stages)
     return f'EfficientNet of {blocks} blocks, {self.stages[0].inputs} to {self.top_channels} channels'
 
-  def forward_flops(self, architecture: Architecture) -> int:
+  def layers(self, architecture: Architecture) -> list[Layer]:
     cells = _strided(architecture.image_size, 2)
-    macs = math.prod(cells) * 3**2 * architecture.channels * self.stages[0].inputs
-    for stage in self.stages:
+    inputs = self.stages[0].inputs
+    layers = [Layer('stem', (*cells, inputs), math.prod(cells) * 3**2 * architecture.channels * inputs)]
+    for number, stage in enumerate(self.stages, start=1):
       inputs, stride = stage.inputs, stage.stride
-      for _ in range(stage.blocks):
+      for block in range(stage.blocks):
         expanded = stage.expansion * inputs
-        if stage.expansion > 1:
-          macs += math.prod(cells) * inputs * expanded
+        products = math.prod(cells) * inputs * expanded if stage.expansion > 1 else 0
         cells = _strided(cells, stride)
-        macs += math.prod(cells) * (stage.kernel**2 + stage.outputs) * expanded
-        macs += 2 * expanded * squeezed_channels(inputs)
+        products += math.prod(cells) * (stage.kernel**2 + stage.outputs) * expanded
+        products += 2 * expanded * squeezed_channels(inputs)
+        name = f'stage{number}/others/{block - 1}' if block else f'stage{number}/first'
+        layers.append(Layer(name, (*cells, stage.outputs), products))
         inputs, stride = stage.outputs, 1
-    macs += math.prod(cells) * self.stages[-1].outputs * self.top_channels
-    return 2 * (macs + self.top_channels * architecture.num_classes)
+    top, classes = self.top_channels, architecture.num_classes
+    layers.append(Layer('top', (*cells, top), math.prod(cells) * self.stages[-1].outputs * top))
+    return [*layers, Layer('head', (classes,), top * classes)]
 
 
 def _strided(cells: tuple[int, int], stride: int) -> tuple[int, int]:

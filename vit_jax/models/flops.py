@@ -5,6 +5,22 @@ exaFLOPs (table 6) are counted; the compiler's own count sees the body of a scan
 multiplications.
 """
 
+from typing import NamedTuple
+
+
+class Layer(NamedTuple):
+  """A layer of a network, or a part of a block, that multiplies.
+
+  Attributes:
+    name: the path of its parameters, with the number of a block where blocks are stacked: 'blocks/3/mlp'.
+    output: its shape, of one image.
+    multiplications: for one image.
+  """
+
+  name: str
+  output: tuple[int, ...]
+  multiplications: int
+
 
 def train_flops(forward: int) -> int:
   """FLOPs of a training step, per image: the backward pass takes two forward passes."""
@@ -29,8 +45,8 @@ def mlp(tokens: int, width: int, hidden: int) -> int:
   return 2 * tokens * width * hidden
 
 
-def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], channels: int) -> tuple[int, int]:
-  """Multiplications of a ResNet's convolutions, those with padding included, and the channels of its output.
+def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], channels: int) -> list[Layer]:
+  """The root and the bottlenecks of a ResNet; multiplications with padding are counted.
 
   Args:
     root: channels of the root.
@@ -39,7 +55,7 @@ def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], chan
     channels: of the images.
   """
   cells = _halved(image_size)
-  macs = cells[0] * cells[1] * 7**2 * channels * root
+  layers = [Layer('root', (*cells, root), cells[0] * cells[1] * 7**2 * channels * root)]
   cells = _halved(cells)
   inputs = root
   for stage, units in enumerate(blocks):
@@ -50,9 +66,10 @@ def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], chan
         cells = _halved(cells)
       area = cells[0] * cells[1]
       projection = 0 if unit else inputs * 4 * width
-      macs += before_stride * inputs * width + area * (9 * width**2 + 4 * width**2 + projection)
+      products = before_stride * inputs * width + area * (9 * width**2 + 4 * width**2 + projection)
       inputs = 4 * width
-  return macs, inputs
+      layers.append(Layer(f'block{stage + 1}/unit{unit + 1}', (*cells, inputs), products))
+  return layers
 
 
 def _halved(cells: tuple[int, int]) -> tuple[int, int]:

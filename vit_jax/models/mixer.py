@@ -22,6 +22,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
 from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
+from vit_jax.models.flops import Layer
 from vit_jax.models.layers import PatchEmbedding, initial_head
 from vit_jax.models.parts.mlps import Mlp
 from vit_jax.models.parts.norms import LayerNorm
@@ -112,16 +113,20 @@ class MixerConfig(ModelConfig):
   def describe(self) -> str:
     return f'MLP-Mixer, {self.sizes.depth} blocks of width {self.sizes.width}'
 
-  def forward_flops(self, architecture: Architecture) -> int:
+  def layers(self, architecture: Architecture) -> list[Layer]:
     sizes = self.sizes
     rows, columns = self.grid(architecture.image_size)
     tokens = rows * columns
     embedding = tokens * sizes.patch**2 * architecture.channels * sizes.width
     over_tokens = flops.mlp(sizes.width, tokens, sizes.tokens_mlp_dim)
     over_channels = flops.mlp(tokens, sizes.width, sizes.mlp_dim)
-    return 2 * (
-      embedding + sizes.depth * (over_tokens + over_channels) + sizes.width * architecture.num_classes
-    )
+    shape = (tokens, sizes.width)
+    layers = [Layer('patch_embedding', shape, embedding)]
+    for number in range(sizes.depth):
+      layers.append(Layer(f'blocks/{number}/token', shape, over_tokens))
+      layers.append(Layer(f'blocks/{number}/channel', shape, over_channels))
+    classes = architecture.num_classes
+    return [*layers, Layer('head', (classes,), sizes.width * classes)]
 
 
 class MixerBlock(nnx.Module):

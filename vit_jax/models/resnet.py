@@ -42,6 +42,7 @@ from vit_jax.models.convolutions import (
   add_stages,
   check_stage_sizes,
 )
+from vit_jax.models.flops import Layer
 from vit_jax.models.layers import initial_head
 from vit_jax.models.max_pool import max_pool
 from vit_jax.options import Positive, Size
@@ -135,11 +136,10 @@ class ResNetConfig(ModelConfig):
     units = ' + '.join(map(str, self.sizes.blocks))
     return f'ResNet of {units} bottlenecks behind a root of {self.sizes.width} channels'
 
-  def forward_flops(self, architecture: Architecture) -> int:
-    macs, outputs = flops.resnet(
-      self.sizes.width, self.sizes.blocks, architecture.image_size, architecture.channels
-    )
-    return 2 * (macs + outputs * architecture.num_classes)
+  def layers(self, architecture: Architecture) -> list[Layer]:
+    layers = flops.resnet(self.sizes.width, self.sizes.blocks, architecture.image_size, architecture.channels)
+    classes = architecture.num_classes
+    return [*layers, Layer('head', (classes,), layers[-1].output[-1] * classes)]
 
 
 class PreActivationBottleneck(Bottleneck):

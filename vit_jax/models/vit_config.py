@@ -1,6 +1,6 @@
-"""The options of the Vision Transformer and its hybrids: named sizes, sharding rules and FLOPs.
+"""The options of the Vision Transformer and its hybrids: sharding rules and FLOPs.
 
-The network itself is in vit.py.
+The network itself is in vit.py, the named sizes in vit_sizes.py.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from vit_jax.models.base import (
 )
 from vit_jax.models.capabilities import PositionTable
 from vit_jax.models.encoder_block import BLOCKS
+from vit_jax.models.flops import Layer
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.attention import Attention
 from vit_jax.models.parts.mlps import MLPS
@@ -35,45 +36,11 @@ from vit_jax.models.parts.positions import POSITIONS, Position, Tokens
 from vit_jax.models.parts.stems import STEMS, Stem
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit import ViT
+from vit_jax.models.vit_sizes import VARIANTS, Sizes
 from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
 
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """What decides the shapes of the blocks of a Vision Transformer or a hybrid."""
-
-  patch: int  # pixels along a side of a patch; in a hybrid, cells of the ResNet's output
-  width: int  # D, the size of a token
-  mlp_dim: int  # hidden units of a block's MLP
-  depth: int  # L, encoder blocks
-  heads: int
-  stem_blocks: tuple[int, ...] | None = None  # bottlenecks in each stage of a hybrid's ResNet
-  stem_width: int = 64  # channels of its root
-
-
-# Table 1 of the paper (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling Vision
-# Transformers' (g, G). Hybrids: the paper, and 'How to train your ViT?' (arXiv 2106.10270), whose authors
-# call R+Ti/16 so although its tokens are of 32 pixels.
-VARIANTS = {
-  'Ti/16': Sizes(patch=16, width=192, mlp_dim=768, depth=12, heads=3),
-  'S/16': Sizes(patch=16, width=384, mlp_dim=1536, depth=12, heads=6),
-  'S/32': Sizes(patch=32, width=384, mlp_dim=1536, depth=12, heads=6),
-  'B/8': Sizes(patch=8, width=768, mlp_dim=3072, depth=12, heads=12),
-  'B/16': Sizes(patch=16, width=768, mlp_dim=3072, depth=12, heads=12),
-  'B/32': Sizes(patch=32, width=768, mlp_dim=3072, depth=12, heads=12),
-  'L/16': Sizes(patch=16, width=1024, mlp_dim=4096, depth=24, heads=16),
-  'L/32': Sizes(patch=32, width=1024, mlp_dim=4096, depth=24, heads=16),
-  'H/14': Sizes(patch=14, width=1280, mlp_dim=5120, depth=32, heads=16),
-  'g/14': Sizes(patch=14, width=1408, mlp_dim=6144, depth=40, heads=16),
-  'G/14': Sizes(patch=14, width=1664, mlp_dim=8192, depth=48, heads=16),
-  'R+Ti/16': Sizes(patch=8, width=192, mlp_dim=768, depth=12, heads=3, stem_blocks=()),
-  'R26+S/32': Sizes(patch=1, width=384, mlp_dim=1536, depth=12, heads=6, stem_blocks=(2, 2, 2, 2)),
-  'R26+B/32': Sizes(patch=1, width=768, mlp_dim=3072, depth=12, heads=12, stem_blocks=(2, 2, 2, 2)),
-  'R50+B/16': Sizes(patch=1, width=768, mlp_dim=3072, depth=12, heads=12, stem_blocks=(3, 4, 9)),
-  'R50+L/32': Sizes(patch=1, width=1024, mlp_dim=4096, depth=24, heads=16, stem_blocks=(3, 4, 6, 3)),
-}
 
 _BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
 _PARTED = rf'({_BLOCKS}|\w+_pool)'  # what has attention and an MLP
@@ -320,28 +287,52 @@ class ViTConfig(ModelConfig):
       kind = 'Hybrid: a ResNet, and a Vision Transformer'
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
-  def forward_flops(self, architecture: Architecture) -> int:
+  def layers(self, architecture: Architecture) -> list[Layer]:
     sizes, pool, classes = self.sizes, POOLS[self.pool], architecture.num_classes
     width = sizes.width
     rows, columns = self.grid(architecture.image_size)
     patches = rows * columns
     tokens = patches + self.leading_tokens
-    macs, channels = self.stem.multiplications(sizes, architecture.image_size, architecture.channels)
-    macs += patches * sizes.patch**2 * channels * width
-    mlp = MLPS[self.mlp_part].multiplications(tokens, patches, width, sizes.mlp_dim)
+    layers = self.stem.layers(sizes, architecture.image_size, architecture.channels)
+    channels = layers[-1].output[-1] if layers else architecture.channels
+    embedding = patches * sizes.patch**2 * channels * width
+    layers.append(Layer('patch_embedding', (patches, width), embedding))
+    layers += [
+      Layer(f'blocks/{number}/{part}', (tokens, width), products)
+      for number in range(sizes.depth)
+      for part, products in self._block_multiplications(tokens, (rows, columns)).items()
+    ]
+    if pool.has_parameters:
+      layers.append(Layer(f'{self.pool}_pool', (width,), pool.multiplications(self, tokens)))
+    return layers + self._heads(pool.widths * width, classes, tokens)
+
+  def _block_multiplications(self, tokens: int, grid: Grid) -> dict[str, int]:
+    """Those of each part of a block, by its path."""
+    rows, columns = grid
+    width = self.sizes.width
+    mlp = MLPS[self.mlp_part].multiplications(tokens, rows * columns, width, self.sizes.mlp_dim)
     products = 2 + self.positions.more_products
-    if self.axial:
-      along_rows = rows * flops.attention(columns, columns, width, products)
-      along_columns = columns * flops.attention(rows, rows, width, products)
-      macs += sizes.depth * (along_rows + along_columns + 2 * mlp)
-    else:
-      macs += sizes.depth * (flops.attention(tokens, tokens, width, products) + mlp)
-    macs += pool.multiplications(self, tokens)
-    head = pool.widths * width * classes
-    if self.pre_logits_size is not None:
-      head = (pool.widths * width + classes) * self.pre_logits_size
-    outputs = 1 if self.classifies_images else tokens
-    return 2 * (macs + (outputs + self.distillation_token) * head)
+    if not self.axial:
+      return {'attention': flops.attention(tokens, tokens, width, products), 'mlp': mlp}
+    return {
+      'row/attention': rows * flops.attention(columns, columns, width, products),
+      'row/mlp': mlp,
+      'column/attention': columns * flops.attention(rows, rows, width, products),
+      'column/mlp': mlp,
+    }
+
+  def _heads(self, width: int, classes: int, tokens: int) -> list[Layer]:
+    """What makes logits of a pooled vector, or of each token."""
+    outputs = () if self.classifies_images else (tokens,)
+    each = 1 if self.classifies_images else tokens
+    layers, size = [], self.pre_logits_size
+    if size is not None:
+      layers.append(Layer('pre_logits', (*outputs, size), each * width * size))
+      width = size
+    layers.append(Layer('head', (*outputs, classes), each * width * classes))
+    if self.distillation_token:
+      layers.append(Layer('distillation_head', (classes,), width * classes))
+    return layers
 
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:

@@ -5,8 +5,9 @@ Usage: python -m vit_jax.prepare SRC DST [-- Apache Beam's options]
 
 SRC is a folder with a folder of images for each class (below train/, val/ and test/, or without these), a tar
 or zip of such folders or of a tar for each class, a .csv file with the columns image, label and perhaps
-split, a Hugging Face image folder, shards of WebDataset, or parquet files with the images in them. DST is
-then read by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for byte, or shrunk.
+split, a Hugging Face image folder, shards of WebDataset, parquet files with the images in them, or what the
+authors of CIFAR-10, CIFAR-100, MNIST, STL-10 and SVHN publish (such as cifar-10-python.tar.gz). DST is then read
+by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for byte, or shrunk.
 After an interruption, the same command goes on, and the result is the same, byte for byte.
 
 The names imagenet21k and imagenet2012 give the data the splits and, without DST, the place that recipes

@@ -4,7 +4,8 @@
   single folders around all others are passed over. A tar within a tar stands for a folder of its name, and so does
   each archive in a folder that has archives and no images.
 - A table, or a folder with Hugging Face's metadata (tables.py); shards of WebDataset (webdataset.py); parquet files
-  with the images in them (parquet.py); ImageNet's challenge of 2012 as it is given out (imagenet2012.py).
+  with the images in them (parquet.py); the files of CIFAR, MNIST, STL-10 and SVHN (pixel_arrays.py); ImageNet's
+  challenge of 2012 as it is given out (imagenet2012.py).
 """
 
 import json
@@ -21,6 +22,7 @@ from vit_jax.prepare import (
   class_archives,
   imagenet2012,
   parquet,
+  pixel_arrays,
   sample_labels,
   storage,
   tables,
@@ -122,6 +124,11 @@ class Listing:
       self._keeps_numbers = True
       self._class_names = self._class_names or parquet.class_names(source, columns)
       return parquet.list_images(source, work, columns, limit=limit)
+    if not columns.label and pixel_arrays.is_arrays(source):
+      self._keeps_numbers = True
+      names, images = pixel_arrays.list_images(source, work, limit=limit)
+      self._class_names = self._class_names or names or None
+      return images
     if webdataset.is_shards(source):
       self._keeps_numbers = True
       return webdataset.list_images(source, columns, allow_cut=self._allow_cut, limit=limit)

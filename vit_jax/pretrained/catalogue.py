@@ -45,7 +45,7 @@ _BEST = {
   'R26_S_32': 'aug_light1-wd_0.1-do_0.0-sd_0.0',
   'R50_L_32': 'aug_medium1-wd_0.1-do_0.1-sd_0.1',
 }
-_RECOMMENDED = {size: f'{size}-i21k-300ep-lr_0.001-{best}' for size, best in _BEST.items()}
+RECOMMENDED = {size: f'{size}-i21k-300ep-lr_0.001-{best}' for size, best in _BEST.items()}
 # The grammar of AugReg's names: the values that each part, in this order, can have.
 _AUGREG_PARTS = (
   ('Ti_16', 'S_32', 'S_16', 'B_32', 'B_16', 'B_8', 'L_16', 'R_Ti_16', 'R26_S_32', 'R50_L_32'),
@@ -71,7 +71,7 @@ def url(name: str) -> str:
   """The https address of a published name; 'augreg/B_16' is the checkpoint recommended for that size."""
   folder, _, file = name.removesuffix('.npz').partition('/')
   if folder == 'augreg':
-    file = _RECOMMENDED.get(file, file)
+    file = RECOMMENDED.get(file, file)
   if folder == 'bit':  # its bucket has no folders
     place = f'bit_models/{file}.npz'
   elif file.startswith('Mixer'):
@@ -79,6 +79,12 @@ def url(name: str) -> str:
   else:
     place = f'vit_models/{folder}/{file}.npz'
   return BUCKETS_URL + urllib.parse.quote(place)
+
+
+def names() -> list[str]:
+  """The names that the authors of each folder list; of AugReg's the recommended ones."""
+  listed = [f'{folder}/{file}' for folder, files in _FILES.items() for file in files.split()]
+  return listed + [f'augreg/{size}' for size in RECOMMENDED]
 
 
 def is_in_bucket(address: str) -> bool:
@@ -91,7 +97,7 @@ def in_grammar(name: str) -> bool:
   folder, _, file = name.removesuffix('.npz').partition('/')
   upstream, dashes, transfer = file.partition('--')
   known = upstream in _AUGREG and (not dashes or _TRANSFER.fullmatch(dashes + transfer) is not None)
-  return folder != 'augreg' or file in _RECOMMENDED or known
+  return folder != 'augreg' or file in RECOMMENDED or known
 
 
 def is_published(name: str) -> bool:
@@ -105,8 +111,7 @@ def nearest(name: str) -> list[str]:
   name = name.removesuffix('.npz')
   folder, _, file = name.partition('/')
   found = [f'augreg/{_corrected(file)}'] if folder == 'augreg' else []
-  known = [f'{folder}/{file}' for folder, files in _FILES.items() for file in files.split()]
-  known += [f'augreg/{size}' for size in _RECOMMENDED]
+  known = names()
   found += [entry for entry in known if entry.rpartition('/')[2].lower() == name.lower()]  # without a folder
   caseless = {entry.lower(): entry for entry in known}
   found += [caseless[match] for match in difflib.get_close_matches(name.lower(), caseless, n=4, cutoff=0.4)]
@@ -122,8 +127,8 @@ def _corrected(file: str) -> str:
     matcher.set_seq1(name.lower())
     return matcher.ratio()
 
-  begun = [name for name in _RECOMMENDED.values() if name.startswith(upstream)]
-  near = max(begun or (*_RECOMMENDED.values(), *_AUGREG), key=likeness)
+  begun = [name for name in RECOMMENDED.values() if name.startswith(upstream)]
+  near = max(begun or (*RECOMMENDED.values(), *_AUGREG), key=likeness)
   if dashes and not _TRANSFER.fullmatch(dashes + transfer):
     transfer = 'imagenet2012-steps_20k-lr_0.03-res_384'
   return f'{near}{dashes}{transfer}'

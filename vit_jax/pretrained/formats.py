@@ -147,6 +147,8 @@ def located(source: str | os.PathLike[str]) -> pathlib.Path:
   """The path of a source; what is on the network is downloaded. UserError where there is none, or it does not come."""
   source = os.fspath(source)
   path = pathlib.Path(source).expanduser()
+  if hub := re.fullmatch(r'(?:hf|hf-hub|hf_hub):(?://)?([\w-]+/[\w.-]+)', source):
+    raise UserError(f'{source} is on the Hugging Face Hub; {_to_download(hub[1])}')
   if download.is_address(source):
     foreign.refuse(source)  # before it is downloaded
     return download.local_file(source)
@@ -166,9 +168,21 @@ def _nothing_there(source: str, path: pathlib.Path) -> UserError:
       (other for name, other in beside.items() if name.isdecimal()),
       key=lambda step: -int(pathlib.Path(step).name),
     )
-  if not path.is_absolute():
+  is_timm = re.fullmatch(r'[a-z]\w+_patch\d+\w*(\.\w+)?', source)  # as timm calls its models
+  if not path.is_absolute() and not is_timm:
     near += catalogue.nearest(source)
   hint = f'did you mean {" or ".join(near[:3])}?' if near else 'check the path.'
-  if re.fullmatch(r'\w[\w-]*/[\w.-]+', source) and not path.parent.exists():
-    hint += f" A model of Hugging Face's is downloaded first: hf download {source} --local-dir {path.name}"
+  if is_timm and '.' not in source:
+    hint = f"timm's model of that name has several checkpoints, such as {source}.augreg_in21k_ft_in1k; "
+    hint += _to_download(f'timm/{source}.TAG')
+  elif is_timm:
+    hint = f"it is the name of one of timm's; {_to_download(f'timm/{source}')}"
+  elif re.fullmatch(r'\w[\w-]*/[\w.-]+', source) and not path.parent.exists():
+    hint += f' If it is a model of the Hugging Face Hub, {_to_download(source)}'
   return UserError(f'There is no checkpoint {source}; {hint}')
+
+
+def _to_download(name: str) -> str:
+  """The command that downloads a model of the Hub, to follow a sentence about it."""
+  folder = name.rpartition('/')[2]
+  return f'download it first and load the folder {folder}: hf download {name} --local-dir {folder}'

@@ -1,6 +1,7 @@
 """Pictures of a run in `report/`: its first batch and its curves."""
 
 import pathlib
+from collections.abc import Sequence
 
 import jax
 import matplotlib
@@ -9,13 +10,15 @@ from flax import nnx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
-from vit_jax.models.capabilities import Attends
+from vit_jax.models.capabilities import Attends, LeadingTokens
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, Params, model_inputs
 
 _ATTENTION_IMAGES = 4
+_LONG = 100  # points of a curve, from which on it is smoothed
 _MOST_ATTENTION_BYTES = 4 * 2**30  # all blocks and heads of these images are in memory at once
 
 
@@ -34,7 +37,8 @@ def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
 def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path) -> None:
   """Writes report/attention.png: images of a batch and the attention that their patches get in the last block.
 
-  It is the mean over heads and tokens. The CPU computes it, since training may fill the memory of the devices.
+  It is the mean over heads, from the class token if the head reads it, otherwise over all tokens. The CPU computes
+  it, since training may fill the memory of the devices.
   Nothing is written of a model without attention, in a run of several processes, or where the weights take more
   than 4 GiB.
   """
@@ -51,9 +55,13 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
     return
   weights = function(*jax.device_put((jax.device_get(params), images), jax.local_devices(backend='cpu')[0]))
   rows, columns = run.config.model.grid(images.shape[1:3])
-  received = np.asarray(weights)[-1].mean(axis=(1, 2))[:, -rows * columns :].reshape(-1, rows, columns)
+  reads_class_token = isinstance(network, LeadingTokens) and network.reads_class_token
+  heads_mean = np.asarray(weights)[-1].mean(axis=1)  # (B, N, N)
+  received = heads_mean[:, 0] if reads_class_token else heads_mean.mean(axis=1)
+  received = received[:, -rows * columns :].reshape(-1, rows, columns)
   figure = Figure(figsize=(2 * len(images), 4.4), layout='constrained')
-  figure.suptitle('Attention to each patch in the last block, mean over heads and tokens')
+  who = 'of the class token, mean over heads' if reads_class_token else 'mean over heads and tokens'
+  figure.suptitle(f'Attention to each patch in the last block, {who}')
   height, width = images.shape[1:3]
   for (above, below), image, share in zip(
     figure.subplots(2, len(images), squeeze=False).T, images, received, strict=True
@@ -106,8 +114,12 @@ def _show(axis: Axes, image: np.ndarray, data: DataConfig) -> None:
 
 
 @matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
-def save_curves(workdir: pathlib.Path) -> None:
-  """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png."""
+def save_curves(workdir: pathlib.Path, config: Config | None = None) -> None:
+  """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png.
+
+  Long curves are faint, with a smoothed line over them. What makes the loss of training another than that of an
+  evaluator, by the config, is the title of their panel.
+  """
   lines = metrics.read_metrics(workdir)
   names = sorted({name for line in lines for name in line})
   panels = {
@@ -125,11 +137,39 @@ def save_curves(workdir: pathlib.Path) -> None:
     for name in members:
       steps, values = zip(*((line['step'], line[name]) for line in lines if name in line), strict=True)
       label = name.split('/')[0]
-      axis.plot(steps, values, label=label, color=colours[label], marker='.' if len(steps) < 30 else '')
-    axis.set(title=title, xlabel='step')
+      smooth = len(steps) >= _LONG and title != 'learning rate'
+      marker = '.' if len(steps) < 30 else ''
+      style = {'alpha': 0.3, 'linewidth': 0.8} if smooth else {'label': label}
+      axis.plot(steps, values, color=colours[label], marker=marker, **style)
+      if smooth:
+        axis.plot(steps, smoothed(values), label=f'{label}, smoothed', color=colours[label])
+    axis.set(title=_loss_title(config) if title == 'loss' and config else title, xlabel='step')
     axis.grid(alpha=0.3)
     if title != 'learning rate' and members:
       axis.legend()
   path = workdir / 'report' / 'curves.png'
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=100)
+
+
+def smoothed(values: Sequence[float]) -> np.ndarray:
+  """The exponential moving average over a twentieth of the points, without a bias to the first."""
+  decay = 1 - 20 / max(len(values), 20)
+  total, weight, means = 0.0, 0.0, []
+  for value in values:
+    total, weight = decay * total + value, decay * weight + 1
+    means.append(total / weight)
+  return np.array(means)
+
+
+def _loss_title(config: Config) -> str:
+  """'loss', and what training has and evaluation has not."""
+  data = config.data
+  only = {
+    'label smoothing': getattr(config.objective, 'label_smoothing', 0),
+    'mixed images': data.mixup or data.cutmix,
+    'augmentation': data.augment != 'none',
+    'dropout': getattr(config.model, 'dropout', 0) or getattr(config.model, 'stochastic_depth', 0),
+  }
+  parts = ', '.join(name for name, is_on in only.items() if is_on)
+  return f'loss (of training, with {parts})' if parts else 'loss'

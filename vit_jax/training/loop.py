@@ -204,7 +204,7 @@ class _Training:
       self._log.complete = True
       self._finish(state)
     if jax.process_index() == 0:
-      figures.save_curves(self._folder)
+      figures.save_curves(self._folder, self._config)
       screen.finished(int(state.step), self._folder, self._manager.path(int(state.step)))
     return state
 

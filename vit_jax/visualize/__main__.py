@@ -41,6 +41,10 @@ _STEPS = flags.DEFINE_list(
   [],
   'Draw images through training too: all checkpoints that the run keeps, or some, such as 100,500.',
 )
+_DPI = flags.DEFINE_integer(
+  'dpi', 110, 'Pixels an inch of the figures; 600 for a paper.', lower_bound=30, upper_bound=2400
+)
+_ALSO = flags.DEFINE_enum('also', None, ['svg', 'pdf'], 'A second file of each figure, of lines and text.')
 _WEIGHTS = cli.define_weights()
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
@@ -89,7 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     averaged,
     shown,
     read,
-    out,
+    gallery.Output(out, cli.required(_DPI), _ALSO.value),
     title=checkpoint,
     class_names=names,
     steps=through_training.models(checkpoint, steps, image_size, _WEIGHTS.value),
@@ -97,7 +101,10 @@ def main(arguments: Sequence[str]) -> None:
   for titles, reason in grouped(absent):
     print(f'No {titles.lower()}: {reason}')
   files.sync(
-    [out / 'index.html', *(path for kind in ('png', 'gif', 'csv') for path in out.glob(f'*.{kind}'))]
+    [
+      out / 'index.html',
+      *(path for kind in ('png', 'gif', 'csv', 'svg', 'pdf') for path in out.glob(f'*.{kind}')),
+    ]
   )
   drawn = len(shown) - len(set(shown) & set(unreadable))
   print(f'Wrote {out / "index.html"}: {drawn} of {len(paths)} images are drawn (--count).')

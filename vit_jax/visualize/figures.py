@@ -22,6 +22,7 @@ _TILES = 16  # maps of position similarity along a side, at most
 _ATTENTION = 'inferno'  # black: none
 _TINY = np.finfo(np.float32).tiny  # the smallest divisor
 _SMALL = 9  # of a font
+_BRIGHTEST = 0.98  # quantile of a rollout that is shown brightest: a few outliers would leave the rest dark
 
 
 def filters(model: LoadedModel, count: int = 28) -> Figure:
@@ -193,7 +194,7 @@ def rollout(seen: Observation) -> Figure:
   axes[1].set_title('rollout', fontsize=_SMALL)
   _show(axes[2], _lit(seen.photograph, seen.rollout))
   axes[2].set_title('photograph × rollout', fontsize=_SMALL)
-  _attention_bar(figure, colours, axes, 'rollout, as a share of its largest number')
+  _attention_bar(figure, colours, axes, f'rollout, as a share of its {_BRIGHTEST:.0%} quantile')
   return figure
 
 
@@ -247,7 +248,8 @@ def _matrix(rows: int, columns: int, aspect: float, margins: tuple[float, float]
 
 
 def _share(rollout: np.ndarray) -> np.ndarray:
-  return rollout / max(rollout.max(), _TINY)
+  """(rows, columns) in 0 … 1, the outliers at 1."""
+  return np.minimum(rollout / max(np.quantile(rollout, _BRIGHTEST), _TINY), 1)
 
 
 def _lit(photograph: np.ndarray, rollout: np.ndarray) -> np.ndarray:
@@ -307,5 +309,5 @@ def _enlarged(photo: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _smooth(share: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """(rows, columns) -> float64 of `size`, each patch's number at its centre."""
-  return cv2.resize(share.astype(np.float64), size[::-1], interpolation=cv2.INTER_LINEAR)
+  """(rows, columns) in 0 … 1 -> float64 of `size`, each patch's number at its centre."""
+  return np.clip(cv2.resize(share.astype(np.float64), size[::-1], interpolation=cv2.INTER_CUBIC), 0, 1)

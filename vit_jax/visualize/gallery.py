@@ -3,7 +3,7 @@
 import csv
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,10 +19,18 @@ from vit_jax.visualize import figures, measures, model_parts, page, through_trai
 from vit_jax.visualize.observations import Observation, Observer
 from vit_jax.visualize.through_training import Moment
 
-_DPI = 110
 _STRIP = 10  # steps of training side by side, at most
 _FRAME_MILLISECONDS = 600
 _PHOTOGRAPH = 224  # pixels along the longer side, at least
+
+
+class Output(NamedTuple):
+  """Where and how figures are written."""
+
+  folder: pathlib.Path
+  dpi: int = 110  # of the PNGs
+  also: Literal['svg', 'pdf'] | None = None  # a second file of each figure, of lines and text
+
 
 # Path -> uint8 pixels; None where the file cannot be read.
 Read = Callable[[pathlib.Path], np.ndarray | None]
@@ -40,7 +48,7 @@ def make(
   paths: Iterable[pathlib.Path],
   shown: Sequence[pathlib.Path],
   read: Read,
-  out: pathlib.Path,
+  output: Output,
   *,
   title: str,
   class_names: tuple[str, ...] | None = None,
@@ -53,7 +61,7 @@ def make(
     paths: images that the attention distance is averaged over; `shown` are among them.
     shown: images with pictures of their own.
     read: a path's uint8 pixels, or None: to be left out.
-    out: a folder that is there.
+    output: its folder is there.
     title: of the page, the checkpoint's name.
     class_names: of the logits; None: the model's own, or numbers.
     steps: (step of training, model), in ascending order, whose pictures of each image stand side by side.
@@ -61,14 +69,14 @@ def make(
   Raises:
     UserError: none of the images can be read.
   """
-  observer = Observer(model, class_names)
+  observer, out = Observer(model, class_names), output.folder
   drawn, distances, images = [], [], []
   for path in paths if 'distances' not in observer.absent else shown:
     if (pixels := read(path)) is None:
       continue
     if path in shown:
       seen = observer.look(pixels, str(path))
-      drawn.append((seen, _draw_image(seen, f'image_{len(drawn) + 1}', observer.absent, out)))
+      drawn.append((seen, _draw_image(seen, f'image_{len(drawn) + 1}', observer.absent, output)))
       distances.append(seen.distances)
       images.append(pixels)
     else:
@@ -77,8 +85,8 @@ def make(
     raise UserError('None of the images can be read; restore them, or name others.')
   if 'layers' not in observer.absent:
     for number, moments in enumerate(through_training.watch(steps, images, class_names)):
-      drawn[number][1].update(_draw_steps(moments, f'image_{number + 1}', out))
-  files = _draw_model(model, distances, observer.absent, out)
+      drawn[number][1].update(_draw_steps(moments, f'image_{number + 1}', output))
+  files = _draw_model(model, distances, observer.absent, output)
   if 'distances' not in observer.absent:
     _write_distances(model, np.stack(distances), out / 'distances.csv')
   text = page.write(_facts(model, title, len(distances), observer.absent), files, drawn)
@@ -88,14 +96,15 @@ def make(
 
 
 def _draw_model(
-  model: LoadedModel, distances: Sequence[np.ndarray], absent: Mapping[str, str], out: pathlib.Path
+  model: LoadedModel, distances: Sequence[np.ndarray], absent: Mapping[str, str], output: Output
 ) -> dict[str, str]:
   draw: dict[str, Callable[[], Figure]] = {
     'filters': lambda: figures.filters(model),
     'positions': lambda: figures.positions(model),
     'distances': lambda: figures.distances(np.stack(distances), model),
   }
-  return _save({picture: draw[picture] for picture in model_parts.OF_MODEL if picture not in absent}, '', out)
+  chosen = {picture: draw[picture] for picture in model_parts.OF_MODEL if picture not in absent}
+  return _save(chosen, '', output)
 
 
 def _write_distances(model: LoadedModel, values: np.ndarray, path: pathlib.Path) -> None:
@@ -112,11 +121,9 @@ def _write_distances(model: LoadedModel, values: np.ndarray, path: pathlib.Path)
     rows.writerow(['alike', *[f'{alike:.4f}'] * (1 + heads)])
 
 
-def _draw_image(
-  seen: Observation, prefix: str, absent: Mapping[str, str], out: pathlib.Path
-) -> dict[str, str]:
+def _draw_image(seen: Observation, prefix: str, absent: Mapping[str, str], output: Output) -> dict[str, str]:
   photograph = f'{prefix}.png'
-  _as_image(seen.photograph).save(out / photograph)
+  _as_image(seen.photograph).save(output.folder / photograph)
   draw: dict[str, Callable[[], Figure]] = {
     'patches': lambda: figures.patches(seen),
     'layers': lambda: figures.layers(seen),
@@ -124,20 +131,20 @@ def _draw_image(
     'rollout': lambda: figures.rollout(seen),
   }
   chosen = {picture: draw[picture] for picture in model_parts.OF_IMAGE if picture not in absent}
-  return {'photograph': photograph, **_save(chosen, f'{prefix}_', out)}
+  return {'photograph': photograph, **_save(chosen, f'{prefix}_', output)}
 
 
-def _draw_steps(moments: Sequence[Moment], prefix: str, out: pathlib.Path) -> dict[str, str]:
+def _draw_steps(moments: Sequence[Moment], prefix: str, output: Output) -> dict[str, str]:
   """The strip of a step each, and the animation; {} without steps."""
   if not moments:
     return {}
   frames = [_pixels(figures.moment(moment)) for moment in moments]
   animation = f'{prefix}_steps.gif'
   frames[0].save(
-    out / animation, save_all=True, append_images=frames[1:], duration=_FRAME_MILLISECONDS, loop=0
+    output.folder / animation, save_all=True, append_images=frames[1:], duration=_FRAME_MILLISECONDS, loop=0
   )
   strip = spread(moments, _STRIP)
-  return {**_save({'steps': lambda: figures.steps(strip)}, f'{prefix}_', out), 'animation': animation}
+  return {**_save({'steps': lambda: figures.steps(strip)}, f'{prefix}_', output), 'animation': animation}
 
 
 def _pixels(figure: Figure) -> Image.Image:
@@ -146,11 +153,14 @@ def _pixels(figure: Figure) -> Image.Image:
   return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
-def _save(draw: Mapping[str, Callable[[], Figure]], prefix: str, out: pathlib.Path) -> dict[str, str]:
-  """picture -> the name of its file."""
+def _save(draw: Mapping[str, Callable[[], Figure]], prefix: str, output: Output) -> dict[str, str]:
+  """picture -> the name of its PNG."""
   files = {picture: f'{prefix}{picture}.png' for picture in draw}
   for picture, function in draw.items():
-    function().savefig(out / files[picture], dpi=_DPI, bbox_inches='tight')
+    figure, path = function(), output.folder / files[picture]
+    figure.savefig(path, dpi=output.dpi, bbox_inches='tight')
+    if output.also:
+      figure.savefig(path.with_suffix(f'.{output.also}'), dpi=output.dpi, bbox_inches='tight')
   return files
 
 

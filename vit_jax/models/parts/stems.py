@@ -68,10 +68,10 @@ class Stem(nnx.Module):
     return 1
 
   @staticmethod
-  def multiplications(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> tuple[int, int]:
-    """Multiplications for one image (models/flops.py), and the channels of the output."""
-    del sizes, image_size
-    return 0, channels
+  def layers(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> list[flops.Layer]:
+    """The layers in front of the patches (models/flops.py)."""
+    del sizes, image_size, channels
+    return []
 
 
 class PostActivationBottleneck(Bottleneck):
@@ -134,5 +134,6 @@ class ResNetStem(Stem):
     return 4 * 2 ** max(len(sizes.stem_blocks or ()) - 1, 0)
 
   @staticmethod
-  def multiplications(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> tuple[int, int]:
-    return flops.resnet(sizes.stem_width, sizes.stem_blocks or (), image_size, channels)
+  def layers(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> list[flops.Layer]:
+    found = flops.resnet(sizes.stem_width, sizes.stem_blocks or (), image_size, channels)
+    return [layer._replace(name=f'stem/{layer.name}') for layer in found]

@@ -1,0 +1,49 @@
+"""A table of a network's layers: output shapes, parameters and FLOPs, each block on a row of its own."""
+
+import collections
+import math
+import re
+
+from vit_jax.models.base import Architecture
+
+_NUMBER = (
+  r'/\d+(?=/|$)'  # of a block, in the name of a layer; its parameters are stacked with those of the others
+)
+
+
+def table(architecture: Architecture) -> str:
+  """The layers that multiply, and below them the parameters of what does not, such as the last norm.
+
+  A norm belongs to the layer behind it, `blocks/attention_norm` to `blocks/attention`. Parameters and FLOPs (of the
+  logits of one image; a multiplication with its addition is 2) are those of a plan.
+  """
+  state = architecture.state_paths()
+  sizes = {path: math.prod(leaf.shape) for path, leaf in architecture.shapes().items() if path not in state}
+  layers = architecture.model.layers(architecture)
+  prefixes = [re.sub(_NUMBER, '', layer.name) for layer in layers]
+  stacked = collections.Counter(prefixes)
+  owned, others = collections.Counter[str](), collections.Counter[str]()
+  for path, size in sizes.items():
+    owner = max((prefix for prefix in stacked if path.startswith(prefix)), key=len, default=None)
+    if owner is None:
+      others[path.rpartition('/')[0] or path] += size
+    else:
+      owned[owner] += size
+  rows = [('layer', 'output', 'parameters', 'MFLOPs')]
+  for layer, prefix in zip(layers, prefixes, strict=True):
+    rows.append(
+      _row(layer.name, layer.output, owned[prefix] // stacked[prefix], 2 * layer.multiplications / 1e6)
+    )
+  rows += [(name, '', f'{size:,}', '') for name, size in others.items()]
+  rows.append(_row('total', (), sum(sizes.values()), architecture.forward_flops() / 1e6))
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    f'{name:<{widths[0]}}  {output:<{widths[1]}}  {size:>{widths[2]}}  {flops:>{widths[3]}}'.rstrip()
+    for name, output, size, flops in rows
+  ]
+  rule = '-' * max(map(len, lines))
+  return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _row(name: str, output: tuple[int, ...], parameters: int, megaflops: float) -> tuple[str, str, str, str]:
+  return name, ' × '.join(map(str, output)), f'{parameters:,}', f'{megaflops:,.1f}'

@@ -1,0 +1,215 @@
+"""Data sets that their authors publish as arrays of pixels: CIFAR-10, CIFAR-100, MNIST and its kin, STL-10, SVHN.
+
+A source is the archive of one of them (`cifar-10-python.tar.gz`, `cifar-100-binary.tar.gz`, `stl10_binary.tar.gz`),
+or a folder that holds its files: MNIST's four, packed or not, SVHN's `.mat`, or what an archive unpacks to. Images are
+first copied as PNGs into a file in the work folder.
+"""
+
+import gzip
+import io
+import itertools
+import pickle
+import posixpath
+import re
+import tarfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.foundation.errors import UserError, first_line
+from vit_jax.prepare import storage
+from vit_jax.prepare.source_image import SourceImage
+
+_LOOKED_AT = 8  # members of an archive, or files of a folder, by which a source is recognised
+_SAFE = {
+  ('numpy.core.multiarray', '_reconstruct'),
+  ('numpy._core.multiarray', '_reconstruct'),
+  ('numpy', 'ndarray'),
+  ('numpy', 'dtype'),
+  ('_codecs', 'encode'),
+}
+
+
+class _Content(NamedTuple):
+  """What a file has: of a data set in pairs of files either images or labels."""
+
+  images: np.ndarray | None = None  # uint8 (N, H, W, 3) or (N, H, W)
+  labels: np.ndarray | None = None  # (N,), from 0
+  names: tuple[str, ...] = ()  # of the classes
+
+
+class _Unpickler(pickle.Unpickler):
+  """Reads CIFAR's pickles, which have arrays, lists, numbers and text: anything else is refused."""
+
+  def find_class(self, module: str, name: str) -> Any:
+    if (module, name) not in _SAFE:
+      raise UserError(f'A pickle of the source asks for {module}.{name}, which is no array; it is not read.')
+    return super().find_class(module, name)
+
+
+def _pickled(content: bytes) -> _Content:
+  values = _Unpickler(io.BytesIO(content), encoding='bytes').load()
+  names = values.get(b'fine_label_names') or values.get(b'label_names') or ()
+  if b'data' not in values:
+    return _Content(names=tuple(name.decode() for name in names))
+  labels = values.get(b'fine_labels', values.get(b'labels'))
+  return _Content(_channels_last(values[b'data'], 32), np.asarray(labels))
+
+
+def _binary(labels: int) -> Callable[[bytes], _Content]:
+  """Reads rows of some labels, of which the last counts, and 3,072 pixels."""
+
+  def read(content: bytes) -> _Content:
+    rows = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
+    return _Content(_channels_last(rows[:, labels:], 32), rows[:, labels - 1])
+
+  return read
+
+
+def _names(content: bytes) -> _Content:
+  return _Content(names=tuple(content.decode().split()))
+
+
+def _idx(content: bytes) -> _Content:
+  """Reads http://yann.lecun.com/exdb/mnist: a number of dimensions, these, and the bytes."""
+  dimensions = content[3]
+  shape = np.frombuffer(content, '>i4', dimensions, offset=4)
+  values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+  return _Content(images=values) if dimensions > 1 else _Content(labels=values)
+
+
+def _stl_images(content: bytes) -> _Content:
+  columns_first = np.frombuffer(content, np.uint8).reshape(-1, 3, 96, 96)
+  return _Content(images=columns_first.transpose(0, 3, 2, 1))
+
+
+def _stl_labels(content: bytes) -> _Content:
+  return _Content(labels=np.frombuffer(content, np.uint8).astype(int) - 1)
+
+
+def _mat(content: bytes) -> _Content:
+  import scipy.io
+
+  values = scipy.io.loadmat(io.BytesIO(content), variable_names=('X', 'y'))
+  return _Content(
+    values['X'].transpose(3, 0, 1, 2), values['y'].ravel().astype(int) % 10
+  )  # 10 is the digit 0
+
+
+def _channels_last(rows: np.ndarray, side: int) -> np.ndarray:
+  return rows.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
+
+
+# A file's path ends so -> its reader.
+_READERS: tuple[tuple[str, Callable[[bytes], _Content]], ...] = (
+  (r'(data_batch_\d|test_batch|batches\.meta|cifar-100-python/(train|test|meta))', _pickled),
+  (r'(data_batch_\d|test_batch)\.bin', _binary(1)),
+  (r'cifar-100-binary/(train|test)\.bin', _binary(2)),
+  (r'(batches\.meta|fine_label_names|class_names)\.txt', _names),
+  (r'(train|t10k|test)-(images[.-]idx3|labels[.-]idx1)-ubyte(\.gz)?', _idx),
+  (r'(train|test)_X\.bin', _stl_images),
+  (r'(train|test)_y\.bin', _stl_labels),
+  (r'(train|test|extra)_32x32\.mat', _mat),
+)
+
+
+def is_arrays(source: str) -> bool:
+  """Whether a source is one of these data sets, by the names of its first files."""
+  if not storage.is_folder(source) and not source.lower().endswith(('.tar', '.tar.gz', '.tgz')):
+    return False
+  try:
+    first = itertools.islice(_files(source), _LOOKED_AT)
+    return any(_reader(name) for name, _ in first if not name.endswith('.txt'))
+  except (tarfile.TarError, EOFError, OSError):  # which what reads such an archive will say
+    return False
+
+
+def list_images(
+  source: str, work: str, *, limit: int | None
+) -> tuple[tuple[str, ...], Iterator[SourceImage]]:
+  """Copies the images of all splits, of each at most `limit`, into the work folder.
+
+  Returns:
+    The names of the classes, () where the source has none; and the images.
+
+  Raises:
+    UserError: a file is damaged, or images and labels differ in number.
+    OSError: the copy cannot be written.
+  """
+  index = storage.join(work, 'unpacked', 'arrays.json')
+  if not storage.exists(index):
+    contents: dict[str, list[_Content]] = defaultdict(list)
+    for name, file in _files(source):
+      reader = _reader(name)
+      if reader is not None:
+        contents[_split(name)].append(_read(reader, name, file))
+    storage.write_json(index, _unpack(source, contents, work, limit), work)
+  found = storage.read_json(index)
+  return tuple(found['names']), (SourceImage(*image) for image in found['images'])
+
+
+def _unpack(
+  source: str, contents: dict[str, list[_Content]], work: str, limit: int | None
+) -> dict[str, list[Any]]:
+  """Writes the images of each split one after the other; the names of the classes, and a `SourceImage` each."""
+  names = next((part.names for parts in contents.values() for part in parts if part.names), ())
+  listed = []
+  for split, parts in sorted(contents.items()):
+    images = [image for part in parts if part.images is not None for image in part.images]
+    labels = [label for part in parts if part.labels is not None for label in part.labels.tolist()]
+    if len(images) != len(labels):
+      raise UserError(
+        f'{source} has {len(images):,} images and {len(labels):,} labels of {split}; restore its files.'
+      )
+    if not images:
+      continue
+    copy = storage.join(work, 'unpacked', f'{split}.images')
+    offset = 0
+    with storage.atomic_path(copy, work) as local, open(local, 'wb') as file:
+      for number, (pixels, label) in enumerate(itertools.islice(zip(images, labels, strict=True), limit)):
+        png = io.BytesIO()
+        Image.fromarray(pixels).save(png, 'PNG')
+        size = file.write(png.getvalue())
+        listed.append(SourceImage(f'{split}/{number:06}', copy, offset, size, split, [str(label)]))
+        offset += size
+  return {'names': list(names), 'images': listed}
+
+
+def _files(source: str) -> Iterator[tuple[str, BinaryIO]]:
+  """The path of each file within the source, and its open content."""
+  if storage.is_folder(source):
+    folder = posixpath.basename(source.rstrip('/'))
+    for name, _ in storage.list_files(source):
+      with storage.open_file(storage.join(source, name)) as file:
+        yield f'{folder}/{name}', file
+    return
+  with storage.open_file(source) as packed, tarfile.open(fileobj=packed, mode='r|*') as archive:
+    for member in archive:
+      file = archive.extractfile(member) if member.isfile() else None
+      if file is not None:
+        yield member.name, cast(BinaryIO, file)
+
+
+def _reader(name: str) -> Callable[[bytes], _Content] | None:
+  """What reads a file, by the end of its path."""
+  return next((reader for ending, reader in _READERS if re.search(rf'(^|/){ending}$', name)), None)
+
+
+def _split(name: str) -> str:
+  file = posixpath.basename(name)
+  if file.startswith(('test', 't10k')):
+    return 'test'
+  return 'extra' if file.startswith('extra') else 'train'
+
+
+def _read(reader: Callable[[bytes], _Content], name: str, file: BinaryIO) -> _Content:
+  try:
+    content = file.read()
+    return reader(gzip.decompress(content) if name.endswith('.gz') else content)
+  except UserError:
+    raise
+  except Exception as error:  # NumPy, pickle, SciPy and gzip raise many types for a damaged file
+    raise UserError(f'{name} cannot be read ({first_line(error)}); restore it.') from error
