@@ -207,7 +207,7 @@ def test_one_outlier_leaves_the_rest_of_a_rollout_visible():
   share = figures._share(rollout)
   assert share.min() == 1
   smooth = figures._smooth(share - np.eye(14) / 2, (140, 140))
-  assert smooth.shape == (140, 140) and 0 <= smooth.min() and smooth.max() <= 1
+  assert smooth.shape == (140, 140) and smooth.min() >= 0 and smooth.max() <= 1
 
 
 def test_tokens_are_drawn_where_their_patches_lie():
