@@ -99,23 +99,14 @@ def test_run_is_read_with_no_more_than_its_newest_step(golden, place: Place, tmp
   assert 'params' in names and not names & {'older', 'events.out'}
 
 
-@pytest.mark.parametrize('name', ['none.npz', 'none/'])
-def test_missing_checkpoint_is_one_sentence(place: Place, name):
-  with pytest.raises(UserError, match=f'There is no {place.scheme}://bucket/none'):
-    vit_jax.load(f'{place.scheme}://bucket/{name}')
-
-
-def test_folder_without_a_model_is_one_sentence(place: Place):
+@pytest.mark.parametrize(
+  ('name', 'said'),
+  [('none.npz', 'There is no gs://bucket/none'), ('none/', 'There is no'), ('photos', 'has no model')],
+)
+def test_missing_checkpoint_is_one_sentence(place: Place, name, said):
   place.put('photos/a.jpg', b'x')
-  with pytest.raises(UserError, match='has no model'):
-    vit_jax.load(f'{place.scheme}://bucket/photos')
-
-
-def test_name_with_two_slashes_is_refused(place: Place):
-  place.put('runs/slashes/checkpoints/1/params/a//b', b'x')
-  place.put('runs/slashes/checkpoints/1/commit_success.txt', b'x')
-  with pytest.raises(UserError, match='is no name for a file of a model; remove it'):
-    vit_jax.load(f'{place.scheme}://bucket/runs/slashes')
+  with pytest.raises(UserError, match=said):
+    vit_jax.load(f'{place.scheme}://bucket/{name}')
 
 
 class _Hostile(buckets.Bucket):
@@ -143,9 +134,3 @@ def test_object_whose_name_leads_elsewhere_is_refused(name, cache):
   with pytest.raises(UserError, match='is no name for a file of a model; remove it'):
     bucket_files.local_copy('gs://bucket/run', 'checkpoint', _Hostile(name))
   assert not list(cache.parent.rglob('*outside*'))
-
-
-def test_page_instead_of_a_checkpoint_is_refused(place: Place):
-  address = place.put('page.npz', b'<html>log in</html>')
-  with pytest.raises(UserError, match=f'{address} is a web page'):
-    vit_jax.load(address)

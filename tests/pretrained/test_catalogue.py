@@ -7,7 +7,6 @@ import pytest
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import catalogue, download, formats, http_download
 
-
 BUCKETS = 'https://storage.googleapis.com/'
 
 
