@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
 
 import filelock
 import pytest
 from processes import finish, run, start
+from small_disks import mounted
 
 from vit_jax.checkpoint.lease import FILE_NAME, Lease
 from vit_jax.foundation.errors import UserError
@@ -142,16 +142,8 @@ def test_several_processes_take_one_lease_together_or_are_all_refused_with_the_s
 def test_workdir_that_cannot_be_written_is_one_sentence(tmp_path):
   (tmp_path / 'file').write_text('')
   assert 'cannot be written' in _refusal(tmp_path / 'file' / 'run')
-  disk = tmp_path / 'disk'
-  disk.mkdir()
-  command = ['mount', '-t', 'tmpfs', '-o', 'ro', 'tmpfs', disk]
-  mounted = subprocess.run(command, capture_output=True, text=True)
-  if mounted.returncode:
-    pytest.skip(f'no file system can be mounted here: {mounted.stderr.strip()}')
-  try:
+  with mounted(tmp_path / 'disk', 'ro') as disk:
     assert 'cannot be written (Read-only file system); choose' in _refusal(disk / 'run')
-  finally:
-    subprocess.run(['umount', disk], check=True)
 
 
 @pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

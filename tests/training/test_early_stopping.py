@@ -37,7 +37,6 @@ def last_step(config: c.StopConfig, values: list[float], resumed_at: int | None 
   [
     ([3, 2, 2, 2, 1], {'patience': 2}, 4),  # equal is not better
     ([3, 2, 2, 1, 2, 2], {'patience': 3}, 6),
-    ([3, 4, 1, 4, 4], {'patience': 2}, 5),
     ([1, 2, 3, 4], {'patience': 1}, 2),
     ([1, 2, 3, 4], {'patience': 1, 'direction': 'higher'}, 4),
     ([4, 3, 2, 1], {'patience': 2, 'direction': 'higher'}, 3),
@@ -124,13 +123,9 @@ def test_run_that_stops_early_ends_with_the_metrics_of_every_evaluator(tmp_path)
   flags = ['--config=two.py', *STOP, '--config.stop.patience=1', '--config.ema=0.9']
   result = commands.run(tmp_path, *flags)
   assert 'Stopped early, at step 4 of 40' in result.stdout, result.stderr
-  others = [
-    (line['step'], line['other/accuracy'])
-    for line in run_steps.logged(tmp_path / 'run')
-    if 'other/loss' in line
-  ]
-  assert [step for step, _ in others] == [3, 4]
-  assert {'test/loss', 'test_ema/loss', 'other_ema/loss'} <= run_steps.logged(tmp_path / 'run')[-1].keys()
+  lines = run_steps.logged(tmp_path / 'run')
+  assert [line['step'] for line in lines if 'other/loss' in line] == [3, 4]
+  assert {'test/loss', 'test_ema/loss', 'other_ema/loss'} <= lines[-1].keys()
 
 
 @pytest.mark.slow

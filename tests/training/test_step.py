@@ -145,21 +145,6 @@ def test_the_state_counts_steps_and_the_rate_warms_up(one_device):
 
 
 @pytest.mark.slow
-def test_the_ema_follows_the_parameters():
-  seen = []
-
-  def note(step, state):
-    seen.append(jax.tree.map(np.asarray, state.params))
-    return state
-
-  params, state, _ = run(CONFIG, batch_of=note)
-  expected = seen[0]
-  for later in [*seen[1:], params]:
-    expected = jax.tree.map(lambda mean, new: 0.9 * mean + 0.1 * new, expected, later)
-  chex.assert_trees_all_close(state.ema, expected, atol=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
   """A parameter is poisoned before step 3 and mended after it."""
@@ -180,15 +165,6 @@ def test_nothing_is_learnt_from_a_step_that_is_not_finite(value):
   assert [metrics['finite'] for metrics in log] == [1, 1, 1, 0, 1, 1]
   assert state.skipped == 1 and state.step == 6
   chex.assert_tree_all_finite(state.params)
-
-
-@pytest.mark.slow
-def test_frozen_parameters_keep_their_values():
-  config = dataclasses.replace(MIXED, optimizer=c.OptimizerConfig(freeze=('^blocks', '^patch')))
-  before = jax.tree.map(np.asarray, program_of(config).init(np.uint32(0)).params)
-  after, _, _ = run(config, steps=3)
-  chex.assert_trees_all_equal(before['blocks'], after['blocks'])
-  assert not np.array_equal(before['head']['kernel'], after['head']['kernel'])
 
 
 @pytest.mark.slow
