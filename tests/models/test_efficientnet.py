@@ -120,19 +120,6 @@ def test_rematerialisation_and_unrolling_change_neither_gradients_nor_statistics
 
 
 @pytest.mark.slow
-def test_running_statistics_stay_without_keys():
-  graphdef, state = tiny.build(TINY)
-
-  def statistics_after(x):
-    network = nnx.merge(graphdef, state)
-    network(x)
-    return nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
-
-  before = nnx.to_pure_dict(nnx.state(nnx.merge(graphdef, state), nnx.BatchStat))
-  jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics_after)(tiny.images(2, (32, 32))), before)
-
-
-@pytest.mark.slow
 def test_drop_rates_rise_with_the_depth_as_published(monkeypatch):
   """drop_connect_rate * block / blocks, in the blocks that add their input; the head's dropout apart."""
   seen = []

@@ -9,7 +9,6 @@ import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.dropout import Place
@@ -73,14 +72,3 @@ def test_initial_parameters_have_the_papers_distributions():
     assert not blocks[name]['dense_in']['bias'].any() and not blocks[name]['dense_out']['bias'].any()
   logits = mixer(jnp.ones((1, 48, 32, 3)))
   np.testing.assert_array_equal(logits, np.full((1, 7), -10.0))
-
-
-@pytest.mark.parametrize(('option', 'value'), [('pool', 'gap'), ('heads', 4), ('stem_blocks', ())])
-def test_options_of_a_vision_transformer_are_refused(option, value):
-  values = c.as_json(c.Config(model=tiny.mixer()))
-  values['model'][option] = value
-  said = (
-    f"config.model.{option} is an option of the model 'vit', and config.model.name is 'mixer'; leave it out"
-  )
-  with pytest.raises(UserError, match=said):
-    c.from_config_dict(values)

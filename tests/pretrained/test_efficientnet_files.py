@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from released_files import read, write_run
+from transformers_peers import images_of, tensors_in, to_torch, torch, transformers
 
 import vit_jax
 from vit_jax import config
@@ -17,11 +18,6 @@ from vit_jax.models.efficientnet import rounded_channels
 from vit_jax.pretrained import transformers_efficientnet
 from vit_jax.pretrained.timm_efficientnet import TimmEfficientNetFormat
 from vit_jax.pretrained.transformers_efficientnet import EfficientNetFormat
-
-REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
-torch = pytest.importorskip('torch', reason=REASON)
-transformers = pytest.importorskip('transformers', reason=REASON)
-pytest.importorskip('safetensors', reason=REASON)
 
 pytestmark = pytest.mark.slow  # it compares with another framework
 
@@ -60,20 +56,12 @@ def make_peer(width: float, depth: float, cls: str = 'EfficientNetForImageClassi
   return peer
 
 
-def make_images(size: tuple[int, int], batch: int = 2) -> np.ndarray:
-  return np.random.default_rng(0).uniform(-1, 1, (batch, *size, 3)).astype(np.float32)
-
-
-def to_torch(images: np.ndarray):
-  return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-
-
 def assert_equals(folder, peer, size: tuple[int, int], block: int | None) -> None:
   """The number of parameters, the cells after a block and the logits of a folder are those of transformers."""
   model = vit_jax.load(folder).module
   count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
   assert count == sum(parameter.numel() for parameter in peer.parameters())
-  images = make_images(size)
+  images = images_of(size)
   with torch.no_grad():
     theirs = peer(to_torch(images), output_hidden_states=True)
   graphdef, state = nnx.split(model)
@@ -122,12 +110,6 @@ def folder(tmp_path_factory):
   return path
 
 
-def tensors_in(folder) -> dict[str, np.ndarray]:
-  from safetensors.numpy import load_file
-
-  return load_file(folder / 'model.safetensors')
-
-
 def assert_same_tensors(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
   """All bits, but for the counts of steps, which must only be there."""
   assert found.keys() == expected.keys()
@@ -156,7 +138,7 @@ def test_transformers_loads_what_we_write(folder, tmp_path):
   cls = transformers.EfficientNetForImageClassification
   peer, said = cls.from_pretrained(tmp_path, output_loading_info=True)
   assert not said['missing_keys'] and not said['unexpected_keys']
-  images = to_torch(make_images((64, 64)))
+  images = to_torch(images_of((64, 64)))
   with torch.no_grad():
     assert torch.equal(peer(images).logits, cls.from_pretrained(folder)(images).logits)
   assert peer.config.id2label == dict(enumerate('abcde'))

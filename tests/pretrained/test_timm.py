@@ -152,19 +152,20 @@ def test_a_distillation_token_without_a_head_is_read_as_a_register(tmp_path):
   np.testing.assert_allclose(run(make_ours(pretrained), images)[1], final, atol=1e-4, rtol=0)
 
 
-def test_a_head_of_a_distillation_token_without_its_tokens_is_refused(tmp_path):
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    (lambda tensors: tensors.pop('cls_token'), 'goes with a class token'),
+    (lambda tensors: tensors.update(reg_token=tensors['dist_token']), 'and no register tokens'),
+  ],
+)
+def test_a_head_of_a_distillation_token_without_its_tokens_is_refused(change, said, tmp_path):
   save(make_peer('distilled'), tmp_path)
-  file = tmp_path / 'model.safetensors'
-  tensors = safetensors_numpy.load_file(file)
-  registers = tensors | {'reg_token': tensors['dist_token']}
-  for wrong, said in (
-    ({name: value for name, value in tensors.items() if name != 'cls_token'}, 'goes with a class token'),
-    (registers, 'and no register tokens'),
-    ({name: value for name, value in tensors.items() if name != 'dist_token'}, 'dist_token'),
-  ):
-    safetensors_numpy.save_file(wrong, file)
-    with pytest.raises(UserError, match=said):
-      read(tmp_path)
+  tensors = safetensors_numpy.load_file(tmp_path / 'model.safetensors')
+  change(tensors)
+  safetensors_numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  with pytest.raises(UserError, match=said):
+    read(tmp_path)
 
 
 def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
@@ -197,10 +198,6 @@ def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
     path.write_text(json.dumps(values | {'architecture': name}))
     pretrained = read(tmp_path)
     assert (pretrained.architecture.model.heads, pretrained.architecture.model.gelu) == (heads, gelu)
-  for name in ('vit_base_patch16_rpn_224', 'vit_base_patch32_clip_quickgelu_224', 'swin_tiny', 'beit_base'):
-    path.write_text(json.dumps(values | {'architecture': name}))
-    with pytest.raises(UserError, match=f"holds timm's {name}, which vit_jax does not have"):
-      read(tmp_path)
 
 
 def test_our_tables_agree_with_timm():
@@ -275,17 +272,13 @@ def test_model_that_only_timm_has_is_written_for_timm(tmp_path, layer_scale):
 @pytest.mark.parametrize(
   ('options', 'name'),
   [
-    ({'variant': 'S/16'}, 'vit_small_patch16_224'),
     ({'variant': 'B/16', 'patch': 8}, 'vit_base_patch8_224'),
     ({'variant': 'B/16', 'patch': 14}, 'vit_base_patch16_224'),
-    ({'variant': 'S/16', 'patch': 14, 'layer_scale': 0.1}, 'vit_small_patch14_dinov2'),
     (
       {'variant': 'S/16', 'patch': 14, 'layer_scale': 0.1, 'register_tokens': 4},
       'vit_small_patch14_reg4_dinov2',
     ),
-    ({'variant': 'H/14'}, 'vit_huge_patch14_224'),
     ({'variant': 'Ti/16', 'distillation_token': True}, 'deit_tiny_distilled_patch16_224'),
-    ({'variant': 'B/16', 'patch': 14, 'distillation_token': True}, 'deit_base_distilled_patch16_224'),
   ],
 )
 def test_written_architecture_is_named_by_its_sizes(options, name):
@@ -311,7 +304,6 @@ def test_sizes_of_the_written_names_are_timms():
   ('options', 'words'),
   [
     ({'global_pool': 'avg'}, 'last norm behind the pooling'),
-    ({'global_pool': 'avg', 'fc_norm': False}, 'pools none of the tokens before the patches'),
     ({'pre_norm': True}, 'norm_pre.bias'),
     ({'act_layer': 'relu'}, "act_layer 'relu'"),
   ],
