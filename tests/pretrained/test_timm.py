@@ -10,7 +10,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from PIL import Image
 from released_files import read, write_folder
 from transformers_peers import (
@@ -18,6 +17,7 @@ from transformers_peers import (
   make_ours,
   make_pretrained,
   randomise,
+  run,
   safetensors_numpy,
   to_torch,
   torch,
@@ -73,17 +73,9 @@ def make_peer(name: str):
   return randomise(timm.create_model(options.pop('architecture'), **options), seed=0)
 
 
-@jax.jit
-def run(ours: nnx.Module, images: np.ndarray):
-  """The tokens after each block, those after the last norm, what is pooled, and the logits."""
-  states = ours.hidden_states(images)[1:]
-  final = ours.features(images)
-  return states, final, ours.pool(final), ours(images)
-
-
 def assert_same(pretrained: Pretrained, peer) -> None:
   images = make_images(pretrained)
-  ours_states, ours_final, ours_pooled, ours_logits = run(make_ours(pretrained), images)
+  (_, *ours_states), ours_final, ours_pooled, ours_logits = run(make_ours(pretrained), images)
   theirs = to_torch(images)
   with torch.no_grad():
     final, states = peer.forward_intermediates(
