@@ -11,7 +11,6 @@ import socket
 import filelock
 import pytest
 from processes import finish, run, start
-from small_disks import mounted
 
 from vit_jax.checkpoint.lease import FILE_NAME, Lease
 from vit_jax.foundation.errors import UserError
@@ -137,13 +136,6 @@ def test_several_processes_take_one_lease_together_or_are_all_refused_with_the_s
   for output in run(PAIR, 2, arguments=(tmp_path / 'free', tmp_path / 'run')):
     assert f'held {tmp_path}/free\n' in output and f'held {tmp_path}/run' not in output
     assert f'is in use by process {holder.pid} on' in output
-
-
-def test_workdir_that_cannot_be_written_is_one_sentence(tmp_path):
-  (tmp_path / 'file').write_text('')
-  assert 'cannot be written' in _refusal(tmp_path / 'file' / 'run')
-  with mounted(tmp_path / 'disk', 'ro') as disk:
-    assert 'cannot be written (Read-only file system); choose' in _refusal(disk / 'run')
 
 
 @pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
