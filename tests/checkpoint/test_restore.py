@@ -117,14 +117,6 @@ def test_run_resumes_from_old_and_new_names_with_the_same_bits(tmp_path, stored)
   assert 'representation' not in (tmp_path / 'checkpoints' / '4' / 'meta' / 'metadata').read_text()
 
 
-def test_any_item_can_be_restored_from_old_names_alone(tmp_path):
-  with Manager(tmp_path, CheckpointConfig()) as manager:
-    manager.save(3, OLD, {})
-    for name in NEW:
-      items, _ = manager.restore(3, {name: abstract(NEW[name])})
-      assert_same(items, {name: NEW[name]})
-
-
 def test_damage_under_an_old_name_is_noticed(tmp_path):
   with Manager(tmp_path / 'checkpoints', CheckpointConfig()) as manager:
     for step in (3, 4):

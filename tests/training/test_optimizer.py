@@ -78,20 +78,29 @@ def test_an_option_that_the_decay_would_ignore_is_refused_and_dropped_where_an_o
   assert c.from_config_dict(c.as_json(ignored)) == config
 
 
-def test_exponential_decay_falls_by_the_same_factor_every_step():
-  """EfficientNet's: by 3 % every 2.4 epochs, of a hundred steps each."""
-  end = 0.128 * 0.97 ** (350 / 2.4)
-  rate = schedule(total=35_000, decay='exponential', learning_rate=0.128, end_value=end)
-  for step in (0, 240, 2_400, 35_000):
-    np.testing.assert_allclose(rate(step), 0.128 * 0.97 ** (step / 240), rtol=1e-4)
-
-
-def test_staircase_falls_to_a_tenth_at_each_drop():
-  rate = schedule(
-    decay='staircase', learning_rate=0.48, warmup='5 steps', drops=('30 steps', '60 steps', '80 steps')
-  )
-  expected = {0: 0, 5: 0.48, 29: 0.48, 30: 0.048, 59: 0.048, 60: 0.0048, 80: 0.00048, 99: 0.00048}
-  np.testing.assert_allclose([rate(step) for step in expected], list(expected.values()), rtol=1e-5)
+@pytest.mark.parametrize(
+  ('options', 'expected'),
+  [
+    ({'decay': 'constant', 'learning_rate': 0.5, 'warmup': '2 steps'}, {0: 0, 1: 0.25, 2: 0.5, 99: 0.5}),
+    (  # a tenth at each drop
+      {'decay': 'staircase', 'learning_rate': 0.48, 'warmup': '5 steps', 'drops': ('30 steps', '60 steps')},
+      {0: 0, 5: 0.48, 29: 0.48, 30: 0.048, 59: 0.048, 60: 0.0048, 99: 0.0048},
+    ),
+    (  # EfficientNet's: by 3 % every 2.4 epochs, of a hundred steps each
+      {
+        'decay': 'exponential',
+        'learning_rate': 0.128,
+        'end_value': 0.128 * 0.97 ** (350 / 2.4),
+        'total': 35_000,
+      },
+      {step: 0.128 * 0.97 ** (step / 240) for step in (0, 240, 2_400, 35_000)},
+    ),
+  ],
+  ids=['constant', 'staircase', 'exponential'],
+)
+def test_rates_are_those_by_hand(options, expected):
+  rate = schedule(**options)
+  np.testing.assert_allclose([rate(step) for step in expected], list(expected.values()), rtol=1e-4)
 
 
 BETWEEN = r'do not lie between the warmup of 5 steps and the end of the run, 100'
@@ -112,11 +121,6 @@ def test_schedules_that_make_no_sense_are_refused(options, said):
   with pytest.raises(UserError, match=said):
     c.ScheduleConfig(**options).check('config.schedule')
     schedule(**options)
-
-
-def test_constant_stays_after_the_warmup():
-  rate = schedule(decay='constant', learning_rate=0.5, warmup='2 steps')
-  assert [float(rate(step)) for step in (0, 1, 2, 99)] == [0, 0.25, 0.5, 0.5]
 
 
 def run(optimizer: c.OptimizerConfig, rate=0.1, steps=3, params=PARAMS):
