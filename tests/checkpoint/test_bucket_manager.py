@@ -110,6 +110,16 @@ def test_errors_name_the_address_and_not_the_copy(place: Place):
       found.restore_newest({'ema': {}})
 
 
+def test_saves_and_restores_survive_a_server_that_is_busy(place: Place):
+  with manager(place, 'busy') as found:
+    place.proxy.write_faults[:] = [503, 429]
+    save(found, 1)
+    assert not place.proxy.write_faults
+    place.proxy.faults[:] = [503, 'cut']
+    assert_restores(found, 1)
+    assert not place.proxy.faults
+
+
 def test_bucket_out_of_reach_fails_the_save_and_keeps_the_step_before(place: Place, monkeypatch):
   monkeypatch.setattr('vit_jax.foundation.buckets.OF_RUNS', Patience(attempts=2, pause=0))
   found = manager(place, 'gone')

@@ -160,6 +160,13 @@ def test_a_head_of_a_distillation_token_without_its_tokens_is_refused(change, sa
     read(tmp_path)
 
 
+def test_a_written_distilled_model_takes_another_number_of_classes(tmp_path):
+  save(make_peer('distilled'), tmp_path / 'theirs')
+  write_folder(read(tmp_path / 'theirs'), tmp_path / 'ours', kind='timm')
+  peer = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True, num_classes=3)
+  assert peer.head.out_features == peer.head_dist.out_features == 3
+
+
 def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
   """Nothing but tensors: heads, image and pooling as timm's models of that width have them."""
   options = {'embed_dim': 192, 'num_heads': 3, 'depth': 1, 'patch_size': 8, 'img_size': 24, 'num_classes': 2}
