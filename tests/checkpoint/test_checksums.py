@@ -45,15 +45,11 @@ def _checksum(array) -> str:
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('shape', [(), (5,), (2, 3, 4)])
+@pytest.mark.parametrize('shape', [(), (5,), (2, 3, 4), (0, 3)])
 def test_checksum_is_that_of_the_definition(dtype, shape):
   values = _values(dtype, shape)
   found = checksums.of_arrays({'a': jnp.asarray(values)})['a']
   assert found == {'shape': list(shape), 'dtype': dtype, 'checksum': _reference(values)}
-
-
-def test_checksum_of_no_elements_is_zero():
-  assert _checksum(jnp.zeros((0, 3))) == '0' * 16
 
 
 @pytest.mark.slow
@@ -80,16 +76,6 @@ def test_any_flipped_bit_changes_the_checksum(position, bit, seed):
   flipped = values.copy()
   flipped.view(np.uint32)[position] ^= np.uint32(1 << bit)
   assert _checksum(jnp.asarray(values)) != _checksum(jnp.asarray(flipped))
-
-
-def test_order_sign_of_zero_and_shape_change_the_checksum():
-  values = np.arange(6, dtype=np.float32)
-  sums = {_checksum(jnp.asarray(v)) for v in (values, values[::-1], np.roll(values, 1), -values, values * 0)}
-  assert len(sums) == 5
-  assert _checksum(jnp.zeros(3)) != _checksum(-jnp.zeros(3))
-  assert _checksum(jnp.zeros(3)) != _checksum(jnp.zeros(4))
-  shapes = checksums.of_arrays({'a': jnp.zeros((2, 3)), 'b': jnp.zeros((3, 2))})
-  assert shapes['a'] != shapes['b']
 
 
 def test_checksum_needs_no_memory_and_moves_no_array():

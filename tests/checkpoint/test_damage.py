@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from trees import abstract, assert_same
 
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
@@ -27,7 +28,7 @@ def _items(step: int) -> dict:
   }
 
 
-ABSTRACT = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _items(1))
+ABSTRACT = abstract(_items(1))
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -63,8 +64,7 @@ def _restored(run: pathlib.Path, caplog) -> tuple[int, list[str]]:
   ):
     step, items, meta = manager.restore_newest(ABSTRACT)
   assert meta == {'step': step}
-  for ours, expected in zip(jax.tree.leaves(items), jax.tree.leaves(_items(step)), strict=True):
-    assert ours.dtype == expected.dtype and np.asarray(ours).tobytes() == expected.tobytes()
+  assert_same(items, _items(step))
   return step, [record.getMessage() for record in caplog.records if record.name.startswith('vit_jax')]
 
 
@@ -112,30 +112,6 @@ def test_damage_to_any_file_is_noticed_or_harmless(run, caplog):
   assert 'checksum of' in reasons and 'digest of meta' in reasons and 'Error' in reasons
   for part in ('meta/metadata deleted', 'meta/metadata half', 'params/manifest.ocdbt deleted'):
     assert outcomes[f'2/{part}'] == 1
-
-
-@pytest.mark.slow
-def test_any_flipped_byte_of_the_numbers_is_noticed_or_harmless(run, caplog):
-  """Orbax alone gives back wrong numbers for these."""
-  numbers = max((run / '2' / 'params').rglob('d/*'), key=lambda path: path.stat().st_size)
-  content = numbers.read_bytes()
-  backup = run.parent / 'backup'
-  shutil.copytree(run / '2', backup)
-  positions = np.random.default_rng(0).choice(len(content), 20, replace=False)
-  silent = 0
-  for position in positions:
-    numbers.write_bytes(_flipped(content, position, 1))
-    try:
-      args = ocp.args.StandardRestore(ABSTRACT['params'])
-      ocp.StandardCheckpointHandler().restore(ocp.path.step.epath.Path(run / '2' / 'params'), args=args)
-      silent += 1
-    except Exception:
-      pass
-    step, warnings = _restored(run, caplog)
-    assert (step, len(warnings)) in ((1, 1), (2, 0))
-    if step == 1:
-      shutil.copytree(backup, run / '2')
-  assert silent > 10
 
 
 @pytest.mark.parametrize(

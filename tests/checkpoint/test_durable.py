@@ -81,48 +81,40 @@ def test_older_step_goes_after_the_newer_name_is_synced(directory, syncs):
   assert all('1' in listing for _, listing in syncs.listings if any(name.startswith('2') for name in listing))
 
 
-def test_older_step_stays_when_a_sync_fails(directory, monkeypatch):
+def _failing_sync(directory: pathlib.Path):
+  """An fsync that fails for the directory of steps."""
+  fsync, parent = os.fsync, directory.stat().st_ino
+
+  def failing(descriptor: int) -> None:
+    if os.fstat(descriptor).st_ino == parent:
+      raise OSError(5, 'Input/output error')
+    fsync(descriptor)
+
+  return failing
+
+
+def _lost_name(directory: pathlib.Path):
+  """A listdir without the newer step, as on a file system that lost the rename without an error."""
+  listdir = os.listdir
+  return lambda path: [name for name in listdir(path) if name != '2']
+
+
+@pytest.mark.parametrize(
+  ('function', 'broken', 'said'),
+  [('fsync', _failing_sync, 'Input/output error'), ('listdir', _lost_name, 'removed from')],
+  ids=['a sync fails', 'the name is lost'],
+)
+def test_older_step_stays_when_the_newer_one_is_not_surely_on_the_disk(
+  directory, monkeypatch, function, broken, said
+):
   with Manager(directory, CheckpointConfig(keep=1)) as manager:
     manager.save(1, ITEMS, {})
     manager.wait()
-    parent = directory.stat().st_ino
-    fsync = os.fsync
-
-    def failing(descriptor: int) -> None:
-      if os.fstat(descriptor).st_ino == parent:
-        raise OSError(5, 'Input/output error')
-      fsync(descriptor)
-
-    monkeypatch.setattr(os, 'fsync', failing)
-    with pytest.raises(UserError, match='Input/output error'):
+    monkeypatch.setattr(os, function, broken(directory))
+    with pytest.raises(UserError, match=said):
       manager.save(2, ITEMS, {})
       manager.wait()
     monkeypatch.undo()
     assert (directory / '1').is_dir()
   with Manager(directory, CheckpointConfig(keep=1)) as manager:
     assert 1 in manager.all_steps()
-
-
-def test_older_step_stays_when_the_newer_one_is_not_listed(directory, monkeypatch):
-  """As on a file system that lost the rename without an error."""
-  with Manager(directory, CheckpointConfig(keep=1)) as manager:
-    manager.save(1, ITEMS, {})
-    manager.wait()
-    listdir = os.listdir
-
-    def without_2(path: str) -> list[str]:
-      return [name for name in listdir(path) if name != '2']
-
-    monkeypatch.setattr(os, 'listdir', without_2)
-    with pytest.raises(UserError, match='removed from'):
-      manager.save(2, ITEMS, {})
-      manager.wait()
-    monkeypatch.undo()
-    assert (directory / '1').is_dir()
-
-
-def test_new_directories_are_synced_into_those_above(tmp_path, syncs):
-  with Manager(tmp_path / 'a' / 'b' / 'checkpoints', CheckpointConfig()):
-    pass
-  for made in (tmp_path, tmp_path / 'a', tmp_path / 'a' / 'b'):
-    assert made.stat().st_ino in syncs.last

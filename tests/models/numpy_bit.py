@@ -1,14 +1,14 @@
 """The ResNet of BiT in NumPy, float64, to test ours against. No JAX."""
 
 import numpy as np
+import numpy_convolution
 from numpy_resnet import normalise
 
 
 def forward(params, images, epsilon=1e-5):
   """{'units': the feature map after each bottleneck, 'final': after the last norm, 'logits'}."""
-  x = _windows(np.asarray(images, np.float64), 7, 2)
-  x = np.tensordot(x, _standardised(params['root']), axes=3)
-  x = _windows(x, 3, 2).max(axis=(3, 4))
+  x = _conv(np.asarray(images, np.float64), params['root'], 2)
+  x = numpy_convolution.windows(x, 3, 2, _around(3)).max(axis=(3, 4))  # zeros around also here
   units = []
   for block in sorted(name for name in params if name.startswith('block')):
     for unit in sorted(params[block], key=lambda name: int(name.removeprefix('unit'))):
@@ -25,12 +25,10 @@ def _unit(x, p, stride, epsilon):
   active = np.maximum(normalise(x, p['norm1'], epsilon), 0)
   shortcut = x
   if 'projection' in p:
-    shortcut = active[:, ::stride, ::stride] @ _standardised(p['projection'])[0, 0]
-  y = active @ _standardised(p['conv1'])[0, 0]
-  y = np.maximum(normalise(y, p['norm2'], epsilon), 0)
-  y = np.tensordot(_windows(y, 3, stride), _standardised(p['conv2']), axes=3)
-  y = np.maximum(normalise(y, p['norm3'], epsilon), 0) @ _standardised(p['conv3'])[0, 0]
-  return shortcut + y
+    shortcut = _conv(active, p['projection'], stride)
+  y = np.maximum(normalise(_conv(active, p['conv1']), p['norm2'], epsilon), 0)
+  y = np.maximum(normalise(_conv(y, p['conv2'], stride), p['norm3'], epsilon), 0)
+  return shortcut + _conv(y, p['conv3'])
 
 
 def _standardised(p):
@@ -40,9 +38,11 @@ def _standardised(p):
   return centred / np.sqrt((centred**2).mean(axis=(0, 1, 2)) + 1e-10)
 
 
-def _windows(x, size, stride):
-  """(B, rows, columns, size, size, C), of x with half a window of zeros on every side."""
-  half = size // 2
-  x = np.pad(x, ((0, 0), (half, half), (half, half), (0, 0)))
-  windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
-  return windows[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
+def _conv(x, p, stride=1):
+  kernel = _standardised(p)
+  return numpy_convolution.forward(x, kernel, stride, _around(len(kernel)))
+
+
+def _around(size):
+  """The padding of rows and of columns: half a window on every side."""
+  return ((size // 2, size // 2),) * 2

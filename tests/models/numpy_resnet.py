@@ -3,13 +3,14 @@
 import math
 
 import numpy as np
+import numpy_convolution
 
 
 def forward(stem, images, epsilon=1e-6):
   """(B, H, W, C) -> (B, h, w, C'): the feature map, of a nested dict of arrays under our names."""
   x = _conv(np.asarray(images, np.float64), stem['root'], 2)
   x = np.maximum(normalise(x, stem['root_norm'], epsilon), 0)
-  x = _windows(x, 3, 2, -np.inf).max(axis=(3, 4))
+  x = numpy_convolution.windows(x, 3, 2, _same(x, 3, 2), fill=-np.inf).max(axis=(3, 4))
   for block in sorted(name for name in stem if name.startswith('block')):
     for unit in sorted(stem[block]):
       stride = 2 if block != 'block1' and unit == 'unit1' else 1
@@ -38,23 +39,13 @@ def standardise(kernel):
 
 def _conv(x, p, stride):
   kernel = standardise(p['kernel'])
-  return np.tensordot(_windows(x, kernel.shape[0], stride, 0.0), kernel, axes=3)
+  return numpy_convolution.forward(x, kernel, stride, _same(x, len(kernel), stride))
 
 
-def _windows(x, size, stride, padding):
-  """(B, rows, columns, size, size, C): as TensorFlow's 'SAME', what is odd of the padding at the end."""
-  starts = []
-  for axis in (1, 2):
-    count = -(-x.shape[axis] // stride)
-    total = max((count - 1) * stride + size - x.shape[axis], 0)
-    pads = [(0, 0)] * 4
-    pads[axis] = (total // 2, total - total // 2)
-    x = np.pad(x, pads, constant_values=padding)
-    starts.append([stride * i for i in range(count)])
-  rows, columns = starts
-  return np.stack(
-    [np.stack([x[:, r : r + size, c : c + size] for c in columns], axis=1) for r in rows], axis=1
-  )
+def _same(x, size, stride):
+  """The padding of rows and of columns, as TensorFlow's 'SAME': what is odd of it at the end."""
+  totals = [max((-(-side // stride) - 1) * stride + size - side, 0) for side in x.shape[1:3]]
+  return [(total // 2, total - total // 2) for total in totals]
 
 
 def normalise(x, p, epsilon):

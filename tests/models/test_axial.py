@@ -1,4 +1,4 @@
-"""Axial attention and MLPs with locality: other resolutions, runs and the compiled step.
+"""Axial attention and MLPs with locality: other resolutions and the compiled step.
 
 The logits are tested in test_vit.py, the weights in test_attention.py, training on a mesh in test_training.py.
 """
@@ -13,12 +13,7 @@ import pytest
 import tiny
 from flax import nnx
 
-import vit_jax
 from vit_jax import config as c
-from vit_jax.data.preprocess import Preprocess
-from vit_jax.foundation.errors import UserError
-from vit_jax.models.base import Architecture
-from vit_jax.pretrained.base import FORMATS, Pretrained
 from vit_jax.training.run import Dataset, Run
 
 AXIAL = tiny.options(axial=True, mlp_locality=True, qk_norm=True, pool='gap')
@@ -34,20 +29,6 @@ def test_images_of_another_size_equal_numpy():
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected['logits'], atol=1e-5)
   with jax.default_matmul_precision('highest'):
     np.testing.assert_allclose(vit.features(x, layer=0), expected['blocks'][0], atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_holds_axial_attention_and_other_formats_refuse_it(tmp_path):
-  graphdef, params = tiny.build(AXIAL)
-  architecture = Architecture(AXIAL, (12, 8), 3, 5)
-  pretrained = Pretrained(architecture, jax.tree.map(np.asarray, params), Preprocess((12, 8)))
-  FORMATS['run']().write(pretrained, tmp_path / 'run')
-  x = tiny.images()
-  np.testing.assert_allclose(vit_jax.load(tmp_path / 'run')(x), tiny.apply(graphdef, params, x), atol=1e-5)
-  with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
-    FORMATS['npz']().write(pretrained, tmp_path / 'x.npz')
-  with pytest.raises(UserError, match='has no place for blocks/column/attention/key/bias'):
-    FORMATS['timm']().write(pretrained, tmp_path / 'folder')
 
 
 def _lowered(model: c.ViTConfig):

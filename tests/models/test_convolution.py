@@ -13,10 +13,11 @@ from vit_jax.models import depthwise_convolution, scanned_blocks, strided_convol
 from vit_jax.models.mbconv import Conv
 from vit_jax.parallel.mesh import MeshConfig, batch_sharding, make_mesh
 
+pytestmark = pytest.mark.slow
+
 ONE_AROUND = ((1, 1), (1, 1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('image_size', [(8, 8), (7, 13), (2, 1), (1, 1)])
 @pytest.mark.parametrize(
   ('size', 'stride', 'same', 'depthwise'),
@@ -56,7 +57,6 @@ def test_output_and_gradients_equal_numpy(size, stride, same, depthwise, image_s
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_strided_gradient_multiplies_no_zeros_and_keeps_the_dtype(dtype):
   x, kernel = jnp.ones((2, 8, 8, 3), dtype), jnp.ones((3, 3, 3, 4), dtype)
@@ -68,7 +68,6 @@ def test_strided_gradient_multiplies_no_zeros_and_keeps_the_dtype(dtype):
   assert all(e.params['lhs_dilation'] == (1, 1) for e in convolutions)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('stride', [1, 2])
 @pytest.mark.parametrize(('side', 'size', 'zeros'), [(8, 1, 0), (2, 3, 1)])
 def test_kernels_of_one_pixel_and_maps_smaller_than_the_kernel_are_products_of_matrices(
@@ -85,7 +84,6 @@ def test_kernels_of_one_pixel_and_maps_smaller_than_the_kernel_are_products_of_m
   assert jax.lax.conv_general_dilated_p not in primitives
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('platform', 'dtype', 'remat', 'convolutions'),
   [
@@ -108,7 +106,6 @@ def test_depthwise_products_on_cpus_and_grouped_convolutions_elsewhere(platform,
   assert text.count('stablehlo.convolution') == convolutions
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('axes', [{'data': 4, 'tensor': 2}, {'data': 2, 'fsdp': 2, 'tensor': 2}])
 def test_depthwise_gradients_on_a_mesh_are_those_of_one_device(axes):
   """Its `tensor` axis splits neither images nor kernels."""

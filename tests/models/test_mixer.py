@@ -1,18 +1,15 @@
-"""The MLP-Mixer against NumPy, and against what the original code computed."""
+"""The MLP-Mixer against NumPy; against what the original code computed: tests/pretrained/test_released.py."""
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy_mixer
-import original
 import pytest
 import tiny
 from flax import nnx
 
-from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import capabilities
 from vit_jax.models.base import Architecture
 from vit_jax.models.dropout import Place
 
@@ -47,18 +44,6 @@ def test_images_of_another_size_are_refused_also_where_they_have_as_many_patches
     getattr(network, method)(tiny.images(image_size=size))
 
 
-def test_what_a_mixer_does_not_have_it_says_by_the_contract():
-  graphdef, params = tiny.build(tiny.mixer())
-  mixer = nnx.merge(graphdef, params)
-  assert not isinstance(mixer, capabilities.Attends) and mixer.positions((12, 8)) is None
-  assert 'An MLP-Mixer has no position embedding' in mixer.without_positions()
-  assert not mixer.config.any_image_size and mixer.config.poolings == ('gap',)
-  assert capabilities.leading_tokens(mixer) == 0
-  assert not isinstance(mixer.config, capabilities.PretrainingOptions)
-  with pytest.raises(ValueError, match="an MLP-Mixer pools by 'gap' only"):
-    mixer.pool(mixer.features(tiny.images()), 'token')
-
-
 def test_stochastic_depth_equals_numpy():
   graphdef, params = tiny.build(tiny.mixer(depth=3, stochastic_depth=0.5))
   x, keys = tiny.images(), tiny.keys()
@@ -77,33 +62,6 @@ def test_stochastic_depth_equals_numpy():
 
 
 @pytest.mark.slow
-def test_stages_equal_the_original_code(golden):
-  model = tiny.mixer(patch=8, width=64, mlp_dim=128, tokens_mlp_dim=32)
-  graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
-  params, expected = original.mixer(golden / 'e_mixer.linen.npz'), original.outputs(golden, 'e_mixer')
-  chex.assert_trees_all_equal_shapes(params, own)
-
-  def stages(params, x):
-    mixer = nnx.merge(graphdef, params)
-    grid = mixer.embed(x).reshape(-1, 4, 4, 64)
-    return {'act/stem': grid, 'act/pre_head_layer_norm': mixer.features(x), 'logits': mixer(x)}
-
-  with jax.default_matmul_precision('highest'):
-    found = jax.jit(stages)(params, expected['images'])
-  assert set(found) | {'images'} == set(expected)
-  for stage, value in found.items():
-    np.testing.assert_allclose(value, expected[stage], atol=1e-5, err_msg=stage)
-
-
-COUNTS = {'Mixer-B/16': 59_880_472, 'Mixer-B/32': 60_293_428, 'Mixer-L/16': 208_196_168}
-
-
-@pytest.mark.parametrize('variant', COUNTS)
-def test_parameter_count_is_the_published_one(variant):
-  assert tiny.count(c.MixerConfig(variant=variant), 1000) == COUNTS[variant]
-
-
-@pytest.mark.slow
 def test_initial_parameters_have_the_papers_distributions():
   model = tiny.mixer(width=64, mlp_dim=128, head_bias=-10.0, tokens_mlp_dim=96)
   mixer = Architecture(model, (48, 32), 3, 7).build(nnx.Rngs(0))
@@ -114,14 +72,3 @@ def test_initial_parameters_have_the_papers_distributions():
     assert not blocks[name]['dense_in']['bias'].any() and not blocks[name]['dense_out']['bias'].any()
   logits = mixer(jnp.ones((1, 48, 32, 3)))
   np.testing.assert_array_equal(logits, np.full((1, 7), -10.0))
-
-
-@pytest.mark.parametrize(('option', 'value'), [('pool', 'gap'), ('heads', 4), ('stem_blocks', ())])
-def test_options_of_a_vision_transformer_are_refused(option, value):
-  values = c.as_json(c.Config(model=tiny.mixer()))
-  values['model'][option] = value
-  said = (
-    f"config.model.{option} is an option of the model 'vit', and config.model.name is 'mixer'; leave it out"
-  )
-  with pytest.raises(UserError, match=said):
-    c.from_config_dict(values)

@@ -1,8 +1,5 @@
 """Every architecture learns with the one trainer, on a mesh as on a single device."""
 
-import dataclasses
-import functools
-
 import chex
 import jax
 import numpy as np
@@ -31,12 +28,11 @@ MODELS = {
 MESH = c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1)
 
 
-def _train(model: ModelConfig, mesh: c.MeshConfig, accumulation=1):
+def _train(model: ModelConfig, mesh: c.MeshConfig):
   """(parameters before, after two steps, losses) on random images."""
   config = c.Config(
     total='4 steps',
     batch_size=8,
-    accumulation=accumulation,
     model=model,
     data=c.DataConfig(image_size=(16, 16)),
     optimizer=c.OptimizerConfig(name='sgd', clip_norm=1.0),  # Adam makes full steps of rounding errors
@@ -59,15 +55,10 @@ def _train(model: ModelConfig, mesh: c.MeshConfig, accumulation=1):
   return before, state.params, losses
 
 
-@functools.cache
-def _one_device(kind):
-  return _train(MODELS[kind], c.MeshConfig(data=1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', MODELS)
 def test_two_steps_on_a_mesh_equal_one_device(kind):
-  before, expected, expected_losses = _one_device(kind)
+  before, expected, expected_losses = _train(MODELS[kind], c.MeshConfig(data=1))
   _, params, losses = _train(MODELS[kind], MESH)
   np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
   chex.assert_trees_all_close(params, expected, atol=2e-5)
@@ -77,13 +68,3 @@ def test_two_steps_on_a_mesh_equal_one_device(kind):
     assert name.endswith(useless) or not np.array_equal(old[name], leaf), f'{name} has not learnt'
     if name.endswith('kernel'):
       assert not leaf.sharding.is_fully_replicated, f'{name} is not split'
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind, remat', [('hybrid', 'dots'), ('mixer', 'block')])
-def test_rematerialised_and_accumulated_on_a_mesh_equal_one_device(kind, remat):
-  _, expected, expected_losses = _one_device(kind)
-  model = dataclasses.replace(MODELS[kind], remat=remat)
-  _, params, losses = _train(model, MESH, accumulation=2)
-  np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
-  chex.assert_trees_all_close(params, expected, atol=2e-5)

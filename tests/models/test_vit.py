@@ -1,11 +1,10 @@
-"""The forward pass against NumPy, and against what the original code computed."""
+"""The forward pass against NumPy; against what the original code computed: tests/pretrained/test_released.py."""
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy_vit
-import original
 import pytest
 import tiny
 from flax import nnx
@@ -13,9 +12,8 @@ from flax import nnx
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.vit_config import ViTConfig
 
-CASES = {  # beside those of the original code, of all layers, and of test_position.py
+CASES = {  # beside those of all layers, and of test_position.py
   'gap_with_class_token': {'pool': 'gap', 'class_token': True},
   'map': {'pool': 'map', 'pre_logits_size': 24},
   'none': {'pool': 'none', 'pre_logits_size': 24},
@@ -141,40 +139,6 @@ def test_norm_of_tokens_far_from_zero_keeps_its_digits():
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=3e-4)
 
 
-GOLDEN = {
-  'a_vit_token': ({}, 1e-5),
-  'b_vit_gap': ({'pool': 'gap'}, 5e-6),
-  'c_vit_token_rep32': ({'pre_logits_size': 32}, 1e-5),
-  'a4_vit_token_unpooled': ({'pool': 'none', 'class_token': True}, 1e-5),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', GOLDEN)
-def test_stages_equal_the_original_code(golden, name):
-  changes, atol = GOLDEN[name]
-  model = tiny.options(patch=8, width=64, mlp_dim=128, depth=2, **changes)
-  graphdef, own = tiny.build(model, image_size=(32, 32), num_classes=10)
-  params, expected = original.vit(golden / f'{name}.released.npz'), original.outputs(golden, name)
-  chex.assert_trees_all_equal_shapes(params, own)
-
-  def stages(params, x):
-    vit = nnx.merge(graphdef, params)
-    tokens = vit.encode(vit.embed(x))
-    pooled = vit.pool(tokens)
-    pre_logits = vit.pre_logits(pooled) if vit.pre_logits else pooled
-    return vit.patch_embedding(x), tokens, pre_logits, vit(x)
-
-  with jax.default_matmul_precision('highest'):
-    stages = jax.jit(stages)
-    embedding, tokens, pre_logits, logits = stages(params, expected['images'])
-  grid = embedding.reshape(expected['act/embedding'].shape)
-  np.testing.assert_allclose(grid, expected['act/embedding'], atol=atol)
-  np.testing.assert_allclose(tokens, expected['act/Transformer'], atol=atol)
-  np.testing.assert_allclose(pre_logits, expected['act/pre_logits'], atol=atol)
-  np.testing.assert_allclose(logits, expected['logits'], atol=atol)
-
-
 def test_parameters_have_the_documented_paths():
   """The names that checkpoints, sharding rules and regexes of the config rely on."""
   options = {'class_token': True, 'pre_logits_size': 24, 'register_tokens': 3, 'layer_scale': 0.1}
@@ -244,26 +208,6 @@ def _is_uniform(x, bound):
 def _has_deviation(x, deviation, tolerance=0.05):
   assert float(x.std()) == pytest.approx(deviation, rel=tolerance)
   assert abs(float(x.mean())) < 0.3 * deviation
-
-
-COUNTS = {
-  ('Ti/16', 'token'): 5_717_416,
-  ('S/32', 'token'): 22_878_952,
-  ('B/16', 'token'): 86_567_656,
-  ('L/16', 'token'): 304_326_632,
-  ('H/14', 'token'): 632_045_800,
-  ('B/16', 'gap'): 86_566_120,
-}
-
-
-@pytest.mark.parametrize('variant, pool', COUNTS)
-def test_parameter_count_is_the_published_one(variant, pool):
-  assert tiny.count(ViTConfig(variant=variant, pool=pool), 1000) == COUNTS[variant, pool]
-
-
-def test_parameter_count_with_pre_logits_is_that_of_the_release():
-  """imagenet21k/ViT-B_16 as released."""
-  assert tiny.count(ViTConfig(variant='B/16', pre_logits_size=768), 21_843) == 103_186_515
 
 
 @pytest.mark.parametrize(

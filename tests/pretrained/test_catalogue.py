@@ -7,11 +7,19 @@ import pytest
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import catalogue, download, formats, http_download
 
+BUCKETS = 'https://storage.googleapis.com/'
 
-@pytest.mark.parametrize('name', ['imagenet21k+imagenet2012/R50+ViT-B_16', 'augreg/B_16', 'bit/BiT-M-R50x1'])
-def test_a_published_name_needs_no_quotes_but_for_the_plus(name):
-  assert re.fullmatch(r'[A-Za-z0-9:/._%-]+', catalogue.url(name))
-  assert '%' not in catalogue.url(name).replace('%2B', '')
+
+@pytest.mark.parametrize(
+  ('name', 'address'),
+  [
+    ('imagenet21k+imagenet2012/R50+ViT-B_16', 'vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz'),
+    ('bit/BiT-M-R50x1', 'bit_models/BiT-M-R50x1.npz'),
+    ('bit/distill/R50x1_224', 'bit_models/distill/R50x1_224.npz'),
+  ],
+)
+def test_a_published_name_is_an_address_that_quotes_nothing_but_the_plus(name, address):
+  assert catalogue.is_name(name) and catalogue.url(name) == BUCKETS + address
 
 
 AUGREG = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
@@ -44,7 +52,7 @@ def test_names_outside_the_grammar_of_augreg_are_corrected():
   ('source', 'said'),
   [
     ('ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
-    ('imagenet21/ViT-B_16', 'did you mean imagenet21k/ViT-B_16'),
+    ('BiT-M-R101x3', 'did you mean bit/BiT-M-R101x3'),
     ('runs/nothing', 'There is no checkpoint runs/nothing'),
     ('google/vit-base-patch16', 'hf download google/vit-base-patch16 --local-dir vit-base-patch16'),
     ('hf:google/vit-base-patch16', 'hf download google/vit-base-patch16 --local-dir vit-base-patch16'),
@@ -62,17 +70,18 @@ def test_a_source_that_is_nowhere_offers_the_nearest(monkeypatch, tmp_path, sour
   assert not requests
 
 
-def test_a_missing_path_offers_the_file_beside_it(tmp_path):
-  (tmp_path / 'model.npz').touch()
-  with pytest.raises(UserError, match=r'did you mean .*model\.npz'):
-    formats.read(tmp_path / 'modell.npz')
-
-
-@pytest.mark.parametrize('name', ['nowhere', 'x.npz'])
-def test_a_missing_path_offers_nothing_that_is_only_beside_it(tmp_path, name):
-  for other in ('newcomer', 'w', 'ov.py'):
+@pytest.mark.parametrize(
+  ('name', 'said'),
+  [
+    ('modell.npz', r'did you mean .*model\.npz'),
+    ('nowhere', r'There is no checkpoint .*/nowhere; check the path\.'),
+    ('x.npz', r'There is no checkpoint .*/x\.npz; check the path\.'),
+  ],
+)
+def test_a_missing_path_offers_the_file_beside_it_that_is_like_it_and_no_other(tmp_path, name, said):
+  for other in ('model.npz', 'newcomer', 'w', 'ov.py'):
     (tmp_path / other).touch()
-  with pytest.raises(UserError, match=rf'There is no checkpoint .*/{name}; check the path\.'):
+  with pytest.raises(UserError, match=said):
     formats.read(tmp_path / name)
 
 

@@ -50,12 +50,9 @@ def test_read_and_written_again_it_is_the_same_model_to_the_bit(name, tmp_path, 
   assert pretrained.architecture.model.position_table('position_embedding').resize == expected
   write_folder(pretrained, tmp_path / 'ours')
   capfd.readouterr()
-  again, info = getattr(transformers, PEERS[name][0]).from_pretrained(
-    tmp_path / 'ours', output_loading_info=True
-  )
-  assert not any(info.values()), info
+  again = load_all(tmp_path / 'ours', getattr(transformers, PEERS[name][0]))
   assert '[transformers]' not in capfd.readouterr().err  # what its warnings begin with
-  assert_same(pretrained, again.eval())
+  assert_same(pretrained, again)
   theirs, ours = tensors_in(tmp_path / 'theirs'), tensors_in(tmp_path / 'ours')
   # What is left out or added, each of which is said elsewhere.
   if name == 'vit gray, no bias':
@@ -162,6 +159,13 @@ def test_class_names_are_read_and_written(tmp_path):
     write_folder(dataclasses.replace(pretrained, class_names=names[:4]), tmp_path / 'no')
 
 
+def load_all(folder, cls=transformers.AutoModelForImageClassification):
+  """The model of transformers, which finds each of its tensors there, and no other."""
+  peer, info = cls.from_pretrained(folder, output_loading_info=True)
+  assert not any(info.values()), info
+  return peer.eval()
+
+
 # Model options -> the kind that is written where none is named.
 OURS = {
   'vit': config.ViTConfig(pool='token', gelu='tanh', position_resize='bicubic'),
@@ -178,12 +182,9 @@ def test_model_is_written_as_the_first_kind_that_fits(kind, tmp_path):
   pretrained = make_pretrained(OURS[kind], class_names=('a', 'b', 'c'))
   notes = write_folder(pretrained, tmp_path)
   assert any('antialias' in note for note in notes)
-  peer, info = transformers.AutoModelForImageClassification.from_pretrained(
-    tmp_path, output_loading_info=True
-  )
-  assert not any(info.values()), info
+  peer = load_all(tmp_path)
   assert peer.config.model_type.startswith(kind.split()[0])
-  assert_same(pretrained, peer.eval())
+  assert_same(pretrained, peer)
   again = read(tmp_path)
   jax.tree.map(np.testing.assert_array_equal, again.params, pretrained.params)
   assert again.class_names == pretrained.class_names
@@ -198,12 +199,9 @@ def test_dinov2_whose_head_reads_the_class_token_is_written_with_zeros_for_the_p
   assert "the kind 'dinov2' is written" in chosen[0] and "not 'vit', since" in chosen[0]
   notes = writer.write(pretrained, tmp_path)
   assert any('the weights of the mean are zeros there' in note for note in notes)
-  peer, info = transformers.AutoModelForImageClassification.from_pretrained(
-    tmp_path, output_loading_info=True
-  )
+  peer = load_all(tmp_path)
   assert type(peer).__name__ == ('Dinov2WithRegisters' if registers else 'Dinov2') + 'ForImageClassification'
-  assert not any(info.values()), info
-  assert_same(pretrained, peer.eval())
+  assert_same(pretrained, peer)
   images = make_images(pretrained)
   again = read(tmp_path)
   assert again.architecture.model.pool == 'token_gap'
@@ -231,35 +229,22 @@ def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
   params = pretrained.params | {'head': jax.tree.map(np.zeros_like, pretrained.params['head'])}
   notes = write_folder(dataclasses.replace(pretrained, params=params), tmp_path)
   assert any('all zeros, is left out' in note for note in notes)
-  peer, info = transformers.ViTModel.from_pretrained(tmp_path, output_loading_info=True)
-  assert not any(info.values()), info
+  peer = load_all(tmp_path, transformers.ViTModel)
   images = make_images(pretrained)
   _, _, pooled, _ = run(make_ours(pretrained), images)
-  np.testing.assert_allclose(pooled, outputs(peer.eval(), images).pooler_output, atol=1e-4)
+  np.testing.assert_allclose(pooled, outputs(peer, images).pooler_output, atol=1e-4)
 
 
 @pytest.mark.parametrize(
   ('kind', 'model', 'options', 'words'),
   [
     ('vit', config.ViTConfig(pool='gap'), {}, "has pool 'token' and this model 'gap'"),
-    ('vit', config.ViTConfig(register_tokens=2), {}, 'has 0 register tokens and this model 2'),
     ('vit', config.ViTConfig(layer_scale=0.1), {}, 'has no LayerScale'),
     ('deit', config.ViTConfig(), {}, 'has 1 register tokens and this model 0'),
-    ('dinov2', config.ViTConfig(pool='token_gap'), {}, 'has LayerScale and this model has none'),
-    (
-      'dinov2',
-      config.ViTConfig(pool='gap', layer_scale=0.1),
-      {},
-      "has pool 'token_gap' or 'token' and this model 'gap'",
-    ),
     ('dinov2', config.ViTConfig(layer_scale=0.1, qk_norm=True), {}, 'no place for blocks/attention/key_norm'),
-    ('dinov2', config.ViTConfig(layer_scale=0.1, pre_logits_size=8), {}, 'no layer between pooling and head'),
-    ('vit', config.ViTConfig(position='rotary'), {}, "learned positions, and this model 'rotary'"),
     ('hf', config.ViTConfig(position='rotary'), {}, "No kind of hf.*not 'vit', since.*not 'timm', since"),
     ('vit', config.MixerConfig(tokens_mlp_dim=8), {}, 'Vision Transformers, and this is an MLP-Mixer'),
     ('dinov2', config.ViTConfig(pool='token_gap', layer_scale=1.0), {'image_size': (8, 16)}, 'square images'),
-    ('timm', config.ViTConfig(pool='token_gap'), {}, "has no pool 'token_gap'"),
-    ('timm', config.ViTConfig(pre_logits_size=8), {}, 'no layer between pooling and head'),
     (
       'timm',
       config.ViTConfig(pool='gap', class_token=True, register_tokens=1),
@@ -275,10 +260,8 @@ def test_model_that_a_kind_cannot_hold_is_refused_before_writing(kind, model, op
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-  'names', [['notes.txt'], ['config.json'], ['model.safetensors.partial', 'notes.txt']]
-)
-def test_folder_in_use_is_not_overwritten(tmp_path, names):
+def test_folder_in_use_is_not_overwritten(tmp_path):
+  names = ['model.safetensors.partial', 'notes.txt']
   for name in names:
     (tmp_path / name).write_text('mine')
   with pytest.raises(UserError, match='not empty'):

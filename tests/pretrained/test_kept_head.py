@@ -14,6 +14,8 @@ from vit_jax.pretrained.base import FORMATS, Pretrained
 from vit_jax.training import initialization
 from vit_jax.training.run import Dataset, Run
 
+pytestmark = pytest.mark.slow
+
 NAMES = ('ant', 'bee', 'cat', 'dog', 'elk')
 MODEL = tiny.options(pool='token', gelu='erf', head_bias=-3.0)
 
@@ -56,7 +58,6 @@ def by_hand(params, head, names):
   return np.stack(kernels, axis=1), np.array([-3.0 if k is None else bias[k] for k in known])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'names', 'said'),
   [
@@ -76,7 +77,6 @@ def test_each_class_begins_with_the_row_of_its_name(kind, names, said, tmp_path)
   np.testing.assert_array_equal(params['patch_embedding']['kernel'], theirs['patch_embedding']['kernel'])
 
 
-@pytest.mark.slow
 def test_both_heads_and_the_outputs_beyond_the_classes_are_moved(tmp_path):
   model = dataclasses.replace(MODEL, distillation_token=True)
   path, theirs = written('run', tmp_path, model)
@@ -87,7 +87,6 @@ def test_both_heads_and_the_outputs_beyond_the_classes_are_moved(tmp_path):
     np.testing.assert_array_equal(params[head]['kernel'], kernel.astype(np.float32))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'names', 'said'),
   [

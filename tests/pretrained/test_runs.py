@@ -71,18 +71,15 @@ def test_trained_run_tells_its_preprocessing_and_falls_back_from_damage(tmp_path
     data=c.DataConfig(image_size=(32, 48), mean=(0.0,), std=(1.0,), channels=1),
     evaluators={'val': c.ClassificationEvaluatorConfig(crop='central', resize=40)},
   )
-  shapes = Architecture(config.model, (32, 48), 1, 2).shapes()
-  rng = np.random.default_rng(0)
-  params = {name: rng.standard_normal(leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
-  meta = {'config': c.as_json(config), 'class_names': ['cat', 'dog'], 'examples': 9}
-  with Manager(tmp_path / 'run/checkpoints', config.checkpoint) as manager:
-    for step in (3, 7):
-      params['head/bias'] = np.full(2, step, np.float32)
-      manager.save(step, {'params': pytrees.unflatten(params)}, meta)
+  architecture = Architecture(config.model, (32, 48), 1, 2)
+  older, newer = (
+    save_run(tmp_path / 'run', c.as_json(config), architecture, 'params', step=step)['params']['head/bias']
+    for step in (3, 7)
+  )
   model = vit_jax.load(tmp_path / 'run')
   assert model.class_names == ('cat', 'dog')
-  np.testing.assert_array_equal(model.module.head.bias[...], [7, 7])
-  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run/checkpoints/3').module.head.bias[...], [3, 3])
+  np.testing.assert_array_equal(model.module.head.bias[...], newer)
+  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run/checkpoints/3').module.head.bias[...], older)
   images = model.preprocess([np.full((80, 160, 3), 255, np.uint8)])
   assert images.shape == (1, 32, 48, 1)
   np.testing.assert_allclose(images, 1, atol=1e-6)
@@ -93,7 +90,7 @@ def test_trained_run_tells_its_preprocessing_and_falls_back_from_damage(tmp_path
   for file in (tmp_path / 'run/checkpoints/7/params').rglob('*'):
     if file.is_file() and file.parent.name == 'd':
       file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run').module.head.bias[...], [3, 3])
+  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run').module.head.bias[...], older)
   assert (tmp_path / 'run/checkpoints/7').is_dir()
   for option in ({'pool': 'gap'}, {'gelu': 'erf'}):
     with pytest.raises(UserError, match=f'knows .*leave {next(iter(option))} out'):
@@ -117,20 +114,32 @@ def test_directory_that_is_no_checkpoint_is_refused(golden, tmp_path):
 SIZES = {'patch': 8, 'width': 32, 'mlp_dim': 64, 'depth': 2, 'heads': 4}
 
 
-def save_run(
-  workdir, config, architecture: Architecture, *items: str, **meta
-) -> dict[str, dict[str, np.ndarray]]:
-  """Saves a step of a run whose items are random parameters; the items by name, each by path."""
-  rng = np.random.default_rng(0)
+def save_run(workdir, config, architecture: Architecture, *items: str, meta=None, rename=str, step=3):
+  """Saves a step of a run whose items are random parameters; the items by name, each by path.
+
+  Args:
+    workdir: where to.
+    config: of the run, as JSON.
+    architecture: whose parameters they are.
+    items: names of the trees that a step holds.
+    meta: what else is known of the step.
+    rename: our path of a parameter -> that in the checkpoint.
+    step: number of the step.
+  """
+  rng = np.random.default_rng(step)
   saved = {
     item: {
       path: rng.standard_normal(leaf.shape).astype(np.float32) for path, leaf in architecture.shapes().items()
     }
     for item in items
   }
-  meta = {'config': config, 'class_names': ['cat', 'dog'], 'examples': 9}
+  trees = {
+    item: pytrees.unflatten({rename(path): array for path, array in params.items()})
+    for item, params in saved.items()
+  }
+  meta = {'config': config, 'class_names': ['cat', 'dog'], 'examples': 9, **(meta or {})}
   with Manager(workdir / 'checkpoints', c.CheckpointConfig()) as manager:
-    manager.save(3, {item: pytrees.unflatten(params) for item, params in saved.items()}, meta)
+    manager.save(step, trees, meta)
   return saved
 
 
@@ -142,22 +151,26 @@ def assert_params(pretrained: Pretrained, expected: dict[str, np.ndarray]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('best', [None, 'val_ema/accuracy'])
-def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path, best):
+@pytest.mark.parametrize(
+  ('best', 'usual_item'),
+  [(None, 'params'), ('val_ema/accuracy', 'ema'), ('val_emails/accuracy', 'params')],  # an evaluator's name
+)
+def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path, best, usual_item):
   config = c.Config(
     model=c.ViTConfig('custom', **SIZES),
     data=c.DataConfig(image_size=(16, 16)),
-    evaluators={'val': c.ClassificationEvaluatorConfig()},
+    evaluators={name: c.ClassificationEvaluatorConfig() for name in ('val', 'val_emails')},
     checkpoint=c.CheckpointConfig(best=best),
     ema=0.9,
   )
   architecture = Architecture(config.model, (16, 16), 3, 2)
   saved = save_run(tmp_path / 'run', c.as_json(config), architecture, 'params', 'ema')
   usual = formats.read(tmp_path / 'run')
-  assert_params(usual, saved['ema' if best else 'params'])
+  assert_params(usual, saved[usual_item])
   (note,) = usual.notes
-  assert f"weights='{'raw' if best else 'ema'}' (--weights={'raw' if best else 'ema'})" in note
-  assert ('checkpoint.best of the run (val_ema/accuracy)' in note) == (best is not None)
+  other = 'raw' if usual_item == 'ema' else 'ema'
+  assert f"weights='{other}' (--weights={other})" in note
+  assert ('checkpoint.best of the run (val_ema/accuracy)' in note) == (usual_item == 'ema')
   raw, ema = (formats.read(tmp_path / 'run', weights=weights) for weights in ('raw', 'ema'))
   assert_params(raw, saved['params'])
   assert_params(ema, saved['ema'])
@@ -170,19 +183,6 @@ def test_ema_is_read_where_it_is_asked_for_or_chose_the_best_checkpoint(tmp_path
   np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run', weights='ema')(images), of_npz)
   with pytest.raises(UserError, match=r"is a released .npz, which has one set of parameters; .*'ema'"):
     formats.read(tmp_path / 'ema.npz', weights='ema')
-
-
-@pytest.mark.slow
-def test_name_of_an_evaluator_that_looks_like_the_emas_does_not_choose_the_ema(tmp_path):
-  config = c.Config(
-    model=c.ViTConfig('custom', **SIZES),
-    data=c.DataConfig(image_size=(16, 16)),
-    evaluators={'val_emails': c.ClassificationEvaluatorConfig()},
-    checkpoint=c.CheckpointConfig(best='val_emails/accuracy'),
-    ema=0.9,
-  )
-  saved = save_run(tmp_path, c.as_json(config), Architecture(config.model, (16, 16), 3, 2), 'params', 'ema')
-  assert_params(formats.read(tmp_path), saved['params'])
 
 
 @pytest.mark.slow
@@ -225,37 +225,19 @@ def test_run_of_the_first_edition_is_read(tmp_path):
     'average': 0.9,
   }
   architecture = Architecture(model, (16, 16), 3, 2)
-  rng = np.random.default_rng(0)
-  saved = {}
-  for item in ('params', 'average'):
-    saved[item] = {
-      leaf_path.replace('pre_logits/', 'representation/'): rng.standard_normal(leaf.shape).astype(np.float32)
-      for leaf_path, leaf in architecture.shapes().items()
-    }
-  meta = {'config': older, 'class_names': ['cat', 'dog'], 'examples': 9, 'position_resize': 'bicubic'}
-  with Manager(tmp_path / 'run/checkpoints', c.CheckpointConfig()) as manager:
-    manager.save(3, {item: pytrees.unflatten(params) for item, params in saved.items()}, meta)
-  for weights, item in (('raw', 'params'), ('ema', 'average')):
-    found = formats.read(tmp_path / 'run', weights=weights)
-    assert_params(
-      found, {name.replace('representation/', 'pre_logits/'): array for name, array in saved[item].items()}
-    )
-    assert found.architecture == dataclasses.replace(
-      architecture, model=dataclasses.replace(model, position_resize='bicubic')
-    )
-
-
-def test_fixed_positions_are_read_as_learned_ones(tmp_path):
-  config = c.Config(
-    model=c.ViTConfig('custom', **SIZES, position='sincos2d'), data=c.DataConfig(image_size=(16, 24))
+  saved = save_run(
+    tmp_path,
+    older,
+    architecture,
+    *('params', 'average'),
+    meta={'position_resize': 'bicubic'},
+    rename=lambda path: path.replace('pre_logits/', 'representation/'),
   )
-  architecture = Architecture(config.model, (16, 24), 3, 2)
-  save_run(tmp_path / 'run', c.as_json(config), architecture, 'params')
-  found = read(tmp_path / 'run')
-  assert found.architecture.model == dataclasses.replace(config.model, position='learned')
-  fixed = config.model.fixed_positions((2, 3))
-  np.testing.assert_array_equal(found.params['position_embedding'], fixed)
-  assert pytrees.flatten(found.params).keys() == found.architecture.shapes().keys()
+  for weights, item in (('raw', 'params'), ('ema', 'average')):
+    found = formats.read(tmp_path, weights=weights)
+    assert_params(found, saved[item])
+    model = dataclasses.replace(model, position_resize='bicubic')
+    assert found.architecture == dataclasses.replace(architecture, model=model)
 
 
 def test_architecture_is_read_without_the_arrays(golden, tmp_path):

@@ -1,9 +1,10 @@
 """Writers of checkpoints where there is no place for one: what the error names, and what is left behind."""
 
-import subprocess
+import pathlib
 
 import numpy as np
 import pytest
+from small_disks import mounted
 
 from vit_jax.foundation import files
 from vit_jax.pretrained import npz_archive, safetensors_files
@@ -39,12 +40,8 @@ def test_npz_where_a_folder_is_names_the_folder_and_leaves_nothing(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-  """A file system of 64 KiB."""
-  command = ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(tmp_path)]
-  if subprocess.run(command, capture_output=True).returncode:
-    pytest.skip('this test mounts a small file system, which is not permitted here')
-  yield tmp_path
-  subprocess.run(['umount', str(tmp_path)], capture_output=True)
+  with mounted(tmp_path, 'size=64k') as disk:
+    yield disk
 
 
 def test_safetensors_on_a_full_disk_are_named_and_leave_nothing(small_disk):

@@ -64,10 +64,14 @@ def randomise(model, seed: int):
   return model.eval()
 
 
+def images_of(size: tuple[int, int], channels: int = 3) -> np.ndarray:
+  return np.random.default_rng(0).normal(size=(2, *size, channels)).astype(np.float32)
+
+
 def make_images(pretrained: Pretrained, size: tuple[int, int] | None = None) -> np.ndarray:
+  """Of the size that the model was built for, or another."""
   architecture = pretrained.architecture
-  shape = (2, *(size or architecture.image_size), architecture.channels)
-  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  return images_of(size or architecture.image_size, architecture.channels)
 
 
 def to_torch(images: np.ndarray):

@@ -19,6 +19,8 @@ from processes import HUNG, wait_until, xla_flags
 import vit_jax
 from vit_jax.training.workdir import BucketWorkdir
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = 'gs://bucket/runs/killed'
 NAME = 'runs/killed'
 KILLS = 2 if os.environ.get('VIT_JAX_NIGHTLY') else 1
@@ -107,7 +109,6 @@ def finished(place: Place, folder: pathlib.Path) -> int:
   return kills
 
 
-@pytest.mark.slow
 def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Place, folder, finished: int):
   assert finished == KILLS
   alone = start(folder, place, str(folder / 'alone'))
@@ -124,42 +125,25 @@ def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Plac
   assert not (killed / 'lease.json').exists()
 
 
-@pytest.mark.slow
-def test_evaluation_reads_the_run_and_leaves_its_report(place: Place, folder, finished):
+def test_commands_and_load_read_the_run_by_its_address(place: Place, folder, finished, monkeypatch):
   del finished
-  result = run('vit_jax.main', folder, place, '--mode=eval', f'--workdir={ADDRESS}')
-  assert result.returncode == 0, result.stderr
+  evaluated = run('vit_jax.main', folder, place, '--mode=eval', f'--workdir={ADDRESS}')
+  assert evaluated.returncode == 0, evaluated.stderr
   last = json.loads(place.get(f'{NAME}/metrics.jsonl').splitlines()[-1])
-  assert f'{last["test/accuracy"]:.2%}' in result.stdout
-
-
-@pytest.mark.slow
-def test_comparison_reads_runs_in_buckets(place: Place, folder, finished):
-  del finished
-  result = run('vit_jax.compare', folder, place, ADDRESS, str(folder / 'copy'), '--out=compared')
-  assert result.returncode == 0, result.stderr
-  assert 'killed' in result.stdout and 'copy' in result.stdout
-
-
-@pytest.mark.slow
-def test_the_model_of_the_run_loads_by_its_address(place: Place, folder, finished, monkeypatch):
-  del finished, place
+  assert f'{last["test/accuracy"]:.2%}' in evaluated.stdout
+  compared = run('vit_jax.compare', folder, place, ADDRESS, str(folder / 'copy'), '--out=compared')
+  assert compared.returncode == 0, compared.stderr
+  assert 'killed' in compared.stdout and 'copy' in compared.stdout
+  other = run(
+    'train_in_bucket', folder, place, '--config=config.py', f'--workdir={ADDRESS}', '--config.seed=3'
+  )
+  assert other.returncode == 2
+  assert f'{ADDRESS} holds a run with another config: seed' in other.stderr
   monkeypatch.setenv('XDG_CACHE_HOME', str(folder / 'other_cache'))
   images = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
   np.testing.assert_array_equal(vit_jax.load(ADDRESS)(images), vit_jax.load(folder / 'copy')(images))
 
 
-@pytest.mark.slow
-def test_run_of_another_config_is_refused_by_the_address(place: Place, folder, finished):
-  del finished
-  result = run(
-    'train_in_bucket', folder, place, '--config=config.py', f'--workdir={ADDRESS}', '--config.seed=3'
-  )
-  assert result.returncode == 2
-  assert f'{ADDRESS} holds a run with another config: seed' in result.stderr
-
-
-@pytest.mark.slow
 def test_bucket_that_does_not_answer_ends_the_run_to_be_restarted(place: Place, folder):
   place.proxy.write_faults[:] = [400] * 1000
   result = run('train_in_bucket', folder, place, '--config=config.py', '--workdir=gs://bucket/gone')
@@ -168,7 +152,6 @@ def test_bucket_that_does_not_answer_ends_the_run_to_be_restarted(place: Place, 
   assert 'gs://bucket/gone/lease.json cannot be reached' in result.stderr
 
 
-@pytest.mark.slow
 def test_workdir_whose_folders_a_console_made_is_brought_without_them(place: Place, tmp_path):
   for name in (
     'made/',
@@ -220,7 +203,6 @@ def test_killed_run_with_data_and_workdir_in_amazons_bucket_ends_in_the_same_bit
     assert result.returncode == 0 and 'Wrote s3://bucket/amazon.npz' in result.stdout, result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(
   ('split', 'said'), [('train', 'Step '), ('test', 'Reading a batch of an evaluation ')]

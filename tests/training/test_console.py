@@ -18,7 +18,6 @@ from vit_jax.training.run import Dataset, Run
   [
     ('tfds:cifar10:train[:98%]', None, 'tfds:cifar10 test'),
     ('digits:train[:90%]', None, 'digits test'),
-    ('digits', 'tfds:mnist', 'tfds:mnist test'),
     ('digits', 'tfds:mnist:train[98%:]', 'tfds:mnist train[98%:]'),
   ],
 )

@@ -15,8 +15,9 @@ from vit_jax.evaluation.base import EMA_SUFFIX
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import evaluate_checkpoint, resume
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_model_that_convert_wrote_is_evaluated_by_any_config_of_its_model(tmp_path):
   teachers.write(tmp_path / 'run', class_names=tuple('0123456789'))
   stored = resume.stored_config(tmp_path / 'run')
@@ -53,7 +54,6 @@ def of_folder(folder, workdir_):
   )
 
 
-@pytest.mark.slow
 def test_all_images_of_a_held_out_folder_are_counted_and_the_training_report_stays(
   held_out, tmp_path, capsys
 ):
@@ -90,7 +90,6 @@ def test_all_images_of_a_held_out_folder_are_counted_and_the_training_report_sta
   ]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_without_names_is_evaluated_by_number_where_the_classes_are_as_many(
   held_out, tmp_path, capsys
 ):
@@ -104,7 +103,6 @@ def test_a_checkpoint_without_names_is_evaluated_by_number_where_the_classes_are
     evaluate_checkpoint.evaluate_newest(of_folder(held_out, tmp_path / 'four'), tmp_path / 'four')
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('spec', 'trained', 'split'),
   [

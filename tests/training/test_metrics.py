@@ -31,6 +31,14 @@ def speedometer(monkeypatch, device_kind='TPU v3', **options) -> metrics.Speedom
 DATA = c.DataConfig(image_size=(8, 8))
 
 
+@pytest.fixture
+def now(monkeypatch):
+  """The clock, as a list of its one value, which a test sets."""
+  clock = [100.0]
+  monkeypatch.setattr(time, 'perf_counter', lambda: clock[0])
+  return clock
+
+
 def test_a_resumed_log_drops_what_is_computed_again(tmp_path):
   log = metrics.MetricsLog(tmp_path, 0)
   for step in (1, 2, 3):
@@ -62,10 +70,8 @@ def test_tensorboard_has_the_same_numbers(tmp_path):
   assert found == {'train/loss': (7, 0.5), 'val/accuracy': (7, 0.75)}
 
 
-def test_speed_is_of_training_alone(monkeypatch):
+def test_speed_is_of_training_alone(monkeypatch, now):
   speed = speedometer(monkeypatch)
-  now = [100.0]
-  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
   speed.restart()
   for _ in range(10):
     now[0] += 0.5
@@ -84,12 +90,10 @@ def test_speed_is_of_training_alone(monkeypatch):
   assert speed.read(51)['perf/images_per_second'] == pytest.approx(64)
 
 
-def test_time_left_with_progressive_resizing_is_that_of_the_flops_to_come(monkeypatch):
+def test_time_left_with_progressive_resizing_is_that_of_the_flops_to_come(monkeypatch, now):
   """40 steps of a quarter of a TFLOP, then 60 of one."""
   data = c.DataConfig(image_size=(8, 8), progressive_resizing=(('40 steps', 4),))
   speed = speedometer(monkeypatch, data=data)
-  now = [0.0]
-  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
   for seconds, steps, step, eta in ((1, 10, 10, 270), (4, 20, 60, 160)):
     speed.restart()
     for _ in range(steps):
@@ -100,11 +104,9 @@ def test_time_left_with_progressive_resizing_is_that_of_the_flops_to_come(monkey
     assert values['perf/mfu'] == pytest.approx(0.25 / (8 * 61.5))
 
 
-def test_time_left_is_smoothed_over_the_intervals(monkeypatch):
+def test_time_left_is_smoothed_over_the_intervals(monkeypatch, now):
   """An interval that takes twice the time moves the estimate by 0.3 of the difference."""
   speed = speedometer(monkeypatch)
-  now = [0.0]
-  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
   speed.restart()
   assert speed.seconds_left(0) is None
   for seconds, step, left in ((1, 1, 99), (2, 2, 1.3 * 98)):

@@ -23,6 +23,8 @@ from vit_jax.training.evaluate_checkpoint import evaluate_newest
 from vit_jax.training.run import Dataset, Run
 from vit_jax.training.step import model_inputs
 
+pytestmark = pytest.mark.slow
+
 SGD = c.OptimizerConfig(name='sgd', clip_norm=1.0)  # Adam makes full steps of rounding errors
 CONFIG = batch_norm_model.options(optimizer=SGD)
 MOMENTUM = 0.9
@@ -57,7 +59,6 @@ def one_device():
   return trained(CONFIG, 10)
 
 
-@pytest.mark.slow
 def test_statistics_are_state_and_get_no_gradient_nor_optimizer_state(one_device):
   state = one_device[0]
   assert set(pytrees.flatten(state.model_state)) == {
@@ -70,7 +71,6 @@ def test_statistics_are_state_and_get_no_gradient_nor_optimizer_state(one_device
   )
 
 
-@pytest.mark.slow
 def test_a_step_moves_the_statistics_by_those_of_its_images():
   """Against NumPy; microbatches, of every second row, come one after the other."""
   config, accumulation = dataclasses.replace(CONFIG, accumulation=2), 2
@@ -87,16 +87,13 @@ def test_a_step_moves_the_statistics_by_those_of_its_images():
   np.testing.assert_allclose(after.model_state['block0']['norm']['var'], var, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_ten_steps_are_the_same_on_eight_devices(one_device):
   mesh = c.MeshConfig(data=-1, fsdp=2, min_shard_size=1)
   state, expected = trained(dataclasses.replace(CONFIG, mesh=mesh), 10, 8)[-1], one_device[-1]
-  chex.assert_trees_all_close(state.model_state, expected.model_state, atol=2e-6, rtol=2e-6)
-  chex.assert_trees_all_close(state.params, expected.params, atol=2e-6, rtol=2e-6)
-  chex.assert_trees_all_close(state.ema, expected.ema, atol=2e-6, rtol=2e-6)
+  for part in ('model_state', 'params', 'ema'):
+    chex.assert_trees_all_close(getattr(state, part), getattr(expected, part), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.slow
 def test_ema_averages_the_statistics_too(one_device):
   expected = one_device[0].variables
   for state in one_device[1:4]:
@@ -107,7 +104,6 @@ def test_ema_averages_the_statistics_too(one_device):
   )
 
 
-@pytest.mark.slow
 def test_a_step_that_is_not_finite_keeps_the_old_state():
   program = run_of(CONFIG).program
   state = program.init(np.uint32(0))
@@ -146,22 +142,16 @@ def workdir(tmp_path_factory):
   return folder
 
 
-def last_line(workdir):
-  return json.loads((workdir / 'metrics.jsonl').read_text().splitlines()[-1])
-
-
-@pytest.mark.slow
 def test_a_run_is_evaluated_as_it_was_in_training(workdir):
   config = c.from_config_dict(json.loads((workdir / 'config.json').read_text()))
   scores = evaluate_newest(config, workdir)
-  expected = last_line(workdir)
+  expected = run_steps.logged(workdir)[-1]
   assert {'test/accuracy', 'test_ema/accuracy', 'test/loss', 'test_ema/loss'} <= scores.keys()
   for name, value in scores.items():
     assert value == expected[name], name
   assert scores['test/loss'] != scores['test_ema/loss']
 
 
-@pytest.mark.slow
 def test_a_run_is_loaded_with_its_state_and_converted_bit_for_bit(workdir, tmp_path, weights='ema'):
   found = formats.read(workdir, weights=weights)
   arrays = pytrees.flatten(found.params)
@@ -180,7 +170,6 @@ def test_a_run_is_loaded_with_its_state_and_converted_bit_for_bit(workdir, tmp_p
   assert f'{parameters:,} parameters' in repr(model)
 
 
-@pytest.mark.slow
 def test_fine_tuning_begins_with_the_statistics_of_the_checkpoint(workdir):
   init = c.InitConfig(checkpoint=str(workdir), weights='raw', reinitialise=('^head/', '^block1/norm/mean$'))
   run = run_of(dataclasses.replace(CONFIG, init=init), 2)
@@ -198,7 +187,6 @@ def test_fine_tuning_begins_with_the_statistics_of_the_checkpoint(workdir):
   chex.assert_trees_all_equal(state.ema, state.variables)
 
 
-@pytest.mark.slow
 def test_a_teacher_with_state_predicts_as_loaded_and_is_left_as_it_is(workdir):
   objective = c.DistillationObjective(teachers=str(workdir), teacher_weight=1.0)
   run = run_of(dataclasses.replace(CONFIG, objective=objective), 2)

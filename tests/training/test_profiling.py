@@ -90,19 +90,12 @@ def test_training_listens_before_anything_is_opened_and_no_longer_once_it_failed
   assert signal.getsignal(signal.SIGUSR1) == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('text', 'steps'), [('steps 10-20', (10, 20)), ('step 7', (7, 7)), (' steps 1 - 2', (1, 2))]
-)
-def test_steps_are_read(text, steps):
-  assert profiling.parse(text) == steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('text', ['10-20', 'steps 0-3', 'steps 9-3'])
-def test_other_text_is_refused_by_the_name_of_the_option(text):
-  with pytest.raises(UserError, match=r'config\.profile .*steps 10-20'):
-    from_config_dict({'profile': text})
+def test_steps_are_read_and_other_text_is_refused_by_the_name_of_the_option():
+  texts = ('steps 10-20', 'step 7', ' steps 1 - 2')
+  assert [profiling.parse(text) for text in texts] == [(10, 20), (7, 7), (1, 2)]
+  for text in ('10-20', 'steps 0-3', 'steps 9-3'):
+    with pytest.raises(UserError, match=r'config\.profile .*steps 10-20'):
+      from_config_dict({'profile': text})
 
 
 @pytest.mark.slow

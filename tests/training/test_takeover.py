@@ -15,6 +15,8 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop, resume
 from vit_jax.training.run import Run
 
+pytestmark = pytest.mark.slow
+
 DIGITS = tuple('0123456789')
 CONFIG = c.Config(
   total='2 steps',
@@ -38,7 +40,6 @@ def workdir(two_steps, tmp_path):
   return pathlib.Path(shutil.copytree(two_steps, tmp_path / 'run'))
 
 
-@pytest.mark.slow
 def test_takeover_by_a_model_that_does_not_fit_the_checkpoint_leaves_the_run_as_it_was(workdir):
   before = (workdir / 'config.json').read_bytes()
   with pytest.raises(UserError, match='does not fit'):
@@ -47,7 +48,6 @@ def test_takeover_by_a_model_that_does_not_fit_the_checkpoint_leaves_the_run_as_
   loop.train(CONFIG, workdir)  # the command that it was started with goes on
 
 
-@pytest.mark.slow
 def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(workdir, monkeypatch, caplog):
   run, source = loop.open_training(CONFIG)
   fewer = subset.at_most(source, 20, seed=0)  # of each class, as if files had been removed
@@ -62,7 +62,6 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(workdir,
   assert 'has 200 images' in caplog.text
 
 
-@pytest.mark.slow
 def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(workdir, monkeypatch, caplog):
   """A run whose data comes back with its classes in another order goes on with the outputs that it has."""
   monkeypatch.setattr(digits, '_CLASSES', DIGITS[::-1])
@@ -75,7 +74,6 @@ def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(workdir, 
   assert 'its outputs are matched with the classes of the data by name' in caplog.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('mixture', [(), (('digits:test', 1.0), ('digits:train[:50]', 2.0))])
 def test_classes_of_a_run_are_matched_by_name_or_refused(mixture):
   config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, mixture=mixture))
@@ -90,7 +88,6 @@ def test_classes_of_a_run_are_matched_by_name_or_refused(mixture):
     loop.open_training(config, DIGITS[:-1])
 
 
-@pytest.mark.slow
 def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_path):
   def config(size, **cut):
     return dataclasses.replace(
@@ -109,12 +106,3 @@ def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_p
     UserError, match=r'config\.evaluators\.test\.resize is 10 pixels, out of which no 16 × 16'
   ):
     loop.train(config((16, 16), resize=10), tmp_path, takeover=True)
-
-
-@pytest.mark.slow
-def test_takeover_that_fits_makes_the_workdir_the_new_configs(workdir):
-  faster = dataclasses.replace(CONFIG, schedule=c.ScheduleConfig(learning_rate=0.5))
-  with pytest.raises(UserError, match='or go on with this one by --takeover'):
-    loop.train(faster, workdir)
-  loop.train(faster, workdir, takeover=True)
-  assert resume.read_config(workdir).schedule.learning_rate == 0.5

@@ -14,6 +14,8 @@ from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import loop, metrics, trackers
 
+pytestmark = pytest.mark.slow
+
 needs_mlflow = pytest.mark.skipif(
   importlib.util.find_spec('mlflow') is None, reason="needs the extra 'mlflow'"
 )
@@ -40,7 +42,6 @@ def assert_has(history: dict[int, float], workdir: pathlib.Path) -> None:
   assert history == {int(line['step']): line['train/loss'] for line in lines if 'train/loss' in line} != {}
 
 
-@pytest.mark.slow
 @needs_mlflow
 def test_mlflow_has_the_metrics_and_options_of_a_run(tmp_path, monkeypatch):
   import mlflow
@@ -58,7 +59,6 @@ def test_mlflow_has_the_metrics_and_options_of_a_run(tmp_path, monkeypatch):
   )
 
 
-@pytest.mark.slow
 @needs_mlflow
 def test_mlflow_goes_on_with_a_run_that_was_stopped(tmp_path, monkeypatch):
   import mlflow
@@ -89,7 +89,6 @@ def wandb() -> Iterator[types.ModuleType]:
   package.teardown()
 
 
-@pytest.mark.slow
 def test_wandb_has_the_metrics_of_a_run_offline(tmp_path, monkeypatch, wandb):
   from wandb.proto import wandb_internal_pb2
 
@@ -134,7 +133,6 @@ def logged(file: pathlib.Path) -> Iterator[bytes]:
       record = b''
 
 
-@pytest.mark.slow
 def test_wandb_without_a_login_is_one_sentence(tmp_path, monkeypatch, wandb):
   for name in ('WANDB_MODE', 'WANDB_API_KEY'):
     monkeypatch.delenv(name, raising=False)
@@ -144,7 +142,6 @@ def test_wandb_without_a_login_is_one_sentence(tmp_path, monkeypatch, wandb):
     trackers.open_tracker(config(tracker='wandb'), tmp_path, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['wandb', 'mlflow'])
 def test_a_tracker_that_is_not_installed_names_the_extra(tmp_path, monkeypatch, name):
   monkeypatch.setattr(trackers.importlib.util, 'find_spec', lambda _: None)

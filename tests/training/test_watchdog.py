@@ -12,6 +12,8 @@ from processes import HUNG
 from vit_jax.training.watchdog import Watchdog
 from vit_jax.training.workdir import Workdir
 
+pytestmark = pytest.mark.slow
+
 STEPS = """
   import pathlib, sys, threading, time
   from vit_jax.training.watchdog import Watchdog
@@ -38,7 +40,6 @@ def run(step: str, limit: float, folder: pathlib.Path) -> subprocess.CompletedPr
   )
 
 
-@pytest.mark.slow
 def test_step_that_hangs_ends_the_process_with_the_stacks_of_its_threads(tmp_path):
   result = run('threading.Thread(target=hang).start()\n    if step == 3: hang()', 0.5, tmp_path)
   assert result.returncode == 75, result.stderr
@@ -49,7 +50,6 @@ def test_step_that_hangs_ends_the_process_with_the_stacks_of_its_threads(tmp_pat
     assert 'watchdog.py' in text
 
 
-@pytest.mark.slow
 def test_batch_of_an_evaluation_that_does_not_come_ends_the_process(tmp_path):
   step = '\n    with watchdog.paused():\n      for _ in watchdog.limited(hang() for _ in range(2)): pass'
   result = run(step, 0.5, tmp_path)
@@ -57,7 +57,6 @@ def test_batch_of_an_evaluation_that_does_not_come_ends_the_process(tmp_path):
   assert 'Reading a batch of an evaluation did not end within 0.5 s (config.step_limit)' in result.stderr
 
 
-@pytest.mark.slow
 def test_pauses_quick_steps_and_work_after_the_loop_are_not_limited(tmp_path):
   work = (
     'with watchdog.paused():\n        for _ in watchdog.limited([1]): time.sleep(3)\n        time.sleep(3)'
