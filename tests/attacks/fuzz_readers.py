@@ -57,11 +57,8 @@ def _batch(folder: str, seed: int, first: int, last: int, readers: list[str]) ->
   """The cases first … last - 1, or those up to one at which the process died or hung."""
   script = pathlib.Path(__file__).with_name('fuzz_targets.py')
   environment = os.environ | {'PYTHONPATH': str(script.parents[2]), 'JAX_PLATFORMS': 'cpu', 'NPROC': '2'}
-  environment |= {
-    'XDG_CACHE_HOME': f'{folder}/cache',
-    'MALLOC_ARENA_MAX': '2',
-    'PYTHONDONTWRITEBYTECODE': '1',
-  }
+  environment |= {'XDG_CACHE_HOME': f'{folder}/cache', 'PYTHONDONTWRITEBYTECODE': '1'}
+  environment['MALLOC_ARENA_MAX'] = '2'
   command = [sys.executable, str(script), f'{folder}/{first}', *map(str, (seed, first, last)), *readers]
   how, code = 'died', 0
   with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -97,9 +94,10 @@ def table(found: list[dict]) -> str:
   lines = ['| ' + ' | '.join(row) + ' |' for row in rows]
   lines.insert(1, '|---' + '|--:' * (len(rows[0]) - 1) + '|')
   slowest, largest = (max(line[key] for line in found) for key in ('seconds', 'MiB'))
-  lines.append(
-    f'\nThe slowest case took {slowest:.1f} s of a processor; the processes {largest:,} MiB at most.'
-  )
+  lines += [
+    '',
+    f'The slowest case took {slowest:.1f} s of a processor; the processes {largest:,} MiB at most.',
+  ]
   return '\n'.join(lines)
 
 

@@ -5,6 +5,7 @@ fuzz_readers.py, which starts it).
 """
 
 import dataclasses
+import faulthandler
 import hashlib
 import json
 import pathlib
@@ -18,6 +19,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import fuzz_images
 import mutations
 import numpy as np
 import pyarrow
@@ -53,16 +55,16 @@ class Target:
     make: writes sound files to an empty folder.
     files: those that are damaged, one a case; patterns.
     read: the values that the files of a folder give.
+    damage: what happens to the content of a file, given the other files' too.
   """
 
   make: Callable[[pathlib.Path], object]
   files: tuple[str, ...]
   read: Callable[[pathlib.Path], Any]
+  damage: Callable[[bytes, random.Random, list[bytes]], bytes] | None = None
 
 
-def write_checkpoint(
-  path: pathlib.Path, kind: str, model: ModelConfig, names: tuple[str, ...] | None
-) -> None:
+def write_checkpoint(path: pathlib.Path, kind: str, model: ModelConfig, names: tuple | None = None) -> None:
   """A model of random parameters, 16 × 16 pixels and three classes, in a format."""
   architecture = Architecture(model, (16, 16), 3, 3)
   rng = np.random.default_rng(0)
@@ -73,12 +75,12 @@ def write_checkpoint(
   writer.write(pretrained, path)
 
 
-def checkpoint(kind: str, *, with_sum: bool = True) -> Callable[[pathlib.Path], None]:
+def checkpoint(kind: str, *, summed: bool = True) -> Callable[[pathlib.Path], None]:
   def make(folder: pathlib.Path) -> None:
     model = c.ViTConfig(variant='custom', patch=8, width=16, mlp_dim=16, depth=2, heads=2)
     path = folder / ('vit.npz' if kind == 'npz' else 'model')
     write_checkpoint(path, kind, model, ('a', 'b', 'c'))
-    if not with_sum:
+    if not summed:
       (path / 'model.safetensors.sha256').unlink()
 
   return make
@@ -131,11 +133,8 @@ def zipped(folder: pathlib.Path) -> None:
 
 def csv_table(folder: pathlib.Path) -> None:
   images(folder)
-  lines = [
-    'image,label,split',
-    *(f'{name}/{n}.png,{name},train' for name in ('cat', 'dog') for n in range(6)),
-  ]
-  (folder / 'x.csv').write_text('\n'.join(lines) + '\n')
+  lines = [f'{name}/{n}.png,{name},train\n' for name in ('cat', 'dog') for n in range(6)]
+  (folder / 'x.csv').write_text(''.join(['image,label,split\n', *lines]))
 
 
 def jsonl_table(folder: pathlib.Path) -> None:
@@ -222,7 +221,7 @@ TARGETS = {
   'npz': Target(checkpoint('npz'), ('vit.npz',), read_checkpoint),
   'safetensors': Target(checkpoint('vit'), ('model/*.safetensors',), read_checkpoint),
   'safetensors, no checksum': Target(
-    checkpoint('vit', with_sum=False), ('model/*.safetensors',), read_checkpoint
+    checkpoint('vit', summed=False), ('model/*.safetensors',), read_checkpoint
   ),
   'JSON of transformers': Target(checkpoint('vit'), ('model/*.json',), read_checkpoint),
   'JSON of timm': Target(checkpoint('timm'), ('model/*.json',), read_checkpoint),
@@ -240,10 +239,12 @@ TARGETS = {
   'real.json': Target(real_labels, ('real.json',), read_real),
   'class names': Target(name_list, ('names.txt',), lambda folder: class_names.read(f'{folder}/names.txt', 3)),
   'parquet': Target(from_images(parquet_file), ('x.parquet',), read_source),
+  'images': Target(fuzz_images.write, ('*',), fuzz_images.read, fuzz_images.damaged),
 }
 
 
 def main() -> None:
+  faulthandler.enable()
   place, seed, first, last = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:5])
   names = sys.argv[5:] or list(TARGETS)
   (place / 'modules').mkdir(parents=True, exist_ok=True)
@@ -265,11 +266,15 @@ def main() -> None:
 def case(place: pathlib.Path, name: str, expected: str, seed: str) -> dict[str, Any]:
   """Damages a file, reads it, and puts it back."""
   rng, target, folder = random.Random(seed), TARGETS[name], place / str(list(TARGETS).index(name))
-  file = rng.choice(sorted(path for pattern in target.files for path in folder.glob(pattern)))
+  files = sorted(path for pattern in target.files for path in folder.glob(pattern))
+  file = rng.choice(files)
   sound = file.read_bytes()
   mark = place / 'modules' / f'{mutations.PAYLOAD}.py.ran'
   found: list[str] = []
-  file.write_bytes(mutations.mutated(sound, rng, file.suffix in ('.json', '.jsonl')))
+  if target.damage:
+    file.write_bytes(target.damage(sound, rng, [path.read_bytes() for path in files]))
+  else:
+    file.write_bytes(mutations.mutated(sound, rng, file.suffix in ('.json', '.jsonl')))
   try:
     kind, text, seconds = outcome(lambda: found.append(digest(target.read(folder))))
   finally:

@@ -139,10 +139,7 @@ CASES: dict[str, tuple[Make, str]] = {
   'an encrypted entry': (entry_edited(8, 1), 'is damaged at a '),
   'an unknown compression': (entry_edited(10, 99), 'in a compression that NumPy does not write'),
   'entries of terabytes': (sizes_of_terabytes, 'its entries are larger than the file'),
-  'zeros that unpack to half a gigabyte': (
-    unpacks_to_half_a_gigabyte,
-    'unpacks from .* which no parameters do',
-  ),
+  'a bomb of half a gigabyte': (unpacks_to_half_a_gigabyte, 'unpacks from .* which no parameters do'),
   'an entry that is twice there': (same_name_twice, 'holds a.npy twice'),
   'a line in a name': (npz({'a\nb.npy': array_file(header('(16,)'))}), r"holds a tensor called 'a\\nb.npy'"),
   'block 999999999': (vit_with('Transformer/encoderblock_999999999/x', 1), 'numbers 1000000000 blocks'),

@@ -41,9 +41,7 @@ def folder(path: str) -> None:
   kind = pathlib.Path(path, 'becomes').read_text()
   for image in pathlib.Path(path).glob('*/*.png'):
     image.unlink()
-    if kind == 'pipe':
-      os.mkfifo(image)
-    elif kind == 'device':
+    if kind == 'device':
       image.symlink_to('/dev/zero')
     else:
       image.touch()

@@ -75,10 +75,7 @@ def test_run_of_no_step_or_more_than_can_be_counted_is_refused(total):
   [
     ({'model.width': 10**6}, r'optimizer state take .* GiB on each device'),
     ({'batch_size': 2**20, 'data.image_size': (1024, 1024)}, r'config\.batch_size is 1,048,576'),
-    (
-      {'evaluators.test.batch_size': 2**20, 'data.image_size': (1024, 1024)},
-      r'evaluators\.test\.batch_size is',
-    ),
+    ({'evaluators.test.batch_size': 2**20, 'data.image_size': (1024, 1024)}, r'test\.batch_size is'),
     ({'data.prefetch': 1024, 'batch_size': 2**20, 'data.image_size': (64, 64)}, 'prefetch 1024'),
   ],
 )

@@ -57,11 +57,10 @@ def test_a_redirect_is_followed_also_when_resuming(server, status):
   assert server.ranges()[-1] == 'bytes=1000-'
 
 
-@pytest.mark.parametrize('loop', ['/model.npz', '//localhost:{port}/{number}'])
+@pytest.mark.parametrize('loop', ['/model.npz', '//localhost:{port}/there'])
 def test_a_loop_of_redirects_ends(server, tmp_path, loop):
-  server.behave = lambda request: request.send(
-    302, Location=loop.format(number=request.number, port=server.server_port)
-  )
+  loop = loop.format(port=server.server_port)
+  server.behave = lambda request: request.send(302, Location=f'{loop}?{request.number}')
   assert 'redirects more than 10 times' in refusal(tmp_path, server.url())
   assert len(server.requests) == 11
 

@@ -16,7 +16,6 @@ from PIL import Image
 from vit_jax import cli
 from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.data.sources.folder import FolderSource
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.experiments import comparison
@@ -31,26 +30,6 @@ from vit_jax.visualize import gallery
 
 # matplotlib cannot draw any of these as a formula.
 NAMES = ('$10_$20', '\\frac', r'$\frac$', '$$', '_^{', '<script>alert(1)</script>', '%s {0}', 'a\nb', '')
-
-
-@pytest.fixture(scope='module')
-def hostile_folder(tmp_path_factory):
-  """Images of a class for each name that a folder can have, and of one that is not UTF-8."""
-  root = tmp_path_factory.mktemp('images')
-  printable = [os.fsencode(name) for name in NAMES if name and name.isprintable() and '/' not in name]
-  for name in (*printable, b'caf\xe9'):
-    folder = os.path.join(os.fsencode(root), name)
-    os.mkdir(folder)
-    for file in (b'$x_$.png', b'\xff.png'):
-      Image.new('RGB', (8, 8)).save(root / 'x.png')
-      os.rename(root / 'x.png', os.path.join(folder, file))
-  return root
-
-
-def test_folders_of_any_name_are_classes_that_can_be_written_as_text(hostile_folder):
-  names = FolderSource(str(hostile_folder), 'train', val_fraction=0.5).class_names
-  assert set(names) >= {'$10_$20', '\\frac', 'caf\\xe9'}
-  assert json.loads(json.dumps(names).encode()) == list(names) and '\n'.join(names).encode()
 
 
 def test_first_batch_and_curves_draw_any_name(tmp_path):

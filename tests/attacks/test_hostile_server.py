@@ -178,9 +178,8 @@ def test_a_length_that_is_no_number_is_refused(server, tmp_path, length):
 
 @pytest.mark.parametrize('encoding', [None, 'gzip, chunked', 'identity'])
 def test_a_cut_file_without_a_length_is_refused(server, tmp_path, encoding):
-  server.behave = lambda request: request.send(
-    200, A[:50_000], Content_Length=None, Transfer_Encoding=encoding
-  )
+  headers = {'Content_Length': None, 'Transfer_Encoding': encoding}
+  server.behave = lambda request: request.send(200, A[:50_000], **headers)
   assert 'does not tell its length' in refusal(tmp_path, server.url())
 
 

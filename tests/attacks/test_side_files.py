@@ -160,40 +160,28 @@ def saved(config, tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize('content', CONFIGS)
-def test_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, caplog):
+@pytest.mark.parametrize('content', [None, *CONFIGS])
+def test_missing_or_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, caplog):
   for path in saved.glob('config.json*'):
     path.unlink()
-  (saved / 'config.json').write_bytes(content)
-  assert resume.read_config(saved) == config and 'config of the newest checkpoint' in caplog.text
-  with pytest.raises(UserError, match='another config: seed'):  # the run keeps its protection
-    claim(dataclasses.replace(config, seed=7), saved, begun=True)
-  assert (saved / 'config.json').read_bytes() == content
-  said = claim(config, saved, begun=True)
-  assert 'config.json is damaged' in said and 'config.json.damaged' in said and '\n' not in said
-  assert resume.read_config(saved) == config
-  assert (saved / 'config.json.damaged').read_bytes() == content
-
-
-def test_missing_config_beside_a_checkpoint_is_taken_from_it(saved, config, caplog):
-  for path in saved.glob('config.json*'):
-    path.unlink()
-  assert resume.read_config(saved) == config and 'config.json is missing' in caplog.text
+  path, state = saved / 'config.json', 'missing' if content is None else 'damaged'
+  if content is not None:
+    path.write_bytes(content)
+  assert resume.read_config(saved) == config and f'config.json is {state}' in caplog.text
   other = dataclasses.replace(config, seed=7)
-  with pytest.raises(UserError, match='another config: seed'):
+  with pytest.raises(UserError, match='another config: seed'):  # the run keeps its protection
     claim(other, saved, begun=True)
-  assert not (saved / 'config.json').exists()
+  assert (path.read_bytes() if path.exists() else None) == content
   said = claim(config, saved, begun=True)
-  assert 'config.json is missing; it is written again: the checkpoint has the config too.' in said
-  assert resume.read_config(saved) == config and not list(saved.glob('*.damaged'))
-  (saved / 'config.json').unlink()
+  assert f'config.json is {state}' in said and '\n' not in said
+  assert resume.read_config(saved) == config
+  assert [each.read_bytes() for each in saved.glob('*.damaged')] == ([] if content is None else [content])
+  path.unlink()
   assert 'Taking over' in claim(other, saved, begun=True, takeover=True)
 
 
 def test_missing_config_beside_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, config):
-  with pytest.raises(
-    UserError, match=r'config.json is missing and no checkpoint .* choose another --workdir'
-  ):
+  with pytest.raises(UserError, match=r'config.json is missing and no checkpoint .* another --workdir'):
     claim(config, tmp_path, begun=True)
   with pytest.raises(UserError, match='There is no run in'):
     resume.read_config(tmp_path)

@@ -106,10 +106,8 @@ def test_list_has_each_image_once_and_only_those_the_steps_needed(tmp_path):
   assert images.report(3) == {'data/bad_images': 1}
   assert images.report(7) == {'data/bad_images': 2}
   lines = [json.loads(line) for line in path.read_text().splitlines()]
-  assert lines == [
-    {'step': 2, 'name': 'a', 'error': 'a is bad.'},
-    {'step': 3, 'name': 'b', 'error': 'b is bad.'},
-  ]
+  expected = [{'step': step, 'name': name, 'error': f'{name} is bad.'} for step, name in ((2, 'a'), (3, 'b'))]
+  assert lines == expected
   assert images.report(8) == {'data/bad_images': 3}
   resumed = BadImages()
   resumed.keep_in(path, 3)

@@ -1,7 +1,6 @@
 """ImageNet-21k as image-net.org gives it out, in small: a tar of tars, with all that is wrong in it."""
 
 import csv
-import shutil
 
 import made_imagenet21k
 import numpy as np
@@ -109,14 +108,3 @@ def test_a_recipe_is_refused_where_prepared_classes_are_too_few(tmp_path):
   shard(tmp_path / 'x.tar', {'jpg': picture(0), 'cls': '1'})
   with pytest.raises(UserError, match=r'x.tar has 2 classes and not 1,000; check it, or prepare it under'):
     prepared(tmp_path / 'x.tar', tmp_path / 'set', selection=Selection(num_classes=1000))
-
-
-def test_decompressed_winter_release_is_the_same(whole, tmp_path):
-  import gzip
-
-  with open(whole, 'rb') as tar, gzip.open(tmp_path / 'winter21_whole.tar.gz', 'wb') as copy:
-    shutil.copyfileobj(tar, copy)
-  prepared(whole, tmp_path / 'a/set', selection=FULL, skip_bad=True)
-  prepared(tmp_path / 'winter21_whole.tar.gz', tmp_path / 'b/set', selection=FULL, skip_bad=True)
-  same = [name for name in files(tmp_path / 'a/set') if 'array_record' in name]
-  assert all(files(tmp_path / 'a/set')[name] == files(tmp_path / 'b/set')[name] for name in same)

@@ -93,9 +93,7 @@ PLAIN = [
   *('patch_camelyon', 'eurosat', 'resisc45', 'diabetic_retinopathy', 'dmlab'),
 ]
 CASES = [
-  *(
-    (name, {'label': number, 'coarse_label': 0, 'species': 0}, number) for name in PLAIN for number in (0, 1)
-  ),
+  *((name, {'label': n, 'coarse_label': 0, 'species': 0}, n) for name in PLAIN for n in (0, 1)),
   *(('smallnorb_azimuth', {'label_azimuth': n, 'label_elevation': 0}, n) for n in (0, 17)),
   *(('smallnorb_elevation', {'label_azimuth': 0, 'label_elevation': n}, n) for n in (0, 8)),
   *(('dsprites_location', {'label_x_position': n, 'label_y_position': 0}, n // 2) for n in range(32)),
@@ -157,10 +155,7 @@ def test_pixels_of_dsprites_are_scaled_to_black_and_white(prepared):
   ('spec', 'said'),
   [
     ('vtab:clevr', 'none of the 19 tasks of VTAB; did you mean vtab:clevr_count'),
-    (
-      'vtab:dmlab:validation',
-      'vtab:dmlab has no split .validation.; it has train, val, trainval, test, train800',
-    ),
+    ('vtab:dmlab:validation', 'has no split .validation.; it has train, val, trainval, test, train800'),
   ],
 )
 def test_wrong_task_or_split_names_those_there_are(spec, said, prepared):
