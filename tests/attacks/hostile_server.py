@@ -133,7 +133,9 @@ def get(address: str, kind: file_kinds.Kind = 'checkpoint', patience: Patience =
   return download.local_file(address, kind, patience).read_bytes()
 
 
-def refusal(tmp_path, address: str, kind: file_kinds.Kind = 'checkpoint', patience=PATIENCE) -> str:
+def refusal(
+  tmp_path, address: str, kind: file_kinds.Kind = 'checkpoint', patience: Patience = PATIENCE
+) -> str:
   """The sentence of a download that fails; then the cache has no file that a reader would take."""
   with pytest.raises(UserError) as error:
     download.local_file(address, kind, patience)

@@ -102,20 +102,6 @@ def test_folder_that_just_changed_is_not_kept(root, scans, monkeypatch):
   assert len(scans) == 2
 
 
-def test_damaged_or_unwritable_cache_is_done_without(root, scans, tmp_path, monkeypatch, caplog):
-  paths(root, 'train')
-  (kept,) = (tmp_path / 'cache/vit_jax/folders').iterdir()
-  for content in (kept.read_bytes()[:-100], b'', b'PK'):
-    kept.write_bytes(content)
-    assert paths(root, 'train') == ALL
-  assert len(scans) == 4
-  (tmp_path / 'file').touch()
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-  assert paths(root, 'train') == ALL
-  assert 'is not kept for the next run ([Errno 20] Not a directory' in caplog.text
-  assert {record.name for record in caplog.records} == {'vit_jax.foundation.cache'}
-
-
 def test_names_that_are_not_utf8_are_kept(root, scans):
   os.close(os.open(os.fsencode(root) + b'/train/a/\xff\xe9.jpg', os.O_CREAT))
   settle()
