@@ -108,6 +108,11 @@ CASES: dict[str, tuple[Make, str]] = {
   'a bias that is a text': (changed('vit', qkv_bias='no'), "qkv_bias 'no', which must be true or false"),
   'a kind that is deep': (changed('vit', model_type=NESTED), 'model_type'),
   'names that are deep': (changed('vit', id2label={'0': NESTED, '1': 'b', '2': 'c'}), 'id2label'),
+  'names of half a character': (
+    changed('vit', id2label={'0': '\ud800', '1': 'b', '2': 'c'}),
+    'id2label .* must be an object of texts',
+  ),
+  'a kind of half a character': (changed('vit', model_type='\udfff'), 'model_type .* must be a short text'),
   'a deep config': (replaced_by('config.json', deep), 'too deeply nested'),
   'a config that is a pipe': (replaced_by('config.json', os.mkfifo), 'config.json is not a regular'),
   'a config without end': (replaced_by('config.json', endless), 'config.json is not a regular'),

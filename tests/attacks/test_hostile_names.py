@@ -20,9 +20,7 @@ from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.experiments import comparison
 from vit_jax.experiments.report import Summary
-from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.training import figures
 from vit_jax.transfer import figure
 from vit_jax.transfer.lines import Line
@@ -100,15 +98,6 @@ def test_output_is_of_names_of_any_bytes(monkeypatch):
   monkeypatch.setattr(sys, 'exit', lambda code: None)
   assert cli._exit_code(lambda: print(os.fsdecode(b'caf\xe9')), ['command'], False) == 0
   assert written.getvalue() == b'caf\\udce9\n'
-
-
-def test_half_a_character_in_json_is_no_name(tmp_path):
-  (tmp_path / 'config.json').write_text(r'{"id2label": {"0": "\ud800"}, "model_type": "\udfff"}')
-  values = JsonObject.read(tmp_path / 'config.json')
-  with pytest.raises(UserError, match=r'id2label .* must be an object of texts'):
-    values.class_names(1)
-  with pytest.raises(UserError, match=r'model_type .* must be a short text'):
-    values.text('model_type')
 
 
 @pytest.mark.slow

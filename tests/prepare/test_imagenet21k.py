@@ -55,15 +55,6 @@ def test_classes_are_the_sorted_synsets_and_images_their_files(whole, tmp_path):
   assert {row['group'] for row in copies} == {'0'}
 
 
-def test_merged_copies_are_one_record_with_the_labels_of_all(whole, tmp_path):
-  result = prepared(whole, tmp_path / 'set', selection=FULL, skip_bad=True, merge_copies=True)
-  assert result.longest == 2
-  source = open_source(f'tfds:{tmp_path / "set"}', 'full', data=DataConfig(max_labels=2))
-  found = [source[k] for k in range(len(source))]
-  assert len(found) == len({record.image for record in found}) == SYNSETS * IMAGES - 2
-  assert [list(record.label) for record in found if len(record.label) > 1] == [[6, 7]]
-
-
 @pytest.mark.parametrize('merge_copies', [False, True])
 def test_killed_preparations_end_in_the_same_bytes(tmp_path, monkeypatch, merge_copies):
   """Shards of a MiB; with merging, the kills fall before and after the merges are written down."""
