@@ -162,7 +162,7 @@ def saved(config, tmp_path_factory):
 
 @pytest.mark.parametrize('content', [None, *CONFIGS])
 def test_missing_or_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, caplog):
-  for path in saved.glob('config.json*'):
+  for path in [*saved.glob('config.json*'), *saved.glob('takeover.json')]:
     path.unlink()
   path, state = saved / 'config.json', 'missing' if content is None else 'damaged'
   if content is not None:
