@@ -12,24 +12,14 @@ import collections
 import json
 import os
 import pathlib
-import select
 import subprocess
 import sys
 import tempfile
 
-OUTCOMES = (
-  'same values',
-  'one sentence',
-  'other values',
-  'no sentence',
-  'traceback',
-  'hang',
-  'died',
-  'code ran',
-)
-BAD = OUTCOMES[3:]
-PATIENCE = 300  # seconds on the clock without a line, after which a process counts as hanging
+BAD = ('no sentence', 'traceback', 'hang', 'died', 'code ran')
+OUTCOMES = ('same values', 'one sentence', 'other values', *BAD)
 BATCH = 1000  # cases of a process
+PATIENCE = 900  # seconds on the clock, after which the process of a batch counts as hanging
 
 
 def main() -> None:
@@ -67,37 +57,22 @@ def _batch(folder: str, seed: int, first: int, last: int, readers: list[str]) ->
   """The cases first … last - 1, or those up to one at which the process died or hung."""
   script = pathlib.Path(__file__).with_name('fuzz_targets.py')
   environment = os.environ | {'PYTHONPATH': str(script.parents[2]), 'JAX_PLATFORMS': 'cpu', 'NPROC': '2'}
-  environment |= {
-    'XDG_CACHE_HOME': f'{folder}/cache',
-    'MALLOC_ARENA_MAX': '2',
-    'PYTHONDONTWRITEBYTECODE': '1',
-  }
-  with (
-    tempfile.TemporaryFile() as errors,
-    subprocess.Popen(
-      [sys.executable, str(script), f'{folder}/{first}', *map(str, (seed, first, last)), *readers],
-      env=environment,
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.PIPE,
-      stderr=errors,
-    ) as process,
-  ):
-    assert process.stdout is not None
-    lines, how = b'', 'died'
-    while True:
-      if not select.select([process.stdout], [], [], PATIENCE)[0]:
-        process.kill()
-        how = 'hang'
-        break
-      part = os.read(process.stdout.fileno(), 2**16)
-      if not part:
-        break
-      lines += part
-    process.wait()
-    errors.seek(0)
+  environment |= {'XDG_CACHE_HOME': f'{folder}/cache', 'PYTHONDONTWRITEBYTECODE': '1'}
+  environment['MALLOC_ARENA_MAX'] = '2'
+  command = [sys.executable, str(script), f'{folder}/{first}', *map(str, (seed, first, last)), *readers]
+  how, code = 'died', 0
+  with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    try:
+      code = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, timeout=PATIENCE
+      ).returncode
+    except subprocess.TimeoutExpired:
+      how = 'hang'
+    for file in (output, errors):
+      file.seek(0)
+    found = [json.loads(line) for line in output if line.startswith(b'{')]  # libraries print too
     said = errors.read().decode(errors='replace')[-2000:]
-  found = [json.loads(line) for line in lines.splitlines() if line.startswith(b'{')]  # libraries print too
-  if not found and process.returncode:
+  if not found and code:
     raise RuntimeError(said)
   if first + len(found) < last:
     case = f'{seed}/{first + len(found)}'
@@ -119,13 +94,11 @@ def table(found: list[dict]) -> str:
   lines = ['| ' + ' | '.join(row) + ' |' for row in rows]
   lines.insert(1, '|---' + '|--:' * (len(rows[0]) - 1) + '|')
   slowest, largest = (max(line[key] for line in found) for key in ('seconds', 'MiB'))
-  return '\n'.join(
-    [
-      *lines,
-      '',
-      f'The slowest case took {slowest:.1f} s of a processor; the processes {largest:,} MiB at most.',
-    ]
-  )
+  lines += [
+    '',
+    f'The slowest case took {slowest:.1f} s of a processor; the processes {largest:,} MiB at most.',
+  ]
+  return '\n'.join(lines)
 
 
 if __name__ == '__main__':

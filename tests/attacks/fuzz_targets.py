@@ -5,6 +5,7 @@ fuzz_readers.py, which starts it).
 """
 
 import dataclasses
+import faulthandler
 import hashlib
 import json
 import pathlib
@@ -18,6 +19,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import fuzz_images
 import mutations
 import numpy as np
 import pyarrow
@@ -32,7 +34,7 @@ from vit_jax.data.sources import folder_listing, open_source
 from vit_jax.evaluation.real_labels import RealLabels
 from vit_jax.foundation import json_lines, pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.base import Architecture
+from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.prepare import archives, processes, run, shards
 from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.listing import Listing
@@ -41,10 +43,8 @@ from vit_jax.pretrained.base import Pretrained
 from vit_jax.training import resume
 from vit_jax.training.metrics import read_metrics
 
-MEMORY = (
-  3 * 2**30
-)  # bytes of address space beyond what the process has; threads of array_record take much of it
-SECONDS = 60
+# Bytes of address space beyond what the process has; threads of array_record take much of it.
+MEMORY = 3 * 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,26 +55,33 @@ class Target:
     make: writes sound files to an empty folder.
     files: those that are damaged, one a case; patterns.
     read: the values that the files of a folder give.
+    damage: what happens to the content of a file, given the other files' too.
   """
 
   make: Callable[[pathlib.Path], object]
   files: tuple[str, ...]
   read: Callable[[pathlib.Path], Any]
+  damage: Callable[[bytes, random.Random, list[bytes]], bytes] | None = None
 
 
-def checkpoint(kind: str, *, with_sum: bool = True) -> Callable[[pathlib.Path], None]:
+def write_checkpoint(path: pathlib.Path, kind: str, model: ModelConfig, names: tuple | None = None) -> None:
+  """A model of random parameters, 16 × 16 pixels and three classes, in a format."""
+  architecture = Architecture(model, (16, 16), 3, 3)
+  rng = np.random.default_rng(0)
+  shapes = architecture.shapes()
+  params = {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+  pretrained = Pretrained(architecture, pytrees.unflatten(params), Preprocess((16, 16)), names)
+  writer, _ = formats.written_by(kind, pretrained)
+  writer.write(pretrained, path)
+
+
+def checkpoint(kind: str, *, summed: bool = True) -> Callable[[pathlib.Path], None]:
   def make(folder: pathlib.Path) -> None:
     model = c.ViTConfig(variant='custom', patch=8, width=16, mlp_dim=16, depth=2, heads=2)
-    architecture = Architecture(model, (16, 16), 3, 3)
-    rng = np.random.default_rng(0)
-    params = {
-      path: rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in architecture.shapes().items()
-    }
-    pretrained = Pretrained(architecture, pytrees.unflatten(params), Preprocess((16, 16)), ('a', 'b', 'c'))
-    writer, _ = formats.written_by(kind, pretrained)
-    writer.write(pretrained, folder / ('vit.npz' if kind == 'npz' else 'model'))
-    if not with_sum:
-      (folder / 'model/model.safetensors.sha256').unlink()
+    path = folder / ('vit.npz' if kind == 'npz' else 'model')
+    write_checkpoint(path, kind, model, ('a', 'b', 'c'))
+    if not summed:
+      (path / 'model.safetensors.sha256').unlink()
 
   return make
 
@@ -84,6 +91,17 @@ def read_checkpoint(folder: pathlib.Path) -> Any:
   found = formats.read(path if path.exists() else folder / 'model')
   arrays = [(name, array.tobytes()) for name, array in sorted(pytrees.flatten(found.params).items())]
   return found.architecture, found.preprocess, found.class_names, arrays
+
+
+def from_images(pack: Callable[[pathlib.Path], object]) -> Callable[[pathlib.Path], None]:
+  """What is made from the images of a folder, which are removed."""
+
+  def make(folder: pathlib.Path) -> None:
+    images(folder / 'images')
+    pack(folder)
+    shutil.rmtree(folder / 'images')
+
+  return make
 
 
 def images(folder: pathlib.Path) -> None:
@@ -96,10 +114,8 @@ def images(folder: pathlib.Path) -> None:
 
 
 def tar(folder: pathlib.Path) -> None:
-  images(folder / 'images')
   with tarfile.open(folder / 'x.tar', 'w') as archive:
     archive.add(folder / 'images', 'images')
-  shutil.rmtree(folder / 'images')
 
 
 def packed_tar(folder: pathlib.Path) -> None:
@@ -110,20 +126,15 @@ def packed_tar(folder: pathlib.Path) -> None:
 
 
 def zipped(folder: pathlib.Path) -> None:
-  images(folder / 'images')
   with zipfile.ZipFile(folder / 'x.zip', 'w', zipfile.ZIP_DEFLATED) as archive:
     for path in sorted((folder / 'images').rglob('*.png')):
       archive.write(path, path.relative_to(folder / 'images').as_posix())
-  shutil.rmtree(folder / 'images')
 
 
 def csv_table(folder: pathlib.Path) -> None:
   images(folder)
-  lines = [
-    'image,label,split',
-    *(f'{name}/{n}.png,{name},train' for name in ('cat', 'dog') for n in range(6)),
-  ]
-  (folder / 'x.csv').write_text('\n'.join(lines) + '\n')
+  lines = [f'{name}/{n}.png,{name},train\n' for name in ('cat', 'dog') for n in range(6)]
+  (folder / 'x.csv').write_text(''.join(['image,label,split\n', *lines]))
 
 
 def jsonl_table(folder: pathlib.Path) -> None:
@@ -149,10 +160,8 @@ def read_source(folder: pathlib.Path) -> Any:
 
 
 def prepared(folder: pathlib.Path) -> None:
-  images(folder / 'images')
   processes.run = lambda jobs, workers, done: [shards.write(job) for job in jobs]  # in this process
   run.prepare(str(folder / 'images'), str(folder / 'set'), run.Options(shrinking=Shrinking(), shard_mib=1))
-  shutil.rmtree(folder / 'images')
   (folder / 'set/SHA256SUMS').unlink()
 
 
@@ -198,12 +207,10 @@ def read_real(folder: pathlib.Path) -> Any:
 
 def parquet_file(folder: pathlib.Path) -> None:
   """One image a row, as Hugging Face writes them."""
-  images(folder / 'images')
   paths = sorted((folder / 'images').rglob('*.png'))
   cells = [{'bytes': path.read_bytes(), 'path': path.name} for path in paths]
   table = pyarrow.table({'image': cells, 'label': [path.parent.name for path in paths]})
   pyarrow.parquet.write_table(table, folder / 'x.parquet')
-  shutil.rmtree(folder / 'images')
 
 
 def name_list(folder: pathlib.Path) -> None:
@@ -214,16 +221,16 @@ TARGETS = {
   'npz': Target(checkpoint('npz'), ('vit.npz',), read_checkpoint),
   'safetensors': Target(checkpoint('vit'), ('model/*.safetensors',), read_checkpoint),
   'safetensors, no checksum': Target(
-    checkpoint('vit', with_sum=False), ('model/*.safetensors',), read_checkpoint
+    checkpoint('vit', summed=False), ('model/*.safetensors',), read_checkpoint
   ),
   'JSON of transformers': Target(checkpoint('vit'), ('model/*.json',), read_checkpoint),
   'JSON of timm': Target(checkpoint('timm'), ('model/*.json',), read_checkpoint),
-  'features.json': Target(prepared, ('set/features.json',), read_prepared),
-  'dataset_info.json': Target(prepared, ('set/dataset_info.json',), read_prepared),
-  'array_record': Target(prepared, ('set/*.array_record*',), read_prepared),
-  'tar': Target(tar, ('x.tar',), read_source),
-  'tar in tar.gz': Target(packed_tar, ('x.tar.gz',), read_source),
-  'zip': Target(zipped, ('x.zip',), read_source),
+  'features.json': Target(from_images(prepared), ('set/features.json',), read_prepared),
+  'dataset_info.json': Target(from_images(prepared), ('set/dataset_info.json',), read_prepared),
+  'array_record': Target(from_images(prepared), ('set/*.array_record*',), read_prepared),
+  'tar': Target(from_images(tar), ('x.tar',), read_source),
+  'tar in tar.gz': Target(from_images(packed_tar), ('x.tar.gz',), read_source),
+  'zip': Target(from_images(zipped), ('x.zip',), read_source),
   'CSV': Target(csv_table, ('x.csv',), read_source),
   'metadata.jsonl': Target(jsonl_table, ('metadata.jsonl',), read_source),
   'cache of a listing': Target(listing, ('cache/folders/*.npz',), read_listing),
@@ -231,11 +238,13 @@ TARGETS = {
   'metrics.jsonl': Target(metrics_file, ('metrics.jsonl',), read_metrics),
   'real.json': Target(real_labels, ('real.json',), read_real),
   'class names': Target(name_list, ('names.txt',), lambda folder: class_names.read(f'{folder}/names.txt', 3)),
-  'parquet': Target(parquet_file, ('x.parquet',), read_source),
+  'parquet': Target(from_images(parquet_file), ('x.parquet',), read_source),
+  'images': Target(fuzz_images.write, ('*',), fuzz_images.read, fuzz_images.damaged),
 }
 
 
 def main() -> None:
+  faulthandler.enable()
   place, seed, first, last = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:5])
   names = sys.argv[5:] or list(TARGETS)
   (place / 'modules').mkdir(parents=True, exist_ok=True)
@@ -257,13 +266,17 @@ def main() -> None:
 def case(place: pathlib.Path, name: str, expected: str, seed: str) -> dict[str, Any]:
   """Damages a file, reads it, and puts it back."""
   rng, target, folder = random.Random(seed), TARGETS[name], place / str(list(TARGETS).index(name))
-  file = rng.choice(sorted(path for pattern in target.files for path in folder.glob(pattern)))
+  files = sorted(path for pattern in target.files for path in folder.glob(pattern))
+  file = rng.choice(files)
   sound = file.read_bytes()
   mark = place / 'modules' / f'{mutations.PAYLOAD}.py.ran'
   found: list[str] = []
-  file.write_bytes(mutations.mutated(sound, rng, file.suffix in ('.json', '.jsonl')))
+  if target.damage:
+    file.write_bytes(target.damage(sound, rng, [path.read_bytes() for path in files]))
+  else:
+    file.write_bytes(mutations.mutated(sound, rng, file.suffix in ('.json', '.jsonl')))
   try:
-    kind, text, seconds = outcome(lambda: found.append(digest(target.read(folder))), SECONDS)
+    kind, text, seconds = outcome(lambda: found.append(digest(target.read(folder))))
   finally:
     file.write_bytes(sound)
   if kind == 'read':

@@ -6,7 +6,7 @@ import struct
 import zipfile
 
 import numpy as np
-from hostile_folders import Make, copy_of
+from hostile_folders import Make, folder_with
 
 
 def npz(entries: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Make:
@@ -96,83 +96,61 @@ def entry_edited(offset: int, value: int) -> Make:
   return make
 
 
-FILES: dict[str, tuple[Make, str]] = {
+def at(path: str) -> Make:
+  """What is there already."""
+  return lambda folder, sound: pathlib.Path(path)
+
+
+def pipe(name: str) -> Make:
+  def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
+    os.mkfifo(folder / name)
+    return folder / name
+
+  return make
+
+
+def file(name: str, content: bytes, size: int | None = None) -> Make:
+  """A file, filled with zeros (which take no space) to a size."""
+
+  def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
+    (folder / name).write_bytes(content)
+    if size is not None:
+      os.truncate(folder / name, size)
+    return folder / name
+
+  return make
+
+
+def pipe_in_a_run(copy: pathlib.Path) -> None:
+  (copy / 'checkpoints/0/meta/metadata').unlink()
+  os.mkfifo(copy / 'checkpoints/0/meta/metadata')
+
+
+CASES: dict[str, tuple[Make, str]] = {
   'a header of parentheses': (npz({'a.npy': array_file('(' * 9000)}), 'is damaged at a '),
-  'a header of nested lists': (npz({'a.npy': array_file(header('[' * 300 + ']' * 300))}), 'is damaged at a '),
   'a header of digits': (npz({'a.npy': array_file(header('(' + '9' * 900 + ',)'))}), 'is damaged at a '),
-  'a header of signs': (npz({'a.npy': array_file(header('-' * 800 + '1'))}), 'is damaged at a '),
-  'a header of nothing': (npz({'a.npy': array_file('')}), 'is damaged at a '),
   'a header of version 9': (npz({'a.npy': array_file(header('(16,)'), (9, 9))}), 'is damaged at a '),
-  'a negative shape': (npz({'a.npy': array_file(header('(-16,)'))}), 'is damaged at a .*negative'),
   'negative twice': (npz({'a.npy': array_file(header('(-4, -4)'))}), 'is damaged at a .*negative'),
-  'a fractional shape': (npz({'a.npy': array_file(header('(1.5,)'))}), 'is damaged at a '),
   'a shape of terabytes': (npz({'a.npy': array_file(header('(10**12,)'))}), 'is damaged at a '),
   '400 dimensions': (npz({'a.npy': array_file(header('(' + '1,' * 400 + ')'))}), 'holds no Vision'),
   'objects': (npz({'a.npy': array_file(header('(1,)', '|O'))}), 'a pickle, which could run code'),
   'a record': (npz({'a.npy': array_file(header('(1,)', '[("a", "O")]'))}), 'is damaged at a '),
   'a zip of version 99': (entry_edited(6, 99), 'cut short, damaged'),
   'an encrypted entry': (entry_edited(8, 1), 'is damaged at a '),
-  'an unknown compression': (entry_edited(10, 99), 'is damaged at a.npy'),
-  'LZMA': (npz({'a.npy': array_file(header('(16,)'))}, zipfile.ZIP_LZMA), 'is damaged at a.npy'),
-  'entries of terabytes': (sizes_of_terabytes, 'as no parameters do'),
-  'zeros that unpack to half a gigabyte': (
-    unpacks_to_half_a_gigabyte,
-    'unpacks from .* as no parameters do',
-  ),
-  'an entry that is twice there': (same_name_twice, 'holds an array twice'),
+  'an unknown compression': (entry_edited(10, 99), 'in a compression that NumPy does not write'),
+  'entries of terabytes': (sizes_of_terabytes, 'its entries are larger than the file'),
+  'a bomb of half a gigabyte': (unpacks_to_half_a_gigabyte, 'unpacks from .* which no parameters do'),
+  'an entry that is twice there': (same_name_twice, 'holds a.npy twice'),
   'a line in a name': (npz({'a\nb.npy': array_file(header('(16,)'))}), r"holds a tensor called 'a\\nb.npy'"),
-  'a name of a kilobyte': (npz({'a' * 1000 + '.npy': array_file(header('(16,)'))}), 'holds a tensor called'),
   'block 999999999': (vit_with('Transformer/encoderblock_999999999/x', 1), 'numbers 1000000000 blocks'),
-  'a block of 5,000 digits': (vit_with(f'Transformer/encoderblock_{"9" * 150}/x', 1), 'that no model'),
+  'a block of 150 digits': (vit_with(f'Transformer/encoderblock_{"9" * 150}/x', 1), 'belongs to no model'),
   'stage 999999999': (resnet_with('resnet/block999999999/unit01/a'), 'numbers 999999999 stages'),
   'unit 999999999': (resnet_with('resnet/block1/unit999999999/a'), 'numbers 999999999 units'),
-  'a head of no classes': (vit_with('head/kernel', 32, 0), 'it has no elements'),
   'patches of no pixels': (vit_with('embedding/kernel', 0, 0, 3, 32), 'it has no elements'),
-}
-
-
-# What is no file at all, and runs.
-
-
-def at(path: str) -> Make:
-  def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(path)
-
-  return make
-
-
-def pipe(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
-  os.mkfifo(folder / 'x.npz')
-  return folder / 'x.npz'
-
-
-def file_of(name: str) -> Make:
-  def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
-    (folder / name).write_bytes(b'x' * 100)
-    return folder / name
-
-  return make
-
-
-def run_with_pipe(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
-  copy = copy_of('run', folder, sound)
-  (metadata,) = (copy / 'checkpoints/0/meta').glob('metadata')
-  metadata.unlink()
-  os.mkfifo(metadata)
-  return copy
-
-
-OTHERS: dict[str, tuple[Make, str]] = {
-  'zeros without end': (at('/dev/zero'), '/dev/zero is not a regular file'),
-  'random numbers without end': (at('/dev/urandom'), 'is not a regular file'),
-  'a terminal': (at('/dev/tty'), 'is not a regular file|There is no checkpoint'),
-  'a pipe': (pipe, 'is not a regular file'),
-  'ONNX': (file_of('x.onnx'), 'x.onnx is an ONNX file, which vit_jax does not read; use the checkpoint'),
-  'GGUF': (
-    file_of('x.gguf'),
-    'x.gguf is a file of llama.cpp, which vit_jax does not read; use the checkpoint',
-  ),
-  'Keras': (file_of('x.h5'), r'x.h5 is a file of Keras, .* python -c .*from_tf=True.* makes'),
-  "PyTorch's pickle": (file_of('x.pth'), r'a PyTorch pickle \(it could run code\)'),
-  'a run with a pipe': (run_with_pipe, 'is not a regular file'),
+  'numbers without end': (at('/dev/zero'), '/dev/zero is not a regular file'),
+  'a pipe': (pipe('x.npz'), 'is not a regular file'),
+  'a run with a pipe': (folder_with('run', pipe_in_a_run), 'is not a regular file'),
+  'Keras': (file('x.h5', b'x' * 100), r'x.h5 is a file of Keras, .* python -c .*from_tf=True.* makes'),
+  "PyTorch's pickle": (file('x.pth', b'x' * 100), r'a PyTorch pickle \(it could run code\)'),
+  'GGUF': (file('x.gguf', b'x' * 100), 'x.gguf is a file of llama.cpp, which vit_jax does not read; use'),
 }

@@ -5,11 +5,10 @@ import os
 import pathlib
 import tarfile
 import zipfile
-from collections.abc import Callable
 
+from hostile_files import at, file, pipe
+from hostile_folders import Make
 from PIL import Image
-
-Make = Callable[[pathlib.Path], pathlib.Path]  # an empty folder -> the path to read
 
 
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -19,36 +18,12 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
   return member.tobuf(tarfile.USTAR_FORMAT)
 
 
-def file(name: str, content: bytes, size: int | None = None) -> Make:
-  """A file, filled with zeros (which take no space) to a size."""
-
-  def make(folder: pathlib.Path) -> pathlib.Path:
-    (folder / name).write_bytes(content)
-    if size is not None:
-      os.truncate(folder / name, size)
-    return folder / name
-
-  return make
-
-
-def pipe(name: str) -> Make:
-  def make(folder: pathlib.Path) -> pathlib.Path:
-    os.mkfifo(folder / name)
-    return folder / name
-
-  return make
-
-
-def at(path: str) -> Make:
-  return lambda folder: pathlib.Path(path)
-
-
 def metadata(make: Make) -> Make:
   """The folder of a file, which is its metadata.jsonl."""
-  return lambda folder: make(folder).parent
+  return lambda folder, sound: make(folder, sound).parent
 
 
-def unpacks_to_a_thousandfold(folder: pathlib.Path) -> pathlib.Path:
+def unpacks_to_a_thousandfold(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
   with gzip.open(folder / 'x.tar.gz', 'wb') as packed:
     packed.write(header('a/x.png', 2**28))
     for _ in range(256):
@@ -56,7 +31,7 @@ def unpacks_to_a_thousandfold(folder: pathlib.Path) -> pathlib.Path:
   return folder / 'x.tar.gz'
 
 
-def negative_size(folder: pathlib.Path) -> pathlib.Path:
+def negative_size(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
   block = bytearray(header('a/x.png', 0))
   block[124:136] = b'\xff' * 12
   block[148:156] = b' ' * 8
@@ -65,7 +40,7 @@ def negative_size(folder: pathlib.Path) -> pathlib.Path:
   return folder / 'x.tar'
 
 
-def overlapping_tars(folder: pathlib.Path) -> pathlib.Path:
+def overlapping_tars(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
   """Each tar in a tar is cut short, and what follows it belongs to one of its members as well: 2^40 members."""
   count = 40
   end = count * 1024 + 1024
@@ -76,7 +51,7 @@ def overlapping_tars(folder: pathlib.Path) -> pathlib.Path:
   return folder / 'x.tar'
 
 
-def large_directory(folder: pathlib.Path) -> pathlib.Path:
+def large_directory(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
   """A zip whose directory is said to have a terabyte, of a sparse file that has."""
   path = folder / 'x.zip'
   with zipfile.ZipFile(path, 'w') as archive:
@@ -91,7 +66,7 @@ def large_directory(folder: pathlib.Path) -> pathlib.Path:
 def images(kind: str) -> Make:
   """A folder of two classes, whose images become something else once they are listed (`read_sources.py`)."""
 
-  def make(folder: pathlib.Path) -> pathlib.Path:
+  def make(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
     for name in 'ab':
       (folder / name).mkdir()
       Image.new('RGB', (4, 4)).save(folder / name / 'x.png')
@@ -103,80 +78,34 @@ def images(kind: str) -> Make:
 
 
 TERABYTE = 2**40
-CASES: dict[str, tuple[str, Make, str]] = {
-  'tar.gz: bomb': ('prepare', unpacks_to_a_thousandfold, 'unpacks to more than 100 times its size'),
-  'tar: a name of gigabytes': (
-    'prepare',
-    file('x.tar', header('x', 2**33 - 512, b'L'), 2**33),
-    'more than 256 MiB',
-  ),
-  'tar: a header of gigabytes': (
-    'prepare',
-    file('x.tar', header('x', 2**33 - 512, b'x'), 2**33),
-    'more than 256 MiB',
-  ),
-  'tar: a negative size': ('prepare', negative_size, 'damaged at byte 0'),
+ABOVE = b'{"file_name": "../x.png", "label": 1}\n'
+PREPARED: dict[str, tuple[Make, str]] = {
+  'tar.gz: bomb': (unpacks_to_a_thousandfold, 'unpacks to more than 100 times its size'),
+  'tar: a name of gigabytes': (file('x.tar', header('x', 2**33 - 512, b'L'), 2**33), 'more than 256 MiB'),
+  'tar: a negative size': (negative_size, 'damaged at byte 0'),
   'tar: a thousand in each other': (
-    'prepare',
     file('x.tar', b''.join(header('a.tar', 10**7) for _ in range(5000)), 10**8),
     'cannot be read as an archive',
   ),
-  'tar: overlapping': ('prepare', overlapping_tars, 'cannot be read as an archive|has no images'),
-  'tar: a pipe': ('prepare', pipe('x.tar'), 'it is not a regular file'),
-  'tar: zeros without end': ('prepare', at('/dev/zero'), 'it is not a regular file'),
-  'zip: a directory of gigabytes': (
-    'prepare',
-    large_directory,
-    'cannot be read as an archive|neither a tar nor',
-  ),
-  'zip: a pipe': ('prepare', pipe('x.zip'), 'it is not a regular file'),
-  'csv: a pipe': ('prepare', pipe('x.csv'), 'it is not a regular file'),
-  'csv: one line of a terabyte': (
-    'prepare',
-    file('x.csv', b'image,label\n', TERABYTE),
-    'a line of more than',
-  ),
-  'csv: a header of a terabyte': ('prepare', file('x.csv', b'', TERABYTE), 'a line of more than'),
-  'csv: a long cell': (
-    'prepare',
-    file('x.csv', b'image,label\nx.png,' + b'x' * 300_000),
-    'field larger than',
-  ),
-  'csv: a quote that stays open': (
-    'prepare',
-    file('x.csv', b'image,label\n"x' + b'\nx,y' * 10**5),
-    'field larger than',
-  ),
-  'csv: a zero in a path': (
-    'prepare',
-    file('x.csv', b'image,label\nx\0.png,y\n'),
-    'line 2 has no path of an image',
-  ),
-  'csv: no UTF-8': ('prepare', file('x.csv', b'image,label\nx.png,\xff\n'), "codec can't decode"),
-  'jsonl: one line of a terabyte': (
-    'prepare',
-    metadata(file('metadata.jsonl', b'', TERABYTE)),
-    'a line of more than',
-  ),
-  'jsonl: deep': ('prepare', metadata(file('metadata.jsonl', b'[' * 10**5)), 'cannot be read near line 1'),
-  'jsonl: a pipe': ('prepare', metadata(pipe('metadata.jsonl')), 'it is not a regular file'),
-  'jsonl: a file above': (
-    'prepare',
-    metadata(file('metadata.jsonl', b'{"file_name": "../x.png", "label": 1}\n')),
-    'which is not below its folder',
-  ),
-  'names: a pipe': ('names', pipe('x.txt'), 'it is not a regular file'),
+  'tar: overlapping': (overlapping_tars, 'cannot be read as an archive|has no images'),
+  'tar: a pipe': (pipe('x.tar'), 'it is a named pipe'),
+  'tar: zeros without end': (at('/dev/zero'), 'it is a device'),
+  'zip: a directory of gigabytes': (large_directory, 'cannot be read as an archive|neither a tar nor'),
+  'csv: a pipe': (pipe('x.csv'), 'it is a named pipe'),
+  'csv: one line of a terabyte': (file('x.csv', b'image,label\n', TERABYTE), 'a line of more than'),
+  'csv: an open quote': (file('x.csv', b'image,label\n"x' + b'\nx,y' * 10**5), 'field larger than'),
+  'csv: a zero in a path': (file('x.csv', b'image,label\nx\0.png,y\n'), 'line 2 has no path of an image'),
+  'jsonl: deep': (metadata(file('metadata.jsonl', b'[' * 10**5)), 'cannot be read near line 1'),
+  'jsonl: a file above': (metadata(file('metadata.jsonl', ABOVE)), 'which is not below its folder'),
+}
+OTHERS: dict[str, tuple[str, Make, str]] = {
   'names: zeros without end': ('names', at('/dev/zero'), 'it is not a regular file'),
   'names: a terabyte': ('names', file('x.txt', b'', TERABYTE), 'more than 64 MiB'),
   'names: no UTF-8': ('names', file('x.txt', b'caf\xe9\n'), 'give a text in UTF-8'),
-  'names: a folder': ('names', at('/'), 'it is not a regular file'),
-  'ReaL: a pipe': ('real', pipe('x.json'), 'it is not a regular file'),
   'ReaL: zeros without end': ('real', at('/dev/zero'), 'it is not a regular file'),
   'ReaL: deep': ('real', file('x.json', b'[' * 10**5), 'cannot be read from'),
-  'ReaL: a terabyte': ('real', file('x.json', b'', TERABYTE), 'more than 64 MiB'),
-  'image: a pipe': ('images', pipe('x.png'), 'not a regular file'),
   'image: zeros without end': ('images', at('/dev/zero'), 'not a regular file'),
-  'folder: images that become pipes': ('folder', images('pipe'), 'it is not a regular file'),
   'folder: images that become devices': ('folder', images('device'), 'it is not a regular file'),
   'folder: images that become terabytes': ('folder', images('terabyte'), 'more than 256 MiB'),
 }
+CASES = {name: ('prepare', *case) for name, case in PREPARED.items()} | OTHERS

@@ -13,15 +13,8 @@ _HOSTILE: tuple[Any, ...] = (
   *([], {}, [None], [[]], {'': ''}, [10**9] * 3, {'type': f'{PAYLOAD}.Text'}),
 )
 _WORDS = (
-  b'\0' * 4,
-  b'\xff' * 4,
-  b'\xff' * 8,
-  b'\x7f' + b'\xff' * 7,
-  b'\0' * 512,
-  b'"',
-  b'[' * 200,
-  b'\n',
-  b',',
+  *(b'\0' * 4, b'\xff' * 4, b'\xff' * 8, b'\x7f' + b'\xff' * 7, b'\0' * 512),
+  *(b'"', b'[' * 200, b'\n', b','),
 )
 
 
@@ -73,31 +66,6 @@ def _flip(content: bytes, rng: random.Random) -> bytes:
   return bytes(changed)
 
 
-def _span(content: bytes, rng: random.Random) -> tuple[int, int]:
-  first = rng.randrange(len(content))
-  return first, min(first + rng.choice((1, 2, 4, 16, 200, 5000)), len(content))
-
-
-def _overwrite(content: bytes, rng: random.Random) -> bytes:
-  first, last = _span(content, rng)
-  return content[:first] + rng.randbytes(last - first) + content[last:]
-
-
-def _zero(content: bytes, rng: random.Random) -> bytes:
-  first, last = _span(content, rng)
-  return content[:first] + bytes(last - first) + content[last:]
-
-
-def _remove(content: bytes, rng: random.Random) -> bytes:
-  first, last = _span(content, rng)
-  return content[:first] + content[last:]
-
-
-def _repeat(content: bytes, rng: random.Random) -> bytes:
-  first, last = _span(content, rng)
-  return content[:last] + content[first:last] * rng.choice((1, 3)) + content[last:]
-
-
 def _insert(content: bytes, rng: random.Random) -> bytes:
   first = rng.randrange(len(content) + 1)
   return content[:first] + rng.choice((*_WORDS, rng.randbytes(8))) + content[first:]
@@ -108,14 +76,27 @@ def _replace(content: bytes, rng: random.Random) -> bytes:
   return (content[:first] + word + content[first + len(word) :])[: len(content)]
 
 
-def _cut(content: bytes, rng: random.Random) -> bytes:
-  return content[: rng.randrange(len(content))]
+Damage = Callable[[bytes, random.Random], bytes]
 
 
-def _extend(content: bytes, rng: random.Random) -> bytes:
-  return content + rng.choice((b'\0', content, rng.randbytes(100), b'\0' * 10_000))
+def _of_span(change: Damage) -> Damage:
+  """What changes a part of the content."""
+
+  def damage(content: bytes, rng: random.Random) -> bytes:
+    first = rng.randrange(len(content))
+    last = min(first + rng.choice((1, 2, 4, 16, 200, 5000)), len(content))
+    return content[:first] + change(content[first:last], rng) + content[last:]
+
+  return damage
 
 
-_BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-  *(_flip, _flip, _flip, _overwrite, _zero, _remove, _repeat, _insert, _replace, _cut, _extend),
+_BYTES: tuple[Damage, ...] = (
+  *(_flip, _flip, _flip),
+  _of_span(lambda part, rng: rng.randbytes(len(part))),  # overwritten
+  _of_span(lambda part, rng: bytes(len(part))),  # zeros
+  _of_span(lambda part, rng: b''),  # removed
+  _of_span(lambda part, rng: part + part * rng.choice((1, 3))),  # repeated
+  *(_insert, _replace),
+  lambda content, rng: content[: rng.randrange(len(content))],  # cut short
+  lambda content, rng: content + rng.choice((b'\0', content, rng.randbytes(100), b'\0' * 10_000)),
 )

@@ -36,28 +36,16 @@ def changed(changes: dict[str, object]) -> c.Config:
   [
     {'total': '1e30 steps'},
     {'total': '1e300 epochs'},
-    {'log_every': '1e300 steps'},
-    {'checkpoint.every': '1e300 epochs'},
     {'checkpoint.keep': 10**18},
     {'batch_size': 10**12},
     {'batch_size': 10**7},
     {'accumulation': 10**9},
     {'model.width': 10**12},
-    {'model.mlp_dim': 10**15},
     {'model.depth': 10**9},
-    {'model.heads': 10**9},
-    {'model.patch': 10**9},
     {'data.image_size': (100_000, 100_000)},
-    {'data.resize': 100_000},
     {'data.progressive_resizing': (('1 steps', 10**6),)},
     {'data.threads': 10**9},
-    {'data.prefetch': 10**15},
-    {'data.repeats': 10**9},
-    {'data.max_labels': 10**12},
-    {'data.num_classes': 10**12},
     {'evaluators.test.resize': 10**9},
-    {'evaluators.test.resize': 10**4},
-    {'evaluators.test.batch_size': 10**12},
     {'evaluators.test.batch_size': 10**7},
   ],
   ids=str,
@@ -68,16 +56,15 @@ def test_absurd_value_is_refused_by_its_name(changes):
     changed(changes)
 
 
-@pytest.mark.parametrize('padding', [8, 9, 100_000])
-def test_padding_that_a_crop_may_lie_in_is_refused(padding):
+def test_padding_that_a_crop_may_lie_in_is_refused():
   with pytest.raises(UserError, match=r'config\.data\.padding is'):
-    changed({'data.crop': 'random', 'data.padding': padding})
+    changed({'data.crop': 'random', 'data.padding': 8})
   config = changed({'data.crop': 'random', 'data.padding': 7, 'data.progressive_resizing': (('1 steps', 4),)})
   run = Run(config, Dataset(100, num_classes=10))
   assert [run.resizing.data(step).padding for step in (0, 1)] == [3, 7]
 
 
-@pytest.mark.parametrize('total', ['1e18 steps', '1e18 epochs', '3e9 steps', '0.0001 steps', '1 examples'])
+@pytest.mark.parametrize('total', ['1e18 epochs', '3e9 steps', '0.0001 steps'])
 def test_run_of_no_step_or_more_than_can_be_counted_is_refused(total):
   with pytest.raises(UserError, match=r'config\.total is .* from 1 to 2,147,483,647 steps'):
     Run(dataclasses.replace(CONFIG, total=total), Dataset(100, num_classes=10))
@@ -87,33 +74,19 @@ def test_run_of_no_step_or_more_than_can_be_counted_is_refused(total):
   ('changes', 'said'),
   [
     ({'model.width': 10**6}, r'optimizer state take .* GiB on each device'),
-    ({'model.depth': 10**6, 'model.width': 10**4}, r'optimizer state take .* GiB on each device'),
     ({'batch_size': 2**20, 'data.image_size': (1024, 1024)}, r'config\.batch_size is 1,048,576'),
-    (
-      {'evaluators.test.batch_size': 2**20, 'data.image_size': (1024, 1024)},
-      r'evaluators\.test\.batch_size is',
-    ),
+    ({'evaluators.test.batch_size': 2**20, 'data.image_size': (1024, 1024)}, r'test\.batch_size is'),
     ({'data.prefetch': 1024, 'batch_size': 2**20, 'data.image_size': (64, 64)}, 'prefetch 1024'),
   ],
 )
 def test_what_cannot_fit_into_memory_is_refused_before_it_is_made(changes, said):
+  memory.check(Run(CONFIG, Dataset(100, num_classes=10)))  # this fits
   run = Run(changed(changes), Dataset(100, num_classes=10))
   with pytest.raises(UserError, match=said):
     memory.check(run)
 
 
-@pytest.mark.parametrize(
-  'changes',
-  [
-    {'batch_size': 2**20},
-    {'evaluators.test.resize': 10**4, 'data.image_size': (64, 64)},
-    {'data.resize': 10**4, 'data.crop': 'random'},
-  ],
-  ids=str,
-)
-def test_large_value_that_somebody_may_mean_is_not_refused(changes):
-  changed(changes)
-
-
-def test_run_that_fits_is_not_refused():
-  memory.check(Run(CONFIG, Dataset(100, num_classes=10)))
+def test_large_value_that_somebody_may_mean_is_not_refused():
+  changed({'batch_size': 2**20})
+  changed({'evaluators.test.resize': 10**4, 'data.image_size': (64, 64)})
+  changed({'data.resize': 10**4, 'data.crop': 'random'})

@@ -75,13 +75,8 @@ def test_damaged_program_is_removed_and_compiled_again(directory, caplog):
   (path,) = directory.glob('jit_attacked-*-cache')
   sound = path.read_bytes()
   places = range(0, len(sound), len(sound) // 8)
-  harms = [flip(sound, place) for place in places] + [
-    b'',
-    sound[:-1],
-    sound[:40],
-    sound + b'\0',
-    bytes(len(sound)),
-  ]
+  harms = [flip(sound, place) for place in places]
+  harms += [b'', sound[:-1], sound[:40], sound + b'\0', bytes(len(sound))]
   for content in harms:
     caplog.clear()
     path.write_bytes(content)

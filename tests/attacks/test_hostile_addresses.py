@@ -6,7 +6,7 @@ import pytest
 from hostile_server import PATIENCE, SHORT, A, Request, archive, get, refusal
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import download, formats
+from vit_jax.pretrained import download
 
 LOGIN = b'\n <!DOCTYPE html><html><body>Please log in</body></html>' + b' ' * 1000
 
@@ -25,12 +25,8 @@ def test_a_web_page_is_no_file(server, tmp_path, kind, page):
 
 NO_CHECKPOINTS = {
   'empty': b'',
-  'text': b'not found',
   'json': b'{"error": "rate limited"}',
-  'two letters of a zip': b'PK',
   'the start of a zip': A[:5000],
-  'a large file pointer': b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n',
-  'a safetensors header cut short': (500).to_bytes(8, 'little') + b'{"a"',
   'a safetensors header of exabytes': b'\xff' * 8 + b'{' * 5000,
   'zeros': bytes(5000),
   'a pickle': b'\x80\x04\x95',
@@ -42,12 +38,6 @@ def test_what_is_no_checkpoint_is_refused(server, tmp_path, content):
   server.behave = lambda request: request.send(200, content)
   sentence = refusal(tmp_path, server.url())
   assert re.search(r'is empty|is not a checkpoint \(it begins with|is a damaged \.npz', sentence)
-
-
-def test_formats_read_says_it_in_the_same_sentence(server):
-  server.behave = lambda request: request.send(200, LOGIN)
-  with pytest.raises(UserError, match='is a web page, not a checkpoint'):
-    formats.read(server.url())
 
 
 # Redirects.
@@ -67,26 +57,15 @@ def test_a_redirect_is_followed_also_when_resuming(server, status):
   assert server.ranges()[-1] == 'bytes=1000-'
 
 
-@pytest.mark.parametrize('loop', ['/model.npz', '/{number}', '//localhost:{port}/{number}'])
+@pytest.mark.parametrize('loop', ['/model.npz', '//localhost:{port}/there'])
 def test_a_loop_of_redirects_ends(server, tmp_path, loop):
-  server.behave = lambda request: request.send(
-    302, Location=loop.format(number=request.number, port=server.server_port)
-  )
+  loop = loop.format(port=server.server_port)
+  server.behave = lambda request: request.send(302, Location=f'{loop}?{request.number}')
   assert 'redirects more than 10 times' in refusal(tmp_path, server.url())
   assert len(server.requests) == 11
 
 
-@pytest.mark.parametrize(
-  'target',
-  [
-    'file:///etc/passwd',
-    'ftp://localhost/x',
-    'data:,x',
-    'http://[',
-    'http://localhost:99999/',
-    'javascript:1',
-  ],
-)
+@pytest.mark.parametrize('target', ['file:///etc/passwd', 'data:,x', 'http://[', 'http://localhost:99999/'])
 def test_a_redirect_to_no_web_address_is_refused(server, tmp_path, target):
   server.behave = lambda request: request.send(302, Location=target)
   assert re.search('which is not https|not a valid address', refusal(tmp_path, server.url()))
@@ -119,30 +98,20 @@ def test_an_address_with_a_hostile_path_stays_in_the_cache(server, tmp_path):
   """Every one is a file of its own, below the cache and with a short, plain name."""
   paths = [
     '/' + 'n' * 300 + '.npz',
-    '/' + 'n' * 5000,
-    '/%00',
     '/a%00b.npz',
     '/..%2F..%2F..%2Fetc%2Fpasswd',
-    '/../../../etc/passwd',
     '/%2e%2e/%2e%2e/x.npz',
     '/.lock',
-    '/.partial',
-    '/.record.json',
     '/',
     '',
-    '//',
-    '/a/b',
     '/a',
     '/a?x=1',
     '/a?x=2',
-    '/a?x=..%2f..%2fx.npz',
     '/%0d%0aHost:%20evil',
     '/a b.npz',
     '/Blüte.npz',
     '/%ff%fe.npz',
-    '/con.npz;type=a',
     '/x\\..\\y.npz',
-    '/~root/x.npz',
     '/$(touch x).npz',
   ]
   server.behave = lambda request: request.send(200, archive(request.path.encode()), ETag='"1"')
@@ -162,18 +131,12 @@ def test_an_address_with_a_hostile_path_stays_in_the_cache(server, tmp_path):
   'address',
   [
     'http://',
-    'http:///x.npz',
     'http://[::1/x.npz',
     'http://localhost:99999/x.npz',
-    'http://localhost:abc/x.npz',
     'http://' + 'a' * 300 + '/x.npz',
-    'http://a..b/x.npz',
     'http://\udcff/x.npz',
-    'http://localhost\0/x.npz',
     'http://local host/x.npz',
     'http://localhost\r\nX: 1/x.npz',
-    'https://user:password@/x.npz',
-    'http://localhost:1/\udcff.npz',
   ],
 )
 def test_an_address_that_is_none_is_one_sentence(server, tmp_path, address):

@@ -16,14 +16,11 @@ from PIL import Image
 from vit_jax import cli
 from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.data.sources.folder import FolderSource
 from vit_jax.evaluation import report
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.experiments import comparison
 from vit_jax.experiments.report import Summary
-from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.training import figures
 from vit_jax.transfer import figure
 from vit_jax.transfer.lines import Line
@@ -31,26 +28,6 @@ from vit_jax.visualize import gallery
 
 # matplotlib cannot draw any of these as a formula.
 NAMES = ('$10_$20', '\\frac', r'$\frac$', '$$', '_^{', '<script>alert(1)</script>', '%s {0}', 'a\nb', '')
-
-
-@pytest.fixture(scope='module')
-def hostile_folder(tmp_path_factory):
-  """Images of a class for each name that a folder can have, and of one that is not UTF-8."""
-  root = tmp_path_factory.mktemp('images')
-  printable = [os.fsencode(name) for name in NAMES if name and name.isprintable() and '/' not in name]
-  for name in (*printable, b'caf\xe9'):
-    folder = os.path.join(os.fsencode(root), name)
-    os.mkdir(folder)
-    for file in (b'$x_$.png', b'\xff.png'):
-      Image.new('RGB', (8, 8)).save(root / 'x.png')
-      os.rename(root / 'x.png', os.path.join(folder, file))
-  return root
-
-
-def test_folders_of_any_name_are_classes_that_can_be_written_as_text(hostile_folder):
-  names = FolderSource(str(hostile_folder), 'train', val_fraction=0.5).class_names
-  assert set(names) >= {'$10_$20', '\\frac', 'caf\\xe9'}
-  assert json.loads(json.dumps(names).encode()) == list(names) and '\n'.join(names).encode()
 
 
 def test_first_batch_and_curves_draw_any_name(tmp_path):
@@ -123,15 +100,6 @@ def test_output_is_of_names_of_any_bytes(monkeypatch):
   monkeypatch.setattr(sys, 'exit', lambda code: None)
   assert cli._exit_code(lambda: print(os.fsdecode(b'caf\xe9')), ['command'], False) == 0
   assert written.getvalue() == b'caf\\udce9\n'
-
-
-def test_half_a_character_in_json_is_no_name(tmp_path):
-  (tmp_path / 'config.json').write_text(r'{"id2label": {"0": "\ud800"}, "model_type": "\udfff"}')
-  values = JsonObject.read(tmp_path / 'config.json')
-  with pytest.raises(UserError, match=r'id2label .* must be an object of texts'):
-    values.class_names(1)
-  with pytest.raises(UserError, match=r'model_type .* must be a short text'):
-    values.text('model_type')
 
 
 @pytest.mark.slow

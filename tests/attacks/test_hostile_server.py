@@ -7,12 +7,14 @@ has, and an error is one sentence.
 import gzip
 import random
 import re
+import time
 from collections.abc import Callable
 
 import pytest
-from hostile_server import LENGTH, PATIENCE, A, B, Request, chunked, get, refusal, version
+from hostile_server import LENGTH, SHORT, A, B, Request, chunked, get, refusal, version
 
 from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained.http_download import Patience
 
 # Resumed downloads.
 
@@ -33,31 +35,29 @@ def span(first: int, last: int, size: int | str) -> str:
   return f'bytes {first}-{last}/{size}'
 
 
+# What a server answers to `Range: bytes=1000-` although it has not the rest of the file that began: headers, bytes.
+GOOD_PART = {'Content_Range': span(1000, LENGTH - 1, LENGTH), 'ETag': '"1"'}
 WRONG_PARTS = {
-  'of another first byte': {'Content_Range': span(999, LENGTH - 1, LENGTH)},
-  'of the first byte': {'Content_Range': span(0, LENGTH - 1, LENGTH)},
-  'of another size': {'Content_Range': span(1000, LENGTH, LENGTH + 1)},
-  'of an unknown size': {'Content_Range': span(1000, LENGTH - 1, '*')},
-  'of a shorter range': {'Content_Range': span(1000, 1999, LENGTH)},
-  'of another unit': {'Content_Range': f'lines 1000-{LENGTH - 1}/{LENGTH}'},
-  'of no range': {'Content_Range': None},
-  'of several ranges': {'Content_Range': None, 'Content_Type': 'multipart/byteranges; boundary=x'},
-  'of digits of another script': {'Content_Range': span(1000, LENGTH - 1, '١٢٣').encode().decode('latin-1')},
-  'of a number too long': {'Content_Range': span(1000, LENGTH - 1, '1' * 5000)},
-  'of another ETag': {'ETag': '"2"'},
-  'of a weak ETag': {'ETag': 'W/"1"'},
-  'of no ETag': {'ETag': None},
+  'of another first byte': ({'Content_Range': span(999, LENGTH - 1, LENGTH)}, B[1000:]),
+  'of another size': ({'Content_Range': span(1000, LENGTH, LENGTH + 1)}, B[1000:]),
+  'of an unknown size': ({'Content_Range': span(1000, LENGTH - 1, '*')}, B[1000:]),
+  'of a shorter range': ({'Content_Range': span(1000, 1999, LENGTH)}, B[1000:]),
+  'of no range': ({'Content_Range': None}, B[1000:]),
+  'of a number too long': ({'Content_Range': span(1000, LENGTH - 1, '1' * 5000)}, B[1000:]),
+  'of another ETag': ({'ETag': '"2"'}, B[1000:]),
+  'of a weak ETag': ({'ETag': 'W/"1"'}, B[1000:]),
+  'with more bytes than announced': ({}, B[1000:] + b'more'),
+  'that it does not have': ({'status': 416, 'Content_Range': f'bytes */{LENGTH}'}, b''),
 }
 
 
-@pytest.mark.parametrize('wrong', WRONG_PARTS.values(), ids=WRONG_PARTS)
-def test_a_part_of_another_file_is_never_appended(server, wrong):
+@pytest.mark.parametrize(('headers', 'body'), WRONG_PARTS.values(), ids=WRONG_PARTS)
+def test_a_part_of_another_file_is_never_appended(server, headers, body):
   """It begins again, and the second whole answer is right."""
 
   def behave(request: Request) -> None:
     if request.first:
-      good = {'Content_Range': span(1000, LENGTH - 1, LENGTH), 'ETag': '"1"'}
-      request.send(206, B[1000:], **(good | wrong))
+      request.send(**({'status': 206, 'body': body} | GOOD_PART | headers))
     else:
       request.send_range(B)
 
@@ -66,39 +66,17 @@ def test_a_part_of_another_file_is_never_appended(server, wrong):
   assert server.ranges() == [None, 'bytes=1000-', None]
 
 
-@pytest.mark.parametrize('etag', ['"1"', '"2"', None])
-def test_a_range_that_is_ignored_gives_the_whole_file(server, etag):
-  server.behave = broken_at(5000, lambda request: request.send(200, B, ETag=etag))
-  assert get(server.url()) == B
-  assert server.ranges() == [None, 'bytes=5000-']
-
-
 def test_a_part_that_was_not_asked_for_is_no_file(server, tmp_path):
-  server.behave = lambda request: request.send(
-    206, A[1000:], ETag='"1"', Content_Range=span(1000, LENGTH - 1, LENGTH)
-  )
+  server.behave = lambda request: request.send(206, A[1000:], **GOOD_PART)
   assert 'sends a part of it (status 206)' in refusal(tmp_path, server.url())
   server.behave = lambda request: request.send_range(A)
-  assert get(server.url()) == A
-
-
-def test_a_part_with_more_bytes_than_announced_is_forgotten(server):
-  def behave(request: Request) -> None:
-    if request.first:
-      body = A[1000:] + b'more'
-      request.send(206, body, ETag='"1"', Content_Range=span(1000, LENGTH - 1, LENGTH))
-    else:
-      request.send_range(A)
-
-  server.behave = broken_at(1000, behave)
   assert get(server.url()) == A
 
 
 def test_a_part_with_fewer_bytes_than_announced_is_completed(server):
   def behave(request: Request) -> None:
     if request.number == 1:
-      body = A[1000:2000]
-      request.send(206, body, ETag='"1"', Content_Range=span(1000, LENGTH - 1, LENGTH))
+      request.send(206, A[1000:2000], **GOOD_PART)
     else:
       request.send_range(A)
 
@@ -107,18 +85,7 @@ def test_a_part_with_fewer_bytes_than_announced_is_completed(server):
   assert server.ranges() == [None, 'bytes=1000-', 'bytes=2000-']
 
 
-def test_a_range_beyond_the_end_begins_again(server):
-  def behave(request: Request) -> None:
-    if request.first:
-      request.send(416, Content_Range=f'bytes */{LENGTH}')
-    else:
-      request.send_range(B, '"2"')
-
-  server.behave = broken_at(1000, behave)
-  assert get(server.url()) == B
-
-
-@pytest.mark.parametrize('etag', ['W/"1"', None, 'unquoted', '"a\tb"', '"a\r\n b"', '"'])
+@pytest.mark.parametrize('etag', ['W/"1"', None, 'unquoted', '"a\tb"'])
 def test_without_a_strong_etag_nothing_is_resumed(server, etag):
   """Not by its date either: two versions may be of the same second."""
   date = 'Wed, 01 Jan 2020 00:00:00 GMT'
@@ -132,7 +99,7 @@ def test_without_a_strong_etag_nothing_is_resumed(server, etag):
   assert server.ranges() == [None, None]
 
 
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('seed', range(10))
 def test_random_breaks_and_changes_give_one_whole_version(server, seed):
   """Each answer breaks off anywhere, ignores the range, changes the file, fails or sends a wrong part."""
   rng = random.Random(seed)
@@ -185,35 +152,23 @@ def test_a_record_that_is_damaged_begins_again(server, tmp_path):
 # Lengths and encodings.
 
 
-def test_chunks_give_the_whole_file(server):
-  server.behave = lambda request: chunked(request, A)
-  assert get(server.url()) == A
-
-
-@pytest.mark.parametrize(
-  'end', [b'', b'0', b'ff', b'ff\r\nabc', b'zz\r\n', b'-5\r\n', b'ffffffffffffffff\r\nabc']
-)
+@pytest.mark.parametrize('end', [b'', b'0', b'ff\r\nabc', b'-5\r\n', b'ffffffffffffffff\r\nabc'])
 def test_chunks_without_their_end_are_no_file(server, tmp_path, end):
   server.behave = lambda request: chunked(request, A[:30_000], end)
   assert re.search('the connection broke off|damaged', refusal(tmp_path, server.url()))
 
 
-def test_chunks_that_broke_off_are_resumed(server):
-  def behave(request: Request) -> None:
-    if request.number:
-      request.send_range(A)
-    else:
-      chunked(request, A[:30_000], b'', ETag='"1"')
-
-  server.behave = behave
+def test_chunks_give_the_whole_file_also_when_they_broke_off(server):
+  server.behave = lambda request: chunked(request, A)
+  assert get(server.url('/whole.npz')) == A
+  server.behave = lambda request: (
+    chunked(request, A[:30_000], b'', ETag='"1"') if request.number == 1 else request.send_range(A)
+  )
   assert get(server.url()) == A
-  assert server.ranges() == [None, 'bytes=30000-']
+  assert server.ranges() == [None, None, 'bytes=30000-']
 
 
-LENGTHS = ['abc', '', '-1', '1e5', '0x10', '٣', '9' * 5000, f'{LENGTH}, {LENGTH + 1}', '12 34', f'+{LENGTH}']
-
-
-@pytest.mark.parametrize('length', LENGTHS)
+@pytest.mark.parametrize('length', ['abc', '', '-1', '0x10', '٣', '9' * 5000, f'{LENGTH}, {LENGTH + 1}'])
 def test_a_length_that_is_no_number_is_refused(server, tmp_path, length):
   """The whole file or the beginning of one: nobody can tell."""
   encoded = length.encode().decode('latin-1')
@@ -221,17 +176,11 @@ def test_a_length_that_is_no_number_is_refused(server, tmp_path, length):
   assert re.search('does not tell its length|unmatching', refusal(tmp_path, server.url()))
 
 
-@pytest.mark.parametrize('encoding', [None, 'gzip, chunked', 'chunked ', 'identity', 'chunked, chunked'])
+@pytest.mark.parametrize('encoding', [None, 'gzip, chunked', 'identity'])
 def test_a_cut_file_without_a_length_is_refused(server, tmp_path, encoding):
-  server.behave = lambda request: request.send(
-    200, A[:50_000], Content_Length=None, Transfer_Encoding=encoding
-  )
+  headers = {'Content_Length': None, 'Transfer_Encoding': encoding}
+  server.behave = lambda request: request.send(200, A[:50_000], **headers)
   assert 'does not tell its length' in refusal(tmp_path, server.url())
-
-
-def test_a_length_of_more_than_the_disk_is_refused(server, tmp_path):
-  server.behave = lambda request: request.send(200, A, Content_Length=10**17)
-  assert re.search('are missing and [0-9,]+ are free.*make room', refusal(tmp_path, server.url()))
 
 
 def test_a_body_longer_than_its_length_ends_there(server):
@@ -239,13 +188,7 @@ def test_a_body_longer_than_its_length_ends_there(server):
   assert get(server.url()) == A
 
 
-def test_a_body_shorter_than_its_length_is_no_file(server, tmp_path):
-  server.behave = lambda request: request.send(200, A[:50_000], Content_Length=LENGTH)
-  assert 'the connection broke off' in refusal(tmp_path, server.url())
-  assert len(server.requests) == PATIENCE.attempts
-
-
-@pytest.mark.parametrize('encoding', ['gzip', 'br', 'deflate', 'GZIP', 'gzip, gzip', 'nonsense'])
+@pytest.mark.parametrize('encoding', ['GZIP', 'gzip, gzip', 'nonsense'])
 def test_a_compressed_answer_is_refused(server, tmp_path, encoding):
   """We ask for none, and its length would be that of other bytes."""
   body = gzip.compress(A)
@@ -261,20 +204,58 @@ def test_a_compressed_answer_is_refused(server, tmp_path, encoding):
   'answer',
   [
     b'',
-    b'\0' * 1000,
-    b'HTTP/1.1\r\n\r\n',
     b'HTTP/1.1 abc OK\r\n\r\n',
-    b'HTTP/1.1 99999 OK\r\n\r\n',
     b'HTTP/9.9 200 OK\r\n\r\n' + A,
-    b'ICY 200 OK\r\n\r\n' + A,
     b'HTTP/1.1 200 OK\r\n' + b'X: 1\r\n' * 500,
     b'HTTP/1.1 200 OK\r\nX: ' + b'1' * 100_000,
-    b'HTTP/1.1 200 OK\r\nno colon\r\n\r\n' + A,
     b'HTTP/1.1 204 OK\r\n\r\n',
     b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n' + A,
-    b'\x16\x03\x01\x02\x00\x01',
   ],
 )
 def test_an_answer_that_is_no_http_is_one_sentence(server, tmp_path, answer):
   server.behave = lambda request: request.write(answer)
   assert 'download' in refusal(tmp_path, server.url())
+
+
+# Servers that stall, or drip the body.
+
+
+def silent_before_the_header(request: Request) -> None:
+  request.closing.wait(30)
+
+
+def silent_in_the_body(request: Request) -> None:
+  request.send(200, A[:5000], Content_Length=LENGTH)
+  request.closing.wait(30)
+
+
+def endless_headers(request: Request) -> None:
+  request.write(b'HTTP/1.1 200 OK\r\n')
+  request.drip(b'X-Padding: 1\r\n', 0.0001)
+
+
+def dripping_body(request: Request) -> None:
+  request.send(200, Content_Length=LENGTH)
+  request.drip()
+
+
+@pytest.mark.parametrize(
+  'behave', [silent_before_the_header, silent_in_the_body, endless_headers, dripping_body]
+)
+def test_a_server_that_stalls_is_left(server, tmp_path, behave):
+  server.behave = behave
+  began = time.monotonic()
+  sentence = refusal(tmp_path, server.url(), patience=SHORT)
+  assert re.search('broke off|less than 1024 bytes per second', sentence)
+  assert time.monotonic() - began < 4 * SHORT.attempts * SHORT.timeout + 1
+
+
+def test_a_server_that_stalled_is_resumed(server):
+  def behave(request: Request) -> None:
+    request.send_range(A, until=None if request.number else 50_000)
+    if not request.number:
+      request.closing.wait(30)
+
+  server.behave = behave
+  assert get(server.url(), patience=Patience(timeout=1, attempts=2, pause=0)) == A
+  assert server.ranges() == [None, 'bytes=50000-']

@@ -80,22 +80,17 @@ def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, 
   with pytest.raises(UserError, match='was moved, removed or replaced') as error:
     loop.train(CONFIG, folder, on_step=attack)
   assert '\n' not in str(error.value)
-  assert contents(folder) == {
-    name: content for name, content in theirs.items() if content or name != 'running'
-  }
+  assert contents(folder) == {name: text for name, text in theirs.items() if text or name != 'running'}
   if harm == 'moved':
     assert Manager(tmp_path / 'aside/checkpoints', CONFIG.checkpoint, read_only=True).all_steps() == [2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('mode', ['train', 'eval'])
-def test_report_of_a_long_evaluation_is_not_written_into_a_workdir_that_was_lost_meanwhile(
-  tmp_path, mode, monkeypatch
-):
+def test_report_is_not_written_into_a_workdir_that_was_lost_meanwhile(tmp_path, mode, monkeypatch):
   folder, theirs, collect = tmp_path / 'run', {}, classification.collect
-  config = dataclasses.replace(
-    CONFIG, total='2 steps', evaluators={'test': c.ClassificationEvaluatorConfig()}
-  )
+  evaluators = {'test': c.ClassificationEvaluatorConfig()}
+  config = dataclasses.replace(CONFIG, total='2 steps', evaluators=evaluators)
   if mode == 'eval':
     loop.train(config, folder)
 

@@ -17,15 +17,11 @@ from vit_jax.training import metrics, results, resume
 
 DAMAGES = {
   'one bad byte': b'{"step": 2, "train/l\xffss": 1.0}\n',
-  'no step': b'{"train/loss": 1.0}\n',
   'a step that is no number': b'{"step": "2"}\n',
-  'a step that is not whole': b'{"step": NaN}\n',
   'a value that is no number': b'{"step": 2, "train/loss": []}\n',
   'no object': b'[2]\n',
-  'nothing': b'\n',
   'deep': b'[' * 100_000 + b'\n',
   'a long number': b'{"step": ' + b'9' * 5000 + b'}\n',
-  'zeros': bytes(300) + b'\n',
   'zeros at the end': bytes(300),
 }
 FIRST, LAST = b'{"step": 1, "train/loss": 0.5}\n', b'{"step": 3, "train/loss": 0.25}\n'
@@ -74,12 +70,9 @@ def test_second_damage_does_not_overwrite_what_was_moved_aside_first(tmp_path):
 
 
 def test_line_that_a_kill_cut_short_is_dropped_and_one_without_its_newline_is_kept(tmp_path, caplog):
-  (tmp_path / 'metrics.jsonl').write_bytes(FIRST + LAST[:-1])
-  assert metrics.read_metrics(tmp_path) == SOUND
-  for cut in range(1, len(LAST) - 1):
-    (tmp_path / 'metrics.jsonl').write_bytes(FIRST + LAST[:cut])
-    assert metrics.read_metrics(tmp_path) == SOUND[:1]
-  assert not caplog.text
+  for kept, found in ((LAST[:-1], SOUND), (LAST[:-2], SOUND[:1]), (LAST[:1], SOUND[:1])):
+    (tmp_path / 'metrics.jsonl').write_bytes(FIRST + kept)
+    assert metrics.read_metrics(tmp_path) == found and not caplog.text
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_log_and_nan_for_its_readers(tmp_path):
@@ -93,7 +86,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_log_and_nan_for_its_readers
     assert math.isnan(line['test/loss']) and math.isnan(line['train/loss'])
 
 
-@pytest.mark.parametrize('harm', ['removed', 'emptied', 'cut', 'replaced', 'folder removed'])
+@pytest.mark.parametrize('harm', ['removed', 'cut', 'replaced', 'folder removed'])
 def test_log_that_is_harmed_under_a_running_run_ends_with_all_its_lines(tmp_path, harm, caplog):
   folder = tmp_path / 'run'
   folder.mkdir()
@@ -110,7 +103,7 @@ def test_log_that_is_harmed_under_a_running_run_ends_with_all_its_lines(tmp_path
     (tmp_path / 'other').write_text('{"step": 1}\n')
     os.replace(tmp_path / 'other', path)
   else:
-    os.truncate(path, 0 if harm == 'emptied' else 100)
+    os.truncate(path, 100)
   for step in range(38, 148):
     log.write(step, {'train/loss': 1 / step})
   log.sync()
@@ -145,18 +138,7 @@ def test_damaged_list_of_bad_images_keeps_its_sound_lines(tmp_path, caplog):
   assert len(path.read_text().splitlines()) == 2
 
 
-CONFIGS = [
-  b'',
-  b'[]',
-  b'null',
-  b'{}',
-  b'"x"',
-  b'{"seed": ',
-  b'\xff',
-  bytes(300),
-  b'{"model": 3}',
-  b'[' * 9999,
-]
+CONFIGS = [b'', b'[]', b'{}', b'\xff', b'{"model": 3}', b'[' * 9999]
 
 
 def claim(config: c.Config, folder, *, begun: bool, takeover: bool = False) -> str:
@@ -178,40 +160,28 @@ def saved(config, tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize('content', CONFIGS)
-def test_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, caplog):
-  for path in saved.glob('config.json*'):
+@pytest.mark.parametrize('content', [None, *CONFIGS])
+def test_missing_or_damaged_config_is_repaired_from_the_checkpoint(saved, config, content, caplog):
+  for path in [*saved.glob('config.json*'), *saved.glob('takeover.json')]:
     path.unlink()
-  (saved / 'config.json').write_bytes(content)
-  assert resume.read_config(saved) == config and 'config of the newest checkpoint' in caplog.text
-  with pytest.raises(UserError, match='another config: seed'):  # the run keeps its protection
-    claim(dataclasses.replace(config, seed=7), saved, begun=True)
-  assert (saved / 'config.json').read_bytes() == content
-  said = claim(config, saved, begun=True)
-  assert 'config.json is damaged' in said and 'config.json.damaged' in said and '\n' not in said
-  assert resume.read_config(saved) == config
-  assert (saved / 'config.json.damaged').read_bytes() == content
-
-
-def test_missing_config_beside_a_checkpoint_is_taken_from_it(saved, config, caplog):
-  for path in saved.glob('config.json*'):
-    path.unlink()
-  assert resume.read_config(saved) == config and 'config.json is missing' in caplog.text
+  path, state = saved / 'config.json', 'missing' if content is None else 'damaged'
+  if content is not None:
+    path.write_bytes(content)
+  assert resume.read_config(saved) == config and f'config.json is {state}' in caplog.text
   other = dataclasses.replace(config, seed=7)
-  with pytest.raises(UserError, match='another config: seed'):
+  with pytest.raises(UserError, match='another config: seed'):  # the run keeps its protection
     claim(other, saved, begun=True)
-  assert not (saved / 'config.json').exists()
+  assert (path.read_bytes() if path.exists() else None) == content
   said = claim(config, saved, begun=True)
-  assert 'config.json is missing; it is written again: the checkpoint has the config too.' in said
-  assert resume.read_config(saved) == config and not list(saved.glob('*.damaged'))
-  (saved / 'config.json').unlink()
+  assert f'config.json is {state}' in said and '\n' not in said
+  assert resume.read_config(saved) == config
+  assert [each.read_bytes() for each in saved.glob('*.damaged')] == ([] if content is None else [content])
+  path.unlink()
   assert 'Taking over' in claim(other, saved, begun=True, takeover=True)
 
 
 def test_missing_config_beside_checkpoints_that_cannot_be_read_is_a_sentence(tmp_path, config):
-  with pytest.raises(
-    UserError, match=r'config.json is missing and no checkpoint .* choose another --workdir'
-  ):
+  with pytest.raises(UserError, match=r'config.json is missing and no checkpoint .* another --workdir'):
     claim(config, tmp_path, begun=True)
   with pytest.raises(UserError, match='There is no run in'):
     resume.read_config(tmp_path)
@@ -228,7 +198,7 @@ def test_damaged_config_without_a_checkpoint_is_a_sentence_or_a_new_beginning(tm
   assert resume.read_config(tmp_path) == config
 
 
-@pytest.mark.parametrize('content', [b'', b'[]', b'{}', b'\xff', b'{"metrics": 3}', b'[' * 9999])
+@pytest.mark.parametrize('content', [b'[]', b'\xff', b'{"metrics": 3}'])
 def test_damaged_result_of_a_transfer_is_moved_aside(tmp_path, config, content, caplog):
   claim(config, tmp_path, begun=False)
   (tmp_path / 'result.json').write_bytes(content)

@@ -184,10 +184,8 @@ def test_erase_fills_a_box_of_the_papers_distribution_with_noise():
   assert min(areas) > 0.018 and max(areas) < 0.34
   assert min(aspects) > 0.27 and max(aspects) < 3.7
   # The paper's draw, without rounding to pixels; a box that does not fit is drawn again.
-  area, aspect = (
-    generator.uniform(0.02, 1 / 3, 50_000),
-    np.exp(generator.uniform(np.log(0.3), -np.log(0.3), 50_000)),
-  )
+  area = generator.uniform(0.02, 1 / 3, 50_000)
+  aspect = np.exp(generator.uniform(np.log(0.3), -np.log(0.3), 50_000))
   fits = (np.sqrt(20_000 * area * aspect) < 200) & (np.sqrt(20_000 * area / aspect) < 100)
   assert stats.ks_2samp(areas, area[fits]).statistic < 0.07
   assert stats.ks_2samp(np.log(aspects), np.log(aspect[fits])).statistic < 0.07

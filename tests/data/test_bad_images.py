@@ -1,5 +1,6 @@
 import json
 
+import bucket_data
 import commands
 import jax
 import numpy as np
@@ -106,10 +107,8 @@ def test_list_has_each_image_once_and_only_those_the_steps_needed(tmp_path):
   assert images.report(3) == {'data/bad_images': 1}
   assert images.report(7) == {'data/bad_images': 2}
   lines = [json.loads(line) for line in path.read_text().splitlines()]
-  assert lines == [
-    {'step': 2, 'name': 'a', 'error': 'a is bad.'},
-    {'step': 3, 'name': 'b', 'error': 'b is bad.'},
-  ]
+  expected = [{'step': step, 'name': name, 'error': f'{name} is bad.'} for step, name in ((2, 'a'), (3, 'b'))]
+  assert lines == expected
   assert images.report(8) == {'data/bad_images': 3}
   resumed = BadImages()
   resumed.keep_in(path, 3)
@@ -118,16 +117,13 @@ def test_list_has_each_image_once_and_only_those_the_steps_needed(tmp_path):
 
 @pytest.mark.slow
 def test_run_that_replaces_an_image_lists_it(tmp_path):
-  for split, count in (('train', 20), ('val', 4)):
-    for name in ('black', 'white'):
-      folder = tmp_path / 'photos' / split / name
-      folder.mkdir(parents=True)
-      for number in range(count):
-        (folder / f'{number}.png').write_bytes(png(np.full((8, 8, 3), 255 * (name == 'white'))))
-  damaged = tmp_path / 'photos' / 'train' / 'black' / '7.png'
+  images = bucket_data.write_images(tmp_path / 'images')
+  for path in (images / 'train').glob('*/1?.png'):  # 42 images are left, and four steps need each of them
+    path.unlink()
+  damaged = images / 'train/dark/7.png'
   damaged.write_bytes(damaged.read_bytes()[:40])
-  source = [f'--config.data.source=folder:{tmp_path / "photos"}', '--config.evaluators.test.split=val']
-  result = commands.run(tmp_path, *source, '--config.data.bad_images=replace', '--config.log_every=1 steps')
+  flags = ['--config.data.bad_images=replace', '--config.log_every=1 steps']
+  result = commands.run(tmp_path, f'--config.data.source=folder:{images}', *flags)
   commands.assert_done(result)
   assert '1 images that cannot be decoded were replaced by others' in result.stderr
   (line,) = (tmp_path / 'run' / 'report' / 'bad_images.jsonl').read_text().splitlines()

@@ -31,8 +31,9 @@ class Meeting(FakeSource):
 
   is_remote = False
 
-  def __init__(self, expected: int):
+  def __init__(self, expected: int, is_remote: bool = False):
     super().__init__(512)
+    self.is_remote = is_remote
     self.threads: set[int] = set()
     self.expected = expected
     self._arrived = threading.Barrier(expected, timeout=HUNG)
@@ -42,10 +43,6 @@ class Meeting(FakeSource):
       self.threads.add(threading.get_ident())
       self._arrived.wait()
     return super().__getitem__(index)
-
-
-class RemoteMeeting(Meeting):
-  is_remote = True
 
 
 def check_threads(source: Meeting, data: DataConfig, sharding) -> None:
@@ -60,21 +57,20 @@ def check_threads(source: Meeting, data: DataConfig, sharding) -> None:
 def test_there_is_a_thread_for_each_processor_up_to_16(split_over, monkeypatch, processors, expected):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda process: set(range(processors)))
   check_threads(Meeting(expected), DATA, split_over(1))
-  evaluation = EvalPipeline(
-    Meeting(expected), DATA, crop='resize', resize=None, batch_size=128, sharding=split_over(1)
-  )
+  options = {'crop': 'resize', 'resize': None, 'batch_size': 128, 'sharding': split_over(1)}
+  evaluation = EvalPipeline(Meeting(expected), DATA, **options)
   assert sum(int(batch['mask'].sum()) for batch in evaluation) == 512
 
 
 def test_what_comes_over_a_network_is_read_by_64_threads(split_over, monkeypatch):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0})
-  check_threads(RemoteMeeting(64), DATA, split_over(1))
+  check_threads(Meeting(64, is_remote=True), DATA, split_over(1))
 
 
 def test_the_option_decides_for_both(split_over):
   data = dataclasses.replace(DATA, threads=5)
-  check_threads(Meeting(5), data, split_over(1))
-  check_threads(RemoteMeeting(5), data, split_over(1))
+  for is_remote in (False, True):
+    check_threads(Meeting(5, is_remote), data, split_over(1))
 
 
 def test_without_affinities_all_processors_count(split_over, monkeypatch):
@@ -84,11 +80,12 @@ def test_without_affinities_all_processors_count(split_over, monkeypatch):
   check_threads(Meeting(3), DATA, split_over(1))
 
 
-@pytest.mark.parametrize('source,remote', [(Meeting, False), (RemoteMeeting, True)])
-def test_what_wraps_a_source_is_as_remote_as_it(source, remote):
-  assert Cached(source(1), 3).is_remote is remote
-  assert Subset(source(1), np.ones(512, bool)).is_remote is remote
-  assert Mixture([Meeting(1), source(1)], [1, 1]).is_remote is remote
+@pytest.mark.parametrize('remote', [False, True])
+def test_what_wraps_a_source_is_as_remote_as_it(remote):
+  source = Meeting(1, remote)
+  assert Cached(source, 3).is_remote is remote
+  assert Subset(source, np.ones(512, bool)).is_remote is remote
+  assert Mixture([Meeting(1), source], [1, 1]).is_remote is remote
 
 
 @pytest.mark.slow

@@ -28,18 +28,14 @@ def test_pixels_are_normalised_by_mean_and_std_of_each_channel(mean, std):
   got = prepare(IMAGES, data)
   assert got.dtype == np.float32
   np.testing.assert_allclose(got, (IMAGES / 255 - mean) / std, rtol=1e-6, atol=1e-6)
-  assert (
-    prepare_training({'image': IMAGES, 'label': LABELS}, data, jax.random.key(0))['image'].dtype == np.float32
-  )
+  training = prepare_training({'image': IMAGES, 'label': LABELS}, data, jax.random.key(0))
+  assert training['image'].dtype == np.float32
 
 
 def test_without_mean_and_std_the_bits_are_those_of_the_range_from_minus_one_to_one():
   as_before = jax.jit(lambda images: images.astype(np.float32) * ((1.0 - -1.0) / 255) + -1.0)(IMAGES)
-  for data in (
-    DataConfig(),
-    DataConfig(mean=(0.5,), std=(0.5,)),
-    DataConfig(mean=(0.5,) * 3, std=(0.5,) * 3),
-  ):
+  half = {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
+  for data in (DataConfig(), DataConfig(mean=(0.5,), std=(0.5,)), DataConfig(**half)):
     np.testing.assert_array_equal(jax.jit(lambda images, data=data: prepare(images, data))(IMAGES), as_before)
 
 

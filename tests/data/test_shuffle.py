@@ -96,9 +96,3 @@ def test_small_sets_are_shuffled_uniformly():
   for position in range(8 * 4000):
     counts[position % 8, shuffle[position]] += 1
   assert ((counts - 4000 / 8) ** 2 / (4000 / 8)).sum() < 85.4
-
-
-@hypothesis.given(position=st.integers(0, 2**60))
-@hypothesis.settings(deadline=None)
-def test_hundreds_of_millions_of_records_need_no_memory(position):
-  assert 0 <= Shuffle([303_000_000], [1], [5])[position] < 303_000_000

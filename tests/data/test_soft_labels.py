@@ -91,9 +91,7 @@ def test_weights_are_read_where_the_option_allows_them(shades_dir):
     np.testing.assert_array_equal(record.weights, np.float32([0.25, 0.5, 0.75, 1.0])[record.label])
   with pytest.raises(UserError, match=r'soft_lists.* have weights; set config.data.label_weights=True'):
     open_source(source, 'train', data=c.DataConfig(max_labels=4))
-  with pytest.raises(
-    UserError, match=r'has lists of classes .*if they have weights, config.data.label_weights'
-  ):
+  with pytest.raises(UserError, match=r'has lists of classes .*if they have weights, config.data.label'):
     open_source(source, 'train', data=c.DataConfig())
 
 

@@ -1,7 +1,6 @@
 """ImageNet-21k as image-net.org gives it out, in small: a tar of tars, with all that is wrong in it."""
 
 import csv
-import shutil
 
 import made_imagenet21k
 import numpy as np
@@ -56,15 +55,6 @@ def test_classes_are_the_sorted_synsets_and_images_their_files(whole, tmp_path):
   assert {row['group'] for row in copies} == {'0'}
 
 
-def test_merged_copies_are_one_record_with_the_labels_of_all(whole, tmp_path):
-  result = prepared(whole, tmp_path / 'set', selection=FULL, skip_bad=True, merge_copies=True)
-  assert result.longest == 2
-  source = open_source(f'tfds:{tmp_path / "set"}', 'full', data=DataConfig(max_labels=2))
-  found = [source[k] for k in range(len(source))]
-  assert len(found) == len({record.image for record in found}) == SYNSETS * IMAGES - 2
-  assert [list(record.label) for record in found if len(record.label) > 1] == [[6, 7]]
-
-
 @pytest.mark.parametrize('merge_copies', [False, True])
 def test_killed_preparations_end_in_the_same_bytes(tmp_path, monkeypatch, merge_copies):
   """Shards of a MiB; with merging, the kills fall before and after the merges are written down."""
@@ -109,14 +99,3 @@ def test_a_recipe_is_refused_where_prepared_classes_are_too_few(tmp_path):
   shard(tmp_path / 'x.tar', {'jpg': picture(0), 'cls': '1'})
   with pytest.raises(UserError, match=r'x.tar has 2 classes and not 1,000; check it, or prepare it under'):
     prepared(tmp_path / 'x.tar', tmp_path / 'set', selection=Selection(num_classes=1000))
-
-
-def test_decompressed_winter_release_is_the_same(whole, tmp_path):
-  import gzip
-
-  with open(whole, 'rb') as tar, gzip.open(tmp_path / 'winter21_whole.tar.gz', 'wb') as copy:
-    shutil.copyfileobj(tar, copy)
-  prepared(whole, tmp_path / 'a/set', selection=FULL, skip_bad=True)
-  prepared(tmp_path / 'winter21_whole.tar.gz', tmp_path / 'b/set', selection=FULL, skip_bad=True)
-  same = [name for name in files(tmp_path / 'a/set') if 'array_record' in name]
-  assert all(files(tmp_path / 'a/set')[name] == files(tmp_path / 'b/set')[name] for name in same)

@@ -22,9 +22,7 @@ def test_other_settings_are_refused_once_a_shard_is_complete(pets, copy_of_pets,
   before = files(tmp_path / 'set')
   with pytest.raises(UserError, match='set was prepared with quality 95, not with quality 90'):
     prepared(pets, tmp_path / 'set', shrinking=Shrinking(quality=90))
-  with pytest.raises(
-    UserError, match=r'set was prepared with source .*, not with source .*; choose another folder'
-  ):
+  with pytest.raises(UserError, match=r'set was prepared with source .*, not with source .*; choose'):
     prepared(copy_of_pets, tmp_path / 'set')
   assert files(tmp_path / 'set') == before
   prepared(pets, tmp_path / 'set')
@@ -94,12 +92,6 @@ def test_killed_takeover_may_be_repeated_with_either_source(pets, pets_tar, tmp_
       if count < stop_at:
         break
   assert removals > 5
-
-
-def test_missing_source_leaves_no_trace(tmp_path):
-  with pytest.raises(UserError, match=r'There is no .*none'):
-    prepared(tmp_path / 'none', tmp_path / 'set')
-  assert not (tmp_path / 'set').exists()
 
 
 def test_everything_is_durable_and_the_metadata_comes_last(pets, tmp_path, monkeypatch):

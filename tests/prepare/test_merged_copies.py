@@ -37,9 +37,7 @@ def merged(source, folder):
   """Picture -> the names of its classes, of the records; each picture is one record."""
   result = prepared(source, folder, merge_copies=True, skip_bad=True)
   records = open_source(f'tfds:{folder}', 'train', data=DataConfig(max_labels=5))
-  found = {
-    records[k].image: {records.class_names[label] for label in records[k].label} for k in range(len(records))
-  }
+  found = {r.image: {records.class_names[label] for label in r.label} for r in records}
   assert len(found) == len(records) == result.records['train']
   return found
 
@@ -65,9 +63,7 @@ def test_table_with_a_line_for_each_class_gives_one_record_a_file_with_all_its_c
   }
 
 
-@pytest.mark.parametrize(
-  'order', list(itertools.permutations(range(4))), ids=lambda order: ''.join(map(str, order))
-)
+@pytest.mark.parametrize('order', itertools.permutations(range(4)), ids=str)
 def test_tar_with_a_member_twice_of_which_one_is_bad_loses_no_other_image(tmp_path, order):
   """Digests belong to the images that are good, wherever the bad one of the same name stands."""
   twice = [BAD, picture(0), picture(1), picture(0)]

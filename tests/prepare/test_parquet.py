@@ -71,9 +71,8 @@ def test_columns_are_chosen_by_flags(listed, tmp_path):
 
 def test_limit_takes_the_first_rows_of_each_file(listed, source):
   found = listed(source, selection=Selection(limit=1))
-  assert sorted(found) == [
-    f'data/{split}-00000-of-00001/0000000-0.JPEG' for split in ('test', 'train', 'validation')
-  ]
+  names = ('test', 'train', 'validation')
+  assert sorted(found) == [f'data/{split}-00000-of-00001/0000000-0.JPEG' for split in names]
 
 
 def test_killed_copying_goes_on_with_the_next_file(source, tmp_path, monkeypatch):
@@ -90,9 +89,7 @@ def test_killed_copying_goes_on_with_the_next_file(source, tmp_path, monkeypatch
     patches.setattr(parquet_module, '_unpack', stop_at_the_second)
     prepared(source, tmp_path / 'set')
   again = []
-  monkeypatch.setattr(
-    parquet_module, '_unpack', lambda name, *rest: (again.append(name), unpack(name, *rest))
-  )
+  monkeypatch.setattr(parquet_module, '_unpack', lambda *args: (again.append(args[0]), unpack(*args)))
   prepared(source, tmp_path / 'set')
   assert len(again) == 2 and done[0] not in again
   assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
@@ -123,9 +120,8 @@ def test_unusable_columns_are_refused_by_name(listed, tmp_path, columns, message
 
 def test_column_that_is_there_twice_is_refused(listed, tmp_path):
   arrays = [pa.array([picture(0)]), pa.array(['cat']), pa.array(['dog'])]
-  pyarrow.parquet.write_table(
-    pa.Table.from_arrays(arrays, ['image', 'label', 'label']), tmp_path / 'x.parquet'
-  )
+  columns = pa.Table.from_arrays(arrays, ['image', 'label', 'label'])
+  pyarrow.parquet.write_table(columns, tmp_path / 'x.parquet')
   with pytest.raises(UserError, match=r"x.parquet has the column 'label' twice; rename"):
     listed(tmp_path / 'x.parquet')
 

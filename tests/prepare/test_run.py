@@ -29,15 +29,16 @@ def records(folder, split):
 
 
 def test_read_back_by_tfds(pets, tmp_path):
-  result = prepared(pets, tmp_path / 'my-pets/2.1.0')
+  folder = tmp_path / 'my_pets/2.1.0'
+  result = prepared(pets, folder)
   assert result.records == {'train': 54, 'val': 12}
   assert (result.classes, result.bad, result.multi_label) == (3, 0, False)
-  builder = tfds.builder_from_directory(tmp_path / 'my-pets/2.1.0')
+  builder = tfds.builder_from_directory(folder)
   assert builder.info.full_name == 'my_pets/2.1.0'
   assert builder.info.features['label'].names == ['ant', 'cat', 'dog']
   assert builder.info.metadata['source'] == str(pets)
   for split, count in (('train', 54), ('val', 12)):
-    found = records(tmp_path / 'my-pets/2.1.0', split)
+    found = records(folder, split)
     names = [record['file_name'].decode() for record in found]
     assert len(set(names)) == count == builder.info.splits[split].num_examples
     for record, name in zip(found, names, strict=True):
@@ -45,13 +46,9 @@ def test_read_back_by_tfds(pets, tmp_path):
       assert builder.info.features['label'].int2str(record['label']) == name.split('/')[1]
   sizes = builder.info.splits['train'].shard_lengths
   assert len(sizes) > 2 and max(sizes) - min(sizes) <= 1
-  # Decoded by TFDS itself.
-  assert builder.as_data_source(split='val')[0]['image'].shape[2] == 3
-
-
-def test_found_by_name_and_version(pets, tmp_path):
-  prepared(pets, tmp_path / 'pets/2.1.0')
-  assert len(tfds.data_source('pets', split='val', data_dir=str(tmp_path))) == 12
+  # Found by name, and decoded by TFDS itself.
+  val = tfds.data_source('my_pets', split='val', data_dir=str(tmp_path))
+  assert len(val) == 12 and val[0]['image'].shape[2] == 3
 
 
 def test_the_same_records_in_the_same_order_as_of_the_folder(pets, tmp_path):
@@ -91,9 +88,7 @@ def test_several_labels_become_lists(pets, tmp_path):
   assert prepared(pets.parent / 'several.csv', tmp_path / 'set').multi_label
   builder = tfds.builder_from_directory(tmp_path / 'set')
   assert builder.info.features['labels'].feature.names == ['2', '9', '10']
-  found = {
-    record['file_name'].decode(): list(record['labels']) for record in records(tmp_path / 'set', 'train')
-  }
+  found = {r['file_name'].decode(): list(r['labels']) for r in records(tmp_path / 'set', 'train')}
   assert found == {'pets/train/cat/0.jpg': [1, 2], 'pets/train/dog/0.jpg': [], 'pets/train/ant/0.jpg': [0]}
   ours = open_source(f'tfds:{tmp_path}/set', 'train', data=DataConfig(max_labels=2))
   assert [ours[number].label.tolist() for number in range(3)] == list(found.values())
@@ -104,7 +99,6 @@ def test_several_labels_become_lists(pets, tmp_path):
   [
     ('image,label\na.jpg,x\nb.jpg,\n', 'gives b.jpg no label; fill it in'),
     ('image,label\na.jpg,\n', 'lists no labelled images'),
-    ('image,label\n', 'lists no labelled images'),
     ('image,label\na.jpg,"x\ny"\n', r"has a class called 'x.*y', which cannot be printed .*; rename it"),
   ],
 )
@@ -142,10 +136,7 @@ def bad_images(folder):
 
 def test_bad_images_stop_it_until_they_are_repaired(pets, copy_of_pets, tmp_path, in_this_process):
   damage(copy_of_pets)
-  with pytest.raises(
-    UserError,
-    match=r'^3 of 66 images are bad \(all: .*set/.unfinished/bad_images.csv\), such as .*, which .*; repair',
-  ):
+  with pytest.raises(UserError, match=r'^3 of 66 images are bad \(all: .*bad_images.csv\), such as '):
     prepared(copy_of_pets, tmp_path / 'set')
   found = bad_images(tmp_path / 'set/.unfinished')
   assert found['train/dog/4.jpg'] == ('train', 'is empty (0 bytes)')
@@ -181,15 +172,10 @@ def test_bad_images_are_left_out_on_demand(copy_of_pets, tmp_path, in_this_proce
 
 
 def test_a_file_that_vanishes_is_a_bad_image(copy_of_pets, tmp_path):
-  with pytest.raises(UserError, match=r'1 of 66 images is bad: .* repair it'):
-    work = str(tmp_path / 'set/.unfinished')
-    shard_plan.make(str(copy_of_pets), work, 2**20)
-    os.remove(copy_of_pets / 'val/cat/2.jpg')
+  shard_plan.make(str(copy_of_pets), str(tmp_path / 'set/.unfinished'), 2**20)
+  os.remove(copy_of_pets / 'val/cat/2.jpg')
+  with pytest.raises(UserError, match=r'1 of 66 images is bad: val/cat/2.jpg, which cannot be read'):
     prepared(copy_of_pets, tmp_path / 'set')
-  assert (
-    bad_images(tmp_path / 'set/.unfinished')['val/cat/2.jpg'][1]
-    == 'cannot be read (No such file or directory)'
-  )
 
 
 def test_progress_counts_every_image_once(pets, tmp_path):
@@ -205,9 +191,7 @@ def test_other_settings_are_refused(pets, copy_of_pets, tmp_path):
   assert not run.is_complete(str(pets), str(tmp_path / 'set'), options)
   run.prepare(str(pets), str(tmp_path / 'set'), options)
   assert run.is_complete(str(pets), str(tmp_path / 'set'), options)
-  with pytest.raises(
-    UserError, match=r'set was prepared with source .*pets, not with source .*pets; choose another'
-  ):
+  with pytest.raises(UserError, match=r'set was prepared with source .*pets, not with source .*pets; choose'):
     run.is_complete(str(copy_of_pets), str(tmp_path / 'set'), options)
   with pytest.raises(UserError, match='set was prepared without longest_side, not with longest_side 100'):
     run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(Shrinking(longest_side=100)))
@@ -253,19 +237,6 @@ def test_addresses_give_the_same_as_local_files(pets, pets_tar, tmp_path):
     memory.store.clear()
 
 
-@pytest.mark.slow
-def test_a_bucket_is_prepared_from_and_to_and_trained_from(pets, pets_tar, tmp_path, monkeypatch):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  prepared(pets, tmp_path / 'set')
-  here = open_source(f'tfds:{tmp_path}/set', 'train', data=DataConfig())
-  with places('gs') as place:
-    prepared(place.put('pets.tar', pets_tar.read_bytes()), 'gs://bucket/made/set')
-    there = open_source('tfds:gs://bucket/made/set', 'train', data=DataConfig())
-    assert [(record.image, record.label) for record in there] == [
-      (record.image, record.label) for record in here
-    ]
-
-
 def test_unknown_kind_of_address_is_refused(tmp_path):
   with pytest.raises(UserError, match=r'nosuch://x/dataset_info.json cannot be reached'):
     run.is_complete('nosuch://y', 'nosuch://x', run.Options(WHOLE))
@@ -286,7 +257,7 @@ def test_name_and_version_come_from_the_path(path, expected):
 
 
 @pytest.mark.slow
-def test_bucket_whose_connections_break_is_prepared_whole(pets, tmp_path, monkeypatch):
+def test_bucket_whose_connections_break_is_prepared_whole_and_read(pets, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   prepared(pets, tmp_path / 'set')
   with places('gs') as place:
@@ -296,9 +267,14 @@ def test_bucket_whose_connections_break_is_prepared_whole(pets, tmp_path, monkey
     prepared(address, 'gs://bucket/made/set')
     assert not place.proxy.faults and not place.proxy.write_faults
     names = [name for name in place.names('made/set') if 'array_record' in name]
-    assert names and all(
-      place.get(name) == (tmp_path / 'set' / name.rpartition('/')[2]).read_bytes() for name in names
+    assert names
+    for name in names:
+      assert place.get(name) == (tmp_path / 'set' / name.rpartition('/')[2]).read_bytes()
+    here, there = (
+      open_source(f'tfds:{folder}', 'train', data=DataConfig())
+      for folder in (tmp_path / 'set', 'gs://bucket/made/set')
     )
+    assert [(r.image, r.label) for r in there] == [(r.image, r.label) for r in here]
 
 
 def test_bucket_that_may_not_be_read_is_no_bad_image(pets):

@@ -32,10 +32,8 @@ def test_names_without_ending_and_folder_are_found_in_the_one_folder_that_has_th
   expected = {'train/a.jpg': ('train', 'cat'), 'train/b.jpg': ('train', 'dog')}
   assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')) == expected
   folder_of(tmp_path, 'test/a.jpg')
-  assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')).keys() == {
-    'a',
-    'b',
-  }  # which of the two is meant?
+  # Which of the two is meant?
+  assert listed(tmp_path / 'x.csv', columns=Columns(label='breed')).keys() == {'a', 'b'}
 
 
 def test_a_cell_may_have_several_labels(listed, tmp_path):
@@ -55,19 +53,15 @@ def test_whole_numbers_of_a_column_of_floats_are_the_classes_that_parquet_has(li
   table = pa.table({'image': [PICTURE] * 3, 'label': pa.array(values)})
   parquet.write_table(table, tmp_path / 'x.parquet')
   expected = [labels for _, *labels in listed(tmp_path / 'x.parquet').values()]
-  (tmp_path / 'x.csv').write_text(
-    'image,label\n' + ''.join(f'{i}.jpg,{value}\n' for i, value in enumerate(values))
-  )
+  lines = [f'{i}.jpg,{value}\n' for i, value in enumerate(values)]
+  (tmp_path / 'x.csv').write_text(''.join(['image,label\n', *lines]))
   rows = [json.dumps({'image': f'{i}.jpg', 'label': value}) for i, value in enumerate(values)]
   (tmp_path / 'x/metadata.jsonl').parent.mkdir()
   (tmp_path / 'x/metadata.jsonl').write_text('\n'.join(rows))
   for source in ('x.csv', 'x'):
-    assert (
-      [labels for _, *labels in listed(tmp_path / source).values()] == expected == [['10'], ['2'], ['10']]
-    )
-  (tmp_path / 'x.csv').write_text(
-    'image,label\na.jpg,v1.0\nb.jpg,1.5\nc.jpg,1.05\n,,\n'.replace(',,', 'd.jpg,x,')
-  )
+    found = [labels for _, *labels in listed(tmp_path / source).values()]
+    assert found == expected == [['10'], ['2'], ['10']]
+  (tmp_path / 'x.csv').write_text('image,label\na.jpg,v1.0\nb.jpg,1.5\nc.jpg,1.05\nd.jpg,x,\n')
   assert [label for _, label in listed(tmp_path / 'x.csv').values()] == ['v1.0', '1.5', '1.05', 'x']
 
 
@@ -90,37 +84,21 @@ def test_names_that_an_apple_computer_wrote_are_found(tmp_path):
 @pytest.mark.parametrize(
   'address',
   [
-    *('http://169.254.169.254/latest/meta-data/a.jpg', 'http://2852039166/a.jpg', 'http://0xa9fea9fe/a.jpg'),
-    *(
-      'https://user@169.254.169.254:80/a.jpg',
-      'http://[fe80:0:0:0:0:0:0:1]/a.jpg',
-      'http://[0:0:0:0:0:ffff:a9fe:a9fe]/a',
-    ),
-    *(
-      'http://169.254.169%2E254/a.jpg',
-      'http://\uff11\uff16\uff19.254.169.254/a.jpg',
-      'ftp://169.254.1/a.jpg',
-    ),
-    *(
-      'http://metadata.google.internal/a.jpg',
-      'http://[fd00:ec2:0:0:0:0:0:254]/a.jpg',
-      'http://100.100.100.200/a.jpg',
-    ),
-    *('simplecache::http://h/a.jpg', 'zip://a.jpg::http://h/x.zip', 'file://x::s3://b/a.jpg'),
+    *('https://user@169.254.169.254:80/a.jpg', 'http://2852039166/a.jpg', 'http://0xa9fea9fe/a.jpg'),
+    *('http://[fe80:0:0:0:0:0:0:1]/a.jpg', 'http://[0:0:0:0:0:ffff:a9fe:a9fe]/a', 'ftp://169.254.1/a.jpg'),
+    *('http://169.254.169%2E254/a.jpg', 'http://\uff11\uff16\uff19.254.169.254/a.jpg'),
+    *('http://metadata.google.internal/a', 'http://[fd00:ec2:0:0:0:0:0:254]/a', 'http://100.100.100.200/a'),
+    *('simplecache::http://h/a.jpg', 'file://x::s3://b/a.jpg'),
   ],
 )
 def test_addresses_with_this_machines_rights_are_refused_unless_allowed(listed, tmp_path, address):
   (tmp_path / 'x.csv').write_text(f'image,label\n{address},x\n', encoding='utf-8')
-  with pytest.raises(
-    UserError, match=r"x\.csv line 2 names '.*(chains protocols|own network).*--any_address"
-  ):
+  with pytest.raises(UserError, match=r"csv line 2 names '.*(chains protocols|own network).*--any_address"):
     listed(tmp_path / 'x.csv')
   assert len(listed(tmp_path / 'x.csv', selection=Selection(any_address=True))) == 1
 
 
-@pytest.mark.parametrize(
-  'address', ['https://h.org/a.jpg', 'http://10.0.0.1/a.jpg', 'gs://b/a::b.jpg', 's3://b/a.jpg']
-)
+@pytest.mark.parametrize('address', ['https://h.org/a.jpg', 'http://10.0.0.1/a.jpg', 'gs://b/a::b.jpg'])
 def test_other_addresses_are_listed(listed, tmp_path, address):
   (tmp_path / 'x.csv').write_text(f'image,label\n{address},x\n')
   assert len(listed(tmp_path / 'x.csv')) == 1
@@ -199,25 +177,15 @@ def test_numbers_as_labels_are_sorted_by_number(tmp_path):
 @pytest.mark.parametrize(
   'text,message',
   [
-    (
-      'picture,label\na.jpg,x\n',
-      r"x.csv has no column 'image' or .*'id', but picture, label; .* --image_column",
-    ),
-    (
-      'image,breed\na.jpg,x\n',
-      r"x.csv has no column 'label' or .*'target', but image, breed; .* --label_column",
-    ),
+    ('picture,label\na.jpg,x\n', r"has no column 'image' or .*, but picture, label; .* --image_column"),
+    ('image,breed\na.jpg,x\n', r"has no column 'label' or .*, but image, breed; .* --label_column"),
     ('image,label\n,x\n', 'line 2 has no path of an image'),
     ('image,label,split\na.jpg,x,my split\n', "line 2 has the split 'my split'; write train, val, test"),
-    ('image,label,split\na.jpg,x,all\n', "line 2 has the split 'all'"),
     ('image,label\na.jpg,\xff\n', 'cannot be read near line 1 .*; save it as UTF-8'),
-    (
-      'image,label\na.jpg,b\nc.jpg,crane, bird\n',
-      r"near line 3 \(it has 3 fields and the header 2; quote a .* ',' in",
-    ),
+    ('image,label\na.jpg,b\nc.jpg,crane, bird\n', r'near line 3 \(it has 3 fields and the header 2; quote'),
     ('image;label;label\na.jpg;x;y\n', r"near line 1 \(it has 'label' twice\)"),
     ('image,label,split\na.jpg,x,dev\nb.jpg,x,val\n', "line 3 has the split 'val', and a line above 'dev'"),
-    ('a.jpg,x\nb.jpg,y\n', r'x.csv has no column .*, but a.jpg, x; write the names of its columns above'),
+    ('a.jpg,x\nb.jpg,y\n', r'x.csv begins with an image \(a.jpg, x\); write the names of its columns'),
   ],
 )
 def test_unusable_csv_is_refused_with_its_line(listed, tmp_path, text, message):
@@ -230,17 +198,13 @@ def test_unusable_csv_is_refused_with_its_line(listed, tmp_path, text, message):
   'text,message',
   [
     ('{"file_name": "a.jpg", "label": 1}\n{"file_name', r'metadata.jsonl cannot be read near line 2'),
-    ('{"file_name": "a.jpg", "label": 1.5}', 'line 1 has the label 1.5'),
+    ('{"file_name": "a.jpg", "label": 1, "label": 2}', r"near line 1 \(it has 'label' twice\)"),
     ('[1]', 'cannot be read near line 1 .it is not an object'),
     ('{"file_name": "a.jpg", "label": {"x": 1}}', 'line 1 has the label'),
-    (
-      '{"file_name": "../../etc/a.jpg", "label": 1}',
-      'line 1 names ../../etc/a.jpg, which is not below its folder',
-    ),
+    ('{"file_name": "../../etc/a.jpg", "label": 1}', 'line 1 names .*, which is not below its folder'),
     ('{"file_name": "a.jpg", "label": 1, "split": ["x"]}', r"line 1 has the split \['x'\]"),
     ('{"file_name": "/etc/a.jpg", "label": 1}', 'which is not below its folder'),
     ('{"file_name": "gs://b/a.jpg", "label": 1}', 'which is not below its folder'),
-    ('[' * 100_000, 'cannot be read near line 1'),
   ],
 )
 def test_unusable_metadata_is_refused_with_its_line(listed, tmp_path, text, message):

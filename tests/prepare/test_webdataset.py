@@ -71,12 +71,8 @@ def test_json_has_the_label_where_there_is_no_cls(listed, tmp_path):
 def test_limit_takes_the_first_samples_of_each_shard(listed, tmp_path):
   for number in range(2):
     shard(tmp_path / f'x/{number}.tar', *samples(0, range(5)))
-  assert list(listed(tmp_path / 'x', selection=Selection(limit=2))) == [
-    '0/000000.jpg',
-    '0/000001.jpg',
-    '1/000000.jpg',
-    '1/000001.jpg',
-  ]
+  found = list(listed(tmp_path / 'x', selection=Selection(limit=2)))
+  assert found == [f'{number}/00000{k}.jpg' for number in (0, 1) for k in (0, 1)]
 
 
 def test_chosen_classes_leave_the_others_out(tmp_path):
@@ -89,10 +85,9 @@ def test_chosen_classes_leave_the_others_out(tmp_path):
   'second,message',
   [
     ({'jpg': picture(1)}, r'000001.jpg has no label, neither a .cls nor a .json'),
-    ({'jpg': picture(1), 'json': {'x': 1}}, "has no column 'label' or .*, but x;.*--label_column"),
-    ({'jpg': picture(1), 'json': 'no json'}, '000001.json is not JSON'),
+    ({'jpg': picture(1), 'json': {'x': 1}}, "has no label: it has x and not 'label'.*--label_column"),
+    ({'jpg': picture(1), 'json': '{"label": 1, "label": 2}'}, "json is not JSON .it has 'label' twice"),
     ({'jpg': picture(1), 'cls': '-1'}, "000001.jpg has the label '-1'"),
-    ({'jpg': picture(1), 'cls': ''}, "000001.jpg has the label ''"),
     ({'jpg': picture(1), 'cls': '12345678901'}, 'The label 12345678901 is too large'),
     ({'jpg': picture(1), 'png': picture(1), 'cls': '1'}, '000001.jpg is of a sample of 2 images'),
     ({'cls': '1', 'txt': 'x'}, '000001.cls is of a sample of 0 images'),

@@ -1,7 +1,5 @@
 """Writers of checkpoints where there is no place for one: what the error names, and what is left behind."""
 
-import pathlib
-
 import numpy as np
 import pytest
 from small_disks import mounted

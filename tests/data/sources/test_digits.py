@@ -20,9 +20,8 @@ def test_splits_are_a_stratified_division_of_all_digits():
   def as_multiset(source):
     return [(record.image.tobytes(), record.label) for record in (source[i] for i in range(len(source)))]
 
-  every = [
-    (np.rint(image * 255 / 16).astype(np.uint8).tobytes(), label) for image, label in zip(images, labels)
-  ]
+  images = np.rint(images * 255 / 16).astype(np.uint8)
+  every = [(image.tobytes(), label) for image, label in zip(images, labels)]
   assert sorted(as_multiset(train) + as_multiset(test)) == sorted(every)
   assert train[0].image.shape == (8, 8) and max(train[i].image.max() for i in range(100)) == 255
   per_class = np.bincount([test[i].label for i in range(360)])
@@ -33,12 +32,7 @@ def test_splits_are_a_stratified_division_of_all_digits():
 
 @pytest.mark.parametrize(
   'split,first,last',
-  [
-    ('train[:90%]', 0, 1293),
-    ('train[90%:]', 1293, 1437),
-    ('train[10:20]', 10, 20),
-    ('train[-5:]', 1432, 1437),
-  ],
+  [('train[:90%]', 0, 1293), ('train[90%:]', 1293, 1437), ('train[-5:]', 1432, 1437)],
 )
 def test_slices_are_ranges_of_records(split, first, last):
   whole, part = opened('digits'), opened('digits', split)
@@ -53,7 +47,6 @@ def test_slices_are_ranges_of_records(split, first, last):
     ('val', "digits has no split 'val'; it has test, train"),
     ('train[:9999]', r'incompatible with 1437 examples; write it like'),
     ('train[5:5]', 'has no records'),
-    ('train[a:b]', 'cannot be read'),
     ('train[', 'digits has no split|cannot be read'),
   ],
 )

@@ -1,7 +1,5 @@
-import errno
 import io
 import itertools
-import logging
 import os
 
 import numpy as np
@@ -126,35 +124,18 @@ def test_val_alone_needs_the_classes_of_a_checkpoint(tmp_path):
 def test_class_that_training_lacks_is_an_error(pets):
   write(pets, 'val/bee/1.jpg')
   assert len(opened(pets)) == 15
-  with pytest.raises(
-    UserError, match=r"\(val\) has the class folder 'bee', which is not among the 3 classes"
-  ):
+  with pytest.raises(UserError, match="has the class folder 'bee', which is not among the 3 classes"):
     opened(pets, 'val')
 
 
-def test_class_without_images_in_val_is_a_warning(pets, caplog):
-  for file in (pets / 'val/dog').iterdir():
-    file.unlink()
-  with caplog.at_level(logging.WARNING):
-    assert len(opened(pets, 'val')) == 4
-  assert '(val) has no images of 1 classes: dog' in caplog.text
-
-
 def test_other_files_are_counted_in_one_warning(pets, caplog):
-  (pets / 'train/cat/notes.txt').write_text('hello')
-  (pets / 'train/dog/a.csv').write_text('hello')
-  (pets / 'train/dog/.hidden.jpg').write_text('hello')
   (pets / 'train/.cache').mkdir()
-  (pets / 'train/README').write_text('hello')
+  write(pets / 'train', 'cat/notes.txt', 'dog/a.csv', 'dog/.hidden.jpg', 'README')
   assert len(opened(pets)) == len(opened(pets)) == 15
   (record,) = caplog.records  # one, although the folder was opened twice
   assert record.name == 'vit_jax.data.sources.folder'
   said = record.getMessage()
-  assert (
-    'train: ignored 2 files, most in ' in said
-    and 'train/cat, whose names do not end as those of images' in said
-  )
-  assert '(txt); jpg, jpeg, jfif, png, webp, bmp, gif, tif, tiff are read.' in said
+  assert 'train: ignored 2 files, most in ' in said and '(txt); jpg, jpeg, jfif, png, webp,' in said
 
 
 def test_deep_folders_and_links_are_entered_once(tmp_path):
@@ -201,10 +182,7 @@ def test_tiny_folder_holds_out_one_image_of_each_class(tmp_path, caplog, count):
   assert sorted(set(names(train).values())) == ['ant', 'cat', 'dog', 'one']
   assert len(train) + len(val) == 3 * count + 1
   (message,) = [record.getMessage() for record in caplog.records if 'val_fraction' in record.getMessage()]
-  assert (
-    'have so few images that config.data.val_fraction 0.1 would hold out none; one image of each' in message
-  )
-  assert '3 of 4 classes (' in message
+  assert '3 of 4 classes (' in message and 'would hold out none; one image of each' in message
 
 
 def test_small_class_beside_a_large_one_is_held_out_too(tmp_path):
@@ -228,50 +206,27 @@ def test_folder_whose_fraction_holds_out_some_is_divided_by_the_fraction_alone(t
 def test_folder_of_single_images_trains_and_cannot_hold_any_out(tmp_path):
   write(tmp_path, 'cat/1.jpg', 'dog/1.jpg')
   assert len(opened(tmp_path)) == 2
-  with pytest.raises(
-    UserError, match=r"No class of .* has two images, so that none can be held out as 'val'"
-  ):
+  with pytest.raises(UserError, match=r'No class of .* has two images, so that none can be held out'):
     opened(tmp_path, 'val')
-
-
-def test_folder_one_level_too_high_names_what_lies_below(tmp_path):
-  write(tmp_path, 'photos/cat/1.jpg', 'photos/cat/deep/2.jpg', 'photos/dog/1.jpg')
-  said = rf'has no images in photos but one level below, in cat, dog; .*folder:{tmp_path}/photos'
-  with pytest.raises(UserError, match=said):
-    opened(tmp_path)
-  assert opened(tmp_path / 'photos').class_names == ('cat', 'dog')
-  write(tmp_path, *(f'photos/c{i}/1.jpg' for i in range(9)))
-  with pytest.raises(UserError, match='one level below, in c0, c1, c2, c3, c4 and 6 more; '):
-    opened(tmp_path)
-  write(tmp_path, 'photos/loose.jpg')  # now it is a class with folders in it
-  assert opened(tmp_path).class_names == ('photos',)
 
 
 @pytest.mark.parametrize(
   ('files', 'said'),
   [
-    (('000.tar', '001.tar'), 'but 000.tar; .*python -m vit_jax.prepare {root} ~/data'),
     (('train/000.tar.gz',), 'train has no images .* but 000.tar.gz; .*python -m vit_jax.prepare {root} ~/'),
-    (('data/train-00000.parquet',), 'but data/train-00000.parquet; .*vit_jax.prepare {root} ~/data'),
     (('labels.csv', 'notes.txt'), 'but labels.csv; .*python -m vit_jax.prepare {root}/labels.csv ~/data'),
   ],
 )
 def test_folder_of_archives_or_tables_names_the_command_that_prepares_it(tmp_path, files, said):
-  for file in files:
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).touch()
+  write(tmp_path, *files)
   with pytest.raises(UserError, match=said.format(root=tmp_path)):
     opened(tmp_path)
 
 
 def test_class_names_that_are_not_utf8_are_text(tmp_path):
   """Class names are printed, drawn, and written to checkpoints and reports."""
-  for name in (b'caf\xe9', b'tea'):
-    folder = os.fsencode(tmp_path) + b'/train/' + name
-    os.makedirs(folder)
-    for file in (b'\xff1.jpg', b'2.jpg'):
-      with open(folder + b'/' + file, 'wb') as opened_file:
-        opened_file.write(jpeg())
+  paths = (b'train/%b/%b.jpg' % (name, i) for name in (b'caf\xe9', b'tea') for i in (b'\xff', b'2'))
+  write(tmp_path, *map(os.fsdecode, paths))
   source = opened(tmp_path)
   assert source.class_names == ('caf\\xe9', 'tea')
   assert ', '.join(source.class_names).encode() == b'caf\\xe9, tea'
@@ -279,29 +234,7 @@ def test_class_names_that_are_not_utf8_are_text(tmp_path):
   assert opened(tmp_path, class_names=('tea', 'caf\\xe9')).labels().tolist().count(1) == 2
 
 
-def test_unreadable_folder_says_that_it_cannot_be_read(pets, monkeypatch):
-  scandir = os.scandir
-  unreadable = str(pets)
-
-  def denied(path):
-    if str(path) == unreadable:
-      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-    return scandir(path)
-
-  monkeypatch.setattr(os, 'scandir', denied)
-  with pytest.raises(UserError, match=rf'The folder {pets} cannot be read \(Permission denied\); check its'):
-    opened(pets)
-  unreadable = str(pets / 'train/cat')
-  with pytest.raises(UserError, match=r'train/cat cannot be read \(Permission denied\)'):
-    opened(pets)
-
-
-@pytest.mark.parametrize('name', ['data-000.tar', 'train.parquet', 'more.zip'])
-def test_archives_beside_images_of_a_class_are_refused(tmp_path, name):
-  for label in ('a', 'b'):
-    (tmp_path / label).mkdir()
-    for number in range(3):
-      (tmp_path / label / f'{number}.jpg').touch()
-  (tmp_path / 'b' / name).touch()
-  with pytest.raises(UserError, match=f'b has images and {name}, .*vit_jax.prepare {tmp_path}/b/{name}'):
-    open_source(f'folder:{tmp_path}', 'train', data=DataConfig())
+def test_archives_beside_images_of_a_class_are_refused(tmp_path):
+  write(tmp_path, 'a/1.jpg', 'b/1.jpg', 'b/more.zip')
+  with pytest.raises(UserError, match=f'b has images and more.zip, .*vit_jax.prepare {tmp_path}/b/more.zip'):
+    opened(tmp_path)

@@ -1,6 +1,7 @@
-"""Reads the sources that a JSON file names, one after the other, in little memory; prints what became of each.
+"""Reads the paths that a JSON file names, one after the other, in little memory; prints what became of each.
 
-python read_sources.py CASES.json: {name: [reader, path]} in, one line of JSON a case out, as read_checkpoints.py.
+python read_hostile.py CASES.json: {name: [reader, path]} in, one line of JSON, [name, *outcome], a case out. The first
+is a sound checkpoint, with which everything is imported; the memory is restricted after it.
 """
 
 import functools
@@ -16,15 +17,16 @@ from vit_jax.data.image_files import image_files
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.evaluation.real_labels import RealLabels
 from vit_jax.prepare.listing import Listing
-from vit_jax.pretrained import class_names
+from vit_jax.pretrained import class_names, formats
 
 MEMORY = 768 * 2**20  # bytes beyond what the process has after its start
 
 
 def main() -> None:
   cases = json.loads(pathlib.Path(sys.argv[1]).read_text())
-  restrict_memory(MEMORY)
-  for name, (reader, path) in cases.items():
+  for number, (name, (reader, path)) in enumerate(cases.items()):
+    if number == 1:
+      restrict_memory(MEMORY)
     print(json.dumps([name, *outcome(functools.partial(READERS[reader], path))]), flush=True)
 
 
@@ -39,9 +41,7 @@ def folder(path: str) -> None:
   kind = pathlib.Path(path, 'becomes').read_text()
   for image in pathlib.Path(path).glob('*/*.png'):
     image.unlink()
-    if kind == 'pipe':
-      os.mkfifo(image)
-    elif kind == 'device':
+    if kind == 'device':
       image.symlink_to('/dev/zero')
     else:
       image.touch()
@@ -50,6 +50,7 @@ def folder(path: str) -> None:
 
 
 READERS = {
+  'checkpoint': formats.read,
   'prepare': prepare,
   'folder': folder,
   'names': lambda path: class_names.read(path, 3),
