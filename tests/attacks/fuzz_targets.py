@@ -18,7 +18,6 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-import encoded_images
 import mutations
 import numpy as np
 import pyarrow
@@ -233,7 +232,6 @@ TARGETS = {
   'real.json': Target(real_labels, ('real.json',), read_real),
   'class names': Target(name_list, ('names.txt',), lambda folder: class_names.read(f'{folder}/names.txt', 3)),
   'parquet': Target(parquet_file, ('x.parquet',), read_source),
-  'images': Target(encoded_images.write, ('image.*',), encoded_images.read),
 }
 
 
