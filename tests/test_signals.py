@@ -147,7 +147,9 @@ def test_interrupt_while_a_command_is_imported(name, module, interrupting):
   assert interrupted_at(module, command, interrupting) == (130, 'Interrupted.\n')
 
 
-@pytest.mark.parametrize(('way', 'module'), [('package', 'absl'), ('script', 'absl'), ('script', 'ml_collections')])
+@pytest.mark.parametrize(
+  ('way', 'module'), [('package', 'absl'), ('script', 'absl'), ('script', 'ml_collections')]
+)
 def test_interrupt_while_the_command_vit_jax_is_imported(way, module, interrupting):
   place, _, function = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'][
     'vit_jax'
