@@ -119,6 +119,7 @@ REFUSALS = [
   ('compare', [RUN, 'gs://bucket/none'], 'is not the workdir of a run that has logged something'),
   ('prepare', ['images', 'gs://none/data/1.0.0'], 'There is no bucket gs://none; make it first'),
   ('main', ['--config=config.py', '--workdir=gs://none/run'], 'There is no bucket gs://none; make it first'),
+  ('main', ['--config=config.py', '--workdir=https://host/run'], 'nor in a bucket (gs://…, s3://…)'),
   ('main', ['--mode=eval', '--workdir=gs://bucket/none'], 'gs://bucket/none'),
   (
     'main',

@@ -151,22 +151,3 @@ def test_convert_prints_the_kind_of_folder_that_it_chose_and_why(golden, tmp_pat
     "Of hf, the kind 'timm' is written; not 'vit', since it has pool 'token' and this model 'gap'" in chosen
   )
   assert 'timm has no name for a model of these sizes' in result.stderr
-
-
-@pytest.mark.slow
-def test_folder_to_a_run_and_back_keeps_every_bit_and_logit(golden, tmp_path):
-  """npz -> folder -> run -> folder: the same tensors and texts, bit for bit, and the same logits."""
-  pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
-  source = path(golden, 'a_vit_token')
-  steps = [(source, 'first', 'hf'), ('first', 'run', 'run'), ('run', 'second', 'hf')]
-  for origin, destination, kind in steps:
-    done('convert', origin, destination, f'--format={kind}', cwd=tmp_path)
-  first = {file.name: file.read_bytes() for file in (tmp_path / 'first').iterdir()}
-  second = {file.name: file.read_bytes() for file in (tmp_path / 'second').iterdir()}
-  assert first.keys() == second.keys() and 'model.safetensors' in first
-  for name, content in first.items():
-    assert content == second[name], name
-  images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
-  expected = vit_jax.load(source)(images)
-  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'first')(images), expected)
-  np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run')(images), expected)

@@ -27,16 +27,11 @@ def get_study():
 """
 # Where the file system stalls: it answers this operation of a path with this text, and nothing after it.
 TRAINING = {
-  'images: list': ('images', 'OPENDIR', 'images'),
   'images: read': ('images', 'OPEN', '.png'),
   'images: a step': ('images', 'OPEN', 'b/9.png'),
-  'shards: open': ('shards', 'LOOKUP', 'array_record'),
   'shards: read': ('shards', 'OPEN', 'array_record'),
-  'workdir: config': ('run', 'LOOKUP', 'config.json'),
-  'workdir: log': ('run', 'CREATE', 'metrics.jsonl'),
   'workdir: a line': ('run', 'WRITE', 'metrics.jsonl'),
   'workdir: a save': ('run', 'MKDIR', 'checkpoints/2'),
-  'workdir: arrays': ('run', 'CREATE', 'checkpoints/2'),
 }
 OTHERS = {
   'prepare: images': ('images', 'OPEN', '.png'),
@@ -45,12 +40,8 @@ OTHERS = {
   'predict: image': ('images', 'OPEN', '.png'),
   'convert: model': ('out', 'WRITE', 'safetensors'),
   'selftrain: images': ('images', 'OPEN', '.png'),
-  'selftrain: predictions': ('out', 'CREATE', 'labelled'),
-  'transfer: images': ('images', 'OPEN', '.png'),
   'transfer: a run': ('out', 'MKDIR', 'report'),
-  'transfer: table': ('out', 'CREATE', 'table.json'),
   'study: a run': ('out', 'MKDIR', 'checkpoints'),
-  'study: table': ('out', 'CREATE', 'table.json'),
 }
 
 

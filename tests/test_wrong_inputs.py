@@ -1,15 +1,7 @@
 """What a person does wrong, against the real command: one sentence, exit code 2, nothing lost."""
 
-import numpy as np
 import pytest
 from commands import assert_done, assert_said, run
-from image_bytes import jpeg
-
-
-def test_an_address_outside_of_buckets_as_workdir(tmp_path):
-  assert_said(
-    run(tmp_path, workdir='https://host/run'), 'https://host/run', 'nor in a bucket (gs://…, s3://…)'
-  )
 
 
 @pytest.mark.slow
@@ -69,50 +61,3 @@ def test_another_config_on_the_same_workdir(tmp_path):
   assert sorted(tmp_path.rglob('run/**/*')) == before
   # What does not change the result may differ; and a run that is complete says so again.
   assert_done(run(tmp_path, '--config.log_every=1 steps', '--config.mesh.fsdp=2'))
-
-
-@pytest.mark.slow
-def test_a_damaged_config_in_the_workdir_is_written_again(tmp_path):
-  (tmp_path / 'run').mkdir()
-  for moved in ('config.json.damaged', 'config.json.damaged-2'):  # before the first checkpoint, and after it
-    (tmp_path / 'run' / 'config.json').write_text('{"seed": ')
-    result = run(tmp_path)
-    assert_done(result)
-    assert 'config.json is damaged' in result.stdout and moved in result.stdout
-
-
-def test_a_workdir_that_is_a_file(tmp_path):
-  (tmp_path / 'run').write_text('mine')
-  assert_said(run(tmp_path), str(tmp_path / 'run'))
-  assert (tmp_path / 'run').read_text() == 'mine'
-
-
-@pytest.fixture
-def folder(tmp_path):
-  """A folder of images: classes cat and dog, 10 to train on and 4 to evaluate."""
-  for split, count in (('train', 10), ('val', 4)):
-    for label, name in enumerate(('cat', 'dog')):
-      (tmp_path / 'images' / split / name).mkdir(parents=True)
-      for number in range(count):
-        pixels = np.random.default_rng(1000 * label + number).integers(0, 256, (20, 24, 3))
-        (tmp_path / 'images' / split / name / f'{number}.jpg').write_bytes(jpeg(pixels))
-  return tmp_path / 'images'
-
-
-OF_FOLDER = ['--config.data.source=folder:images', '--config.evaluators.test.split=val']
-
-
-@pytest.mark.slow
-def test_a_bad_image_stops_the_run_by_name(tmp_path, folder):
-  sound = (folder / 'train' / 'cat' / '0.jpg').read_bytes()
-  (folder / 'train' / 'cat' / 'cut.jpg').write_bytes(sound[:-200])
-  assert_said(run(tmp_path, *OF_FOLDER), 'cut.jpg')
-
-
-@pytest.mark.slow
-def test_a_class_added_while_the_run_was_stopped(tmp_path, folder):
-  assert_done(run(tmp_path, *OF_FOLDER))
-  (folder / 'train' / 'cat' / '0.jpg').rename(folder / 'train' / 'bird.jpg')
-  (folder / 'train' / 'bird').mkdir()
-  (folder / 'train' / 'bird.jpg').rename(folder / 'train' / 'bird' / '0.jpg')
-  assert_said(run(tmp_path, *OF_FOLDER), 'bird', 'new --workdir')
