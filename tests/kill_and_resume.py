@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from processes import xla_flags
+from run_steps import logged
 
 DEVICES = 2  # of a run of one or two processes: the same mesh adds in the same order
 EVALUATED, LOGGED = 30, 3  # steps between two evaluations, and between two lines
@@ -88,11 +89,11 @@ def kill_once(run: list[fork_server.Command], workdir: pathlib.Path, rng: random
   def is_due() -> bool:
     if moment == 'while starting':
       return True
-    if len(logged := lines(workdir)) <= before:
+    if len(found := lines(workdir)) <= before:
       return False
     if moment == 'while saving':
       return any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
-    return moment == 'at any moment' or json.loads(logged[-1])['step'] % EVALUATED == EVALUATED - LOGGED
+    return moment == 'at any moment' or json.loads(found[-1])['step'] % EVALUATED == EVALUATED - LOGGED
 
   while not is_due() and all(process.poll() is None for process in run):
     time.sleep(0.001)
@@ -125,14 +126,6 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     for path, leaf in jax.tree.leaves_with_path(tree):
       result[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
   return result
-
-
-def values(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The logged values, but for those of speed."""
-  return [
-    {name: value for name, value in json.loads(line).items() if not name.startswith('perf/')}
-    for line in lines(workdir)
-  ]
 
 
 def check(
@@ -171,8 +164,8 @@ def compare(alone: pathlib.Path, killed: pathlib.Path) -> tuple[int, int]:
   assert expected.keys() == got.keys()
   for name, array in expected.items():
     assert array.dtype == got[name].dtype and array.tobytes() == got[name].tobytes(), f'{name} differs'
-  assert values(alone) == values(killed), 'metrics.jsonl differs'
-  return len(expected), len(values(alone))
+  assert logged(alone) == logged(killed), 'metrics.jsonl differs'
+  return len(expected), len(logged(alone))
 
 
 if __name__ == '__main__':

@@ -177,10 +177,9 @@ def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path
   if name == 'convert':  # the other ways to ask are one for all commands
     helps.append(run('vit_jax', name, '-h', cwd=tmp_path))
     helps.append(run(module_of(name), '--no_such_flag=1', '--helpfull', cwd=tmp_path))
-  for result in helps:
-    assert result.returncode == 0 and not result.stderr, result.stderr
   text = helps[0].stdout
-  assert all(result.stdout == text for result in helps)
+  for result in helps:
+    assert (result.returncode, result.stderr, result.stdout) == (0, '', text)
   assert text.startswith((ast.get_docstring(source_of(name)) or '').strip())
   lines = text.splitlines()
   for flag, default in flags_of(name).items():
@@ -303,15 +302,11 @@ def test_without_a_command_all_commands_are_listed(arguments, tmp_path):
     assert re.search(rf'^  {name} +{re.escape(text)}$', result.stdout, re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_unknown_command_is_answered_with_the_nearest_one(tmp_path):
-  assert_said(run('vit_jax', 'tarin', cwd=tmp_path), "no command 'tarin'", 'did you mean train?')
-  assert_said(run('vit_jax', 'xyz', cwd=tmp_path), *cli.COMMANDS)
-
-
 @pytest.mark.parametrize(
   ('arguments', 'texts'),
   [
+    (['tarin'], ["no command 'tarin'", 'did you mean train?']),
+    (['xyz'], [*cli.COMMANDS]),
     (['predict', '--top=0'], ['--top=0', 'positive integer']),
     (['predict', '--format=xml'], ['--format=xml', 'csv, json']),
     (['predict', '--checkpoint'], ['--checkpoint has no value']),
@@ -326,7 +321,6 @@ def test_unknown_command_is_answered_with_the_nearest_one(tmp_path):
     ),
     (['train', '--config=quickstart', '--config.evaluators.val.every=1'], ['config.evaluators.test.every?']),
   ],
-  ids=lambda value: value[-1] if value and isinstance(value[-1], str) else None,
 )
 def test_wrong_value_is_answered_with_what_is_possible(arguments, texts, tmp_path):
   result = run('vit_jax', *arguments, cwd=tmp_path)

@@ -33,7 +33,6 @@ def test_file_here_goes_before_the_shipped_config_of_that_name(tmp_path, monkeyp
     ('configs/quickstart.py', ['no config file configs/quickstart.py', '--config=quickstart.']),
     ('xyz', ["no config 'xyz'", 'quickstart', 'ablations/position']),
     ('quickstart:big', ['The config quickstart takes no argument', "':big'"]),
-    ('vit_l16:nope', ["no recipe 'nope'", 'imagenet21k, augreg, jft, imagenet2012']),
   ],
 )
 def test_unknown_config_is_answered_with_the_nearest_one(value, texts, tmp_path):

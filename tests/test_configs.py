@@ -20,23 +20,13 @@ ARGUMENTS = {
   'folder': ['/path/to/images'],
   'bit': ['jft', 'imagenet21k'],
   'efficientnet_l2': [],
-  'finetune': [
-    'b16,cifar10',
-    'l16,imagenet2012',
-    'ti16,oxford_iiit_pet',
-    'b32,folder:/images,paper',
-    's16,cifar100',
-  ],
+  'finetune': ['b16,cifar10', 'l16,imagenet2012', 'ti16,oxford_iiit_pet', 'b32,folder:/images,paper'],
   'distill': ['ti16,runs/teacher,folder:/images'],
   'vtab': ['l16,clevr_count', 'b32,dsprites_location,val'],
   'vit': ['l16,imagenet21k', 'b16,augreg', 'h14,jft', 'r50x1,jft', 'r50+b16,jft', 's16,imagenet2012'],
-  'vit_ti16': ['imagenet21k', 'imagenet2012'],
-  'vit_s16': ['imagenet21k', 'imagenet2012'],
-  'vit_s32': ['imagenet21k', 'imagenet2012'],
+  **dict.fromkeys(['vit_ti16', 'vit_s16', 'vit_s32'], ('imagenet21k', 'imagenet2012')),
+  **dict.fromkeys(['vit_b16', 'vit_b32', 'vit_l16'], ('imagenet21k', 'augreg', 'jft', 'imagenet2012')),
   'vit_h14': ['jft', 'imagenet2012'],
-  'vit_b16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
-  'vit_b32': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
-  'vit_l16': ['imagenet21k', 'augreg', 'jft', 'imagenet2012'],
   'masked_patch': [*PAPER, 'cifar10'],
   'vit_s16_i1k': ['300'],
   'quickstart': [],
@@ -55,14 +45,8 @@ ARGUMENTS = {
 }
 CASES = [(path, argument) for path in FILES for argument in [None, *ARGUMENTS.get(path.stem, PAPER)]]
 # A step of these files is traced once, by their default: their arguments are numbers, or configs/vit.py's.
-NUMBERS = [
-  'depth',
-  'heads',
-  'mlp',
-  'patch',
-  'width',
-  *(path.stem for path in FILES if "load(f'vit:" in path.read_text()),
-]
+NUMBERS = ['depth', 'heads', 'mlp', 'patch', 'width']
+NUMBERS += [path.stem for path in FILES if "load(f'vit:" in path.read_text()]
 TRACED = [
   (path, argument)
   for path, argument in CASES

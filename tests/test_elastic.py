@@ -7,6 +7,7 @@ from collections.abc import Callable
 import fork_server
 import kill_and_resume
 import pytest
+import run_steps
 from bucket_emulators import places
 from processes import HUNG, wait_until
 
@@ -121,7 +122,7 @@ def test_four_processes_then_two_then_one_see_the_same_rows_and_lose_no_step(
     if workdir != 'lost':
       place.get_folder('runs/lost', tmp_path / 'lost')
 
-  alone, lost = (kill_and_resume.values(tmp_path / name) for name in ('alone', 'lost'))
+  alone, lost = (run_steps.logged(tmp_path / name) for name in ('alone', 'lost'))
   assert [line['step'] for line in alone] == [line['step'] for line in lost] == list(range(1, STEPS + 1))
   for one, other in zip(alone, lost, strict=True):
     assert one.keys() == other.keys()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import pty
 import re
 import shlex
@@ -102,13 +101,11 @@ def test_a_disk_that_fails_in_the_middle_of_a_run_is_named_in_one_sentence(
 HOSTILE = '\x1b[A\x1b[31mno\x1b[2J\x1b]0;mine\x07\x9b1m.png'
 
 
-def shown_by_a_terminal(folder: pathlib.Path, *command: str) -> str:
-  """What a command that ends with exit code 2 writes to its terminal."""
+def test_control_characters_in_names_are_shown_and_not_obeyed_by_a_terminal(tmp_path):
   terminal, its_end = pty.openpty()
   environment = os.environ | {'PYTHONPATH': str(commands.ROOT)}
-  process = subprocess.Popen(
-    [sys.executable, '-m', *command], cwd=folder, env=environment, stdout=its_end, stderr=its_end
-  )
+  command = [sys.executable, '-m', 'vit_jax.predict', '--checkpoint=model.npz', HOSTILE]
+  process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=its_end, stderr=its_end)
   os.close(its_end)
   shown = b''
   with contextlib.suppress(OSError):  # that its end was closed
@@ -116,9 +113,5 @@ def shown_by_a_terminal(folder: pathlib.Path, *command: str) -> str:
       shown += piece
   os.close(terminal)
   assert process.wait() == 2, shown
-  return shown.decode()
-
-
-def test_control_characters_in_names_are_shown_and_not_obeyed_by_a_terminal(tmp_path):
-  shown = shown_by_a_terminal(tmp_path, 'vit_jax.predict', '--checkpoint=model.npz', HOSTILE)
-  assert ascii(HOSTILE)[1:-1] in shown and shown.strip().isprintable()
+  text = shown.decode()
+  assert ascii(HOSTILE)[1:-1] in text and text.strip().isprintable()

@@ -80,15 +80,12 @@ def test_a_full_disk_names_the_target_and_keeps_it(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
-def test_name_that_a_folder_has_is_the_one_in_the_error(tmp_path):
+def test_a_place_that_cannot_be_written_is_the_one_in_the_error(tmp_path):
   (tmp_path / 'a.txt').mkdir()
   with pytest.raises(IsADirectoryError) as caught:
     files.write_text(tmp_path / 'a.txt', 'new')
   assert caught.value.filename == str(tmp_path / 'a.txt')
   assert list(tmp_path.iterdir()) == [tmp_path / 'a.txt']
-
-
-def test_a_place_that_cannot_be_written_has_one_of_the_known_errors(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(OSError) as caught:
     files.write_text(tmp_path / 'file/a.txt', 'new')

@@ -164,12 +164,8 @@ def test_wrong_input_is_one_sentence_in_ipython(tmp_path):
 def wheel(tmp_path) -> pathlib.Path:
   """The package as a wheel, built from a copy of its sources."""
   copy = tmp_path / 'sources'
-  copy.mkdir()
-  for name in ('vit_jax', 'configs'):
-    ignored = shutil.ignore_patterns('__pycache__')
-    shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
-  for name in ('pyproject.toml', 'setup.py', 'MANIFEST.in', 'README.md', 'LICENSE'):
-    shutil.copy(ROOT / name, copy)
+  ignored = shutil.ignore_patterns('__pycache__', '.*', 'tests', 'docs', 'benchmarks', 'build')
+  shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
   command = [sys.executable, '-m', 'build', '--wheel', '--outdir', str(tmp_path / 'dist'), str(copy)]
   subprocess.run(command, check=True, capture_output=True)
   (built,) = (tmp_path / 'dist').glob('*.whl')

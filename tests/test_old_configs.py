@@ -83,7 +83,6 @@ def test_flat_model_section_becomes_that_of_its_architecture(variant, kind):
 def test_migration_is_done_once(name):
   config = config_lib.from_config_dict(old(name))
   assert config_lib.from_config_dict(json.loads(json.dumps(config_lib.as_json(config)))) == config
-  assert dataclasses.is_dataclass(config.model)
 
 
 def test_the_section_of_few_shot_probes_becomes_the_evaluators_own():

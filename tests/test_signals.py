@@ -47,13 +47,13 @@ def inside(body: str) -> str:
   return textwrap.dedent(BEGIN) + textwrap.dedent(INSIDE) + textwrap.indent(textwrap.dedent(body), '  ')
 
 
-def interrupt(process: subprocess.Popen, number: int = signal.SIGINT, after: float = 0.3) -> str:
-  """Sends Ctrl-C, or another signal, to a process some seconds after it is ready; its stderr at its end."""
+def interrupt(process: subprocess.Popen, number: int = signal.SIGINT) -> str:
+  """Sends Ctrl-C, or another signal, to a process once it is ready, and waits for its end; its stderr."""
   assert process.stdout is not None
   for line in process.stdout:
     if line == 'ready\n':
       break
-  time.sleep(after)
+  time.sleep(0.3)
   assert process.poll() is None
   process.send_signal(number)
   return process.communicate(timeout=HUNG)[1]
@@ -96,19 +96,6 @@ def test_signal_ends_the_process_and_ctrl_c_with_one_sentence(tmp_path, body, se
   errors = interrupt(process, sent)
   ended = (130, f'{SENTENCE}\n') if sent == signal.SIGINT else (-signal.SIGTERM, '')
   assert (process.returncode, errors) == ended
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('delay', [0, 1.5, 4])
-def test_interrupt_while_jax_starts_and_compiles(delay):
-  body = """
-    import jax, jax.numpy as jnp
-    for number in range(10, 1000):
-      jax.jit(lambda x: sum((jnp.sin(x * i) @ x for i in range(number)), x))(jnp.ones((8, 8)))
-  """
-  process = start(inside(f'time.sleep(0.01)\n{textwrap.dedent(body)}'))
-  errors = interrupt(process, after=delay)
-  assert (process.returncode, errors) == (130, f'{SENTENCE}\n')
 
 
 # Sends Ctrl-C when a module is about to be imported, and does not let it be.

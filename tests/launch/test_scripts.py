@@ -46,6 +46,10 @@ TPU_VM = [
     ['create', 'n', '--type=v6e-8', '--version=own'],
     ['create', 'n', *PLACE, '--accelerator-type=v6e-8', '--version=own'],
   ),
+  (
+    ['create', 'n', '--type=v5litepod-16'],
+    ['create', 'n', *PLACE, '--accelerator-type=v5litepod-16', '--version=v2-alpha-tpuv5-lite'],
+  ),
   (['delete', 'n'], ['delete', 'n', *PLACE, '--quiet']),
   (
     ['logs', 'n', '--internal-ip'],
