@@ -101,6 +101,8 @@ def test_two_processes_train_as_one(start, tmp_path):
 def test_exit_code_75_starts_all_again_with_the_same_logs_and_kills_who_does_not_end(start, tmp_path):
   text = """
   print('turn', turn, 'of', os.environ['JAX_PROCESS_COUNT'], flush=True)
+  pathlib.Path(f'{pids}.{turn}').touch()
+  while not pids.with_name(f'pids.{1 - index}.{turn}').exists(): time.sleep(0.01)
   if (turn, index) == (2, 1): time.sleep(3600)
   sys.exit(75 if turn < 3 else 0)
   """
