@@ -8,14 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.config import (
-  CheckpointConfig,
-  ClassificationEvaluatorConfig,
-  Config,
-  DataConfig,
-  ScheduleConfig,
-  to_config_dict,
-)
+from vit_jax import config as c
 from vit_jax.models.base import (
   MODELS,
   Architecture,
@@ -108,17 +101,17 @@ class Normed(Model[NormedConfig]):
     return x.reshape(len(x), -1, self.config.width).astype(jnp.float32)
 
 
-def options(**changes) -> Config:
+def options(**changes) -> c.Config:
   """Sixteen digits a step."""
-  config = Config(
+  config = c.Config(
     total='40 steps',
     batch_size=16,
     model=NormedConfig(),
-    data=DataConfig(source='digits', image_size=(8, 8), channels=1, flip=True),
-    evaluators={'test': ClassificationEvaluatorConfig(split='test', every='20 steps')},
-    schedule=ScheduleConfig(learning_rate=1e-2, warmup='2 steps'),
+    data=c.DataConfig(source='digits', image_size=(8, 8), channels=1, flip=True),
+    evaluators={'test': c.ClassificationEvaluatorConfig(split='test', every='20 steps')},
+    schedule=c.ScheduleConfig(learning_rate=1e-2, warmup='2 steps'),
     ema=0.9,
-    checkpoint=CheckpointConfig(every='5 steps'),
+    checkpoint=c.CheckpointConfig(every='5 steps'),
     log_every='3 steps',
   )
   return dataclasses.replace(config, **changes)
@@ -126,4 +119,4 @@ def options(**changes) -> Config:
 
 def get_config() -> ConfigDict:
   MODELS.register(NAME, NormedConfig)  # here, so that the import of a test changes nothing for others
-  return to_config_dict(options())
+  return c.to_config_dict(options())

@@ -249,19 +249,14 @@ def places(scheme: str, *, own: bool = False) -> Iterator[Place]:
     own: credentials are there, as writing needs them; else nobody's are in reach.
   """
   with pytest.MonkeyPatch.context() as patch, google() if scheme == 'gs' else amazon() as proxy:
-    for name in (
-      'GOOGLE_APPLICATION_CREDENTIALS',
-      'AWS_ACCESS_KEY_ID',
-      'AWS_SECRET_ACCESS_KEY',
-      'AWS_PROFILE',
-    ):
+    patch.delenv('GOOGLE_APPLICATION_CREDENTIALS', raising=False)
+    for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_PROFILE'):
       patch.delenv(name, raising=False)
     patch.setenv('NO_GCE_CHECK', 'true')
-    patch.setenv('GCE_METADATA_HOST', '127.0.0.1:1')  # refused at once
-    patch.setenv('GCE_METADATA_IP', '127.0.0.1:1')
-    patch.setenv('CLOUDSDK_CONFIG', '/nowhere')
+    for name in ('GCE_METADATA_HOST', 'GCE_METADATA_IP'):
+      patch.setenv(name, '127.0.0.1:1')  # refused at once
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
-    for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
+    for name in ('CLOUDSDK_CONFIG', 'AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
       patch.setenv(name, '/nowhere')
     if own:
       patch.setenv('AWS_ACCESS_KEY_ID', 'k')

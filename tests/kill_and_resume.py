@@ -3,13 +3,15 @@
   python tests/kill_and_resume.py --kills=20
   python tests/kill_and_resume.py --kills=20 --processes=2
   python tests/kill_and_resume.py --kills=20 --processes=2 --finish_as_one
+  python tests/kill_and_resume.py --kills=20 --rounds=50    # a thousand kills of fifty runs
 
-Dropout, stochastic depth, augmentation, gradient accumulation and an EMA are on. Every second kill waits for
-a checkpoint that is being written. Parameters, optimizer state, EMA and all values of
-`metrics.jsonl` but those of speed must be the same to the last bit.
+Dropout, stochastic depth, augmentation, gradient accumulation and an EMA are on. The kills take turns: at any moment,
+while a checkpoint is written, during start-up, around an evaluation. Parameters, optimizer state, EMA and all values
+of `metrics.jsonl` but those of speed must be the same to the last bit.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -23,11 +25,14 @@ import fork_server
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from processes import wait_until, xla_flags
+from processes import xla_flags
+from run_steps import logged
 
-ROOT = pathlib.Path(__file__).parents[1]
-DEVICES = 2  # of a run, whatever the number of its processes: the same mesh adds in the same order
-CONFIG = """
+DEVICES = 2  # of a run of one or two processes: the same mesh adds in the same order
+EVALUATED, LOGGED = 30, 3  # steps between two evaluations, and between two lines
+# Moment -> seconds within which the kill follows.
+MOMENTS = {'at any moment': 1.5, 'while saving': 0.03, 'while starting': 2.0, 'around an evaluation': 0.3}
+CONFIG = f"""
 from vit_jax.config import *
 
 def get_config():
@@ -40,20 +45,18 @@ def get_config():
       dropout=0.1, attention_dropout=0.1, stochastic_depth=0.2,
     ),
     data=DataConfig(source='digits', image_size=(8, 8), channels=1, crop='inception', flip=True),
-    evaluators={'test': ClassificationEvaluatorConfig(split='test', every='30 steps')},
+    evaluators={{'test': ClassificationEvaluatorConfig(split='test', every='{EVALUATED} steps')}},
     optimizer=OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=2e-3, warmup='10%'),
     ema=0.99,
     checkpoint=CheckpointConfig(every='5 steps'),
-    log_every='3 steps',
+    log_every='{LOGGED} steps',
   ))
 """
 
 
-def start(
-  config: pathlib.Path, workdir: pathlib.Path, processes: int, devices: int = DEVICES
-) -> list[fork_server.Command]:
-  """The run's processes, joined by jax.distributed where there are several, on so many CPU devices in all."""
+def start(config: pathlib.Path, workdir: pathlib.Path, processes: int) -> list[fork_server.Command]:
+  """The run's processes, joined by jax.distributed where there are several, on the same CPU devices in all."""
   flags = [f'--config={config}', f'--workdir={workdir}']
   return [
     fork_server.start(
@@ -63,7 +66,7 @@ def start(
       environment=variables,
       log=workdir.parent / f'{workdir.name}.{index}.log',
     )
-    for index, variables in enumerate(joined(processes, devices // processes))
+    for index, variables in enumerate(joined(processes, max(DEVICES, processes) // processes))
   ]
 
 
@@ -79,25 +82,25 @@ def joined(processes: int, devices: int) -> list[dict[str, str]]:
   return [common | {'JAX_PROCESS_ID': str(index)} for index in range(processes)]
 
 
-def kill_once(run: list[fork_server.Command], workdir: pathlib.Path, rng: random.Random, saving: bool) -> str:
-  """Kills all processes of a run at a random moment after its first new line, or during a save."""
+def kill_once(run: list[fork_server.Command], workdir: pathlib.Path, rng: random.Random, moment: str) -> bool:
+  """Kills all processes of a run at a moment; False if one had ended before."""
   before = len(lines(workdir))
-  wait_until(lambda: len(lines(workdir)) > before or any(process.poll() is not None for process in run))
-  until = time.monotonic() + rng.uniform(0, 1.5)
-  moment = 'at a random moment'
-  while time.monotonic() < until or saving:
-    if saving and list((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*')):
-      time.sleep(rng.uniform(0, 0.03))
-      moment = 'during a save'
-      break
-    if any(process.poll() is not None for process in run):
-      break
+
+  def is_due() -> bool:
+    if moment == 'while starting':
+      return True
+    if len(found := lines(workdir)) <= before:
+      return False
+    if moment == 'while saving':
+      return any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
+    return moment == 'at any moment' or json.loads(found[-1])['step'] % EVALUATED == EVALUATED - LOGGED
+
+  while not is_due() and all(process.poll() is None for process in run):
     time.sleep(0.001)
+  time.sleep(rng.uniform(0, MOMENTS[moment]))
   for process in run:
     process.send_signal(signal.SIGKILL)
-  for process in run:
-    process.wait()
-  return moment
+  return [process.wait() for process in run] == [-signal.SIGKILL] * len(run)
 
 
 def lines(workdir: pathlib.Path) -> list[str]:
@@ -125,14 +128,6 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   return result
 
 
-def values(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The logged values, but for those of speed."""
-  return [
-    {name: value for name, value in json.loads(line).items() if not name.startswith('perf/')}
-    for line in lines(workdir)
-  ]
-
-
 def check(
   kills: int,
   processes: int,
@@ -149,17 +144,16 @@ def check(
   finish(start(config, alone, processes), alone)
 
   rng = random.Random(seed)
-  moments = []
+  moments = collections.Counter()
   for number in range(kills):
-    moment = kill_once(start(config, killed, processes), killed, rng, saving=number % 2 == 1)
-    moments.append(moment)
+    moment = list(MOMENTS)[number % len(MOMENTS)]
+    moments[moment] += kill_once(start(config, killed, processes), killed, rng, moment)
     print(f'kill {number + 1}: {moment}, {len(lines(killed))} lines in metrics.jsonl', flush=True)
   finish(start(config, killed, finish_as), killed)
 
   arrays, steps = compare(alone, killed)
-  saves = moments.count('during a save')
   return (
-    f'{kills} kills ({saves} during a save), {processes} processes, finished as {finish_as}: '
+    f'{dict(moments)}, {processes} processes, finished as {finish_as}: '
     f'{arrays} arrays and {steps} lines of metrics are bit-identical.'
   )
 
@@ -170,8 +164,8 @@ def compare(alone: pathlib.Path, killed: pathlib.Path) -> tuple[int, int]:
   assert expected.keys() == got.keys()
   for name, array in expected.items():
     assert array.dtype == got[name].dtype and array.tobytes() == got[name].tobytes(), f'{name} differs'
-  assert values(alone) == values(killed), 'metrics.jsonl differs'
-  return len(expected), len(values(alone))
+  assert logged(alone) == logged(killed), 'metrics.jsonl differs'
+  return len(expected), len(logged(alone))
 
 
 if __name__ == '__main__':
@@ -180,8 +174,10 @@ if __name__ == '__main__':
   parser.add_argument('--processes', type=int, default=1)
   parser.add_argument('--finish_as_one', action='store_true')
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--rounds', type=int, default=1)
   args = parser.parse_args()
   os.environ['JAX_PLATFORMS'] = 'cpu'
-  with tempfile.TemporaryDirectory() as folder:
-    finish_as = 1 if args.finish_as_one else args.processes
-    print(check(args.kills, args.processes, finish_as, pathlib.Path(folder), seed=args.seed))
+  finish_as = 1 if args.finish_as_one else args.processes
+  for seed in range(args.seed, args.seed + args.rounds):
+    with tempfile.TemporaryDirectory() as folder:
+      print(check(args.kills, args.processes, finish_as, pathlib.Path(folder), seed=seed))

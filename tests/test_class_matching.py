@@ -39,8 +39,6 @@ def test_each_class_keeps_the_output_of_its_name():
     ),
     ('ab', 'cd', {'by': 'number'}, [0, 1], 'by number, whatever their names'),
     ('', 'ab', {'outputs': 2}, [0, 1], 'by number, since only one of the two names them'),
-    ('', 'ab', {'outputs': 5, 'wanted': 5}, [0, 1], 'by number'),
-    ('', '012', {'outputs': 3}, [0, 1, 2], ''),
     ('ab', '01', {}, [0, 1], 'by number'),
     ('210', '012', {}, [2, 1, 0], 'by name'),
     (('crane', 'crane'), ('crane', 'crane'), {}, [0, 1], ''),
@@ -57,7 +55,6 @@ def test_what_is_moved_or_matched_by_number_is_said(head, data, options, expecte
   [
     ('ab', 'cd', {}, r'^It has the classes a, b, and the data 2 others \(c, d\); choose\.$'),
     ('ab', 'abc', {}, r'^It does not have 1 of the 3 classes \(c\); choose\.$'),
-    ('ab', 'cde', {'by': 'number'}, r'It has the classes a, b, and the data 3 others'),
     ('', 'abc', {'outputs': 4}, r'It has 4 classes without names, and the data 3 others'),
     # In a folder of numbers, '10' stands before '2': neither its place nor its name can be relied on.
     ('', ('0', '1', '10', '2'), {'outputs': 4}, r'It has 4 classes without names, and the data 4 others'),

@@ -177,10 +177,9 @@ def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path
   if name == 'convert':  # the other ways to ask are one for all commands
     helps.append(run('vit_jax', name, '-h', cwd=tmp_path))
     helps.append(run(module_of(name), '--no_such_flag=1', '--helpfull', cwd=tmp_path))
-  for result in helps:
-    assert result.returncode == 0 and not result.stderr, result.stderr
   text = helps[0].stdout
-  assert all(result.stdout == text for result in helps)
+  for result in helps:
+    assert (result.returncode, result.stderr, result.stdout) == (0, '', text)
   assert text.startswith((ast.get_docstring(source_of(name)) or '').strip())
   lines = text.splitlines()
   for flag, default in flags_of(name).items():
@@ -287,28 +286,12 @@ def test_output_that_cannot_be_written_is_named_in_one_sentence(name, line, kind
 )
 def test_full_disk_below_stdout_is_one_sentence(command, place):
   environment = dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
+  command = [sys.executable, '-m', *command.split()]
   with open('/dev/full', 'w') as full:
-    result = subprocess.run(
-      [sys.executable, '-m', *command.split()],
-      stdout=full,
-      stderr=subprocess.PIPE,
-      env=environment,
-      cwd=place,
-    )
+    result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, cwd=place)
   assert result.returncode == 2
   said = result.stderr.decode().splitlines()[-1]
   assert said.startswith('The disk is full: /dev/full cannot be written; free some space there: what was ')
-
-
-@pytest.mark.slow
-def test_full_disk_below_a_page_or_a_picture_names_it(place):
-  for name in ('index.html', 'filters.png'):
-    (place / 'seen').mkdir(exist_ok=True)
-    (place / 'seen' / name).unlink(missing_ok=True)
-    (place / 'seen' / name).symlink_to('/dev/full')
-    result = run('vit_jax.visualize', '--checkpoint=model.npz', '--out=seen', 'photo.png', cwd=place)
-    assert_said(result, f'The disk is full: seen/{name} cannot be written')
-    (place / 'seen' / name).unlink()
 
 
 @pytest.mark.parametrize('arguments', [[], ['--help'], ['-h']])
@@ -319,34 +302,25 @@ def test_without_a_command_all_commands_are_listed(arguments, tmp_path):
     assert re.search(rf'^  {name} +{re.escape(text)}$', result.stdout, re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_unknown_command_is_answered_with_the_nearest_one(tmp_path):
-  assert_said(run('vit_jax', 'tarin', cwd=tmp_path), "no command 'tarin'", 'did you mean train?')
-  assert_said(run('vit_jax', 'xyz', cwd=tmp_path), *cli.COMMANDS)
-
-
 @pytest.mark.parametrize(
   ('arguments', 'texts'),
   [
+    (['tarin'], ["no command 'tarin'", 'did you mean train?']),
+    (['xyz'], [*cli.COMMANDS]),
     (['predict', '--top=0'], ['--top=0', 'positive integer']),
-    (['predict', '--top=many'], ['--top=many', 'positive integer']),
     (['predict', '--format=xml'], ['--format=xml', 'csv, json']),
     (['predict', '--checkpoint'], ['--checkpoint has no value']),
     (['train', '--takeover=perhaps'], ['--takeover=perhaps', 'true or false']),
     (['train', '--batch_size=3'], ['--batch_size', 'did you mean --config.batch_size?']),
     (['train', '--learning_rate=3'], ['did you mean --config.schedule.learning_rate?']),
-    (['train', '--config.seed=3'], ['--config is missing']),
     (['contact_sheet', '--out=x.png'], ['--out is not a flag; --help lists the flags.']),
     (['train', 'quickstart'], ["'quickstart' is not a flag; did you mean --config=quickstart?"]),
-    (['train', 'vit_l16:jft'], ['did you mean --config=vit_l16:jft?']),
-    (['train', '--config=quickstart', 'now'], ["'now' is not a flag"]),
     (
       ['train', '--config=quickstart', '--config.learning_rate=1'],
       ['did you mean config.schedule.learning_rate?'],
     ),
     (['train', '--config=quickstart', '--config.evaluators.val.every=1'], ['config.evaluators.test.every?']),
   ],
-  ids=lambda value: value[-1] if value and isinstance(value[-1], str) else None,
 )
 def test_wrong_value_is_answered_with_what_is_possible(arguments, texts, tmp_path):
   result = run('vit_jax', *arguments, cwd=tmp_path)
@@ -359,11 +333,6 @@ def test_warning_of_a_config_file_is_a_line_without_the_name_of_a_logger(place):
   assert_said(result, '--workdir is empty')
   warning, _ = result.stderr.splitlines()
   assert warning.startswith('Warning: photos: ')
-
-
-def test_help_of_a_flag_that_may_be_repeated_is_its_own_text(tmp_path):
-  text = run('vit_jax.transfer', '--help', cwd=tmp_path).stdout
-  assert '  --option\n' in text and 'repeat' not in text and ';\n' not in text.partition('Flags:')[2]
 
 
 @pytest.mark.slow

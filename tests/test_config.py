@@ -1,5 +1,6 @@
 """The config of a run: round trips, overrides, and what may change on resume."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -39,31 +40,26 @@ def test_a_config_survives_ml_collections_and_json(config):
 
 
 @pytest.mark.parametrize(
-  ('names', 'ema', 'group'),
+  ('names', 'ema', 'said'),
   [
-    ({'train': c.ClassificationEvaluatorConfig()}, 0.0, 'train'),
-    ({'perf': c.ClassificationEvaluatorConfig()}, 0.0, 'perf'),
-    ({'a': c.ClassificationEvaluatorConfig(), 'a_ema': c.ClassificationEvaluatorConfig()}, 0.9, 'a_ema'),
+    ({'train': c.ClassificationEvaluatorConfig()}, 0.0, 'would write train/… to metrics.jsonl'),
+    (
+      {'a': c.ClassificationEvaluatorConfig(), 'a_ema': c.ClassificationEvaluatorConfig()},
+      *(0.9, 'would write a_ema/… to metrics.jsonl'),
+    ),
     (
       {'a': c.FewShotEvaluatorConfig(shots=(5, 1)), 'a_5shot': c.ClassificationEvaluatorConfig()},
-      0.0,
-      'a_5shot',
+      *(0.0, 'would write a_5shot/… to metrics.jsonl'),
     ),
-    ({'a': c.FewShotEvaluatorConfig(), 'a_ema': c.FewShotEvaluatorConfig()}, 0.9, 'a_ema_5shot'),
+    ({'a/b': c.ClassificationEvaluatorConfig()}, 0.0, "a/b has a '/' in its name"),
+    ({'a': c.ClassificationEvaluatorConfig(), 'a_ema': c.FewShotEvaluatorConfig()}, 0.0, ''),
+    ({'train_all': c.FewShotEvaluatorConfig(shots=(5, 5))}, 0.9, ''),
   ],
 )
-def test_evaluators_whose_metrics_lie_in_the_place_of_others_are_refused(names, ema, group):
-  with pytest.raises(UserError, match=f'would write {group}/… to metrics.jsonl'):
-    c.Config(evaluators=names, ema=ema).check_evaluator_names()
-
-
-def test_evaluators_of_different_metrics_are_not_refused():
-  c.Config(
-    evaluators={'a': c.ClassificationEvaluatorConfig(), 'a_ema': c.FewShotEvaluatorConfig()}
-  ).check_evaluator_names()
-  c.Config(evaluators={'train_all': c.FewShotEvaluatorConfig(shots=(5, 5))}, ema=0.9).check_evaluator_names()
-  with pytest.raises(UserError, match="a/b has a '/' in its name"):
-    c.Config(evaluators={'a/b': c.ClassificationEvaluatorConfig()}).check_evaluator_names()
+def test_evaluators_whose_metrics_lie_in_the_place_of_others_are_refused(names, ema, said):
+  config = c.Config(evaluators=names, ema=ema)
+  with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+    config.check_evaluator_names()
 
 
 def test_a_section_has_the_options_of_its_own_kind_only():
@@ -113,11 +109,9 @@ def test_resumable_options_are_options():
   ('text', 'steps'),
   [
     ('90 epochs', 900),
-    ('1 epoch', 10),
     ('20000 steps', 20000),
     ('1e6 examples', 10000),
     ('5%', 50),
-    ('0 steps', 0),
     ('0.26 epochs', 3),
   ],
 )

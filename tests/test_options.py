@@ -69,14 +69,11 @@ def read(**values) -> Basket:
   ('values', 'expected'),
   [
     ({'size': 7}, {'size': (7, 7)}),
-    ({'size': [7, 8]}, {'size': (7, 8)}),
     ({'share': 0}, {'share': 0.0}),
     ({'names': ['a', 'b']}, {'names': ('a', 'b')}),
     ({'stages': [['x', 1], ('y', 2)]}, {'stages': (('x', 1), ('y', 2))}),
-    ({'level': 3}, {'level': 3}),
     ({'level': None}, {'level': None}),
     ({'fruit': {'name': 'banana', 'bend': 1}}, {'fruit': Banana(bend=1.0)}),
-    ({'fruit': Banana(bend=0.1)}, {'fruit': Banana(bend=0.1)}),
     ({'fruit': {'name': 'apple', 'weight': 2}}, {'fruit': Apple(weight=2.0)}),
     ({'more': {'b': {'name': 'apple', 'seeds': 0}}}, {'more': {'b': Apple(seeds=0)}}),
     ({'box': {'height': 1}}, {'box': Box(height=1)}),
@@ -92,38 +89,26 @@ def test_values_become_those_of_the_fields_types(values, expected):
 @pytest.mark.parametrize(
   ('values', 'said'),
   [
-    ({'size': 'large'}, "basket.size is 'large', which is not of type tuple[int, int]."),
     ({'size': (1, 2, 3)}, 'basket.size is (1, 2, 3), which is not of type tuple[int, int].'),
-    ({'size': (1, 2.5)}, 'basket.size is 2.5, which is not of type int.'),
     ({'size': 0}, 'basket.size is 0; it must be at least 1.'),
     ({'share': True}, 'basket.share is True, which is not of type float.'),
     ({'share': 1}, 'basket.share is 1.0; it must be between 0 and 0.999.'),
     ({'share': float('nan')}, 'basket.share is nan; it must be between'),
-    ({'share': None}, 'basket.share is None, which is not of type float.'),
     ({'pattern': '('}, "basket.pattern is '('; it must be a regular expression"),
     ({'names': ['a', '*']}, "basket.names is '*'; it must be a regular expression"),
     ({'names': 'ab'}, "basket.names is 'ab', which is not of type tuple[str, ...]."),
     ({'stages': [['x', 0]]}, 'basket.stages is 0; it must be at least 1.'),
-    ({'stages': ['x']}, "basket.stages is 'x', which is not of type tuple[str, int]."),
     ({'level': 2}, 'basket.level is 2; choose one of [1, 3].'),
-    ({'level': True}, 'basket.level is True; choose one of [1, 3].'),
     ({'box': {'open': 1}}, 'basket.box.open is 1, which is not of type bool.'),
     ({'box': {'heigt': 1}}, 'basket.box.heigt is not an option; did you mean basket.box.height?'),
-    ({'box': 3}, 'basket.box is 3, which is not of type Box.'),
     ({'xyz': 3}, 'basket.xyz is not an option; it has size, share, pattern, names'),
     ({'fruit': 'apple'}, "basket.fruit is 'apple'; it must be a section with the option 'name'."),
-    ({'fruit': {'colour': 'red'}}, "it must be a section with the option 'name'."),
     ({'fruit': {'name': 'aple'}}, "basket.fruit.name is 'aple'; did you mean 'apple'?"),
     ({'fruit': {'name': 'kiwi'}}, "basket.fruit.name is 'kiwi'; choose one of ['apple', 'banana']."),
-    ({'fruit': {'name': 'apple', 'sedes': 1}}, 'did you mean basket.fruit.seeds?'),
     (
       {'fruit': {'name': 'apple', 'bend': 0.9}},
       "basket.fruit.bend is an option of the fruit 'banana', and basket.fruit.name is 'apple'; leave it out, "
       "or choose 'banana'.",
-    ),
-    (
-      {'more': {'b': {'name': 'banana', 'seeds': 1}}},
-      "basket.more.b.seeds is an option of the fruit 'apple'",
     ),
     ({'more': [1]}, 'basket.more is [1]'),
     ({'fruit': {'name': 'banana', 'bend': 1, 'weight': 1}}, 'basket.fruit is a circle.'),
@@ -168,10 +153,7 @@ def test_a_section_of_a_union_is_written_with_its_tag():
 
 def test_resumable_options_are_named_with_their_sections():
   assert set(options.resumable(Basket)) == {'fruit.spots', 'more.spots', 'box.'}
-
-
-def test_an_option_of_a_dict_of_sections_that_may_differ_is_named_by_the_section():
-  """`resumable` does not know the names of the dict, so that no option inside one may be RESUMABLE."""
+  # The names of a dict's sections are not known, so that no option inside one may be RESUMABLE.
   assert not [name for name in options.resumable(c.Config) if name.startswith('evaluators')]
 
 
@@ -245,22 +227,47 @@ def test_flags_override_options_of_every_type(config_with):
 VIT_OF_A_NAME = CONFIG.replace(
   "variant='custom', patch=4, width=32, mlp_dim=48, depth=2, heads=4", "variant='B/16', dtype='bfloat16'"
 )
+CHOICES = {
+  'model': (
+    ('--config.model.name=resnet', '--config.model.variant=custom', '--config.model.blocks=(1,2)'),
+    c.ResNetConfig('custom', blocks=(1, 2), dtype='bfloat16'),
+  ),
+  'optimizer': (
+    ('--config.optimizer.name=lion', '--config.optimizer.b2=0.98'),
+    c.OptimizerConfig(name='lion', b2=0.98),
+  ),
+  'evaluators': (
+    ('--config.evaluators.test.type=fewshot', '--config.evaluators.test.shots=(1,10)'),
+    {'test': c.FewShotEvaluatorConfig(split='test', shots=(1, 10))},
+  ),
+  'objective': (
+    (
+      *('--config.objective.name=masked_patches', '--config.objective.label_smoothing=0.1'),
+      *('--config.model.pool=none', '--config.model.mask_token=true'),
+      *('--config.evaluators.test.type=fewshot', '--config.evaluators.test.pool=gap'),
+    ),
+    c.MaskedPatchesObjective(label_smoothing=0.1),
+  ),
+}
 
 
-def test_a_flag_chooses_another_model(config_with):
-  config = config_with('--config.model.name=resnet', '--config.model.variant=R50x2', text=VIT_OF_A_NAME)
-  assert config.model == c.ResNetConfig('R50x2', dtype='bfloat16')
-  config = config_with(
-    '--config.model.name=resnet',
-    '--config.model.variant=custom',
-    '--config.model.blocks=(1,2)',
-    '--config.model.width=32',
-    '--config.model.norm_epsilon=1e-6',
-    text=VIT_OF_A_NAME,
-  )
-  assert config.model == c.ResNetConfig(
-    'custom', blocks=(1, 2), width=32, dtype='bfloat16', norm_epsilon=1e-6
-  )
+@pytest.mark.parametrize('section', CHOICES)
+def test_a_flag_chooses_another_kind(config_with, section):
+  arguments, expected = CHOICES[section]
+  assert getattr(config_with(*arguments, text=VIT_OF_A_NAME), section) == expected
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    (('--config.model.name=resnet',), r"depth is an option of the model 'vit', and .*name is 'resnet'"),
+    (('--config.optimizer.name=lion', '--config.optimizer.momentum=0.9'), "'lion' does not take momentum"),
+    (('--config.evaluators.test.shots=(1,10)',), "shots is an option of the evaluator 'fewshot'"),
+  ],
+)
+def test_what_another_kind_does_not_have_is_not_silently_dropped(config_with, arguments, said):
+  with pytest.raises(UserError, match=said):
+    config_with(*arguments)
 
 
 def test_another_model_brings_its_own_defaults(config_with):
@@ -270,34 +277,3 @@ def test_another_model_brings_its_own_defaults(config_with):
   assert config_with(text=default).model == c.ViTConfig()
   given = default.replace('ViTConfig()', 'ViTConfig(norm_epsilon=1e-3)')
   assert config_with('--config.model.name=resnet', text=given).model == c.ResNetConfig(norm_epsilon=1e-3)
-
-
-def test_a_flag_that_chooses_another_model_does_not_silently_drop_sizes(config_with):
-  with pytest.raises(UserError, match=r"depth is an option of the model 'vit', and .*name is 'resnet'"):
-    config_with('--config.model.name=resnet')
-
-
-def test_a_flag_chooses_another_optimizer(config_with):
-  config = config_with('--config.optimizer.name=lion', '--config.optimizer.b2=0.98')
-  assert config.optimizer == c.OptimizerConfig(name='lion', b2=0.98)
-  with pytest.raises(UserError, match="the optimizer 'lion' does not take momentum"):
-    config_with('--config.optimizer.name=lion', '--config.optimizer.momentum=0.9')
-
-
-def test_a_flag_chooses_another_evaluator(config_with):
-  config = config_with('--config.evaluators.test.type=fewshot', '--config.evaluators.test.shots=(1,10)')
-  assert config.evaluators['test'] == c.FewShotEvaluatorConfig(split='test', shots=(1, 10))
-  with pytest.raises(UserError, match="shots is an option of the evaluator 'fewshot'"):
-    config_with('--config.evaluators.test.shots=(1,10)')
-
-
-def test_a_flag_chooses_another_objective(config_with):
-  config = config_with(
-    '--config.objective.name=masked_patches',
-    '--config.objective.label_smoothing=0.1',
-    '--config.model.pool=none',
-    '--config.model.mask_token=true',
-    '--config.evaluators.test.type=fewshot',
-    '--config.evaluators.test.pool=gap',
-  )
-  assert config.objective == c.MaskedPatchesObjective(label_smoothing=0.1)

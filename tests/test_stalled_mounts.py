@@ -27,16 +27,10 @@ def get_study():
 """
 # Where the file system stalls: it answers this operation of a path with this text, and nothing after it.
 TRAINING = {
-  'images: list': ('images', 'OPENDIR', 'images'),
   'images: read': ('images', 'OPEN', '.png'),
   'images: a step': ('images', 'OPEN', 'b/9.png'),
-  'shards: open': ('shards', 'LOOKUP', 'array_record'),
-  'shards: read': ('shards', 'OPEN', 'array_record'),
-  'workdir: config': ('run', 'LOOKUP', 'config.json'),
-  'workdir: log': ('run', 'CREATE', 'metrics.jsonl'),
   'workdir: a line': ('run', 'WRITE', 'metrics.jsonl'),
   'workdir: a save': ('run', 'MKDIR', 'checkpoints/2'),
-  'workdir: arrays': ('run', 'CREATE', 'checkpoints/2'),
 }
 OTHERS = {
   'prepare: images': ('images', 'OPEN', '.png'),
@@ -45,18 +39,13 @@ OTHERS = {
   'predict: image': ('images', 'OPEN', '.png'),
   'convert: model': ('out', 'WRITE', 'safetensors'),
   'selftrain: images': ('images', 'OPEN', '.png'),
-  'selftrain: predictions': ('out', 'CREATE', 'labelled'),
-  'transfer: images': ('images', 'OPEN', '.png'),
-  'transfer: a run': ('out', 'MKDIR', 'report'),
-  'transfer: table': ('out', 'CREATE', 'table.json'),
   'study: a run': ('out', 'MKDIR', 'checkpoints'),
-  'study: table': ('out', 'CREATE', 'table.json'),
 }
 
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory, golden):
-  """A folder of images, shards of them, and a model."""
+  """A folder of images, and a model."""
   folder = tmp_path_factory.mktemp('files')
   rng = np.random.default_rng(0)
   for name in 'ab':
@@ -64,8 +53,6 @@ def files(tmp_path_factory, golden):
     for number in range(32):
       pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
       Image.fromarray(pixels).save(folder / 'images' / name / f'{number}.png')
-  done = fork_server.run('vit_jax.prepare', 'images', 'shards', cwd=folder)
-  assert done.returncode == 0, done.stderr
   (folder / 'model').mkdir()
   shutil.copy(path(golden, 'a_vit_token'), folder / 'model' / 'model.npz')
   return folder
@@ -75,7 +62,7 @@ def files(tmp_path_factory, golden):
 def mount(files, tmp_path):
   """mount(name, operation, text): the mount of the folder of this name, which stalls, and all folders by name."""
   mounts = []
-  folders = {name: files / name for name in ('images', 'shards', 'model')}
+  folders = {name: files / name for name in ('images', 'model')}
   for name in ('run', 'out'):
     folders[name] = tmp_path / name
     folders[name].mkdir()
@@ -129,9 +116,9 @@ def cases(names: Iterable[str], always: str) -> list[ParameterSet]:
 @pytest.mark.parametrize('case', cases(TRAINING, 'workdir: a save'))
 def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
   stalling, places = mount(*TRAINING[case])
-  source = f'tfds:{places["shards"]}' if TRAINING[case][0] == 'shards' else f'folder:{places["images"]}'
   (tmp_path / 'config.py').write_text(CONFIG)
-  flags = ('--config=config.py', f'--config.data.source={source}', f'--workdir={places["run"]}')
+  source = f'--config.data.source=folder:{places["images"]}'
+  flags = ('--config=config.py', source, f'--workdir={places["run"]}')
   assert_ends(fork_server.start('vit_jax.main', *flags, cwd=tmp_path), stalling)
 
 
@@ -148,10 +135,6 @@ def test_sigterm_ends_a_command_while_a_mount_stalls(case, mount, tmp_path):
     'selftrain': (
       *('vit_jax.selftrain', f'--teachers={model}', f'--workdir={places["out"]}/labelled'),
       places['images'],
-    ),
-    'transfer': (
-      *('vit_jax.transfer', f'--checkpoint={model}', f'--workdir={places["out"]}/transfer', '--image_size=8'),
-      *(f'--suite=folder:{places["images"]}', '--steps=2', '--batch_size=8', '--rates=0.01', '--seeds=1'),
     ),
     'study': ('vit_jax.study', 'study.py', f'--workdir={places["out"]}/study', '--jobs=1'),
   }[case.partition(':')[0]]

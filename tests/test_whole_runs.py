@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 
 import batch_norm_model
 import kill_and_resume
@@ -15,7 +14,7 @@ from processes import HUNG, wait_until
 
 from vit_jax.foundation.errors import EXIT_RESTART
 
-# Fewer kills and steps than `python tests/kill_and_resume.py --kills=20`, which is run by hand.
+# Fewer kills and steps than `python tests/kill_and_resume.py --kills=20 --rounds=50`, which is run by hand.
 STEPS = 60
 CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
@@ -29,32 +28,31 @@ def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_a
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))
 
 
+SMALL_EFFICIENTNET = re.sub(
+  r'ViTConfig\(.*?\n    \)',
+  "EfficientNetConfig(variant='custom', width_multiplier=0.25, depth_multiplier=0.1, stochastic_depth=0.2)",
+  CONFIG.replace('image_size=(8, 8)', 'image_size=(32, 32)').replace(f"'{STEPS} steps'", "'20 steps'"),
+  flags=re.DOTALL,
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('processes', [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(tmp_path, processes):
+@pytest.mark.parametrize(
+  ('config', 'state', 'processes'),
+  [
+    (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
+    pytest.param(  # compiling an EfficientNet takes a CPU a while
+      *(SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2), marks=pytest.mark.nightly
+    ),
+  ],
+  ids=['batch_norm', 'efficientnet'],
+)
+def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(
+  tmp_path, config, state, processes
+):
   """Also where a single process goes on with the run of two."""
-  config = pathlib.Path(batch_norm_model.__file__).read_text()
   print(kill_and_resume.check(1, processes, 1, tmp_path, config_text=config))
-  arrays = kill_and_resume.final_arrays(tmp_path / 'killed')
-  assert any(name.startswith('model_state') for name in arrays)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # compiling an EfficientNet takes a CPU a while
-@pytest.mark.parametrize('processes', [1, 2])
-def test_a_killed_efficientnet_ends_in_the_same_bits(tmp_path, processes):
-  sizes = "variant='custom', width_multiplier=0.25, depth_multiplier=0.1, stochastic_depth=0.2"
-  config = re.sub(r'ViTConfig\(.*?\n    \)', f'EfficientNetConfig({sizes})', CONFIG, flags=re.DOTALL)
-  config = config.replace('image_size=(8, 8)', 'image_size=(32, 32)').replace(
-    f"'{STEPS} steps'", "'20 steps'"
-  )
-  print(kill_and_resume.check(1, processes, 1, tmp_path, config_text=config))
-  arrays = kill_and_resume.final_arrays(tmp_path / 'killed')
-  assert "model_state['top_norm']['mean']" in arrays
-
-
-def wait_for(path: pathlib.Path, processes: list[subprocess.Popen]) -> None:
-  wait_until(path.exists, lambda: all(process.poll() is None for process in processes), path)
+  assert state in kill_and_resume.final_arrays(tmp_path / 'killed')
 
 
 @pytest.mark.slow
@@ -72,8 +70,9 @@ def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   config, workdir = tmp_path / 'config.py', tmp_path / 'run'
   config.write_text(CONFIG.replace("every='5 steps'", f"every='{STEPS} steps'"))
   started = kill_and_resume.start(config, workdir, processes)
-  wait_for(workdir / 'metrics.jsonl', started)
-  wait_until(lambda: kill_and_resume.lines(workdir))
+  wait_until(
+    lambda: kill_and_resume.lines(workdir), lambda: all(process.poll() is None for process in started)
+  )
   started[-1].send_signal(number)
   assert [process.wait(timeout=HUNG) for process in started] == [EXIT_RESTART] * processes
   (step,) = (int(path.name) for path in (workdir / 'checkpoints').iterdir())

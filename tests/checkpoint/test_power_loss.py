@@ -1,6 +1,6 @@
 """What a run saved is there after the power failed, on a file system that loses all that was not synced.
 
-A few cuts here, hundreds with `VIT_JAX_NIGHTLY=1` or by `python tests/pull_the_plug.py --snapshots=240`.
+A few cuts here, hundreds with `VIT_JAX_NIGHTLY=1`.
 """
 
 import os
@@ -29,7 +29,6 @@ def _cut(case: Case, count: int, folder: pathlib.Path, seed: int) -> None:
   print('seed', seed)
   folder.mkdir()
   seen = list(pull_the_plug.snapshots(case, count, folder, random.Random(seed)))
-  print(f'{case}: {pull_the_plug.summary(seen)}')
   assert pull_the_plug.failures(seen) == []
 
 

@@ -98,12 +98,15 @@ def test_two_processes_train_as_one(start, tmp_path):
   assert lines[-1]['step'] == 4
 
 
-def test_exit_code_75_starts_all_again_with_the_same_logs(start, tmp_path):
+def test_exit_code_75_starts_all_again_with_the_same_logs_and_kills_who_does_not_end(start, tmp_path):
   text = """
   print('turn', turn, 'of', os.environ['JAX_PROCESS_COUNT'], flush=True)
+  pathlib.Path(f'{pids}.{turn}').touch()
+  while not pids.with_name(f'pids.{1 - index}.{turn}').exists(): time.sleep(0.01)
+  if (turn, index) == (2, 1): time.sleep(3600)
   sys.exit(75 if turn < 3 else 0)
   """
-  code, output = finish(start('--processes=2', command=tuple(script(tmp_path, text))))
+  code, output = finish(start('--processes=2', '--grace_seconds=0.5', command=tuple(script(tmp_path, text))))
   assert code == 0, output
   for index in range(2):
     log = (tmp_path / 'logs' / f'process-{index}.log').read_text()
@@ -131,17 +134,6 @@ def test_a_port_that_another_program_takes_is_replaced_by_another_one(start, tmp
   assert code == 0, output
   assert 'Another program has taken the port of localhost:' in output
   assert (tmp_path / 'logs/process-0.log').read_text() == 'another: True\n'
-
-
-def test_process_that_does_not_end_after_75_is_killed_and_all_start_again(start, tmp_path):
-  text = """
-  if turn == 2: sys.exit(0)
-  if index == 0: sys.exit(75)
-  time.sleep(3600)
-  """
-  code, output = finish(start('--processes=2', '--grace_seconds=0.5', command=tuple(script(tmp_path, text))))
-  assert code == 0, output
-  assert [len((tmp_path / f'pids.{index}').read_text().split()) for index in range(2)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +206,8 @@ def test_process_does_not_start_if_the_pod_has_ended_before():
 
 def test_command_that_does_not_exist_is_one_sentence(start):
   code, output = finish(start('--processes=2', command=('no such command',)))
-  assert code == 2 and 'no such command cannot be run: No such file or directory.' in output
-  assert 'Traceback' not in output
+  assert code == 2 and 'Traceback' not in output
+  assert 'no such command cannot be run: No such file or directory.' in output
 
 
 def test_logs_have_no_greetings_of_gloo_but_its_errors(start, tmp_path):
@@ -252,17 +244,15 @@ def test_dry_run_prints_the_commands(start, tmp_path):
     assert '--xla_force_host_platform_device_count=4' in environment['XLA_FLAGS']
 
 
-@pytest.mark.parametrize('flag', ['--processes=0', '--devices=0', '--processes=-1'])
+@pytest.mark.parametrize('flag', ['--processes=0', '--devices=-1'])
 def test_pod_of_nothing_is_refused(start, flag):
   assert finish(start(flag, command=('true',))) == (2, f'{flag} is less than one; give at least 1.\n')
 
 
-@pytest.mark.parametrize('visible', ['0,1,2', '0', ''])
-def test_more_gpus_than_are_visible_are_refused(start, monkeypatch, visible):
-  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+def test_more_gpus_than_are_visible_are_refused(start, monkeypatch):
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '0,1,2')
   code, output = finish(start('--processes=2', '--devices=2', '--platform=cuda', command=('true',)))
-  count = len([gpu for gpu in visible.split(',') if gpu])
-  assert code == 2 and output.startswith(f'CUDA_VISIBLE_DEVICES={visible} names {count} of the 4 GPUs that')
+  assert code == 2 and output.startswith('CUDA_VISIBLE_DEVICES=0,1,2 names 3 of the 4 GPUs that')
   assert len(output.splitlines()) == 1
 
 

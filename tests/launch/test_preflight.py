@@ -42,7 +42,6 @@ def test_failed_check_is_one_sentence(tmp_path):
   assert_refused(alone('--hosts=2'), 'there are 1 hosts, not 2')
   assert_refused(alone(f'--workdir={file}/run'), 'workdir: ', str(file))
   assert_refused(alone('--data=digit'), 'data: ', "'digit' is not a source")
-  assert_refused(alone('--dta=digits'), 'dta')
 
 
 def pod(tmp_path, text: str) -> tuple[int, list[str]]:
