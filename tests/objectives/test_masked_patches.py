@@ -143,7 +143,6 @@ NEEDED = 'it needs a Vision Transformer with --config.model.pool=none and --conf
   ('changes', 'message'),
   [
     ({'model.pool': 'gap'}, NEEDED),
-    ({'model.mask_token': False}, NEEDED),
     ({'data.num_classes': 5}, 'whose classes are colours; leave config.data.num_classes out'),
     ({'objective.name': 'classification', 'evaluators': {}}, 'which gives an image no logits'),
   ],
@@ -156,15 +155,17 @@ def test_options_that_it_cannot_train_are_refused(changes, message):
     c.from_config_dict(values)
 
 
-def test_an_evaluator_of_classes_is_refused():
-  evaluators = {'test': c.ClassificationEvaluatorConfig()}
-  values = c.as_json(dataclasses.replace(CONFIG, evaluators=evaluators))
-  said = r"evaluators\.test\.type is 'classification', .* of masked patch prediction; choose 'fewshot'\."
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    (
+      {'evaluators': {'test': c.ClassificationEvaluatorConfig()}},
+      r"evaluators\.test\.type is 'classification', .* of masked patch prediction; choose 'fewshot'\.",
+    ),
+    ({'model': tiny.mixer()}, 'it needs a Vision Transformer'),
+  ],
+  ids=['evaluator of classes', 'model without a mask token'],
+)
+def test_evaluators_and_models_that_do_not_fit_are_refused(change, said):
   with pytest.raises(UserError, match=said):
-    c.from_config_dict(values)
-
-
-@pytest.mark.parametrize('model', [tiny.mixer(), tiny.resnet()], ids=['mixer', 'resnet'])
-def test_models_without_a_mask_token_are_refused(model):
-  with pytest.raises(UserError, match='it needs a Vision Transformer'):
-    c.from_config_dict(c.as_json(dataclasses.replace(CONFIG, model=model)))
+    c.from_config_dict(c.as_json(dataclasses.replace(CONFIG, **change)))
