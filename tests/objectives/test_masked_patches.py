@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import chex
 import jax
 import numpy as np
 import pytest
-import run_steps
 import tiny
 from flax import nnx
 from scipy.special import log_softmax
@@ -16,7 +14,6 @@ from vit_jax import load
 from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import masked_patches
 from vit_jax.training import loop
-from vit_jax.training.run import Dataset, Run
 
 CONFIG = c.Config(
   total='12 steps',
@@ -94,24 +91,6 @@ def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
     hits.append((log_probabilities.argmax(axis=-1) == own).mean())
   np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
   np.testing.assert_allclose(metrics['accuracy'], np.mean(hits), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_mesh_computes_what_one_device_does():
-  def trained(mesh: c.MeshConfig):
-    config = dataclasses.replace(CONFIG, mesh=mesh)
-    devices = jax.devices()[: 1 if mesh.data == 1 else 8]
-    program = Run(config, Dataset(160, num_classes=8), devices).program
-    state, losses = program.init(np.uint32(0)), []
-    for step in range(3):
-      state, metrics = program.step(state, run_steps.batch(program, step))
-      losses.append(float(metrics['train/loss']))
-    return losses, jax.tree.map(np.asarray, state.params)
-
-  losses, params = trained(c.MeshConfig(data=1))
-  others, other_params = trained(c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=0))
-  np.testing.assert_allclose(others, losses, rtol=1e-5)
-  chex.assert_trees_all_close(other_params, params, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -114,10 +114,8 @@ def test_process_that_nobody_answers_ends_with_a_sentence_and_exit_code_75():
   """
   (process,) = start(script)
   (output,) = finish([process])
-  said = output.splitlines()[-1]
-  assert process.returncode == 75 and said.startswith(
-    'The processes of this run have not joined within 0 s; look'
-  )
+  assert process.returncode == 75
+  assert output.splitlines()[-1].startswith('The processes of this run have not joined within 0 s; look')
 
 
 # A training loop in which the processes are not equally fast; it prints the step at which it stops.
@@ -150,19 +148,20 @@ def _signalled(script: str, number: int, count=1, receivers=(0,), arguments=()):
   return processes, finish(processes)
 
 
-def test_single_process_stops_after_ctrl_c():
-  (process,), (output,) = _signalled(LOOP, signal.SIGINT)
-  assert 'of 1 again True' in output and process.returncode == 0
-  assert 0 < int(output.split('stopped at')[1].split()[0]) < 1000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('number, receivers', [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])
-def test_all_processes_stop_at_the_same_step(number, receivers):
-  _, outputs = _signalled(LOOP, number, 2, receivers)
-  stopped = [output.split('stopped at')[1].split() for output in outputs]
-  assert stopped[0] == stopped[1], outputs
-  assert 0 < int(stopped[0][0]) < 1499 and stopped[0][2] == '2'
+@pytest.mark.parametrize(
+  ('count', 'number', 'receivers'),
+  [
+    (1, signal.SIGINT, [0]),
+    pytest.param(2, signal.SIGTERM, [1], marks=pytest.mark.slow),
+    pytest.param(2, signal.SIGINT, [0, 1], marks=pytest.mark.slow),
+  ],
+)
+def test_all_processes_stop_at_the_same_step(count, number, receivers):
+  processes, outputs = _signalled(LOOP, number, count, receivers)
+  stopped = {re.sub('.*stopped at', '', output, flags=re.DOTALL) for output in outputs}
+  assert [process.returncode for process in processes] == [0] * count and len(stopped) == 1, outputs
+  step, ending = stopped.pop().split(maxsplit=1)
+  assert 0 < int(step) < 1499 and ending == f'of {count} again True\n'
 
 
 # The main thread is busy in C, where Python runs no signal handler.
@@ -213,23 +212,15 @@ def fifo(tmp_path) -> pathlib.Path:
 @pytest.mark.parametrize(
   ('number', 'saved', 'step', 'react', 'code', 'said'),
   [
-    (
-      signal.SIGTERM,
-      True,
-      0,
-      distributed._SECONDS_TO_REACT,
-      75,
-      r'within 8 s of SIGTERM; start the same command',
-    ),
+    (signal.SIGTERM, True, 0, distributed._SECONDS_TO_REACT, 75, r'within 8 s of SIGTERM; start the'),
     (signal.SIGTERM, False, 0, 1, 143, r'within 1 s of SIGTERM; nothing had been saved\.$'),
     (signal.SIGINT, False, 0, 1, 130, r'within 1 s of SIGINT; nothing had been saved\.$'),
     # Twice as long as a step; more where one took longer than it slept.
     (signal.SIGTERM, True, 1.5, 1, 75, r'within ([3-9]|\d\d) s of SIGTERM'),
   ],
 )
-def test_signal_ends_a_run_that_hangs_after_the_seconds_that_it_has_to_react(
-  fifo, number, saved, step, react, code, said
-):
+def test_signal_ends_a_run_that_hangs(fifo, number, saved, step, react, code, said):
+  """After the seconds that it has to react."""
   arguments = (fifo, 'saved' if saved else '', step, react)
   (process,), (output,) = _signalled(HANGING, number, arguments=arguments)
   (line,) = output.strip().splitlines()
@@ -237,12 +228,13 @@ def test_signal_ends_a_run_that_hangs_after_the_seconds_that_it_has_to_react(
   assert line.startswith('The run did not reach the end of a step ')
 
 
-# A run, one second after whose signal something must have happened; a save may take the seconds of the argument.
+# A run, one second after whose signal something must have happened.
+# Arguments: seconds that a save may take, places of the file systems that it needs.
 SAVING = """
   import os, pathlib, sys, time
   from vit_jax.parallel import distributed
   distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, int(sys.argv[1])
-  with distributed.StopSignal(saved=True, places=[pathlib.Path('.'), pathlib.Path('nowhere')]) as stop:
+  with distributed.StopSignal(saved=True, places=[pathlib.Path(place) for place in sys.argv[2:]]) as stop:
     for step in range(1, 4):
       assert not stop.stop_requested(step)
     print('ready', flush=True)
@@ -277,10 +269,9 @@ WITHOUT_AN_ANSWER = """
     (WITHOUT_AN_ANSWER, 600, 75, 'The file system of . has not answered for 1 s; start the same command'),
   ],
 )
-def test_save_after_a_signal_has_a_limit_of_its_own_unless_its_file_system_does_not_answer(
-  then, limit, code, said
-):
-  (process,), (output,) = _signalled(SAVING + then, signal.SIGTERM, arguments=(limit,))
+def test_save_has_a_limit_of_its_own_unless_its_file_system_does_not_answer(then, limit, code, said):
+  places = () if then is AFTER_A_STEP else ('.', 'nowhere')
+  (process,), (output,) = _signalled(SAVING + then, signal.SIGTERM, arguments=(limit, *places))
   assert process.returncode == code and said in output, output
 
 

@@ -71,17 +71,19 @@ def test_plan_that_does_not_fit_names_what_would_make_it_fit(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('flags', 'said'),
+  ('flag', 'said'),
   [
-    (['--json=nowhere/plan.json'], 'there is no folder nowhere'),
-    (['--json=.'], '--json=. is a folder; name a file, such as plan.json'),
-    (['--examples=inf'], '--examples=inf is no number of images; give one such as 1281167'),
-    (['--config.data.source=tfds:nowhere'], 'to plan without the data, give --examples'),
+    ('--json=.', '--json=. is a folder; name a file, such as plan.json'),
+    ('--examples=inf', '--examples=inf is no number of images; give one such as 1281167'),
+    ('--config.data.source=tfds:nowhere', 'to plan without the data, give --examples'),
   ],
 )
-def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
+def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flag, said):
   (tmp_path / 'config.py').write_text(CONFIG)
-  environment, flags = {'XLA_FLAGS': '', 'TFDS_DATA_DIR': str(tmp_path)}, ['--config=config.py', *flags]
-  result = fork_server.run('vit_jax.plan', '--topology=cpu:2', *flags, cwd=tmp_path, environment=environment)
+  flags, environment = (
+    ['--config=config.py', '--topology=cpu:2', flag],
+    {'XLA_FLAGS': '', 'TFDS_DATA_DIR': '.'},
+  )
+  result = fork_server.run('vit_jax.plan', *flags, cwd=tmp_path, environment=environment)
   assert result.returncode == 2 and 'Traceback' not in result.stderr
   assert said in result.stderr.strip().splitlines()[-1]

@@ -49,7 +49,9 @@ def test_metric_that_no_evaluator_gives_is_refused_with_those_that_there_are(met
     definition.runs(study, tmp_path)
 
 
-def test_ema_is_a_metric_only_of_runs_that_have_one(config, tmp_path):
+def test_ema_is_a_metric_only_of_runs_that_have_one_and_evaluators_are_needed(config, tmp_path):
+  with pytest.raises(UserError, match="'a' measures no 'test/accuracy', for it has no evaluators"):
+    definition.runs(Study('x', {'a': Variant('masked_patch:imagenet2012')}), tmp_path)
   variants = {'a': Variant(config), 'b': Variant(config, {'ema': 0.0})}
   with pytest.raises(UserError, match=r"^The variant 'b' measures no 'test_ema/accuracy'"):
     definition.runs(Study('x', variants, metric='test_ema/accuracy'), tmp_path)

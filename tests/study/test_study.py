@@ -316,20 +316,14 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
       "'b', which is no variant before it",
     ),
     (
-      {'a': Variant('masked_patch:imagenet2012')},
-      "'a' measures no 'test/accuracy', for it has no evaluators",
-    ),
-    (
       {'a': Variant('quickstart'), 'b': Variant('quickstart', teacher='a')},
       "teachers is an option of the objective 'distillation'",
     ),
-    ({'a': Variant('quickstart', teacher='b')}, "'a' has the teacher 'b', which is no variant before it"),
     (
       {'a': Variant('quickstart', unlabelled=definition.Unlabelled('digits:train'))},
       "'a' has images without labels and no teacher; name the one",
     ),
     ({'a': Variant('quickstart', averaged=True)}, "'a' averages the seeds of a teacher and names none"),
-    ({'a': Variant('quikstart')}, 'did you mean --config=quickstart'),
   ],
 )
 def test_study_that_cannot_work_is_refused_before_it_begins(variants, said, tmp_path):
