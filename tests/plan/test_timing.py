@@ -242,7 +242,7 @@ def test_loop_costs_as_often_as_it_runs():
 
   def counting(name: str, bound: int, step: int, *body: str) -> str:
     """The condition and the body of a loop from 0 to the bound."""
-    lines = '\n'.join(body)
+    lines = '\n'.join(f'  {line}' for line in body)
     return f"""
 %{name}_condition (p: (s32[])) -> pred[] {{
   %bound = s32[] constant({bound})
