@@ -8,6 +8,7 @@ from fork_server import ROOT, run
 
 from vit_jax import cli, options
 from vit_jax import config as c
+from vit_jax.data.sources.base import SOURCES
 from vit_jax.evaluation.base import EVALUATORS
 from vit_jax.models.base import MODELS
 from vit_jax.objectives.base import OBJECTIVES
@@ -63,6 +64,15 @@ def kinds():
     for kind in registry.names():
       if registry[kind].__module__.startswith('vit_jax.'):  # other tests register their own
         yield section, kind, registry[kind]()
+
+
+def test_names_of_a_registry_that_a_text_lacks_are_behind_it(monkeypatch):
+  def text(name: str) -> str:
+    return next(doc.text for doc in documentation.documented() if doc.name == name)
+
+  assert 'Known' not in text('data.source')
+  monkeypatch.setattr(SOURCES, '_entries', {**SOURCES._entries, 'mine': 'nowhere:MineSource'})
+  assert text('data.source').endswith('wins over `split`. Known: digits, tfds, folder, vtab, mine.')
 
 
 def test_every_option_has_a_text_and_the_default_that_python_gives_it():

@@ -90,8 +90,7 @@ SHARED = ('accuracy', 'top_5_accuracy', 'mean_class_accuracy')  # made of counts
 
 def collected(*batch_sizes: int) -> list[dict[str, float]]:
   """As `evaluate`, for a "model" of whole numbers, which round the same for any shape of a batch."""
-  mesh = make_mesh(CONFIG.mesh)
-  source = sources.open_source('digits', 'test', data=CONFIG.data)
+  mesh, source = make_mesh(CONFIG.mesh), sources.open_source('digits', 'test', data=CONFIG.data)
 
   @functools.partial(jax.jit, out_shardings=replicated(mesh))
   def step(params, batch):
@@ -99,11 +98,9 @@ def collected(*batch_sizes: int) -> list[dict[str, float]]:
     said = {'prediction': sums % 10, 'confidence': (sums % 97) / 128, 'rank': sums % 7, 'loss': sums / 64}
     return {'examples': said | {name: batch[name] for name in ('label', 'mask')}, 'num_classes': 10}
 
-  result = []
+  result, options = [], {'crop': 'resize', 'resize': None, 'sharding': batch_sharding(mesh)}
   for size in batch_sizes:
-    batches = EvalPipeline(
-      source, CONFIG.data, crop='resize', resize=None, batch_size=size, sharding=batch_sharding(mesh)
-    )
+    batches = EvalPipeline(source, CONFIG.data, batch_size=size, **options)
     examples = classification.collect(step, {'model': {}}, batches)['model']
     assert len(examples.prediction) == len(source)
     result.append(classification_metrics.summarise(examples))
@@ -149,22 +146,11 @@ def examples(logits: np.ndarray, labels: np.ndarray, loss: str = 'softmax', **op
   )
 
 
-@pytest.fixture(scope='module')
-def ties() -> Examples:
-  """500 examples of 12 classes of which one has none; many logits are equal."""
-  rng = np.random.default_rng(1)
-  labels = rng.integers(0, 11, 500)
-  return examples(rng.integers(-2, 3, (500, 12)).astype(np.float32), labels)
-
-
-def test_ranks_are_those_of_top_k():
+def test_ranks_are_those_of_top_k_and_a_logit_that_is_nan_is_no_hit():
   rng = np.random.default_rng(2)
   logits, labels = rng.integers(-2, 3, (300, 9)).astype(np.float32), rng.integers(0, 9, 300)
   order = np.asarray(jax.lax.top_k(logits, 9)[1])
   np.testing.assert_array_equal(ranks(logits, labels), (order == labels[:, None]).argmax(1))
-
-
-def test_a_logit_that_is_nan_is_no_hit():
   logits = np.float32([[1, np.nan, 3, 0, 0, 0], [np.nan] * 6])
   assert (np.asarray(ranks(logits, np.array([2, 0]))) == [1, 6]).all()
   values = classification_metrics.summarise(examples(logits, np.array([2, 0])))
@@ -172,7 +158,11 @@ def test_a_logit_that_is_nan_is_no_hit():
 
 
 @pytest.mark.slow
-def test_confusion_matrix_equals_scikit_learns(ties):
+def test_confusion_matrix_equals_scikit_learns():
+  """500 examples of 12 classes of which one has none; many logits are equal."""
+  rng = np.random.default_rng(1)
+  labels = rng.integers(0, 11, 500)
+  ties = examples(rng.integers(-2, 3, (500, 12)).astype(np.float32), labels)
   matrix = classification_metrics.confusion(ties)
   expected = sklearn_metrics.confusion_matrix(ties.label, ties.prediction, labels=range(12))
   np.testing.assert_array_equal(matrix, expected)
@@ -186,24 +176,13 @@ def test_confusion_matrix_equals_scikit_learns(ties):
 
 def test_calibration_equals_the_sum_by_hand():
   """Confidences 0.5, 0.6 and 0.6, of which one is right: bins (7/15, 8/15] and (8/15, 9/15]."""
-  found = classification_metrics.calibration(
-    Examples(
-      num_classes=3,
-      label=np.array([0, 1, 2]),
-      prediction=np.array([0, 1, 0]),
-      confidence=np.array([0.5, 0.59375, 0.59375]),
-      rank=np.array([0, 0, 1]),
-      loss=np.zeros(3),
-    )
-  )
+  three = examples(np.eye(3, dtype=np.float32)[[0, 1, 0]], np.array([0, 1, 2]))
+  found = classification_metrics.calibration(three._replace(confidence=np.array([0.5, 0.59375, 0.59375])))
   assert found.count.tolist() == [0] * 7 + [1, 2] + [0] * 6
   assert found.confidence[7:9].tolist() == [0.5, 0.59375] and found.accuracy[7:9].tolist() == [1, 0.5]
   assert found.error == pytest.approx(0.5 / 3 + 2 / 3 * 0.09375)
-
-
-def test_a_confidence_on_the_edge_of_a_bin_is_in_the_lower_one():
-  base = examples(np.zeros((3, 2), np.float32), np.zeros(3, int))
-  found = classification_metrics.calibration(base._replace(confidence=np.float64([0, 1 / 15, 1])))
+  # One on the edge of a bin is in the lower one.
+  found = classification_metrics.calibration(three._replace(confidence=np.float64([0, 1 / 15, 1])))
   assert found.count[0] == 2 and found.count[-1] == 1
 
 
@@ -218,19 +197,15 @@ def test_confidence_is_a_softmax_or_sigmoid_as_the_loss():
 
 
 @pytest.mark.slow
-def test_metrics_that_mean_nothing_are_left_out():
+def test_metrics_that_mean_nothing_are_left_out_and_all_others_say_how_they_are_read():
   few = classification_metrics.summarise(examples(np.float32([[1, 0]]), np.array([0])))
   assert set(few) == {'accuracy', 'loss', 'mean_class_accuracy', 'calibration_error'}
   lists = examples(np.eye(6, dtype=np.float32), np.array([[0, 1], [-1, -1]] * 3))
   values = classification_metrics.summarise(lists._replace(mean_average_precision=0.5))
   assert set(values) == {'accuracy', 'loss', 'mean_average_precision'}
   assert values['accuracy'] == 1 / 6  # of the lists of examples 0, 2 and 4, an empty one is a miss
-
-
-def test_every_metric_says_how_it_is_read():
   softmax = examples(np.eye(6, dtype=np.float32), np.arange(6), real=np.zeros((6, 1), int))
-  lists = examples(np.eye(6, dtype=np.float32), np.zeros((6, 2), int))._replace(mean_average_precision=0.5)
-  given = {*classification_metrics.summarise(softmax), *classification_metrics.summarise(lists)}
+  given = {*classification_metrics.summarise(softmax), *values}
   assert given == set(c.ClassificationEvaluatorConfig.metrics)
 
 
@@ -238,7 +213,6 @@ def test_every_metric_says_how_it_is_read():
   ('name', 'value', 'text'),
   [
     ('test/accuracy', 0.98611, '98.61%'),
-    ('test_ema/mean_average_precision', 0.5, '50.00%'),
     ('web_5shot/deviation', 0.0125, '0.0125'),
     ('test/loss', 0.14624, '0.1462'),
     ('data/bad_images', 3.0, '3'),

@@ -14,13 +14,9 @@ def examples(classes: int, count: int = 200) -> Examples:
   """Two thirds are classified right; the last class has no example."""
   rng = np.random.default_rng(classes)
   label = rng.integers(0, classes - 1, count)
+  prediction, confidence = np.where(rng.random(count) < 2 / 3, label, 0), rng.random(count, np.float32)
   return Examples(
-    num_classes=classes,
-    label=label,
-    prediction=np.where(rng.random(count) < 2 / 3, label, 0),
-    confidence=rng.random(count, np.float32),
-    rank=np.zeros(count, np.int32),
-    loss=np.ones(count, np.float32),
+    classes, label, prediction, confidence, np.zeros(count, np.int32), np.ones(count, np.float32)
   )
 
 

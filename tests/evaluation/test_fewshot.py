@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import unittest.mock
 
 import jax
 import numpy as np
@@ -98,7 +99,7 @@ def run_of(evaluators: dict[str, c.FewShotEvaluatorConfig], devices: int = 1) ->
 
 
 @pytest.mark.slow
-def test_the_evaluator_is_the_same_for_any_batch_size_and_mesh(monkeypatch):
+def test_the_evaluator_is_the_same_for_any_batch_size_and_mesh():
   """On data with other classes than the run's; features of a layer and pooling of its own."""
   options = {'web': PROBE, 'deep': dataclasses.replace(PROBE, layer=0, pool='token_gap', probe='knn')}
   results = []
@@ -113,30 +114,19 @@ def test_the_evaluator_is_the_same_for_any_batch_size_and_mesh(monkeypatch):
   assert results[0]['web_5shot/accuracy'] > 0.4  # random features do that; chance is 0.1
 
 
-@pytest.fixture
-def extractions(monkeypatch) -> list[tuple]:
-  """A list that grows by one whenever features are computed."""
-  calls, extract = [], features.extract
-
-  def counting(*arguments, **options):
-    calls.append(arguments)
-    return extract(*arguments, **options)
-
-  monkeypatch.setattr(features, 'extract', counting)
-  return calls
-
-
 @pytest.mark.slow
-def test_evaluators_of_a_run_share_features_of_equal_data_but_not_between_models(extractions):
+def test_evaluators_of_a_run_share_features_of_equal_data_but_not_between_models(monkeypatch):
+  extract = unittest.mock.Mock(wraps=features.extract)
+  monkeypatch.setattr(features, 'extract', extract)
   other = dataclasses.replace(PROBE, split='test[:50%]')
   run = run_of({'ridge': PROBE, 'knn': dataclasses.replace(PROBE, probe='knn'), 'other': other})
   state = run.program.init(np.uint32(0))
   scores = evaluate(state._replace(ema=state.params), run.open_evaluators())
-  assert len(extractions) == 6  # three splits, for the parameters and for their EMA
+  assert extract.call_count == 6  # three splits, for the parameters and for their EMA
   assert scores['ridge_ema_5shot/accuracy'] == scores['ridge_5shot/accuracy']
 
 
-@pytest.mark.parametrize('grid', [(0.5,), (1, 2.7), (5, 0.999)])
+@pytest.mark.parametrize('grid', [(1, 2.7), (5, 0.999)])
 def test_neighbours_are_whole_numbers_from_one(grid):
   with pytest.raises(UserError, match=r'^config\.evaluators\.x\.grid is .* the k of knn counts neighbours'):
     c.FewShotEvaluatorConfig(probe='knn', grid=grid).check('config.evaluators.x')
@@ -157,19 +147,13 @@ def test_classes_with_too_few_images_are_warned_of(caplog):
 
 @pytest.mark.slow
 def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path):
-  (tmp_path / 'photos').mkdir()
-  for name in 'ab':
-    Image.new('RGB', (8, 8)).save(tmp_path / 'photos' / f'{name}.png')
-  (tmp_path / 'photos' / 'list.csv').write_text('file,label\na.png,cat;dog\nb.png,cat\n')
-  prepare_run.prepare(
-    str(tmp_path / 'photos' / 'list.csv'),
-    str(tmp_path / 'set/1.0.0'),
-    prepare_run.Options(Shrinking(), workers=1),
-  )
+  Image.new('RGB', (8, 8)).save(tmp_path / 'a.png')
+  (tmp_path / 'list.csv').write_text('file,label\na.png,cat;dog\n')
+  options = prepare_run.Options(Shrinking(), workers=1)
+  prepare_run.prepare(f'{tmp_path}/list.csv', f'{tmp_path}/set/1.0.0', options)
   lists = dataclasses.replace(PROBE, source=f'tfds:{tmp_path}/set/1.0.0', split='train')
-  with pytest.raises(
-    UserError, match=r'evaluators\.web is few-shot, which needs images of one class each, and'
-  ):
+  said = r'evaluators\.web is few-shot, which needs images of one class each, and'
+  with pytest.raises(UserError, match=said):
     run_of({'web': lists}).open_evaluators()
 
 
@@ -177,10 +161,7 @@ def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path
   ('change', 'said'),
   [
     ({'layer': 2}, r'config\.evaluators\.web\.layer is 2; choose a block from 0 to 1'),
-    (
-      {'pool': 'map'},
-      r"web\.pool is 'map', which this model does not have; choose gap or token or tok",
-    ),
+    ({'pool': 'map'}, r"web\.pool is 'map', which this model does not have; choose gap or token or tok"),
   ],
 )
 def test_layers_and_poolings_that_the_model_does_not_have_are_refused_at_the_start(change, said):

@@ -1,63 +1,152 @@
-"""Targets, losses and hits of classification against NumPy."""
+"""Targets, losses and hits of classes, lists of classes and classes with weights against NumPy and float64."""
 
 import chex
+import jax
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
+from vit_jax.evaluation import classification_metrics, ranking
 from vit_jax.objectives import classification
 from vit_jax.objectives.classification import ClassificationObjective
 
 LISTS = [[3, 0], [6], [], [1, 1, 5], [0, 1, 2, 3]]  # an empty one, one with a class twice, a full one
 PADDED = np.array([labels + [-1] * (4 - len(labels)) for labels in LISTS], np.int32)
-HOT = np.array([[float(k in labels) for k in range(7)] for labels in LISTS])
+ROWS, LONGEST = 16, 6
 
 
-@pytest.fixture
-def rng():
-  return np.random.default_rng(1)
+def lists(rng, classes):
+  """Labels and weights of 16 examples, padded; the first list is empty, the second full."""
+  labels, weights = np.full((ROWS, LONGEST), -1, np.int32), np.zeros((ROWS, LONGEST), np.float32)
+  for row, count in enumerate([0, LONGEST, *rng.integers(1, LONGEST + 1, ROWS - 2)]):
+    labels[row, :count] = rng.permutation(classes)[:count]
+    weights[row, :count] = rng.uniform(size=count)
+  return labels, weights
+
+
+def dense(labels, weights, classes):
+  """float64 (B, K), one entry after the other."""
+  targets = np.zeros((len(labels), classes))
+  for row, column in zip(*np.nonzero(labels >= 0), strict=True):
+    targets[row, labels[row, column]] = weights[row, column]
+  return targets
 
 
 def test_targets_are_one_hot_or_multi_hot():
   labels = np.array([3, 0, 6], np.int32)
   one_hot, multi_hot = classification.class_targets(labels, 7), classification.class_targets(PADDED, 7)
   np.testing.assert_array_equal(one_hot, np.eye(7)[labels])
-  np.testing.assert_array_equal(multi_hot, HOT)
+  np.testing.assert_array_equal(multi_hot, [[k in labels for k in range(7)] for labels in LISTS])
   chex.assert_type([one_hot, multi_hot], np.float32)
 
 
-@pytest.mark.parametrize('labels', [np.array([3, 0, 6, 2, 2], np.int32), PADDED], ids=['classes', 'lists'])
-def test_targets_of_mixed_images_are_mixed_by_their_shares(labels):
-  lam = np.linspace(0.5, 1, 5, dtype=np.float32)
-  batch = {'label': labels, 'label_b': labels[::-1], 'lam': lam}
-  plain, other = (classification.class_targets(each, 7) for each in (labels, labels[::-1]))
-  expected = lam[:, None] * plain + (1 - lam[:, None]) * other
-  objective = ClassificationObjective(loss='sigmoid')
-  np.testing.assert_allclose(objective.mixed_targets(batch, 7), expected, rtol=1e-6)
-  np.testing.assert_array_equal(objective.mixed_targets({'label': labels}, 7), plain)
-
-
-@pytest.mark.parametrize('smoothing', [0.0, 0.1])
-@pytest.mark.parametrize('kind', ['classes', 'lists'])
-def test_losses_equal_numpy(rng, kind, smoothing):
-  one_hot = np.eye(7)[rng.integers(0, 7, 5)]
-  targets = {'classes': one_hot, 'lists': HOT}[kind]
-  logits = rng.normal(size=(5, 7)) * 4
-  log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+@pytest.mark.parametrize('classes', [12, 21_841])
+@pytest.mark.parametrize(('mixed', 'smoothing'), [(False, 0.0), (True, 0.1)])
+@pytest.mark.parametrize(
+  ('kind', 'loss'),
+  [
+    *(('class', 'softmax'), ('class', 'sigmoid'), ('list', 'sigmoid')),
+    *(('weights', 'softmax'), ('weights', 'sigmoid')),
+  ],
+)
+def test_losses_equal_numpy_in_float64(kind, loss, mixed, smoothing, classes):
+  """Of logits around the bias at which the paper begins, -10, for a sigmoid."""
+  rng = np.random.default_rng(classes)
+  logits = rng.normal(size=(ROWS, classes)).astype(np.float32) * 3 - (10 if loss == 'sigmoid' else 0)
+  labels, weights = lists(rng, classes)
+  if kind == 'class':
+    labels = rng.integers(0, classes, ROWS).astype(np.int32)
+    targets = np.eye(classes)[labels]
+  else:
+    targets = dense(labels, weights if kind == 'weights' else np.ones_like(weights), classes)
+  if loss == 'softmax':
+    targets /= np.maximum(targets.sum(1, keepdims=True), 1e-30)
+  batch = {'label': labels} | ({'weight': weights} if kind == 'weights' else {})
+  if mixed:
+    lam = rng.uniform(0.5, 1, ROWS).astype(np.float32)
+    batch |= {f'{name}_b': values[::-1] for name, values in batch.items()} | {'lam': lam}
+    targets = lam[:, None] * targets + (1 - lam[:, None].astype(np.float64)) * targets[::-1]
+  wide = logits.astype(np.float64)
+  objective = ClassificationObjective(loss=loss, label_smoothing=smoothing)
   for smooth, share in ((True, smoothing), (False, 0.0)):
-    smoothed = targets * (1 - share) + share / 7
-    expected = {'sigmoid': (np.log1p(np.exp(logits)) - smoothed * logits).sum(-1)}
-    if kind != 'lists':
-      expected['softmax'] = -(smoothed * log_softmax).sum(-1)
-    for name, values in expected.items():
-      objective = ClassificationObjective(loss=name, label_smoothing=smoothing)
-      inputs = (logits.astype(np.float32), targets.astype(np.float32))
-      got = objective.cross_entropy(*inputs, smooth=smooth)
-      np.testing.assert_allclose(got, values, rtol=1e-4)
+    smoothed = targets * (1 - share) + share / classes
+    if loss == 'sigmoid':
+      expected = (np.logaddexp(0, wide) - smoothed * wide).sum(1)
+    else:
+      expected = -(smoothed * (wide - np.log(np.exp(wide).sum(1, keepdims=True)))).sum(1)
+    got = objective.cross_entropy(logits, objective.mixed_targets(batch, classes), smooth=smooth)
+    np.testing.assert_allclose(np.asarray(got, np.float64).mean(), expected.mean(), rtol=1e-6)
+    np.testing.assert_allclose(got, expected, rtol=3e-6, atol=1e-6)
 
 
-def test_hits_are_of_the_own_class_or_of_one_on_the_list():
-  top = np.array([0, 5, 2, 1, 4])
-  logits = np.eye(7, dtype=np.float32)[top]
-  np.testing.assert_array_equal(classification.hits(logits, PADDED), [True, False, False, True, False])
-  expected = [False, False, False, True, False]
-  np.testing.assert_array_equal(classification.hits(logits, PADDED[:, 0]), expected)
+def test_weights_of_one_are_lists_without_weights():
+  """To the bit."""
+  labels, _ = lists(np.random.default_rng(0), 12)
+  ones = (labels >= 0).astype(np.float32)
+  objective = ClassificationObjective(loss='sigmoid')
+  np.testing.assert_array_equal(objective.targets(labels, 12), objective.targets(labels, 12, ones))
+  logits = np.random.default_rng(1).normal(size=(ROWS, 12)).astype(np.float32)
+  same = classification.hits(logits, labels), classification.hits(logits, labels, ones)
+  np.testing.assert_array_equal(*same)
+
+
+def test_gradient_of_an_empty_list_is_finite_for_softmax():
+  objective = ClassificationObjective()
+  empty = {'label': np.full((1, 3), -1, np.int32), 'weight': np.zeros((1, 3), np.float32)}
+  gradient = jax.grad(lambda x: objective.cross_entropy(x, objective.mixed_targets(empty, 5)).sum())
+  np.testing.assert_array_equal(gradient(np.ones((1, 5), np.float32)), np.zeros((1, 5)))
+
+
+LABELS = np.array([[3, 1, 0], [2, 0, -1], [4, 5, -1], [-1, -1, -1], [1, -1, -1]], np.int32)
+WEIGHTS = np.array([[0.2, 0.7, 0.1], [0.4, 0.4, 0], [0.5, 0.6, 0], [0, 0, 0], [0, 0, 0]], np.float32)
+
+
+@pytest.mark.parametrize(
+  ('labels', 'weights', 'top', 'expected'),
+  [
+    (PADDED[:, 0], None, [0, 5, 2, 1, 4], [False, False, False, True, False]),
+    (PADDED, None, [0, 5, 2, 1, 4], [True, False, False, True, False]),
+    # Any of the classes that share the largest weight; never of an empty list, or of one without any weight.
+    (LABELS, WEIGHTS, [3, 0, 5, 0, 1], [False, True, True, False, False]),
+  ],
+  ids=['own class', 'one on the list', 'largest weight'],
+)
+def test_hits_are_of_the_own_class_or_of_one_on_the_list_or_of_the_one_with_the_largest_weight(
+  labels, weights, top, expected
+):
+  hits = classification.hits(np.eye(7, dtype=np.float32)[top], labels, weights)
+  np.testing.assert_array_equal(hits, expected)
+  said = {'confidence': np.ones(5), 'rank': np.full(5, -1), 'loss': np.zeros(5)}
+  examples = classification_metrics.Examples(7, labels, np.array(top), **said, weight=weights)
+  if labels.ndim == 2:
+    np.testing.assert_array_equal(classification_metrics.hits(examples), expected)
+
+
+def test_average_precision_is_of_weights_of_at_least_a_half():
+  scores = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+  mean = ranking.MeanAveragePrecision()
+  device_scores = jax.device_put(scores, jax.devices()[0])
+  mean.add(device_scores, ranking.positives(LABELS, WEIGHTS), np.ones(5, bool))
+  targets = dense(LABELS, WEIGHTS, 6) >= 0.5
+  own = [average_precision_score(targets[:, k], scores[:, k]) for k in range(6) if targets[:, k].any()]
+  assert len(own) == 3
+  assert mean.result() == pytest.approx(np.mean(own), rel=1e-12)
+
+
+@pytest.mark.parametrize('mixed', [False, True])
+def test_smoothing_gives_an_image_without_any_weight_no_loss(mixed):
+  logits = np.random.default_rng(3).standard_normal((3, 5)).astype(np.float32)
+  batch = {
+    'label': np.array([[1, 4], [2, -1], [-1, -1]], np.int32),
+    'weight': np.array([[0.5, 0.25], [1, 0], [0, 0]], np.float32),
+  }
+  targets = np.array([[0, 2 / 3, 0, 0, 1 / 3], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
+  if mixed:  # with an image that has no weight
+    batch |= {f'{name}_b': np.roll(values, 1, 0) for name, values in batch.items()}
+    batch |= {'lam': np.full(3, 0.7, np.float32)}
+    targets = 0.7 * targets + 0.3 * np.roll(targets, 1, 0)
+  smoothed = 0.9 * targets + 0.1 * targets.sum(axis=1, keepdims=True) / 5
+  log_shares = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  losses = ClassificationObjective(label_smoothing=0.1).label_losses(logits, batch)
+  np.testing.assert_allclose(losses, -(smoothed * log_shares).sum(axis=1), rtol=1e-5, atol=1e-6)
+  assert losses[2] == 0 or mixed

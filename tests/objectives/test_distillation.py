@@ -1,11 +1,9 @@
 """Distillation: its losses against NumPy and float64, what teachers see, and that nothing changes them."""
 
 import dataclasses
-import json
 import shutil
 
 import chex
-import fork_server
 import jax
 import numpy as np
 import pytest
@@ -21,7 +19,10 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.parts.positions import POSITIONS
-from vit_jax.training import evaluate_checkpoint
+from vit_jax.plan import text as plan_text
+from vit_jax.plan.planner import make_plan
+from vit_jax.plan.topology import Topology
+from vit_jax.training import evaluate_checkpoint, loop
 from vit_jax.training.run import Dataset, Run
 
 ROWS, CLASSES = 16, 12
@@ -53,14 +54,13 @@ def test_loss_equals_numpy_in_float64(loss, targets, temperature):
     'label_b': rng.integers(0, CLASSES, ROWS).astype(np.int32),
     'lam': rng.uniform(0.5, 1, ROWS).astype(np.float32),
   }
-  objective = c.DistillationObjective(
-    loss=loss,
-    label_smoothing=0.1,
-    teachers='a,b',
-    teacher_weight=0.7,
-    teacher_targets=targets,
-    temperature=temperature,
-  )
+  teaching = {
+    'teachers': 'a,b',
+    'teacher_weight': 0.7,
+    'teacher_targets': targets,
+    'temperature': temperature,
+  }
+  objective = c.DistillationObjective(loss=loss, label_smoothing=0.1, **teaching)
   annotated = objective.annotated(batch, [lambda _, each=each: each for each in taught])
   got, metrics = objective.loss_and_metrics(
     TwoHeads(student, distilled), annotated, tiny.keys(ROWS), c.DataConfig()
@@ -117,21 +117,31 @@ def config(*names, folder, **changes) -> c.Config:
   return dataclasses.replace(base, **changes)
 
 
+def teaching(config: c.Config, **changes) -> c.Config:
+  """A config with other options of its objective."""
+  return dataclasses.replace(config, objective=dataclasses.replace(config.objective, **changes))
+
+
 def opened(config, devices=None) -> Run:
   return Run(config, Dataset(160, DIGITS), devices)
+
+
+def said_by_teacher(config, images):
+  """(logits of the only teacher, what is said of it)."""
+  run = opened(config)
+  params, text = run.frozen.read(DIGITS)
+  (predict,) = run.frozen.predictors(params)
+  return jax.jit(predict)(images), text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['vit', 'mixer', 'resnet'])
 def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folder, name):
   """Its logits are those of `vit_jax.load` with the checkpoint's preprocessing, from the same bytes."""
-  run = opened(config(name, folder=folder))
   pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), dtype=np.uint8)
-  params, _ = run.frozen.read(DIGITS)
-  (predict,) = run.frozen.predictors(params)
-  images = pixels.astype(np.float32) / 127.5 - 1
+  taught, _ = said_by_teacher(config(name, folder=folder), pixels.astype(np.float32) / 127.5 - 1)
   teacher = vit_jax.load(folder / name)
-  np.testing.assert_allclose(jax.jit(predict)(images), teacher(teacher.preprocess(pixels)), atol=2e-5)
+  np.testing.assert_allclose(taught, teacher(teacher.preprocess(pixels)), atol=2e-5)
 
 
 @pytest.mark.slow
@@ -142,22 +152,18 @@ def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folde
 def test_a_teacher_may_know_of_positions_in_any_way(position, size, tmp_path):
   """Its logits are those of `vit_jax.load`, at its own image size and at another."""
   teachers.write(tmp_path / 'vit', tiny.options(position=position))
-  run = opened(config('vit', folder=tmp_path))
-  objective = dataclasses.replace(run.config.objective, teacher_size=size)
-  run = opened(dataclasses.replace(run.config, objective=objective))
-  params, _ = run.frozen.read(DIGITS)
-  (predict,) = run.frozen.predictors(params)
   images = np.asarray(tiny.images(16, (8, 8), 1))
+  taught, _ = said_by_teacher(teaching(config('vit', folder=tmp_path), teacher_size=size), images)
   teacher = vit_jax.load(tmp_path / 'vit', image_size=size)
   resized = images if size is None else jax.image.resize(images, (16, *size, 1), 'bilinear')
-  np.testing.assert_allclose(jax.jit(predict)(images), teacher(np.asarray(resized)), atol=2e-5)
+  np.testing.assert_allclose(taught, teacher(np.asarray(resized)), atol=2e-5)
 
 
 @pytest.mark.slow
 def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(folder):
   """Both see the same mirrored and mixed crops: the divergence is zero, and so is its gradient."""
-  objective = c.DistillationObjective(teachers=str(folder / 'vit'), teacher_weight=1.0, temperature=2.0)
-  run = opened(config(folder=folder, model=tiny.options(), objective=objective))
+  alike = config('vit', folder=folder, model=tiny.options())
+  run = opened(teaching(alike, teacher_weight=1.0, temperature=2.0))
   frozen, _ = run.frozen.read(DIGITS)
   state = run.program.init(np.uint32(0))
   begun = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), frozen[0], state.params)
@@ -199,88 +205,68 @@ def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_t
 @pytest.mark.slow
 def test_labels_train_the_class_head_only_and_teachers_the_distillation_head_only(folder):
   for weight, still in ((0.0, 'distillation_head'), (1.0, 'head')):
-    objective = c.DistillationObjective(teachers=str(folder / 'vit'), teacher_weight=weight)
-    run = opened(config(folder=folder, objective=objective, model=tiny.options(distillation_token=True)))
+    given = config('vit', folder=folder, model=tiny.options(distillation_token=True))
+    run = opened(teaching(given, teacher_weight=weight))
     frozen, _ = run.frozen.read(DIGITS)
     state, _ = run.program.step(run.program.init(np.uint32(0)), run_steps.batch(run.program, 0), frozen)
     moved = {name for name in ('head', 'distillation_head') if np.asarray(state.params[name]['kernel']).any()}
     assert moved == {'head', 'distillation_head'} - {still}  # kernels begin at zero
 
 
-CONFIG = """
-from vit_jax.config import *
-
-def get_config():
-  return to_config_dict(Config(
-    total='6 steps',
-    batch_size=16,
-    model=ViTConfig(
-      variant='custom', patch=4, width=32, mlp_dim=48, depth=2, heads=4, dropout=0.1, stochastic_depth=0.1
-    ),
-    data=DataConfig(image_size=(8, 8), channels=1, crop='random', padding=1, mixup=0.5),
-    evaluators={'test': ClassificationEvaluatorConfig(split='test', every='6 steps')},
-    checkpoint=CheckpointConfig(every='3 steps', keep=3),
+@pytest.fixture(scope='module')
+def taught(folder) -> c.Config:
+  """A student of two teachers that is saved twice, with a line of its log for each step."""
+  return config(
+    *('vit', 'mixer'),
+    folder=folder,
+    evaluators={'test': c.ClassificationEvaluatorConfig(split='test', every='6 steps')},
+    checkpoint=c.CheckpointConfig(every='3 steps', keep=3),
     log_every='1 steps',
     ema=0.9,
-    tensorboard=TensorBoardConfig(pictures=False),
-  ))
-"""
-
-
-def command(module, folder, workdir, *flags):
-  """What a command says; flags give the config its teachers."""
-  (workdir.parent / 'config.py').write_text(CONFIG)
-  taught = (
-    '--config.objective.name=distillation',
-    f'--config.objective.teachers={folder}/vit,{folder}/mixer',
+    tensorboard=c.TensorBoardConfig(pictures=False),
   )
-  result = fork_server.run(f'vit_jax.{module}', '--config=config.py', *taught, *flags, cwd=workdir.parent)
-  assert result.returncode == 0, result.stdout + result.stderr
-  return result.stdout
 
 
 @pytest.fixture(scope='module')
-def student(folder, tmp_path_factory):
+def student(taught, tmp_path_factory):
   """The workdir of six steps."""
   workdir = tmp_path_factory.mktemp('student') / 'run'
-  said = command('main', folder, workdir, f'--workdir={workdir}')
-  assert f'Frozen parameters from {folder}/mixer' in said and 'Done after 6 steps' in said
+  loop.train(taught, workdir)
   return workdir
 
 
-def restored(workdir):
-  """Every array of the last checkpoint by its path."""
-  manager = Manager(workdir / 'checkpoints', c.CheckpointConfig(), read_only=True)
-  shapes = opened(c.from_config_dict(json.loads((workdir / 'config.json').read_text()))).program.state.items()
+def restored(config, workdir):
+  """(step, every array of the newest checkpoint by its path)."""
+  manager = Manager(workdir / 'checkpoints', config.checkpoint, read_only=True)
+  shapes = opened(config).program.state.items()
   step, items, _ = manager.restore_newest(lambda meta: shapes)
   return step, pytrees.flatten(jax.tree.map(np.asarray, items))
 
 
 @pytest.mark.nightly
-def test_resumed_distillation_ends_in_the_same_bits(student, folder, tmp_path):
+def test_resumed_distillation_ends_in_the_same_bits(taught, student, tmp_path, capsys):
   again = tmp_path / 'run'
   shutil.copytree(student, again)
   shutil.rmtree(again / 'checkpoints' / '6')
-  assert 'Resuming from step 3' in command('main', folder, again, f'--workdir={again}')
-  step, arrays = restored(again)
+  loop.train(taught, again)
+  said, lines = capsys.readouterr().out, run_steps.logged(again)
   assert (
-    step == 6 and run_steps.logged(again) == run_steps.logged(student) and len(run_steps.logged(again)) == 6
+    'Resuming from step 3' in said
+    and f'Frozen parameters from {taught.objective.teachers.split(",")[1]}' in said
   )
-  assert {'train/label_loss', 'train/teacher_loss', 'train/teacher_agreement'} <= run_steps.logged(again)[
-    0
-  ].keys()
-  chex.assert_trees_all_equal(arrays, restored(student)[1])
+  assert {'train/label_loss', 'train/teacher_loss', 'train/teacher_agreement'} <= lines[0].keys()
+  assert lines == run_steps.logged(student) and len(lines) == 6
+  step, arrays = restored(taught, again)
+  assert step == 6
+  chex.assert_trees_all_equal(arrays, restored(taught, student)[1])
 
 
 @pytest.mark.slow
-def test_student_is_evaluated_and_loaded_without_its_teacher(student, tmp_path):
+def test_student_is_evaluated_and_loaded_without_its_teacher(taught, student, tmp_path):
   """Whose parameters are in no checkpoint of the student."""
   workdir = tmp_path / 'run'
   shutil.copytree(student, workdir)
-  text = (workdir / 'config.json').read_text()
-  values = json.loads(text)
-  values['objective']['teachers'] = str(tmp_path / 'gone')
-  scores = evaluate_checkpoint.evaluate_newest(c.from_config_dict(values), workdir)
+  scores = evaluate_checkpoint.evaluate_newest(teaching(taught, teachers=str(tmp_path / 'gone')), workdir)
   assert scores['test/accuracy'] == run_steps.logged(student)[-1]['test/accuracy']
   model = vit_jax.load(workdir)
   assert model.num_classes == 10 and model.link == 'softmax'
@@ -289,12 +275,11 @@ def test_student_is_evaluated_and_loaded_without_its_teacher(student, tmp_path):
 
 
 @pytest.mark.slow
-def test_plan_has_the_teachers(folder, tmp_path):
-  said = command('plan', folder, tmp_path / 'run', '--topology=cpu:1', '--json=plan.json')
-  assert "frozen models' parameters" in said
-  shapes = opened(config('vit', 'mixer', folder=folder)).frozen.shapes
-  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-  assert json.loads((tmp_path / 'plan.json').read_text())['memory']['frozen'] == size
+def test_plan_has_the_teachers(taught):
+  plan = make_plan(taught, Topology('cpu:1', tuple(jax.devices()[:1])), Dataset(160, DIGITS))
+  assert "frozen models' parameters" in plan_text.plan_text(plan)
+  frozen = jax.tree.leaves(opened(taught).frozen.shapes)
+  assert plan.memory.frozen == sum(leaf.size * leaf.dtype.itemsize for leaf in frozen)
 
 
 def refusal(config: c.Config) -> str:
@@ -310,29 +295,25 @@ def test_teachers_that_cannot_teach_are_refused_with_the_remedy(folder, tmp_path
   teachers.write(tmp_path / 'colour', channels=3)
   teachers.write(tmp_path / 'sigmoid', link='sigmoid')
   teachers.write(tmp_path / 'letters', class_names=('9', *'bcdefghij'))
-  said = {
-    name: refusal(config(name, folder=tmp_path)) for name in ('five', 'colour', 'sigmoid', 'letters', 'no')
-  }
-  assert 'has logits of 5 classes and the run of 10; choose a teacher' in said['five']
-  assert 'set --config.data.channels=3.' in said['colour']
-  assert 'set --config.objective.loss=sigmoid.' in said['sigmoid']
-  assert 'does not have 9 of the 10 classes (0, 1, 2, …); choose a teacher' in said['letters']
-  assert 'set --config.objective.teacher_classes=number' in said['letters']
-  assert 'There is no checkpoint' in said['no']
+  for name, said in {
+    'five': 'has logits of 5 classes and the run of 10; choose a teacher',
+    'colour': 'set --config.data.channels=3.',
+    'sigmoid': 'set --config.objective.loss=sigmoid.',
+    'letters': 'does not have 9 of the 10 classes (0, 1, 2, …); choose a teacher',
+  }.items():
+    assert said in refusal(config(name, folder=tmp_path)), name
   assert "config.objective.teachers is ''; name the checkpoint of a teacher" in refusal(
     config(folder=tmp_path)
   )
-  given = config('vit', folder=folder)
-  given = dataclasses.replace(given, objective=dataclasses.replace(given.objective, teacher_size=(9, 9)))
+  given = teaching(config('vit', folder=folder), teacher_size=(9, 9))
   assert refusal(given).startswith('config.objective.teacher_size (9, 9) does not divide into patches of 4')
 
 
 @pytest.mark.slow
 def test_a_temperature_of_decisions_is_refused_and_dropped_where_an_older_run_has_it():
   objective = c.DistillationObjective(teachers='one', teacher_targets='hard', temperature=3.0)
-  with pytest.raises(
-    UserError, match=r"^config\.objective\.temperature is 3, .*'hard' has none; leave it out"
-  ):
+  said = r"^config\.objective\.temperature is 3, .*'hard' has none; leave it out"
+  with pytest.raises(UserError, match=said):
     c.from_config_dict(c.to_config_dict(c.Config(objective=objective)))
   read = c.from_config_dict(c.as_json(c.Config(objective=objective))).objective
   assert read == dataclasses.replace(objective, temperature=1.0)
@@ -343,25 +324,23 @@ def test_a_teacher_whose_classes_stand_in_another_order_teaches_by_name(tmp_path
   classes = 12
   teachers.write(tmp_path / 'turned', num_classes=classes, class_names=(*DIGITS[::-1], '10', '11'))
   given = config('turned', folder=tmp_path)
-  run = opened(dataclasses.replace(given, data=dataclasses.replace(given.data, num_classes=classes)))
-  params, text = run.frozen.read(DIGITS)
-  assert 'its outputs are matched with the classes of the data by name' in text
-  (predict,) = run.frozen.predictors(params)
+  given = dataclasses.replace(given, data=dataclasses.replace(given.data, num_classes=classes))
   images = np.asarray(tiny.images(16, (8, 8), 1))
+  taught, text = said_by_teacher(given, images)
+  assert 'its outputs are matched with the classes of the data by name' in text
   theirs = np.asarray(vit_jax.load(tmp_path / 'turned')(images))
   order = [*range(9, -1, -1), *range(10, classes)]
-  np.testing.assert_allclose(jax.jit(predict)(images), theirs[:, order], atol=2e-5)
+  np.testing.assert_allclose(taught, theirs[:, order], atol=2e-5)
 
 
 @pytest.mark.slow
 def test_sigmoids_teach_sigmoids_and_other_names_of_classes_are_said(tmp_path):
   teachers.write(tmp_path / 'sigmoid', link='sigmoid', class_names=tuple('abcdefghij'))
-  given = config('sigmoid', folder=tmp_path)
-  given = dataclasses.replace(given, objective=dataclasses.replace(given.objective, loss='sigmoid'))
+  given = teaching(config('sigmoid', folder=tmp_path), loss='sigmoid')
   _, text = opened(given).frozen.read(DIGITS)
   assert 'its outputs are the classes of the data by number' in text
   words = tuple(f'word {name}' for name in DIGITS)
   with pytest.raises(UserError, match=r'has the classes a, b, c, …, and the data 10 others \(word 0'):
     opened(given).frozen.read(words)
-  told = dataclasses.replace(given, objective=dataclasses.replace(given.objective, teacher_classes='number'))
-  assert 'by number, whatever their names' in opened(told).frozen.read(words)[1]
+  told = opened(teaching(given, teacher_classes='number'))
+  assert 'by number, whatever their names' in told.frozen.read(words)[1]

@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import chex
 import jax
 import numpy as np
 import pytest
-import run_steps
 import tiny
 from flax import nnx
 from scipy.special import log_softmax
@@ -16,7 +14,6 @@ from vit_jax import load
 from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import masked_patches
 from vit_jax.training import loop
-from vit_jax.training.run import Dataset, Run
 
 CONFIG = c.Config(
   total='12 steps',
@@ -97,24 +94,6 @@ def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
 
 
 @pytest.mark.slow
-def test_a_mesh_computes_what_one_device_does():
-  def trained(mesh: c.MeshConfig):
-    config = dataclasses.replace(CONFIG, mesh=mesh)
-    devices = jax.devices()[: 1 if mesh.data == 1 else 8]
-    program = Run(config, Dataset(160, num_classes=8), devices).program
-    state, losses = program.init(np.uint32(0)), []
-    for step in range(3):
-      state, metrics = program.step(state, run_steps.batch(program, step))
-      losses.append(float(metrics['train/loss']))
-    return losses, jax.tree.map(np.asarray, state.params)
-
-  losses, params = trained(c.MeshConfig(data=1))
-  others, other_params = trained(c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=0))
-  np.testing.assert_allclose(others, losses, rtol=1e-5)
-  chex.assert_trees_all_close(other_params, params, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_run_can_be_fine_tuned_to_classify(tmp_path, capsys):
   loop.train(CONFIG, tmp_path / 'masked')
   assert 'probe_2shot/accuracy' in (tmp_path / 'masked/metrics.jsonl').read_text()
@@ -143,7 +122,6 @@ NEEDED = 'it needs a Vision Transformer with --config.model.pool=none and --conf
   ('changes', 'message'),
   [
     ({'model.pool': 'gap'}, NEEDED),
-    ({'model.mask_token': False}, NEEDED),
     ({'data.num_classes': 5}, 'whose classes are colours; leave config.data.num_classes out'),
     ({'objective.name': 'classification', 'evaluators': {}}, 'which gives an image no logits'),
   ],
@@ -156,15 +134,17 @@ def test_options_that_it_cannot_train_are_refused(changes, message):
     c.from_config_dict(values)
 
 
-def test_an_evaluator_of_classes_is_refused():
-  evaluators = {'test': c.ClassificationEvaluatorConfig()}
-  values = c.as_json(dataclasses.replace(CONFIG, evaluators=evaluators))
-  said = r"evaluators\.test\.type is 'classification', .* of masked patch prediction; choose 'fewshot'\."
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    (
+      {'evaluators': {'test': c.ClassificationEvaluatorConfig()}},
+      r"evaluators\.test\.type is 'classification', .* of masked patch prediction; choose 'fewshot'\.",
+    ),
+    ({'model': tiny.mixer()}, 'it needs a Vision Transformer'),
+  ],
+  ids=['evaluator of classes', 'model without a mask token'],
+)
+def test_evaluators_and_models_that_do_not_fit_are_refused(change, said):
   with pytest.raises(UserError, match=said):
-    c.from_config_dict(values)
-
-
-@pytest.mark.parametrize('model', [tiny.mixer(), tiny.resnet()], ids=['mixer', 'resnet'])
-def test_models_without_a_mask_token_are_refused(model):
-  with pytest.raises(UserError, match='it needs a Vision Transformer'):
-    c.from_config_dict(c.as_json(dataclasses.replace(CONFIG, model=model)))
+    c.from_config_dict(c.as_json(dataclasses.replace(CONFIG, **change)))

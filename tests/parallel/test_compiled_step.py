@@ -115,13 +115,10 @@ def _check_gathers(hlo: str, most: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_the_residual_stream_is_split_by_batch(on_cpu):
-  _check_residual_stream(on_cpu[1].as_text(), 'f32', 2, 16)
-
-
-@pytest.mark.slow
-def test_parameters_are_gathered_one_layer_at_a_time(on_cpu):
-  _check_gathers(on_cpu[1].as_text())
+def test_the_residual_stream_is_split_by_batch_and_parameters_are_gathered_one_layer_at_a_time(on_cpu):
+  hlo = on_cpu[1].as_text()
+  _check_residual_stream(hlo, 'f32', 2, 16)
+  _check_gathers(hlo)
 
 
 @pytest.mark.slow

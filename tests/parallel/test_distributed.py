@@ -16,21 +16,31 @@ from processes import finish, run, start, wait_for_line
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import distributed
 
-_VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT', 'SLURM_NTASKS')
+_VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
 
 
 @pytest.fixture
 def calls(monkeypatch):
   """The arguments of each call of `jax.distributed.initialize`, which does nothing."""
   result = []
-
-  def record(*args, **options):
-    result.append((args, options))
-
-  monkeypatch.setattr(distributed.jax.distributed, 'initialize', record)
-  for variable in _VARIABLES:
+  monkeypatch.setattr(
+    distributed.jax.distributed, 'initialize', lambda *args, **options: result.append((args, options))
+  )
+  for variable in (*_VARIABLES, 'SLURM_NTASKS'):
     monkeypatch.delenv(variable, raising=False)
   return result
+
+
+@pytest.fixture
+def variables(monkeypatch):
+  """Sets the three variables, of which None is left out."""
+
+  def put(*values):
+    for name, value in zip(_VARIABLES, values, strict=True):
+      if value is not None:
+        monkeypatch.setenv(name, value)
+
+  return put
 
 
 def test_laptop_with_libtpu_joins_nothing(calls, monkeypatch):
@@ -56,30 +66,24 @@ def test_slurm_joins_two_tasks_but_not_one(calls, monkeypatch):
   assert calls == [((), {'cluster_detection_method': 'slurm', 'heartbeat_timeout_seconds': 180})]
 
 
-def test_three_variables_are_passed_to_jax(calls, monkeypatch):
-  for name, value in zip(_VARIABLES, ('10.0.0.2:8476', '3', '4')):
-    monkeypatch.setenv(name, value)
+def test_three_variables_are_passed_to_jax(calls, variables):
+  variables('10.0.0.2:8476', '3', '4')
   distributed.initialize()
-  assert calls == [
-    (('10.0.0.2:8476', 4, 3), {'cluster_detection_method': 'deactivate', 'heartbeat_timeout_seconds': 180})
-  ]
+  options = {'cluster_detection_method': 'deactivate', 'heartbeat_timeout_seconds': 180}
+  assert calls == [(('10.0.0.2:8476', 4, 3), options)]
 
 
 @pytest.mark.parametrize(
   'values, words',
   [
-    (('localhost:1', '0', None), 'not JAX_PROCESS_COUNT'),
     (('localhost:1', None, None), 'not JAX_PROCESS_ID and JAX_PROCESS_COUNT'),
-    ((None, '0', '2'), 'not JAX_COORDINATOR_ADDRESS'),
     (('localhost:1', '2', '2'), "JAX_PROCESS_ID is '2'"),
     (('localhost:1', 'one', '2'), "JAX_PROCESS_ID is 'one'"),
     (('localhost', '0', '2'), "JAX_COORDINATOR_ADDRESS is 'localhost'"),
   ],
 )
-def test_wrong_variables_are_a_user_error(calls, monkeypatch, values, words):
-  for name, value in zip(_VARIABLES, values):
-    if value is not None:
-      monkeypatch.setenv(name, value)
+def test_wrong_variables_are_a_user_error(calls, variables, values, words):
+  variables(*values)
   with pytest.raises(UserError, match=words):
     distributed.initialize()
 
@@ -88,8 +92,8 @@ def test_wrong_variables_are_a_user_error(calls, monkeypatch, values, words):
 def test_coordinators_port_in_use_is_one_sentence_and_exit_code_2(tmp_path):
   with socket.create_server(('localhost', 0)) as taken:
     port = taken.getsockname()[1]
-    values = dict(zip(_VARIABLES, (f'localhost:{port}', '0', '2')))
-    result = commands.run(tmp_path, environment=values)
+    values = (f'localhost:{port}', '0', '2')
+    result = commands.run(tmp_path, environment=dict(zip(_VARIABLES, values, strict=True)))
   commands.assert_said(result, f'The port {port} of localhost', 'another program', 'JAX_COORDINATOR_ADDRESS')
   assert len(result.stderr.splitlines()) == 1
 
@@ -109,11 +113,9 @@ def test_process_that_nobody_answers_ends_with_a_sentence_and_exit_code_75():
     distributed.initialize()
   """
   (process,) = start(script)
-  output, _ = process.communicate()
+  (output,) = finish([process])
   assert process.returncode == 75
-  assert output.splitlines()[-1].startswith(
-    'The processes of this run have not joined within 0 s; look whether'
-  )
+  assert output.splitlines()[-1].startswith('The processes of this run have not joined within 0 s; look')
 
 
 # A training loop in which the processes are not equally fast; it prints the step at which it stops.
@@ -146,19 +148,20 @@ def _signalled(script: str, number: int, count=1, receivers=(0,), arguments=()):
   return processes, finish(processes)
 
 
-def test_single_process_stops_after_ctrl_c():
-  (process,), (output,) = _signalled(LOOP, signal.SIGINT)
-  assert 'of 1 again True' in output and process.returncode == 0
-  assert 0 < int(output.split('stopped at')[1].split()[0]) < 1000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('number, receivers', [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])
-def test_all_processes_stop_at_the_same_step(number, receivers):
-  _, outputs = _signalled(LOOP, number, 2, receivers)
-  stopped = [output.split('stopped at')[1].split() for output in outputs]
-  assert stopped[0] == stopped[1], outputs
-  assert 0 < int(stopped[0][0]) < 1499 and stopped[0][2] == '2'
+@pytest.mark.parametrize(
+  ('count', 'number', 'receivers'),
+  [
+    (1, signal.SIGINT, [0]),
+    pytest.param(2, signal.SIGTERM, [1], marks=pytest.mark.slow),
+    pytest.param(2, signal.SIGINT, [0, 1], marks=pytest.mark.slow),
+  ],
+)
+def test_all_processes_stop_at_the_same_step(count, number, receivers):
+  processes, outputs = _signalled(LOOP, number, count, receivers)
+  stopped = {re.sub('.*stopped at', '', output, flags=re.DOTALL) for output in outputs}
+  assert [process.returncode for process in processes] == [0] * count and len(stopped) == 1, outputs
+  step, ending = stopped.pop().split(maxsplit=1)
+  assert 0 < int(step) < 1499 and ending == f'of {count} again True\n'
 
 
 # The main thread is busy in C, where Python runs no signal handler.
@@ -206,92 +209,69 @@ def fifo(tmp_path) -> pathlib.Path:
   return tmp_path / 'fifo'
 
 
-def _end_hanging_run(number: int, *arguments: object) -> tuple[int, str]:
-  """Signals a run that would hang for ever; (exit code, the one line that it printed)."""
+@pytest.mark.parametrize(
+  ('number', 'saved', 'step', 'react', 'code', 'said'),
+  [
+    (signal.SIGTERM, True, 0, distributed._SECONDS_TO_REACT, 75, r'within 8 s of SIGTERM; start the'),
+    (signal.SIGTERM, False, 0, 1, 143, r'within 1 s of SIGTERM; nothing had been saved\.$'),
+    (signal.SIGINT, False, 0, 1, 130, r'within 1 s of SIGINT; nothing had been saved\.$'),
+    # Twice as long as a step; more where one took longer than it slept.
+    (signal.SIGTERM, True, 1.5, 1, 75, r'within ([3-9]|\d\d) s of SIGTERM'),
+  ],
+)
+def test_signal_ends_a_run_that_hangs(fifo, number, saved, step, react, code, said):
+  """After the seconds that it has to react."""
+  arguments = (fifo, 'saved' if saved else '', step, react)
   (process,), (output,) = _signalled(HANGING, number, arguments=arguments)
   (line,) = output.strip().splitlines()
-  return process.returncode, line
+  assert process.returncode == code and re.search(said, line), output
+  assert line.startswith('The run did not reach the end of a step ')
 
 
-def test_sigterm_ends_a_run_that_hangs_after_the_seconds_that_it_has_to_react(fifo):
-  code, line = _end_hanging_run(signal.SIGTERM, fifo, 'saved', 0, distributed._SECONDS_TO_REACT)
-  assert code == 75
-  assert line.startswith(
-    'The run did not reach the end of a step within 8 s of SIGTERM; start the same command'
-  )
-
-
-@pytest.mark.parametrize('number, code', [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_ends_a_run_that_hangs_before_its_first_save(fifo, number, code):
-  returned, line = _end_hanging_run(number, fifo, '', 0, 1)
-  assert returned == code
-  assert line.endswith(f'within 1 s of {number.name}; nothing had been saved.')
-
-
-def test_run_with_long_steps_gets_twice_as_long_as_a_step(fifo):
-  code, line = _end_hanging_run(signal.SIGTERM, fifo, 'saved', 1.5, 1)
-  limit = re.search(r'within (\d+) s of SIGTERM', line)
-  assert code == 75 and limit is not None and int(limit[1]) >= 3, (
-    line
-  )  # more where a step took longer than it slept
-
-
-@pytest.mark.parametrize('limit, code, said', [(600, 0, 'saved'), (1, 75, 'The run did not save within 1 s')])
-def test_save_after_a_signal_has_a_limit_of_its_own(limit, code, said):
-  script = f"""
-    import time
-    from vit_jax.parallel import distributed
-    distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, {limit}
-    with distributed.StopSignal(saved=True) as stop:
-      print('ready', flush=True)
-      step = 1
-      while not stop.stop_requested(step):
-        step += 1
-        time.sleep(0.01)
-      time.sleep(3)
-    print('saved')
-  """
-  (process,), (output,) = _signalled(script, signal.SIGTERM)
-  assert process.returncode == code and output.startswith(said), output
-
-
-def test_save_ends_soon_after_a_signal_if_its_file_system_does_not_answer():
-  script = """
-    import os, pathlib, time
-    from vit_jax.parallel import distributed
-    distributed._SECONDS_TO_REACT = 1
+# A run, one second after whose signal something must have happened.
+# Arguments: seconds that a save may take, places of the file systems that it needs.
+SAVING = """
+  import os, pathlib, sys, time
+  from vit_jax.parallel import distributed
+  distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, int(sys.argv[1])
+  with distributed.StopSignal(saved=True, places=[pathlib.Path(place) for place in sys.argv[2:]]) as stop:
+    for step in range(1, 4):
+      assert not stop.stop_requested(step)
+    print('ready', flush=True)
+"""
+AFTER_A_STEP = """
+    while not stop.stop_requested(step := step + 1):
+      time.sleep(0.01)
+    time.sleep(3)
+  print('saved')
+"""
+IN_AN_EVALUATION = """
+    with stop.busy():
+      time.sleep(4)
+    assert stop._longest_step < 4
+    assert stop.stop_requested(4)
+  print('saved')
+"""
+WITHOUT_AN_ANSWER = """
     os.statvfs = lambda place: time.sleep(600)
-    with distributed.StopSignal(saved=True, places=[pathlib.Path('/data')]) as stop:
-      print('ready', flush=True)
-      with stop.busy():
-        time.sleep(600)
-  """
-  (process,), (output,) = _signalled(script, signal.SIGTERM)
-  assert process.returncode == 75
-  assert output.startswith('The file system of /data has not answered for 1 s; start the same command'), (
-    output
-  )
+    with stop.busy():
+      time.sleep(600)
+"""
 
 
 @pytest.mark.parametrize(
-  'limit, code, said', [(600, 0, 'saved'), (1, 75, 'did not end an evaluation or a save within 1 s')]
+  ('then', 'limit', 'code', 'said'),
+  [
+    (AFTER_A_STEP, 600, 0, 'saved'),
+    (AFTER_A_STEP, 1, 75, 'The run did not save within 1 s'),
+    (IN_AN_EVALUATION, 600, 0, 'saved'),  # longer than any step before it
+    (IN_AN_EVALUATION, 1, 75, 'did not end an evaluation or a save within 1 s'),
+    (WITHOUT_AN_ANSWER, 600, 75, 'The file system of . has not answered for 1 s; start the same command'),
+  ],
 )
-def test_first_evaluation_may_be_longer_than_any_step_before_it_and_the_run_still_saves(limit, code, said):
-  script = f"""
-    import pathlib, time
-    from vit_jax.parallel import distributed
-    distributed._SECONDS_TO_REACT, distributed._SECONDS_TO_SAVE = 1, {limit}
-    with distributed.StopSignal(saved=True, places=[pathlib.Path('.'), pathlib.Path('nowhere')]) as stop:
-      for step in (1, 2, 3):
-        assert not stop.stop_requested(step)
-      print('ready', flush=True)
-      with stop.busy():
-        time.sleep(4)
-      assert stop._longest_step < 4
-      assert stop.stop_requested(4)
-    print('saved')
-  """
-  (process,), (output,) = _signalled(script, signal.SIGTERM)
+def test_save_has_a_limit_of_its_own_unless_its_file_system_does_not_answer(then, limit, code, said):
+  places = () if then is AFTER_A_STEP else ('.', 'nowhere')
+  (process,), (output,) = _signalled(SAVING + then, signal.SIGTERM, arguments=(limit, *places))
   assert process.returncode == code and said in output, output
 
 
@@ -328,13 +308,12 @@ LISTENING = """
 def test_process_0_of_a_local_run_listens_on_this_machine_only():
   output, _ = run(LISTENING, 2)
   listening = [line.split()[1] for line in output.splitlines() if line.startswith('listens')]
-  loopback = ('0100007F', '00000000000000000000000001000000', '0000000000000000FFFF00000100007F')
-  assert listening and all(address.split(':')[0] in loopback for address in listening), output
+  loopback = {'0100007F', '00000000000000000000000001000000', '0000000000000000FFFF00000100007F'}
+  assert listening and {address.split(':')[0] for address in listening} <= loopback, output
 
 
-def test_address_to_listen_on_can_be_chosen(calls, monkeypatch):
-  for name, value in zip(_VARIABLES, ('localhost:8476', '0', '4')):
-    monkeypatch.setenv(name, value)
+def test_address_to_listen_on_can_be_chosen(calls, variables, monkeypatch):
+  variables('localhost:8476', '0', '4')
   distributed.initialize()
   monkeypatch.setenv('JAX_COORDINATOR_BIND_ADDRESS', '[::]:8476')
   distributed.initialize()
@@ -342,12 +321,11 @@ def test_address_to_listen_on_can_be_chosen(calls, monkeypatch):
 
 
 def test_old_handlers_come_back():
-  before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+  handlers = lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+  before = handlers()
   with distributed.StopSignal() as stop:
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
-    assert not stop.stop_requested(1)
-  assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-  assert signal.set_wakeup_fd(-1) == -1
+    assert handlers() != before and not stop.stop_requested(1)
+  assert handlers() == before and signal.set_wakeup_fd(-1) == -1
 
 
 def test_canary_jax_listens_to_sigterm_in_c_and_its_function_stops_a_run():

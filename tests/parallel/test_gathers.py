@@ -38,13 +38,6 @@ def _step(run: Run):
   return program.step.lower(program.state, program.batch, {}).compile()
 
 
-@pytest.fixture(scope='module')
-def unrolled():
-  """(program, compiled step) of unrolled blocks whose kernels are split over four CPU devices."""
-  run = _run(jax.devices()[:4], FSDP, unroll=True)
-  return run.program, _step(run)
-
-
 def _gathered(step) -> dict[int, int]:
   """Elements of a kernel -> how many all-gathers of such kernels a compiled step has; a loop counts once."""
   counts = collections.Counter()
@@ -55,20 +48,15 @@ def _gathered(step) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_unrolled_blocks_gather_each_kernel_once(unrolled):
-  assert _gathered(unrolled[1]) == {size: BLOCKS * times for size, times in KERNELS.items()}
-
-
-@pytest.mark.slow
-def test_a_loop_gathers_each_kernel_for_both_passes():
-  loop = _step(_run(jax.devices()[:4], FSDP, unroll=False))
-  assert _gathered(loop) == {size: 2 * times for size, times in KERNELS.items()}
-
-
-@pytest.mark.slow
-def test_kernels_that_tensor_splits_are_not_gathered_whole():
-  mesh = c.MeshConfig(data=1, fsdp=2, tensor=2, min_shard_size=1024)
-  assert not any(_gathered(_step(_run(jax.devices()[:4], mesh, unroll=True))).values())
+@pytest.mark.parametrize(
+  ('unroll', 'tensor', 'times'),
+  [(True, 1, BLOCKS), (False, 1, 2), (True, 2, 0)],
+  ids=['unrolled: once', 'loop: for both passes', 'split by tensor: never whole'],
+)
+def test_kernels_are_gathered(unroll, tensor, times):
+  mesh = c.MeshConfig(data=1, fsdp=4 // tensor, tensor=tensor, min_shard_size=1024)
+  step = _step(_run(jax.devices()[:4], mesh, unroll=unroll))
+  assert _gathered(step) == {size: times * each for size, each in KERNELS.items()}
 
 
 @pytest.mark.slow
@@ -97,11 +85,12 @@ def test_a_tpu_attends_to_256_of_257_tokens_apart_from_the_last(unroll):
 
 
 @pytest.mark.slow
-def test_gathered_kernels_learn_the_same_as_whole_ones(unrolled):
+def test_gathered_kernels_learn_the_same_as_whole_ones():
   """Three steps on four devices, of which each has a quarter of a kernel or all of it."""
   learned = []
-  whole = _run(jax.devices()[:4], c.MeshConfig(fsdp=1), unroll=True)
-  for program, step in (unrolled, (whole.program, _step(whole))):
+  for mesh in (FSDP, c.MeshConfig(fsdp=1)):
+    run = _run(jax.devices()[:4], mesh, unroll=True)
+    program, step = run.program, _step(run)
     state = program.init(np.uint32(0))
     for seed in range(3):
       state, _ = step(state, run_steps.batch(program, seed, 5), {})

@@ -2,10 +2,8 @@
 
 import dataclasses
 
-import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -15,7 +13,8 @@ from vit_jax.config import EfficientNetConfig, MixerConfig, ResNetConfig, ViTCon
 from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture
 from vit_jax.parallel import sharding as sharding_lib
-from vit_jax.parallel.mesh import batch_sharding, make_mesh
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.run import Dataset, Run
 
 L, D, H, M, K = 3, 16, 4, 32, 8
 
@@ -39,52 +38,39 @@ MIXER = MixerConfig('custom', 4, 32, 48, 2, 24)
 PARAMS, RULES = _shapes(HYBRID), HYBRID.sharding_rules
 
 
+def _mlp(path, scan='.'):
+  """An MLP's letters; those of blocks begin with the axis of the scan."""
+  letters = {'dense_in/kernel': 'ft', 'dense_in/bias': 't', 'dense_out/kernel': 'tf'}
+  return {f'{path}/{name}': scan + own for name, own in letters.items()}
+
+
+def _attention(path, scan='.'):
+  return {
+    **{f'{path}/{name}/kernel': f'{scan}ft.' for name in ('query', 'key', 'value')},
+    **{f'{path}/{name}/bias': f'{scan}t.' for name in ('query', 'key', 'value')},
+    f'{path}/out/kernel': f'{scan}t.f',
+  }
+
+
 # On fsdp 2 x tensor 2. 'f' and 't' stand for the axis, '.' for not split; all others are copied.
+HEAD_EXPECTED = {'head/kernel': 'ft', 'head/bias': 't'}
 EXPECTED = {
   'stem/root/kernel': '...f',
-  'stem/block1/unit1/conv1/kernel': '...f',
-  'stem/block1/unit1/conv2/kernel': '...f',
-  'stem/block1/unit1/conv3/kernel': '...f',
-  'stem/block1/unit1/projection/kernel': '...f',
+  **{f'stem/block1/unit1/{name}/kernel': '...f' for name in ('conv1', 'conv2', 'conv3', 'projection')},
   'patch_embedding/kernel': '...f',
-  'class_token': '..f',
-  'register_tokens': '..f',
-  'position_embedding': '..f',
-  'blocks/attention/query/kernel': '.ft.',
-  'blocks/attention/key/kernel': '.ft.',
-  'blocks/attention/value/kernel': '.ft.',
-  'blocks/attention/query/bias': '.t.',
-  'blocks/attention/key/bias': '.t.',
-  'blocks/attention/value/bias': '.t.',
-  'blocks/attention/out/kernel': '.t.f',
-  'blocks/mlp/dense_in/kernel': '.ft',
-  'blocks/mlp/dense_in/bias': '.t',
-  'blocks/mlp/dense_out/kernel': '.tf',
-  'map_pool/probe': '..f',
-  'map_pool/attention/query/kernel': 'ft.',
-  'map_pool/attention/key/kernel': 'ft.',
-  'map_pool/attention/value/kernel': 'ft.',
-  'map_pool/attention/query/bias': 't.',
-  'map_pool/attention/key/bias': 't.',
-  'map_pool/attention/value/bias': 't.',
-  'map_pool/attention/out/kernel': 't.f',
-  'map_pool/mlp/dense_in/kernel': 'ft',
-  'map_pool/mlp/dense_in/bias': 't',
-  'map_pool/mlp/dense_out/kernel': 'tf',
+  **dict.fromkeys(('class_token', 'register_tokens', 'position_embedding', 'map_pool/probe'), '..f'),
+  **_attention('blocks/attention'),
+  **_mlp('blocks/mlp'),
+  **_attention('map_pool/attention', scan=''),
+  **_mlp('map_pool/mlp', scan=''),
   'pre_logits/kernel': 'f.',
-  'head/kernel': 'ft',
-  'head/bias': 't',
+  **HEAD_EXPECTED,
 }
 MIXER_EXPECTED = {
   'patch_embedding/kernel': '...f',
-  'blocks/token_mlp/dense_in/kernel': '.ft',
-  'blocks/token_mlp/dense_in/bias': '.t',
-  'blocks/token_mlp/dense_out/kernel': '.tf',
-  'blocks/channel_mlp/dense_in/kernel': '.ft',
-  'blocks/channel_mlp/dense_in/bias': '.t',
-  'blocks/channel_mlp/dense_out/kernel': '.tf',
-  'head/kernel': 'ft',
-  'head/bias': 't',
+  **_mlp('blocks/token_mlp'),
+  **_mlp('blocks/channel_mlp'),
+  **HEAD_EXPECTED,
 }
 
 
@@ -150,13 +136,9 @@ def test_every_parameter_of_a_model_has_a_rule_and_every_large_kernel_is_split(m
       assert 'fsdp' in sharding.spec, path
 
 
-def test_data_parallel_copies_everything():
-  mesh = make_mesh(config.MeshConfig())
-  shardings = sharding_lib.param_shardings(PARAMS, RULES, mesh, 0)
-  assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
-
-
-def test_small_parameters_are_copied():
+def test_small_parameters_are_copied_and_by_a_data_parallel_mesh_all():
+  copied = sharding_lib.param_shardings(PARAMS, RULES, make_mesh(config.MeshConfig()), 0)
+  assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(copied))
   shardings = pytrees.flatten(sharding_lib.param_shardings(PARAMS, RULES, _mixed(), L * D * M))
   split = {path for path in shardings if path[:6] == 'blocks' and not shardings[path].is_fully_replicated}
   assert split == {'blocks/mlp/dense_in/kernel', 'blocks/mlp/dense_out/kernel'}
@@ -186,18 +168,17 @@ def test_fsdp_alone_splits_no_last_dimension_of_a_block_unless_it_does_not_divid
     assert _drawn(shardings[f'blocks/{part}/{name}/kernel'].spec, len(letters)) == letters
 
 
-def test_a_parameter_without_a_rule_is_an_error_that_says_where_to_add_one():
-  shapes = {'blocks': {'gate': {'kernel': _kernel(L, D, D)}}}
-  with pytest.raises(ValueError, match=r"'blocks/gate/kernel': add one to the rules of its model"):
-    sharding_lib.param_shardings(shapes, RULES, _mixed(), 0)
-  shapes = {'other': {'norm': {'scale': _kernel(D)}}}
-  with pytest.raises(ValueError, match="'other/norm/scale'"):  # the whole path must match
-    sharding_lib.param_shardings(shapes, RULES, _mixed(), 0)
-
-
-def test_a_rule_with_more_dimensions_than_the_parameter_is_an_error():
-  with pytest.raises(ValueError, match='more dimensions'):
-    sharding_lib.param_shardings({'head': {'kernel': _kernel(D)}}, RULES, _mixed(), 0)
+@pytest.mark.parametrize(
+  ('path', 'shape', 'said'),
+  [
+    ('blocks/gate/kernel', (L, D, D), "'blocks/gate/kernel': add one to the rules of its model"),
+    ('other/norm/scale', (D,), "'other/norm/scale'"),  # the whole path must match
+    ('head/kernel', (D,), 'more dimensions'),
+  ],
+)
+def test_a_parameter_that_no_rule_fits_is_an_error_that_says_where_to_add_one(path, shape, said):
+  with pytest.raises(ValueError, match=said):
+    sharding_lib.param_shardings(pytrees.unflatten({path: _kernel(*shape)}), RULES, _mixed(), 0)
 
 
 def _is_kernel(params):
@@ -248,59 +229,22 @@ def test_factored_moments_are_copied():
     assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(getattr(shardings, name)))
   # The moments of parameters that are not factored lie where those lie.
   assert not shardings.v['head']['bias'].is_fully_replicated
-  for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
-    sharding.shard_shape(leaf.shape)  # raises where the sharding does not fit the shape
-
-
-def _toy_step(mesh, optimizer):
-  """One training step of a stack of MLPs and a head, the residual stream split by batch."""
-
-  def loss(params, x):
-    def block(x, mlp):
-      y = jax.nn.gelu(x @ mlp['dense_in']['kernel'] + mlp['dense_in']['bias'])
-      x = x + y @ mlp['dense_out']['kernel'] + mlp['dense_out']['bias']
-      return jax.lax.with_sharding_constraint(x, batch_sharding(mesh)), None
-
-    x, _ = jax.lax.scan(block, x, params['blocks']['mlp'])
-    return jnp.sum((x @ params['head']['kernel'] + params['head']['bias']) ** 2)
-
-  def step(params, state, x):
-    updates, state = optimizer.update(jax.grad(loss)(params, x), state, params)
-    return optax.apply_updates(params, updates), state
-
-  return step
-
-
-def _compiled_toy_step(mesh):
-  """(compiled step, its inputs on the mesh) with the shardings of the rules."""
-  optimizer = optax.sgd(0.1, momentum=0.9)
-  keys = iter(jax.random.split(jax.random.key(0), 10))
-  shapes = {'blocks': {'mlp': PARAMS['blocks']['mlp']}, 'head': PARAMS['head']}
-  params = jax.tree.map(lambda leaf: 0.1 * jax.random.normal(next(keys), leaf.shape), shapes)
-  shardings = sharding_lib.param_shardings(shapes, RULES, mesh, 0)
-  state_shapes = jax.eval_shape(optimizer.init, shapes)
-  state_shardings = sharding_lib.state_shardings(state_shapes, shapes, RULES, mesh, 0)
-  x = np.linspace(-1, 1, 8 * D, dtype=np.float32).reshape(8, D)
-  inputs = jax.device_put(
-    (params, optimizer.init(params), x), (shardings, state_shardings, batch_sharding(mesh))
-  )
-  # The new state's shardings are left to the compiler: it must come to ours by itself.
-  return jax.jit(_toy_step(mesh, optimizer), out_shardings=(shardings, None)).lower(*inputs).compile(), inputs
+  # Raises where the sharding does not fit the shape.
+  jax.tree.map(lambda leaf, sharding: sharding.shard_shape(leaf.shape), state, shardings)
 
 
 @pytest.mark.slow
-def test_a_compiled_program_has_the_shardings_and_computes_the_same():
-  compiled, inputs = _compiled_toy_step(_mixed())
-  (params_in, state_in, _), _ = compiled.input_shardings
-  moments = state_in[0].trace
-  for path, sharding in pytrees.flatten(params_in).items():
-    shape = pytrees.flatten(PARAMS)[path].shape
-    letters = EXPECTED.get(path, '.' * len(shape))
-    part = tuple(n if letter == '.' else n // 2 for n, letter in zip(shape, letters, strict=True))
-    assert sharding.shard_shape(shape) == part, path
-    assert pytrees.flatten(moments)[path].shard_shape(shape) == part, path
-    assert pytrees.flatten(compiled.output_shardings[0])[path].shard_shape(shape) == part, path
-    assert pytrees.flatten(compiled.output_shardings[1][0].trace)[path].shard_shape(shape) == part, path
-
-  alone, one = _compiled_toy_step(make_mesh(config.MeshConfig(), jax.devices()[:1]))
-  chex.assert_trees_all_close(compiled(*inputs), alone(*one), rtol=1e-4, atol=1e-5)
+def test_a_compiled_step_takes_and_gives_parameters_and_moments_as_drawn():
+  mesh = config.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=0)
+  values = config.Config(batch_size=8, model=HYBRID, data=config.DataConfig(image_size=(32, 32)), mesh=mesh)
+  program = Run(values, Dataset(100, num_classes=K)).program
+  compiled = program.step.lower(program.state, program.batch).compile()
+  (taken, _), _ = compiled.input_shardings
+  given, _ = compiled.output_shardings
+  for path, leaf in pytrees.flatten(PARAMS).items():
+    letters = EXPECTED.get(path, '.' * leaf.ndim)
+    part = tuple(n if letter == '.' else n // 2 for n, letter in zip(leaf.shape, letters, strict=True))
+    for state in (taken, given):
+      moments = optax.tree.get(state.opt_state, 'mu')
+      for tree in (state.params, moments):
+        assert pytrees.flatten(tree)[path].shard_shape(leaf.shape) == part, path

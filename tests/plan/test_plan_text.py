@@ -4,30 +4,19 @@ import dataclasses
 import re
 
 from vit_jax.plan import text
-from vit_jax.plan.planner import GIB, Memory, Plan, Speed
+from vit_jax.plan.planner import GIB, Memory, Plan, Speed, ranking_key
 
 SPEED = Speed(
-  step_seconds=0.5,
-  compute_seconds=0.4,
-  collective_seconds=0.1,
-  images_per_second=8192,
-  utilisation=0.526,
-  hours=138.9,
-  device_days=740.7,
-  unknown_kernels=0,
+  **{'step_seconds': 0.5, 'compute_seconds': 0.4, 'collective_seconds': 0.1, 'images_per_second': 8192},
+  **{'utilisation': 0.526, 'hours': 138.9, 'device_days': 740.7, 'unknown_kernels': 0},
 )
 PLAN = Plan(
   model='H/14',
   topology={'name': 'v3-128', 'kind': 'TPU v3', 'devices': 128},
   mesh={'replica': 1, 'data': 16, 'fsdp': 8, 'tensor': 1},
   settings={
-    'batch_size': 4096,
-    'images_per_device': 32.0,
-    'accumulation': 1,
-    'image_size': [224, 196],
-    'dtype': 'bfloat16',
-    'remat': 'none',
-    'unroll': False,
+    **{'batch_size': 4096, 'images_per_device': 32.0, 'accumulation': 1, 'image_size': [224, 196]},
+    **{'dtype': 'bfloat16', 'remat': 'none', 'unroll': False},
   },
   steps=1_000_000,
   parameters=632_045_800,
@@ -89,23 +78,24 @@ def test_table_has_ema_and_custom_kernels_where_there_are_some():
   assert rows['predicted run'].endswith('741 chip-days')
 
 
-def test_ranking_has_the_fastest_first_and_what_does_not_fit_last():
-  slow = dataclasses.replace(PLAN, speed=dataclasses.replace(SPEED, step_seconds=0.75))
-  too_large = dataclasses.replace(PLAN, speed=None, memory=dataclasses.replace(PLAN.memory, total=20 * GIB))
-  header, *lines = text.ranking_text([too_large, slow, PLAN]).splitlines()
-  assert header.split() == ['step', 'of', 'peak', 'run', 'memory', 'mesh', 'settings']
-  assert [line.split('  ')[0] for line in lines] == ['500.0 ms', '750.0 ms', '-']
-  assert '741 core-days' in lines[0] and '12.00 GiB of 15.00 GiB' in lines[0]
-  assert 'does not fit' in lines[2] and '20.00 GiB of 15.00 GiB' in lines[2]
-
-
-def test_settings_text_names_flags_that_are_on_and_any_option_of_the_model():
+def test_settings_name_flags_that_are_on_and_any_option_of_the_model():
   settings = PLAN.settings | {'unroll': True, 'window': 7}
-  plan = dataclasses.replace(PLAN, settings=settings)
-  assert text.settings_text(plan) == (
-    'accumulation 1, dtype bfloat16, remat none, unroll, window 7, 224 × 196 px'
+  expected = 'accumulation 1, dtype bfloat16, remat none, unroll, window 7, 224 × 196 px'
+  assert text.settings_text(dataclasses.replace(PLAN, settings=settings)) == expected
+
+
+def test_ranking_is_by_fit_then_time_then_memory():
+  slow = dataclasses.replace(PLAN, speed=dataclasses.replace(SPEED, step_seconds=0.75))
+  larger, too_large, much_too_large = (
+    dataclasses.replace(PLAN, speed=None, memory=dataclasses.replace(PLAN.memory, total=gib * GIB))
+    for gib in (13, 16, 20)
   )
-
-
-def test_one_line_is_the_line_of_the_ranking():
-  assert text.one_line(PLAN).split() == text.ranking_text([PLAN]).splitlines()[1].split()
+  header, *lines = text.ranking_text([much_too_large, slow, too_large, PLAN]).splitlines()
+  assert header.split() == ['step', 'of', 'peak', 'run', 'memory', 'mesh', 'settings']
+  assert [line.split('  ')[0] for line in lines] == ['500.0 ms', '750.0 ms', '-', '-']
+  assert '741 core-days' in lines[0] and '12.00 GiB of 15.00 GiB' in lines[0]
+  assert '16.00 GiB of 15.00 GiB' in lines[2] and 'does not fit' in lines[3] and '20.00 GiB' in lines[3]
+  # Without times, the smaller one is first.
+  smaller = dataclasses.replace(PLAN, speed=None)
+  assert sorted([larger, smaller], key=ranking_key) == [smaller, larger]
+  assert text.one_line(PLAN).split() == lines[0].split()

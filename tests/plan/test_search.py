@@ -10,7 +10,7 @@ from test_plan_text import PLAN, SPEED
 
 from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
-from vit_jax.plan import command, search
+from vit_jax.plan import command, search, topology
 from vit_jax.plan.planner import Memory, NotCompiled, Plan
 from vit_jax.plan.topology import Topology
 from vit_jax.training.run import Dataset
@@ -63,13 +63,15 @@ def compiler(monkeypatch) -> Rule:
   return rule
 
 
-def ignore(number: int, most: int, plan: Plan) -> None:
-  """A report that nobody reads."""
+def searched(config: c.Config, machine: Topology) -> tuple[list[search.Candidate], list[tuple]]:
+  """What a search finds, and what it reports."""
+  reports: list[tuple] = []
+  return search.search(config, machine, DATASET, lambda *report: reports.append(report)), reports
 
 
-def test_search_finds_the_fastest_plan_that_fits(compiler, machine):
+def test_search_finds_and_reports_the_fastest_plan_that_fits(compiler, machine):
   compiler.available = 45  # 'none' with the state in eight parts takes 72
-  found = search.search(CONFIG, machine, DATASET, ignore)
+  found, reports = searched(CONFIG, machine)
   best, plan = found[0]
   assert best.mesh.fsdp == 8 and best.model.remat == 'dots' and best.accumulation == 1
   assert plan.memory.fits and plan.memory.total == 40
@@ -80,30 +82,6 @@ def test_search_finds_the_fastest_plan_that_fits(compiler, machine):
   assert {True, False} == {unroll for *_, unroll in compiler.planned}
   # 16 parts do not divide 64 images on 8 devices.
   assert {1, 2, 4, 8} == {parts for *_, parts, _ in compiler.planned}
-
-
-def test_search_plans_first_the_config_as_it_is_with_what_it_leaves_open_chosen(compiler, machine):
-  compiler.available = 1000
-  config = dataclasses.replace(
-    CONFIG, mesh=c.MeshConfig(data=4, tensor=2), model=c.ViTConfig(variant='Ti/16')
-  )
-  search.search(config, machine, DATASET, ignore)
-  assert compiler.planned[0] == (4, 1, 2, 'none', 1, False)
-
-
-def test_search_accumulates_only_where_memory_is_short(compiler, machine):
-  compiler.available = 1000
-  unrolled = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, unroll=True))
-  found = search.search(unrolled, machine, DATASET, ignore)
-  assert found[0].config.model.remat == 'none'
-  assert {parts for *_, parts, _ in compiler.planned} == {1}
-  assert {unroll for *_, unroll in compiler.planned} == {True}  # as the config has it
-
-
-def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(compiler, machine):
-  compiler.available = 45
-  reports = []
-  found = search.search(CONFIG, machine, DATASET, lambda *report: reports.append(report))
   assert [number for number, _, _ in reports] == list(range(1, len(found) + 1))
   mosts = [most for _, most, _ in reports]
   # Meshes, of which the config's own is one; remat, the loop, accumulation, remat.
@@ -112,15 +90,29 @@ def test_search_reports_each_plan_with_its_number_and_the_most_there_may_be(comp
   assert {id(plan) for *_, plan in reports} == {id(plan) for _, plan in found}
 
 
+def test_search_plans_first_the_config_as_it_is_with_what_it_leaves_open_chosen(compiler, machine):
+  compiler.available = 1000
+  mesh = c.MeshConfig(data=4, tensor=2)
+  searched(dataclasses.replace(CONFIG, mesh=mesh, model=c.ViTConfig(variant='Ti/16')), machine)
+  assert compiler.planned[0] == (4, 1, 2, 'none', 1, False)
+
+
+def test_search_accumulates_only_where_memory_is_short(compiler, machine):
+  compiler.available = 1000
+  unrolled = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, unroll=True))
+  found, _ = searched(unrolled, machine)
+  assert found[0].config.model.remat == 'none'
+  assert {parts for *_, parts, _ in compiler.planned} == {1}
+  assert {unroll for *_, unroll in compiler.planned} == {True}  # as the config has it
+
+
 def test_search_reports_and_passes_over_what_the_compiler_refuses(compiler, machine):
   compiler.available, compiler.refused = 1000, (8, 4)
-  reports = []
-  found = search.search(CONFIG, machine, DATASET, lambda *report: reports.append(report))
+  found, reports = searched(CONFIG, machine)
   assert {config.mesh.fsdp for config, _ in found} == {1}
   refused = [str(plan) for *_, plan in reports if isinstance(plan, NotCompiled)]
   assert refused == ['No program with fsdp 8.', 'No program with fsdp 4.']
   assert [number for number, *_ in reports] == list(range(1, len(found) + 3))
-  assert len(compiler.planned) == len(set(compiler.planned))
 
 
 def test_command_says_each_plan_and_keeps_those_so_far(compiler, machine, tmp_path, capsys, monkeypatch):
@@ -128,9 +120,8 @@ def test_command_says_each_plan_and_keeps_those_so_far(compiler, machine, tmp_pa
   command.ranking(CONFIG, machine, DATASET, path)
   said, content = capsys.readouterr(), json.loads(path.read_text())
   assert re.findall(r'^plan (\d+) of ', said.err, re.MULTILINE) == [str(n + 1) for n in range(len(content))]
-  assert content[0]['speed']['step_seconds'] == min(
-    each['speed']['step_seconds'] for each in content if each['fits']
-  )
+  seconds = [each['speed']['step_seconds'] for each in content if each['fits']]
+  assert seconds[0] == min(seconds) and content[0]['fits']
   assert re.search(r'^Options: .*--config\.mesh\.fsdp=8', said.out, re.MULTILINE)
 
   def killed(*arguments):
@@ -144,28 +135,21 @@ def test_command_says_each_plan_and_keeps_those_so_far(compiler, machine, tmp_pa
   assert len(json.loads(path.read_text())) == 2
 
 
-def test_search_ends_in_the_compilers_sentence_if_it_refuses_everything(compiler, machine):
+def test_search_ends_in_the_compilers_sentence_if_it_refuses_everything_and_in_errors_of_our_own(
+  compiler, machine, monkeypatch
+):
   compiler.refused = (1, 4, 8)
   with pytest.raises(NotCompiled, match='No program with fsdp 1'):
-    search.search(CONFIG, machine, DATASET, ignore)
-
-
-def test_errors_of_our_own_end_a_search(compiler, machine, monkeypatch):
+    searched(CONFIG, machine)
   monkeypatch.setattr(search, 'make_plan', lambda *arguments: 1 / 0)
   with pytest.raises(ZeroDivisionError):
-    search.search(CONFIG, machine, DATASET, ignore)
-
-
-def test_remedy_passes_over_what_the_compiler_refuses(compiler, machine):
-  compiler.available, compiler.refused = 30, (1,)
-  remedy = search.remedy(CONFIG, machine, DATASET)
-  assert remedy is not None and remedy.config.mesh.fsdp == 8
+    searched(CONFIG, machine)
 
 
 def test_search_fails_in_a_sentence_if_the_batch_divides_over_no_mesh(compiler, machine):
   odd = dataclasses.replace(CONFIG, batch_size=3)
   with pytest.raises(UserError, match=r'No mesh of the 8 devices of cpu:8 divides config\.batch_size 3'):
-    search.search(odd, machine, DATASET, ignore)
+    searched(odd, machine)
   assert compiler.planned == []
 
 
@@ -181,16 +165,17 @@ def test_meshes_split_the_state_over_more_and_more_devices(replica, count, expec
 
 
 @pytest.mark.parametrize(
-  ('available', 'expected'),
+  ('available', 'refused', 'expected'),
   [
-    (80, (-1, 1, 1, 'block', 1, None)),  # recomputation alone
-    (30, (1, 8, 1, 'block', 1, None)),  # the state in parts too
-    (12, (1, 8, 1, 'block', 2, None)),  # and the batch
-    (9, (1, 8, 1, 'block', 8, None)),
+    (80, (), (-1, 1, 1, 'block', 1, None)),  # recomputation alone
+    (80, (1,), (1, 8, 1, 'none', 1, None)),  # which the compiler refuses
+    (30, (), (1, 8, 1, 'block', 1, None)),  # the state in parts too
+    (12, (), (1, 8, 1, 'block', 2, None)),  # and the batch
+    (9, (), (1, 8, 1, 'block', 8, None)),
   ],
 )
-def test_remedy_is_the_first_change_that_fits(compiler, machine, available, expected):
-  compiler.available = available
+def test_remedy_is_the_first_change_that_fits(compiler, machine, available, refused, expected):
+  compiler.available, compiler.refused = available, refused
   remedy = search.remedy(CONFIG, machine, DATASET)
   assert remedy is not None and remedy.plan.memory.fits and compiler.planned[-1] == expected
   assert (remedy.config.model.remat, remedy.config.accumulation) == expected[3:5]
@@ -213,17 +198,8 @@ def test_remedy_is_none_if_nothing_helps(compiler, machine):
   assert (-1, 1, 1, 'block', 1, None) not in compiler.planned  # which is the config itself
 
 
-def test_batch_that_does_not_divide_is_not_possible(machine):
-  assert search.is_possible(CONFIG, machine)
-  assert not search.is_possible(dataclasses.replace(CONFIG, batch_size=12), machine)
-  assert not search.is_possible(dataclasses.replace(CONFIG, accumulation=16), machine)
-
-
 def test_search_over_two_slices_passes_over_meshes_that_would_cross_them(compiler):
   pytest.importorskip('libtpu')
-  from vit_jax.plan import topology
-
   compiler.available = 1000
-  slices = topology.describe('v5e:2x2*2')
-  found = search.search(CONFIG, slices, DATASET, ignore)
+  found, _ = searched(CONFIG, topology.describe('v5e:2x2*2'))
   assert {(config.mesh.data, config.mesh.fsdp, config.mesh.tensor) for config, _ in found} == {(8, 1, 1)}

@@ -71,9 +71,7 @@ def test_collective_takes_the_time_of_its_links(opcode, groups, devices, ring, e
   assert (traffic.count, traffic.bytes, traffic.seconds) == (1, MIB, estimate.exposed)
 
 
-def test_reduce_scatter_takes_as_long_as_the_gather_of_the_whole():
-  scatter = _estimate([_op('reduce-scatter', FOUR, f'f32[{MIB // 16}]{{0}}')], LINE, ring=4)
-  assert scatter.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
+GATHER_SECONDS = MIB / (2 * LINK) + 3 / 2 * HOP  # of four chips in a ring, about 6.7 microseconds
 
 
 @pytest.mark.parametrize(
@@ -99,17 +97,21 @@ def test_start_of_an_all_reduce_has_its_result_alone():
   assert estimate.exposed == pytest.approx(2 * MIB / (2 * LINK) + 3 / 2 * HOP)
 
 
-def test_fusion_of_an_all_reduce_and_a_slice_is_a_reduce_scatter():
-  """TPU v2 and v3 have it so, in a fusion without cycles."""
+SCATTERED = _op('reduce-scatter', FOUR, f'f32[{MIB // 16}]{{0}}')
+FUSED_SCATTER = '%r = f32[65536]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter'
+
+
+@pytest.mark.parametrize('line', [SCATTERED, FUSED_SCATTER], ids=['of its own', 'fused'])
+def test_reduce_scatter_takes_as_long_as_the_gather_of_the_whole(line):
+  """TPU v2 and v3 have it as a fusion without cycles of an all-reduce and a slice."""
   fused = """
 %all-reduce-scatter (input: f32[262144]) -> f32[65536] {
   %all-reduce.3 = f32[262144]{0} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
   ROOT %dynamic-slice = f32[65536]{0} dynamic-slice(%all-reduce.3, %offset), dynamic_slice_sizes={65536}
 }
 """
-  line = '%r = f32[65536]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter'
-  estimate = _estimate([line], _devices((4, 1)), ring=4, before=fused)
-  assert estimate.exposed == pytest.approx(MIB / (2 * LINK) + 3 / 2 * HOP)
+  estimate = _estimate([line], LINE, ring=4, before=fused)
+  assert estimate.exposed == pytest.approx(GATHER_SECONDS)
   assert set(estimate.traffic) == {'reduce-scatter'} and estimate.memory == 0
 
 
@@ -147,7 +149,6 @@ def test_what_crosses_slices_takes_turns_on_the_network_while_the_device_compute
 
 
 STARTED = f'(f32[{MIB // 16}]{{0}}, f32[{MIB // 4}]{{0}}, u32[], u32[])'
-GATHER_SECONDS = MIB / (2 * LINK) + 3 / 2 * HOP  # about 6.7 microseconds
 
 
 @pytest.mark.parametrize('cycles', [0, 4000, 20_000])
@@ -238,39 +239,31 @@ def test_custom_kernels_are_counted_as_unknown():
 
 
 def test_loop_costs_as_often_as_it_runs():
-  loops = f"""
-%inner_condition (p: (s32[])) -> pred[] {{
-  %eight = s32[] constant(8)
+
+  def counting(name: str, bound: int, step: int, *body: str) -> str:
+    """The condition and the body of a loop from 0 to the bound."""
+    lines = '\n'.join(f'  {line}' for line in body)
+    return f"""
+%{name}_condition (p: (s32[])) -> pred[] {{
+  %bound = s32[] constant({bound})
   %at = s32[] get-tuple-element(%p), index=0
-  ROOT %lt = pred[] compare(%at, %eight), direction=LT
+  ROOT %lt = pred[] compare(%at, %bound), direction=LT
 }}
-%inner (p: (s32[])) -> (s32[]) {{
-  %two = s32[] constant(2)
+%{name} (p: (s32[])) -> (s32[]) {{
+  %step = s32[] constant({step})
   %i = s32[] get-tuple-element(%p), index=0
-  {_compute(100, 'product')}
-  %i.next = s32[] add(%i, %two), backend_config={{"estimated_cycles":"0"}}
-  ROOT %t = (s32[]) tuple(%i.next)
-}}
-%outer_condition (p: (s32[])) -> pred[] {{
-  %three = s32[] constant(3)
-  %at.1 = s32[] get-tuple-element(%p), index=0
-  ROOT %lt.1 = pred[] compare(%at.1, %three), direction=LT
-}}
-%outer (p: (s32[])) -> (s32[]) {{
-  %one = s32[] constant(1)
-  %j = s32[] get-tuple-element(%p), index=0
-  {_compute(1000, 'rest')}
-  {_op('all-reduce', '{{0,1,2,3}}', name='sum')}
-  %loop = (s32[]) while(%t), condition=%inner_condition, body=%inner
-  %j.next = s32[] add(%j, %one), backend_config={{"estimated_cycles":"0"}}
-  ROOT %t.1 = (s32[]) tuple(%j.next)
-}}
-"""
-  entry = [_compute(10, 'first'), '%loop.1 = (s32[]) while(%t), condition=%outer_condition, body=%outer']
-  estimate = _estimate(entry, _devices((4, 1)), ring=4, before=loops)
+{lines}
+  %next = s32[] add(%i, %step), backend_config={{"estimated_cycles":"0"}}
+  ROOT %t = (s32[]) tuple(%next)
+}}"""
+
+  loop = '%{0}_loop = (s32[]) while(%t), condition=%{0}_condition, body=%{0}'
+  reducing = _op('all-reduce', FOUR, name='sum')
+  loops = counting('inner', 8, 2, _compute(100, 'product'))
+  loops += counting('outer', 3, 1, _compute(1000, 'rest'), reducing, loop.format('inner'))
+  estimate = _estimate([_compute(10, 'first'), loop.format('outer')], LINE, ring=4, before=loops)
   assert estimate.compute == pytest.approx((10 + 3 * (1000 + 8 / 2 * 100)) / CLOCK)
   reduced = 2 * MIB / (2 * LINK) + 3 / 2 * HOP
   assert estimate.exposed == pytest.approx(3 * reduced)
   traffic = estimate.traffic['all-reduce']
-  assert (traffic.count, traffic.bytes) == (3, 3 * MIB)
-  assert traffic.seconds == pytest.approx(3 * reduced)
+  assert (traffic.count, traffic.bytes, traffic.seconds) == (3, 3 * MIB, pytest.approx(3 * reduced))

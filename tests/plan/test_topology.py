@@ -39,17 +39,11 @@ def test_tpu_slice_has_the_documented_devices_and_shape(name):
   assert {getattr(d, 'slice_index', 0) or 0 for d in described.devices} == set(range(slices))
 
 
-def test_local_is_the_devices_of_this_host():
+def test_local_is_the_devices_of_this_host_which_are_planned_for_by_default_if_accelerators(monkeypatch):
   here = topology.describe('local')
   assert here.devices == tuple(jax.devices()) and here.kind == 'cpu'
-
-
-def test_a_host_without_accelerators_must_name_a_topology():
   with pytest.raises(UserError, match=r'--topology is missing, .* such as --topology=v3-128'):
     topology.describe(None)
-
-
-def test_accelerators_of_this_host_are_planned_for_by_default(monkeypatch):
   devices = [SimpleNamespace(platform='gpu', device_kind='NVIDIA H200')]
   monkeypatch.setattr(jax, 'devices', lambda: devices)
   here = topology.describe(None)
@@ -59,27 +53,21 @@ def test_accelerators_of_this_host_are_planned_for_by_default(monkeypatch):
 @pytest.mark.parametrize(
   ('name', 'said'),
   [
-    ('v3', 'is not a topology'),
     ('v9-8', "is not a topology; write 'v3:16x16'"),
     ('v3:16', 'is not a topology'),
     ('v3:4x4*0', 'is not a topology'),
     ('cpu:0', 'is not a topology'),
-    ('cpu', 'is not a topology'),
-    ('v3-7', 'v3 comes in the sizes 2, 8, 16, 32'),
     ('v3-1', 'v3 comes in the sizes 2, 8, 16, 32'),
     ('v5e-12', 'v5e comes in the sizes 1, 4, 8, 16'),
+    ('v5e:3x5', 'cannot be described: .*3x5'),
   ],
 )
 def test_wrong_name_is_an_error_with_the_remedy(name, said):
+  if name == 'v5e:3x5':
+    pytest.importorskip('libtpu')
   with pytest.raises(UserError, match=said) as error:
     topology.describe(name)
   assert f'--topology={name}' in str(error.value)
-
-
-def test_shape_that_no_slice_has_is_an_error():
-  pytest.importorskip('libtpu')
-  with pytest.raises(UserError, match=r'--topology=v5e:3x5 cannot be described: .*3x5'):
-    topology.describe('v5e:3x5')
 
 
 def _python(script: str, **environment: str) -> subprocess.CompletedProcess:

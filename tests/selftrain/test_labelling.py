@@ -71,77 +71,62 @@ def test_teacher_that_changed_in_its_place_is_refused_by_its_name(tmp_path, phot
   """Predictions are kept with what tells models apart; a copy with other times is the same teacher."""
   place, source = tmp_path / ('teacher.npz' if what == 'file' else 'teacher'), opened([str(photos)])
   before = formats.read(first)
-  after = changed(before, 'preprocessing' if what == 'preprocessing' else 'parameters')
   kind = FORMATS['npz' if what == 'file' else 'run']()
 
   def put(pretrained):
-    if what == 'newer step' and place.exists():
-      kind.write(pretrained, tmp_path / 'other')
-      shutil.copytree(tmp_path / 'other/checkpoints/0', place / 'checkpoints/1')
-      return
     shutil.rmtree(place, ignore_errors=True)
     place.unlink(missing_ok=True)
     kind.write(pretrained, place)
 
   def taught():
-    return labelling.Teachers([first, str(place)], 8)
+    claim(tmp_path / 'run', source, labelling.Teachers([first, str(place)], 8))
 
   put(before)
-  claim(tmp_path / 'run', source, taught())
-  if what != 'newer step':
-    put(before)
-  claim(tmp_path / 'run', source, taught())
-  put(after)
+  taught()
+  put(before)
+  taught()
+  after = changed(before, what)
+  if what == 'newer step':
+    kind.write(after, tmp_path / 'other')
+    shutil.copytree(tmp_path / 'other/checkpoints/0', place / 'checkpoints/1')
+  else:
+    put(after)
   with pytest.raises(
     UserError, match=rf'run has predictions of {place} before it changed .*; choose another'
   ):
-    claim(tmp_path / 'run', source, taught())
-
-
-def overwritten(path):
-  """Another image of the same size in bytes at a path."""
-  before = path.stat()
-  content = bytearray(path.read_bytes())
-  content[-20] ^= 1
-  path.write_bytes(content)
-  os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1000))
-  assert path.stat().st_size == before.st_size
+    taught()
 
 
 @pytest.mark.usefixtures('in_this_process')
 @pytest.mark.parametrize('change', ['overwritten', 'larger', 'removed'])
 @pytest.mark.parametrize('kind', ['files', 'folder', 'tfds'])
 def test_images_that_changed_in_their_place_are_refused(tmp_path, photos, kind, change):
-  def prepared():
-    shutil.rmtree(tmp_path / 'set', ignore_errors=True)
-    run.prepare(str(photos.parent), str(tmp_path / 'set'), run.Options(Shrinking()))
+  place = {'files': f'{photos}', 'folder': f'folder:{photos.parent}:all', 'tfds': f'tfds:{tmp_path}/set'}[
+    kind
+  ]
 
-  def images():
-    if kind == 'files':
-      return opened([str(photos)])
-    return opened([f'folder:{photos.parent}:all' if kind == 'folder' else f'tfds:{tmp_path}/set'])
+  def labelled():
+    if kind == 'tfds':  # prepared again, with other times: the same images are the same set
+      shutil.rmtree(tmp_path / 'set', ignore_errors=True)
+      run.prepare(str(photos.parent), str(tmp_path / 'set'), run.Options(Shrinking()))
+    claim(tmp_path / 'run', opened([place]))
 
-  if kind == 'tfds':
-    prepared()
-  claim(tmp_path / 'run', images())
-  if kind == 'tfds':
-    prepared()  # again, with other times: the same images
-  claim(tmp_path / 'run', images())
+  labelled()
+  labelled()
   photo = photos / '7.png'
-  if change == 'overwritten':
-    overwritten(photo)
-    if kind == 'tfds':  # whose images are checked
-      photo.write_bytes(png(np.full((8, 8), 77)))
+  before = photo.stat()
+  if change == 'removed':
+    photo.unlink()
   elif change == 'larger':
     photo.write_bytes(png(np.random.default_rng(0).integers(0, 256, (30, 30))))
   else:
-    photo.unlink()
-  if kind == 'tfds':
-    prepared()
+    photo.write_bytes(png(np.full((8, 8), 77)))
+    os.utime(photo, ns=(before.st_atime_ns, before.st_mtime_ns + 1000))
+    assert photo.stat().st_size == before.st_size
   with pytest.raises(
     UserError, match=r'run has predictions (of images before|with images ).*; choose another'
   ):
-    claim(tmp_path / 'run', images())
+    labelled()
 
 
 def test_predictions_of_an_earlier_version_are_taken_over_with_a_warning(tmp_path, photos, caplog):
@@ -149,17 +134,16 @@ def test_predictions_of_an_earlier_version_are_taken_over_with_a_warning(tmp_pat
   source, workdir = opened([str(photos)]), tmp_path / 'run'
   chunks = claim(workdir, source)
   chunks.label(Seer(), source, (0, 1), lambda done: None)
-  settings = json.loads((workdir / 'selftrain.json').read_text())
-  (workdir / 'selftrain.json').write_text(
-    json.dumps({name: settings[name] for name in ('teachers', 'images')})
-  )
+  file = workdir / 'selftrain.json'
+  settings = json.loads(file.read_text())
+  file.write_text(json.dumps({name: settings[name] for name in ('teachers', 'images')}))
   with pytest.raises(UserError, match=r"has predictions with teachers \['seer'\], not \['other'\]; choose"):
     claim(workdir, source, Seer(['other']))
   assert 'earlier version' not in caplog.text
   claim(workdir, source)
   assert 'run has predictions of an earlier version' in caplog.text
   assert 'if one of them has changed meanwhile, choose another --workdir' in caplog.text
-  assert json.loads((workdir / 'selftrain.json').read_text()) == settings
+  assert json.loads(file.read_text()) == settings
   caplog.clear()
   claim(workdir, source)
   assert not caplog.text
@@ -167,37 +151,36 @@ def test_predictions_of_an_earlier_version_are_taken_over_with_a_warning(tmp_pat
     claim(workdir, source, Seer(digests=['1']))
 
 
+def at_once(command, arguments):
+  """What the command returns or its UserError says for each of the arguments, all of which begin at the same time."""
+  barrier = threading.Barrier(len(arguments))
+
+  def called(argument):
+    barrier.wait()
+    try:
+      return command(argument)
+    except UserError as error:
+      return str(error)
+
+  with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+    return list(pool.map(called, arguments))
+
+
+@pytest.mark.parametrize('attempt', range(4))
 @pytest.mark.parametrize('parts', [[(k, 8) for k in range(8)], [(0, 1)] * 4 + [(0, 2), (1, 2)] * 2], ids=str)
-def test_commands_that_begin_at_once_label_everything(tmp_path, photos, monkeypatch, parts):
+def test_commands_that_begin_at_once_label_everything(tmp_path, photos, monkeypatch, parts, attempt):
   """The parts of a whole, or some that overlap; files are written whole."""
   monkeypatch.setattr(labelling, '_CHUNK', 2)
   source = opened([str(photos)])
-  for attempt in range(4):
-    workdir, barrier = tmp_path / f'run{attempt}', threading.Barrier(len(parts))
-
-    def command(part, workdir=workdir, barrier=barrier):
-      barrier.wait()
-      claim(workdir, source).label(Seer(), source, part, lambda done: None)
-
-    with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
-      list(pool.map(command, parts))
-    assert claim(workdir, source).read().classes[:, 0].tolist() == list(range(IMAGES))
+  labelled = lambda part: claim(tmp_path / 'run', source).label(Seer(), source, part, lambda done: None)
+  assert at_once(labelled, parts) == [None] * 8
+  assert claim(tmp_path / 'run', source).read().classes[:, 0].tolist() == list(range(IMAGES))
 
 
-def test_of_commands_that_begin_at_once_with_other_teachers_only_one_goes_on(tmp_path, photos):
+@pytest.mark.parametrize('attempt', range(4))
+def test_of_commands_that_begin_at_once_with_other_teachers_only_one_goes_on(tmp_path, photos, attempt):
   source = opened([str(photos)])
-  for attempt in range(4):
-    workdir, barrier = tmp_path / f'run{attempt}', threading.Barrier(6)
-
-    def command(number, workdir=workdir, barrier=barrier):
-      barrier.wait()
-      try:
-        claim(workdir, source, Seer([f'teacher{number}']))
-      except UserError as error:
-        return str(error)
-      return ''
-
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-      said = list(pool.map(command, range(6)))
-    assert said.count('') == 1
-    assert sum('has predictions with teachers' in one for one in said) == 5
+  teachers = [Seer([f'teacher{number}']) for number in range(6)]
+  said = at_once(lambda teacher: bool(claim(tmp_path / 'run', source, teacher)), teachers)
+  assert said.count(True) == 1
+  assert sum('has predictions with teachers' in str(one) for one in said) == 5

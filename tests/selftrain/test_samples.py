@@ -40,9 +40,8 @@ def labelled(source, workdir):
   predictions = Predictions(classes, np.ones((len(source), 1), np.float32))
   numbers = np.arange(len(source))
   samples.prepare(source, predictions, numbers, 1, ('a', 'b'), workdir, 'all', 1)
-  records = open_source(
-    f'tfds:{workdir}/{samples.DATA_SET}', 'train', data=DataConfig(max_labels=1, label_weights=True)
-  )
+  data = DataConfig(max_labels=1, label_weights=True)
+  records = open_source(f'tfds:{workdir}/{samples.DATA_SET}', 'train', data=data)
   return [records[k] for k in range(len(records))]
 
 
@@ -85,8 +84,7 @@ def test_records_of_a_prepared_set_become_records_whatever_their_files_are_calle
   assert len(found) == len(contents)
 
 
-@pytest.mark.parametrize('left', ['samples', 'data set'])
-def test_images_that_an_earlier_version_lost_are_missed_and_found_again(tmp_path, left):
+def test_images_that_an_earlier_version_lost_are_missed_and_found_again(tmp_path):
   """It gave a sample the ending of its file, which `prepare` left out if it did not know it."""
   names = ['0.jpg', '1.ppm', '2.png']
   for seed, name in enumerate(names):
@@ -103,7 +101,7 @@ def test_images_that_an_earlier_version_lost_are_missed_and_found_again(tmp_path
         member.size = len(content)
         tar.addfile(member, io.BytesIO(content))
   said = r'1.0.0 has 2 records, and 3 images were chosen; remove it and start the same command again'
-  for _ in range(1 if left == 'samples' else 2):
+  for _ in ('samples', 'the data set of them'):
     with pytest.raises(UserError, match=said):
       labelled(source, workdir)
   for path in (workdir / samples.DATA_SET).iterdir():

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import unittest.mock
 
 import fork_server
 import pytest
@@ -26,31 +27,33 @@ from vit_jax.study import definition, table
 from vit_jax.study.definition import Study, Variant
 from vit_jax.training.results import Result
 
-STUDY = """
-from vit_jax.study.definition import Study, Variant
+OPTIONS = """
+from vit_jax.selftrain.labels import Choice
+from vit_jax.study.definition import Study, Unlabelled, Variant
 
 OPTIONS = {
   'total': '6 steps', 'batch_size': 16, 'checkpoint.every': '3 steps', 'log_every': '3 steps',
   'tensorboard.pictures': False, 'model.depth': 1, 'model.width': 16, 'model.mlp_dim': 16,
 }
-
+"""
+STUDY = f"""{OPTIONS}
 def get_study():
-  return Study('Two rates', {
+  return Study('Two rates', {{
     'high': Variant('quickstart', OPTIONS, published='9 %'),
-    'low': Variant('quickstart', {**OPTIONS, 'schedule.learning_rate': 1e-4}),
-  }, seeds=(1,))
+    'low': Variant('quickstart', {{**OPTIONS, 'schedule.learning_rate': 1e-4}}),
+  }}, seeds=(1,))
 """
 
 
 @pytest.fixture
-def file(tmp_path) -> str:
-  path = tmp_path / 'two_rates.py'
-  path.write_text(STUDY)
-  return str(path)
+def file(tmp_path):
+  """Writes the text of a study; its path."""
 
+  def write(text: str) -> str:
+    (tmp_path / 'study.py').write_text(text)
+    return str(tmp_path / 'study.py')
 
-def until(condition, process=None) -> None:
-  wait_until(condition, lambda: process is None or process.poll() is None)
+  return write
 
 
 class InThread:
@@ -75,7 +78,7 @@ def conduct(file: str, workdir: pathlib.Path, *, killed: str = '') -> list[str]:
   def execute(run: definition.StudyRun) -> str:
     job = fork_server.start('vit_jax.study.job', file, str(workdir), run.title, cwd=workdir.parent)
     if run.title == killed:
-      until((run.folder / 'checkpoints/3').exists)
+      wait_until((run.folder / 'checkpoints/3').exists)
       job.send_signal(signal.SIGKILL)
     _, errors = job.communicate(120)
     return '' if job.wait() == 0 else errors or 'killed'
@@ -94,7 +97,7 @@ def accuracies(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
 
 @pytest.mark.slow
 def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tmp_path):
-  whole, workdir = tmp_path / 'whole', tmp_path / 'killed'
+  whole, workdir, file = tmp_path / 'whole', tmp_path / 'killed', file(STUDY)
   conduct(file, whole)
   shutil.copytree(whole / 'low/seed_1', workdir / 'low/seed_1')  # as of two jobs, of which one is killed
   with pytest.raises(UserError, match='1 of 2 runs failed; the first is high/seed_1: killed'):
@@ -106,45 +109,33 @@ def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tm
   assert run_steps.logged(workdir / 'high/seed_1') == run_steps.logged(whole / 'high/seed_1')
 
 
-ROUNDS = """
-from vit_jax.selftrain.labels import Choice
-from vit_jax.study.definition import Study, Unlabelled, Variant
-
-OPTIONS = {
-  'total': '6 steps', 'batch_size': 16, 'checkpoint.every': '3 steps', 'log_every': '3 steps',
-  'tensorboard.pictures': False, 'model.depth': 1, 'model.width': 16, 'model.mlp_dim': 16, 'model.heads': 2,
-  'model.pool': 'token', 'data.split': 'train[:50%]',
-}
+ROUND = f"""{OPTIONS}
+OPTIONS |= {{'model.heads': 2, 'model.pool': 'token', 'data.split': 'train[:50%]'}}
 OTHERS = Unlabelled('digits:train[50%:]', Choice(top=3), weight=2.0)
+VARIANTS = {{
+  'teacher': Variant('quickstart', OPTIONS),
+  'student': Variant('quickstart', OPTIONS, teacher='teacher', unlabelled=OTHERS),
+}}
 
 def get_study():
-  return Study('Rounds', {
-    'teacher': Variant('quickstart', OPTIONS),
-    'student': Variant('quickstart', OPTIONS, teacher='teacher', unlabelled=OTHERS),
-    'student_of_student': Variant('quickstart', OPTIONS, teacher='student', unlabelled=OTHERS),
-    'distilled': Variant(
-      'quickstart', {**OPTIONS, 'objective.name': 'distillation', 'model.distillation_token': True}, teacher='teacher'
-    ),
-  }, seeds=(1,))
+  return Study('Rounds', VARIANTS, seeds=(1,))
 """
-SHORT = """
-whole = get_study
-
-def get_study():
-  study = whole()
-  return Study(study.title, {name: study.variants[name] for name in ('teacher', 'student')}, seeds=study.seeds)
+ROUNDS = f"""{ROUND}
+DISTILLATION = {{'objective.name': 'distillation', 'model.distillation_token': True}}
+VARIANTS |= {{
+  'student_of_student': Variant('quickstart', OPTIONS, teacher='student', unlabelled=OTHERS),
+  'distilled': Variant('quickstart', OPTIONS | DISTILLATION, teacher='teacher'),
+}}
 """
 
 
 @pytest.fixture
-def rounds(tmp_path) -> str:
-  path = tmp_path / 'rounds.py'
-  path.write_text(ROUNDS)
-  return str(path)
+def rounds(file) -> Study:
+  return definition.load(file(ROUNDS))
 
 
 def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_seed(rounds, tmp_path):
-  runs = {run.title.partition('/')[0]: run for run in definition.runs(definition.load(rounds), tmp_path)}
+  runs = {run.title.partition('/')[0]: run for run in definition.runs(rounds, tmp_path)}
   for name, teacher in (('student', 'teacher'), ('student_of_student', 'student'), ('distilled', 'teacher')):
     assert runs[name].teachers == (tmp_path / teacher / 'seed_1',)
   for name in ('student', 'student_of_student'):
@@ -157,11 +148,10 @@ def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_s
 
 
 def test_an_averaged_teacher_is_the_runs_of_all_seeds(rounds, tmp_path):
-  study = definition.load(rounds)
-  variants = dict(study.variants)
-  for name in ('student', 'distilled'):
-    variants[name] = dataclasses.replace(variants[name], averaged=True)
-  study = dataclasses.replace(study, variants=variants, seeds=(0, 1))
+  averaged = {
+    name: dataclasses.replace(rounds.variants[name], averaged=True) for name in ('student', 'distilled')
+  }
+  study = dataclasses.replace(rounds, variants={**rounds.variants, **averaged}, seeds=(0, 1))
   runs = {run.title: run for run in definition.runs(study, tmp_path)}
   teachers = (tmp_path / 'teacher' / 'seed_0', tmp_path / 'teacher' / 'seed_1')
   for seed in study.seeds:
@@ -175,7 +165,7 @@ def test_an_averaged_teacher_is_the_runs_of_all_seeds(rounds, tmp_path):
 
 
 def test_command_of_a_student_labels_its_images_first(rounds):
-  labelling, training = definition.command('student', definition.load(rounds)).split(' && ')
+  labelling, training = definition.command('student', rounds).split(' && ')
   assert shlex.split(labelling) == [
     *('python', '-m', 'vit_jax.selftrain', '--teachers=teacher', '--workdir=labels_of_teacher', '--top=3'),
     'digits:train[50%:]',
@@ -187,26 +177,28 @@ def test_command_of_a_student_labels_its_images_first(rounds):
 
 
 @pytest.mark.nightly
-def test_round_that_was_killed_goes_on_with_the_labels_of_its_teacher_to_a_table(rounds, tmp_path):
-  pathlib.Path(rounds).write_text(ROUNDS + SHORT)
-  workdir = tmp_path / 'rounds'
+def test_round_that_was_killed_goes_on_with_the_labels_of_its_teacher_to_a_table(file, tmp_path):
+  workdir, file = tmp_path / 'rounds', file(ROUND)
   with pytest.raises(UserError, match='1 of 2 runs failed; the first is student/seed_1: killed'):
-    conduct(rounds, workdir, killed='student/seed_1')
+    conduct(file, workdir, killed='student/seed_1')
   labels = workdir / 'student/seed_1/labels'
   before = {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')}
-  assert before and conduct(rounds, workdir)[0].startswith('2 runs, of which 1 were done before')
-  assert {name: list(seeds) for name, seeds in accuracies(workdir).items()} == {
-    'teacher': ['1'],
-    'student': ['1'],
-  }
+  assert before and conduct(file, workdir)[0].startswith('2 runs, of which 1 were done before')
+  assert [list(seeds) for seeds in accuracies(workdir).values()] == [['1'], ['1']]
   assert {path.name: path.read_bytes() for path in labels.glob('1.0.0/*')} == before
   said = json.loads((labels / 'selftrain.json').read_text())
   assert said['teachers'] == [f'{workdir}/teacher/seed_1'] and said['images'].endswith('digits:train[50%:]')
 
 
-def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeypatch):
-  ended: list[str] = []
-  monkeypatch.setattr(runner.Job, 'result', lambda run: result(0.5) if run.title in ended else None)
+@pytest.fixture
+def ended(monkeypatch) -> list[str]:
+  """Titles of the runs that have a result."""
+  titles: list[str] = []
+  monkeypatch.setattr(runner.Job, 'result', lambda run: result(0.5) if run.title in titles else None)
+  return titles
+
+
+def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, ended):
   study = Study('x', {'first': Variant('quickstart'), 'second': Variant('quickstart', start='first')})
   runs = definition.runs(study, tmp_path)
 
@@ -224,11 +216,9 @@ def test_run_begins_when_the_one_that_it_starts_from_has_ended(tmp_path, monkeyp
   assert sorted(ended) == ['first/seed_0', 'first/seed_2', 'second/seed_0', 'second/seed_2']
 
 
-def test_run_that_waits_for_another_holds_no_place(tmp_path, monkeypatch):
+def test_run_that_waits_for_another_holds_no_place(tmp_path, ended):
   """Two places: while the first run of a chain is done, the run that needs none of them begins."""
   began: list[str] = []
-  ended: list[str] = []
-  monkeypatch.setattr(runner.Job, 'result', lambda run: result(0.5) if run.title in ended else None)
   chain = {'first': Variant('quickstart'), 'second': Variant('quickstart', start='first')}
   study = Study('x', chain | {'alone': Variant('quickstart')}, seeds=(0,))
   alone = threading.Event()
@@ -248,12 +238,12 @@ def test_run_that_waits_for_another_holds_no_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_command_goes_on_after_a_kill_that_ends_its_runs_too(tmp_path):
-  (tmp_path / 'study.py').write_text(STUDY.replace('seeds=(1,)', 'seeds=(0,)').replace("'low'", "# 'low'"))
+def test_command_goes_on_after_a_kill_that_ends_its_runs_too(file, tmp_path):
+  file(STUDY.replace('seeds=(1,)', 'seeds=(0,)').replace("'low'", "# 'low'"))
   command = [sys.executable, '-m', 'vit_jax.study', 'study.py', '--workdir=out', '--jobs=1']
   environment = {**os.environ, 'PYTHONPATH': str(fork_server.ROOT), 'XLA_FLAGS': ''}
   process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-  until((tmp_path / 'out/high/seed_0/checkpoints').exists, process)
+  wait_until((tmp_path / 'out/high/seed_0/checkpoints').exists, lambda: process.poll() is None)
   process.kill()
   process.wait()
   done = fork_server.run('vit_jax.study', *command[3:], cwd=tmp_path, environment={'XLA_FLAGS': ''})
@@ -273,11 +263,8 @@ def test_table_has_mean_deviation_and_every_seed(tmp_path):
   study = Study('A title', {'one': Variant('quickstart'), 'two': Variant('quickstart', published='7 %')})
   results = {'one/seed_0': result(0.5), 'one/seed_1': result(0.75), 'one/seed_2': result(1.0)}
   table.write(study, results, tmp_path)
-  rows = [
-    [cell.strip() for cell in line.split('|')[1:-1]]
-    for line in (tmp_path / 'table.md').read_text().splitlines()
-    if line.startswith('|')
-  ]
+  lines = [line for line in (tmp_path / 'table.md').read_text().splitlines() if line.startswith('|')]
+  rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in lines]
   assert rows[2] == ['one', '75.00% ± 25.00%', '50.00%', '75.00%', '100.00%', '1.5', '3', '']
   assert rows[3] == ['two', 'not run yet', '', '', '', '', '', '7 %']
   values = json.loads((tmp_path / 'table.json').read_text())['variants']
@@ -286,20 +273,15 @@ def test_table_has_mean_deviation_and_every_seed(tmp_path):
 
 
 def test_figure_over_an_axis_has_a_line_for_each_family_and_plain_numbers(tmp_path, monkeypatch):
-  drawn = []
-  savefig = table.Figure.savefig
-  monkeypatch.setattr(
-    table.Figure,
-    'savefig',
-    lambda figure, *args, **options: drawn.append(figure) or savefig(figure, *args, **options),
-  )
+  savefig = unittest.mock.Mock(wraps=table.Figure.savefig)
+  monkeypatch.setattr(table.Figure, 'savefig', lambda *arguments, **options: savefig(*arguments, **options))
   places = (1.4e11, 5.7e11, 2.8e12)
   variants = {
     f'{line}_{at:g}': Variant('quickstart', line=line, at=at) for line in ('vit', 'resnet') for at in places
   }
   study = Study('Data', variants, seeds=(0,), axis='FLOPs')
   table.write(study, {f'{name}/seed_0': result(0.5) for name in variants}, tmp_path)
-  (axes,) = drawn[-1].axes
+  (axes,) = savefig.call_args.args[0].axes
   assert [text.get_text() for text in axes.get_legend().get_texts()] == ['vit', 'resnet']
   labels = [label.get_text() for label in axes.get_xticklabels(which='both')]
   assert '1e+12' in labels and not any('$' in label for label in labels)
@@ -329,26 +311,19 @@ def test_time_left_is_that_of_begun_runs_and_of_their_like(tmp_path):
       {'a': Variant('quickstart', {'model.widht': 3})},
       "^An option of the variant 'a' is wrong: there is no model.widht; did you mean model.width\\?$",
     ),
-    ({'a': Variant('quickstart', {'model.width': 'x'})}, "option of the variant 'a' is wrong: .*width"),
     (
       {'a': Variant('quickstart', start='b'), 'b': Variant('quickstart')},
       "'b', which is no variant before it",
     ),
     (
-      {'a': Variant('masked_patch:imagenet2012')},
-      "'a' measures no 'test/accuracy', for it has no evaluators",
-    ),
-    (
       {'a': Variant('quickstart'), 'b': Variant('quickstart', teacher='a')},
       "teachers is an option of the objective 'distillation'",
     ),
-    ({'a': Variant('quickstart', teacher='b')}, "'a' has the teacher 'b', which is no variant before it"),
     (
       {'a': Variant('quickstart', unlabelled=definition.Unlabelled('digits:train'))},
       "'a' has images without labels and no teacher; name the one",
     ),
     ({'a': Variant('quickstart', averaged=True)}, "'a' averages the seeds of a teacher and names none"),
-    ({'a': Variant('quikstart')}, 'did you mean --config=quickstart'),
   ],
 )
 def test_study_that_cannot_work_is_refused_before_it_begins(variants, said, tmp_path):
@@ -356,14 +331,13 @@ def test_study_that_cannot_work_is_refused_before_it_begins(variants, said, tmp_
     definition.runs(Study('x', variants), tmp_path)
 
 
-def test_studies_and_configs_are_not_taken_for_each_other(tmp_path):
+def test_studies_and_configs_are_not_taken_for_each_other(file):
   with pytest.raises(UserError, match='did you mean studies/poster'):
     config_files.find('postr', 'study')
   with pytest.raises(UserError, match="There is no config 'poster'"):
     config_files.find('poster')
-  (tmp_path / 'config.py').write_text('def get_study():\n  return 3\n')
   with pytest.raises(UserError, match='gives a int; write: return Study'):
-    definition.load(str(tmp_path / 'config.py'))
+    definition.load(file('def get_study():\n  return 3\n'))
 
 
 def test_argument_of_a_study_that_it_does_not_have_is_said():

@@ -20,7 +20,6 @@ def test_suites_have_the_papers_rows():
     ('digits,digits', 'twice'),
     ('digits:train', 'with a split'),
     ('vtab:clever_count', 'did you mean vtab:clevr_count'),
-    ('fewshot:nothing', 'which is none of'),
     ('nothing:/path', 'is not a source'),
   ],
 )
@@ -56,30 +55,19 @@ def test_folder_is_tested_on_test_or_else_on_val(tmp_path, folders, expected):
   assert suites.row(f'folder:{tmp_path}').test == expected
 
 
-@pytest.mark.parametrize(
-  ('splits', 'expected'), [(('train', 'validation'), 'validation'), (('train', 'val', 'test'), 'test')]
-)
-def test_source_from_outside_is_tested_on_the_first_split_that_it_has(mine, splits, expected):
-  mine(splits)
-  assert suites.row('mine:here').test == expected
-  mine(('train',))
-  with pytest.raises(UserError, match=r'mine:here has no split to test on .* but train'):
-    suites.row('mine:here')
+def test_source_from_outside_is_tested_on_the_first_split_that_it_has(monkeypatch):
+  class MineSource(DigitsSource):
+    """Digits with other names of splits."""
 
+    has_place = True
 
-@pytest.fixture
-def mine(monkeypatch):
-  """Registers `mine:PLACE`, digits with other names of splits, for the test."""
+    @classmethod
+    def splits(cls, place):
+      return tuple(place.split(','))
 
-  def register(splits):
-    class MineSource(DigitsSource):
-      has_place = True
-
-      @classmethod
-      def splits(cls, place):
-        return splits
-
-    monkeypatch.setattr(SOURCES, '_entries', dict(SOURCES._entries))
-    SOURCES.register('mine', MineSource)
-
-  return register
+  monkeypatch.setattr(SOURCES, '_entries', dict(SOURCES._entries))
+  SOURCES.register('mine', MineSource)
+  assert suites.row('mine:train,validation').test == 'validation'
+  assert suites.row('mine:train,val,test').test == 'test'
+  with pytest.raises(UserError, match=r'mine:train has no split to test on .* but train'):
+    suites.row('mine:train')

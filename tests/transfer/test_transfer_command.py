@@ -6,6 +6,7 @@ import signal
 
 import fork_server
 import pytest
+import run_steps
 from PIL import Image
 from processes import HUNG, wait_until
 
@@ -13,6 +14,13 @@ from processes import HUNG, wait_until
 def start(tmp_path: pathlib.Path, *flags: str) -> fork_server.Command:
   environment = {'TFDS_DATA_DIR': str(tmp_path / 'tfds')}
   return fork_server.start('vit_jax.transfer', *flags, cwd=tmp_path, environment=environment)
+
+
+def ended(process: fork_server.Command, code: int = 0) -> tuple[str, str]:
+  """What a process that ends with the code says on stdout and stderr."""
+  said, errors = process.communicate(timeout=HUNG)
+  assert process.wait() == code, errors
+  return said, errors
 
 
 @pytest.mark.nightly
@@ -28,9 +36,7 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
   process.wait()
   assert not (out / 'digits/checkpoint/seed_0/result.json').exists() and not (out / 'table.md').exists()
 
-  process = start(tmp_path, *flags)
-  said, errors = process.communicate(timeout=HUNG)
-  assert process.wait() == 0, errors
+  said, _ = ended(start(tmp_path, *flags))
   assert '2 runs, of which 2 were done before' in said  # the sweep
   for text in ('seed_0: goes on', 'seed_1: begins', 'seed_1: done, test/accuracy '):
     assert f'digits/checkpoint/{text}' in said
@@ -39,10 +45,7 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
 
   values = json.loads((out / 'table.json').read_text())
   digits, cifar100, ridge, *_ = values['lines']
-  finals = [
-    json.loads((out / f'digits/checkpoint/seed_{seed}/metrics.jsonl').read_text().splitlines()[-1])
-    for seed in (0, 1)
-  ]
+  finals = [run_steps.logged(out / f'digits/checkpoint/seed_{seed}')[-1] for seed in (0, 1)]
   assert digits['ours']['each'] == [final['test/accuracy'] for final in finals]
   sweep = digits['sweep'][0]
   assert digits['rate'][0] == float(max(sweep, key=sweep.get)) and len(set(sweep.values())) == 2
@@ -56,22 +59,18 @@ def test_transfer_goes_on_after_a_kill_and_ends_in_its_table(tmp_path, checkpoin
     assert picture.width > 1000
 
   # Other options on the same workdir are refused.
-  process = start(tmp_path, *flags, '--option=model.dropout=0.1')
-  _, errors = process.communicate(timeout=HUNG)
-  assert process.wait() == 2 and 'model.dropout (0.0 there, 0.1 here)' in errors
+  _, errors = ended(start(tmp_path, *flags, '--option=model.dropout=0.1'), code=2)
+  assert 'model.dropout (0.0 there, 0.1 here)' in errors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('flags', 'said'),
+  ('flag', 'said'),
   [
-    ([], '--checkpoint is missing; for example: python -m vit_jax.transfer'),
-    (['--checkpoint=x'], '--workdir is missing'),
-    (['--checkpoint=x', '--workdir=y', '--rates=0.1,0.1'], '--rates=0.1,0.1 is no list of different numbers'),
-    (['--checkpoint=x', '--workdir=y', '--option=model.dropout'], 'is no option with a value'),
+    ('--rates=0.1,0.1', '--rates=0.1,0.1 is no list of different numbers'),
+    ('--option=model.dropout', 'is no option with a value'),
   ],
 )
-def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flags, said):
-  process = start(tmp_path, *flags)
-  _, errors = process.communicate(timeout=HUNG)
-  assert process.wait() == 2 and said in errors.splitlines()[-1] and 'Traceback' not in errors
+def test_wrong_flag_is_one_sentence_and_exit_code_2(tmp_path, flag, said):
+  _, errors = ended(start(tmp_path, '--checkpoint=x', '--workdir=y', flag), code=2)
+  assert said in errors.splitlines()[-1] and 'Traceback' not in errors

@@ -84,8 +84,10 @@ def test_options_that_are_named_like_those_that_a_transfer_sets_are_taken(option
 @pytest.mark.parametrize(
   ('option', 'said'),
   [
-    (('data.mixxup.x', '1'), '^An option of --option is wrong: there is no data.mixxup.x; '),
-    (('data.mixxup', '1'), 'there is no data.mixxup; did you mean data.mixup?'),
+    (
+      ('data.mixxup', '1'),
+      '^An option of --option is wrong: there is no data.mixxup; did you mean data.mixup?',
+    ),
     (('data.mixup', 'much'), 'mixup.*much'),
   ],
 )

@@ -17,7 +17,7 @@ from vit_jax.visualize.observations import Observer
 # Of 12 x 8 pixels, in patches of 4.
 GRID, CENTRES = (3, 2), [(row, column) for row in (2, 6, 10) for column in (2, 6)]
 CASES = {
-  'gap': {'pool': 'gap'},
+  'gap': {'pool': 'gap', 'class_token': True},  # which the head does not read
   'token_and_registers': {'register_tokens': 2},
 }
 
@@ -65,7 +65,7 @@ def test_observation_equals_the_same_computed_in_numpy(case):
   images = pixels[None] / 127.5 - 1
   weights = in_numpy(params, images, model)
   first = weights.shape[-1] - 6
-  assert first == {'gap': 0, 'token_and_registers': 3}[case]
+  assert first == {'gap': 1, 'token_and_registers': 3}[case]
   expected = [[expected_distance(head, first) for head in block] for block in weights]
   np.testing.assert_allclose(seen.distances, expected, rtol=1e-4)
   assert np.std(expected) > 0.1

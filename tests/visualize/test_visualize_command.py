@@ -65,8 +65,6 @@ def test_only_images_that_were_to_be_read_are_counted(place, model, asked):
 @pytest.mark.parametrize(
   'arguments, sentence',
   [
-    ([], 'Name the images'),
-    (['nothing.jpg'], 'There is no image nothing.jpg'),
     (['photos', '--image_size=large'], '--image_size=large is no size'),
     (['photos', '--steps=all'], '--steps'),
   ],

@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.data import augment_policy
 from vit_jax.foundation.durations import Duration
 from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.registry import KindOf
 from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels, Positive
 
 Crop = Literal['inception', 'random', 'central', 'resize']
@@ -25,7 +26,7 @@ class DataConfig:
 
   # Training data: 'digits' (comes with scikit-learn), 'tfds:NAME', 'tfds:/a/prepared/directory', 'folder:/path' or
   # 'vtab:TASK'. A split written behind it ('tfds:cifar10:train[:98%]') wins over `split`.
-  source: str = 'digits'
+  source: Annotated[str, KindOf('vit_jax.data.sources.base:SOURCES')] = 'digits'
   # Split of the source, such as 'train' or 'train[:98%]'.
   split: str = 'train'
   # Height and width of the model's input in pixels; one number stands for both.

@@ -1,5 +1,6 @@
 """Registries: short names → the classes behind a contract, imported when they are first asked for."""
 
+import dataclasses
 import difflib
 import importlib
 from typing import Generic, TypeVar
@@ -57,3 +58,14 @@ class Registry(Generic[T]):
       if entry is cls or entry == f'{cls.__module__}:{cls.__qualname__}':
         return name
     raise ValueError(f'{cls.__qualname__} is not registered as a {self.what}')
+
+
+@dataclasses.dataclass(frozen=True)
+class KindOf:
+  """Metadata of an option whose text begins with a name of a registry ('digits' in 'digits:test'), for its help.
+
+  Attributes:
+    registry: 'module:REGISTRY', of a module that imports the option's.
+  """
+
+  registry: str

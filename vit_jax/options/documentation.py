@@ -43,6 +43,14 @@ class _Field(NamedTuple):
   text: str
   section: Place | None = None
   registry: Registry | None = None
+  names: str | None = None  # 'module:REGISTRY' of which its value names an entry
+
+  def paragraph(self) -> str:
+    """The text, behind it the names of the registry if it lacks some."""
+    registry = _registry_at(self.names) if self.names else None
+    if registry is None or all(name in self.text for name in registry.names()):
+      return self.text
+    return f'{self.text} Known: {", ".join(registry.names())}.'
 
 
 def documented(place: Place = CONFIG, prefix: str = '') -> Iterator[OptionDoc]:
@@ -54,7 +62,7 @@ def documented(place: Place = CONFIG, prefix: str = '') -> Iterator[OptionDoc]:
     if field.section:
       yield from documented(field.section, f'{prefix}{name}.')
     elif not field.registry:
-      yield OptionDoc(f'{prefix}{name}', field.default, field.text)
+      yield OptionDoc(f'{prefix}{name}', field.default, field.paragraph())
 
 
 def _kind(field: _Field) -> str:
@@ -176,7 +184,8 @@ class _Source:
       default, section = _default(statement), None
       if isinstance(default, ast.Call):
         section = self._place(ast.unparse(default.func))
-      result[field] = _Field(_as_written(default), text, section, self._registry(statement.annotation))
+      registry, names = self._registry(statement.annotation), self._names(statement.annotation)
+      result[field] = _Field(_as_written(default), text, section, registry, names)
     return result
 
   def _own(self, name: str) -> Iterator[tuple[str, ast.AnnAssign, str]]:
@@ -202,15 +211,29 @@ class _Source:
     arguments = annotation.slice if isinstance(annotation, ast.Subscript) else annotation
     for node in arguments.elts if isinstance(arguments, ast.Tuple) else ():
       if isinstance(node, ast.Name) and node.id.isupper():
-        module, _, name = self._place(node.id).partition(':')
-        if module in sys.modules:  # with what other modules have registered
-          found = getattr(sys.modules[module], name)
-          return found if isinstance(found, Registry) else None
-        value = _Source.named(module)._values.get(name)
-        if isinstance(value, ast.Call) and ast.unparse(value.func) == 'Registry':
-          named = {keyword.arg or '': ast.literal_eval(keyword.value) for keyword in value.keywords}
-          return Registry(*map(ast.literal_eval, value.args), **named)
+        return _registry_at(self._place(node.id))
     return None
+
+  def _names(self, annotation: ast.expr) -> str | None:
+    """'module:REGISTRY' of an option that names an entry: `OneOf(REGISTRY)` or `KindOf('module:REGISTRY')`."""
+    for node in ast.walk(annotation):
+      if isinstance(node, ast.Call) and ast.unparse(node.func) in ('OneOf', 'KindOf'):
+        argument = ast.unparse(node.args[0])
+        return self._place(argument) if argument.isidentifier() else ast.literal_eval(argument)
+    return None
+
+
+def _registry_at(place: str) -> Registry | None:
+  """The registry at 'module:NAME', read if its module is not imported; None: there is something else."""
+  module, _, name = place.partition(':')
+  if importlib.util.find_spec(module) and module in sys.modules:  # with what other modules have registered
+    found = getattr(sys.modules[module], name)
+    return found if isinstance(found, Registry) else None
+  value = _Source.named(module)._values.get(name)
+  if isinstance(value, ast.Call) and ast.unparse(value.func) == 'Registry':
+    named = {keyword.arg or '': ast.literal_eval(keyword.value) for keyword in value.keywords}
+    return Registry(*map(ast.literal_eval, value.args), **named)
+  return None
 
 
 def _default(statement: ast.AnnAssign) -> ast.expr | None:
