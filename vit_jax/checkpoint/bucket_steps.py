@@ -31,7 +31,6 @@ class BucketSteps:
   """
 
   def __init__(self, address: str):
-    """`address`: see `place`."""
     self.place = address.rstrip('/')
     self._bucket = Bucket(address, buckets.OF_RUNS)
 

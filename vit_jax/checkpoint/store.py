@@ -23,7 +23,7 @@ class FolderStore:
   """
 
   def __init__(self, directory: str):
-    """`directory`: see `place`; it need not exist."""
+    """The directory need not exist."""
     self.place = os.path.abspath(directory)
 
   def path(self, step: int) -> str:

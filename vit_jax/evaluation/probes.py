@@ -128,10 +128,8 @@ class Head(NamedTuple):
 def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
   """Multinomial logistic regression whose penalty is that of the least cross-entropy in cross-validation.
 
-  Args:
-    features: float (examples, F).
-    labels: int (examples,), at least two of them different.
-    classes: K; a class without examples gets the lowest logit.
+  Of float (examples, F) and int (examples,), at least two of them different; of K classes, one without examples gets
+  the lowest logit.
   """
   scale = Standard(features)
   standard = scale(features)

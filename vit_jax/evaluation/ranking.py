@@ -27,12 +27,9 @@ class MeanAveragePrecision:
     self._labels: list[np.ndarray] = []
 
   def add(self, scores: jax.Array, labels: jax.Array, mask: jax.Array) -> None:
-    """Copies a batch to the host.
+    """Copies a batch to the host: scores, float32 (B, K), split over all devices by class, and what is replicated.
 
-    Args:
-      scores: float32 (B, K), split over all devices by class.
-      labels: int32 (B, max_labels), padded with -1; replicated.
-      mask: bool (B,), False for padding rows; replicated.
+    That are labels, int32 (B, max_labels), padded with -1, and a mask, bool (B,), False for padding rows.
     """
     rows = np.asarray(mask)
     self._labels.append(np.asarray(labels)[rows])

@@ -194,11 +194,7 @@ class ViTConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them.
-
-    Raises:
-      UserError: an unknown variant, 'custom' without all sizes, or a width that the heads do not divide.
-    """
+    """The sizes of the variant, with the options that replace them; UserError if the heads do not divide the width."""
     sizes = variants.resolve(self, Sizes, needed=('patch', 'width', 'mlp_dim', 'depth', 'heads'))
     if sizes.width % sizes.heads:
       raise UserError(
@@ -315,9 +311,7 @@ class ViTConfig(ModelConfig):
 
   def describe(self) -> str:
     sizes = self.sizes
-    kind = 'Vision Transformer'
-    if sizes.stem_blocks is not None:
-      kind = 'Hybrid: a ResNet, and a Vision Transformer'
+    kind = 'Hybrid: a ResNet, and a Vision Transformer' if self.has_feature_maps else 'Vision Transformer'
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
   def forward_flops(self, architecture: Architecture) -> int:

@@ -47,8 +47,7 @@ class Teachers:
   def __init__(self, checkpoints: Sequence[str], batch_size: int):
     """Loads the checkpoints; `batch_size` images at a time are rounded up to what divides over the devices.
 
-    Raises:
-      UserError: one cannot be read, has no head, or has other classes than the first.
+    Raises UserError where one cannot be read, has no head, or has other classes than the first.
     """
     self.checkpoints = list(checkpoints)
     self._models = [load(checkpoint) for checkpoint in checkpoints]
@@ -155,11 +154,7 @@ class Chunks:
   """The predictions in a workdir, to which several commands may write at the same time."""
 
   def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
-    """Claims the workdir: a new folder, or that of the same work.
-
-    Raises:
-      UserError: it holds predictions of other teachers or images.
-    """
+    """Claims the workdir: a new folder, or that of the same work; UserError for one of other teachers or images."""
     self._workdir, self._folder, self._images = workdir, workdir / 'predictions', len(source)
     files.make_directories(self._folder)
     settings = {

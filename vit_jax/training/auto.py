@@ -110,12 +110,9 @@ def _fitting(
   parameters: int,
   memory: float | None,
   devices: Sequence[Any],
-  unrolled: bool,
+  unrolled: bool,  # whether these devices and the run's length suit unrolled blocks
 ) -> tuple[Config, float]:
-  """The config with all but the mesh chosen, and about what a step then needs of a device.
-
-  `unrolled`: whether these devices and the run's length suit unrolled blocks.
-  """
+  """The config with all but the mesh chosen, and about what a step then needs of a device."""
   remats = _REMATS if config.model.remat is None else (config.model.remat,)
 
   @functools.cache
@@ -167,10 +164,7 @@ def estimated_bytes(
 ) -> float:
   """About what a training step needs on a device, in bytes, where nothing of the config is left open.
 
-  Args:
-    parameters: of the network.
-    bytes_saved: of an image, for the backward pass or by it.
-    values: of an image, height × width × channels.
+  An image has so many values (height × width × channels), and for it the backward pass reads `bytes_saved`.
   """
   mesh = config.mesh
   split = max(mesh.fsdp or 1, 1) * max(mesh.tensor, 1)

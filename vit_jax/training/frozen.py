@@ -30,7 +30,7 @@ Params = dict[str, Any]
 
 
 class _Network(NamedTuple):
-  """A frozen model without its numbers."""
+  """A frozen model without its parameters."""
 
   wanted: FrozenModel  # what the objective asks for
   architecture: Architecture  # the network

@@ -115,7 +115,7 @@ class Run:
 
     Of frozen models it has the forward pass.
     """
-    each = flops.train_flops(self.architecture.forward_flops(image_size)) + self.frozen.forward_flops()
+    each = flops.TRAINING * self.architecture.forward_flops(image_size) + self.frozen.forward_flops()
     return float(self.config.batch_size * each)
 
   def training_flops(self) -> float:

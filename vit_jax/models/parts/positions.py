@@ -39,23 +39,14 @@ _INIT = initializers.normal(0.02)
 
 
 class Tokens(NamedTuple):
-  """What positions depend on.
+  """What positions depend on."""
 
-  Attributes:
-    grid: rows and columns of patches of the model's own image size; along an axis, of one row or column.
-    others: tokens in front of the patches: class token, distillation token and registers.
-    class_token: whether one of these is a class token, which is then the first.
-    width: D.
-    heads: H.
-    resize: config.model.position_resize.
-  """
-
-  grid: Grid
-  others: int
-  class_token: bool
-  width: int
-  heads: int
-  resize: PositionResize
+  grid: Grid  # rows and columns of patches of the model's own image size; along an axis, of one row or column
+  others: int  # tokens in front of the patches: class token, distillation token and registers
+  class_token: bool  # whether one of these is a class token, which is then the first
+  width: int  # D
+  heads: int  # H
+  resize: PositionResize  # config.model.position_resize
 
   @property
   def head_size(self) -> int:
@@ -138,10 +129,7 @@ class Learned2d(nnx.Module, Position):
     return embedding(grid)
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
-    """
-    Raises:
-      UserError: a width that two does not divide.
-    """
+    """Raises UserError for a width that two does not divide."""
     width, (rows, columns) = tokens.width, tokens.grid
     if width % 2:
       raise UserError(
@@ -293,10 +281,7 @@ class Rotary(AttentionPosition):
   """
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
-    """
-    Raises:
-      UserError: heads of a size that four does not divide.
-    """
+    """Raises UserError for heads of a size that four does not divide."""
     del rngs
     head_size = tokens.head_size
     if head_size % 4:
@@ -318,19 +303,10 @@ class Rotary(AttentionPosition):
 
 
 def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray:
-  """Sines and cosines of each patch's column and row, as MoCo v3 (arXiv 2104.02057) fixes them.
+  """float32 (1, N, D): sines and cosines of each patch's column and row, as MoCo v3 (arXiv 2104.02057) fixes them.
 
-  Args:
-    grid: rows, columns.
-    width: D.
-    class_token: whether it comes first; its position is zero.
-
-  Returns:
-    float32 (1, N, D): of each patch the sines and cosines of its column times D / 4 frequencies from 1 to
-    1 / 10,000, then those of its row.
-
-  Raises:
-    UserError: a width that four does not divide.
+  They are those of its column times D / 4 frequencies from 1 to 1 / 10,000, then those of its row; a class token before
+  them has zeros. Raises UserError for a width that four does not divide.
   """
   if width % 4:
     raise UserError(
