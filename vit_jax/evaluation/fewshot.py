@@ -97,7 +97,7 @@ class FeatureKey:
 
 
 class Draw(NamedTuple):
-  """Numbers of records: int64, sorted."""
+  """The numbers of records that a draw takes: int64, sorted."""
 
   shots: np.ndarray
   validation: np.ndarray
@@ -141,12 +141,7 @@ def score(
 
 
 class FewShotEvaluator(Evaluator):
-  """An opened evaluator of type 'fewshot': its data is drawn once, features are computed each time.
-
-  Attributes:
-    images: whose features are computed.
-    too_few: class -> images, of the classes with too few for the most shots and the validation.
-  """
+  """An opened evaluator of type 'fewshot': its data is drawn once, features are computed each time."""
 
   def __init__(self, name: str, options: FewShotEvaluatorConfig, source: str, context: EvaluationContext):
     """As `EvaluatorConfig.open`.
@@ -183,7 +178,7 @@ class FewShotEvaluator(Evaluator):
     self.too_few = self._small_classes(source, labels)
     # Every record that is in some draw, once.
     self._numbers = np.unique(np.concatenate([part for pair in self._draws.values() for part in pair]))
-    self.images = len(self._numbers) + self.examples
+    self.images = len(self._numbers) + self.examples  # whose features are computed
     drawn = np.zeros(len(train), bool)
     drawn[self._numbers] = True
     digest = hashlib.blake2b(self._numbers.tobytes(), digest_size=16).digest()

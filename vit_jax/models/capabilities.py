@@ -53,7 +53,7 @@ class PretrainingOptions(Protocol):
   """Options of what only pre-training has."""
 
   @property
-  def has_mask_token(self) -> bool:
+  def mask_token(self) -> bool:
     """Whether the network has an embedding for hidden patches, and so `patch_logits`."""
     ...
 

@@ -266,10 +266,6 @@ class ViTConfig(ModelConfig):
   def classifies_images(self) -> bool:
     return self.pool != 'none'
 
-  @property
-  def has_mask_token(self) -> bool:
-    return self.mask_token
-
   def without_pre_logits(self) -> Self:
     return dataclasses.replace(self, pre_logits_size=None)
 

@@ -60,7 +60,7 @@ class MaskedPatchesObjective(Objective):
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     name = "config.objective.name is 'masked_patches'"
-    masks = isinstance(model, PretrainingOptions) and model.has_mask_token
+    masks = isinstance(model, PretrainingOptions) and model.mask_token
     if model.classifies_images or not masks:
       raise UserError(
         f'{name}; it needs a Vision Transformer with --config.model.pool=none and '

@@ -36,13 +36,7 @@ _LONGEST_WAIT = 60  # seconds, for other commands to write a small file
 
 
 class Teachers:
-  """Models whose probabilities are averaged, on all devices of this machine.
-
-  Attributes:
-    checkpoints: what they were loaded from.
-    digests: of each model, by which it differs from another one at the same place.
-    class_names: of the classes.
-  """
+  """Models whose probabilities are averaged, on all devices of this machine."""
 
   def __init__(self, checkpoints: Sequence[str], batch_size: int):
     """Loads the checkpoints; `batch_size` images at a time are rounded up to what divides over the devices.
@@ -73,6 +67,7 @@ class Teachers:
         _log.warning('%s', note)
       in_order = np.array_equal(matched.rows, np.arange(first.num_classes))
       orders.append(None if in_order else matched.rows)
+    # Of each model, by which it differs from another one at the same place.
     self.digests = [_digest(*pair) for pair in zip(self._models, orders, strict=True)]
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
     self._batch_sharding = NamedSharding(mesh, PartitionSpec('data'))
