@@ -110,7 +110,6 @@ class ClassificationEvaluator(Evaluator):
     report_folder: pathlib.Path | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
-    del shared
     scores: dict[str, float] = {}
     for suffix, examples in collect(self._step, models, limited(self._batches)).items():
       name = f'{self._name}{suffix}'

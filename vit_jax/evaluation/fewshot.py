@@ -206,7 +206,6 @@ class FewShotEvaluator(Evaluator):
     limited: Limited = iter,
   ) -> dict[str, float]:
     """{'<evaluator>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}."""
-    del report_folder
     result: dict[str, float] = {}
     for suffix, params in models.items():
       cache = shared.setdefault(suffix, {})

@@ -76,8 +76,6 @@ def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
   """The vote of the k nearest neighbours by cosine; ties go to the class with the lower number."""
   from sklearn import neighbors
 
-  del classes
-
   @functools.cache
   def model(k: int):
     nearest = neighbors.KNeighborsClassifier(min(k, len(labels)), metric='cosine', algorithm='brute')

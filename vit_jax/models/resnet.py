@@ -164,7 +164,6 @@ class ResNet(Model[ResNetConfig]):
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits, float32 (B, K), of images of any size; nothing is dropped, so that keys change nothing."""
-    del keys
     return self.head(self.pool(self.features(images)).astype(jnp.float32))
 
   def feature_map(self, images: jax.Array, layer: int | None = None) -> jax.Array:

@@ -140,7 +140,6 @@ def _gather_forward(x: jax.Array, whole: NamedSharding) -> tuple[jax.Array, None
 
 
 def _gather_backward(whole: NamedSharding, saved: None, grad: jax.Array) -> tuple[jax.Array]:
-  del whole, saved
   return (grad,)
 
 

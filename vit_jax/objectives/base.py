@@ -94,7 +94,6 @@ class Objective(abc.ABC):
 
     There is a predictor for each of `frozen_models`, which resizes and scales the images that the trained model sees.
     """
-    del predictors
     return batch
 
   def class_scores(self) -> ClassScores | None:

@@ -72,7 +72,9 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     return Choice(config, '')
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
-    unrolled = model.unroll is None and _is_unrolled_on_cpu(architecture, steps)
+    unrolled = model.unroll is None and (
+      model.has_feature_maps or (steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL)
+    )
     model = dataclasses.replace(model.with_unrolled_blocks(unrolled), remat=model.remat or 'none')
     config = dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts)
     return Choice(config, 'Chosen for these devices: blocks unrolled' if unrolled else '')
@@ -92,12 +94,6 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   room = f' of {memory / _GIB:.1f}' if memory else ''
   chosen = f'fsdp {config.mesh.fsdp}{blocks}, remat {config.model.remat}{parts}'
   return Choice(config, f'Chosen for these devices: {chosen}; about {needed / _GIB:.1f}{room} GiB')
-
-
-def _is_unrolled_on_cpu(architecture: Architecture, steps: int) -> bool:
-  if architecture.model.has_feature_maps:
-    return True
-  return steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL
 
 
 def _parameters(architecture: Architecture) -> int:

@@ -101,7 +101,6 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   if optimizer.lr_multipliers:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
-      del params
       return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
 
     parts.append(optax.stateless(scale))

@@ -69,7 +69,6 @@ class Mlp(nnx.Module):
   @staticmethod
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
     """Multiplications for one image (models/flops.py), `patches` of whose `tokens` are on the grid."""
-    del patches
     return flops.mlp(tokens, width, hidden)
 
   def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None) -> jax.Array:
@@ -89,7 +88,6 @@ class Mlp(nnx.Module):
 
   def activate(self, x: jax.Array, grid: Grid | None) -> jax.Array:
     """(B, N, M) -> (B, N, M): what stands between the two layers."""
-    del grid
     return GELU[self.gelu](x)
 
 

@@ -66,22 +66,18 @@ class Position:
   @classmethod
   def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> Any:
     """The parameters that are added to the tokens: a Param, a module, or None."""
-    del tokens, rngs
 
   @staticmethod
   def fixed(tokens: Tokens) -> np.ndarray | None:
     """float32 (1, N, D) that are added to the tokens and are no parameter, or None."""
-    del tokens
 
   @staticmethod
   def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array | None:
     """float32 (1, N, D) that are added to the class token and the patches of a grid, or None."""
-    del embedding, tokens, grid
 
   @classmethod
   def in_attention(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition | None':
     """What the attention of one block knows, or None."""
-    del tokens, rngs
 
 
 class Learned(Position):
@@ -168,12 +164,10 @@ class AttentionPosition(nnx.Module, Position):
 
   def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
     """Queries or keys (B, N, H, Dh) -> the same with their positions."""
-    del grid
     return x
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array | None:
     """Queries (B, N, H, Dh), already scaled -> float32 (B or 1, H, N, N), added to the logits; None: nothing is."""
-    del query, grid
 
 
 class Offsets(nnx.Module):
@@ -282,7 +276,6 @@ class Rotary(AttentionPosition):
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
     """Raises UserError for heads of a size that four does not divide."""
-    del rngs
     head_size = tokens.head_size
     if head_size % 4:
       raise UserError(

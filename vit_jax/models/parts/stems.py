@@ -52,7 +52,6 @@ class Stem(nnx.Module):
   has_feature_maps: ClassVar[bool] = False
 
   def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
-    del config, sharding, rngs
     self.outputs = channels
 
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -62,13 +61,11 @@ class Stem(nnx.Module):
   @staticmethod
   def stride(sizes: 'Sizes') -> int:
     """Pixels along a side of a cell of the output."""
-    del sizes
     return 1
 
   @staticmethod
   def multiplications(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> tuple[int, int]:
     """Multiplications for one image (models/flops.py), and the channels of the output."""
-    del sizes, image_size
     return 0, channels
 
 
