@@ -62,7 +62,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Eleven parameters: each is what one line of a notebook may say of any checkpoint, and completed as it is typed.
+# Eleven parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,

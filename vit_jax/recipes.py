@@ -308,8 +308,8 @@ def changed_cifar10(
 ) -> ml_collections.ConfigDict:
   """`cifar10` with the changes that the arguments of a file of configs/ablations/ name, such as 'rotary,gap,small'.
 
-  Of an argument, `changes` has the options that it changes, by their dotted names; 'model' replaces the whole model.
-  Every file has 'small', a smaller model and one epoch; UserError for an argument that it does not have.
+  The changes are argument -> options, by their dotted names; 'model' replaces the whole model. Every file has 'small',
+  a smaller model and one epoch; UserError for an argument that it does not have.
   """
   words = [word for word in arguments.split(',') if word]
   for word in words:

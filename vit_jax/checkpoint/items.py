@@ -38,8 +38,8 @@ class StoredItem:
   def __init__(self, step: epath.Path, name: str, tree: Any, stored: dict[str, dict[str, Any]]):
     """Compares what is stored with what is asked for, by its name today; reads nothing.
 
-    Of the step's directory, `stored` maps items and the paths of their leaves to shape, dtype and checksum. The tree is
-    of ShapeDtypeStructs with the shardings wanted; without one, this process's first device. Raises UserError where the
+    What is `stored` in the step's directory: item -> path of a leaf -> shape, dtype and checksum. The tree has
+    ShapeDtypeStructs with the shardings wanted; without one, this process's first device. Raises UserError where the
     step does not have that item, or not in these shapes and dtypes.
     """
     stored_name = renamed.stored_item(name, stored)

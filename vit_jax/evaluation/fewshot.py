@@ -111,10 +111,10 @@ class Score(NamedTuple):
 
 
 def draw(labels: np.ndarray, shots: int, validation: int, seed: int) -> Draw:
-  """Draws the records to learn from, and others to choose by, so many of each class, or what a class has (left).
+  """Draws the records to learn from, and others to choose by: so many of each class, or what it has left.
 
-  With 0 shots it is all but those to choose by, which are then no more than half of a class. Draws of more shots by the
-  same seed contain those of fewer.
+  With 0 shots all are learned from but those to choose by, which are then no more than half of a class. Draws of more
+  shots by the same seed contain those of fewer.
   """
   rank = subset.ranks(labels, seed)
   if shots:

@@ -146,8 +146,8 @@ class Head(NamedTuple):
 def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
   """Multinomial logistic regression whose penalty is that of the least cross-entropy in cross-validation.
 
-  Of float (examples, F) and int (examples,), at least two of them different; of K classes, one without examples gets
-  the lowest logit.
+  Features are float (examples, F), and labels int (examples,), at least two of them different. A class without examples
+  gets the lowest logit.
   """
   scale = Standard(features)
   standard = scale(features)

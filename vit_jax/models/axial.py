@@ -22,7 +22,7 @@ class AxialBlock(nnx.Module):
   """A row block, then a column block, in the place of one block of the encoder."""
 
   def __init__(self, row: Any, column: Any, sharding: jax.sharding.NamedSharding | None):
-    """Of two blocks, whose attention is along rows and along columns; the stream's sharding is kept up between them."""
+    """`row` and `column` are blocks; the sharding, of the residual stream, is kept up between them."""
     self.row = row
     self.column = column
     self.sharding = sharding

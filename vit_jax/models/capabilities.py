@@ -20,7 +20,7 @@ class PositionTable(NamedTuple):
 
   axes: tuple[
     int, ...
-  ]  # the array's dimensions that are rows and columns of cells; or the one that is both, row by row
+  ]  # the dimensions that are rows and columns of cells; or the one that is both, row by row
   resize: PositionResize  # how the model itself resizes it
   extra: int = 0  # cells before the first patch in that one dimension: the class token's
   line: bool = False  # whether the one dimension is rows or columns alone
@@ -137,7 +137,7 @@ class Distils(Protocol):
 
 @runtime_checkable
 class MasksPatches(Protocol):
-  """A network that may have a learned embedding for hidden patches; `has_mask_token` says so."""
+  """A network that may have a learned embedding for hidden patches; config.model.mask_token says so."""
 
   def patch_logits(
     self,
@@ -148,7 +148,7 @@ class MasksPatches(Protocol):
   ) -> jax.Array:
     """float32 (B, N, K): the logits of each patch; images and keys are those of `Model.__call__`.
 
-    `change`, (patch embeddings (B, N, D), mask token (1, 1, D)) -> patch embeddings, goes before the blocks.
+    The embeddings are changed first: `change` maps those of the patches (B, N, D) and the mask token (1, 1, D) to them.
     """
     ...
 

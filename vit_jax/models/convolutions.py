@@ -80,7 +80,7 @@ class GroupNorm(nnx.Module):
   """Normalises each example over positions and the channels of a group (arXiv 1803.08494), in float32."""
 
   def __init__(self, width: int, epsilon: float, *, scale: float = 1.0):
-    """Of C channels, a multiple of 32; `scale` is the initial value of their factors."""
+    """The width, C, is a multiple of 32; `scale` is the initial value of the factors."""
     self.scale = nnx.Param(jnp.full(width, scale))
     self.bias = nnx.Param(jnp.zeros(width))
     self.epsilon = epsilon

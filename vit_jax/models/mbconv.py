@@ -38,7 +38,7 @@ def squeezed_channels(inputs: int) -> int:
 class Conv(nnx.Module):
   """A convolution with TensorFlow's padding 'SAME': of an odd number of pixels, the larger half at the end."""
 
-  # Nine parameters: `dtype`, `rngs` and `sharding` are those of the whole network, which it gives once (partial).
+  # Nine parameters: `dtype`, `rngs` and `sharding` are the network's own, which fixes them once by a partial.
   def __init__(
     self,
     inputs: int,
@@ -52,9 +52,8 @@ class Conv(nnx.Module):
     rngs: nnx.Rngs,
     sharding: Sharding | None = None,
   ):
-    """From inputs to outputs (channels) by a kernel of size x size; `depthwise`: each channel by itself.
-
-    `sharding` is of the feature map that a depthwise convolution is of.
+    """From inputs to outputs (channels) by a kernel of size x size; `depthwise`: each channel by itself, of a feature
+    map that is split as `sharding` says.
     """
     seen = 1 if depthwise else inputs  # by each output
     normal = initializers.normal(math.sqrt(2 * inputs / (seen * size**2 * outputs)))

@@ -76,9 +76,8 @@ class DistillationObjective(ClassificationObjective):
     """Adds 'teacher', float32 (B, K): the mean of the teachers' probabilities, at the temperature."""
     logits = jnp.stack([predict(batch['image']) for predict in predictors])
     link = jax.nn.sigmoid if self.loss == 'sigmoid' else jax.nn.softmax
-    temperature = (
-      self.temperature if self.teacher_targets == 'soft' else 1.0
-    )  # they decide as they were trained
+    # Teachers that decide do so as they were trained.
+    temperature = self.temperature if self.teacher_targets == 'soft' else 1.0
     return batch | {'teacher': link(logits / temperature).mean(axis=0)}
 
   def loss_and_metrics(

@@ -12,9 +12,7 @@ class Hardware:
   memory_bandwidth: float = 0.0  # bytes/s of HBM
   clock: float = 0.0  # Hz of a TPU's matrix unit; 0 if unknown
   link_bandwidth: float = 0.0  # bytes/s of one inter-chip link in one direction; 0 if it has no such links
-  ring: int = (
-    0  # a dimension of the torus is a closed ring if its size is a multiple of this; 0 if it never is
-  )
+  ring: int = 0  # a dimension of the torus is a closed ring if this divides its size; 0 if it never is
   network_bandwidth: float = 0.0  # bytes/s of a device's share of the data centre's network, in one direction
 
 

@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.foundation import pytrees
 
-# As `models.base.ShardingRules`. Of a rule's ways to split, it is that by which the most axes split a dimension, and
-# the first of those.
+# As `models.base.ShardingRules`. A rule's way to split is the first by which the most axes split a dimension.
 Rules = Sequence[tuple[str, *tuple[tuple[str | None, ...], ...]]]
 
 

@@ -67,7 +67,7 @@ class Teachers:
         _log.warning('%s', note)
       in_order = np.array_equal(matched.rows, np.arange(first.num_classes))
       orders.append(None if in_order else matched.rows)
-    # Of each model, by which it differs from another one at the same place.
+    # By these a model differs from another one at the same place.
     self.digests = [_digest(*pair) for pair in zip(self._models, orders, strict=True)]
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
     self._batch_sharding = NamedSharding(mesh, PartitionSpec('data'))

@@ -33,19 +33,13 @@ class Variant:
   config: str  # as --config of `vit_jax.main`, such as 'locality:plain,small'
   # Dotted name -> value, where it differs from that config.
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  start: str = (
-    ''  # another variant that comes before; its run of the same seed is this one's `init.checkpoint`
-  )
+  start: str = ''  # another variant before it, whose run of the same seed is this one's `init.checkpoint`
   # Another variant that comes before; its run of the same seed is this one's `objective.teachers` or, with
   # `unlabelled`, labels those.
   teacher: str = ''
-  averaged: bool = (
-    False  # the teacher is the average of its runs of all seeds, instead of that of the same seed
-  )
+  averaged: bool = False  # the teacher is the average of that variant's runs of all seeds
   unlabelled: Unlabelled | None = None  # what the teacher labels; None: nothing
-  compared: bool = (
-    True  # whether it is in the table; False: others start from it, and it need not have the metric
-  )
+  compared: bool = True  # whether it is in the table; otherwise it need not have the metric
   published: str = ''  # what its source says, for the table
   line: str = ''  # the variants of one line in the figure, where the study has an `axis`
   at: float | None = None  # its place on that axis; None: the FLOPs of its training

@@ -72,7 +72,7 @@ class Mlp(nnx.Module):
     return flops.mlp(tokens, width, hidden)
 
   def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None) -> jax.Array:
-    """(B, N, D) -> (B, N, D), tokens with the patches last, of whose `grid` only some MLPs need to know."""
+    """(B, N, D) -> (B, N, D), the patches last, whose `grid` only some MLPs need; `keys` are (B,) of the dropout."""
     graphdef, first, params = nnx.split(self, nnx.PathContains('dense_in'), ...)
 
     # Of the arrays with M hidden units, only the activation's input is saved for the backward pass.
