@@ -201,8 +201,7 @@ class Config:
 def from_config_dict(values: ml_collections.ConfigDict | Mapping[str, Any]) -> Config:
   """The checked config of a ConfigDict, or of the JSON that `as_json` made, by this version or an older one.
 
-  Raises:
-    UserError: an unknown option, a wrong value, or values that contradict each other.
+  Raises UserError for an unknown option, a wrong value, or values that contradict each other.
   """
   if isinstance(values, ml_collections.ConfigDict):
     return options.from_dict(Config, values.to_dict())

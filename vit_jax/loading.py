@@ -62,6 +62,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
+# Eleven parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -98,19 +99,8 @@ def load(
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
   """
+  asked = _Arguments.of(**{name: value for name, value in locals().items() if name != 'source'})
   distributed.skip_absent_tpu()
-  asked = _Arguments.of(
-    image_size=image_size,
-    num_classes=num_classes,
-    dtype=dtype,
-    keep_pre_logits=keep_pre_logits,
-    position_resize=position_resize,
-    gelu=gelu,
-    norm_epsilon=norm_epsilon,
-    pool=pool,
-    heads=heads,
-    weights=weights,
-  )
   told = {name: getattr(asked, name) for name in ('gelu', 'norm_epsilon', 'pool', 'heads')}
   told = {name: value for name, value in told.items() if value is not None}
   return _built(formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights), asked)

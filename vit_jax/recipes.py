@@ -117,14 +117,10 @@ def _check_recipe(data: str) -> None:
 def finetuning(model: str, data: str) -> Config:
   """Table 4: SGD with momentum, batch 512, 384 px, cosine, 500 steps of warmup, clipped at norm 1.
 
-  Args:
-    model: 'B/16' or, as on a command line, 'b16': its released checkpoint; or any checkpoint (a path, an
-      address, a short name), whose architecture is then read from it.
-    data: a row of the table, such as 'cifar10', or any source: 'folder:/path', 'tfds:NAME'. Those
-      get VTAB's 2,500 steps.
-
-  Raises:
-    UserError: no such model or data set, or one without a split to evaluate on.
+  The model is 'B/16' or, as on a command line, 'b16', for its released checkpoint; or any checkpoint (a path, an
+  address, a short name), whose architecture is then read from it. The data is a row of the table, such as 'cifar10', or
+  any source, 'folder:/path' or 'tfds:NAME', which gets VTAB's 2,500 steps. Raises UserError where one of them is not
+  there, or has no split to evaluate on.
   """
   if data not in _FINETUNING_ROWS and not _is_source(data):
     kind = 'folder' if _is_folder_of_images(data) else 'tfds'
@@ -206,15 +202,10 @@ def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
 
 
 def vtab(model: str, task: str, *, choosing: bool = False) -> Config:
-  """Table 4's last row: 2,500 steps at rate 0.01 on the 1,000 images of a task of VTAB-1k.
+  """Table 4's last row: 2,500 steps at rate 0.01 on the 1,000 images of a task of VTAB-1k, such as 'clevr_count'.
 
-  Args:
-    model: as for `finetuning`.
-    task: one of `data.sources.vtab.TASKS`, such as 'clevr_count'.
-    choosing: train on 800 images and evaluate on the other 200, instead of on the test split.
-
-  Raises:
-    UserError: no such model or task.
+  With `choosing` it trains on 800 of them and is evaluated on the other 200, instead of on the test split. The model is
+  as for `finetuning`; UserError for a model or task that there is not.
   """
   from vit_jax.data.sources.vtab import task_of
 
@@ -315,15 +306,10 @@ def cifar10() -> Config:
 def changed_cifar10(
   file: str, arguments: str, changes: Mapping[str, Mapping[str, Any]]
 ) -> ml_collections.ConfigDict:
-  """`cifar10` with the changes that its arguments name: what the files of configs/ablations/ compare.
+  """`cifar10` with the changes that the arguments of a file of configs/ablations/ name, such as 'rotary,gap,small'.
 
-  Args:
-    file: the config file, below configs/, for errors.
-    arguments: such as 'rotary,gap,small'; every file has 'small': a smaller model and one epoch.
-    changes: argument -> the options that it changes, by their dotted names; 'model' replaces the whole model.
-
-  Raises:
-    UserError: an argument that the file does not have.
+  The changes are argument -> options, by their dotted names; 'model' replaces the whole model. Every file has 'small',
+  a smaller model and one epoch; UserError for an argument that it does not have.
   """
   words = [word for word in arguments.split(',') if word]
   for word in words:

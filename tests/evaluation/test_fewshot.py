@@ -13,8 +13,7 @@ from sklearn import linear_model
 from vit_jax import config as c
 from vit_jax.evaluation import features, fewshot
 from vit_jax.evaluation.features import Features
-from vit_jax.evaluation.probes import GRIDS, PROBES, Standard
-from vit_jax.evaluation.ridge import Ridge
+from vit_jax.evaluation.probes import GRIDS, PROBES, Ridge, Standard
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run as prepare_run
 from vit_jax.prepare.images import Shrinking

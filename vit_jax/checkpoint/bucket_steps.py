@@ -24,14 +24,9 @@ _STEP = re.compile('0|[1-9][0-9]{0,17}')  # the one name of a step
 
 
 class BucketSteps:
-  """Lists, reads and writes the steps of one run. Methods raise as those of `Bucket`.
-
-  Attributes:
-    place: the address of what is like a folder, `checkpoints`.
-  """
+  """Lists, reads and writes the steps of one run below the address `place`. Methods raise as those of `Bucket`."""
 
   def __init__(self, address: str):
-    """`address`: see `place`."""
     self.place = address.rstrip('/')
     self._bucket = Bucket(address, buckets.OF_RUNS)
 

@@ -5,6 +5,7 @@ When all have done so, process 0 commits the step, and only then removes older o
 """
 
 import asyncio
+import contextlib
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -76,16 +77,9 @@ class BucketWriter:
     if jax.process_index() == 0:
       self._steps.remove_partial()
       for step in self._steps.committed():
-        self._remember(step)
+        with contextlib.suppress(Damaged), self._steps.fetched(step, 'meta') as folder:
+          self._retention.best.remember(step, step_meta.read(folder)['metrics'])
     self._barrier('opened')
-
-  def _remember(self, step: int) -> None:
-    """Notes how good a step is that was saved before."""
-    try:
-      with self._steps.fetched(step, 'meta') as folder:
-        self._retention.best.remember(step, step_meta.read(folder)['metrics'])
-    except Damaged:
-      return
 
   def _finish(self, step: int, folder: pathlib.Path, writing: list['_Item']) -> None:
     """Uploads what this process writes, and commits the step when all processes have."""

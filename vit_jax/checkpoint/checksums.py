@@ -34,16 +34,13 @@ def of_arrays(arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
     sums[name] = _sums(array, _everywhere(array))
     if number % _UNDER_WAY == 0:
       jax.block_until_ready(sums)
-  return {name: describe(array) | {'checksum': _hexadecimal(sums[name])} for name, array in arrays.items()}
+  digits = {name: ''.join(f'{part:08x}' for part in np.asarray(pair).tolist()) for name, pair in sums.items()}
+  return {name: describe(array) | {'checksum': digits[name]} for name, array in arrays.items()}
 
 
 def describe(array: Any) -> dict[str, Any]:
   """The shape and dtype of an array or ShapeDtypeStruct, in JSON's types."""
   return {'shape': list(array.shape), 'dtype': str(np.dtype(array.dtype))}
-
-
-def _hexadecimal(sums: jax.Array) -> str:
-  return ''.join(f'{part:08x}' for part in np.asarray(sums).tolist())
 
 
 def _everywhere(array: Any) -> NamedSharding | None:

@@ -20,11 +20,9 @@ class DurableStep(ocp.path.atomicity.AtomicRenameTemporaryPath):
   Orbax makes one for each step and one for each item in it. It calls `finalize` on process 0 alone, in its
   background thread, when all processes have written their files. The save counts as finished, and older steps
   are removed, only when the step's `finalize` has returned.
-
-  Attributes:
-    before_commit: called before the step gets its name; its error ends the save. `before` makes a class with one.
   """
 
+  # Called before the step gets its name; its error ends the save. `before` makes a class with one.
   before_commit: Callable[[], None] = staticmethod(lambda: None)
 
   @classmethod

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.foundation import error_sentences
-from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.foundation.files import UNWRITABLE
 
 # How TensorStore and Orbax say, in errors without a number, that a file they wrote is no longer there.
@@ -39,7 +39,7 @@ def explained(directory: Any) -> Iterator[None]:
       raise UserError(error_sentences.failure(failed, str(directory))) from error
     if error_sentences.number_among(error, UNWRITABLE):
       raise UserError(
-        f'Checkpoints cannot be written to {directory} ({_first_line(error)}); choose a directory that you '
+        f'Checkpoints cannot be written to {directory} ({first_line(error)}); choose a directory that you '
         f'may write to.'
       ) from error
     if is_removal(error):
@@ -67,7 +67,7 @@ def read(function: Callable[[], Any]) -> Any:
   except (Damaged, MemoryError):
     raise
   except PermissionError as error:
-    raise UserError(f'A checkpoint cannot be read ({_first_line(error)}); allow reading it.') from error
+    raise UserError(f'A checkpoint cannot be read ({first_line(error)}); allow reading it.') from error
   except Exception as error:
     if 'RESOURCE_EXHAUSTED' in str(error):
       raise
@@ -75,7 +75,7 @@ def read(function: Callable[[], Any]) -> Any:
     first = error
     while first.__cause__ is not None:  # Orbax's own text is a page of settings
       first = first.__cause__
-    reason = f'{type(first).__name__}: {_first_line(first)}'
+    reason = f'{type(first).__name__}: {first_line(first)[:200]}'
   raise Damaged(reason)
 
 
@@ -91,7 +91,7 @@ def agreed() -> Iterator[None]:
   except Exception as error:
     failure = error
   if jax.process_count() > 1:
-    mine = _severity(failure)
+    mine = 0 if failure is None else 1 if isinstance(failure, Damaged) else 2
     worst = int(np.max(np.asarray(multihost_utils.process_allgather(np.int32(mine)))))
     if worst > mine:
       failure = RuntimeError('another process failed')
@@ -99,12 +99,6 @@ def agreed() -> Iterator[None]:
         failure = Damaged('another process found it so')
   if failure is not None:
     raise failure
-
-
-def _severity(failure: Exception | None) -> int:
-  if failure is None:
-    return 0
-  return 1 if isinstance(failure, Damaged) else 2
 
 
 def silence_libraries() -> None:
@@ -136,8 +130,3 @@ class _UnraisableHook:
   def __call__(self, unraisable: Any) -> None:
     if 'Event loop is closed' not in str(unraisable.exc_value) or _log.isEnabledFor(logging.DEBUG):
       self._otherwise(unraisable)
-
-
-def _first_line(error: BaseException) -> str:
-  lines = str(error).strip().splitlines() or ['']
-  return lines[0][:200]

@@ -36,16 +36,11 @@ class StoredItem:
   """An item of a step that lies on the disk, to be read in the shape of a tree that is asked for."""
 
   def __init__(self, step: epath.Path, name: str, tree: Any, stored: dict[str, dict[str, Any]]):
-    """Compares what is stored with what is asked for; reads nothing.
+    """Compares what is stored with what is asked for, by its name today; reads nothing.
 
-    Args:
-      step: its directory.
-      name: of the item, as it is called today.
-      tree: of ShapeDtypeStructs with the shardings wanted; without one, this process's first device.
-      stored: maps the step's items and the paths of their leaves to shape, dtype and checksum.
-
-    Raises:
-      UserError: the step does not have that item, or not in these shapes and dtypes.
+    What is `stored` in the step's directory: item -> path of a leaf -> shape, dtype and checksum. The tree has
+    ShapeDtypeStructs with the shardings wanted; without one, this process's first device. Raises UserError where the
+    step does not have that item, or not in these shapes and dtypes.
     """
     stored_name = renamed.stored_item(name, stored)
     if stored_name not in stored:

@@ -1,5 +1,6 @@
 """One run at a time writes to a workdir."""
 
+import contextlib
 import datetime
 import errno
 import itertools
@@ -42,12 +43,7 @@ class Lease:
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *, read_only: bool = False):
-    """Changes nothing yet.
-
-    Args:
-      workdir: a directory; it is made where there is none.
-      read_only: to look at a run, perhaps of another process: nothing is locked or made, and `check` is of the folder.
-    """
+    """Changes nothing yet; `read_only`, to look at a run: nothing is locked or made, and `check` is of the folder."""
     self._workdir, self._read_only = pathlib.Path(workdir).absolute(), read_only
     # Without flock, `fallback_to_soft` would make a file that outlives a killed process.
     self._lock = filelock.FileLock(self._workdir / FILE_NAME, timeout=0, fallback_to_soft=False)
@@ -100,7 +96,9 @@ class Lease:
       for path in (self._workdir, self._workdir / FILE_NAME):
         self._hold(path)
     except filelock.Timeout:
-      return refusal(self._workdir, self._holder())
+      with contextlib.suppress(OSError):
+        return refusal(self._workdir, (self._workdir / FILE_NAME).read_bytes())
+      return refusal(self._workdir, b'')
     except OSError as error:
       self._lock.release()
       if error.errno in files.DISK_FULL:
@@ -109,19 +107,9 @@ class Lease:
         return f'{self._workdir} cannot be written ({error.strerror}); choose another --workdir.'
       if error.errno not in _NO_LOCKS:
         raise
-      _log.warning(
-        'The file system of %s has no locks (%s); make sure that no other run uses that workdir.',
-        self._workdir,
-        error.strerror,
-      )
+      text = 'The file system of %s has no locks (%s); make sure that no other run uses that workdir.'
+      _log.warning(text, self._workdir, error.strerror)
     return ''
-
-  def _holder(self) -> bytes:
-    """What the process that holds the lock has said of itself."""
-    try:
-      return (self._workdir / FILE_NAME).read_bytes()
-    except OSError:
-      return b''
 
 
 def this_process() -> dict[str, str | int]:

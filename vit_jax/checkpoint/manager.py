@@ -50,10 +50,8 @@ class Manager:
     """Makes the directory and removes what a killed process left half saved; UserError where it cannot be written.
 
     Args:
-      directory: where the steps lie, which is made absolute, or an address in a bucket.
-      checkpoint: `keep` and `best` are read here.
-      keep_every_steps, lower_is_better: see `Retention`.
-      read_only: to evaluate; nothing in the directory is changed.
+      directory: where the steps lie, or an address in a bucket; `read_only`: nothing in it is changed.
+      checkpoint, keep_every_steps, lower_is_better: see `Retention`.
       before_commit: called before a step counts, in the background, and in a folder also before it is begun; its
         error ends the save.
     """
@@ -75,11 +73,7 @@ class Manager:
     return max(self.all_steps(), default=None)
 
   def save(
-    self,
-    step: int,
-    items: dict[str, Any],
-    meta: dict[str, Any],
-    metrics: dict[str, float] | None = None,
+    self, step: int, items: dict[str, Any], meta: dict[str, Any], metrics: dict[str, float] | None = None
   ) -> bool:
     """Waits for the save before it and starts this one; False where that step is there already.
 
@@ -93,8 +87,7 @@ class Manager:
       metrics: values of the evaluations so far by name, of which `checkpoint.best` must be one.
 
     Raises:
-      UserError: no space, no permission, or no metric of the name `checkpoint.best`; also where that
-        befell the save before this one.
+      UserError: no space, no permission, or no such metric; also where that befell the save before this one.
     """
     if self._writer is None:
       raise ValueError(f'{self._store.place} was opened to be read only')
@@ -154,8 +147,7 @@ class Manager:
       raise UserError(f'Checkpoint {self.path(step)} is damaged ({error}); choose another step.') from error
 
   def newest_meta(self) -> dict[str, Any] | None:
-    """The caller's meta of the newest step whose meta is sound; None: there is none. Other processes need not
-    call it."""
+    """The caller's meta of the newest step that has it sound, or None; other processes need not call it."""
     for step in reversed(self.all_steps()):
       with contextlib.suppress(Damaged), self._store.fetched(step, 'meta') as folder:
         return step_meta.read(folder)['meta']

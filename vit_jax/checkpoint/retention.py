@@ -13,13 +13,12 @@ from vit_jax.foundation.errors import UserError
 
 
 class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the step with the best value of a metric.
+  """Keeps the step with the best value of a metric; of None, none.
 
   Orbax's own policy reads a file of each step at its start, and a damaged one ends the program.
   """
 
   def __init__(self, metric: str | None, *, lower_is_better: bool = False):
-    """With None, no step is the best."""
     self._metric, self._lower_is_better = metric, lower_is_better
     self._scores: dict[int, float] = {}  # higher is better
 
@@ -73,12 +72,7 @@ class Spaced(checkpoint_managers.PreservationPolicy):
 
 
 class Retention:
-  """Which steps of a run stay: the newest, the best, and the first from each multiple of an interval on.
-
-  Attributes:
-    best: knows the best step.
-    policy: Orbax's form of it.
-  """
+  """Which steps of a run stay: the newest, the best, and the first from each multiple of an interval on."""
 
   def __init__(
     self, checkpoint: CheckpointConfig, *, keep_every_steps: int | None = None, lower_is_better: bool = False

@@ -16,14 +16,10 @@ from vit_jax.foundation import buckets
 
 
 class FolderStore:
-  """Steps in a folder; `BucketStore` has the same methods.
-
-  Attributes:
-    place: the folder, absolute.
-  """
+  """Steps in a folder, whose absolute path is `place`; `BucketStore` has the same methods."""
 
   def __init__(self, directory: str):
-    """`directory`: see `place`; it need not exist."""
+    """The directory need not exist."""
     self.place = os.path.abspath(directory)
 
   def path(self, step: int) -> str:
@@ -36,7 +32,6 @@ class FolderStore:
 
   def fetched(self, step: int, item: str = '') -> AbstractContextManager[epath.Path]:
     """A local folder with a step, or with one item of it, for as long as the block lasts."""
-    del item
     return contextlib.nullcontext(epath.Path(self.path(step)))
 
   def set_aside(self, step: int) -> None:

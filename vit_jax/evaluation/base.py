@@ -31,44 +31,26 @@ EMA_SUFFIX = '_ema'  # of an evaluator's name, in the metrics of the parameters'
 
 
 class MetricKind(NamedTuple):
-  """How the metrics of one name are read.
+  """How the metrics of one name are read."""
 
-  Attributes:
-    higher_is_better: whether the best value is the highest, else the lowest.
-    percent: whether it is printed in percent.
-    headline: whether it is in the last line of a run.
-  """
-
-  higher_is_better: bool
-  percent: bool = False
-  headline: bool = False
+  higher_is_better: bool  # whether the best value is the highest, and not the lowest
+  percent: bool = False  # whether it is printed in percent
+  headline: bool = False  # whether it is in the last line of a run
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationContext:
-  """What an evaluator knows of the run.
+  """What an evaluator knows of the run."""
 
-  Attributes:
-    data: the run's data options: how an image becomes the model's input.
-    objective: what is learned; says what logits mean.
-    model: the network's options.
-    graphdef: the network; with parameters, `nnx.merge` makes it.
-    num_classes: size of the head.
-    class_names: of the training data; label -> name.
-    batch_size: of training, over all devices.
-    mesh: where parameters and batches lie.
-    trained: the data options by which the parameters were trained; None: `data`.
-  """
-
-  data: DataConfig
-  objective: Objective
-  model: ModelConfig
-  graphdef: nnx.GraphDef
-  num_classes: int
-  class_names: tuple[str, ...]
-  batch_size: int
-  mesh: jax.sharding.Mesh
-  trained: DataConfig | None = None
+  data: DataConfig  # the run's data options: how an image becomes the model's input
+  objective: Objective  # what is learned; says what logits mean
+  model: ModelConfig  # the network's options
+  graphdef: nnx.GraphDef  # the network; with parameters, `nnx.merge` makes it
+  num_classes: int  # size of the head
+  class_names: tuple[str, ...]  # of the training data; label -> name
+  batch_size: int  # of training, over all devices
+  mesh: jax.sharding.Mesh  # where parameters and batches lie
+  trained: DataConfig | None = None  # the data options by which the parameters were trained; None: `data`
 
 
 class Evaluator(abc.ABC):

@@ -15,16 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
-from vit_jax.evaluation import classification_metrics, ranking
-from vit_jax.evaluation.base import (
-  EvaluationContext,
-  Evaluator,
-  EvaluatorConfig,
-  Limited,
-  MetricKind,
-  Params,
-  one_behind,
-)
+from vit_jax.evaluation import base, classification_metrics, ranking
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
@@ -118,7 +110,6 @@ class ClassificationEvaluator(Evaluator):
     report_folder: pathlib.Path | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
-    del shared
     scores: dict[str, float] = {}
     for suffix, examples in collect(self._step, models, limited(self._batches)).items():
       name = f'{self._name}{suffix}'
@@ -173,19 +164,16 @@ def make_eval_step(
 
 
 def collect(step: EvalStep, models: Mapping[str, Params], batches: Iterable[Batch]) -> dict[str, Examples]:
-  """What each model says of each example, in the data's order and on every process.
+  """What each model (name -> parameters) says of each example, in the data's order and on every process.
 
-  Args:
-    step: of `make_eval_step`.
-    models: name -> parameters.
-    batches: each example of the data set once.
+  The step is of `make_eval_step`, and the batches have each example of the data set once.
   """
   collectors = {name: _Collector() for name in models}
 
   def of_models(batch: Batch) -> dict[str, dict[str, Any]]:
     return {name: step(params, batch) for name, params in models.items()}
 
-  for outputs in one_behind(of_models, batches):
+  for outputs in base.one_behind(of_models, batches):
     for name, values in outputs.items():
       collectors[name].add(**values)
   return {name: collector.examples() for name, collector in collectors.items()}

@@ -105,18 +105,12 @@ def confusion(examples: Examples) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """How far the model's probabilities are from how often it is right.
+  """How far the model's probabilities are from how often it is right."""
 
-  Attributes:
-    count: int64 (BINS,), examples in each bin of confidence.
-    confidence, accuracy: float64 (BINS,), their means over a bin's examples; NaN in an empty one.
-    error: the expected calibration error.
-  """
-
-  count: np.ndarray
-  confidence: np.ndarray
-  accuracy: np.ndarray
-  error: float
+  count: np.ndarray  # int64 (BINS,), examples in each bin of confidence
+  confidence: np.ndarray  # float64 (BINS,), its mean over a bin's examples; NaN in an empty one
+  accuracy: np.ndarray  # likewise
+  error: float  # the expected calibration error
 
 
 def calibration(examples: Examples) -> Calibration:

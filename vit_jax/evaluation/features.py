@@ -20,7 +20,7 @@ FeatureStep = Callable[[Params, dict[str, jax.Array], int | None, Pooling | None
 
 
 class Features(NamedTuple):
-  """Of the examples of a data set, in its order."""
+  """Features of the examples of a data set, in its order."""
 
   values: np.ndarray  # float32 (examples, F)
   labels: np.ndarray  # int32 (examples,)
@@ -66,11 +66,9 @@ def extract(
   pool: Pooling | None,
 ) -> Features:
   """The features, by a step of `make_step`, of each example once, in order, on every process."""
-  parts = [_fetched(each) for each in one_behind(lambda batch: step(params, batch, layer, pool), batches)]
-  values, labels = zip(*parts, strict=True)
+  values, labels = [], []
+  for output in one_behind(lambda batch: step(params, batch, layer, pool), batches):
+    mask = np.asarray(output['mask'])
+    values.append(np.asarray(output['features'])[mask])
+    labels.append(np.asarray(output['label'])[mask])
   return Features(np.concatenate(values), np.concatenate(labels))
-
-
-def _fetched(output: dict[str, jax.Array]) -> Features:
-  mask = np.asarray(output['mask'])
-  return Features(np.asarray(output['features'])[mask], np.asarray(output['label'])[mask])

@@ -97,7 +97,7 @@ class FeatureKey:
 
 
 class Draw(NamedTuple):
-  """Numbers of records: int64, sorted."""
+  """The numbers of records that a draw takes: int64, sorted."""
 
   shots: np.ndarray
   validation: np.ndarray
@@ -111,14 +111,10 @@ class Score(NamedTuple):
 
 
 def draw(labels: np.ndarray, shots: int, validation: int, seed: int) -> Draw:
-  """Draws the records to learn from, and others to choose by.
+  """Draws the records to learn from, and others to choose by: so many of each class, or what it has left.
 
-  Args:
-    labels: int (records,).
-    shots: records of each class to learn from, or all that a class has; 0: all but those to choose by, which
-      are then no more than half of a class.
-    validation: records of each class to choose by, or what a class has left.
-    seed: of the draw. Draws of more shots by the same seed contain those of fewer.
+  With 0 shots all are learned from but those to choose by, which are then no more than half of a class. Draws of more
+  shots by the same seed contain those of fewer.
   """
   rank = subset.ranks(labels, seed)
   if shots:
@@ -145,12 +141,7 @@ def score(
 
 
 class FewShotEvaluator(Evaluator):
-  """An opened evaluator of type 'fewshot': its data is drawn once, features are computed each time.
-
-  Attributes:
-    images: whose features are computed.
-    too_few: class -> images, of the classes with too few for the most shots and the validation.
-  """
+  """An opened evaluator of type 'fewshot': its data is drawn once, features are computed each time."""
 
   def __init__(self, name: str, options: FewShotEvaluatorConfig, source: str, context: EvaluationContext):
     """As `EvaluatorConfig.open`.
@@ -187,7 +178,7 @@ class FewShotEvaluator(Evaluator):
     self.too_few = self._small_classes(source, labels)
     # Every record that is in some draw, once.
     self._numbers = np.unique(np.concatenate([part for pair in self._draws.values() for part in pair]))
-    self.images = len(self._numbers) + self.examples
+    self.images = len(self._numbers) + self.examples  # whose features are computed
     drawn = np.zeros(len(train), bool)
     drawn[self._numbers] = True
     digest = hashlib.blake2b(self._numbers.tobytes(), digest_size=16).digest()
@@ -215,7 +206,6 @@ class FewShotEvaluator(Evaluator):
     limited: Limited = iter,
   ) -> dict[str, float]:
     """{'<evaluator>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}."""
-    del report_folder
     result: dict[str, float] = {}
     for suffix, params in models.items():
       cache = shared.setdefault(suffix, {})

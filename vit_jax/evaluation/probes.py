@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-
-from vit_jax.evaluation.ridge import Ridge
+import scipy.linalg
 
 Predict = Callable[[np.ndarray, float], np.ndarray]
 Fit = Callable[[np.ndarray, np.ndarray, int], Predict]
@@ -77,8 +76,6 @@ def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
   """The vote of the k nearest neighbours by cosine; ties go to the class with the lower number."""
   from sklearn import neighbors
 
-  del classes
-
   @functools.cache
   def model(k: int):
     nearest = neighbors.KNeighborsClassifier(min(k, len(labels)), metric='cosine', algorithm='brute')
@@ -112,6 +109,27 @@ class Standard:
     return kernel, bias - self._mean @ kernel
 
 
+class Ridge:
+  """The W that minimises |X W - Y|² + l2 |W|², for any l2, by one decomposition.
+
+  With the eigenvalues s and eigenvectors V of XᵀX, W = V (s + l2)⁻¹ Vᵀ Xᵀ Y; with the eigenvectors U of XXᵀ,
+  W = Xᵀ U (s + l2)⁻¹ Uᵀ Y. The smaller of the two matrices is decomposed.
+  """
+
+  def __init__(self, x: np.ndarray, targets: np.ndarray):
+    """`x`: float64 (examples, features); `targets`: float64 (examples, outputs)."""
+    examples, features = x.shape
+    wide = examples < features
+    values, vectors = scipy.linalg.eigh(x @ x.T if wide else x.T @ x)
+    self._values = np.maximum(values, 0)  # rounding may make them slightly negative
+    self._left = x.T @ vectors if wide else vectors
+    self._right = vectors.T @ (targets if wide else x.T @ targets)
+
+  def weights(self, l2: float) -> np.ndarray:
+    """W, float64 (features, outputs), for a penalty l2 above 0."""
+    return self._left @ (self._right / (self._values + l2)[:, None])
+
+
 def _with_bias(features: np.ndarray) -> np.ndarray:
   return np.pad(features, ((0, 0), (0, 1)), constant_values=_BIAS)
 
@@ -128,10 +146,8 @@ class Head(NamedTuple):
 def logistic_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
   """Multinomial logistic regression whose penalty is that of the least cross-entropy in cross-validation.
 
-  Args:
-    features: float (examples, F).
-    labels: int (examples,), at least two of them different.
-    classes: K; a class without examples gets the lowest logit.
+  Features are float (examples, F), and labels int (examples,), at least two of them different. A class without examples
+  gets the lowest logit.
   """
   scale = Standard(features)
   standard = scale(features)

@@ -27,12 +27,8 @@ class MeanAveragePrecision:
     self._labels: list[np.ndarray] = []
 
   def add(self, scores: jax.Array, labels: jax.Array, mask: jax.Array) -> None:
-    """Copies a batch to the host.
-
-    Args:
-      scores: float32 (B, K), split over all devices by class.
-      labels: int32 (B, max_labels), padded with -1; replicated.
-      mask: bool (B,), False for padding rows; replicated.
+    """Copies a batch to the host: scores, float32 (B, K), split over all devices by class, and on each device labels,
+    int32 (B, max_labels), padded with -1, and the mask, bool (B,), False for padding rows.
     """
     rows = np.asarray(mask)
     self._labels.append(np.asarray(labels)[rows])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from vit_jax import config
-from vit_jax.evaluation.base import metric_kind
+from vit_jax.evaluation.base import format_metric, metric_kind
 from vit_jax.experiments import report as report_lib
 from vit_jax.experiments.report import Summary
 from vit_jax.foundation import markdown
@@ -87,8 +87,8 @@ def _means(groups: Sequence[Sequence[Run]]) -> str:
     row = [str(group[0].options.get(option, '')) for option in options]
     for metric in metrics:
       values = [run.values(metric)[-1][1] for run in group if run.values(metric)]
-      each = ', '.join(_form(metric, value) for value in values)
-      row.append(f'{_form(metric, Summary.of(values).mean)} ({each})' if values else '')
+      each = ', '.join(format_metric(metric, value) for value in values)
+      row.append(f'{format_metric(metric, Summary.of(values).mean)} ({each})' if values else '')
     rows.append(row)
   return markdown.table([*options, *metrics], rows)
 
@@ -120,12 +120,8 @@ def _result(run: Run, metric: str) -> str:
   finite = [pair for pair in values if math.isfinite(pair[1])]
   step, best = choose(finite or values[-1:], key=lambda pair: pair[1])
   if best is last or best == last or metric.startswith('train/'):  # one batch is too noisy to name the best
-    return _form(metric, last)
-  return f'{_form(metric, last)} ({_form(metric, best)} at {step:,})'
-
-
-def _form(metric: str, value: float) -> str:
-  return f'{value:.2%}' if metric_kind(metric).percent else f'{value:.4f}'
+    return format_metric(metric, last)
+  return f'{format_metric(metric, last)} ({format_metric(metric, best)} at {step:,})'
 
 
 def _differing(runs: Sequence[Run]) -> list[list[str]]:

@@ -93,16 +93,11 @@ def side_by_side(
   say: Callable[[str], None],
   ended: Callable[[Results], None],
 ) -> None:
-  """Does all jobs that have not ended, each in a process of its own, which `start` begins.
+  """Does all jobs that have not ended, so many at a time, each in a process of its own, which `start` begins.
 
-  Args:
-    jobs: in their order; one that another needs comes before it.
-    at_a_time: how many.
-    ended: called with the results so far whenever a job has ended, and once at first.
-
-  Raises:
-    UserError: some jobs failed; a run of another config is in the folder of one; or as `ended`.
-    Preempted: Ctrl-C or SIGTERM; the running ones have saved.
+  A job that another needs comes before it. `ended` is called with the results so far whenever a job has ended, and once
+  at first. Raises UserError where some jobs failed, or a run of another config is in the folder of one; Preempted at
+  Ctrl-C or SIGTERM, when the running ones have saved.
   """
   done = _ended_before(jobs, at_a_time, say)
   ended(done)

@@ -1,9 +1,8 @@
 """Axial attention (paper, appendix D.6): self-attention along one axis of the grid of patches at a time.
 
-Each block of the encoder becomes two, each with an MLP of its own: in the first a patch attends to those of
-its row, in the second to those of its column. All tokens have a place on the grid: there is no class token
-and there are no registers (the paper does not say what its model pools; ours takes the mean or attention
-pooling).
+Each block of the encoder becomes two, each with an MLP of its own: in the first a patch attends to those of its row, in
+the second to those of its column. There is no class token and there are no registers, which would have no place on the
+grid (the paper does not say what its model pools; ours takes the mean or attention pooling).
 """
 
 from typing import Any, Literal
@@ -23,12 +22,7 @@ class AxialBlock(nnx.Module):
   """A row block, then a column block, in the place of one block of the encoder."""
 
   def __init__(self, row: Any, column: Any, sharding: jax.sharding.NamedSharding | None):
-    """
-    Args:
-      row: a block whose attention is along rows.
-      column: one whose attention is along columns.
-      sharding: of the residual stream, kept up between the two.
-    """
+    """`row` and `column` are blocks; the sharding, of the residual stream, is kept up between them."""
     self.row = row
     self.column = column
     self.sharding = sharding
@@ -55,13 +49,7 @@ def line(grid: Grid, axis: Axis) -> Grid:
 
 
 def to_lines(x: jax.Array, grid: Grid, axis: Axis) -> jax.Array:
-  """(B, N, D) -> (B * lines, length, D): each row or column as an example of its own.
-
-  Args:
-    x: tokens, row by row.
-    grid: rows and columns.
-    axis: 'row' or 'column'.
-  """
+  """(B, N, D), row by row -> (B * lines, length, D): each row or column of the grid as an example of its own."""
   x = x.reshape(len(x), *grid, -1)
   if axis == 'column':
     x = x.swapaxes(1, 2)

@@ -116,23 +116,16 @@ class ModelConfig(abc.ABC):
     """One line for people: 'Vision Transformer, 12 blocks of width 768, 12 heads'."""
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    """Patches (or cells of the last feature map) down and across.
+    """Patches (or cells of the last feature map) down and across, of images of height, width in pixels.
 
-    Args:
-      image_size: height, width in pixels.
-      option: where that is from, for the error.
-
-    Raises:
-      UserError: they do not fit into the image.
+    Raises UserError, which calls the size `option`, where patches do not divide it.
     """
+    if self.has_feature_maps:
+      return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
     return patch_grid(image_size, self.patch_pixels, option=option)
 
   def resolved(self) -> Self:
-    """The same model with variant 'custom' and every size given.
-
-    Raises:
-      UserError: an unknown variant, or 'custom' without all sizes.
-    """
+    """The same model with variant 'custom' and every size given; raises as `variants.resolve`."""
     if not self.variants:
       return self
     sizes = self.sizes  # pyright: ignore[reportAttributeAccessIssue] (where there are variants)
@@ -177,17 +170,10 @@ class ModelConfig(abc.ABC):
 def patch_grid(
   image_size: tuple[int, int], patch: int, *, stride: int = 1, option: str = 'config.data.image_size'
 ) -> Grid:
-  """Rows and columns of patches.
+  """Rows and columns of patches of images of height, width in pixels; UserError, naming `option`, if they do not fit.
 
-  Args:
-    image_size: height, width in pixels.
-    patch: cells along a side of a patch.
-    stride: pixels along a side of a cell (of a feature map in front of the patches), rounded up at the
-      border.
-    option: where the image size is from, for the error.
-
-  Raises:
-    UserError: the patches do not divide the image.
+  A patch has `patch` cells along a side, of a feature map in front of it that has a cell for every `stride` pixels,
+  rounded up at the border.
   """
   rows, columns = (-(-side // stride) for side in image_size)
   if rows % patch == 0 and columns % patch == 0:
@@ -285,20 +271,12 @@ class Architecture:
     return 2 * sum(layer.multiplications for layer in self.model.layers(resized))
 
   def abstract(self) -> Model:
-    """The network with shapes for parameters, and without a kernel that only some devices have: on no devices.
-
-    Raises:
-      UserError: sizes that do not go together.
-    """
+    """As `build`, with shapes for parameters, and without a kernel that only some devices have: on no devices."""
     anywhere = dataclasses.replace(self, model=self.model.on_any_device())
     return nnx.eval_shape(lambda: anywhere.build(nnx.Rngs(0)))
 
   def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """The graph of `abstract` and the shape of each parameter, and of its state, by its path; nothing is allocated.
-
-    Raises:
-      UserError: sizes that do not go together.
-    """
+    """The graph of `abstract` and the shape of each parameter, and of its state, by its path; raises as `build`."""
     graphdef, variables = nnx.split(self.abstract())
     return graphdef, pytrees.flatten(nnx.to_pure_dict(variables))
 

@@ -16,12 +16,7 @@ class BatchNorm(nnx.Module):
   """
 
   def __init__(self, features: int, *, momentum: float, epsilon: float):
-    """
-    Args:
-      features: channels, C.
-      momentum: the share of the running statistics that a step keeps; PyTorch's `momentum` is 1 minus this.
-      epsilon: added to the variance.
-    """
+    """`momentum` is the share of the running statistics that a step keeps; PyTorch's is 1 minus this."""
     self.scale = nnx.Param(jnp.ones(features, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(features, jnp.float32))
     self.mean = nnx.BatchStat(jnp.zeros(features, jnp.float32))
@@ -32,10 +27,8 @@ class BatchNorm(nnx.Module):
   def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
     """(B, H, W, C) -> (B, H, W, C), of the same dtype.
 
-    Args:
-      x: feature maps.
-      train: normalise by the batch, and move the running statistics towards it: its mean, and its variance with
-        Bessel's correction, as TensorFlow and PyTorch do.
+    With `train` it normalises by the batch, and moves the running statistics towards it: its mean, and its variance
+    with Bessel's correction, as TensorFlow and PyTorch do.
     """
     mean, var = self.mean[...], self.var[...]
     if train:

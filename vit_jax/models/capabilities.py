@@ -16,19 +16,14 @@ M = TypeVar('M')
 
 
 class PositionTable(NamedTuple):
-  """How the cells of a learned table of positions lie in its array, so that it can be resized.
+  """How the cells of a learned table of positions lie in its array, so that it can be resized."""
 
-  Attributes:
-    axes: the array's dimensions that are rows and columns of cells; or the one that is both, row by row.
-    resize: how the model itself resizes it.
-    extra: cells before the first patch in that one dimension: the class token's.
-    line: whether the one dimension is rows or columns alone.
-  """
-
-  axes: tuple[int, ...]
-  resize: PositionResize
-  extra: int = 0
-  line: bool = False
+  axes: tuple[
+    int, ...
+  ]  # the dimensions that are rows and columns of cells; or the one that is both, row by row
+  resize: PositionResize  # how the model itself resizes it
+  extra: int = 0  # cells before the first patch in that one dimension: the class token's
+  line: bool = False  # whether the one dimension is rows or columns alone
 
 
 # Of options (`ModelConfig`).
@@ -58,7 +53,7 @@ class PretrainingOptions(Protocol):
   """Options of what only pre-training has."""
 
   @property
-  def has_mask_token(self) -> bool:
+  def mask_token(self) -> bool:
     """Whether the network has an embedding for hidden patches, and so `patch_logits`."""
     ...
 
@@ -91,10 +86,20 @@ def position_table(model: object, path: str) -> PositionTable | None:
 
 @runtime_checkable
 class Attends(Protocol):
-  """A network of self-attention."""
+  """A network of self-attention, perhaps with tokens before those of the patches."""
 
   def attention(self, images: jax.Array) -> jax.Array:
     """float32 (L, B, H, N, N): how much each token (row) attends to each."""
+    ...
+
+  @property
+  def leading_tokens(self) -> int:
+    """How many tokens come before the patches: class token, distillation token and registers."""
+    ...
+
+  @property
+  def reads_class_token(self) -> bool:
+    """Whether the head reads a class token, whose attention is then what one looks at."""
     ...
 
 
@@ -104,21 +109,6 @@ class HasTokens(Protocol):
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
     """(L + 1, B, N, D): the tokens before the first block and after each."""
-    ...
-
-
-@runtime_checkable
-class LeadingTokens(Protocol):
-  """A network with tokens before those of the patches."""
-
-  @property
-  def leading_tokens(self) -> int:
-    """How many: class token, distillation token and registers."""
-    ...
-
-  @property
-  def reads_class_token(self) -> bool:
-    """Whether the head reads a class token, whose attention is then what one looks at."""
     ...
 
 
@@ -147,7 +137,7 @@ class Distils(Protocol):
 
 @runtime_checkable
 class MasksPatches(Protocol):
-  """A network that may have a learned embedding for hidden patches; `has_mask_token` says so."""
+  """A network that may have a learned embedding for hidden patches; config.model.mask_token says so."""
 
   def patch_logits(
     self,
@@ -156,16 +146,13 @@ class MasksPatches(Protocol):
     *,
     keys: jax.Array | None = None,
   ) -> jax.Array:
-    """float32 (B, N, K): the logits of each patch, whose embeddings were changed first.
+    """float32 (B, N, K): the logits of each patch; images and keys are those of `Model.__call__`.
 
-    Args:
-      images: as for the logits.
-      change: (patch embeddings (B, N, D), mask token (1, 1, D)) -> patch embeddings.
-      keys: as for the logits.
+    The embeddings are changed first: `change` maps those of the patches (B, N, D) and the mask token (1, 1, D) to them.
     """
     ...
 
 
 def leading_tokens(model: object) -> int:
   """Tokens of a network before those of the patches."""
-  return model.leading_tokens if isinstance(model, LeadingTokens) else 0
+  return model.leading_tokens if isinstance(model, Attends) else 0

@@ -11,23 +11,17 @@ from flax.nnx import initializers
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import scanned_blocks, strided_convolution
-from vit_jax.models.base import Remat
+from vit_jax.models.base import Remat, Sharding
 
 GROUPS = 32
 
 
 class Style(NamedTuple):
-  """Where the published code of the hybrids and that of BiT differ.
+  """Where the published code of the hybrids and that of BiT differ."""
 
-  Attributes:
-    same: pad as 'SAME', an odd pixel at the end; else by half the kernel on every side.
-    variance_epsilon: added to the variance of the weights.
-    deviation_epsilon: added to their deviation.
-  """
-
-  same: bool
-  variance_epsilon: float
-  deviation_epsilon: float
+  same: bool  # pad as 'SAME', an odd pixel at the end; otherwise by half the kernel on every side
+  variance_epsilon: float  # added to the variance of the weights
+  deviation_epsilon: float  # added to their deviation
 
 
 HYBRID = Style(same=True, variance_epsilon=0.0, deviation_epsilon=1e-5)
@@ -47,19 +41,9 @@ class StandardisedConv(nnx.Module):
     stride: int = 1,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
-    sharding: jax.sharding.NamedSharding | None,
+    sharding: Sharding | None,
   ):
-    """
-    Args:
-      inputs: channels of the feature map.
-      outputs: channels of the result.
-      size: of the kernel, in both directions.
-      style: of the padding, and of what is added to the weights' deviation.
-      stride: in both directions.
-      dtype: of the computation.
-      rngs: of the initial parameters.
-      sharding: of the result; None: nothing is split.
-    """
+    """From inputs to outputs (channels) by a kernel of size x size; `sharding` is of the result."""
     shape = (size, size, inputs, outputs)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.style = style
@@ -96,12 +80,7 @@ class GroupNorm(nnx.Module):
   """Normalises each example over positions and the channels of a group (arXiv 1803.08494), in float32."""
 
   def __init__(self, width: int, epsilon: float, *, scale: float = 1.0):
-    """
-    Args:
-      width: C, a multiple of 32.
-      epsilon: added to the variance.
-      scale: initial value of the factor of each channel.
-    """
+    """The width, C, is a multiple of 32; `scale` is the initial value of the factors."""
     self.scale = nnx.Param(jnp.full(width, scale))
     self.bias = nnx.Param(jnp.zeros(width))
     self.epsilon = epsilon
@@ -133,13 +112,7 @@ class Bottleneck(nnx.Module):
   """The convolutions of a residual unit, the stride in the 3 x 3 one; a subclass has norms and the order of all."""
 
   def __init__(self, inputs: int, width: int, *, conv: Conv, stride: int):
-    """
-    Args:
-      inputs: channels of the feature map.
-      width: channels within the unit, a fourth of its outputs.
-      conv: makes a convolution of inputs, outputs and size of the kernel.
-      stride: of the 3 x 3 convolution, and of the shortcut's.
-    """
+    """From `inputs` channels to 4 times `width`, those within the unit; the shortcut has the stride too."""
     self.conv1 = conv(inputs, width, 1)
     self.conv2 = conv(width, width, 3, stride=stride)
     self.conv3 = conv(width, 4 * width, 1)
@@ -153,14 +126,7 @@ class Stage(nnx.Module):
   def __init__(
     self, inputs: int, width: int, units: int, bottleneck: Callable[..., nnx.Module], *, stride: int
   ):
-    """
-    Args:
-      inputs: channels of the stage's input.
-      width: channels within a bottleneck, a fourth of its outputs.
-      units: bottlenecks.
-      bottleneck: makes one of its inputs and `width`, given its `stride`.
-      stride: of the first bottleneck; the others have 1.
-    """
+    """So many `units`, of which `bottleneck` makes each by its inputs, its `width` within and its stride."""
     self.units = units
     for u in range(units):
       unit = bottleneck(4 * width if u else inputs, width, stride=1 if u else stride)
@@ -169,13 +135,9 @@ class Stage(nnx.Module):
   def __call__(
     self, x: jax.Array, *, units: int | None = None, remat: Remat | None, unroll: bool
   ) -> jax.Array:
-    """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width), both rounded up.
+    """(B, H, W, inputs) -> (B, H / stride, W / stride, 4 width), both rounded up, by the first `units`; None: by all.
 
-    Args:
-      x: feature map.
-      units: how many of the bottlenecks to apply; None: all.
-      remat: config.model.remat.
-      unroll: compile the bottlenecks behind the first one after the other instead of as a loop.
+    With `unroll` the bottlenecks behind the first are compiled one after the other instead of as a loop.
     """
     applied = [getattr(self, f'unit{u + 1}') for u in range(self.units if units is None else units)]
     looped = [] if unroll or len(applied) < 3 else applied[1:]
@@ -185,10 +147,7 @@ class Stage(nnx.Module):
 
 
 def _loop(units: Sequence[nnx.Module], x: jax.Array, remat: Remat | None) -> jax.Array:
-  """(B, H, W, C) -> (B, H, W, C): the output of the last of bottlenecks of the same shapes.
-
-  The compiler sees one of them.
-  """
+  """(B, H, W, C) -> (B, H, W, C), by bottlenecks of the same shapes, of which the compiler sees one."""
   graphdef = nnx.graphdef(units[0])
   params = [nnx.state(unit) for unit in units]
 
@@ -203,16 +162,9 @@ def _loop(units: Sequence[nnx.Module], x: jax.Array, remat: Remat | None) -> jax
 def add_stages(
   module: nnx.Module, width: int, blocks: tuple[int, ...], bottleneck: Callable[..., nnx.Module]
 ) -> int:
-  """Gives a module the stages `block1`, `block2`, … as the published parameters call them; each doubles the width.
+  """Gives a module, whose root has `width` channels, the stages `block1`, … as the published parameters call them.
 
-  Args:
-    module: whose root has `width` channels.
-    width: of the first stage, within its bottlenecks.
-    blocks: bottlenecks in each stage.
-    bottleneck: makes one.
-
-  Returns:
-    Channels of the last stage's outputs, or of the root's where there is no stage.
+  The first has that width within its bottlenecks, and each doubles it. Returns the channels of what comes out.
   """
   outputs = width
   for b, units in enumerate(blocks):
@@ -222,11 +174,7 @@ def add_stages(
 
 
 def check_stage_sizes(**options: int | tuple[int, ...]) -> None:
-  """Raises UserError for a width that 32 groups do not divide, or a stage without bottlenecks.
-
-  Args:
-    **options: name of the option of config.model -> its value, a width or the bottlenecks of the stages.
-  """
+  """Raises UserError for an option of config.model: a width that groups do not divide, a stage without bottlenecks."""
   for name, value in options.items():
     if isinstance(value, tuple):
       if any(units < 1 for units in value):

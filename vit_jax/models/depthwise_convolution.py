@@ -14,26 +14,14 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from vit_jax.models import scanned_blocks, strided_convolution
+from vit_jax.models.base import Sharding
 from vit_jax.models.strided_convolution import Padding
 
 
 def convolve(
-  x: jax.Array,
-  kernel: jax.Array,
-  stride: int = 1,
-  *,
-  padding: Padding,
-  sharding: jax.sharding.NamedSharding | None,
+  x: jax.Array, kernel: jax.Array, stride: int = 1, *, padding: Padding, sharding: Sharding | None
 ) -> jax.Array:
-  """(B, H, W, C) and (h, w, C) -> (B, H', W', C), of the same dtype.
-
-  Args:
-    x: feature map.
-    kernel: of the dtype of x.
-    stride: in both directions.
-    padding: zeros around x.
-    sharding: of x, whose images and channels may be split.
-  """
+  """(B, H, W, C) and (h, w, C) -> (B, H', W', C), all of one dtype; x may be split by its images and channels."""
   one_device = functools.partial(_convolve, stride=stride, padding=padding)
   if sharding is None:
     return scanned_blocks.product_with_kernel(one_device(x, kernel))

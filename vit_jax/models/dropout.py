@@ -28,13 +28,10 @@ class Place(enum.IntEnum):
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None, place: int) -> jax.Array:
-  """Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate).
+  """Zeroes elements of x (B, ...) with probability `rate` and scales the others by 1 / (1 - rate).
 
-  Args:
-    x: (B, ...).
-    rate: 0 does nothing, and costs nothing.
-    keys: (B,) typed PRNG keys; None does nothing.
-    place: a number that no other mask drawn from the same keys has.
+  The keys are (B,) typed PRNG keys; with None, or a rate of 0, nothing is done. No other mask drawn from the same keys
+  has the number `place`.
   """
   if keys is None or rate == 0:
     return x
@@ -62,14 +59,7 @@ def _keep(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
 
 
 def drop_path(x: jax.Array, rate: jax.Array | float, keys: jax.Array | None, place: int) -> jax.Array:
-  """Stochastic depth (arXiv 1603.09382): zeroes whole examples, scales the others by 1 / (1 - rate).
-
-  Args:
-    x: (B, ...), a residual branch.
-    rate: in 0 ... 1, a scalar.
-    keys: (B,) typed PRNG keys; None does nothing.
-    place: a number that no other mask drawn from the same keys has.
-  """
+  """Stochastic depth (arXiv 1603.09382): as `dropout`, of whole examples of a residual branch; the rate is a scalar."""
   if keys is None:
     return x
   keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate))(fold_in(keys, place))

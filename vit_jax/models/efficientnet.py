@@ -27,17 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.models import scanned_blocks, variants
-from vit_jax.models.base import (
-  Architecture,
-  FirstLayer,
-  Grid,
-  Model,
-  ModelConfig,
-  Sharding,
-  ShardingRules,
-  patch_grid,
-)
+from vit_jax.models import flops, scanned_blocks, variants
+from vit_jax.models.base import Architecture, FirstLayer, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.flops import Layer
@@ -125,11 +116,7 @@ class EfficientNetConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them.
-
-    Raises:
-      UserError: an unknown variant, or 'custom' without the multipliers.
-    """
+    """The sizes of the variant, with the options that replace them; raises as `variants.resolve`."""
     return variants.resolve(self, Sizes, needed=('width_multiplier', 'depth_multiplier'))
 
   @property
@@ -154,9 +141,6 @@ class EfficientNetConfig(ModelConfig):
     """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
     return EfficientNet(self, architecture, rngs, sharding)
 
-  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
-
   @property
   def patch_pixels(self) -> int:
     return 2 * math.prod(stage.stride for stage in B0_STAGES)
@@ -179,7 +163,7 @@ class EfficientNetConfig(ModelConfig):
     return f'EfficientNet of {blocks} blocks, {self.stages[0].inputs} to {self.top_channels} channels'
 
   def layers(self, architecture: Architecture) -> list[Layer]:
-    cells = _strided(architecture.image_size, 2)
+    cells = flops.strided(architecture.image_size, 2)
     inputs = self.stages[0].inputs
     layers = [Layer('stem', (*cells, inputs), math.prod(cells) * 3**2 * architecture.channels * inputs)]
     for number, stage in enumerate(self.stages, start=1):
@@ -187,7 +171,7 @@ class EfficientNetConfig(ModelConfig):
       for block in range(stage.blocks):
         expanded = stage.expansion * inputs
         products = math.prod(cells) * inputs * expanded if stage.expansion > 1 else 0
-        cells = _strided(cells, stride)
+        cells = flops.strided(cells, stride)
         products += math.prod(cells) * (stage.kernel**2 + stage.outputs) * expanded
         products += 2 * expanded * squeezed_channels(inputs)
         name = f'stage{number}/others/{block - 1}' if block else f'stage{number}/first'
@@ -198,20 +182,11 @@ class EfficientNetConfig(ModelConfig):
     return [*layers, Layer('head', (classes,), top * classes)]
 
 
-def _strided(cells: tuple[int, int], stride: int) -> tuple[int, int]:
-  """Rows and columns after a convolution with padding 'SAME'."""
-  return -(-cells[0] // stride), -(-cells[1] // stride)
-
-
 class EfficientNet(Model[EfficientNetConfig]):
   """Images to logits. `EfficientNetConfig.build` makes one; its tokens are the cells of a feature map."""
 
   def __init__(
-    self,
-    config: EfficientNetConfig,
-    architecture: Architecture,
-    rngs: nnx.Rngs,
-    sharding: Sharding | None = None,
+    self, config: EfficientNetConfig, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None
   ):
     conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=sharding)
     norm = functools.partial(BatchNorm, momentum=config.norm_momentum, epsilon=config.norm_epsilon)
@@ -236,12 +211,9 @@ class EfficientNet(Model[EfficientNetConfig]):
     return self.head(dropout(x, self.config.sizes.dropout, keys, place=0))
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, h * w, D): the cells of a feature map, row by row.
+    """(B, H, W, C) -> (B, h * w, D): the cells of a feature map, row by row; see `Model.features`.
 
-    Args:
-      images: as for the logits.
-      layer: after which block, counted over all stages from 0, where the map has that stage's size and width;
-        None or -1: after the last norm and its swish.
+    Blocks are counted over all stages, and the map has its stage's size and width; the last norm's swish is behind it.
     """
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     x = self._feature_map(images, None, layers)
@@ -259,14 +231,6 @@ class EfficientNet(Model[EfficientNetConfig]):
       if first < last:
         numbers = np.arange(first, last)
         blocks: StageOfBlocks = getattr(self, f'stage{s}')
-        x = blocks(
-          x,
-          keys,
-          numbers,
-          rates[numbers],
-          remat=config.remat,
-          unroll=bool(config.unroll),
-          sharding=self.sharding,
-        )
+        x = blocks(x, keys, numbers, rates[numbers], config, self.sharding)
       first += stage.blocks
     return swish(self.top_norm(self.top(x), train=train)) if layers is None else x

@@ -9,7 +9,7 @@ from flax import nnx
 
 from vit_jax.foundation.registry import Registry
 from vit_jax.models import axial
-from vit_jax.models.base import Grid
+from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
@@ -31,17 +31,10 @@ class Block(nnx.Module):
     *,
     grid: Grid,
     rngs: nnx.Rngs,
-    sharding: jax.sharding.NamedSharding | None = None,
+    sharding: Sharding | None = None,
     axis: axial.Axis | None = None,
   ):
-    """
-    Args:
-      config: the model's.
-      grid: rows and columns of patches of the model's own image size.
-      rngs: of the initial parameters.
-      sharding: of the tokens.
-      axis: attend along rows or columns only; None: to all tokens.
-    """
+    """`grid`: of the model's own image size; `axis`: attend along rows or columns only; None: to all tokens."""
     sizes, dtype = config.sizes, jnp.dtype(config.dtype)
     norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
     tokens = config.tokens(grid if axis is None else axial.line(grid, axis))
@@ -58,15 +51,10 @@ class Block(nnx.Module):
     )
     self.attention_scale = _layer_scale(config)
     self.mlp_norm = norm(sizes.width)
-    self.mlp = MLPS[config.mlp_part](
-      sizes.width,
-      sizes.mlp_dim,
-      gelu=config.gelu,
-      dropout=config.dropout,
-      dtype=dtype,
-      sharding=sharding,
-      rngs=rngs,
+    mlp = functools.partial(
+      MLPS[config.mlp_part], gelu=config.gelu, dropout=config.dropout, sharding=sharding
     )
+    self.mlp = mlp(sizes.width, sizes.mlp_dim, dtype=dtype, rngs=rngs)
     self.mlp_scale = _layer_scale(config)
     self.dropout = config.dropout
     self.drops_path = config.stochastic_depth > 0

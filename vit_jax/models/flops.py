@@ -7,34 +7,21 @@ multiplications.
 
 from typing import NamedTuple
 
+TRAINING = 3  # times the forward pass: the backward pass takes two
+
 
 class Layer(NamedTuple):
-  """A layer of a network, or a part of a block, that multiplies.
+  """A layer of a network, or a part of a block, that multiplies."""
 
-  Attributes:
-    name: the path of its parameters, with the number of a block where blocks are stacked: 'blocks/3/mlp'.
-    output: its shape, of one image.
-    multiplications: for one image.
-  """
-
-  name: str
-  output: tuple[int, ...]
-  multiplications: int
-
-
-def train_flops(forward: int) -> int:
-  """FLOPs of a training step, per image: the backward pass takes two forward passes."""
-  return 3 * forward
+  name: str  # the path of its parameters, with the number of a block where blocks are stacked: 'blocks/3/mlp'
+  output: tuple[int, ...]  # its shape, of one image
+  multiplications: int  # for one image
 
 
 def attention(queries: int, keys: int, width: int, products: int = 2) -> int:
-  """Multiplications of multi-head attention: four projections and the products of pairs.
+  """Multiplications of multi-head attention of so many tokens: four projections, and `products` of all their pairs.
 
-  Args:
-    queries: number of query tokens.
-    keys: number of key tokens.
-    width: D.
-    products: of all pairs of tokens: with keys, with values, and perhaps with a key for each offset.
+  Those are with keys, with values, and perhaps with a key for each offset.
   """
   projections = 2 * queries * width**2 + 2 * keys * width**2
   return projections + products * queries * keys * width
@@ -48,22 +35,18 @@ def mlp(tokens: int, width: int, hidden: int) -> int:
 def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], channels: int) -> list[Layer]:
   """The root and the bottlenecks of a ResNet; multiplications with padding are counted.
 
-  Args:
-    root: channels of the root.
-    blocks: bottlenecks in each stage.
-    image_size: height, width.
-    channels: of the images.
+  It has a root of so many channels, and `blocks` bottlenecks in each stage.
   """
-  cells = _halved(image_size)
+  cells = strided(image_size, 2)
   layers = [Layer('root', (*cells, root), cells[0] * cells[1] * 7**2 * channels * root)]
-  cells = _halved(cells)
+  cells = strided(cells, 2)
   inputs = root
   for stage, units in enumerate(blocks):
     width = root * 2**stage
     for unit in range(units):
       before_stride = cells[0] * cells[1]
       if stage and not unit:
-        cells = _halved(cells)
+        cells = strided(cells, 2)
       area = cells[0] * cells[1]
       projection = 0 if unit else inputs * 4 * width
       products = before_stride * inputs * width + area * (9 * width**2 + 4 * width**2 + projection)
@@ -72,6 +55,6 @@ def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], chan
   return layers
 
 
-def _halved(cells: tuple[int, int]) -> tuple[int, int]:
-  """Both sides halved, rounded up."""
-  return -(-cells[0] // 2), -(-cells[1] // 2)
+def strided(cells: tuple[int, int], stride: int) -> tuple[int, int]:
+  """Rows and columns behind a stride, rounded up."""
+  return -(-cells[0] // stride), -(-cells[1] // stride)

@@ -10,14 +10,7 @@ class PatchEmbedding(nnx.Module):
   """Cuts images into patches of P x P pixels, each of which becomes a token (E in equation 1)."""
 
   def __init__(self, patch: int, channels: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-    """
-    Args:
-      patch: P, pixels along a side.
-      channels: C, of the images.
-      width: D, of the tokens.
-      dtype: of the computation.
-      rngs: of the initial parameters.
-    """
+    """Patches of P pixels along a side and C channels, tokens of width D, computed in `dtype`."""
     shape = (patch, patch, channels, width)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width))
@@ -36,13 +29,8 @@ class PatchEmbedding(nnx.Module):
 
 def initial_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:
   """The last layer, (inputs, K) in float32: its kernel begins at zero, its bias at `bias`."""
-  return nnx.Linear(
-    inputs,
-    num_classes,
-    kernel_init=initializers.zeros,
-    bias_init=initializers.constant(bias),
-    rngs=rngs,
-  )
+  init = {'kernel_init': initializers.zeros, 'bias_init': initializers.constant(bias)}
+  return nnx.Linear(inputs, num_classes, **init, rngs=rngs)
 
 
 def repeat_for_examples(token: nnx.Param, z: jax.Array) -> jax.Array:

@@ -60,7 +60,6 @@ _max_pool.defvjp(_forward, _backward)
 
 def _by_xla(x: jax.Array, y: jax.Array, dy: jax.Array, padding: Padding) -> jax.Array:
   """dx, from dy."""
-  del y
   _, backward = jax.vjp(functools.partial(_maximum, padding=padding), x)
   (dx,) = backward(dy)
   return dx

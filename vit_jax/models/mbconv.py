@@ -12,7 +12,7 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.models import depthwise_convolution, scanned_blocks, strided_convolution
-from vit_jax.models.base import Remat
+from vit_jax.models.base import ModelConfig, Sharding
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import drop_path, fold_in
 
@@ -20,23 +20,14 @@ swish = functools.partial(jax.checkpoint, prevent_cse=False)(jax.nn.silu)  # sav
 
 
 class StageSizes(NamedTuple):
-  """What decides the shapes of a stage of blocks.
+  """What decides the shapes of a stage of blocks."""
 
-  Attributes:
-    kernel: size of the depthwise convolutions.
-    stride: of the first block.
-    expansion: how many times a block's inputs its expanded channels are.
-    inputs: channels of the first block's input.
-    outputs: channels of each block's output.
-    blocks: how many.
-  """
-
-  kernel: int
-  stride: int
-  expansion: int
-  inputs: int
-  outputs: int
-  blocks: int
+  kernel: int  # size of the depthwise convolutions
+  stride: int  # of the first block
+  expansion: int  # how many times a block's inputs its expanded channels are
+  inputs: int  # channels of the first block's input
+  outputs: int  # channels of each block's output
+  blocks: int  # how many
 
 
 def squeezed_channels(inputs: int) -> int:
@@ -47,6 +38,7 @@ def squeezed_channels(inputs: int) -> int:
 class Conv(nnx.Module):
   """A convolution with TensorFlow's padding 'SAME': of an odd number of pixels, the larger half at the end."""
 
+  # Nine parameters: `dtype`, `rngs` and `sharding` are the network's own, which fixes them once by a partial.
   def __init__(
     self,
     inputs: int,
@@ -58,19 +50,10 @@ class Conv(nnx.Module):
     bias: bool = False,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
-    sharding: jax.sharding.NamedSharding | None = None,
+    sharding: Sharding | None = None,
   ):
-    """
-    Args:
-      inputs: channels of the feature map.
-      outputs: channels of the result; with `depthwise` as many as inputs.
-      size: of the kernel, in both directions.
-      stride: in both directions.
-      depthwise: whether each channel is convolved by itself.
-      bias: whether there is one.
-      dtype: of the computation.
-      rngs: of the initial parameters.
-      sharding: of the feature map of a depthwise convolution; None: nothing is split.
+    """From inputs to outputs (channels) by a kernel of size x size; `depthwise`: each channel by itself, of a feature
+    map that is split as `sharding` says.
     """
     seen = 1 if depthwise else inputs  # by each output
     normal = initializers.normal(math.sqrt(2 * inputs / (seen * size**2 * outputs)))
@@ -108,15 +91,7 @@ class MBConv(nnx.Module):
     norm: Callable[[int], BatchNorm],
     rngs: nnx.Rngs,
   ):
-    """
-    Args:
-      inputs: channels of the feature map.
-      stage: that the block is of.
-      stride: of the depthwise convolution; 1 behind the first block of a stage.
-      conv: makes a `Conv` of inputs, outputs and size of the kernel.
-      norm: makes the norm of so many channels.
-      rngs: of the initial parameters.
-    """
+    """A block of a stage, of so many input channels; `conv` and `norm` make its `Conv`s and its norms."""
     conv = functools.partial(conv, rngs=rngs)
     expanded = stage.expansion * inputs
     expands = stage.expansion > 1
@@ -133,10 +108,7 @@ class MBConv(nnx.Module):
   def __call__(self, x: jax.Array, rate: jax.Array, keys: jax.Array | None) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up.
 
-    Args:
-      x: the feature map.
-      rate: of stochastic depth, a scalar.
-      keys: (B,) of the stochastic depth, in training; None elsewhere.
+    `rate`, a scalar, and `keys`, (B,) in training and None elsewhere, are of the stochastic depth.
     """
     train = keys is not None
     y = x
@@ -153,12 +125,7 @@ class StageOfBlocks(nnx.Module):
   """A first block, which has the stride, and others, stacked; None where there are none."""
 
   def __init__(self, stage: StageSizes, block: Callable[..., MBConv], rngs: nnx.Rngs):
-    """
-    Args:
-      stage: its sizes.
-      block: makes an `MBConv` of its inputs and `stage`.
-      rngs: of the initial parameters.
-    """
+    """`block` makes an `MBConv` of its inputs and `stage`."""
 
     def other(rngs: nnx.Rngs) -> MBConv:
       return block(stage.outputs, stage, stride=1, rngs=rngs)
@@ -172,10 +139,8 @@ class StageOfBlocks(nnx.Module):
     keys: jax.Array | None,
     numbers: np.ndarray,
     rates: np.ndarray,
-    *,
-    remat: Remat | None,
-    unroll: bool,
-    sharding: jax.sharding.NamedSharding | None,
+    config: ModelConfig,
+    sharding: Sharding | None,
   ) -> jax.Array:
     """(B, H, W, C) -> (B, h, w, D): the output of as many of the blocks as there are `numbers`.
 
@@ -184,10 +149,10 @@ class StageOfBlocks(nnx.Module):
       keys: (B,) of the whole network, in training; None elsewhere.
       numbers: of the blocks, counted over all stages.
       rates: of their stochastic depth.
-      remat: config.model.remat.
-      unroll: compile the other blocks one after the other instead of as a loop.
+      config: says what is computed again, and whether the other blocks are unrolled.
       sharding: of the feature map, kept up after every block.
     """
+    remat, unroll = config.remat, bool(config.unroll)
     graphdef, params, statistics = nnx.split(self.first, nnx.Param, nnx.BatchStat)
     body = scanned_blocks.rematerialised(_step(graphdef, keys, sharding), remat)
     x, statistics = body(x, (params, statistics, numbers[0], rates[0]))
@@ -207,7 +172,7 @@ class StageOfBlocks(nnx.Module):
 
 
 def _step(
-  graphdef: nnx.GraphDef, keys: jax.Array | None, sharding: jax.sharding.NamedSharding | None
+  graphdef: nnx.GraphDef, keys: jax.Array | None, sharding: Sharding | None
 ) -> Callable[[jax.Array, Any], tuple[jax.Array, nnx.State]]:
   """A block as a pure function: x, (parameters, running statistics, number, rate) -> x, running statistics."""
 

@@ -90,13 +90,8 @@ class MixerConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them.
-
-    Raises:
-      UserError: an unknown variant, 'custom' without all sizes.
-    """
-    needed = [field.name for field in dataclasses.fields(Sizes)]
-    return variants.resolve(self, Sizes, needed)
+    """The sizes of the variant, with the options that replace them; raises as `variants.resolve`."""
+    return variants.resolve(self, Sizes, needed=[field.name for field in dataclasses.fields(Sizes)])
 
   def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
     """The network, for images of this size only. `sharding` is of the tokens (B, N, D)."""
@@ -134,13 +129,8 @@ class MixerBlock(nnx.Module):
 
   def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
     sizes = config.sizes
-    make_mlp = functools.partial(
-      Mlp,
-      gelu=config.gelu,
-      init=(initializers.lecun_normal(), initializers.zeros),
-      dtype=jnp.dtype(config.dtype),
-      rngs=rngs,
-    )
+    init, dtype = (initializers.lecun_normal(), initializers.zeros), jnp.dtype(config.dtype)
+    make_mlp = functools.partial(Mlp, gelu=config.gelu, init=init, dtype=dtype, rngs=rngs)
     self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
     self.channel_norm = LayerNorm(sizes.width, config.norm_epsilon)
@@ -148,13 +138,7 @@ class MixerBlock(nnx.Module):
     self.drops_path = config.stochastic_depth > 0
 
   def __call__(self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None) -> jax.Array:
-    """(B, N, D) -> (B, N, D).
-
-    Args:
-      z: the tokens.
-      drop_path_rate: probability that an example skips a branch.
-      keys: (B,) typed PRNG keys of drop path; None: nothing is dropped.
-    """
+    """(B, N, D) -> (B, N, D); an example skips a branch at that rate, unless `keys`, (B,), are None."""
     keys = keys if self.drops_path else None
     with jax.named_scope('token_mlp'):
       y = self.token_mlp(self.token_norm(z).swapaxes(1, 2)).swapaxes(1, 2)
@@ -169,14 +153,13 @@ class Mixer(Model[MixerConfig]):
   def __init__(
     self, config: MixerConfig, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None
   ):
-    sizes = config.sizes
+    sizes, channels = config.sizes, architecture.channels
     rows, columns = config.grid(architecture.image_size)
     self.config = config
     self.image_size = architecture.image_size
     self.sharding = sharding
-    self.patch_embedding = PatchEmbedding(
-      sizes.patch, architecture.channels, sizes.width, dtype=jnp.dtype(config.dtype), rngs=rngs
-    )
+    dtype = jnp.dtype(config.dtype)
+    self.patch_embedding = PatchEmbedding(sizes.patch, channels, sizes.width, dtype=dtype, rngs=rngs)
 
     def make_block(rngs: nnx.Rngs) -> MixerBlock:
       return MixerBlock(rows * columns, config, rngs=rngs)
@@ -192,11 +175,7 @@ class Mixer(Model[MixerConfig]):
     return self.head(self.pool(self.norm(tokens)).astype(jnp.float32))
 
   def embed(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the patch embeddings.
-
-    Raises:
-      UserError: the images are not of the size that the model was built for.
-    """
+    """(B, H, W, C) -> (B, N, D): the patch embeddings; UserError for images of another size than the model's."""
     size = (images.shape[1], images.shape[2])
     if size != self.image_size:
       raise UserError(

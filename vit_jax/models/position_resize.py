@@ -25,17 +25,7 @@ def weights(method: PositionResize, old: int, new: int) -> np.ndarray:
 def resize(
   table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: PositionResize
 ) -> np.ndarray:
-  """A table of cells for another grid.
-
-  Args:
-    table: (old rows * old columns, D), row by row.
-    old: rows and columns of its grid.
-    new: of the grid wanted.
-    method: how.
-
-  Returns:
-    (new rows * new columns, D), of the same dtype, computed in float64.
-  """
+  """(old rows * columns, D) -> (new rows * columns, D), row by row: a table for another grid, computed in float64."""
   if old == new:
     return table
   rows, columns = (weights(method, o, n) for o, n in zip(old, new, strict=True))

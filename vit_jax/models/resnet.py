@@ -23,16 +23,7 @@ from flax import nnx
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import (
-  Architecture,
-  FirstLayer,
-  Grid,
-  Model,
-  ModelConfig,
-  Sharding,
-  ShardingRules,
-  patch_grid,
-)
+from vit_jax.models.base import Architecture, FirstLayer, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.convolutions import (
   BIT,
   Bottleneck,
@@ -96,11 +87,7 @@ class ResNetConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them.
-
-    Raises:
-      UserError: an unknown variant, 'custom' without all sizes, or sizes that no ResNet has.
-    """
+    """The sizes of the variant, with the options that replace them; UserError for those that no ResNet has."""
     sizes = variants.resolve(self, Sizes, needed=('blocks', 'width'))
     check_stage_sizes(width=sizes.width, blocks=sizes.blocks)
     if not sizes.blocks:
@@ -110,9 +97,6 @@ class ResNetConfig(ModelConfig):
   def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
     """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
     return ResNet(self, architecture, rngs, sharding)
-
-  def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
 
   @property
   def patch_pixels(self) -> int:
@@ -180,16 +164,12 @@ class ResNet(Model[ResNetConfig]):
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits, float32 (B, K), of images of any size; nothing is dropped, so that keys change nothing."""
-    del keys
     return self.head(self.pool(self.features(images)).astype(jnp.float32))
 
   def feature_map(self, images: jax.Array, layer: int | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, h, w, D).
+    """(B, H, W, C) -> (B, h, w, D), after a bottleneck or after the last norm and its ReLU; see `Model.features`.
 
-    Args:
-      images: as for the logits.
-      layer: after which bottleneck, counted over all stages from 0, where it has that stage's size and
-        width; None or -1: after the last norm and its ReLU.
+    Bottlenecks are counted over all stages, and the map has its stage's size and width.
     """
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     x = jnp.pad(self.root(images), ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros, which may be the maximum

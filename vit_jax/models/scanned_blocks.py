@@ -34,9 +34,7 @@ class Loop:
   """How stacked blocks are applied."""
 
   depth: int
-  drop_path: (
-    float  # rate of the last block; that of the others is in proportion to their depth, of the first 0
-  )
+  drop_path: float  # rate of the last block; of the others in proportion to their depth, of the first 0
   remat: Remat | None  # config.model.remat
   unroll: bool  # compile the blocks one after the other instead of as a loop
   sharding: NamedSharding | None  # of the tokens, kept up after every block
@@ -50,7 +48,7 @@ class Loop:
 def apply(
   blocks: nnx.Module, z: jax.Array, keys: jax.Array | None, loop: Loop, *shared: Any, read: int | None = None
 ) -> jax.Array:
-  """The output of the last of the stacked blocks.
+  """The output of the last of the stacked blocks, (B, N, D), or (B, read, D).
 
   Args:
     blocks: of `stack`; each is called with z, its drop path rate, its keys and `shared`.
@@ -60,9 +58,6 @@ def apply(
     shared: further arguments of every block.
     read: of the last block's output only the first so many tokens are needed. Unrolled, that block is called with
       `read` too; in a loop all blocks are alike.
-
-  Returns:
-    (B, N, D), or (B, read, D).
   """
   body, inputs = _body(blocks, z, keys, loop, shared)
   if read is None or not loop.unroll:
@@ -121,14 +116,8 @@ def _whole_kernels_kept(sharding: NamedSharding | None) -> NamedSharding | None:
   """The sharding of kernels that unrolled blocks gather once, for both passes; None: they do not.
 
   They do where `fsdp` alone splits the kernels. Left to itself the partitioner gathers each kernel again for the
-  backward pass, since a scan, also an unrolled one, stacks what it saves. By the TPU compiler's estimates (4,096
-  images, bfloat16, all tokens in the last block) a step takes, and needs:
-
-  |                           | gathered once      | twice              |
-  |---------------------------|--------------------|--------------------|
-  | L/16, v3-128, `fsdp` 16   | 304.7 ms, 5.55 GiB | 308.6 ms, 6.09 GiB |
-  | L/16, v6e:8x8, `fsdp` 8   | 105.9 ms           | 112.2 ms           |
-  | H/14, v3-128, `fsdp` 16   | 775.9 ms           | 786.6 ms           |
+  backward pass, since a scan, also an unrolled one, stacks what it saves: by the TPU compiler's estimates a step of
+  L/16 takes 304.7 ms and 5.55 GiB instead of 308.6 and 6.09 on v3-128, and 105.9 ms instead of 112.2 on v6e:8x8.
   """
   if sharding is None or sharding.mesh.shape.get('fsdp', 1) == 1 or sharding.mesh.shape.get('tensor', 1) > 1:
     return None
@@ -151,7 +140,6 @@ def _gather_forward(x: jax.Array, whole: NamedSharding) -> tuple[jax.Array, None
 
 
 def _gather_backward(whole: NamedSharding, saved: None, grad: jax.Array) -> tuple[jax.Array]:
-  del whole, saved
   return (grad,)
 
 
@@ -176,11 +164,7 @@ def constrain_examples(x: jax.Array, sharding: NamedSharding | None) -> jax.Arra
 
 
 def blocks_before(layer: int | None, depth: int) -> int | None:
-  """How many blocks lie before the output that `Model.features` calls `layer`; None: all, and the last norm.
-
-  Raises:
-    ValueError: there is no such block.
-  """
+  """The blocks before what `Model.features` calls `layer`; None: all, and the last norm. Raises ValueError as there."""
   if layer is None or layer == -1:
     return None
   if not 0 <= layer < depth:
@@ -189,13 +173,10 @@ def blocks_before(layer: int | None, depth: int) -> int | None:
 
 
 def rematerialised(function: Callable[P, R], remat: Remat | None, *, loop: bool = False) -> Callable[P, R]:
-  """The function, of which the backward pass computes again what `remat` says.
+  """The function, a block, of which the backward pass computes again what `remat` (config.model.remat) says.
 
-  Args:
-    function: a block.
-    remat: config.model.remat; None: nothing.
-    loop: whether the function is the body of a loop. Only a loop keeps XLA from merging what is
-      computed again with what was computed first; elsewhere it has to be told.
+  Only in the body of a `loop` XLA does not merge what is computed again with what was computed first; elsewhere it has
+  to be told.
   """
   if remat in (None, 'none'):
     return function

@@ -28,14 +28,7 @@ Padding = tuple[tuple[int, int], tuple[int, int]]
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-  """(B, H, W, inputs) and (h, w, inputs, outputs) -> (B, H', W', outputs), of the same dtype.
-
-  Args:
-    x: feature map.
-    kernel: of the dtype of x.
-    stride: in both directions.
-    padding: zeros around x.
-  """
+  """(B, H, W, inputs) and (h, w, inputs, outputs) -> (B, H', W', outputs), all of one dtype."""
   if kernel.shape[:2] == (1, 1) and not any(map(any, padding)):
     return x[:, ::stride, ::stride] @ kernel[0, 0]
   if x.shape[1] < kernel.shape[0] and x.shape[2] < kernel.shape[1]:

@@ -15,15 +15,9 @@ S = TypeVar('S', bound='DataclassInstance')
 
 
 def resolve(model: ModelConfig, sizes: type[S], needed: Sequence[str]) -> S:
-  """The sizes of a model's variant, each replaced by the model's own option where that is not None.
+  """The sizes of a model's variant, each replaced by the model's own option of that name where it is not None.
 
-  Args:
-    model: has an option for each field of `sizes`.
-    sizes: the frozen dataclass that `model.variants` has for each name.
-    needed: options without which 'custom' says too little.
-
-  Raises:
-    UserError: an unknown variant, or 'custom' without all sizes.
+  Raises UserError for an unknown variant, or 'custom' without the options that it needs.
   """
   names = [field.name for field in dataclasses.fields(sizes)]
   own = {name: getattr(model, name) for name in names if getattr(model, name) is not None}

@@ -32,9 +32,7 @@ def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -
   return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width))) if number else None
 
 
-def _encoder_layer(
-  config: 'ViTConfig', grid: Grid, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
-) -> nnx.Module:
+def _encoder_layer(config: 'ViTConfig', grid: Grid, sharding: Sharding | None, rngs: nnx.Rngs) -> nnx.Module:
   """One of the L layers: a block, or with axial attention a row block and a column block."""
   make = functools.partial(BLOCKS[config.block], config, rngs=rngs, grid=grid, sharding=sharding)
   return axial.AxialBlock(make(axis='row'), make(axis='column'), sharding) if config.axial else make()
@@ -76,10 +74,9 @@ class ViT(Model['ViTConfig']):
     self.distillation_head = second
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    """The logits of images; for another size than the model's own, positions are resized (config.position).
+    """The logits of images, float32 (B, K), of two heads the mean; with pool 'none' (B, N, K).
 
-    Returns:
-      float32 (B, K), of two heads the mean; with pool 'none' (B, N, K).
+    For images of another size than the model's own, positions are resized (config.position).
     """
     logits, of_teachers = self.distillation_logits(images, keys=keys)
     return logits if self.distillation_head is None else (logits + of_teachers) / 2
@@ -113,11 +110,7 @@ class ViT(Model['ViTConfig']):
       return self.add_positions(self.patches(images), images.shape[1:3])
 
   def patches(self, images: jax.Array) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): the patch embeddings alone (x_p E in equation 1).
-
-    Raises:
-      UserError: the patches do not divide the images.
-    """
+    """(B, H, W, C) -> (B, N, D): patch embeddings (x_p E in equation 1); UserError if they do not divide the images."""
     self.grid_of(images)
     return self.patch_embedding(self.stem(images))
 
@@ -136,10 +129,7 @@ class ViT(Model['ViTConfig']):
     return scanned_blocks.constrain(z, self.sharding)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
-    """float32 (1, N, D) of the class token and the patches (E_pos in equation 1).
-
-    None where nothing is added to the tokens: attention knows of positions, or the model knows of none.
-    """
+    """float32 (1, N, D) of the class token and the patches (E_pos in equation 1); None: nothing is added to them."""
     config = self.config
     return config.positions.added(self.position_embedding, config.tokens(self.grid), config.grid(image_size))
 
@@ -151,13 +141,10 @@ class ViT(Model['ViTConfig']):
     grid: Grid | None = None,
     read: int | None = None,
   ) -> jax.Array:
-    """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4).
+    """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4), of tokens of `embed`.
 
-    Args:
-      tokens: of `embed`.
-      keys: (B,) typed PRNG keys, or None.
-      grid: rows and columns of the patches, of `grid_of`; None: of images of the model's own size.
-      read: of the result only the first so many tokens are needed: then it may be (B, read, D).
+    `grid` is that of the patches, None: of images of the model's own size. Where only the first `read` tokens are
+    needed, the result may be (B, read, D).
     """
     config = self.config
     if not (config.dropout or config.attention_dropout or config.stochastic_depth):
@@ -199,9 +186,7 @@ class ViT(Model['ViTConfig']):
     return self.norm(z) if layers is None else z
 
   def attention(self, images: jax.Array) -> jax.Array:
-    """The attention weights of every block (the softmax of equation 7); nothing is dropped.
-
-    The weights of pool 'map' are not among them.
+    """The attention weights of every block (the softmax of equation 7), those of pool 'map' apart; nothing is dropped.
 
     Returns:
       float32 (L, B, H, N, N): each row sums to one; the tokens are in the order of `embed`. All are in memory

@@ -161,11 +161,7 @@ class ViTConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them.
-
-    Raises:
-      UserError: an unknown variant, 'custom' without all sizes, or a width that the heads do not divide.
-    """
+    """The sizes of the variant, with the options that replace them; UserError if the heads do not divide the width."""
     sizes = variants.resolve(self, Sizes, needed=('patch', 'width', 'mlp_dim', 'depth', 'heads'))
     if sizes.width % sizes.heads:
       raise UserError(
@@ -237,10 +233,6 @@ class ViTConfig(ModelConfig):
   def classifies_images(self) -> bool:
     return self.pool != 'none'
 
-  @property
-  def has_mask_token(self) -> bool:
-    return self.mask_token
-
   def without_pre_logits(self) -> Self:
     return dataclasses.replace(self, pre_logits_size=None)
 
@@ -282,9 +274,7 @@ class ViTConfig(ModelConfig):
 
   def describe(self) -> str:
     sizes = self.sizes
-    kind = 'Vision Transformer'
-    if sizes.stem_blocks is not None:
-      kind = 'Hybrid: a ResNet, and a Vision Transformer'
+    kind = 'Hybrid: a ResNet, and a Vision Transformer' if self.has_feature_maps else 'Vision Transformer'
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
   def layers(self, architecture: Architecture) -> list[Layer]:

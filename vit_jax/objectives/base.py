@@ -29,18 +29,12 @@ class FrozenModel:
 
   The trainer reads it, and gives its parameters to the step as arguments, split over the mesh by its own
   sharding rules. No step changes them, and no checkpoint of the run has them.
-
-  Attributes:
-    checkpoint: anything that `pretrained.formats.read` reads.
-    image_size: height, width of its images; None: as it was trained.
-    dtype: what it computes in; None: as the checkpoint says.
-    classes: how its outputs are matched with the data's classes.
   """
 
-  checkpoint: str
-  image_size: tuple[int, int] | None = None
-  dtype: DType | None = None
-  classes: By = 'name'
+  checkpoint: str  # anything that `pretrained.formats.read` reads
+  image_size: tuple[int, int] | None = None  # height, width of its images; None: as it was trained
+  dtype: DType | None = None  # what it computes in; None: as the checkpoint says
+  classes: By = 'name'  # how its outputs are matched with the data's classes
 
 
 class ClassScores(Protocol):
@@ -100,7 +94,6 @@ class Objective(abc.ABC):
 
     There is a predictor for each of `frozen_models`, which resizes and scales the images that the trained model sees.
     """
-    del predictors
     return batch
 
   def class_scores(self) -> ClassScores | None:

@@ -76,7 +76,9 @@ class DistillationObjective(ClassificationObjective):
     """Adds 'teacher', float32 (B, K): the mean of the teachers' probabilities, at the temperature."""
     logits = jnp.stack([predict(batch['image']) for predict in predictors])
     link = jax.nn.sigmoid if self.loss == 'sigmoid' else jax.nn.softmax
-    return batch | {'teacher': link(logits / self._teacher_temperature).mean(axis=0)}
+    # Teachers that decide do so as they were trained.
+    temperature = self.temperature if self.teacher_targets == 'soft' else 1.0
+    return batch | {'teacher': link(logits / temperature).mean(axis=0)}
 
   def loss_and_metrics(
     self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
@@ -116,11 +118,6 @@ class DistillationObjective(ClassificationObjective):
   @property
   def _checkpoints(self) -> list[str]:
     return self.teachers.split(',')
-
-  @property
-  def _teacher_temperature(self) -> float:
-    """1 where teachers decide: they do so as they were trained."""
-    return self.temperature if self.teacher_targets == 'soft' else 1.0
 
   def _hard_targets(self, probabilities: jax.Array) -> jax.Array:
     """float32 (B, K): 1 for the classes that the teachers choose, 0 for the others."""

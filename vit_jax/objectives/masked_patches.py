@@ -60,7 +60,7 @@ class MaskedPatchesObjective(Objective):
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     name = "config.objective.name is 'masked_patches'"
-    masks = isinstance(model, PretrainingOptions) and model.has_mask_token
+    masks = isinstance(model, PretrainingOptions) and model.mask_token
     if model.classifies_images or not masks:
       raise UserError(
         f'{name}; it needs a Vision Transformer with --config.model.pool=none and '
@@ -110,13 +110,8 @@ def draw_corruption(keys: jax.Array, count: int) -> Corruption:
 def colours(images: jax.Array, grid: tuple[int, int], value_range: tuple[Any, Any]) -> jax.Array:
   """The mean colour of each patch in three bits a channel: int32 (B, N), in 0 … 8^C - 1; red counts most.
 
-  Args:
-    images: float32 (B, H, W, C).
-    grid: rows and columns of patches.
-    value_range: the darkest value and the brightest, of all channels or of each.
-
-  Raises:
-    UserError: the grid does not divide the image into equal patches (that of a hybrid may not).
+  The images are (B, H, W, C); their darkest and their brightest value are of all channels or of each. Raises UserError
+  where the grid does not divide the image into equal patches (that of a hybrid may not).
   """
   b, height, width, channels = images.shape
   (rows, columns), (low, high) = grid, value_range

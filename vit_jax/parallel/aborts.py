@@ -42,18 +42,13 @@ class DelayedAbort:
 
   def __init__(self, seconds: float):
     self._seconds = seconds
-    self._aborting = False
+    self.aborting = False  # whether a thread is waiting in its abort
     self._go_on = threading.Event()
     faulthandler.enable()
     self._old_action = ctypes.create_string_buffer(_SIZE_OF_SIGACTION)
     _C.sigaction(signal.SIGABRT, None, self._old_action)
     self._handler = _Handler(self._wait)  # kept here: C knows its address only
     _C.signal(signal.SIGABRT, self._handler)
-
-  @property
-  def aborting(self) -> bool:
-    """Whether a thread is waiting in its abort."""
-    return self._aborting
 
   def go_on(self) -> None:
     """Lets the waiting thread abort now."""
@@ -64,7 +59,7 @@ class DelayedAbort:
     _C.sigaction(signal.SIGABRT, self._old_action, None)
 
   def _wait(self, number: int) -> None:
-    self._aborting = True
+    self.aborting = True
     self._go_on.wait(self._seconds)
     self.remove()
     signal.raise_signal(number)  # arrives when this handler has returned

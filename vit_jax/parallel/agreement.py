@@ -27,10 +27,11 @@ def check_facts(own: list[Fact]) -> None:
   mine = np.array([zlib.crc32(json.dumps(fact.content).encode()) for fact in own], np.uint32)
   found = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, len(own))
   for number, fact in enumerate(own):
+    shown = fact.shown if len(fact.shown) <= 200 else f'{fact.shown[:200]}…'
     differing = np.flatnonzero(found[:, number] != found[0, number])
     if differing.size:
       raise UserError(
-        f'The processes differ in {fact.name}: process {jax.process_index()} has {_shortened(fact.shown)}, and not '
+        f'The processes differ in {fact.name}: process {jax.process_index()} has {shown}, and not '
         f'all have what process 0 has (not {", ".join(map(str, differing[:10]))}); start them with the same command, '
         f'where they see the same files.'
       )
@@ -47,7 +48,3 @@ def check_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> None:
   content = sorted(sums.items())
   digest = zlib.crc32(json.dumps(content).encode())
   check_facts([Fact(name, f'{len(arrays)} arrays with the checksum {digest:08x}', content)])
-
-
-def _shortened(text: str) -> str:
-  return text if len(text) <= 200 else f'{text[:200]}…'

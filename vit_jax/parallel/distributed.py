@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import functools
 import glob
 import importlib.util
@@ -10,6 +11,7 @@ import math
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,6 @@ from jax.experimental import multihost_utils
 
 from vit_jax.foundation import signals
 from vit_jax.foundation.errors import EXIT_RESTART, UserError, end_to_restart
-from vit_jax.parallel import ports
 
 _HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
@@ -38,12 +39,9 @@ def initialize() -> None:
   """Joins the other processes of this run, if there are any. Call it before the first use of JAX.
 
   It looks, in this order, for the environment variables JAX_COORDINATOR_ADDRESS (host:port of process 0),
-  JAX_PROCESS_ID and JAX_PROCESS_COUNT; for a Slurm or Open MPI job of several tasks; for a TPU VM or a TPU
-  pod on GKE. If there is none of these, this is a single process and nothing happens; the network is not
-  asked.
-
-  Raises:
-    UserError: only some of the three variables are set, one makes no sense, or the port is taken.
+  JAX_PROCESS_ID and JAX_PROCESS_COUNT (UserError where they make no sense, or the port is taken); for a Slurm or Open
+  MPI job of several tasks; for a TPU VM or a TPU pod on GKE. If there is none of these, this is a single process and
+  nothing happens; the network is not asked.
   """
   if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
     # Simulated CPU devices wait for each other in one thread pool, which by default has one thread per core.
@@ -163,11 +161,25 @@ def _check_port(address: str) -> None:
   bound = os.environ.get('JAX_COORDINATOR_BIND_ADDRESS') or (
     address if host in _LOOPBACK else f'0.0.0.0:{port}'
   )
-  if ports.is_taken(bound):
+  if _is_taken(bound):
     raise UserError(
       f'The port {bound.rpartition(":")[2]} of {host}, at which process 0 has to listen, is used by another program; '
       f'choose another one in JAX_COORDINATOR_ADDRESS, for all processes.'
     )
+
+
+def _is_taken(address: str) -> bool:
+  """Whether another program listens at 'host:port' of this machine, so that no coordinator can."""
+  host, _, port = address.rpartition(':')
+  host = host.strip('[]')
+  with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as found:
+    # As servers do: a port whose last connections are only just closed is free.
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      found.bind((host, int(port)))
+    except OSError as error:
+      return error.errno == errno.EADDRINUSE
+  return False
 
 
 def _bind_address(address: str) -> dict[str, str]:

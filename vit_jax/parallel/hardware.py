@@ -5,25 +5,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-  """One JAX device: a core of a TPU v2, v3 or v7x, a chip of another TPU, or a GPU.
+  """One JAX device: a core of a TPU v2, v3 or v7x, a chip of another TPU, or a GPU."""
 
-  Attributes:
-    peak_flops: FLOP/s of bfloat16 matrix products.
-    memory: bytes of HBM that a program may use (on a TPU, what its compiler reports); 0 if unknown.
-    memory_bandwidth: bytes/s of HBM.
-    clock: Hz of a TPU's matrix unit; 0 if unknown.
-    link_bandwidth: bytes/s of one inter-chip link in one direction; 0 if it has no such links.
-    ring: a dimension of the torus is a closed ring if its size is a multiple of this; 0 if it never is.
-    network_bandwidth: bytes/s of a device's share of the data centre's network, in one direction.
-  """
-
-  peak_flops: float
-  memory: float = 0
-  memory_bandwidth: float = 0.0
-  clock: float = 0.0
-  link_bandwidth: float = 0.0
-  ring: int = 0
-  network_bandwidth: float = 0.0
+  peak_flops: float  # FLOP/s of bfloat16 matrix products
+  memory: float = 0  # bytes of HBM that a program may use (on a TPU, what its compiler reports); 0 if unknown
+  memory_bandwidth: float = 0.0  # bytes/s of HBM
+  clock: float = 0.0  # Hz of a TPU's matrix unit; 0 if unknown
+  link_bandwidth: float = 0.0  # bytes/s of one inter-chip link in one direction; 0 if it has no such links
+  ring: int = 0  # a dimension of the torus is a closed ring if this divides its size; 0 if it never is
+  network_bandwidth: float = 0.0  # bytes/s of a device's share of the data centre's network, in one direction
 
 
 _GIB = 2**30

@@ -67,12 +67,8 @@ def make_mesh(
   slices over. The rest of each axis lies within a slice, where JAX places the devices to suit the network's
   shape.
 
-  Args:
-    mesh: devices along each axis; one may be -1, which takes the devices that are left.
-    devices: by default those of all processes; a plan passes those of a machine that it does not have.
-
-  Raises:
-    UserError: the axes do not multiply to the number of devices, or the wrong ones would cross slices.
+  The devices are by default those of all processes; a plan passes those of a machine that it does not have. Raises
+  UserError where the axes do not multiply to their number, or the wrong ones would cross slices.
   """
   devices = list(jax.devices() if devices is None else devices)
   shape = shape_on(mesh, len(devices))

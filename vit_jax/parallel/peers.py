@@ -175,7 +175,7 @@ class Peers:
           return
         if now - aborting_since > _SILENCE_IN_ABORT_SECONDS:
           self._silence = min(self._limit, _SUSPICIOUS_SECONDS)
-          self._end_because_of(self._silent_processes() or self._process_0())
+          self._end_because_of(self._silent_processes() or (['0'] if jax.process_index() > 0 else []))
       if now - self._answered > self._silence:
         self._end_because_of(['0'])
       silent = self._silent_processes()
@@ -189,10 +189,6 @@ class Peers:
       for name, (count, since) in self._counts.items()
       if count != _LEFT and self._answered - since > self._silence
     ]
-
-  def _process_0(self) -> list[str]:
-    """Process 0, unless this process is it."""
-    return ['0'] if jax.process_index() > 0 else []
 
   def _end_because_of(self, lost: list[str]) -> None:
     if len(lost) > 1:

@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.foundation import pytrees
 
-# (regex of a parameter's whole path, mesh axes of its LAST dimensions, other axes for them, …); the first match wins.
-# Of its ways to split, it is that by which the most axes split a dimension, and the first of those.
+# As `models.base.ShardingRules`. A rule's way to split is the first by which the most axes split a dimension.
 Rules = Sequence[tuple[str, *tuple[tuple[str | None, ...], ...]]]
 
 
@@ -30,10 +29,8 @@ def param_shardings(shapes: Any, rules: Rules, mesh: Mesh, min_shard_size: int) 
   """The sharding of every parameter: a tree as `shapes`, whose paths the rules match.
 
   A dimension is split only where its rule says so and the axis divides it; a parameter with fewer than
-  `min_shard_size` elements is copied to every device, because fetching it costs more than it saves.
-
-  Raises:
-    ValueError: no rule matches a path, or a rule has more dimensions than the parameter.
+  `min_shard_size` elements is copied to every device, because fetching it costs more than it saves. Raises ValueError
+  where no rule matches a path, or a rule has more dimensions than the parameter.
   """
 
   def sharding(path: str, leaf: Any) -> NamedSharding:

@@ -101,9 +101,7 @@ def ranking_key(plan: Plan) -> tuple[bool, float]:
 def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   """Compiles the trainer's own step for a topology, and reads memory, collectives and time off the result.
 
-  Raises:
-    UserError: a config that does not fit the data or the devices.
-    NotCompiled: the compiler refuses the program, and not because it needs too much memory.
+  Raises NotCompiled where the compiler refuses the program, and not because it needs too much memory.
   """
   run = Run(config, dataset, topology.devices)
   program, devices = run.program, len(topology.devices)

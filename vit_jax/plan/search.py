@@ -32,11 +32,8 @@ def search(config: Config, topology: Topology, dataset: Dataset, report: Report)
   rematerialisation, a loop or unrolled blocks and, where memory is short, accumulation.
 
   That is some ten programs instead of the several hundred of all combinations. `report` is told of each plan as soon as
-  it is made. All come back with nothing left open, the best first.
-
-  Raises:
-    UserError: the batch divides over no mesh of these devices.
-    NotCompiled: the compiler refuses all programs of the first stage.
+  it is made. All come back with nothing left open, the best first. Raises UserError where the batch divides over no
+  mesh of these devices, NotCompiled where the compiler refuses all programs of the first stage.
   """
   found: list[Candidate] = []
   refused: list[tuple[Config, NotCompiled]] = []

@@ -1,7 +1,6 @@
 """Plans as text for people: one as a table, several as a ranking."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from vit_jax.plan.planner import GIB, Plan, Speed, ranking_key
 
@@ -20,7 +19,7 @@ def plan_text(plan: Plan) -> str:
     ('settings', settings_text(plan)),
     ('parameters', f'{plan.parameters:,}'),
     *_memory_rows(plan),
-    *_collective_rows(plan),
+    *((kind, _collective_text(traffic)) for kind, traffic in plan.collectives.items()),
     ('model FLOPs a step', f'{plan.model_flops:.3e}'),
   ]
   if plan.compiler_flops is not None:
@@ -57,13 +56,9 @@ def _memory_rows(plan: Plan) -> list[tuple[str, str]]:
   return rows
 
 
-def _collective_rows(plan: Plan) -> list[tuple[str, str]]:
-  rows = []
-  for kind, traffic in plan.collectives.items():
-    count, seconds = traffic['count'], traffic['seconds']
-    text = f'{count:,.0f} a step, {_size(traffic["bytes"])} a device, {seconds * 1e3:.1f} ms'
-    rows.append((kind, text))
-  return rows
+def _collective_text(traffic: Mapping[str, float]) -> str:
+  count, size, seconds = (traffic[name] for name in ('count', 'bytes', 'seconds'))
+  return f'{count:,.0f} a step, {_size(size)} a device, {seconds * 1e3:.1f} ms'
 
 
 def _speed_rows(plan: Plan, speed: Speed) -> list[tuple[str, str]]:
@@ -97,12 +92,10 @@ def settings_text(plan: Plan) -> str:
   settings = dict(plan.settings)
   del settings['batch_size'], settings['images_per_device']
   height, width = settings.pop('image_size')
-  parts = [_setting_text(name, value) for name, value in settings.items() if value is not False]
+  parts = [
+    name if value is True else f'{name} {value}' for name, value in settings.items() if value is not False
+  ]
   return ', '.join([*parts, f'{height} × {width} px'])
-
-
-def _setting_text(name: str, value: Any) -> str:
-  return name if value is True else f'{name} {value}'
 
 
 def ranking_text(plans: Sequence[Plan]) -> str:

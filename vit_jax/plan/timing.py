@@ -182,9 +182,12 @@ class _Schedule:
     else:
       seconds = hlo.payload(i.shape, start=True) / self._hardware.memory_bandwidth
       lane = _Lane('memory')
-    end = max(self._total.seconds, self._free_at[lane]) + seconds
-    self._free_at[lane] = end
-    self._started[i.name] = _Started(end, collective)
+    self._begin(i.name, lane, seconds, collective=collective)
+
+  def _begin(self, name: str, lane: _Lane, seconds: float, *, collective: bool) -> None:
+    """Starts what takes so long on a lane, once that is free."""
+    self._free_at[lane] = max(self._total.seconds, self._free_at[lane]) + seconds
+    self._started[name] = _Started(self._free_at[lane], collective)
 
   def _cross(self, i: hlo.Instruction, meeting: str, kind: str) -> None:
     """A 'send' of this slice's array to the others, which takes the time, or the 'recv' of what becomes of all arrays.
@@ -195,10 +198,8 @@ class _Schedule:
     if i.opcode == 'recv':
       return
     size = hlo.payload(i.shape, start=True)
-    seconds, lane = self._program.network.between_slices(kind, size), _Lane('network')
-    end = max(self._total.seconds, self._free_at[lane]) + seconds
-    self._free_at[lane] = end
-    self._started[meeting] = _Started(end, collective=True)
+    seconds = self._program.network.between_slices(kind, size)
+    self._begin(meeting, _Lane('network'), seconds, collective=True)
     name = f'{kind.lower().replace("_", "-")} between slices'
     self._total.traffic[name].add(Traffic(1, size, seconds))
 

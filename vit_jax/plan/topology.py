@@ -69,12 +69,9 @@ class Topology:
 def describe(name: str | None) -> Topology:
   """The devices of a topology. Call it before JAX is used: it may choose JAX's platform.
 
-  Args:
-    name: 'v3:16x16', chips along each side; 'v3-512', as Google Cloud counts; '*2' behind either for two
-      slices; 'cpu:8' for so many CPU devices; 'local' for the devices of this host. None: its accelerators.
-
-  Raises:
-    UserError: there is no topology of that name, libtpu is missing, or this host has no accelerators.
+  It is 'v3:16x16', chips along each side; 'v3-512', as Google Cloud counts; '*2' behind either for two slices; 'cpu:8'
+  for so many CPU devices; 'local' for the devices of this host; None for its accelerators. Raises UserError where there
+  is no such topology, libtpu is missing, or this host has no accelerators.
   """
   if name is None or name == 'local':
     return _local(accelerators_only=name is None)

@@ -13,12 +13,9 @@ class Predictions(NamedTuple):
 
 
 def choose(predictions: Predictions, confidence: float, per_class: int | None) -> np.ndarray:
-  """The numbers of the images that are confident enough, of no class more than `per_class`, in order.
+  """The numbers of the images whose most probable class is at least so probable, in order.
 
-  Args:
-    predictions: of all images.
-    confidence: the least probability of an image's most probable class.
-    per_class: how many images a class keeps, the most confident ones and of equal ones the first; None: all.
+  A class keeps `per_class` of them, the most confident ones and of equal ones the first; None: all.
   """
   best, confident = predictions.classes[:, 0], predictions.probabilities[:, 0]
   numbers = np.flatnonzero((best >= 0) & (confident >= confidence))

@@ -36,19 +36,12 @@ _LONGEST_WAIT = 60  # seconds, for other commands to write a small file
 
 
 class Teachers:
-  """Models whose probabilities are averaged, on all devices of this machine.
-
-  Attributes:
-    checkpoints: what they were loaded from.
-    digests: of each model, by which it differs from another one at the same place.
-    class_names: of the classes.
-  """
+  """Models whose probabilities are averaged, on all devices of this machine."""
 
   def __init__(self, checkpoints: Sequence[str], batch_size: int):
     """Loads the checkpoints; `batch_size` images at a time are rounded up to what divides over the devices.
 
-    Raises:
-      UserError: one cannot be read, has no head, or has other classes than the first.
+    Raises UserError where one cannot be read, has no head, or has other classes than the first.
     """
     self.checkpoints = list(checkpoints)
     self._models = [load(checkpoint) for checkpoint in checkpoints]
@@ -74,6 +67,7 @@ class Teachers:
         _log.warning('%s', note)
       in_order = np.array_equal(matched.rows, np.arange(first.num_classes))
       orders.append(None if in_order else matched.rows)
+    # By these a model differs from another one at the same place.
     self.digests = [_digest(*pair) for pair in zip(self._models, orders, strict=True)]
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
     self._batch_sharding = NamedSharding(mesh, PartitionSpec('data'))
@@ -155,11 +149,7 @@ class Chunks:
   """The predictions in a workdir, to which several commands may write at the same time."""
 
   def __init__(self, workdir: pathlib.Path, teachers: Teachers, source: Unlabelled):
-    """Claims the workdir: a new folder, or that of the same work.
-
-    Raises:
-      UserError: it holds predictions of other teachers or images.
-    """
+    """Claims the workdir: a new folder, or that of the same work; UserError for one of other teachers or images."""
     self._workdir, self._folder, self._images = workdir, workdir / 'predictions', len(source)
     files.make_directories(self._folder)
     settings = {

@@ -35,12 +35,7 @@ def write(
   class_names: tuple[str, ...],
   workdir: pathlib.Path,
 ) -> Labels:
-  """Writes the data set in `workdir`, or goes on where that was interrupted.
-
-  Raises:
-    UserError: no image is chosen; or there is a data set that was chosen otherwise.
-    Preempted: interrupted; the same call goes on.
-  """
+  """Writes the data set in `workdir`; raises as `samples.prepare`, and UserError where no image is chosen."""
   numbers = choosing.choose(predictions, choice.confidence, choice.per_class)
   unreadable = int((predictions.classes[:, 0] < 0).sum())
   if not len(numbers):

@@ -34,23 +34,17 @@ def prepare(
   selection: str,
   workers: int,
 ) -> int:
-  """Writes the data set, or goes on where that was interrupted.
+  """Writes the data set, or goes on where that was interrupted (Preempted); the most classes that an image has.
 
   Args:
-    source, predictions: all images.
-    numbers: those that are written.
-    top: classes of each at most.
-    class_names: of all classes.
+    source, predictions: all images; `numbers`: those that are written.
+    top: classes of each at most, of all that have names.
     workdir: where to; the shards take as much room again until the data set is complete.
     selection: a name for how images and classes were chosen: a data set chosen otherwise is refused.
     workers: processes.
 
-  Returns:
-    The most classes that an image has.
-
   Raises:
     UserError: there is a data set that was chosen otherwise, or has not all the images that were chosen.
-    Preempted: interrupted; the same command goes on.
   """
   shards, data_set = workdir / f'samples-{selection}', str(workdir / DATA_SET)
   options = run.Options(Shrinking(), workers=workers, selection=Selection(class_names=class_names))

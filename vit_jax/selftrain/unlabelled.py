@@ -44,11 +44,7 @@ def _of_files(paths: Sequence[pathlib.Path]) -> Unlabelled:
 
 
 def opened(arguments: Sequence[str]) -> Unlabelled:
-  """The images that a command line names: files and folders, or one source, such as 'tfds:cifar10:train[10%:]'.
-
-  Raises:
-    UserError: there is no such thing.
-  """
+  """The images that a command line names: files and folders, or one source, such as 'tfds:cifar10:train[10%:]'."""
   kinds = sources.SOURCES.names()
   first = arguments[0]
   if first.partition(':')[0] in kinds and not pathlib.Path(first).exists():

@@ -19,47 +19,30 @@ _Choice = TypeVar('_Choice')
 
 @dataclasses.dataclass(frozen=True)
 class Unlabelled:
-  """Images that a variant's teacher labels, and that the variant trains on beside its own data.
+  """Images that a variant's teacher labels, and that the variant trains on beside its own data."""
 
-  Attributes:
-    images: a source with its split, such as 'tfds:cifar10:train[10%:]'; its own labels are not looked at.
-    choice: which of them, with how many classes.
-    weight: how often one of them is drawn, for one draw of the variant's own data.
-  """
-
-  images: str
-  choice: Choice = dataclasses.field(default_factory=Choice)
-  weight: float = 1.0
+  images: str  # a source with its split, such as 'tfds:cifar10:train[10%:]'; its own labels are not looked at
+  choice: Choice = dataclasses.field(default_factory=Choice)  # which of them, with how many classes
+  weight: float = 1.0  # how often one of them is drawn, for one draw of the variant's own data
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """One of the things that are compared.
+  """One of the things that are compared."""
 
-  Attributes:
-    config: as --config of `vit_jax.main`, such as 'locality:plain,small'.
-    options: dotted name -> value, where it differs from that config.
-    start: another variant that comes before; its run of the same seed is this one's `init.checkpoint`.
-    teacher: another variant that comes before; its run of the same seed is this one's `objective.teachers` or, with
-      `unlabelled`, labels those.
-    averaged: the teacher is the average of that variant's runs of all seeds, instead of its run of the same seed.
-    unlabelled: what the teacher labels; None: nothing.
-    compared: whether it is in the table; False: others start from it, and it need not have the metric.
-    published: what its source says, for the table.
-    line: the variants of one line in the figure, where the study has an `axis`.
-    at: its place on that axis; None: the FLOPs of its training.
-  """
-
-  config: str
+  config: str  # as --config of `vit_jax.main`, such as 'locality:plain,small'
+  # Dotted name -> value, where it differs from that config.
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  start: str = ''
+  start: str = ''  # another variant before it, whose run of the same seed is this one's `init.checkpoint`
+  # Another variant that comes before; its run of the same seed is this one's `objective.teachers` or, with
+  # `unlabelled`, labels those.
   teacher: str = ''
-  averaged: bool = False
-  unlabelled: Unlabelled | None = None
-  compared: bool = True
-  published: str = ''
-  line: str = ''
-  at: float | None = None
+  averaged: bool = False  # the teacher is the average of that variant's runs of all seeds
+  unlabelled: Unlabelled | None = None  # what the teacher labels; None: nothing
+  compared: bool = True  # whether it is in the table; otherwise it need not have the metric
+  published: str = ''  # what its source says, for the table
+  line: str = ''  # the variants of one line in the figure, where the study has an `axis`
+  at: float | None = None  # its place on that axis; None: the FLOPs of its training
 
   @property
   def objective_teacher(self) -> str:
@@ -69,21 +52,13 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """What the `get_study` of a study's file returns.
+  """What the `get_study` of a study's file returns."""
 
-  Attributes:
-    title: of the table.
-    variants: name -> variant; a name is the folder of its runs too.
-    seeds: of the runs of each variant.
-    metric: of the last evaluation, that is compared.
-    axis: title of the figure's horizontal axis; '': the figure has a row for each variant.
-  """
-
-  title: str
-  variants: Mapping[str, Variant]
-  seeds: tuple[int, ...] = (0, 1, 2)
-  metric: str = 'test/accuracy'
-  axis: str = ''
+  title: str  # of the table
+  variants: Mapping[str, Variant]  # name -> variant; a name is the folder of its runs too
+  seeds: tuple[int, ...] = (0, 1, 2)  # of the runs of each variant
+  metric: str = 'test/accuracy'  # of the last evaluation, that is compared
+  axis: str = ''  # title of the figure's horizontal axis; '': the figure has a row for each variant
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from vit_jax.config import Config, as_json
 from vit_jax.evaluation.base import Evaluator
+from vit_jax.foundation import class_matching
 from vit_jax.parallel.agreement import Fact, check_facts
 from vit_jax.training.run import Dataset, Run
 
@@ -24,8 +25,7 @@ def check(run: Run, evaluators: Mapping[str, Evaluator]) -> None:
 def facts(config: Config, dataset: Dataset, evaluated: Mapping[str, int]) -> list[Fact]:
   """What the processes of a run must have alike, as many facts for any config; `evaluated`: evaluator -> its images."""
   names = list(dataset.class_names)
-  few = ', '.join(names[:3]) + (', …' if len(names) > 3 else '')
-  data = f'{dataset.examples:,} images of {dataset.classes} classes ({few})'
+  data = f'{dataset.examples:,} images of {dataset.classes} classes ({class_matching.listed(names)})'
   splits = ', '.join(f'{name} {count:,}' for name, count in evaluated.items())
   values = as_json(config)
   sections = [each.name for each in dataclasses.fields(Config) if each.name not in _SECTIONS_THAT_MAY_DIFFER]

@@ -72,7 +72,9 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
     return Choice(config, '')
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
-    unrolled = model.unroll is None and _is_unrolled_on_cpu(architecture, steps)
+    unrolled = model.unroll is None and (
+      model.has_feature_maps or (steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL)
+    )
     model = dataclasses.replace(model.with_unrolled_blocks(unrolled), remat=model.remat or 'none')
     config = dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts)
     return Choice(config, 'Chosen for these devices: blocks unrolled' if unrolled else '')
@@ -94,12 +96,6 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   return Choice(config, f'Chosen for these devices: {chosen}; about {needed / _GIB:.1f}{room} GiB')
 
 
-def _is_unrolled_on_cpu(architecture: Architecture, steps: int) -> bool:
-  if architecture.model.has_feature_maps:
-    return True
-  return steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL
-
-
 def _parameters(architecture: Architecture) -> int:
   return sum(leaf.size for leaf in architecture.shapes().values())
 
@@ -110,12 +106,9 @@ def _fitting(
   parameters: int,
   memory: float | None,
   devices: Sequence[Any],
-  unrolled: bool,
+  unrolled: bool,  # whether these devices and the run's length suit unrolled blocks
 ) -> tuple[Config, float]:
-  """The config with all but the mesh chosen, and about what a step then needs of a device.
-
-  `unrolled`: whether these devices and the run's length suit unrolled blocks.
-  """
+  """The config with all but the mesh chosen, and about what a step then needs of a device."""
   remats = _REMATS if config.model.remat is None else (config.model.remat,)
 
   @functools.cache
@@ -167,10 +160,7 @@ def estimated_bytes(
 ) -> float:
   """About what a training step needs on a device, in bytes, where nothing of the config is left open.
 
-  Args:
-    parameters: of the network.
-    bytes_saved: of an image, for the backward pass or by it.
-    values: of an image, height × width × channels.
+  An image has so many values (height × width × channels), and for it the backward pass reads `bytes_saved`.
   """
   mesh = config.mesh
   split = max(mesh.fsdp or 1, 1) * max(mesh.tensor, 1)

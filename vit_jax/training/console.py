@@ -208,10 +208,8 @@ def evaluator_lines(evaluators: Mapping[str, Evaluator]) -> list[str]:
   """'Evaluator val: folder:/photos val, 45 images' of each, and its notes."""
   lines: list[str] = []
   for name, evaluator in evaluators.items():
-    lines.append(
-      f'Evaluator {name}: {", ".join(filter(None, [evaluator.title, _images(evaluator.examples)]))}'
-    )
-    lines += evaluator.notes
+    said = filter(None, [evaluator.title, _images(evaluator.examples)])
+    lines += [f'Evaluator {name}: {", ".join(said)}', *evaluator.notes]
   return lines
 
 

@@ -45,7 +45,8 @@ class EarlyStopping:
     value = scores.get(self.config.metric or '')
     if value is None:
       return
-    if math.isnan(self.best) or self._is_better(value):
+    is_better = value > self.best if self._direction == 'higher' else value < self.best
+    if math.isnan(self.best) or is_better:
       self.best, self.best_step, self.misses = value, step, 0
     else:
       self.misses += 1
@@ -81,6 +82,3 @@ class EarlyStopping:
     if self.config.direction is not None:
       return self.config.direction
     return 'higher' if metric_kind(self.config.metric or '').higher_is_better else 'lower'
-
-  def _is_better(self, value: float) -> bool:
-    return value > self.best if self._direction == 'higher' else value < self.best

@@ -63,9 +63,8 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   who = 'of the class token, mean over heads' if reads_class_token else 'mean over heads and tokens'
   figure.suptitle(f'Attention to each patch in the last block, {who}')
   height, width = images.shape[1:3]
-  for (above, below), image, share in zip(
-    figure.subplots(2, len(images), squeeze=False).T, images, received, strict=True
-  ):
+  axes = figure.subplots(2, len(images), squeeze=False).T
+  for (above, below), image, share in zip(axes, images, received, strict=True):
     _show(above, image, run.config.data)
     below.imshow(share, cmap='inferno', extent=(0, width, height, 0))
     below.set_axis_off()
@@ -74,17 +73,11 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
 
 @matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_first_batch(
-  path: pathlib.Path,
-  images: np.ndarray,
-  labels: np.ndarray,
-  class_names: tuple[str, ...],
-  data: DataConfig,
+  path: pathlib.Path, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...], data: DataConfig
 ) -> None:
-  """Draws images as the model is given them (cropped, flipped, normalised), with their labels, into a PNG.
+  """Draws the first 32 images as the model is given them, (B, H, W, C) in `data.value_range`, with their labels.
 
-  Args:
-    images: float (batch, height, width, channels) in `data.value_range`; the first 32 are drawn.
-    labels: int (batch,), or (batch, max_labels) padded with -1.
+  Those are int (B,), or (B, max_labels) padded with -1.
   """
   images, labels = images[:32], labels[:32]
   columns = 8

@@ -30,12 +30,12 @@ Params = dict[str, Any]
 
 
 class _Network(NamedTuple):
-  """A frozen model without its numbers."""
+  """A frozen model, to which `nnx.merge` gives its parameters."""
 
   wanted: FrozenModel  # what the objective asks for
-  architecture: Architecture  # the network
+  architecture: Architecture
   preprocess: Preprocess  # how images become its input
-  graphdef: nnx.GraphDef  # the network; with parameters, `nnx.merge` makes it
+  graphdef: nnx.GraphDef
   shapes: Params  # its parameters' ShapeDtypeStructs with their shardings
 
 

@@ -24,16 +24,11 @@ from vit_jax.training.step import Program
 def read_initial(
   config: Config, architecture: Architecture, class_names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], str]:
-  """Reads config.init.checkpoint and makes it fit.
+  """Reads config.init.checkpoint and makes it fit, a head that is kept to `class_names`, those of the training data.
 
-  A head that is kept is matched with `class_names`, those of the training data.
-
-  Returns:
-    path -> array of the parameters that do not begin anew, masked where rows of a head do; and a text that accounts
-    for every tensor; ({}, '') without a checkpoint.
-
-  Raises:
-    UserError: the checkpoint is not there, is damaged, or does not fit the config or the data's classes.
+  Returns path -> array of the parameters that do not begin anew, masked where rows of a head do, and a text that
+  accounts for every tensor; ({}, '') without a checkpoint. Raises UserError where the checkpoint is not there, is
+  damaged, or does not fit the config or the data's classes.
   """
   checkpoint, model = config.init.checkpoint, config.model
   if checkpoint is None:
@@ -71,7 +66,8 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
         placed = sharding_lib.place(array, leaf)
         tree[path] = _merged(placed, tree[path], array, leaf) if path in tree else placed
   state = state._replace(**{name: pytrees.unflatten(tree) for name, tree in trees.items()})
-  return state._replace(ema=jax.jit(_copied)(state.variables) if program.state.ema else {})
+  copied = jax.jit(lambda leaves: jax.tree.map(jnp.copy, leaves))
+  return state._replace(ema=copied(state.variables) if program.state.ema else {})
 
 
 def _merged(placed: jax.Array, initial: jax.Array, array: np.ndarray, leaf: Any) -> jax.Array:
@@ -99,10 +95,6 @@ def _with_head_of(
     by=config.init.classes,
     complete=False,
   )
-
-
-def _copied(leaves: Any) -> Any:
-  return jax.tree.map(jnp.copy, leaves)
 
 
 def _without(state: TrainState, paths: Collection[str]) -> TrainState:

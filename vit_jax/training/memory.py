@@ -14,10 +14,7 @@ _GIB = 2**30
 
 
 def check(run: Run) -> None:
-  """Raises UserError for a state, or batches made ahead, larger than the memory of this machine and its devices.
-
-  Activations are not counted: what they take, the compiler knows.
-  """
+  """Raises UserError for a state, or batches made ahead, larger than the memory here; activations are not counted."""
   host = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   _check_state(run, host)
   _check_batches(run.config, host)

@@ -24,17 +24,13 @@ class MetricsLog:
 
   A resumed run continues where its checkpoint was: later lines, which it will compute again, are
   dropped, and so is a line that a kill cut short. Where earlier lines are missing or damaged, a warning says so.
-
-  Attributes:
-    board: TensorBoard's file.
-    complete: whether the run has come to its end, which its tracker is told.
   """
 
   def __init__(
     self, workdir: pathlib.Path, resume_step: int, log_every: int = 1, tracker: Tracker | None = None
   ):
     """`resume_step`: of the checkpoint from which the run goes on, or 0; `log_every`: steps between two lines."""
-    self.complete = False
+    self.complete = False  # whether the run has come to its end, which its tracker is told
     self._tracker = tracker
     self._writes = jax.process_index() == 0
     self.board = Board(workdir, resume_step)
@@ -117,7 +113,7 @@ class Speedometer:
     seconds = time.perf_counter() - self._begin
     if not self._steps:
       return {}
-    done = self._flops_before(step) - self._flops_before(step - self._steps)
+    done = self._done(step)
     rate = seconds / done
     before = self._seconds_per_flop
     self._seconds_per_flop = rate if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * rate
@@ -137,8 +133,11 @@ class Speedometer:
       return self._seconds_left(step, self._seconds_per_flop)
     if not self._steps:
       return None
-    done = self._flops_before(step) - self._flops_before(step - self._steps)
-    return self._seconds_left(step, (time.perf_counter() - self._begin) / done)
+    return self._seconds_left(step, (time.perf_counter() - self._begin) / self._done(step))
+
+  def _done(self, step: int) -> float:
+    """Model FLOPs of the interval that ends at `step`."""
+    return self._flops_before(step) - self._flops_before(step - self._steps)
 
   def _seconds_left(self, step: int, seconds_per_flop: float) -> float:
     """Time in proportion to the model's FLOPs: steps at another image size differ by theirs."""

@@ -101,7 +101,6 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   if optimizer.lr_multipliers:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
-      del params
       return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
 
     parts.append(optax.stateless(scale))
@@ -114,10 +113,7 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
 
 
 def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  """The optimizer's own part: gradients -> directions.
-
-  Raises UserError for an optimizer or an argument that there is not, or one that needs more than gradients.
-  """
+  """The optimizer's own part, gradients -> directions; UserError for what there is not, or needs more than these."""
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
     return function(optimizer)

@@ -6,13 +6,17 @@ The config that comes out says all of it, so that config.json, the checkpoints a
 import dataclasses
 import math
 import pathlib
+from collections.abc import Mapping
 
 from vit_jax.config import Config
-from vit_jax.data.config import DataConfig, EvalCrop, Resize
+from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.evaluation.base import EvaluatorConfig
 from vit_jax.pretrained import formats
 from vit_jax.training.resume import stored_config
+
+Values = tuple[float, ...] | None  # one for all channels, or one for each
+Cut = tuple[EvalCrop | None, Resize | None]
 
 
 def resolved(config: Config, workdir: pathlib.Path | None = None) -> Config:
@@ -37,7 +41,10 @@ def _resolved(config: Config, workdir: pathlib.Path | None) -> Config:
   own = Preprocess.of_run(DataConfig(image_size=data.image_size, channels=data.channels), None, None)
   if config.init.checkpoint is not None:
     own = formats.preprocess(config.init.checkpoint, image_size=data.image_size).at(data.image_size)
-  return _filled(config, own)
+  mean, std = (_of_channels(values, data.channels) for values in (own.mean, own.std))
+  return _filled(
+    config, mean, std, own.interpolation, dict.fromkeys(config.evaluators, (own.crop, own.resize))
+  )
 
 
 def as_begun(config: Config, begun: Config) -> Config:
@@ -45,38 +52,25 @@ def as_begun(config: Config, begun: Config) -> Config:
 
   For another image size, what an evaluator cuts off keeps its share of the image.
   """
-  data, old = config.data, begun.data
-  data = dataclasses.replace(
-    data,
-    mean=data.mean or old.mean,
-    std=data.std or old.std,
-    interpolation=data.interpolation or old.interpolation,
-  )
-  evaluators = {
-    name: _cut_as(evaluator, *_cut_at(data.image_size, old, begun.evaluators[name]))
-    if name in begun.evaluators
-    else evaluator
-    for name, evaluator in config.evaluators.items()
-  }
-  return dataclasses.replace(config, data=data, evaluators=evaluators)
+  size, old = config.data.image_size, begun.data
+  there = {name: options for name, options in begun.evaluators.items() if name in config.evaluators}
+  cuts = {name: _cut_at(size, old, options) for name, options in there.items()}
+  return _filled(config, old.mean, old.std, old.interpolation, cuts)
 
 
-def _filled(config: Config, own: Preprocess) -> Config:
-  """The config with what it leaves open taken from a description for its image size."""
+def _filled(
+  config: Config, mean: Values, std: Values, interpolation: Interpolation | None, cuts: Mapping[str, Cut]
+) -> Config:
+  """The config with what it leaves open filled in, also of the evaluators that `cuts` has."""
   data = config.data
   filled = dataclasses.replace(
-    data,
-    mean=data.mean or _of_channels(own.mean, data.channels),
-    std=data.std or _of_channels(own.std, data.channels),
-    interpolation=data.interpolation or own.interpolation,
+    data, mean=data.mean or mean, std=data.std or std, interpolation=data.interpolation or interpolation
   )
-  evaluators = {name: _cut_as(options, own.crop, own.resize) for name, options in config.evaluators.items()}
-  return dataclasses.replace(config, data=filled, evaluators=evaluators)
+  cut = {name: _cut_as(config.evaluators[name], *each) for name, each in cuts.items()}
+  return dataclasses.replace(config, data=filled, evaluators=config.evaluators | cut)
 
 
-def _cut_at(
-  size: tuple[int, int], begun: DataConfig, evaluator: EvaluatorConfig
-) -> tuple[EvalCrop | None, Resize | None]:
+def _cut_at(size: tuple[int, int], begun: DataConfig, evaluator: EvaluatorConfig) -> Cut:
   """The crop and resize of an evaluator, which are for the images of `begun`, for images of another size."""
   if evaluator.resize is None or size == begun.image_size:
     return evaluator.crop, evaluator.resize

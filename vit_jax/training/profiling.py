@@ -40,10 +40,7 @@ class Profiler:
   """
 
   def __init__(self, steps: str | None, folder: pathlib.Path, say: Callable[[str], None]):
-    """`steps` is text that `parse` reads, or None; `say` is called with a sentence when a trace is written.
-
-    A trace is a new folder in `folder/plugins/profile`, as TensorBoard expects.
-    """
+    """A trace is a new folder in `folder/plugins/profile`, as TensorBoard expects, and then `say` gets a sentence."""
     self._first, self._last = parse(steps) if steps else (0, 0)
     self._folder, self._say = folder, say
     self._asked = False

@@ -14,11 +14,7 @@ Size = tuple[int, int]
 
 
 class ProgressiveResizing:
-  """The image size of every step, a pure function of the config, so that a resumed run goes on with its own.
-
-  Attributes:
-    sizes: (height, width) of the stages, in order; the last is data.image_size.
-  """
+  """The image size of every step, a pure function of the config, so that a resumed run goes on with its own."""
 
   def __init__(self, config: Config, timeline: Timeline):
     """Raises UserError for stages out of order, or of sizes that the model does not take."""
@@ -26,7 +22,7 @@ class ProgressiveResizing:
     height, width = config.data.image_size
     self._ends = [timeline.steps(until) for until, _ in stages] + [timeline.total]
     smaller = [(pixels, round(pixels * width / height)) for _, pixels in stages]
-    self.sizes: tuple[Size, ...] = (*smaller, (height, width))
+    self.sizes: tuple[Size, ...] = (*smaller, (height, width))  # of the stages, in order
     for quantity, values in (('duration', [0, *self._ends]), ('size', [size[0] for size in self.sizes])):
       if any(later <= earlier for earlier, later in itertools.pairwise(values)):
         raise UserError(

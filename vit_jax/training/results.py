@@ -39,9 +39,7 @@ class Result(NamedTuple):
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Result:
   """Trains to the end, unless that is done; what it prints goes to `log.txt`. Its checkpoints stay if `keep`.
 
-  Raises:
-    UserError: as `loop.train`; or a run of another config is there.
-    Preempted: the run was asked to stop and has saved.
+  Raises as `loop.train`, and UserError where a run of another config is there.
   """
   folder = place.folder if isinstance(place, Workdir) else place
   config = preprocessing.resolved(config, folder)

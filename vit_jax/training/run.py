@@ -46,15 +46,12 @@ class Run:
   """A config on devices: the mesh, the timeline in steps, the network and its compiled functions.
 
   Attributes:
-    asked: the config as it was given.
-    config: the same with nothing left open (training/auto.py).
+    asked, config: the config as it was given, and with nothing left open (training/auto.py).
     chosen: a line about what was left open; empty: nothing was.
-    dataset: its training data.
-    mesh: its devices.
-    timeline: its durations in steps.
-    resizing: the image size of each step.
-    frozen: the models that the objective asks beside the network.
+    dataset, mesh: its training data and its devices.
+    timeline, resizing: its durations in steps, and the image size of each step.
     architecture: the network with the shapes of its input and output.
+    frozen: the models that the objective asks beside the network.
   """
 
   def __init__(self, config: Config, dataset: Dataset, devices: Sequence[Any] | None = None):
@@ -115,7 +112,7 @@ class Run:
 
     Of frozen models it has the forward pass.
     """
-    each = flops.train_flops(self.architecture.forward_flops(image_size)) + self.frozen.forward_flops()
+    each = flops.TRAINING * self.architecture.forward_flops(image_size) + self.frozen.forward_flops()
     return float(self.config.batch_size * each)
 
   def training_flops(self) -> float:
@@ -153,15 +150,9 @@ def _numbered_as(trained: Sequence[str], source: Source, config: Config) -> Sour
 
 
 def evaluate(
-  state: TrainState,
-  evaluators: Mapping[str, Evaluator],
-  report_folder: Any = None,
-  limited: Limited = iter,
+  state: TrainState, evaluators: Mapping[str, Evaluator], report_folder: Any = None, limited: Limited = iter
 ) -> dict[str, float]:
-  """The metrics of all evaluators for a state's model, and for its EMA where there is one.
-
-  `report_folder` gets tables and pictures, if it is given; `limited`: see `Evaluator.run`.
-  """
+  """The metrics of all evaluators for a state's model, and for its EMA where there is one; see `Evaluator.run`."""
   models: dict[str, Params] = {'': state.variables}
   if state.ema:
     models[EMA_SUFFIX] = state.ema

@@ -18,10 +18,7 @@ class Timeline:
 
   @classmethod
   def of(cls, total: str, *, batch_size: int, examples: int) -> 'Timeline':
-    """The timeline of a run that lasts `total`, a duration in epochs, steps or examples.
-
-    Raises UserError for less than a step, or more than can be counted.
-    """
+    """The timeline of a run that lasts `total`; UserError for less than a step, or more than can be counted."""
     steps = durations.steps(total, batch_size=batch_size, examples=examples)
     if not 1 <= steps <= _MOST_STEPS:
       raise UserError(

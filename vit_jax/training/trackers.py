@@ -23,19 +23,12 @@ _LONGEST_VALUE = 500  # characters of a parameter, on any of MLflow's servers
 
 
 class Tracker(Protocol):
-  """A run as one tracker shows it. What the network does to it never stops the training.
+  """A run as one tracker shows it. What the network does to it never stops the training."""
 
-  Attributes:
-    id: what names the run to the tracker.
-  """
-
-  id: str
+  id: str  # what names the run to the tracker
 
   def __init__(self, config: Config, workdir: pathlib.Path, run_id: str | None):
-    """Begins a run that is called as the workdir, or goes on with that of an id.
-
-    Raises UserError where the tracker cannot be reached, or not with these credentials.
-    """
+    """Begins a run that is called as the workdir, or goes on with that of an id; UserError where that cannot be."""
     ...
 
   def write(self, step: int, values: dict[str, float]) -> None:

@@ -28,9 +28,8 @@ class Watchdog:
               evaluate
             save
 
-  The stacks go to stderr and into the file. The watchdog is a Python thread: if C code hangs and holds
-  Python's lock, it cannot run. Then it is the other processes of the run that notice, because this one falls
-  silent.
+  The stacks go to stderr and into the file. The watchdog is a Python thread: if C code hangs and holds Python's lock,
+  it cannot run. Then the other processes of the run notice that this one has fallen silent.
   """
 
   def __init__(self, limit: float, path: pathlib.Path, workdir: Workdir):

@@ -36,16 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 class Workdir:
-  """A run's workdir that is a folder; `BucketWorkdir` is the other kind.
-
-  Attributes:
-    folder: where all but the checkpoints is read and written.
-    checkpoints: the path or address of the checkpoints.
-  """
+  """A run's workdir that is a folder; `BucketWorkdir` is the other kind."""
 
   def __init__(self, folder: pathlib.Path, lease: Lease | None = None):
     """`lease`: of the folder, perhaps one to read only."""
-    self.folder, self.checkpoints = folder, str(folder / CHECKPOINTS)
+    self.folder = folder  # where all but the checkpoints is read and written
+    self.checkpoints = str(folder / CHECKPOINTS)  # their path or address
     self._lease = lease
 
   def check(self) -> None:

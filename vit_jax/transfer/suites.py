@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import re
+from typing import Any
 
 from vit_jax.data import sources
 from vit_jax.data.config import Crop
@@ -36,17 +37,19 @@ class Row:
   has_real_labels: bool = False  # whether ImageNet ReaL has labels of the test split
 
 
+def _divided(source: str, test: str, percent: int = 90, **options: Any) -> Row:
+  """A source whose sweeps train on so much of the training split, and choose by the rest of it."""
+  train, rest = f'train[:{percent}%]', f'train[{percent}%:]'
+  return Row(source, source, 'train', train, rest, test, **options)
+
+
 def _of_table_4(
   name: str, held_out: int, steps: int, test: str = 'test', rates: tuple[float, ...] = _RATES
 ) -> Row:
   """A row of table 4; the authors chose the rate by `held_out` per cent of the training split."""
-  return Row(
-    name,
-    f'tfds:{name}',
-    train='train',
-    sweep_train=f'train[:{100 - held_out}%]',
-    sweep_test=f'train[{100 - held_out}%:]',
-    test=test,
+  return dataclasses.replace(
+    _divided(f'tfds:{name}', test, 100 - held_out),
+    name=name,
     steps=steps,
     rates=rates,
     prepare=f'tfds build {name} --file_format=array_record',
@@ -80,17 +83,7 @@ PAPER = {
 }
 _VTAB_ROWS = {task.source: _of_vtab(task) for task in TASKS.values()}
 # Shifted as in configs/quickstart.py, and not mirrored: a mirrored 3 is no 3.
-_DIGITS = Row(
-  'digits',
-  'digits',
-  train='train',
-  sweep_train='train[:90%]',
-  sweep_test='train[90%:]',
-  test='test',
-  crop='random',
-  padding=1 / 8,
-  flip=False,
-)
+_DIGITS = _divided('digits', 'test', crop='random', padding=1 / 8, flip=False)
 _ROWS = PAPER | _VTAB_ROWS | {'digits': _DIGITS}
 _SUITES = {
   'paper': [*PAPER, *_VTAB_ROWS, f'{FEWSHOT}imagenet2012'],
@@ -100,11 +93,10 @@ _SUITES = {
 
 
 def names(suite: str) -> list[str]:
-  """The names of a suite's rows; `row` makes a row of each.
+  """The names of the rows (see `row`) of 'paper', 'vtab', 'fewshot', or of names with commas between.
 
-  They are 'paper', 'vtab', 'fewshot', or names with commas between: of the paper ('cifar10'), any source ('digits',
-  'vtab:dmlab', 'folder:/path', 'tfds:NAME'), with 'fewshot:' before it for probes. Others, or one twice, are a
-  UserError.
+  Those are of the paper ('cifar10'), or any source ('digits', 'vtab:dmlab', 'folder:/path'), with 'fewshot:' before it
+  for probes. Others, or one twice, are a UserError.
   """
   result = [name.strip() for item in suite.split(',') for name in _SUITES.get(item.strip(), [item])]
   for name in result:
@@ -117,7 +109,7 @@ def names(suite: str) -> list[str]:
 def row(name: str) -> Row:
   """The row of one of `names`; UserError where the data is not there, or has no split to test on."""
   plain = name.removeprefix(FEWSHOT)
-  found = _ROWS.get(plain) or _of_source(plain)
+  found = _ROWS.get(plain) or _divided(plain, splits.first_of(splits.HELD_OUT, plain))
   return dataclasses.replace(found, name=name, fewshot=name.startswith(FEWSHOT))
 
 
@@ -142,12 +134,6 @@ def _check(name: str) -> None:
   _, _, split = sources.parse(name, '')
   if split:
     raise UserError(f'--suite has {name!r} with a split; leave it out, the training split is divided here.')
-
-
-def _of_source(name: str) -> Row:
-  """The row of a source that the paper does not have."""
-  test = splits.first_of(splits.HELD_OUT, name)
-  return Row(name, name, train='train', sweep_train='train[:90%]', sweep_test='train[90%:]', test=test)
 
 
 def folder_name(name: str) -> str:

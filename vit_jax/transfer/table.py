@@ -51,11 +51,6 @@ def quoted_text(column: str, row: str) -> str:
   return _percent_text(mean, deviation) if improved is None else f'{mean:g}/{improved:g}'
 
 
-def core_days_text() -> str:
-  """The last row of the paper's table: 'H/14 JFT 2.5k, L/16 JFT 0.68k, …'."""
-  return ', '.join(f'{column} {thousands:g}k' for column, thousands in THOUSAND_CORE_DAYS.items())
-
-
 def _percent_text(mean: float, deviation: float | None) -> str:
   return f'{mean:.2f}' if deviation is None else f'{mean:.2f} ± {deviation:.2f}'
 
@@ -105,7 +100,8 @@ def _footnotes(lines: Sequence[Line], settings: dict[str, Any]) -> list[str]:
       'features of a model with random parameters.'
     )
   if any(quoted_text(column, line.name) for column in QUOTED for line in lines):
-    notes += [f'* {SOURCE}.', f'* TPUv3-core-days of pre-training: {core_days_text()}.']
+    days = ', '.join(f'{column} {thousands:g}k' for column, thousands in THOUSAND_CORE_DAYS.items())
+    notes += [f'* {SOURCE}.', f'* TPUv3-core-days of pre-training: {days}.']
   own_notes = dict.fromkeys(f'{line.name}: {note}.' for line in lines for note in line.notes)
   return [*notes, *own_notes]
 

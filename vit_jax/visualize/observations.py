@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.models.capabilities import Grid, LeadingTokens, leading_tokens
+from vit_jax.models.capabilities import Attends, Grid, leading_tokens
 from vit_jax.visualize import measures, model_parts
 
 
@@ -44,7 +44,7 @@ class Observer:
     self.absent = model_parts.absent(model)
     self.grid = model_parts.patch_grid(model)
     module = model.module
-    self.reads_class_token = isinstance(module, LeadingTokens) and module.reads_class_token
+    self.reads_class_token = isinstance(module, Attends) and module.reads_class_token
 
   def look(self, image: Image.Image | np.ndarray, name: str = '') -> Observation:
     """Everything of one of Pillow's images, or uint8 pixels."""

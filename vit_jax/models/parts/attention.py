@@ -41,6 +41,11 @@ class How:
   sharding: NamedSharding | None = None  # of the tokens (B, N, D)
   unrolled: bool = False  # whether blocks are compiled one after the other, and not as a loop
 
+  def kernel_for(self, query: jax.Array | jax.ShapeDtypeStruct, *, biased: bool = False) -> str:
+    """The kernel of tokens that attend to each other, with queries (B, N, H, Dh) and perhaps a bias of the logits."""
+    options = {'dropout': self.dropout, 'biased': biased, 'sharding': self.sharding}
+    return fused_attention.choose(self.kernel, query, **options)
+
 
 class Attention(nnx.Module):
   """Multi-head attention (paper, appendix A, equations 5 to 8) of some tokens to others, or to themselves."""
@@ -65,13 +70,11 @@ class Attention(nnx.Module):
   ):
     """
     Args:
-      width: D.
-      heads: H, which divides D.
+      width, heads: D, and H, which divides it.
       dtype: of the computation.
       position: what attention knows of positions, where tokens attend to themselves.
       head_norm: makes the norm of each head's queries, and of its keys (arXiv 2302.05442, section 2.1); or None.
       how: the kernel, and what it depends on.
-      rngs: of the initial parameters.
     """
     # LinearGeneral initialises its kernel as the flattened matrix, (D, H*Dh) and (H*Dh, D).
     xavier = {'kernel_init': nnx.initializers.xavier_uniform(), 'dtype': dtype, 'rngs': rngs}
@@ -115,11 +118,7 @@ class Attention(nnx.Module):
     if len(grouped(memory)) == 1 or self.position is not None or dropping:
       return False
     query = jax.ShapeDtypeStruct((*x.shape[:2], *self.query.out_features), self.query.dtype)
-    return (
-      x.shape[1] != memory.shape[1]
-      or fused_attention.choose(self.how.kernel, query, dropout=self.how.dropout, sharding=self.how.sharding)
-      == 'xla'
-    )
+    return x.shape[1] != memory.shape[1] or self.how.kernel_for(query) == 'xla'
 
   def _query(self, x: jax.Array) -> jax.Array:
     return self.query(x) if self.query_norm is None else self.query_norm(self.query(x))
@@ -165,12 +164,7 @@ def attend(
   Returns:
     (B, Q, H, Dh), of the dtype of `value`.
   """
-  kernel = 'xla'
-  if query.shape == key.shape:
-    biased = bias is not None
-    kernel = fused_attention.choose(
-      how.kernel, query, dropout=how.dropout, biased=biased, sharding=how.sharding
-    )
+  kernel = 'xla' if query.shape != key.shape else how.kernel_for(query, biased=bias is not None)
   if kernel != 'xla':
     assert how.sharding is not None, 'without a mesh of devices no kernel is chosen'
     return fused_attention.attend(kernel, query, key, value, how.sharding)
@@ -221,13 +215,8 @@ def _attend_forward(
   rather than read them from memory: a tenth less time a block, by the compiler's estimate for a TPU v3. The sum
   over the keys that the gradient of a softmax needs comes from the output (algorithm 4), which saves a pass.
 
-  Args:
-    queries, keys, values: in the groups of `grouped`; with a bias or dropout each in one.
-    bias, dropout_keys, rate: as for `attend`.
-    keeps: the backward pass reads the logits, rounded; see `keeps_logits`.
-
-  Returns:
-    The outputs; and the inputs, the outputs, and of each query its logits (where kept) and their logsumexp.
+  With a bias or dropout there is one group of each. What is saved are the inputs, the outputs, and of each query its
+  logits (where `keeps_logits`, rounded) and their logsumexp.
   """
   outs, of_logits = [], []
   for query in queries:
@@ -322,21 +311,15 @@ def keeps_logits(
   """Whether the backward pass of XLA's attention had better read the rounded input of its softmax.
 
   In bfloat16 reading it is faster on a TPU than computing it again, where blocks are unrolled and tokens do not
-  fill its rows. By the compiler's estimates for a step with 4,096 images:
+  fill its rows. By the compiler's estimates for a step with 4,096 images on v3-128:
 
-  |                                   | read     | again    | why                                   |
-  |-----------------------------------|----------|----------|---------------------------------------|
-  | L/16, 4 blocks unrolled, v3-128   | 56.6 ms  | 61.7 ms  | no float32 logits change their layout |
-  | L/16, 4 blocks unrolled, v4:4x4x4 | 35.3 ms  | 39.7 ms  | likewise                              |
-  | L/16, 24 blocks as a loop, v3-128 | 371 ms   | 343 ms   | a loop copies what each block saves   |
-  | H/14, 2 blocks unrolled, v3-128   | 57.4 ms  | 54.7 ms  | 257 tokens: `grouped` saves more      |
-  | H/14, 2 blocks unrolled, v4:4x4x4 | 35.0 ms  | 33.4 ms  | likewise                              |
+  |                           | read     | again    | why                                   |
+  |---------------------------|----------|----------|---------------------------------------|
+  | L/16, 4 blocks unrolled   | 56.6 ms  | 61.7 ms  | no float32 logits change their layout |
+  | L/16, 24 blocks as a loop | 371 ms   | 343 ms   | a loop copies what each block saves   |
+  | H/14, 2 blocks unrolled   | 57.4 ms  | 54.7 ms  | 257 tokens: `grouped` saves more      |
 
-  Args:
-    tokens: N.
-    dtype: of queries, keys and values.
-    sharding: of the tokens, whose devices decide; None: nobody knows the devices.
-    unrolled: whether the blocks are compiled one after the other.
+  The devices are those of `sharding`; with None nobody knows them.
   """
   if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
     return False

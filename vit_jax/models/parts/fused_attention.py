@@ -28,13 +28,12 @@ def choose(
   biased: bool = False,
   sharding: NamedSharding | None = None,
 ) -> str:
-  """Which implementation computes attention: 'xla', 'cudnn' or 'splash'.
+  """Which implementation computes attention: 'xla', 'cudnn' or 'splash', as config.model.attention asks.
 
   Args:
     asked: config.model.attention.
     query: (B, N, H, Dh).
-    dropout: of the attention weights, which kernels do not have.
-    biased: whether something is added to the logits, which kernels do not have either.
+    dropout, biased: of the attention weights, and whether something is added to the logits; kernels have neither.
     sharding: of the residual stream; its devices decide, which in a plan are not those of this process. None
       (a model that was loaded for the user's own program): nobody knows how the program will be split.
   """
@@ -49,14 +48,7 @@ def choose(
 
 
 def check(asked: str, heads: int, head_size: int, sharding: NamedSharding | None) -> None:
-  """Raises UserError where config.model.attention asks for a kernel that devices or heads do not go with.
-
-  Args:
-    asked: config.model.attention.
-    heads: H.
-    head_size: Dh.
-    sharding: of the residual stream.
-  """
+  """Raises UserError where config.model.attention asks for a kernel that devices or heads (H, Dh) do not go with."""
   if asked in ('auto', 'xla'):
     return
   name, remedy = f'config.model.attention is {asked!r}', "choose 'auto' or 'xla'"
@@ -81,18 +73,12 @@ def attend(
   *,
   interpret: bool = False,
 ) -> jax.Array:
-  """softmax(q k^T / sqrt(Dh)) v (equations 6 and 7) of tokens that attend to each other.
+  """softmax(q k^T / sqrt(Dh)) v (equations 6 and 7) of tokens that attend to each other, all (B, N, H, Dh).
 
   Args:
     kernel: 'cudnn' or 'splash'.
-    query: (B, N, H, Dh).
-    key: of the same shape.
-    value: of the same shape.
     sharding: of the residual stream (B, N, D): which axes of the mesh split B. The other ones split H.
     interpret: run splash as ordinary operations, on any platform: for tests.
-
-  Returns:
-    (B, N, H, Dh), of the dtype of `value`.
   """
   spec = P(sharding.spec[0], None, _head_axes(sharding))
 

@@ -55,17 +55,7 @@ class Mlp(nnx.Module):
     sharding: NamedSharding | None = None,
     rngs: nnx.Rngs,
   ):
-    """
-    Args:
-      width: D, of inputs and outputs.
-      hidden: M, hidden units.
-      gelu: 'tanh' or 'erf'.
-      init: of the kernels and of the biases.
-      dropout: rate for the hidden units and for the outputs.
-      dtype: of the computation.
-      sharding: of the tokens.
-      rngs: of the initial parameters.
-    """
+    """From width D over M hidden units to D; `init`: of kernels and of biases; `dropout`: of hidden and outputs."""
     kernel_init, bias_init = init
     linear = functools.partial(
       nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
@@ -79,17 +69,10 @@ class Mlp(nnx.Module):
   @staticmethod
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
     """Multiplications for one image (models/flops.py), `patches` of whose `tokens` are on the grid."""
-    del patches
     return flops.mlp(tokens, width, hidden)
 
   def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None) -> jax.Array:
-    """(B, N, D) -> (B, N, D).
-
-    Args:
-      x: the tokens, the patches last.
-      keys: (B,) of the dropout after the activation and at the end, or None.
-      grid: rows and columns of the patches, which only some MLPs need.
-    """
+    """(B, N, D) -> (B, N, D), the patches last, whose `grid` only some MLPs need; `keys` are (B,) of the dropout."""
     graphdef, first, params = nnx.split(self, nnx.PathContains('dense_in'), ...)
 
     # Of the arrays with M hidden units, only the activation's input is saved for the backward pass.
@@ -105,7 +88,6 @@ class Mlp(nnx.Module):
 
   def activate(self, x: jax.Array, grid: Grid | None) -> jax.Array:
     """(B, N, M) -> (B, N, M): what stands between the two layers."""
-    del grid
     return GELU[self.gelu](x)
 
 
@@ -138,16 +120,8 @@ class LocalMlp(Mlp):
 class Depthwise(nnx.Module):
   """A 3 x 3 convolution of each channel by itself on the grid of patches, padded with zeros."""
 
-  def __init__(
-    self, channels: int, *, dtype: jnp.dtype, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
-  ):
-    """
-    Args:
-      channels: C.
-      dtype: of the computation.
-      sharding: of the tokens, whose examples and hidden units stay where they are; None: nothing is split.
-      rngs: of the initial parameters.
-    """
+  def __init__(self, channels: int, *, dtype: jnp.dtype, sharding: NamedSharding | None, rngs: nnx.Rngs):
+    """`sharding` is that of the tokens, whose examples and hidden units stay where they are."""
     shape = (3, 3, channels)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))  # of nine inputs
     self.bias = nnx.Param(jnp.zeros(channels))
@@ -163,7 +137,7 @@ class Depthwise(nnx.Module):
     return out.reshape(x.shape) + self.bias[...].astype(self.dtype)
 
 
-def _of_hidden_units(tokens: jax.sharding.NamedSharding, units: int) -> jax.sharding.NamedSharding:
+def _of_hidden_units(tokens: NamedSharding, units: int) -> NamedSharding:
   """The sharding of (B, rows, columns, units), given that of the tokens (B, N, D)."""
   splits = units % tokens.mesh.shape.get('tensor', 1) == 0
   return NamedSharding(tokens.mesh, PartitionSpec(tokens.spec[0], None, None, 'tensor' if splits else None))

@@ -46,7 +46,6 @@ class Pool(nnx.Module):
   has_parameters: ClassVar[bool] = False
 
   def __init__(self, config: 'ViTConfig', *, rngs: nnx.Rngs | None = None):
-    del rngs
     self.class_tokens = int(config.has_class_token)
     self.leading = config.leading_tokens
 
@@ -56,7 +55,6 @@ class Pool(nnx.Module):
   @staticmethod
   def multiplications(config: 'ViTConfig', tokens: int) -> int:
     """Multiplications for one image (models/flops.py)."""
-    del config, tokens
     return 0
 
 

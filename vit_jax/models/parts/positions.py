@@ -39,23 +39,14 @@ _INIT = initializers.normal(0.02)
 
 
 class Tokens(NamedTuple):
-  """What positions depend on.
+  """What positions depend on."""
 
-  Attributes:
-    grid: rows and columns of patches of the model's own image size; along an axis, of one row or column.
-    others: tokens in front of the patches: class token, distillation token and registers.
-    class_token: whether one of these is a class token, which is then the first.
-    width: D.
-    heads: H.
-    resize: config.model.position_resize.
-  """
-
-  grid: Grid
-  others: int
-  class_token: bool
-  width: int
-  heads: int
-  resize: PositionResize
+  grid: Grid  # rows and columns of patches of the model's own image size; along an axis, of one row or column
+  others: int  # tokens in front of the patches: class token, distillation token and registers
+  class_token: bool  # whether one of these is a class token, which is then the first
+  width: int  # D
+  heads: int  # H
+  resize: PositionResize  # config.model.position_resize
 
   @property
   def head_size(self) -> int:
@@ -75,22 +66,18 @@ class Position:
   @classmethod
   def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> Any:
     """The parameters that are added to the tokens: a Param, a module, or None."""
-    del tokens, rngs
 
   @staticmethod
   def fixed(tokens: Tokens) -> np.ndarray | None:
     """float32 (1, N, D) that are added to the tokens and are no parameter, or None."""
-    del tokens
 
   @staticmethod
   def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array | None:
     """float32 (1, N, D) that are added to the class token and the patches of a grid, or None."""
-    del embedding, tokens, grid
 
   @classmethod
   def in_attention(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition | None':
     """What the attention of one block knows, or None."""
-    del tokens, rngs
 
 
 class Learned(Position):
@@ -138,10 +125,7 @@ class Learned2d(nnx.Module, Position):
     return embedding(grid)
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
-    """
-    Raises:
-      UserError: a width that two does not divide.
-    """
+    """Raises UserError for a width that two does not divide."""
     width, (rows, columns) = tokens.width, tokens.grid
     if width % 2:
       raise UserError(
@@ -180,12 +164,10 @@ class AttentionPosition(nnx.Module, Position):
 
   def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
     """Queries or keys (B, N, H, Dh) -> the same with their positions."""
-    del grid
     return x
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array | None:
     """Queries (B, N, H, Dh), already scaled -> float32 (B or 1, H, N, N), added to the logits; None: nothing is."""
-    del query, grid
 
 
 class Offsets(nnx.Module):
@@ -293,11 +275,7 @@ class Rotary(AttentionPosition):
   """
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
-    """
-    Raises:
-      UserError: heads of a size that four does not divide.
-    """
-    del rngs
+    """Raises UserError for heads of a size that four does not divide."""
     head_size = tokens.head_size
     if head_size % 4:
       raise UserError(
@@ -318,19 +296,10 @@ class Rotary(AttentionPosition):
 
 
 def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray:
-  """Sines and cosines of each patch's column and row, as MoCo v3 (arXiv 2104.02057) fixes them.
+  """float32 (1, N, D): sines and cosines of each patch's column and row, as MoCo v3 (arXiv 2104.02057) fixes them.
 
-  Args:
-    grid: rows, columns.
-    width: D.
-    class_token: whether it comes first; its position is zero.
-
-  Returns:
-    float32 (1, N, D): of each patch the sines and cosines of its column times D / 4 frequencies from 1 to
-    1 / 10,000, then those of its row.
-
-  Raises:
-    UserError: a width that four does not divide.
+  They are those of its column times D / 4 frequencies from 1 to 1 / 10,000, then those of its row; a class token before
+  them has zeros. Raises UserError for a width that four does not divide.
   """
   if width % 4:
     raise UserError(

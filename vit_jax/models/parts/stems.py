@@ -22,7 +22,7 @@ from flax import nnx
 
 from vit_jax.foundation.registry import Registry
 from vit_jax.models import flops
-from vit_jax.models.base import FirstLayer, Remat, ShardingRules
+from vit_jax.models.base import FirstLayer, Remat, Sharding, ShardingRules
 from vit_jax.models.convolutions import (
   HYBRID,
   Bottleneck,
@@ -51,10 +51,7 @@ class Stem(nnx.Module):
   # Whether its outputs are a ResNet's feature map.
   has_feature_maps: ClassVar[bool] = False
 
-  def __init__(
-    self, config: 'ViTConfig', channels: int, *, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
-  ):
-    del config, sharding, rngs
+  def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
     self.outputs = channels
 
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -64,13 +61,11 @@ class Stem(nnx.Module):
   @staticmethod
   def stride(sizes: 'Sizes') -> int:
     """Pixels along a side of a cell of the output."""
-    del sizes
     return 1
 
   @staticmethod
   def layers(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> list[flops.Layer]:
     """The layers in front of the patches (models/flops.py)."""
-    del sizes, image_size, channels
     return []
 
 
@@ -105,9 +100,7 @@ class ResNetStem(Stem):
   first_layer: ClassVar[FirstLayer] = FirstLayer("ResNet's first convolution", 'stem/root/kernel')
   has_feature_maps: ClassVar[bool] = True
 
-  def __init__(
-    self, config: 'ViTConfig', channels: int, *, sharding: jax.sharding.NamedSharding | None, rngs: nnx.Rngs
-  ):
+  def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
     width, blocks = config.sizes.stem_width, config.sizes.stem_blocks
     assert blocks is not None
     check_stage_sizes(stem_width=width, stem_blocks=blocks)
