@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
-from vit_jax.models.capabilities import Attends, LeadingTokens
+from vit_jax.models.capabilities import Attends
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, Params, model_inputs
@@ -55,7 +55,7 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
     return
   weights = function(*jax.device_put((jax.device_get(params), images), jax.local_devices(backend='cpu')[0]))
   rows, columns = run.config.model.grid(images.shape[1:3])
-  reads_class_token = isinstance(network, LeadingTokens) and network.reads_class_token
+  reads_class_token = network.reads_class_token
   heads_mean = np.asarray(weights)[-1].mean(axis=1)  # (B, N, N)
   received = heads_mean[:, 0] if reads_class_token else heads_mean.mean(axis=1)
   received = received[:, -rows * columns :].reshape(-1, rows, columns)

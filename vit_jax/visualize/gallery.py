@@ -3,7 +3,7 @@
 import csv
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ class Output(NamedTuple):
 
   folder: pathlib.Path
   dpi: int = 110  # of the PNGs
-  also: Literal['svg', 'pdf'] | None = None  # a second file of each figure, of lines and text
+  also: str | None = None  # 'svg' or 'pdf': a second file of each figure, of lines and text
 
 
 # Path -> uint8 pixels; None where the file cannot be read.
