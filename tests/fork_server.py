@@ -150,6 +150,7 @@ class _Server:
     self._changed = threading.Condition()
     self._started: list[int] = []
     self._codes: dict[int, int] = {}
+    self._ended = False
     threading.Thread(target=self._read, daemon=True).start()
 
   def fork(self, request: Mapping[str, Any]) -> int:
@@ -158,13 +159,14 @@ class _Server:
     with self._changed:
       self._process.stdin.write(json.dumps(request) + '\n')
       self._process.stdin.flush()
-      assert self._changed.wait_for(lambda: bool(self._started), HUNG), 'the server does not fork'
+      self._changed.wait_for(lambda: bool(self._started) or self._ended, HUNG)
+      assert self._started, f'the server does not fork (exit code {self._process.poll()})'
       return self._started.pop()
 
   def code(self, pid: int, timeout: float | None) -> int | None:
     """The exit code of a fork, or None if it still runs after so many seconds."""
     with self._changed:
-      self._changed.wait_for(lambda: pid in self._codes, timeout)
+      self._changed.wait_for(lambda: pid in self._codes or self._ended, timeout)
       return self._codes.get(pid)
 
   def _read(self) -> None:
@@ -179,6 +181,9 @@ class _Server:
         else:
           self._codes[int(pid)] = int(code)
         self._changed.notify_all()
+    with self._changed:
+      self._ended = True
+      self._changed.notify_all()
 
 
 def _shared_programs() -> dict[str, str]:
