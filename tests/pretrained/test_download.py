@@ -181,7 +181,7 @@ def test_a_name_that_does_not_come_offers_the_nearest_if_it_is_not_published(ser
   ('status', 'times', 'said'),
   [
     (403, 1, r'There is no public file .* answers 403'),
-    (401, 1, r'cannot be downloaded: .* answers 401; check the address'),
+    (401, 1, r'cannot be downloaded .*: the server answers 401; check the address'),
     (503, 5, 'the server answers 503; check the network, or give a local path'),
   ],
 )

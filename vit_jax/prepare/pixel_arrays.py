@@ -23,7 +23,9 @@ from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.prepare import storage
 from vit_jax.prepare.source_image import SourceImage
 
-_LOOKED_AT = 8  # members of an archive, or files of a folder, by which a source is recognised
+_LOOKED_AT = 8  # files of a folder, by which it is recognised
+_LARGEST = 2**31  # bytes of a file, of which SVHN's extra images take 1.3 GB
+_ARCHIVES = r'(cifar-100?-(python|binary)|stl10_binary)\.(tar\.gz|tgz|tar)'
 _SAFE = {
   ('numpy.core.multiarray', '_reconstruct'),
   ('numpy._core.multiarray', '_reconstruct'),
@@ -117,14 +119,12 @@ _READERS: tuple[tuple[str, Callable[[bytes], _Content]], ...] = (
 
 
 def is_arrays(source: str) -> bool:
-  """Whether a source is one of these data sets, by the names of its first files."""
-  if not storage.is_folder(source) and not source.lower().endswith(('.tar', '.tar.gz', '.tgz')):
-    return False
-  try:
-    first = itertools.islice(_files(source), _LOOKED_AT)
-    return any(_reader(name) for name, _ in first if not name.endswith('.txt'))
-  except (tarfile.TarError, EOFError, OSError):  # which what reads such an archive will say
-    return False
+  """Whether a source is one of these data sets, by the name of an archive or the first files of a folder."""
+  if not storage.is_folder(source):
+    return re.fullmatch(_ARCHIVES, posixpath.basename(source)) is not None
+  folder = posixpath.basename(source.rstrip('/'))
+  first = itertools.islice(storage.list_files(source), _LOOKED_AT)
+  return any(_reader(f'{folder}/{name}') for name, _ in first if not name.endswith('.txt'))
 
 
 def list_images(
@@ -207,8 +207,10 @@ def _split(name: str) -> str:
 
 def _read(reader: Callable[[bytes], _Content], name: str, file: BinaryIO) -> _Content:
   try:
-    content = file.read()
-    return reader(gzip.decompress(content) if name.endswith('.gz') else content)
+    content = (cast(BinaryIO, gzip.open(file)) if name.endswith('.gz') else file).read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+      raise UserError(f'{name} has more than {_LARGEST // 2**30} GiB; check what it is.')
+    return reader(content)
   except UserError:
     raise
   except Exception as error:  # NumPy, pickle, SciPy and gzip raise many types for a damaged file
