@@ -98,7 +98,11 @@ def test_a_decompression_bomb_is_bad(tmp_path, monkeypatch):
 
 def test_unreadable_and_huge_images_are_bad(tmp_path, monkeypatch):
   os.mkfifo(tmp_path / 'pipe')  # opening one waits forever, and a device may have no end
-  for place, reason in (('none', r'\(No such file'), ('pipe', 'it is not a regular'), ('/dev/zero', 'it is a')):
+  for place, reason in (
+    ('none', r'\(No such file'),
+    ('pipe', 'it is not a regular'),
+    ('/dev/zero', 'it is not a regular'),
+  ):
     with pytest.raises(BadImage, match=rf'^a/1.jpg cannot be read .*{reason}'):
       images.load(shard_plan.Item('a/1.jpg', str(tmp_path / place), None, None, [0]), Shrinking())
   with zipfile.ZipFile(tmp_path / 'x.zip', 'w', zipfile.ZIP_DEFLATED) as archive:

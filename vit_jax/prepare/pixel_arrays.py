@@ -207,7 +207,7 @@ def _split(name: str) -> str:
 
 def _read(reader: Callable[[bytes], _Content], name: str, file: BinaryIO) -> _Content:
   try:
-    content = (cast(BinaryIO, gzip.open(file)) if name.endswith('.gz') else file).read(_LARGEST + 1)
+    content = (gzip.GzipFile(fileobj=file) if name.endswith('.gz') else file).read(_LARGEST + 1)
     if len(content) > _LARGEST:
       raise UserError(f'{name} has more than {_LARGEST // 2**30} GiB; check what it is.')
     return reader(content)
