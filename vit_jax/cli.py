@@ -47,7 +47,7 @@ def run(main: Callable[..., None], argv: Sequence[str] | None = None, *, positio
   """Parses the flags, calls `main`, and ends the process.
 
   Args:
-    main: without arguments, or, where `positional`, with the list of those that are no flags.
+    main: takes nothing, or, where `positional`, the list of the arguments that are no flags.
     argv: the command line; None: this process's.
     positional: whether there may be arguments that are no flags.
 

@@ -126,7 +126,7 @@ class TrainPipeline(_Pipeline):
       source: the records.
       data: crop, augmentation, image size, repeats, threads, prefetch.
       batch_size: B, over all devices, a multiple of data.repeats.
-      seed: of shuffle and augmentation.
+      seed: decides shuffle and augmentation.
       sharding: of the batch's first axis.
       data_at: maps a step to its options, for progressive resizing; None: always `data`.
 
@@ -139,8 +139,7 @@ class TrainPipeline(_Pipeline):
     super().__init__(source, data, batch_size, sharding)
     self.bad_images = BadImages()
     sizes, weights = zip(*source.parts, strict=True)
-    # The number of a pass is added to the seed of a shuffle: derived seeds keep runs with seeds 0 and 1
-    # apart.
+    # The number of a pass is added to the seed of a shuffle: derived seeds keep runs with seeds 0 and 1 apart.
     seeds = np.random.SeedSequence(seed).generate_state(1 + len(sizes)).tolist()
     augmentation_seed = seeds.pop(1)
     self._shuffle = Shuffle(sizes, weights, seeds)
@@ -174,7 +173,7 @@ class TrainPipeline(_Pipeline):
       self._set_labels(buffers, row, record)
 
   def _example_at(self, position: int) -> tuple[np.ndarray, Record]:
-    """The image, in the size of the position's step, and record of an example, or of that which replaces it."""
+    """The image, in its step's size, and the record of an example, or those of the example that replaces it."""
     step = position // self._batch_size
     data = self._data_at(step)
     error = None
@@ -235,11 +234,12 @@ class EvalPipeline(_Pipeline):
       source: the records.
       data: image size, channels, mean, std, interpolation, max_labels, threads, prefetch.
       crop: see `Preprocess.of_run`.
-      resize: see there.
+      resize: see `Preprocess.of_run`.
       batch_size: over all devices; it is rounded up to what divides over them.
       sharding: of the batch's first axis.
       real_labels: a second list of labels for each record.
-      bad_images: of training images, takes those that cannot be decoded; their rows are padding.
+      bad_images: notes images that cannot be decoded, whose rows are padding, where the source is the training data;
+        None: such an image is an error.
     """
     parts = _parts(sharding)
     super().__init__(source, data, math.ceil(batch_size / parts) * parts, sharding)

@@ -1,9 +1,9 @@
 """The contract of a model, and the registry of the models that there are.
 
-A newcomer writes one file with two classes: a frozen dataclass of options, a `ModelConfig` with the model's named
-sizes, sharding rules and FLOPs, and the network, a `Model`; and adds one line to `MODELS`. What only some models have
-(positions, attention to look at, a mask token, …) is in capabilities.py. The trainer, plans, evaluators, pictures and
-checkpoint formats know models by these two files only.
+A newcomer writes one file with two classes and adds one line to `MODELS`. The first class, a `ModelConfig`, is a frozen
+dataclass of options with the model's named sizes, sharding rules and FLOPs; the second, a `Model`, is the network. What
+only some models have (positions, attention to look at, a mask token, …) is in capabilities.py. The trainer, plans,
+evaluators, pictures and checkpoint formats know models by these two files only.
 """
 
 import abc
@@ -60,9 +60,9 @@ class ModelConfig(abc.ABC):
   variant: str
   # Number format that the network computes in. Parameters, norms and softmax are float32.
   dtype: DType = dataclasses.field(default='float32', kw_only=True)
-  # Rematerialisation, what the backward pass computes again to save memory: 'none', each 'block' whole, or all
-  # of a block but its matrix products ('dots'). None for 'none' on CPUs, and otherwise for the first of these that
-  # fits; on TPUs after 'none' with the batch in parts (training/auto.py).
+  # Rematerialisation, what the backward pass computes again to save memory: 'none', all of a block but its matrix
+  # products ('dots'), or each 'block' whole. None for 'none' on CPUs, and elsewhere for the first of these that
+  # fits; on TPUs 'none' with the batch in parts comes before 'dots' (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Unrolling of blocks, compiled one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs.
   # None to unroll on TPUs in runs of 5,000 steps and more (on a single TPU only with remat 'none'), and on CPUs models
@@ -89,7 +89,7 @@ class ModelConfig(abc.ABC):
     """The network with initial parameters.
 
     Args:
-      architecture: of which this is `model`: image size, channels and classes.
+      architecture: image size, channels and classes; its `model` is this one.
       rngs: where the initial parameters come from; `nnx.eval_shape` of a build allocates nothing.
       sharding: of the activations, examples first; kept up after every block.
 
@@ -213,8 +213,8 @@ class Model(nnx.Module, Generic[C]):
 
     Args:
       images: float (B, H, W, C), in the value range that the model was trained with.
-      keys: (B,) typed PRNG keys, one an image, of everything that is dropped. They are what tells that the model is in
-        training. None: nothing is dropped, running statistics are used, and no state changes.
+      keys: (B,) typed PRNG keys, one for each image, which decide what is dropped; given in training alone. None:
+        nothing is dropped, running statistics are used, and no state changes.
 
     Returns:
       float32 (B, K); (B, N, K) where `config.classifies_images` is False.
@@ -234,10 +234,10 @@ class Model(nnx.Module, Generic[C]):
     raise NotImplementedError
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
-    """(B, N, D) -> (B, D'): the tokens of `features` pooled; their mean, where a model says nothing else.
+    """(B, N, D) -> (B, D'): the tokens of `features` pooled; by their mean, unless a model overrides this.
 
     Args:
-      tokens: of `features`.
+      tokens: what `features` gives.
       how: one of `config.poolings`; None: the model's own way.
 
     Raises:

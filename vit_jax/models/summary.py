@@ -6,16 +6,15 @@ import re
 
 from vit_jax.models.base import Architecture
 
-_NUMBER = (
-  r'/\d+(?=/|$)'  # of a block, in the name of a layer; its parameters are stacked with those of the others
-)
+# A block's number in the name of a layer; the paths of parameters have none, since those of all blocks are stacked.
+_NUMBER = r'/\d+(?=/|$)'
 
 
 def table(architecture: Architecture) -> str:
   """The layers that multiply, and below them the parameters of what does not, such as the last norm.
 
-  A norm belongs to the layer behind it, `blocks/attention_norm` to `blocks/attention`. Parameters and FLOPs (of the
-  logits of one image; a multiplication with its addition is 2) are those of a plan.
+  A norm belongs to the layer behind it, `blocks/attention_norm` to `blocks/attention`. Parameters and FLOPs are the
+  numbers of a plan: FLOPs of one image's logits, a multiplication with its addition counting 2.
   """
   state = architecture.state_paths()
   sizes = {path: math.prod(leaf.shape) for path, leaf in architecture.shapes().items() if path not in state}

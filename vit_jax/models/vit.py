@@ -2,7 +2,7 @@
 
 In the order of figure 1: patch embedding, class token and position embedding (`ViT.embed`, equation 1), L
 encoder blocks of attention and MLP (`encoder_block.Block`, equations 2 and 3), the last norm and pooling (`ViT.pool`,
-equation 4), the head. Options, named sizes, sharding rules and FLOPs are in vit_config.py.
+equation 4), the head. Options, sharding rules and FLOPs are in vit_config.py, named sizes in vit_sizes.py.
 """
 
 import functools
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _learned_tokens(number: int, width: int, deviation: float, rngs: nnx.Rngs) -> nnx.Param | None:
-  """(1, number, D), from a normal distribution: tokens that are equal stay equal."""
+  """Tokens (1, number, D) drawn from a normal distribution, since equal ones would stay equal; None for none."""
   return nnx.Param(initializers.normal(deviation)(rngs.params(), (1, number, width))) if number else None
 
 
@@ -74,9 +74,9 @@ class ViT(Model['ViTConfig']):
     self.distillation_head = second
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    """The logits of images, float32 (B, K), of two heads the mean; with pool 'none' (B, N, K).
+    """The logits of images, float32 (B, K), the mean of both heads where there are two; with pool 'none' (B, N, K).
 
-    For images of another size than the model's own, positions are resized (config.position).
+    For images of another size than the model's own, positions are resized (config.position_resize).
     """
     logits, of_teachers = self.distillation_logits(images, keys=keys)
     return logits if self.distillation_head is None else (logits + of_teachers) / 2
@@ -93,10 +93,10 @@ class ViT(Model['ViTConfig']):
 
   @property
   def _tokens_read(self) -> int | None:
-    """How many of the first tokens the head reads, where the last block can do without the others; None: all.
+    """The number of first tokens to which the last block may be limited, since the head reads no others; None: all.
 
-    What a token becomes in the last block needs the others as keys and values only. Not with dropout of attention's
-    weights, whose masks are numbered by all tokens.
+    What a token becomes in the last block needs the others as keys and values only. None also with dropout of
+    attention's weights, whose masks are numbered by all tokens.
     """
     config = self.config
     reads_all = not POOLS[config.pool].reads_first or config.axial or config.mlp_locality
@@ -143,8 +143,8 @@ class ViT(Model['ViTConfig']):
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4), of tokens of `embed`.
 
-    `grid` is that of the patches, None: of images of the model's own size. Where only the first `read` tokens are
-    needed, the result may be (B, read, D).
+    `grid` is that of the patches, None for images of the model's own size. The result may be (B, read, D) where only
+    the first `read` tokens are needed; None for all.
     """
     config = self.config
     if not (config.dropout or config.attention_dropout or config.stochastic_depth):
@@ -190,7 +190,7 @@ class ViT(Model['ViTConfig']):
 
     Returns:
       float32 (L, B, H, N, N): each row sums to one; the tokens are in the order of `embed`. All are in memory
-      at once: of one image, 4 L H N² bytes (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L,
+      at once: 4 L H N² bytes for each image (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L,
       the row and the column block of each in turn.
     """
     grid = self.grid_of(images)

@@ -1,8 +1,8 @@
 """Data sets that their authors publish as arrays of pixels: CIFAR-10, CIFAR-100, MNIST and its kin, STL-10, SVHN.
 
 A source is the archive of one of them (`cifar-10-python.tar.gz`, `cifar-100-binary.tar.gz`, `stl10_binary.tar.gz`),
-or a folder that holds its files: MNIST's four, packed or not, SVHN's `.mat`, or what an archive unpacks to. Images are
-first copied as PNGs into a file in the work folder.
+or a folder that holds its files: MNIST's four, packed or not, SVHN's `.mat`, or what an archive unpacks to. The images
+of each split are first copied as PNGs into one file in the work folder.
 """
 
 import gzip
@@ -36,7 +36,7 @@ _SAFE = {
 
 
 class _Content(NamedTuple):
-  """What a file has: of a data set in pairs of files either images or labels."""
+  """What a file has: images and labels, or one of the two where they lie in separate files, or names alone."""
 
   images: np.ndarray | None = None  # uint8 (N, H, W, 3) or (N, H, W)
   labels: np.ndarray | None = None  # (N,), from 0
@@ -62,7 +62,7 @@ def _pickled(content: bytes) -> _Content:
 
 
 def _binary(labels: int) -> Callable[[bytes], _Content]:
-  """Reads rows of some labels, of which the last counts, and 3,072 pixels."""
+  """A reader of rows that are `labels` bytes of labels, of which the last counts, and 3,072 bytes of pixels."""
 
   def read(content: bytes) -> _Content:
     rows = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
@@ -76,7 +76,7 @@ def _names(content: bytes) -> _Content:
 
 
 def _idx(content: bytes) -> _Content:
-  """Reads http://yann.lecun.com/exdb/mnist: a number of dimensions, these, and the bytes."""
+  """Reads the format of http://yann.lecun.com/exdb/mnist: the number of dimensions, the dimensions, and the bytes."""
   dimensions = content[3]
   shape = np.frombuffer(content, '>i4', dimensions, offset=4)
   values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
@@ -105,7 +105,7 @@ def _channels_last(rows: np.ndarray, side: int) -> np.ndarray:
   return rows.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
 
 
-# A file's path ends so -> its reader.
+# How a file's path ends (a regex), and its reader.
 _READERS: tuple[tuple[str, Callable[[bytes], _Content]], ...] = (
   (r'(data_batch_\d|test_batch|batches\.meta|cifar-100-python/(train|test|meta))', _pickled),
   (r'(data_batch_\d|test_batch)\.bin', _binary(1)),
@@ -130,7 +130,7 @@ def is_arrays(source: str) -> bool:
 def list_images(
   source: str, work: str, *, limit: int | None
 ) -> tuple[tuple[str, ...], Iterator[SourceImage]]:
-  """Copies the images of all splits, of each at most `limit`, into the work folder.
+  """Copies the images of all splits, at most `limit` of each, into the work folder.
 
   Returns:
     The names of the classes, () where the source has none; and the images.
@@ -154,7 +154,7 @@ def list_images(
 def _unpack(
   source: str, contents: dict[str, list[_Content]], work: str, limit: int | None
 ) -> dict[str, list[Any]]:
-  """Writes the images of each split one after the other; the names of the classes, and a `SourceImage` each."""
+  """Writes a file for each split; returns the names of the classes, and a `SourceImage` of each image."""
   names = next((part.names for parts in contents.values() for part in parts if part.names), ())
   listed = []
   for split, parts in sorted(contents.items()):

@@ -16,7 +16,7 @@ from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained.config import Weights
 
-# A note of formats that have no place for the link.
+# A note that `Format.write` returns where the format has no place for `Pretrained.link`.
 SIGMOID_LOST = (
   'The format cannot say that the model was trained with the sigmoid loss: probabilities of what is loaded from '
   'it are by softmax.'
@@ -27,7 +27,7 @@ Link = Literal['softmax', 'sigmoid']
 
 
 class UnknownModelError(Exception):
-  """A whole checkpoint holds a model that vit_jax does not have; the text is a clause that says in what it differs."""
+  """A sound checkpoint holds a model that vit_jax does not have; the text is a clause that says how it differs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Format(abc.ABC):
       naming: one of `namings`; None: the first.
 
     Returns:
-      Sentences on what the format does not hold as it was.
+      Sentences about what the format cannot hold unchanged.
 
     Raises:
       UserError: the format cannot hold this model, or the destination cannot be written.

@@ -41,7 +41,7 @@ _ACCURACY = {
   'bit/distill/R50x1_224': 82.8,
   'bit/distill/R50x1_160': 80.5,
 }
-# Likewise, of AugReg's recommended checkpoints fine-tuned at 384 pixels: learning rate, accuracy.
+# Learning rate of the fine-tuning at 384 pixels and, likewise, accuracy of AugReg's recommended checkpoints.
 _AUGREG_TUNED = {
   'Ti_16': (0.03, 78.22),
   'S_32': (0.01, 79.58),
@@ -59,11 +59,11 @@ class PublishedModel(NamedTuple):
   """A checkpoint that `vit_jax.load` takes by its name.
 
   Attributes:
-    name: of `vit_jax.load`.
+    name: what `vit_jax.load` takes.
     model: its architecture, such as 'B/16'.
     parameters: how many; in float32 the file has 4 bytes for each.
     image_size: pixels along a side of the images that `load` prepares for it.
-    num_classes: of its head.
+    num_classes: classes of its head.
     accuracy: ImageNet top-1 in percent, as its authors state it; None if they state none for this file.
   """
 
@@ -105,7 +105,7 @@ def list_models(pattern: str = '') -> ModelTable:
 
 
 def _names() -> list[str]:
-  """All names that are listed: LiT's image towers apart, whose head is no classifier."""
+  """All names that are listed: none of LiT's image towers, whose head is no classifier."""
   names = [name for name in catalogue.names() if not name.startswith('lit/')]
   for size, (rate, _) in _AUGREG_TUNED.items():
     names.append(f'augreg/{catalogue.RECOMMENDED[size]}--imagenet2012-steps_20k-lr_{rate}-res_384')

@@ -35,12 +35,12 @@ from vit_jax.training.trackers import open_tracker
 from vit_jax.training.watchdog import Watchdog
 from vit_jax.training.workdir import Workdir, open_workdir
 
-_LINES = 20  # of training, at least, as far as there are so many steps
+_LINES = 20  # the fewest log lines of a run that has so many steps
 
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 # Called after each step, when its numbers are logged: (step, state, the values that were logged at this step). The next
-# step takes the state's memory, so that what is to be kept of it is copied.
+# step takes the state's memory: copy what you keep of it.
 OnStep = Callable[[int, TrainState, Mapping[str, float]], None]
 
 
@@ -232,7 +232,7 @@ class _Training:
     return scores
 
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
-    """Saves a checkpoint, the best one if its metric was measured now."""
+    """Saves a checkpoint, which may become the best one where the metric `checkpoint.best` was measured now."""
     meta = resume.checkpoint_meta(self._run) | self._data | self._stopper.meta()
     metrics = scores if self._config.checkpoint.best in scores else None
     self._manager.save(step, state.items(), meta, metrics=metrics)

@@ -112,7 +112,7 @@ def make_program(
 
 
 def model_inputs(config: Config, batch: Batch, step: jax.Array | int) -> Batch:
-  """A batch as the objective takes it: that of `on_device.prepare_training`, and a 'key' for each image."""
+  """A batch as the objective takes it: what `on_device.prepare_training` makes, and a 'key' for each image."""
   data_key, model_key = jax.random.split(jax.random.fold_in(_key(config.seed), step))
   keys = on_device.keys_of_rows(model_key, config.batch_size)
   return on_device.prepare_training(batch, config.data, data_key) | {'key': keys}

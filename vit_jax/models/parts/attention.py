@@ -1,7 +1,8 @@
-"""Multi-head attention (paper, appendix A): the projections, and `attend`, the one place where it is computed.
+"""Multi-head attention (paper, appendix A): the projections, and `attend`, which computes it.
 
-`attend` chooses a kernel by the devices: softmax and products as XLA compiles them (below), or one that never writes
-the weights of all pairs of tokens to memory (fused_attention.py).
+`attend` chooses a kernel by the devices: softmax and products as XLA compiles them (`_attend_groups`), or one that
+never writes the weights of all pairs of tokens to memory (fused_attention.py). `Attention` calls `_attend_groups`
+itself where tokens are cut before their projections. `Attention.weights` is what pictures show.
 
 Gradients are called as in FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2): dq, dk, dv and do are those of
 queries, keys, values and outputs, dlogits and dweights those of its S and P; logsumexp is its L, and delta its D.
