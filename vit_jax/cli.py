@@ -25,6 +25,10 @@ from vit_jax.parallel import aborts
 COMMANDS = {
   'train': ('vit_jax.main', 'trains, resumes or evaluates a model by a config'),
   'predict': ('vit_jax.predict', 'classifies images with any checkpoint'),
+  'evaluate': (
+    'vit_jax.evaluate',
+    'evaluates any checkpoint on images with classes, and shows the wrong ones',
+  ),
   'convert': ('vit_jax.convert', 'converts a checkpoint into another format'),
   'prepare': ('vit_jax.prepare', 'prepares images for fast reading'),
   'selftrain': ('vit_jax.selftrain', 'labels images by teachers, for a student to be trained on'),
