@@ -150,11 +150,13 @@ def required(holder: flags.FlagHolder) -> Any:
 
 def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
   """The folder that a flag must give; UserError where it is missing, or an address."""
-  value = required(holder)
+  return local_path(holder.name, required(holder))
+
+
+def local_path(flag: str, value: str) -> pathlib.Path:
+  """The path that a flag gives; UserError where it is an address."""
   if '://' in value:
-    raise UserError(
-      f'--{holder.name}={value} is an address, which this command does not write to; give a folder.'
-    )
+    raise UserError(f'--{flag}={value} is an address, which this command does not write to; give a folder.')
   return pathlib.Path(value).expanduser()
 
 

@@ -225,7 +225,7 @@ def _new_folder(checkpoint: str, asked: _Asked) -> Iterator[pathlib.Path]:
     name = re.sub(r'[^\w.+=-]+', '_', '-'.join([*words, split]))
     folder = files.make_new_directory(pathlib.Path('evaluations') / name)
   else:
-    folder = cli.local_folder(_OUTPUT)
+    folder = cli.local_path('output', _OUTPUT.value)
     files.make_directories(folder)
     if any(folder.iterdir()):
       raise UserError(f'{folder} is not empty; choose a new folder for --output.')
