@@ -221,8 +221,9 @@ def _new_folder(checkpoint: str, asked: _Asked) -> Iterator[pathlib.Path]:
 
   if _OUTPUT.value is None:
     _, place, split = sources.parse(asked.spec, asked.split)
-    words = [pathlib.PurePath(text.rstrip('/')).stem for text in (checkpoint, place or asked.spec)]
-    name = re.sub(r'[^\w.+=-]+', '_', '-'.join([*words, split]))
+    places = (re.sub(r'/\d+\.\d+\.\d+/*$', '', text) for text in (checkpoint, place or asked.spec))
+    words = filter(None, [*(pathlib.PurePath(text).stem for text in places), split])
+    name = re.sub(r'[^\w.+=-]+', '_', '-'.join(words))
     folder = files.make_new_directory(pathlib.Path('evaluations') / name)
   else:
     folder = cli.local_path('output', _OUTPUT.value)
