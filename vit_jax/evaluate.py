@@ -199,12 +199,12 @@ def _evaluated(
   wrong: list[Wrong] = []
   for numbers, records, images in batches:
     labels = np.zeros(len(images), np.int32)
-    labels[: len(records)] = outputs[[record.label for record in records]]
+    labels[: len(records)] = outputs[np.array([record.label for record in records])]
     found, of_truth = jax.device_get(said(model(images, tta=bool(_TTA.value)), jnp.asarray(labels)))
     part = {name: values[: len(records)] for name, values in {'label': labels, **found}.items()}
     parts.append(part)
-    for row in np.flatnonzero(part['prediction'] != part['label']).tolist():
-      truth, prediction = names[part['label'][row]], names[part['prediction'][row]]
+    for row in map(int, np.flatnonzero(part['prediction'] != part['label'])):
+      truth, prediction = names[int(part['label'][row])], names[int(part['prediction'][row])]
       shares = float(part['confidence'][row]), float(of_truth[row])
       wrong.append(Wrong(numbers[row], records[row].name, truth, prediction, *shares))
   if not parts:
@@ -295,10 +295,10 @@ def _text(examples: 'Examples', names: Sequence[str]) -> str:
       names[number],
       f'{right[number]:,} of {total[number]:,}',
       f'{right[number] / total[number]:.1%}',
-      classification_metrics.interval_text(right[number], total[number]),
+      classification_metrics.interval_text(int(right[number]), int(total[number])),
       confusion.get(number, ''),
     )
-    for number in worst[:_LISTED].tolist()
+    for number in map(int, worst[:_LISTED])
   ]
   table = markdown.table(('class', 'right', 'accuracy', '95% interval', 'most often taken for'), rows)
   lines = [f'Accuracy {_accuracy(examples)}', ', '.join(others), '', table, '']

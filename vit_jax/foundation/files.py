@@ -143,11 +143,13 @@ def make_new_directory(path: Path) -> pathlib.Path:
   """Makes a directory that was not there, and those above it: `path`, or `<path>-2` and so on; the one it has made."""
   path = pathlib.Path(path)
   make_directories(path.parent)
-  for number in itertools.count(1):
-    made = path if number == 1 else path.with_name(f'{path.name}-{number}')
-    with contextlib.suppress(FileExistsError):
+  made = path
+  for number in itertools.count(2):
+    try:
       made.mkdir()
       break
+    except FileExistsError:
+      made = path.with_name(f'{path.name}-{number}')
   fsync_directory(path.parent)
   return made
 
