@@ -41,6 +41,7 @@ def get_study():
 INPUTS = {
   'train': ['--config=bad.py --workdir=run'],
   'predict': ['--checkpoint=bad.npz photo.png', '--checkpoint=model.npz bad.png'],
+  'evaluate': ['--checkpoint=bad.npz digits', '--checkpoint=model.npz bad'],
   'convert': ['bad.npz run --format=run'],
   'prepare': ['bad.tar prepared', 'bad.csv prepared'],
   'selftrain': [
@@ -58,6 +59,7 @@ INPUTS = {
 OUTPUTS = {
   'train': ['--config=config.py --workdir={out}'],
   'predict': [],  # writes to stdout
+  'evaluate': ['--checkpoint=model.npz digits --output={out}'],
   'convert': ['model.npz {out}.npz', 'model.npz {out} --format=run', 'model.npz {out} --format=hf'],
   'prepare': ['photos {out}'],
   'selftrain': ['--teachers=model.npz --workdir={out} photos'],

@@ -25,6 +25,10 @@ from vit_jax.parallel import aborts
 COMMANDS = {
   'train': ('vit_jax.main', 'trains, resumes or evaluates a model by a config'),
   'predict': ('vit_jax.predict', 'classifies images with any checkpoint'),
+  'evaluate': (
+    'vit_jax.evaluate',
+    'evaluates any checkpoint on images with classes, and shows the wrong ones',
+  ),
   'convert': ('vit_jax.convert', 'converts a checkpoint into another format'),
   'prepare': ('vit_jax.prepare', 'prepares images for fast reading'),
   'selftrain': ('vit_jax.selftrain', 'labels images by teachers, for a student to be trained on'),
@@ -146,11 +150,13 @@ def required(holder: flags.FlagHolder) -> Any:
 
 def local_folder(holder: flags.FlagHolder) -> pathlib.Path:
   """The folder that a flag must give; UserError where it is missing, or an address."""
-  value = required(holder)
+  return local_path(holder.name, required(holder))
+
+
+def local_path(flag: str, value: str) -> pathlib.Path:
+  """The path that a flag gives; UserError where it is an address."""
   if '://' in value:
-    raise UserError(
-      f'--{holder.name}={value} is an address, which this command does not write to; give a folder.'
-    )
+    raise UserError(f'--{flag}={value} is an address, which this command does not write to; give a folder.')
   return pathlib.Path(value).expanduser()
 
 

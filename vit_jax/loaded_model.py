@@ -51,13 +51,19 @@ class LoadedModel:
     """K; 0 where the checkpoint has no head."""
     return self.module.head.kernel.shape[-1]
 
-  def __call__(self, images: jax.typing.ArrayLike) -> jax.Array:
+  def __call__(self, images: jax.typing.ArrayLike, *, tta: bool = False) -> jax.Array:
     """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`.
+
+    Args:
+      images: of `preprocess`.
+      tta: test-time augmentation: the mean of the logits of each image and of its mirror image (left to right).
+        timm's training script averages logits too, AlexNet, VGG and fastai probabilities. The mean of logits is
+        again what `probabilities` takes, by softmax and by sigmoid, and does not make a sure model unsure.
 
     Raises:
       UserError: the images are not such an array, as in all methods that take images.
     """
-    return _logits(self.module, self._checked(images))
+    return _logits(self.module, self._checked(images), tta)
 
   def __repr__(self) -> str:
     size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
@@ -186,9 +192,12 @@ class LoadedModel:
 # A module is a pytree: its parameters are arguments of the program, all else of it decides which program.
 
 
-@jax.jit
-def _logits(module: Model, images: jax.Array) -> jax.Array:
-  return module(images)
+@functools.partial(jax.jit, static_argnums=2)
+def _logits(module: Model, images: jax.Array, tta: bool) -> jax.Array:
+  if not tta:
+    return module(images)
+  both = module(jnp.concatenate([images, images[:, :, ::-1]]))
+  return both.reshape(2, len(images), *both.shape[1:]).mean(axis=0)
 
 
 @functools.partial(jax.jit, static_argnums=2)

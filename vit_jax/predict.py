@@ -7,27 +7,25 @@ python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.j
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to
 stdout: the classes with the highest logits, and their probabilities by softmax, or by sigmoid where the model
-was trained so. An image that cannot be read is named on stderr and left out; the exit code is then 2.
+was trained so. An image that cannot be read is named on stderr and left out; the exit code is then 2. With
+--threshold stderr ends with the share of images whose best class has less.
 """
 
 import csv
 import json
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import tqdm
 from absl import flags
 
 from vit_jax import cli
 from vit_jax.data.image_files import image_files
 from vit_jax.foundation import foreign_files
-from vit_jax.foundation.errors import UserError
 
 if TYPE_CHECKING:
-  from vit_jax.data.preprocess import Preprocess
+  from vit_jax.data.model_inputs import Inputs
   from vit_jax.loaded_model import LoadedModel
 
 _CHECKPOINT = flags.DEFINE_string(
@@ -40,6 +38,10 @@ _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
 )
+_THRESHOLD = flags.DEFINE_float(
+  'threshold', None, 'Say of how many images the best class has less.', lower_bound=0, upper_bound=1
+)
+_TTA = flags.DEFINE_bool('tta', False, 'Mean logits of each image and its mirror image, in twice the time.')
 
 
 class Prediction(NamedTuple):
@@ -51,7 +53,6 @@ class Prediction(NamedTuple):
 
 
 Result = tuple[str, list[Prediction]]  # an image's file, and its best classes
-Prepared = tuple[str, np.ndarray | Exception]  # an image's file, and the model's input (1, H, W, C)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -60,86 +61,57 @@ def main(arguments: Sequence[str]) -> None:
   if not arguments:
     raise cli.missing_arguments('Name the images to classify, or folders of them, behind the flags')
   paths = image_files(arguments)
+  from vit_jax.data.model_inputs import ModelInputs
+  from vit_jax.data.sources.base import Record
   from vit_jax.loading import load
-  from vit_jax.parallel import distributed
   from vit_jax.pretrained import class_names
 
-  distributed.skip_absent_tpu()
+  def read(number: int) -> Record:
+    content = foreign_files.read_bytes(paths[number], foreign_files.LARGEST_IMAGE)
+    return Record(content, -1, str(paths[number]))
+
   model = load(checkpoint, weights=_WEIGHTS.value)
   model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value
   names = model.class_names if given is None else class_names.read(given, model.num_classes)
-  batch_size, top = min(_BATCH_SIZE.value or 32, len(paths)), min(_TOP.value or 5, model.num_classes)
-  unreadable: list[str] = []
-  batches = _batches(paths, model.preprocess, batch_size, unreadable)
-  results = _classified(model, batches, names, batch_size, top)
-  bar = tqdm.tqdm(results, total=len(paths), unit='image', disable=not sys.stderr.isatty())
+  inputs = ModelInputs(read, len(paths), model.preprocess, batch_size=_BATCH_SIZE.value or 32)
+  shares: list[float] = []
+  results = _classified(model, inputs, names, shares)
   if _FORMAT.value == 'csv':
-    _write_csv(bar)
+    _write_csv(results)
   else:
-    _write_json(bar)
-  if unreadable:
-    raise UserError(
-      f'{len(unreadable)} of {len(paths)} images could not be read and are left out; restore or remove them.'
-    )
-
-
-def _batches(
-  paths: Sequence[pathlib.Path], preprocess: 'Preprocess', size: int, unreadable: list[str]
-) -> Iterator[tuple[list[str], list[np.ndarray]]]:
-  """(files, images (1, H, W, C)) of a batch of `size`, prepared while the one before is computed.
-
-  `unreadable` gets the files that cannot be read, each named on stderr.
-  """
-  from vit_jax.data.decode import Picture
-  from vit_jax.data.prefetch import default_threads, map_ahead
-
-  def prepared(path: pathlib.Path) -> Prepared:
-    try:
-      picture = Picture(
-        foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), preprocess.channels, str(path)
-      )
-      return str(path), preprocess([picture.pixels()])
-    except (UserError, OSError) as error:
-      return str(path), error
-
-  groups = [paths[start : start + size] for start in range(0, len(paths), size)]
-  for results in map_ahead(prepared, groups, default_threads(is_remote=False)):
-    files, images = [], []
-    for file, image in results:
-      if isinstance(image, Exception):
-        unreadable.append(file)
-        print(image, file=sys.stderr)
-      else:
-        files.append(file)
-        images.append(image)
-    if files:
-      yield files, images
+    _write_json(results)
+  if _THRESHOLD.value is not None and shares:
+    print(_below(shares, _THRESHOLD.value), file=sys.stderr)
+  inputs.check()
 
 
 def _classified(
-  model: 'LoadedModel',
-  batches: Iterable[tuple[list[str], list[np.ndarray]]],
-  names: tuple[str, ...] | None,
-  batch_size: int,
-  top: int,
+  model: 'LoadedModel', batches: Iterable['Inputs'], names: tuple[str, ...] | None, highest: list[float]
 ) -> Iterator[Result]:
-  """The most probable classes of each image."""
+  """The most probable classes of each image; `highest` gets the largest probability of each."""
   import jax
 
-  for files, images in batches:
-    # Filled up with black images, so that one shape is compiled.
-    full = np.zeros((batch_size, *images[0].shape[1:]), np.float32)
-    full[: len(images)] = np.concatenate(images)
-    shares, numbers = jax.lax.top_k(model.probabilities(model(full)), top)
-    for file, row, best in zip(
-      files, np.asarray(shares).tolist(), np.asarray(numbers).tolist(), strict=False
-    ):
+  top = min(_TOP.value or 5, model.num_classes)
+  for numbers, records, images in batches:
+    found = jax.lax.top_k(model.probabilities(model(images, tta=bool(_TTA.value))), top)
+    rows, classes = (np.asarray(each)[: len(numbers)].tolist() for each in found)
+    highest += [row[0] for row in rows]
+    for record, row, best in zip(records, rows, classes, strict=True):
       predictions = [
         Prediction(number, names[number] if names else None, share)
         for share, number in zip(row, best, strict=True)
       ]
-      yield file, predictions
+      yield record.name, predictions
+
+
+def _below(shares: Sequence[float], threshold: float) -> str:
+  """'12 of 500 images (2.4%) …': those whose best class has less than a threshold."""
+  count = sum(share < threshold for share in shares)
+  return (
+    f'{count} of {len(shares)} images ({count / len(shares):.1%}) have no class of a probability of {threshold:g} '
+    'or more.'
+  )
 
 
 def _write_csv(results: Iterable[Result]) -> None:

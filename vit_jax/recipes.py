@@ -136,8 +136,10 @@ def finetuning(model: str, data: str) -> Config:
 
 
 def source_of(data: str) -> str:
-  """'cifar10' -> 'tfds:cifar10'; what names a source by itself ('folder:/images', 'digits') stays as it is."""
-  return data if _is_source(data) else f'tfds:{data}'
+  """'cifar10' -> 'tfds:cifar10'; what is no row of the paper's table is read as `sources.spec_of` does."""
+  from vit_jax.data import sources
+
+  return f'tfds:{data}' if data in _FINETUNING_ROWS else sources.spec_of(data)
 
 
 def _is_source(data: str) -> bool:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import stats
 
 from vit_jax.evaluation import classification_metrics, report
 from vit_jax.evaluation.classification_metrics import Examples
@@ -32,6 +33,19 @@ def test_the_json_has_the_metrics_the_confusions_and_the_calibration(tmp_path):
     matrix[names.index(entry['class']), names.index(entry['taken_for'])] = entry['examples']
   np.testing.assert_array_equal(matrix, classification_metrics.confusion(found))
   assert sum(entry['examples'] for entry in contents['calibration']) == 200
+  right = [(entry['right'], entry['examples'], entry['interval']) for entry in contents['classes'][:2]]
+  whole = contents['accuracy_interval']
+  for hits, count, interval in (*right, (matrix.trace(), 200, [whole['low'], whole['high']])):
+    expected = stats.binomtest(int(hits), count).proportion_ci(method='wilson')
+    np.testing.assert_allclose(interval, [expected.low, expected.high])
+  assert contents['classes'][2]['interval'] == [None, None]
+
+
+def test_interval_of_none_and_of_all_stays_within_0_and_1():
+  low, high = classification_metrics.wilson([0, 7], [7, 7])
+  for number, hits in enumerate((0, 7)):
+    expected = stats.binomtest(hits, 7).proportion_ci(method='wilson')
+    np.testing.assert_allclose([low[number], high[number]], [expected.low, expected.high], atol=1e-15)
 
 
 @pytest.mark.slow

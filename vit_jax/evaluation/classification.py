@@ -147,20 +147,27 @@ def make_eval_step(
     labels = batch['label']
     chex.assert_shape(logits, (len(labels), num_classes))
     chex.assert_type([logits, labels], [jnp.float32, jnp.int32])
-    targets = class_scores.targets(labels, num_classes, batch.get('weight'))
-    single = labels.ndim == 1
-    examples = {name: values for name, values in batch.items() if name != 'image'} | {
-      'prediction': logits.argmax(axis=-1).astype(jnp.int32),
-      'confidence': class_scores.confidence(logits),
-      'rank': ranks(logits, labels) if single else jnp.full(len(logits), -1, jnp.int32),
-      'loss': class_scores.cross_entropy(logits, targets, smooth=False),
-    }
+    examples = {name: values for name, values in batch.items() if name != 'image'}
+    examples |= answers(class_scores, logits, labels, batch.get('weight'))
     result = {'examples': examples, 'num_classes': jnp.int32(num_classes)}
     if data.max_labels:
       result['scores'] = jnp.pad(logits, ((0, 0), (0, padding)))
     return result
 
   return jax.jit(evaluate, out_shardings=outputs)
+
+
+def answers(
+  class_scores: ClassScores, logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None
+) -> dict[str, jax.Array]:
+  """Fields of `Examples`: what logits (B, K) say of examples with labels (B,), or lists (B, n) and their weights."""
+  targets = class_scores.targets(labels, logits.shape[-1], weights)
+  return {
+    'prediction': logits.argmax(axis=-1).astype(jnp.int32),
+    'confidence': class_scores.confidence(logits),
+    'rank': ranks(logits, labels) if labels.ndim == 1 else jnp.full(len(logits), -1, jnp.int32),
+    'loss': class_scores.cross_entropy(logits, targets, smooth=False),
+  }
 
 
 def collect(step: EvalStep, models: Mapping[str, Params], batches: Iterable[Batch]) -> dict[str, Examples]:

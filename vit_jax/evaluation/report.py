@@ -1,7 +1,7 @@
 """What a model gets right and wrong, class by class: a JSON file and two pictures in a run's report/."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -22,10 +22,17 @@ _LARGEST = 4000  # classes; more have no confusion matrix (128 MB)
 
 
 @matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
-def save(folder: pathlib.Path, name: str, examples: Examples, class_names: Sequence[str]) -> None:
-  """Writes <name>.json and, where each example has one class, <name>_confusion.png and <name>_classes.png.
+def save(
+  folder: pathlib.Path,
+  name: str,
+  examples: Examples,
+  class_names: Sequence[str],
+  facts: Mapping[str, Any] | None = None,
+) -> None:
+  """Writes <name>_confusion.png and <name>_classes.png, where each example has one class, and then <name>.json.
 
-  The folder is made if it is not there; outputs of the head beyond the class names are called by their number.
+  The folder is made if it is not there; outputs of the head beyond the class names are called by their number. The
+  JSON begins with `facts`.
   """
   files.make_directories(folder)
   names = [*class_names, *map(str, range(len(class_names), examples.num_classes))]
@@ -33,25 +40,29 @@ def save(folder: pathlib.Path, name: str, examples: Examples, class_names: Seque
   matrix = None
   if single and examples.num_classes <= _LARGEST:
     matrix = classification_metrics.confusion(examples)
-  files.write_json(folder / f'{name}.json', _contents(examples, names, matrix))
   if matrix is not None:
     _confusion_figure(name, matrix, names).savefig(folder / f'{name}_confusion.png', dpi=100)
   if single:
     _classes_figure(name, examples, names).savefig(folder / f'{name}_classes.png', dpi=100)
+  files.write_json(folder / f'{name}.json', {**(facts or {}), **_contents(examples, names, matrix)})
 
 
 def _contents(examples: Examples, names: Sequence[str], matrix: np.ndarray | None) -> dict[str, Any]:
   """The report as `files.write_json` takes it."""
+  count = len(examples.prediction)
+  low, high = classification_metrics.wilson(classification_metrics.hits(examples).sum(), count)
   contents: dict[str, Any] = {
-    'images': len(examples.prediction),
+    'images': count,
     'metrics': classification_metrics.summarise(examples),
+    'accuracy_interval': {'low': low, 'high': high, 'level': 0.95, 'method': 'Wilson'},
   }
   if examples.label.ndim > 1:
     return contents
   right, total = classification_metrics.per_class(examples)
+  intervals = np.stack(classification_metrics.wilson(right, total), axis=1).tolist()
   contents['classes'] = [
-    {'name': label, 'examples': n, 'right': r, 'accuracy': r / n if n else None}
-    for label, n, r in zip(names, total, right, strict=True)
+    {'name': label, 'examples': n, 'right': r, 'accuracy': r / n if n else None, 'interval': interval}
+    for label, n, r, interval in zip(names, total, right, intervals, strict=True)
   ]
   if matrix is not None:
     contents['confusion'] = [
@@ -124,22 +135,24 @@ def _classes_figure(name: str, examples: Examples, names: Sequence[str]) -> Figu
   """Left: the accuracy of each class, or of the worst ones. Right: how far confidence can be trusted."""
   figure = Figure(figsize=(13, 6.5), layout='constrained')
   values = classification_metrics.summarise(examples)
+  hits, total = classification_metrics.per_class(examples)
+  interval = classification_metrics.interval_text(int(hits.sum()), int(total.sum()))
   figure.suptitle(
-    f'{name}: accuracy {values["accuracy"]:.2%} of {len(examples.prediction):,} images, mean over classes '
-    f'{values["mean_class_accuracy"]:.2%}'
+    f'{name}: accuracy {values["accuracy"]:.2%} of {len(examples.prediction):,} images (95% interval {interval}), '
+    f'mean over classes {values["mean_class_accuracy"]:.2%}'
   )
   left, right = figure.subplots(1, 2)
-  hits, total = classification_metrics.per_class(examples)
   accuracy = {number: hits[number] / total[number] for number in np.flatnonzero(total).tolist()}
   worst_first = sorted(accuracy, key=lambda number: accuracy[number])
   shown = worst_first if len(worst_first) <= _NAMED else worst_first[:_LISTED]
   shares = [float(accuracy[number]) for number in shown]
-  _bars(left, [_short(names[number]) for number in shown], shares, [f'{share:.1%}' for share in shares])
+  texts = [f'{accuracy[number]:.1%} of {total[number]:,}' for number in shown]
+  _bars(left, [_short(names[number]) for number in shown], shares, texts)
   title = 'accuracy of each class'
   if len(shown) < len(worst_first):
     title = f'the {len(shown)} worst of {len(worst_first):,} classes'
   left.set(title=title, xlabel="share of the class's examples that is right")
-  left.set_xlim(0, 1.12)
+  left.set_xlim(0, 1.2)
   left.set_xticks(np.linspace(0, 1, 6))
   _draw_calibration(right, examples)
   return figure

@@ -6,6 +6,7 @@ gets its name, and the directory, which holds the name, is synced afterwards.
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -132,6 +133,21 @@ def make_directories(path: Path) -> None:
     raise PermissionError(errno.EPERM, 'no folder can be made there', error.filename) from error
   for made in missing:
     fsync_directory(os.path.dirname(made))
+
+
+def make_new_directory(path: Path) -> pathlib.Path:
+  """Makes a directory that was not there, and those above it: `path`, or `<path>-2` and so on; the one it has made."""
+  path = pathlib.Path(path)
+  make_directories(path.parent)
+  made = path
+  for number in itertools.count(2):
+    try:
+      made.mkdir()
+      break
+    except FileExistsError:
+      made = path.with_name(f'{path.name}-{number}')
+  fsync_directory(path.parent)
+  return made
 
 
 def fsync_file(path: Path) -> None:

@@ -122,6 +122,14 @@ def _in_use(workdir: pathlib.Path) -> bool:
   return bool(others) or any(_PARTIAL not in path.name for path in checkpoints.glob('*'))
 
 
+def trained_config(path: pathlib.Path) -> Config | None:
+  """The config by which the run at a path was trained; None: it is no run, or `convert` wrote it."""
+  if not RunFormat().recognises(path):
+    return None
+  meta = _restored(path, _nothing)[1]
+  return _Stored(meta).config if meta['examples'] else None
+
+
 class _Stored:
   """What the meta of a step tells.
 

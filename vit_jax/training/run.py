@@ -82,8 +82,7 @@ class Run:
   @property
   def training_source(self) -> str:
     """Where the training data is, without the split that config.data.source may name: 'tfds:cifar10'."""
-    kind, place, _ = sources.parse(self.config.data.source, self.config.data.split)
-    return f'{kind}:{place}' if place else kind
+    return sources.without_split(self.config.data.source)
 
   def open_evaluators(self, trained: DataConfig | None = None) -> dict[str, Evaluator]:
     """The evaluators by name, their data opened; UserError where that is not there or does not fit the model.

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from vit_jax.foundation import web_page
 from vit_jax.visualize.model_parts import TITLES, grouped
 from vit_jax.visualize.observations import Observation
 
@@ -43,21 +44,7 @@ _CAPTIONS |= {'steps': _STEPS, 'animation': 'The same, step after step, with the
 _HYBRID = ' A ResNet goes before: what it makes of this square, and of pixels around it, becomes the token.'
 _OTHERS = ' What goes to the class token and registers is not shown.'
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 1rem;
-  max-width: 64rem; overflow-wrap: break-word; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0.5rem 0; }
-h2 { font-size: 1.3rem; border-top: 1px solid #ccc; padding-top: 1rem; margin: 2.5rem 0 0.5rem; }
-h3 { font-size: 1.05rem; margin: 1.5rem 0 0.25rem; }
-a { color: #0b57a4; }
-figure { margin: 0 0 1.5rem; }
-figcaption { color: #444; font-size: 0.95rem; max-width: 46rem; }
-img { display: block; max-width: 100%; height: auto; margin: 0.25rem 0; }
-table { border-collapse: collapse; }
-td, th { padding: 0.1rem 1rem 0.1rem 0; text-align: left; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-nav, div { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; align-items: flex-start; }
-div img { width: 14rem; }
+_STYLE = """div img { width: 14rem; }
 nav img { height: 6rem; width: auto; margin: 0; }
 """
 
@@ -84,21 +71,16 @@ def write(
     f'<a href="#image-{number}"><img src="{files["photograph"]}" alt="{escape(seen.name)}"></a>\n'
     for number, (seen, files) in enumerate(of_images, 1)
   )
-  rows = ''.join(f'<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>\n' for k, v in facts.rows.items())
+  title = f'What {facts.title} sees'
   parts = [
-    f'<h1>What {escape(facts.title)} sees</h1>\n<table>\n{rows}</table>\n',
+    f'<h1>{escape(title)}</h1>\n{web_page.table(facts.rows)}',
     f'<h2>The images</h2>\n<nav>\n{links}</nav>\n',
     _absent(facts.absent),
     '<h2>The model</h2>\n',
     *(_figure(picture, file, _caption(picture, facts)) for picture, file in of_model.items()),
     *(_image(number, seen, files, facts) for number, (seen, files) in enumerate(of_images, 1)),
   ]
-  return (
-    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f'<title>What {escape(facts.title)} sees</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n'
-    f'{"".join(parts)}</body>\n</html>\n'
-  )
+  return web_page.document(title, ''.join(parts), _STYLE)
 
 
 def _absent(reasons: Mapping[str, str]) -> str:

@@ -112,11 +112,10 @@ def test_classes_of_a_checkpoint_are_matched_by_name(pets, caplog):
     opened(pets, 'val', class_names=('dog', 'cat'))
 
 
-def test_val_alone_needs_the_classes_of_a_checkpoint(tmp_path):
+def test_val_alone_has_the_classes_of_a_checkpoint_or_its_own(tmp_path):
   write(tmp_path, 'val/b/1.jpg', 'val/a/1.jpg')
   assert opened(tmp_path, 'val', class_names=('a', 'b')).class_names == ('a', 'b')
-  with pytest.raises(UserError):
-    opened(tmp_path, 'val')
+  assert opened(tmp_path, 'val').class_names == ('a', 'b')
   with pytest.raises(UserError, match="has no split 'train'; it has val"):
     opened(tmp_path, 'train')
 

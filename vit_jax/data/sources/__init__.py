@@ -8,6 +8,7 @@ last colon is the split if it looks like one, unless the whole is an existing di
 """
 
 import difflib
+import glob
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -17,6 +18,8 @@ from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import SOURCES, SPLITS, Source
 from vit_jax.data.sources.cached import Cached
 from vit_jax.data.sources.mixture import Mixture
+from vit_jax.data.sources.tfds_files import INFO
+from vit_jax.foundation import buckets
 from vit_jax.foundation.errors import UserError
 
 _UNPREPARED = ('wds', 'webdataset', 'parquet')  # kinds of data that `vit_jax.prepare` reads
@@ -105,6 +108,32 @@ def evaluated(spec: str, split: str, trained: DataConfig) -> str:
   places = [parse(each, '')[:2] for each, _ in trained.mixture or [(trained.source, 1)]]
   known = any(kind == other and source.same_place(place, where) for other, where in places)
   return split if known else 'all'
+
+
+def spec_of(name: str) -> str:
+  """What a person calls data on a command line, as `open_source` takes it.
+
+  A source as configs name it stays as it is. A folder is 'folder:NAME', one that was prepared, in a bucket too,
+  'tfds:NAME', and so is any other name.
+  """
+  if buckets.is_bucket(name):
+    return f'tfds:{name}'
+  if name.partition(':')[0] in SOURCES.names():
+    return name
+  path = os.path.expanduser(name)
+  if not os.path.isdir(path):
+    if name.startswith(('/', './', '../', '~')):
+      return f'folder:{name}'
+    return name if ':' in name else f'tfds:{name}'
+  if glob.glob(f'{glob.escape(path)}/{INFO}') or glob.glob(f'{glob.escape(path)}/*/{INFO}'):
+    return f'tfds:{name}' if name[0] in '/~.' else f'tfds:./{name}'
+  return f'folder:{name}'
+
+
+def without_split(spec: str) -> str:
+  """'tfds:cifar10:train[:98%]' -> 'tfds:cifar10'."""
+  kind, place, _ = parse(spec, '')
+  return f'{kind}:{place}' if place else kind
 
 
 def parse(spec: str, split: str) -> tuple[str, str, str]:

@@ -61,7 +61,7 @@ class FolderSource(NamedSource):
       root: the folder.
       split: 'train', 'val' or 'test', under any of their usual names, with slices and sums.
       val_fraction: the share of the images held out as 'val' if the root has no folders of splits.
-      class_names: label -> name; None: the classes of the training split, sorted.
+      class_names: label -> name; None: the classes of the training split, sorted; without one, those of `split`.
 
     Raises:
       UserError: no such folder or split, a folder that cannot be read, no images, a class that the training
@@ -194,7 +194,10 @@ def _splits(
   listing = list_images(root, list(tops))
   parts = {name: _part(listing, top, root) for top, name in tops.items()}
   train = next((top for top, name in folders.items() if name == 'train'), None)
-  train_classes = {class_name(folder) for folder in folders_in(root / train)} if train else ()
+  if train:
+    train_classes = {class_name(folder) for folder in folders_in(root / train)}
+  else:  # the classes that are evaluated are all that is known
+    train_classes = {name for part in parts.values() for name in part.classes}
   return listing, parts, sorted(train_classes)
 
 

@@ -18,4 +18,7 @@ def first_of(wanted: Sequence[str], spec: str) -> str:
     if split in splits:
       return split
   *others, last = wanted
-  raise UserError(f'{spec} has no split to test on ({", ".join(others)} or {last}), but {", ".join(splits)}.')
+  raise UserError(
+    f'{spec} has no split to test on ({", ".join(others)} or {last}), but {", ".join(splits)}; choose other data, '
+    'or one of these.'
+  )
