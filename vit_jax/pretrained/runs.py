@@ -126,7 +126,7 @@ def trained_config(path: pathlib.Path) -> Config | None:
   """The config by which the run at a path was trained; None: it is no run, or `convert` wrote it."""
   if not RunFormat().recognises(path):
     return None
-  meta = _restored(path, _nothing)[1]
+  meta = _restored(path, lambda meta: {})[1]
   return _Stored(meta).config if meta['examples'] else None
 
 
