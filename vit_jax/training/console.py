@@ -69,7 +69,7 @@ class Console:
 
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""
-    if self._prints and sys.stderr.isatty():
+    if self._prints and first_step < total_steps and sys.stderr.isatty():
       self._bar = tqdm.tqdm(
         total=total_steps,
         initial=first_step,
@@ -231,8 +231,8 @@ def length_text(run: Run) -> str:
   trained = pytrees.flatten(trainable_mask(run.config.optimizer, run.program.state.params))
   if all(path.startswith(('head/', 'distillation_head/')) for path, trains in trained.items() if trains):
     text += (
-      '; only the head is trained, and its features are computed in each epoch anew, of other crops '
-      "(config.init.head='probe' with config.total='0 steps' computes them once, of whole images)"
+      '; only the head is trained, and its features are computed in each epoch anew '
+      "(config.init.head='probe' with config.total='0 steps' computes them once, of images without random crops)"
     )
   return text
 
