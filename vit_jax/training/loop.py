@@ -114,7 +114,8 @@ class _Training:
     tracker = open_tracker(config, self._folder, logged)
     self._log = MetricsLog(self._folder, logged, self._log_every, tracker)
     self._log.board.config(config)
-    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), self._first_step)
+    listed = 0 if self._begins else max(self._first_step, 1)  # those of step 0 are the probe's too
+    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), listed)
     screen.setup(self._run, self._evaluators, self._folder)
 
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
@@ -163,7 +164,7 @@ class _Training:
       speed.restart()
       screen.begin(self._first_step, total)
       if self._begins:
-        with watchdog.paused(), stop.busy():
+        with stop.busy():
           stop.saved = self._before_first_step(state, watchdog)
         speed.restart()
       for step in stopper.steps(self._first_step, total):
