@@ -39,10 +39,10 @@ def examples(classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_head_of_raw_features_gives_the_probabilities_of_scikit_learns_regression(classes):
   features, labels = examples(classes)
   head = logistic.head([Features(features, labels)], classes)
-  mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-5
+  mean, scale = features.mean(axis=0, dtype=float), features.std(axis=0, dtype=float) + 1e-5
   # Of two classes scikit-learn penalises the difference of their weights, and we the weights of each: half as much.
   c_of_theirs = (2 if classes == 2 else 1) / head.l2
-  theirs = linear_model.LogisticRegression(C=c_of_theirs, max_iter=1000, tol=1e-6).fit(
+  theirs = linear_model.LogisticRegression(C=c_of_theirs, max_iter=5000, tol=1e-8).fit(
     (features - mean) / scale, labels
   )
   new = examples(classes, seed=1)[0]
@@ -241,7 +241,7 @@ def test_features_beyond_the_bound_of_memory_give_the_same_head(monkeypatch):
   chex.assert_trees_all_equal(logistic.head(parts, 4, weights=weights), in_memory)
   scale = logistic.Standard([features])
   theirs = linear_model.LogisticRegression(
-    C=1 / in_memory.l2, max_iter=1000, tol=1e-6, class_weight=dict(enumerate(weights))
+    C=1 / in_memory.l2, max_iter=5000, tol=1e-8, class_weight=dict(enumerate(weights))
   ).fit(scale(features), labels)
   logits = features @ in_memory.kernel + in_memory.bias
   ours = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)

@@ -65,7 +65,7 @@ def fit(
     weights: of each class; None: 1.
     start: what a similar fit gave; None: zeros.
 
-  It has converged where no derivative of the mean is above 1e-5. With a small penalty there may be no finite optimum;
+  It has converged where no derivative of the mean is above 1e-7. With a small penalty there may be no finite optimum;
   validation judges such fits like any other.
   """
   from scipy import optimize
@@ -92,7 +92,7 @@ def fit(
       total += own.sum()
     return loss / total, gradient.ravel() / total
 
-  options = {'maxiter': _ITERATIONS, 'maxls': 50, 'gtol': 1e-5, 'ftol': 64 * np.finfo(float).eps}
+  options = {'maxiter': _ITERATIONS, 'maxls': 50, 'gtol': 1e-7, 'ftol': 64 * np.finfo(float).eps}
   found = optimize.minimize(mean_loss, start.ravel(), jac=True, method='L-BFGS-B', options=options)
   return found.x.reshape(shape)
 
