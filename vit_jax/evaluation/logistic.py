@@ -16,6 +16,7 @@ PENALTIES = tuple(10.0**power for power in range(4, -5, -1))  # to choose from, 
 _FOLDS = 5
 _CHOSEN_BY = 20_000  # images, at most, that the penalty is chosen by
 _ITERATIONS = 300  # at most; L-BFGS takes some tens on standardised features
+_FEW_PARAMETERS = 100_000
 _MEMORY = 2**30  # bytes; features that take more as float64 are read from their files in each iteration
 
 
@@ -68,6 +69,7 @@ def fit(
   It has converged where no derivative of the mean is above 1e-7. With a small penalty there may be no finite optimum;
   validation judges such fits like any other.
   """
+  import threadpoolctl
   from scipy import optimize
 
   weights = np.ones(classes) if weights is None else weights
@@ -93,7 +95,9 @@ def fit(
     return loss / total, gradient.ravel() / total
 
   options = {'maxiter': _ITERATIONS, 'maxls': 50, 'gtol': 1e-7, 'ftol': 64 * np.finfo(float).eps}
-  found = optimize.minimize(mean_loss, start.ravel(), jac=True, method='L-BFGS-B', options=options)
+  # Threads that share products as small as those of a few classes mostly wait for each other: 5 s became minutes.
+  with threadpoolctl.threadpool_limits(1 if start.size < _FEW_PARAMETERS else None, 'blas'):
+    found = optimize.minimize(mean_loss, start.ravel(), jac=True, method='L-BFGS-B', options=options)
   return found.x.reshape(shape)
 
 
