@@ -10,7 +10,8 @@ import numpy as np
 from vit_jax.data.sources import subset
 from vit_jax.evaluation.features import Features
 
-S, T = TypeVar('S'), TypeVar('T')
+S = TypeVar('S')
+T = TypeVar('T')
 
 PENALTIES = tuple(10.0**power for power in range(4, -5, -1))  # to choose from, the strongest first
 _FOLDS = 5
