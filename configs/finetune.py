@@ -3,17 +3,21 @@
 python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images --workdir=runs/mine
 python -m vit_jax.main --config=configs/finetune.py:/path/to/dinov2,folder:/images --workdir=runs/mine
 python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images,all --workdir=runs/mine
+python -m vit_jax.main --config=configs/finetune.py:b16,folder:/path/to/images,slides --workdir=runs/mine
 python -m vit_jax.main --config=configs/finetune.py:b16,cifar10 --workdir=runs/b16_cifar10
 python -m vit_jax.main --config=configs/finetune.py:l16,imagenet2012 --workdir=runs/l16_imagenet \\
   --config.evaluators.test.real_labels=download        # ImageNet ReaL beside ImageNet
 
-Recipes: `head` trains the head alone: it begins as a logistic regression of the checkpoint's features, which
-some hundred images and two cores are enough for; one epoch on crops follows. `all` begins so too, and trains
-every layer, for as many epochs as suit the number of images. Both choose batch size and resolution by the
-data and the checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to 20,000
-steps, with one of the rates that the paper sweeps. Without a recipe it is `paper` for the data sets of the
-paper's table (imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102), and `head` for folder:/path,
-tfds:NAME and other sources. For the tasks of VTAB see configs/vtab.py.
+Recipes: `head` fits the head alone, a logistic regression of the checkpoint's features, which some hundred
+images and two cores are enough for: each image is looked at once, and no step follows (--config.total='4 epochs'
+adds steps on random crops, whose features are computed in each epoch). `all` begins so too, and trains
+every layer, for as many epochs as suit the number of images. `slides` trains every layer as tutorials do, with a
+rate of 2e-4 for 4 epochs of batches of 16, but begins as `head`, warms up, and gives each block 0.65 of the rate of
+the one behind it. They choose batch size and resolution by the data and the checkpoint. `paper` is the paper's
+(table 4): 384 px (378 for H/14), batch 512, 500 to 20,000 steps, with one of the rates that the paper sweeps.
+Without a recipe it is `paper` for the data sets of the paper's table (imagenet2012, cifar10, cifar100,
+oxford_iiit_pet, oxford_flowers102), and `head` for folder:/path, tfds:NAME and other sources. For the tasks of
+VTAB see configs/vtab.py.
 
 It begins from the model's released ImageNet-21k checkpoint (downloaded), with a new head;
 --config.init.checkpoint=... names another one of the same architecture. A checkpoint instead of a model (a

@@ -142,7 +142,16 @@ def test_augregs_levels_are_those_published(name, source, level):
     ('finetune', 'folder:/my/photos', 'names no checkpoint; .*finetune:b16,folder:/my/photos'),
     ('finetune', 'b16,/no/such/folder', 'did you mean tfds:/no/such/folder'),
     ('finetune', '/my/dinov2', 'names no data; .*finetune:/my/dinov2,folder:/path/to/images'),
-    ('finetune', 'b16,folder:/no/photos,al', "'al' is no recipe of fine-tuning; did you mean 'all'?"),
+    (
+      'finetune',
+      'b16,folder:/no/photos,al',
+      "'al' is no recipe of fine-tuning; choose one of head, all, slides, paper",
+    ),
+    (
+      'finetune',
+      'b16,cifar10,4epochs',
+      "'4epochs' is no recipe of fine-tuning; choose one of head, all, slides",
+    ),
     ('finetune', 'g14,cifar10', "No released checkpoint of 'g14' is known; choose one of B/16"),
   ],
 )

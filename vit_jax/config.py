@@ -17,7 +17,8 @@ from vit_jax.data.config import DataConfig, check_resize
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
 from vit_jax.evaluation.classification import ClassificationEvaluatorConfig
 from vit_jax.evaluation.fewshot import FewShotEvaluatorConfig
-from vit_jax.foundation.durations import Duration
+from vit_jax.foundation import durations
+from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
@@ -81,8 +82,8 @@ class Config:
 
   # Seed of initial parameters, the order of the images, augmentation and dropout.
   seed: Annotated[int, Between(0, 2**32 - 1)] = 0
-  # Length of the training.
-  total: Duration = '10 epochs'
+  # Length of the training. '0 steps' where the head that init.head 'probe' fits is all that is wanted.
+  total: DurationOrZero = '10 epochs'
   # Images in a step, over all devices.
   batch_size: BatchSize = 512
   # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
@@ -116,6 +117,11 @@ class Config:
   # Seconds after which a step, or reading a batch for an evaluation, counts as hung: the process writes the stacks of
   # its threads and ends with exit code 75, to be started again. Compiling and saving do not count. 0 for no limit.
   step_limit: Annotated[NotNegative, RESUMABLE] = 1800.0
+
+  @property
+  def begins_trained(self) -> bool:
+    """Whether the model is not all random before the first step."""
+    return self.init.checkpoint is not None or self.init.head == 'probe'
 
   @property
   def batch_parts(self) -> int:
@@ -167,6 +173,11 @@ class Config:
     if self.init.head == 'probe' and not one_class_each:
       raise UserError(
         f"{path}.init.head is 'probe', which needs images of one class each; set it to 'constant'."
+      )
+    if self.init.head != 'probe' and not durations.parse(self.total)[0]:
+      raise UserError(
+        f'{path}.total is {self.total!r}, in which nothing is learned; give it a length, or set '
+        f"{path}.init.head='probe'."
       )
     for name, evaluator in self.evaluators.items():
       self._check_evaluator(f'{path}.evaluators.{name}', evaluator)

@@ -49,7 +49,12 @@ _FINETUNING_ROWS = {
 }
 
 
-_RECIPES = (',head', ',all', ',paper')  # how the argument of configs/finetune.py may end
+_RECIPES = (
+  'head',
+  'all',
+  'slides',
+  'paper',
+)  # the words with which the argument of configs/finetune.py may end
 # Of `fitted`: images seen in training all layers, at least three epochs and at most twenty; pixels of a side at most.
 _FITTED_IMAGES, _FITTED_SIDE = 100_000, 224
 _SMALL_SIDE = 128  # pixels
@@ -90,12 +95,10 @@ def chosen_finetuning(argument: str) -> Config:
     raise UserError(
       f'--config=finetune:{model} names no data; write it behind a comma: finetune:{model},folder:/path/to/images.'
     )
-  data, _, recipe = data.rpartition(',') if data.endswith(_RECIPES) else (data, '', '')
-  _check_recipe(data)
+  data, recipe = _divided(data)
   if recipe == 'paper' or (not recipe and not _is_source(data)):
     return finetuning(model, data)
-  source = source_of(data)
-  return fitted(model, source, 'all' if recipe == 'all' else 'head')
+  return fitted(model, source_of(data), recipe or 'head')
 
 
 def _is_folder_of_images(path: str) -> bool:
@@ -106,12 +109,17 @@ def _is_folder_of_images(path: str) -> bool:
   return folder.is_dir() and not (folder / INFO).exists()
 
 
-def _check_recipe(data: str) -> None:
-  """Raises UserError where the end of the data's name was meant to be a recipe."""
-  _, comma, end = data.rpartition(',')
-  near = difflib.get_close_matches(end, [recipe[1:] for recipe in _RECIPES], n=1) if comma else []
-  if near and not os.path.exists(data.partition(':')[2]):
-    raise UserError(f'{end!r} is no recipe of fine-tuning; did you mean {near[0]!r}?')
+def _divided(data: str) -> tuple[str, Any]:
+  """'folder:/images,all' -> ('folder:/images', 'all'), without a recipe ''; UserError where the word is no recipe."""
+  name, comma, word = data.rpartition(',')
+  if word in _RECIPES and comma:
+    return name, word
+  if comma and '/' not in word and not os.path.exists(os.path.expanduser(data.partition(':')[2])):
+    raise UserError(
+      f'{word!r} is no recipe of fine-tuning; choose one of {", ".join(_RECIPES)}, and set options by flags behind it, '
+      f"such as --config.total='4 epochs'."
+    )
+  return data, ''
 
 
 def finetuning(model: str, data: str) -> Config:
@@ -166,13 +174,15 @@ def held_out(source: str) -> str:
   return splits.first_of(_HELD_OUT, source)
 
 
-def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
+def fitted(model: str, data: str, recipe: Literal['head', 'all', 'slides']) -> Config:
   """A fine-tuning of any size: its batch follows from the number of images, and with 'all' its length too.
 
   Images are as large as the checkpoint's own, 224 px at most.
 
   The head begins as a logistic regression of the frozen features, which is most of what some hundred images
-  can teach. 'head' trains it for one more epoch, on crops and mirror images; 'all' trains every layer, gently.
+  can teach. With 'head' it is the result: the features are computed once, and no step follows. 'all' trains every
+  layer, gently. 'slides' does so as tutorials do (AdamW with a rate of 2e-4, 4 epochs of batches of 16 images), and
+  holds by a warmup and by layer-wise decay (BEiT, arXiv 2106.08254) what the checkpoint and the head know.
 
   The model is as for `finetuning`, and the data any source that is here; UserError where one of them is not.
   """
@@ -184,23 +194,33 @@ def fitted(model: str, data: str, trained: Literal['head', 'all']) -> Config:
   split = splits.first_of(_HELD_OUT, data)
   # A power of two, an eighth of the images or less.
   batch_size = 2 ** min(max((examples // 8).bit_length() - 1, 4), 9)
-  epochs = 1 if trained == 'head' else min(max(_FITTED_IMAGES // max(examples, 1), 3), 20)
+  epochs = min(max(_FITTED_IMAGES // max(examples, 1), 3), 20)
   side = min(own_side, _FITTED_SIDE) // network.patch_pixels * network.patch_pixels
-  return Config(
+  config = Config(
     total=f'{epochs} epochs',
     batch_size=batch_size,
     model=network,
     init=dataclasses.replace(init, head='probe'),
     data=DataConfig(source=data, image_size=(side, side), crop='inception', area=(0.25, 1.0)),
-    evaluators={
-      'val': ClassificationEvaluatorConfig(split=split, every='100%' if trained == 'head' else '20%')
-    },
-    optimizer=OptimizerConfig(
-      name='adam', weight_decay=0.05, clip_norm=1.0, freeze=('^(?!head/)',) if trained == 'head' else ()
-    ),
+    evaluators={'val': ClassificationEvaluatorConfig(split=split, every='20%')},
+    optimizer=OptimizerConfig(name='adam', weight_decay=0.05, clip_norm=1.0),
     schedule=ScheduleConfig(learning_rate=2e-5, warmup='10%', decay='cosine'),
     checkpoint=CheckpointConfig(every='20%', best='val/accuracy', keep=1),
   )
+  if recipe == 'head':
+    # The rest is for whoever gives it a length: --config.total='4 epochs' trains the head on other crops in each.
+    frozen = dataclasses.replace(config.optimizer, freeze=('^(?!head/)',))
+    return dataclasses.replace(config, total='0 steps', optimizer=frozen)
+  if recipe == 'slides':
+    return dataclasses.replace(
+      config,
+      total='4 epochs',
+      batch_size=min(batch_size, 16),
+      evaluators={'val': ClassificationEvaluatorConfig(split=split)},
+      optimizer=dataclasses.replace(config.optimizer, layer_decay=0.65),
+      schedule=ScheduleConfig(learning_rate=2e-4, warmup='25%', decay='cosine'),
+    )
+  return config
 
 
 def vtab(model: str, task: str, *, choosing: bool = False) -> Config:

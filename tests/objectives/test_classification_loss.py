@@ -1,5 +1,7 @@
 """Targets, losses and hits of classes, lists of classes and classes with weights against NumPy and float64."""
 
+import dataclasses
+
 import chex
 import jax
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from vit_jax.evaluation import classification_metrics, ranking
+from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import classification
 from vit_jax.objectives.classification import ClassificationObjective
 
@@ -150,3 +153,44 @@ def test_smoothing_gives_an_image_without_any_weight_no_loss(mixed):
   losses = ClassificationObjective(label_smoothing=0.1).label_losses(logits, batch)
   np.testing.assert_allclose(losses, -(smoothed * log_shares).sum(axis=1), rtol=1e-5, atol=1e-6)
   assert losses[2] == 0 or mixed
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.slow
+def test_class_weights_are_scikit_learns_and_weigh_losses_as_pytorchs(smoothing):
+  torch = pytest.importorskip('torch')
+  utils = pytest.importorskip('sklearn.utils')
+  labels = np.repeat(np.arange(4), [40, 10, 3, 7])
+  expected = utils.class_weight.compute_class_weight('balanced', classes=np.arange(4), y=labels)
+  asked = ClassificationObjective(class_weights='balanced', label_smoothing=smoothing)
+  objective = asked.with_counts(4, np.bincount(labels))
+  np.testing.assert_allclose(objective.class_weights, expected, rtol=1e-12)
+  logits = np.random.default_rng(0).normal(size=(len(labels), 4)).astype(np.float32)
+  theirs = torch.nn.functional.cross_entropy(
+    torch.tensor(logits),
+    torch.tensor(labels),
+    weight=torch.tensor(expected, dtype=torch.float32),
+    label_smoothing=smoothing,
+    reduction='none',
+  )
+  batch = {'label': labels.astype(np.int32)}
+  np.testing.assert_allclose(objective.label_losses(logits, batch), theirs, rtol=1e-4)
+  plain = dataclasses.replace(asked, class_weights=None)
+  np.testing.assert_array_equal(  # evaluations count all alike
+    objective.cross_entropy(logits, np.eye(4)[labels]), plain.cross_entropy(logits, np.eye(4)[labels])
+  )
+  binary = dataclasses.replace(objective, loss='sigmoid', label_smoothing=0.0)
+  theirs = torch.nn.functional.binary_cross_entropy_with_logits(
+    torch.tensor(logits),
+    torch.tensor(np.eye(4)[labels], dtype=torch.float32),
+    weight=torch.tensor(expected, dtype=torch.float32),
+    reduction='none',
+  ).sum(dim=1)
+  np.testing.assert_allclose(binary.label_losses(logits, batch), theirs, rtol=1e-4)
+
+
+def test_class_weights_of_another_number_than_the_classes_are_refused():
+  with pytest.raises(
+    UserError, match='class_weights has 2 weights, and the data has 3 classes; give one for each'
+  ):
+    ClassificationObjective(class_weights=(1.0, 2.0)).with_counts(3, None)

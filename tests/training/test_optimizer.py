@@ -259,3 +259,19 @@ def test_freezing_keeps_values_and_needs_no_state():
 def test_patterns_that_match_nothing_or_everything_are_refused(options, said):
   with pytest.raises(UserError, match=said):
     make_optimizer(c.OptimizerConfig(**options), PARAMS)
+
+
+def test_layer_decay_scales_the_step_of_each_stacked_block():
+  plain, _ = run(c.OptimizerConfig(name='sgd'))
+  scaled, _ = run(c.OptimizerConfig(name='sgd', layer_decay=0.5, lr_multipliers=(('bias', 2.0),)))
+  for name, factors in (('kernel', (0.25, 0.5)), ('bias', (0.5, 1.0))):
+    before = PARAMS['blocks']['mlp'][name]
+    moved, expected = (np.asarray(after['blocks']['mlp'][name] - before) for after in (scaled, plain))
+    for block, factor in enumerate(factors):
+      np.testing.assert_allclose(moved[block], factor * expected[block], rtol=1e-4, atol=1e-6)
+  np.testing.assert_array_equal(scaled['head']['kernel'], plain['head']['kernel'])
+
+
+def test_layer_decay_of_a_model_without_blocks_is_refused():
+  with pytest.raises(UserError, match='layer_decay is of the blocks of Vision Transformers and Mixers'):
+    make_optimizer(c.OptimizerConfig(layer_decay=0.5), {'head': PARAMS['head']})

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.data import sources
 from vit_jax.data.bad_images import BadImages
-from vit_jax.evaluation import probes
+from vit_jax.evaluation import logistic
+from vit_jax.evaluation.features import Features
 from vit_jax.foundation.errors import UserError
-from vit_jax.training import console, loop
+from vit_jax.training import console, loop, probe_head
+from vit_jax.training.feature_files import FeatureFiles
 from vit_jax.training.initialization import initial_state
 from vit_jax.training.probe_head import with_probe
 from vit_jax.training.run import evaluate, open_training
@@ -37,9 +40,11 @@ def examples(classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize('classes', [2, 4])
 def test_head_of_raw_features_gives_the_probabilities_of_scikit_learns_regression(classes):
   features, labels = examples(classes)
-  head = probes.logistic_head(features, labels, classes)
-  mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-5
-  theirs = linear_model.LogisticRegression(C=1 / head.l2, max_iter=1000).fit(
+  head = logistic.head([Features(features, labels)], classes)
+  mean, scale = features.mean(axis=0, dtype=float), features.std(axis=0, dtype=float) + 1e-5
+  # Of two classes scikit-learn penalises the difference of their weights, and we the weights of each: half as much.
+  c_of_theirs = (2 if classes == 2 else 1) / head.l2
+  theirs = linear_model.LogisticRegression(C=c_of_theirs, max_iter=5000, tol=1e-8).fit(
     (features - mean) / scale, labels
   )
   new = examples(classes, seed=1)[0]
@@ -50,7 +55,7 @@ def test_head_of_raw_features_gives_the_probabilities_of_scikit_learns_regressio
 
 def test_class_without_examples_is_never_predicted():
   features, labels = examples(3)
-  head = probes.logistic_head(features, labels * 2, 6)  # classes 0, 2 and 4
+  head = logistic.head([Features(features, labels * 2)], 6)  # classes 0, 2 and 4
   assert set((features @ head.kernel + head.bias).argmax(axis=1)) == {0, 2, 4}
 
 
@@ -60,7 +65,7 @@ def test_few_images_that_are_easy_to_tell_apart_get_probabilities_near_one():
   labels = np.repeat(np.arange(4), 18)
   centres = 3 * np.random.default_rng(1).normal(size=(4, 64))
   features = centres[labels] + rng.normal(size=(72, 64))
-  head = probes.logistic_head(features, labels, 4)
+  head = logistic.head([Features(features, labels)], 4)
   new = np.repeat(np.arange(4), 25)
   logits = (centres[new] + rng.normal(size=(100, 64))) @ head.kernel + head.bias
   shares = special.softmax(logits, axis=1)
@@ -84,11 +89,11 @@ def config(**changes) -> c.Config:
   )
 
 
-def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alone():
+def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alone(tmp_path):
   run, source = open_training(config())
   before = initial_state(run.program, 0, {})
   others = jax.tree.map(np.asarray, {name: leaf for name, leaf in before.params.items() if name != 'head'})
-  state, text = with_probe(run, source, before, BadImages())
+  state, text = with_probe(run, source, before, BadImages(), tmp_path)
   assert 'logistic regression of the features of 1,437 images' in text
   scores = evaluate(state, run.open_evaluators())
   assert scores['test/accuracy'] > 0.8 and scores['test_ema/accuracy'] == scores['test/accuracy']
@@ -96,15 +101,15 @@ def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alo
   jax.tree.map(np.testing.assert_array_equal, after, others)
 
 
-def test_logits_of_two_heads_are_those_of_the_probe(monkeypatch):
+def test_logits_of_two_heads_are_those_of_the_probe(tmp_path, monkeypatch):
   rng = np.random.default_rng(0)
-  probe = probes.Head(rng.normal(size=(32, 10)), rng.normal(size=10), 1.0, 0.5)
-  monkeypatch.setattr(probes, 'logistic_head', lambda *unused: probe)
+  probe = logistic.Head(rng.normal(size=(32, 10)), rng.normal(size=10), 1.0, 0.5)
+  monkeypatch.setattr(logistic, 'head', lambda *unused, **options: probe)
   model = c.ViTConfig(
     variant='custom', patch=4, width=32, mlp_dim=32, depth=1, heads=2, distillation_token=True, head_bias=-1.0
   )
   run, source = open_training(config(model=model))
-  state, _ = with_probe(run, source, initial_state(run.program, 0, {}), BadImages())
+  state, _ = with_probe(run, source, initial_state(run.program, 0, {}), BadImages(), tmp_path)
   module = nnx.merge(run.program.graphdef, state.variables)
   images = rng.normal(size=(8, 8, 8, 3)).astype(np.float32)
   expected = np.asarray(module.head_input(module.features(images))) @ probe.kernel + probe.bias
@@ -158,7 +163,7 @@ def test_recipe_of_a_folder_fits_its_images_and_the_papers_stays_by_name(photos)
     recipes.chosen_finetuning(f'b16,folder:{photos}{recipe}') for recipe in ('', ',all', ',paper')
   )
   assert head == recipes.chosen_finetuning(f'b16,folder:{photos},head')
-  assert (head.total, head.batch_size, head.data.image_size) == ('1 epochs', 16, (224, 224))
+  assert (head.total, head.batch_size, head.data.image_size) == ('0 steps', 16, (224, 224))
   assert head.init.head == every.init.head == 'probe' and paper.init.head == 'constant'
   assert head.optimizer.freeze and not every.optimizer.freeze
   assert every.total == '20 epochs' and head.evaluators['val'].split == 'val'
@@ -169,3 +174,95 @@ def test_recipe_of_a_folder_fits_its_images_and_the_papers_stays_by_name(photos)
 def test_absurd_number_of_epochs_is_said_with_the_remedy():
   timeline = Timeline.of('2500 steps', batch_size=512, examples=300)
   assert '300 images are seen 4,267 times each' in console.length_warning(timeline)
+
+
+def head_alone(**changes) -> c.Config:
+  """The head fitted to features of digits, which are seven files, and no step behind it."""
+  return config(total='0 steps', ema=0.0, **changes)
+
+
+@pytest.mark.slow
+def test_features_that_a_killed_run_had_computed_are_not_computed_again_and_the_head_has_the_same_bits(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(probe_head, '_FILE', 208)
+  undisturbed = loop.train(head_alone(), tmp_path / 'undisturbed')
+  assert not (tmp_path / 'undisturbed/features').exists()
+  append, kept = FeatureFiles.append, []
+
+  def kill(self, part):
+    if len(kept) == 3:
+      raise KeyboardInterrupt
+    append(self, part)
+    kept.append(len(part.labels))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(FeatureFiles, 'append', kill)
+    with pytest.raises(KeyboardInterrupt):
+      loop.train(head_alone(), tmp_path / 'killed')
+  newest = sorted((tmp_path / 'killed/features').glob('*/*.npz'))[-1]
+  newest.write_bytes(newest.read_bytes()[:-400])  # a disk that lost a part of the last file
+  monkeypatch.setattr(FeatureFiles, 'append', lambda self, part: kept.append(part) or append(self, part))
+  capsys.readouterr()
+  resumed = loop.train(head_alone(), tmp_path / 'killed')
+  assert 'the features of 416 images were there from before' in capsys.readouterr().out
+  assert kept[:3] == [208] * 3 and len(kept[3:]) == 5  # of seven
+  chex.assert_trees_all_equal(resumed.params, undisturbed.params)
+  kept.clear()
+  again = loop.train(head_alone(), tmp_path / 'killed')
+  assert not kept
+  chex.assert_trees_all_equal(again.params, undisturbed.params)
+  lines = [json.loads(line) for line in (tmp_path / 'killed/metrics.jsonl').read_text().splitlines()]
+  assert [line['step'] for line in lines] == [0] and lines[0]['test/accuracy'] > 0.8
+
+
+@pytest.mark.slow
+def test_features_beyond_the_bound_of_memory_give_the_same_head(monkeypatch):
+  features, labels = examples(4)
+  order = np.random.default_rng(0).permutation(len(labels))
+  parts = [Features(features[rows], labels[rows]) for rows in np.array_split(order, 5)]
+  weights = np.array([1.0, 2.0, 0.5, 1.0])
+  in_memory = logistic.head(parts, 4, weights=weights)
+  monkeypatch.setattr(logistic, '_MEMORY', 0)
+  chex.assert_trees_all_equal(logistic.head(parts, 4, weights=weights), in_memory)
+  scale = logistic.Standard([features])
+  theirs = linear_model.LogisticRegression(
+    C=1 / in_memory.l2, max_iter=5000, tol=1e-8, class_weight=dict(enumerate(weights))
+  ).fit(scale(features), labels)
+  logits = features @ in_memory.kernel + in_memory.bias
+  ours = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+  np.testing.assert_allclose(ours, theirs.predict_proba(scale(features)), atol=2e-3)
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_that_ends_below_where_it_began_says_so_and_keeps_the_beginning(tmp_path, capsys):
+  harmful = config(
+    total='6 steps',
+    ema=0.0,
+    schedule=c.ScheduleConfig(learning_rate=0.5),
+    checkpoint=c.CheckpointConfig(best='test/accuracy', keep=1),
+  )
+  loop.train(harmful, tmp_path)
+  first, *_, last = (json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines())
+  assert first['step'] == 0 and last['test/accuracy'] < first['test/accuracy']
+  began, ended = (f'{line["test/accuracy"]:.2%}' for line in (first, last))
+  out = capsys.readouterr().out
+  assert f'step 0: test/accuracy {began} of 360 images' in out
+  assert f'Training did harm: test/accuracy ends at {ended} and was {began} before the first step' in out
+  assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == ['0', '6']
+
+
+@pytest.mark.slow
+def test_a_head_that_is_trained_on_crops_says_that_its_features_are_computed_in_each_epoch(tmp_path, capsys):
+  run, _ = open_training(config(optimizer=c.OptimizerConfig(freeze=('^(?!head/)',))))
+  assert 'only the head is trained, and its features are computed in each epoch anew' in console.length_text(
+    run
+  )
+  assert 'only the head' not in console.length_text(open_training(config())[0])
+
+
+def test_a_run_without_steps_or_probe_is_refused():
+  with pytest.raises(
+    UserError, match=r"config.total is '0 steps', in which nothing is learned; .*init.head='probe'"
+  ):
+    c.from_config_dict(c.as_json(c.Config(total='0 steps')))

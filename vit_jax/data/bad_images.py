@@ -32,7 +32,11 @@ class BadImages:
   def keep_in(self, path: pathlib.Path, steps: int) -> None:
     """Writes the list to `path` from now on, continuing a file of JSON lines up to `steps`; the rest is dropped."""
     self._path = path
-    for line in json_lines.recover(path, _is_sound):
+    self.recall(steps)
+
+  def recall(self, steps: int) -> None:
+    """Adds the images of the file that batches of steps before `steps` needed."""
+    for line in json_lines.recover(self._path, _is_sound) if self._path else ():
       if line['step'] < steps:
         self.add(line['step'], BadImage(line['name'], line['error']))
 

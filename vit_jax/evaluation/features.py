@@ -1,6 +1,6 @@
 """Frozen features of images: any layer, any pooling, computed over the whole mesh, every example once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import chex
@@ -66,9 +66,27 @@ def extract(
   pool: Pooling | None,
 ) -> Features:
   """The features, by a step of `make_step`, of each example once, in order, on every process."""
-  values, labels = [], []
-  for output in one_behind(lambda batch: step(params, batch, layer, pool), batches):
-    mask = np.asarray(output['mask'])
-    values.append(np.asarray(output['features'])[mask])
-    labels.append(np.asarray(output['label'])[mask])
+  return joined(of_batches(step, params, batches, layer=layer, pool=pool))
+
+
+def of_batches(
+  step: FeatureStep,
+  params: Params,
+  batches: Iterable[dict[str, jax.Array]],
+  *,
+  layer: int | None,
+  pool: Pooling | None,
+) -> Iterator[Features]:
+  """As `extract`, of each batch by itself."""
+  return map(_fetched, one_behind(lambda batch: step(params, batch, layer, pool), batches))
+
+
+def joined(parts: Iterable[Features]) -> Features:
+  """The features of several parts as those of one."""
+  values, labels = zip(*parts, strict=True)
   return Features(np.concatenate(values), np.concatenate(labels))
+
+
+def _fetched(output: dict[str, jax.Array]) -> Features:
+  mask = np.asarray(output['mask'])
+  return Features(np.asarray(output['features'])[mask], np.asarray(output['label'])[mask])

@@ -7,9 +7,10 @@ A newcomer writes one file with a frozen dataclass of options that is an `Object
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import jax
+import numpy as np
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
@@ -38,7 +39,14 @@ class FrozenModel:
 
 
 class ClassScores(Protocol):
-  """What logits say of classes, for evaluation and prediction; `ClassificationObjective` has it."""
+  """What logits say of classes, for evaluation and prediction; `ClassificationObjective` has it.
+
+  Attributes:
+    class_weights: of the training loss; by `Objective.with_counts` a number for each class, or None.
+  """
+
+  @property
+  def class_weights(self) -> Any: ...
 
   def targets(self, labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
     """float32 (B, K): the target of each class for labels (B,), or lists (B, n) and perhaps their weights."""
@@ -84,6 +92,19 @@ class Objective(abc.ABC):
   @abc.abstractmethod
   def head_size(self, classes: int, data: DataConfig) -> int:
     """Outputs of the head, of which data.num_classes may ask for more than there are classes; UserError for less."""
+
+  @property
+  def counts_classes(self) -> bool:
+    """Whether `with_counts` needs the number of images of each class, for which the labels of all are read."""
+    return False
+
+  def with_counts(self, classes: int, counts: np.ndarray | None) -> Self:
+    """The objective with what follows from the data's classes and the images of each, int (classes,), if known.
+
+    Raises UserError for options that do not fit so many classes.
+    """
+    del classes, counts
+    return self
 
   def frozen_models(self) -> tuple[FrozenModel, ...]:
     """The models that `annotated` asks; each has the head's size."""

@@ -1,18 +1,19 @@
 """Classification: one class an image by softmax, or a yes or no for each class by sigmoid."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.objectives.base import Batch, ClassScores, Metrics, Objective, requested_classes
-from vit_jax.options import Rate
+from vit_jax.options import NotNegative, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,9 @@ class ClassificationObjective(Objective):
   loss: Literal['softmax', 'sigmoid'] = 'softmax'
   # Share of the targets that is spread evenly over all classes.
   label_smoothing: Rate = 0.0
+  # Weights of the classes in the loss of training, as PyTorch's: a list by the numbers of the classes, or 'balanced',
+  # scikit-learn's images / (classes · images of the class). None to count all alike, as evaluations do.
+  class_weights: Literal['balanced'] | tuple[NotNegative, ...] | None = None
 
   title: ClassVar[str] = 'classification'
 
@@ -39,6 +43,21 @@ class ClassificationObjective(Objective):
 
   def head_size(self, classes: int, data: DataConfig) -> int:
     return requested_classes(classes, data)
+
+  @property
+  def counts_classes(self) -> bool:
+    return self.class_weights == 'balanced'
+
+  def with_counts(self, classes: int, counts: np.ndarray | None) -> Self:
+    weights = self.class_weights
+    if weights == 'balanced':
+      weights = None if counts is None else balanced(counts)
+    if weights is not None and len(weights) != classes:
+      raise UserError(
+        f'config.objective.class_weights has {len(weights)} weights, and the data has {classes} classes; give one for '
+        f"each, or 'balanced'."
+      )
+    return dataclasses.replace(self, class_weights=weights)
 
   def class_scores(self) -> ClassScores:
     return self
@@ -86,17 +105,24 @@ class ClassificationObjective(Objective):
     classes = logits.shape[-1]
     targets = self.mixed_targets(batch, classes)
     if 'weight' not in batch or self.loss == 'sigmoid':
-      return self.cross_entropy(logits, targets)
+      return self._losses(logits, optax.smooth_labels(targets, self.label_smoothing), self.class_weights)
     spread = targets.sum(axis=-1, keepdims=True) / classes
     smoothed = (1 - self.label_smoothing) * targets + self.label_smoothing * spread
-    return self.cross_entropy(logits, smoothed, smooth=False)
+    return self._losses(logits, smoothed, self.class_weights)
 
   def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
     """float32 (B,): of logits (B, K) and targets (B, K) in 0..1, whose rows sum to 1 for 'softmax'."""
-    smoothed = optax.smooth_labels(targets, self.label_smoothing if smooth else 0.0)
+    return self._losses(logits, optax.smooth_labels(targets, self.label_smoothing if smooth else 0.0))
+
+  def _losses(self, logits: jax.Array, targets: jax.Array, class_weights: Any = None) -> jax.Array:
+    """float32 (B,): the cross-entropies of targets (B, K), the term of each class by its weight."""
+    weights = 1.0
+    if class_weights is not None:  # outputs of the head for which the data has no class count once
+      rest = logits.shape[-1] - len(class_weights)
+      weights = np.pad(np.asarray(class_weights, np.float32), (0, rest), constant_values=1)
     if self.loss == 'sigmoid':
-      return optax.sigmoid_binary_cross_entropy(logits, smoothed).sum(axis=-1)
-    return optax.softmax_cross_entropy(logits, smoothed)
+      return (weights * optax.sigmoid_binary_cross_entropy(logits, targets)).sum(axis=-1)
+    return optax.softmax_cross_entropy(logits, weights * targets)
 
   def confidence(self, logits: jax.Array) -> jax.Array:
     """float32 (B,): the probability of the most probable class of logits (B, K)."""
@@ -104,6 +130,15 @@ class ClassificationObjective(Objective):
     if self.loss == 'sigmoid':
       return jax.nn.sigmoid(top)
     return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1))
+
+
+def balanced(counts: np.ndarray) -> tuple[float, ...]:
+  """The weights of classes with so many images (K,), as scikit-learn's: n / (k · n_c); 1 for a class without images.
+
+  k are the classes that have images, so that the mean weight of an image is 1.
+  """
+  there = counts > 0
+  return tuple(np.where(there, counts.sum() / (there.sum() * np.maximum(counts, 1)), 1.0).tolist())
 
 
 def class_targets(labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:

@@ -6,6 +6,7 @@ in its method `check`. A section that is one of several kinds is `Annotated[Base
 whose option `REGISTRY.tag` names the kind, and which has the options of that kind only.
 """
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -213,6 +214,11 @@ def _read(hint: Any, value: Any, path: str) -> Any:
       return {name: _read_union(registry, item, f'{path}.{name}') for name, item in value.items()}
     return _read_union(registry, value, path)
   if origin in (types.UnionType, typing.Union):
+    if isinstance(value, str) and value.startswith(
+      '('
+    ):  # what a flag makes of a tuple where a word may stand
+      with contextlib.suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(value)
     return None if value is None else _read(_without_none(inner, value), value, path)
   if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
     return from_dict(typing.cast(type, inner), value, path)

@@ -17,6 +17,7 @@ from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_ki
 from vit_jax.foundation import pytrees
 from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.metrics import read_metrics
+from vit_jax.training.optimizer import trainable_mask
 from vit_jax.training.run import Run
 from vit_jax.training.step import Program
 from vit_jax.training.timeline import Timeline
@@ -47,7 +48,7 @@ class Console:
     self.say(training_data_text(run))
     self.evaluators(evaluators)
     timeline = run.timeline
-    self.say(f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs')
+    self.say(length_text(run))
     if timeline.epochs > _ABSURD_EPOCHS:
       self.say(length_warning(timeline))
 
@@ -68,7 +69,7 @@ class Console:
 
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""
-    if self._prints and sys.stderr.isatty():
+    if self._prints and first_step < total_steps and sys.stderr.isatty():
       self._bar = tqdm.tqdm(
         total=total_steps,
         initial=first_step,
@@ -141,7 +142,9 @@ class Console:
     names = [name for name in final if metric_kind(name).headline and not name.startswith('train/')]
     results = [self._metric_text(name, final[name]) for name in names]
     result = ', '.join(results) or f'train/loss {final.get("train/loss")}'
-    self.say(f'Done after {total:,} steps: {result}; checkpoint: {checkpoint}')
+    if lines and lines[0]['step'] == 0 < final['step']:
+      self.say(loss_text(names, lines[0], final))
+    self.say(f'Done{f" after {total:,} steps" if total else ""}: {result}; checkpoint: {checkpoint}')
 
   def _metric_text(self, name: str, value: float) -> str:
     """'val/loss 0.1462', or 'val/accuracy 95.56% of 45 images' where it is a headline and the evaluator is known."""
@@ -215,6 +218,34 @@ def evaluator_lines(evaluators: Mapping[str, Evaluator]) -> list[str]:
 
 def _images(count: int) -> str:
   return f'{count:,} image{"" if count == 1 else "s"}'
+
+
+def length_text(run: Run) -> str:
+  """'Run: 50 steps of 16 images, 4 epochs', and how often features are computed where only the head is trained."""
+  timeline = run.timeline
+  if not timeline.total:
+    return 'Run: the head is fitted to features that are computed once; no step follows'
+  text = f'Run: {timeline.total:,} steps of {timeline.batch_size} images, {timeline.epochs:.4g} epochs'
+  trained = pytrees.flatten(trainable_mask(run.config.optimizer, run.program.state.params))
+  if all(path.startswith(('head/', 'distillation_head/')) for path, trains in trained.items() if trains):
+    text += (
+      '; only the head is trained, and its features are computed in each epoch anew '
+      "(config.init.head='probe' with config.total='0 steps' computes them once, of images without random crops)"
+    )
+  return text
+
+
+def loss_text(names: Sequence[str], first: Mapping[str, float], last: Mapping[str, float]) -> str:
+  """A sentence about the metrics that training has made worse than they were before the first step; '' of none."""
+  worse = [
+    f'{name} ends at {format_metric(name, last[name])} and was {format_metric(name, first[name])} before the first step'
+    for name in names
+    if name in first
+    and (last[name] < first[name]) == metric_kind(name).higher_is_better
+    and last[name] != first[name]
+  ]
+  remedy = 'lower schedule.learning_rate or optimizer.layer_decay, or lengthen schedule.warmup'
+  return f'Training did harm: {", ".join(worse)}; {remedy}.' if worse else ''
 
 
 def length_warning(timeline: Timeline) -> str:

@@ -13,9 +13,7 @@ import numpy as np
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data import sources
-from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.data.sources import Source
 from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
 from vit_jax.foundation.errors import Preempted
 from vit_jax.parallel import mesh as mesh_lib
@@ -24,6 +22,7 @@ from vit_jax.parallel.distributed import StopSignal
 from vit_jax.training import agreement, figures, memory, preprocessing, resume
 from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping
+from vit_jax.training.feature_files import FOLDER as FEATURES
 from vit_jax.training.finite_guard import FiniteGuard
 from vit_jax.training.initialization import initial_state, read_initial
 from vit_jax.training.metrics import MetricsLog, Speedometer
@@ -106,14 +105,17 @@ class _Training:
     # Only process 0 looks: it is the one that writes it into checkpoints.
     self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
     resume.warn_of_changed_data(meta, self._data)
+    self._begins = self._restored is None  # rather than goes on, be it from the checkpoint of step 0
     self._first_step = 0 if self._restored is None else int(self._restored.step)
     self._stopper = EarlyStopping.restored(config.stop, meta)
     self._every = {name: period(options.every) for name, options in config.evaluators.items()}
     self._log_every = min(period(config.log_every), max(self._run.timeline.total // _LINES, 1))
-    tracker = open_tracker(config, self._folder, self._first_step)
-    self._log = MetricsLog(self._folder, self._first_step, self._log_every, tracker)
+    logged = None if self._begins else self._first_step
+    tracker = open_tracker(config, self._folder, logged)
+    self._log = MetricsLog(self._folder, logged, self._log_every, tracker)
     self._log.board.config(config)
-    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), self._first_step)
+    listed = 0 if self._begins else max(self._first_step, 1)  # those of step 0 are the probe's too
+    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), listed)
     screen.setup(self._run, self._evaluators, self._folder)
 
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
@@ -126,13 +128,16 @@ class _Training:
       screen.say(text)
     frozen, text = run.frozen.read(run.dataset.class_names)
     screen.say(text)
-    screen.say('Compiling the training step …')
-    steps = _compiled_steps(run, self._first_step)
-    screen.memory(run.program, steps[self._config.data.image_size])
+    steps: dict[tuple[int, ...], Step] = {}
+    if self._first_step < run.timeline.total:
+      screen.say('Compiling the training step …')
+      steps = _compiled_steps(run, self._first_step)
+      screen.memory(run.program, steps[self._config.data.image_size])
     if state is None:
-      state = _first_state(run, self._source, initial, self._pipeline.bad_images, screen)
-      figures.draw_first_batch(run, self._pipeline.batch(0), self._folder)
-      self._log.board.picture(0, 'first_batch', self._folder / 'report' / 'first_batch.png')
+      state = self._first_state(initial)
+      if steps:
+        figures.draw_first_batch(run, self._pipeline.batch(0), self._folder)
+        self._log.board.picture(0, 'first_batch', self._folder / 'report' / 'first_batch.png')
     else:
       screen.say(f'Resuming from step {self._first_step} ({self._manager.path(self._first_step)})')
     return state, frozen, steps
@@ -149,7 +154,7 @@ class _Training:
     hang = self._folder / 'report' / f'hang_{jax.process_index()}.txt'
     with (
       # First, so that a signal cannot end the last save.
-      StopSignal(saved=self._first_step > 0, places=_places(config, self._folder)) as stop,
+      StopSignal(saved=not self._begins, places=_places(config, self._folder)) as stop,
       self._manager,
       contextlib.closing(self._log),
       contextlib.closing(screen),
@@ -158,6 +163,10 @@ class _Training:
     ):
       speed.restart()
       screen.begin(self._first_step, total)
+      if self._begins:
+        with stop.busy():
+          stop.saved = self._before_first_step(state, watchdog)
+        speed.restart()
       for step in stopper.steps(self._first_step, total):
         last = step == total
         watchdog.begin(step)
@@ -203,10 +212,38 @@ class _Training:
       workdir.check()
       self._log.complete = True
       self._finish(state)
+    workdir.discard(FEATURES)
     if jax.process_index() == 0:
       figures.save_curves(self._folder, self._config)
       screen.finished(int(state.step), self._folder, self._manager.path(int(state.step)))
     return state
+
+  def _first_state(self, initial: dict[str, np.ndarray]) -> TrainState:
+    """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
+    run, screen = self._run, self._screen
+    keeps_head = any(name.startswith('head/') for name in initial)
+    state = initial_state(run.program, run.config.seed, initial)
+    if run.config.init.head == 'probe' and keeps_head:
+      screen.say("Head: the checkpoint's own, which config.init.reinitialise does not name; it is not probed")
+    elif run.config.init.head == 'probe':
+      screen.say('Head: computing the features of the training images, once …')
+      limited, bad_images = screen.with_progress('Features'), self._pipeline.bad_images
+      state, text = with_probe(run, self._source, state, bad_images, self._folder, limited)
+      screen.say(text)
+    return state
+
+  def _before_first_step(self, state: TrainState, watchdog: Watchdog) -> bool:
+    """Evaluates what training begins with, unless that is random, and saves a probed head; whether it has saved."""
+    config, scores = self._config, dict[str, float]()
+    if self._evaluators and config.begins_trained:
+      last = self._run.timeline.total == 0
+      scores = self._evaluate(state, 0, self._evaluators, last=last, watchdog=watchdog)
+      self._log.write(0, scores | self._pipeline.bad_images.report(1))
+    if config.init.head != 'probe':
+      return False
+    self._log.sync()
+    self._save(0, state, scores)
+    return True
 
   def _due(self, step: int, last: bool) -> dict[str, Evaluator]:
     """The evaluators that run after a step."""
@@ -242,7 +279,7 @@ class _Training:
     step, report, config = int(state.step), self._folder / 'report', self._config
     if self._stopper.due:
       self._screen.say(self._stopper.text(step, self._run.timeline.total))
-    if step == self._first_step or not config.tensorboard.pictures:
+    if (step == self._first_step and not self._begins) or not config.tensorboard.pictures:
       return
     figures.draw_attention(self._run, state.variables, self._pipeline.batch(0), self._folder)
     self._log.board.picture(step, 'attention', report / 'attention.png')
@@ -256,21 +293,6 @@ def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:
   _, place, _ = sources.parse(config.data.source, config.data.split)
   data = pathlib.Path(place).expanduser()
   return [folder, data] if place and '://' not in place and data.exists() else [folder]
-
-
-def _first_state(
-  run: Run, source: Source, initial: dict[str, np.ndarray], bad_images: BadImages, screen: Console
-) -> TrainState:
-  """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
-  keeps_head = any(name.startswith('head/') for name in initial)
-  state = initial_state(run.program, run.config.seed, initial)
-  if run.config.init.head == 'probe' and keeps_head:
-    screen.say("Head: the checkpoint's own, which config.init.reinitialise does not name; it is not probed")
-  elif run.config.init.head == 'probe':
-    screen.say('Head: computing the features of the training images …')
-    state, text = with_probe(run, source, state, bad_images, screen.with_progress('Features'))
-    screen.say(text)
-  return state
 
 
 def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:

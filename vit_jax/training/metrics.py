@@ -27,9 +27,10 @@ class MetricsLog:
   """
 
   def __init__(
-    self, workdir: pathlib.Path, resume_step: int, log_every: int = 1, tracker: Tracker | None = None
+    self, workdir: pathlib.Path, resume_step: int | None, log_every: int = 1, tracker: Tracker | None = None
   ):
-    """`resume_step`: of the checkpoint from which the run goes on, or 0; `log_every`: steps between two lines."""
+    """`resume_step`: of the checkpoint from which the run goes on, or None; `log_every`: steps between two lines."""
+    resume_step = -1 if resume_step is None else resume_step
     self.complete = False  # whether the run has come to its end, which its tracker is told
     self._tracker = tracker
     self._writes = jax.process_index() == 0

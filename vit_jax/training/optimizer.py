@@ -10,17 +10,20 @@ from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
-from vit_jax.options import Between, NotNegative, Positive, Regex
+from vit_jax.options import TINY, Between, NotNegative, Positive, Regex
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
 _DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
 _MOMENTUM = 0.9  # of 'sgd'
+# Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
+_BEHIND_BLOCKS = re.compile(r'(norm|\w+_pool|pre_logits|head|distillation_head)/')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,9 @@ class OptimizerConfig:
   clip_norm: Positive | None = None
   # Factors of the learning rate for parameters whose path matches, ((regex, factor), …).
   lr_multipliers: tuple[tuple[Regex, NotNegative], ...] = ()
+  # Layer-wise decay of the learning rate (BEiT's, arXiv 2106.08254): each block has this share of the rate of the block
+  # behind it, the embeddings this share of the first block's, and the head the whole rate. 1 for one rate.
+  layer_decay: Annotated[float, Between(TINY, 1)] = 1.0
   # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
   freeze: tuple[Regex, ...] = ()
 
@@ -88,17 +94,17 @@ OPTIMIZERS: Registry[Any] = Registry(
 def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.GradientTransformation:
   """The update's direction, for parameters or their shapes; the training step multiplies it by the learning rate.
 
-  Raises UserError for a regex that matches no parameter, or where nothing is left to train.
+  Raises UserError for a regex that matches no parameter, a layer_decay without blocks, or where nothing is trained.
   """
   trainable = trainable_mask(optimizer, params)
-  factors = _lr_factors(optimizer, params)
+  factors = learning_rate_factors(optimizer, params)
   parts: list[optax.GradientTransformation] = []
   if optimizer.clip_norm is not None:
     parts.append(optax.clip_by_global_norm(optimizer.clip_norm))
   parts.append(scaling(optimizer))
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
-  if optimizer.lr_multipliers:
+  if optimizer.lr_multipliers or optimizer.layer_decay != 1:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
       return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
@@ -224,12 +230,32 @@ def trainable_mask(optimizer: OptimizerConfig, params: Params) -> Params:
   return mask
 
 
-def _lr_factors(optimizer: OptimizerConfig, params: Params) -> dict[str, float]:
-  """{path: factor of the learning rate}; where several patterns match, the last one counts."""
-  factors = dict.fromkeys(pytrees.flatten(params), 1.0)
+def learning_rate_factors(optimizer: OptimizerConfig, params: Params) -> dict[str, Any]:
+  """{path: factor of the learning rate, of stacked blocks one for each}; of several patterns the last one counts."""
+  leaves = pytrees.flatten(params)
+  factors = dict.fromkeys(leaves, 1.0)
   for pattern, factor in optimizer.lr_multipliers:
     factors.update(dict.fromkeys(_matching('lr_multipliers', pattern, params), factor))
-  return factors
+  if optimizer.layer_decay == 1:
+    return factors
+  depth = next((leaf.shape[0] for path, leaf in leaves.items() if path.startswith('blocks/')), 0)
+  if not depth:
+    raise UserError(
+      'config.optimizer.layer_decay is of the blocks of Vision Transformers and Mixers, and this model has none; leave '
+      'it out, or give its layers rates by config.optimizer.lr_multipliers.'
+    )
+  return {
+    path: factor * _layer_factor(optimizer.layer_decay, path, leaves[path], depth)
+    for path, factor in factors.items()
+  }
+
+
+def _layer_factor(decay: float, path: str, leaf: Any, depth: int) -> Any:
+  """What layer_decay makes of the rate of a parameter: decay^(number of the layers behind its own)."""
+  if path.startswith('blocks/'):
+    powers = np.float32(decay) ** np.arange(depth, 0, -1, dtype=np.float32)
+    return powers.reshape(-1, *[1] * (leaf.ndim - 1))
+  return 1.0 if _BEHIND_BLOCKS.match(path) else decay ** (depth + 1)
 
 
 def _matching(option: str, pattern: str, params: Params) -> set[str]:

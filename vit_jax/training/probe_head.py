@@ -1,57 +1,128 @@
-"""A head that begins as a probe of frozen features (config.init.head): good accuracy before the first step."""
+"""A head that begins as a probe of frozen features (config.init.head): good accuracy before the first step.
 
+The features are computed once. Where config.total is no step at all, the probe is what the run was for.
+"""
+
+import hashlib
+import itertools
 import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
+from vit_jax.checkpoint import checksums
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import EvalPipeline
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import Source, subset
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation import probes
+from vit_jax.evaluation import logistic
 from vit_jax.evaluation.base import Limited, Params
+from vit_jax.evaluation.features import Features
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
+from vit_jax.training.feature_files import FeatureFiles
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
-_IMAGES = 20_000  # at most; more take minutes, and change the head little
+_IMAGES = (
+  20_000  # at most, of a head that is trained further; more take minutes, and change the beginning little
+)
+_FILE = 512  # images whose features are a file, about
+_HEADS = ('head/', 'distillation_head/')
 
 
 def with_probe(
-  run: Run, source: Source, state: TrainState, bad_images: BadImages, limited: Limited = iter
+  run: Run,
+  source: Source,
+  state: TrainState,
+  bad_images: BadImages,
+  workdir: pathlib.Path,
+  limited: Limited = iter,
 ) -> tuple[TrainState, str]:
   """The state of step 0 with a logistic regression in its head, and a sentence about it.
 
   Args:
     bad_images: takes those that cannot be decoded, which are left out if data.bad_images is 'replace'.
+    workdir: where features are kept; of what a killed run had computed only the rest is computed.
     limited: see `Evaluator.run`.
 
   Raises:
     UserError: images of a single class, of which there is no regression.
   """
-  config, classes = run.config, run.architecture.num_classes
-  sample = subset.at_most(source, max(1, _IMAGES // len(source.class_names)), config.seed)
-  evaluator = next(iter(config.evaluators.values()), None)
-  batches = EvalPipeline(
-    sample,
-    config.data,
-    crop=evaluator.crop if evaluator else None,
-    resize=evaluator.resize if evaluator else None,
-    batch_size=config.batch_size,
-    sharding=mesh_lib.batch_sharding(run.mesh),
-    bad_images=bad_images,
-  )
-  step = features_lib.make_step(run.program.graphdef, config.data, run.mesh)
-  features = features_lib.extract(step, state.variables, limited(batches), layer=None, pool=None)
-  if len(np.unique(features.labels)) < 2:
+  config = run.config
+  if run.timeline.total:
+    source = subset.at_most(source, max(1, _IMAGES // len(source.class_names)), config.seed)
+  if len(np.unique(source.labels())) < 2:
     raise UserError(f'{config.data.title} has images of one class only; there is nothing to tell apart.')
-  head = probes.logistic_head(features.values, features.labels, classes)
-  text = f'Head: logistic regression of the features of {len(features.labels):,} images (l2 {head.l2:g})'
+  batches = math.ceil(_FILE / config.batch_size)
+  kept = FeatureFiles(workdir, _key(run, source, state) | {'batches': batches})
+  # Process 0 keeps features and fits the head; the others take part in computing those that are not there.
+  done = int(multihost_utils.broadcast_one_to_all(np.int32(len(kept)))) * batches * config.batch_size
+  text = ''
+  if done:
+    bad_images.recall(1)
+    text = f'Head: the features of {min(done, len(source)):,} images were there from before\n'
+  rest = subset.Subset(source, np.arange(len(source)) >= done)
+  for part in _parts(run, rest, state, bad_images, limited, batches):
+    bad_images.report(1)
+    kept.append(part)
+  head = _fitted(kept, run, state)
+  text += f'Head: logistic regression of the features of {kept.examples:,} images (l2 {head.l2:g})'
   if not math.isnan(head.accuracy):
     text += f', which by cross-validation gets {head.accuracy:.1%} right'
   return _with_head(state, {'kernel': head.kernel, 'bias': head.bias}), text
+
+
+def _key(run: Run, source: Source, state: TrainState) -> dict[str, Any]:
+  """What the features of the images depend on, as JSON."""
+  config, variables = run.config, pytrees.flatten(state.variables)
+  return {
+    'images': [config.data.title, len(source), source.version(), source.sums()],
+    'labels': hashlib.sha256(source.labels().tobytes()).hexdigest(),
+    'pixels': repr(Preprocess.of_run(config.data, **_cut(run))),
+    'model': repr(config.model),
+    'variables': checksums.of_arrays({p: v for p, v in variables.items() if not p.startswith(_HEADS)}),
+    'batch_size': config.batch_size,
+  }
+
+
+def _cut(run: Run) -> dict[str, Any]:
+  """How images are cut: as those of the first evaluator."""
+  evaluator = next(iter(run.config.evaluators.values()), None)
+  return {'crop': evaluator and evaluator.crop, 'resize': evaluator and evaluator.resize}
+
+
+def _parts(
+  run: Run, source: Source, state: TrainState, bad_images: BadImages, limited: Limited, batches: int
+) -> Iterator[Features]:
+  """The features of all images, of so many batches at a time."""
+  data, sharding = run.config.data, mesh_lib.batch_sharding(run.mesh)
+  pipeline = EvalPipeline(
+    source, data, **_cut(run), batch_size=run.config.batch_size, sharding=sharding, bad_images=bad_images
+  )
+  step = features_lib.make_step(run.program.graphdef, data, run.mesh)
+  computed = features_lib.of_batches(step, state.variables, limited(pipeline), layer=None, pool=None)
+  while part := list(itertools.islice(computed, batches)):
+    yield features_lib.joined(part)
+
+
+def _fitted(parts: FeatureFiles, run: Run, state: TrainState) -> logistic.Head:
+  """The head that process 0 fits, in all processes."""
+  kernel, scores = state.params['head']['kernel'], run.config.objective.class_scores()
+  weights = scores and scores.class_weights
+  if jax.process_index() == 0:
+    own = None if weights is None else np.asarray(weights, float)
+    head = logistic.head(parts, kernel.shape[1], weights=own, seed=run.config.seed)
+  else:
+    head = logistic.Head(np.zeros(kernel.shape, np.float32), np.zeros(kernel.shape[1], np.float32), 0.0, 0.0)
+  return logistic.Head(*multihost_utils.broadcast_one_to_all(tuple(head)))
 
 
 def _with_head(state: TrainState, head: dict[str, np.ndarray]) -> TrainState:

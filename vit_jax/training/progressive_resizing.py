@@ -24,7 +24,7 @@ class ProgressiveResizing:
     smaller = [(pixels, round(pixels * width / height)) for _, pixels in stages]
     self.sizes: tuple[Size, ...] = (*smaller, (height, width))  # of the stages, in order
     for quantity, values in (('duration', [0, *self._ends]), ('size', [size[0] for size in self.sizes])):
-      if any(later <= earlier for earlier, later in itertools.pairwise(values)):
+      if stages and any(later <= earlier for earlier, later in itertools.pairwise(values)):
         raise UserError(
           f'config.data.progressive_resizing is {stages}; each {quantity} must be larger than the one '
           f'before, and the last smaller than that of the whole run, {config.total} at {height} pixels.'

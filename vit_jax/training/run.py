@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from vit_jax.config import Config
 from vit_jax.data import sources
@@ -35,6 +36,7 @@ class Dataset:
   examples: int  # images an epoch
   class_names: tuple[str, ...] = ()  # label -> name
   num_classes: int | None = None  # how many there are, where they have no names here
+  class_counts: np.ndarray | None = None  # int (classes,): images of each, where the objective asks
 
   @property
   def classes(self) -> int:
@@ -69,6 +71,8 @@ class Run:
       config.objective.head_size(dataset.classes, config.data),
     )
     devices = list(jax.devices() if devices is None else devices)
+    objective = config.objective.with_counts(dataset.classes, dataset.class_counts)
+    config = dataclasses.replace(config, objective=objective)
     self.config, self.chosen = auto.choose(config, architecture, self.timeline.total, devices)
     self.architecture = dataclasses.replace(architecture, model=self.config.model)
     self.mesh = mesh_lib.make_mesh(self.config.mesh, devices)
@@ -128,7 +132,11 @@ def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple
   source = sources.open_training(config.data, config.seed)
   if trained is not None and tuple(trained) != tuple(source.class_names):
     source = _numbered_as(trained, source, config)
-  dataset = Dataset(len(source), tuple(source.class_names))
+  counts = None
+  if config.objective.counts_classes:
+    labels = source.labels()
+    counts = np.bincount(labels[labels >= 0], minlength=len(source.class_names))
+  dataset = Dataset(len(source), tuple(source.class_names), class_counts=counts)
   if not dataset.examples:
     raise UserError(f'The training data {config.data.title} has no records; choose another source or split.')
   config.objective.check_classes(dataset.class_names, config.data.title)

@@ -18,9 +18,13 @@ class Timeline:
 
   @classmethod
   def of(cls, total: str, *, batch_size: int, examples: int) -> 'Timeline':
-    """The timeline of a run that lasts `total`; UserError for less than a step, or more than can be counted."""
+    """The timeline of a run that lasts `total`.
+
+    Raises UserError for more than nothing and less than a step, or more than can be counted.
+    """
     steps = durations.steps(total, batch_size=batch_size, examples=examples)
-    if not 1 <= steps <= _MOST_STEPS:
+    least = 1 if durations.parse(total)[0] else 0
+    if not least <= steps <= _MOST_STEPS:
       raise UserError(
         f'config.total is {total!r}, which is {steps:.4g} steps; it must be from 1 to {_MOST_STEPS:,} steps.'
       )

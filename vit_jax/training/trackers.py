@@ -119,7 +119,7 @@ class MlflowTracker:
 _TRACKERS: dict[str, type[Tracker]] = {'wandb': WandbTracker, 'mlflow': MlflowTracker}
 
 
-def open_tracker(config: Config, workdir: pathlib.Path, resume_step: int) -> Tracker | None:
+def open_tracker(config: Config, workdir: pathlib.Path, resume_step: int | None) -> Tracker | None:
   """The tracker that `config.tracker` names, on process 0; None: there is none.
 
   A run that goes on after a checkpoint stays one run: its id is in `tracker.json` of the workdir. Raises UserError
@@ -135,7 +135,7 @@ def open_tracker(config: Config, workdir: pathlib.Path, resume_step: int) -> Tra
   if jax.process_index():
     return None
   path = workdir / 'tracker.json'
-  tracker = _TRACKERS[name](config, workdir, _stored_id(path, name) if resume_step else None)
+  tracker = _TRACKERS[name](config, workdir, None if resume_step is None else _stored_id(path, name))
   files.write_json(path, {name: tracker.id})
   return tracker
 

@@ -61,6 +61,11 @@ class Workdir:
   def upload(self) -> None:
     """Brings what was written to `folder` to where the run lives."""
 
+  def discard(self, name: str) -> None:
+    """Removes a folder of the workdir that the run needs no longer, if it is there; process 0 does it for all."""
+    if jax.process_index() == 0:
+      shutil.rmtree(self.folder / name, ignore_errors=True)
+
   def named(self, text: str) -> str:
     """A text in which the workdir is called as the person called it."""
     return text
@@ -145,6 +150,12 @@ class BucketWorkdir(Workdir):
     with self._copying:
       self._renew()
       buckets.at_once(self._copy_file, list(self._files()))
+
+  def discard(self, name: str) -> None:
+    if jax.process_index() == 0 and (self.folder / name).exists():
+      with self._copying:
+        super().discard(name)
+        self._bucket.remove(entry.address for entry in self._bucket.below(f'{self._address}/{name}'))
 
   def named(self, text: str) -> str:
     """A text in which the address of the workdir stands for the local folder."""
