@@ -173,7 +173,7 @@ def test_signal_reaches_all_once_and_nothing_starts_again(start, tmp_path, numbe
   """
   pod = start('--processes=2', command=tuple(script(tmp_path, text)))
   logs = [tmp_path / 'logs' / f'process-{index}.log' for index in range(2)]
-  said = lambda: all(log.exists() and 'ready' in log.read_text() for log in logs)  # noqa: E731
+  said = lambda: all(log.exists() and 'ready' in log.read_text() for log in logs)
   wait_until(said, lambda: pod.poll() is None, pod.communicate)
   # Ctrl-C in a terminal goes to its whole session; with sessions of their own, they get one signal, not two.
   assert [os.getsid(pid) for pid in pids(tmp_path, 2)] == pids(tmp_path, 2)
