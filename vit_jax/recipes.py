@@ -181,8 +181,8 @@ def fitted(model: str, data: str, recipe: Literal['head', 'all', 'slides']) -> C
 
   The head begins as a logistic regression of the frozen features, which is most of what some hundred images
   can teach. With 'head' it is the result: the features are computed once, and no step follows. 'all' trains every
-  layer, gently. 'slides' does so as tutorials do (AdamW with a rate of 2e-4, 4 epochs of batches of 16 images), and
-  holds by a warmup and by layer-wise decay (BEiT, arXiv 2106.08254) what the checkpoint and the head know.
+  layer, gently. 'slides' does so as tutorials do (AdamW with a rate of 2e-4, 4 epochs of batches of 16 images), but
+  a warmup of two epochs and layer-wise decay (BEiT, arXiv 2106.08254) keep what the checkpoint and the head know.
 
   The model is as for `finetuning`, and the data any source that is here; UserError where one of them is not.
   """
@@ -218,7 +218,7 @@ def fitted(model: str, data: str, recipe: Literal['head', 'all', 'slides']) -> C
       batch_size=min(batch_size, 16),
       evaluators={'val': ClassificationEvaluatorConfig(split=split)},
       optimizer=dataclasses.replace(config.optimizer, layer_decay=0.65),
-      schedule=ScheduleConfig(learning_rate=2e-4, warmup='25%', decay='cosine'),
+      schedule=ScheduleConfig(learning_rate=2e-4, warmup='50%', decay='cosine'),
     )
   return config
 
