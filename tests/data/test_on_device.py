@@ -115,12 +115,13 @@ def test_cutmix_puts_a_box_of_the_neighbour_in(mix_per):
   assert len(np.unique(found, axis=0)) > 150 or (mix_per == 'batch' and (found == found[0]).all())
 
 
-def test_a_box_of_cutmix_lies_anywhere_in_a_square_and_not_on_its_diagonal():
-  data = DataConfig(flip=False, cutmix=1.0, mix_per='example', channels=1, **BYTES)
+def test_a_box_of_cutmix_lies_anywhere_in_a_square_and_not_on_its_diagonal(monkeypatch):
+  """Boxes of half the sides, since a beta distribution takes seconds to compile."""
+  monkeypatch.setattr(jax.random, 'beta', lambda key, a, b: 0.75)
+  data = DataConfig(flip=False, cutmix=0.7, mix_per='example', channels=1, **BYTES)
   found = boxes(jax.random.key(5), data, height=16, width=16)
-  found = found[found.any((1, 2))]
   rows, columns = (side @ np.arange(16) / side.sum(1) for side in (found.any(2), found.any(1)))
-  assert len(found) > 150 and abs(np.corrcoef(rows, columns)[0, 1]) < 0.2
+  assert abs(np.corrcoef(rows, columns)[0, 1]) < 0.2
 
 
 @pytest.mark.slow
