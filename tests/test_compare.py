@@ -68,6 +68,17 @@ def test_seeds_of_a_config_have_a_mean(tmp_path):
   assert 'Means' not in comparison.report(comparison.read_runs(dirs[:2]))
 
 
+def test_best_accuracy_is_the_highest_and_best_loss_the_lowest(tmp_path):
+  workdir = write(tmp_path / 'a', RUN, {})
+  lines = [
+    {'step': step, 'test/accuracy': value, 'test/loss': value}
+    for step, value in ((1, 0.2), (2, 0.4), (3, 0.3))
+  ]
+  (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  text = comparison.report(comparison.read_runs([workdir]))
+  assert '30.00% (40.00% at 2)' in text and '0.3000 (0.2000 at 1)' in text
+
+
 def test_folder_that_is_no_run_is_refused(tmp_path):
   one = write(tmp_path / 'a', RUN, {1: 0.5})
   for workdirs, said in (

@@ -1,6 +1,7 @@
 """A workdir that is moved, removed or given to another run; a config or data that is edited between two starts."""
 
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
@@ -137,6 +138,26 @@ def killed(config: c.Config, folder: pathlib.Path, **options) -> None:
 
   with pytest.raises(KeyboardInterrupt):
     loop.train(config, folder, on_step=kill, **options)
+
+
+@pytest.mark.slow
+def test_lines_of_a_step_are_on_the_disk_before_its_checkpoint_is_begun(tmp_path, monkeypatch):
+  fsync, save, synced, seen = os.fsync, Manager.save, {}, {}
+
+  def noted(descriptor):
+    fsync(descriptor)
+    status = os.fstat(descriptor)
+    synced[status.st_ino] = status.st_size
+
+  def saved(manager, step, *arguments, **options):
+    status = (tmp_path / 'metrics.jsonl').stat()
+    seen[step] = synced.get(status.st_ino), status.st_size
+    return save(manager, step, *arguments, **options)
+
+  monkeypatch.setattr(os, 'fsync', noted)
+  monkeypatch.setattr(Manager, 'save', saved)
+  loop.train(CONFIG, tmp_path)
+  assert list(seen) == [2, 4, 6] and all(disk == size > 0 for disk, size in seen.values()), seen
 
 
 @pytest.mark.slow

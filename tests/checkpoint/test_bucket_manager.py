@@ -1,11 +1,15 @@
 """Checkpoints in emulated buckets: nothing partial counts, nothing unverified leaves, older steps go last."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from bucket_emulators import Place, places
 
+from vit_jax.checkpoint import bucket_writer
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.foundation.buckets import Patience
@@ -138,6 +142,22 @@ def test_before_commit_is_done_before_the_step_counts(place: Place):
     save(found, 1)
   assert any('/1/params/' in name for name in seen[0])
   assert not any(name.endswith('commit_success.txt') for name in seen[0])
+
+
+def test_a_step_counts_once_all_processes_have_uploaded(place: Place, monkeypatch):
+  """The store in which they wait for each other sees what lies in the bucket then."""
+  seen = {}
+  two = types.SimpleNamespace(process_count=lambda: 2, process_index=lambda: 0)
+  store = types.SimpleNamespace(
+    wait_at_barrier=lambda name, _: seen.update({name.split('/')[2]: place.names('two')})
+  )
+  monkeypatch.setattr(bucket_writer, 'jax', two)
+  monkeypatch.setattr(ocp.multihost, 'get_jax_distributed_client', lambda: store)
+  with manager(place, 'two') as found:
+    save(found, 1)
+  assert any('/1/params/' in name for name in seen['uploaded'])
+  committed = {at: any(name.endswith('commit_success.txt') for name in names) for at, names in seen.items()}
+  assert committed == {'opened': False, 'uploaded': False, 'committed': True}
 
 
 def test_other_commands_copy_the_newest_complete_step(place: Place):

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
-from vit_jax.data.on_device import keys_of_rows, prepare, prepare_training
+from vit_jax.data.on_device import prepare, prepare_training
+from vit_jax.training.step import model_inputs
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (200, 2, 3, 3), np.uint8)
 LABELS = np.arange(200, dtype=np.int32)
@@ -113,6 +115,15 @@ def test_cutmix_puts_a_box_of_the_neighbour_in(mix_per):
   assert len(np.unique(found, axis=0)) > 150 or (mix_per == 'batch' and (found == found[0]).all())
 
 
+def test_a_box_of_cutmix_lies_anywhere_in_a_square_and_not_on_its_diagonal(monkeypatch):
+  """Boxes of half the sides, since a beta distribution takes seconds to compile."""
+  monkeypatch.setattr(jax.random, 'beta', lambda key, a, b: 0.75)
+  data = DataConfig(flip=False, cutmix=0.7, mix_per='example', channels=1, **BYTES)
+  found = boxes(jax.random.key(5), data, height=16, width=16)
+  rows, columns = (side @ np.arange(16) / side.sum(1) for side in (found.any(2), found.any(1)))
+  assert abs(np.corrcoef(rows, columns)[0, 1]) < 0.2
+
+
 @pytest.mark.slow
 def test_box_of_cutmix_has_the_papers_area_and_place():
   """Against the paper's procedure in NumPy."""
@@ -165,6 +176,14 @@ def test_lists_of_classes_are_swapped_as_a_whole():
   np.testing.assert_array_equal(batch['label_b'][swapped], labels[swapped])
 
 
-def test_keys_of_rows_are_distinct():
-  data = jax.random.key_data(keys_of_rows(jax.random.key(0), 1000))
-  assert len(np.unique(data, axis=0)) == 1000
+def test_every_image_of_every_step_and_seed_has_a_key_of_its_own():
+  data = DataConfig(image_size=(2, 2), flip=False)
+  batch = {'image': np.zeros((8, 2, 2, 3), np.uint8), 'label': np.zeros(8, np.int32)}
+
+  def keys(seed, step):
+    config = Config(batch_size=8, seed=seed, data=data)
+    return np.asarray(jax.random.key_data(model_inputs(config, batch, step)['key']))
+
+  found = np.concatenate([keys(seed, step) for seed in (0, 1) for step in (0, 1, 100)])
+  assert len(np.unique(found, axis=0)) == 48
+  np.testing.assert_array_equal(keys(1, 100), found[-8:])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from processes import finish, start
+from scipy import special
 from sklearn import metrics as sklearn_metrics
 
 from vit_jax import config as c
@@ -131,6 +132,30 @@ def test_processes_and_batch_sizes_change_no_bit(monkeypatch):
   assert exact == [exact[0]] * 3 and {*exact[0], 'count'} == set(models[0])
   assert {name: models[0][name] for name in SHARED} == {name: models[1][name] for name in SHARED}
   assert models[0] == pytest.approx(models[1], rel=1e-6)
+
+
+class Pixels(nnx.Module):
+  """A model whose logits are the channels of an image's first pixel."""
+
+  def __call__(self, images):
+    return images[:, 0, 0]
+
+
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_loss_of_an_evaluation_is_without_the_smoothing_of_training(loss):
+  objective = c.ClassificationObjective(loss=loss, label_smoothing=0.3)
+  data = c.DataConfig(mean=(0.0,), std=(0.1,))
+  step = classification.make_eval_step(
+    nnx.split(Pixels())[0], objective, data, make_mesh(CONFIG.mesh), num_classes=3
+  )
+  images = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3), np.uint8)
+  labels = np.arange(8, dtype=np.int32) % 3
+  found = step({}, {'image': images, 'label': labels, 'mask': np.ones(8, bool)})['examples']['loss']
+  z, own = images[:, 0, 0] / 25.5, np.eye(3)[labels]
+  of_classes = {'softmax': -own * special.log_softmax(z, axis=1), 'sigmoid': np.logaddexp(0, z) - own * z}[
+    loss
+  ]
+  np.testing.assert_allclose(found, of_classes.sum(1), rtol=1e-5)
 
 
 def examples(logits: np.ndarray, labels: np.ndarray, loss: str = 'softmax', **options) -> Examples:

@@ -166,7 +166,6 @@ def test_kept_logits_are_nearer_to_float64_than_those_of_flax(spread):
   assert all(ours < theirs < 0.03 for ours, theirs in zip(kept, flax, strict=True)), (kept, flax)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('bias_of', [1, 3])
 def test_gradients_of_bias_and_dropout_equal_those_of_the_formula(bias_of):
   """The masks are those that a weight matrix of ones shows; JAX derives the formula."""
@@ -182,7 +181,7 @@ def test_gradients_of_bias_and_dropout_equal_those_of_the_formula(bias_of):
 
   with jax.default_matmul_precision('highest'):
     ours, expected = (
-      jax.value_and_grad(lambda *inputs, f=f: (f(*inputs) * grad).sum(), (0, 1, 2, 3))(
+      jax.jit(jax.value_and_grad(lambda *inputs, f=f: (f(*inputs) * grad).sum(), (0, 1, 2, 3)))(
         query, key, value, bias
       )
       for f in (lambda *inputs: attend(*inputs, keys, how=how), formula)

@@ -1,5 +1,7 @@
 """Dropout, attention dropout and stochastic depth."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 import tiny
 from flax import nnx
 
+from vit_jax.models import encoder_block
 from vit_jax.models.dropout import Place, drop_path, dropout
+from vit_jax.models.parts import attention, mlps
 
 DROP = {'dropout': 0.2, 'attention_dropout': 0.3, 'stochastic_depth': 0.4}
 
@@ -67,6 +71,23 @@ def test_no_random_numbers_are_drawn_where_nothing_is_dropped(rates):
     ]
   assert not shapes[True]  # evaluation
   assert bool(shapes[False]) == bool(rates)
+
+
+def test_every_place_of_a_block_has_masks_of_its_own(monkeypatch):
+  graphdef, params = tiny.build(tiny.options(**DROP))
+  places = set()
+
+  def noted(x, rate, keys, place):
+    places.add(place)
+    return x
+
+  for module, name in (
+    (encoder_block, 'drop_path'),
+    *((each, 'dropout') for each in (encoder_block, attention, mlps)),
+  ):
+    monkeypatch.setattr(module, name, noted)
+  jax.eval_shape(functools.partial(_call, graphdef), params, tiny.images(), tiny.keys())
+  assert places == set(Place)
 
 
 def _call(graphdef, params, x, keys):

@@ -149,6 +149,19 @@ def test_logits_and_attention_equal_numpy(kind, options):
   assert (nnx.merge(graphdef, params).positions((12, 8)) is None) == (kind != 'learned2d')
 
 
+def test_rotary_turns_each_pair_of_a_patch_by_its_column_and_row_and_no_other_token():
+  """Pairs of channels as complex numbers, in float64."""
+  rotary = positions.Rotary(TOKENS, rngs=nnx.Rngs(0))  # heads of 8 channels
+  x = np.random.default_rng(0).standard_normal((2, 3 + 12, 2, 8)).astype(np.float32)
+  turned = np.asarray(rotary.rotate(x, (3, 4)))
+  np.testing.assert_array_equal(turned[:, :3], x[:, :3])
+  pairs, found = (each[:, 3:, :, :4] + 1j * each[:, 3:, :, 4:] for each in (x.astype(np.float64), turned))
+  for patch in range(12):
+    row, column = divmod(patch, 4)
+    angles = np.array([column, column / 10, row, row / 10])
+    np.testing.assert_allclose(found[:, patch], pairs[:, patch] * np.exp(1j * angles), atol=1e-5)
+
+
 @pytest.mark.parametrize(
   ('options', 'said'),
   [

@@ -1,6 +1,7 @@
 """Distillation: its losses against NumPy and float64, what teachers see, and that nothing changes them."""
 
 import dataclasses
+import functools
 import shutil
 
 import chex
@@ -89,6 +90,16 @@ def test_loss_equals_numpy_in_float64(loss, targets, temperature):
   assert float(metrics['teacher_loss']) == pytest.approx(of_teachers.mean(), rel=1e-6)
   assert float(got) == pytest.approx(0.3 * of_labels.mean() + 0.7 * of_teachers.mean(), rel=1e-6)
   assert float(metrics['teacher_agreement']) == (d.argmax(1) == p.argmax(1)).mean()
+
+
+@pytest.mark.parametrize(
+  ('loss', 'link'), [('softmax', functools.partial(softmax, axis=-1)), ('sigmoid', expit)]
+)
+def test_teachers_probabilities_are_averaged_and_not_their_logits(loss, link):
+  taught = np.random.default_rng(0).normal(size=(3, ROWS, CLASSES)).astype(np.float32) * 4
+  objective = c.DistillationObjective(loss=loss, teachers='a,b,c', temperature=2.0)
+  annotated = objective.annotated({'image': None}, [lambda _, each=each: each for each in taught])
+  np.testing.assert_allclose(annotated['teacher'], link(taught / 2.0).mean(axis=0), rtol=1e-5)
 
 
 @pytest.fixture(scope='module')

@@ -7,6 +7,7 @@ import pytest
 from processes import finish, start, wait_for_line
 
 from vit_jax.foundation.errors import UserError
+from vit_jax.parallel import peers
 from vit_jax.parallel.distributed import heartbeat_seconds
 
 SECONDS = 3
@@ -96,6 +97,13 @@ def test_abort_of_another_cause_shows_its_stack():
   assert processes[1].returncode == -signal.SIGABRT, outputs[1]
   assert 'Fatal Python error: Aborted' in outputs[1] and ' in main' in outputs[1]
   assert_ended_by_loss(processes[0], outputs[0], lost=1)
+
+
+def test_a_silent_process_is_lost_and_one_that_has_left_is_not():
+  found = peers.Peers(10.0)
+  found._counts = {'0': ('7', 100.0), '1': (peers._LEFT, 50.0), '2': ('7', 85.0)}  # count, when it was new
+  found._answered = 101.0
+  assert found._silent_processes() == ['2']
 
 
 @pytest.mark.slow

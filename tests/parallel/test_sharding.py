@@ -221,6 +221,13 @@ def test_moments_lie_where_their_parameter_lies(name):
   assert split >= len([path for path in EXPECTED if 'norm' not in path and 'bias' not in path])
 
 
+def test_a_moment_belongs_to_the_parameter_with_the_longest_ending_of_its_path():
+  params = {'norm': {'scale': _kernel(8)}, 'blocks': {'norm': {'scale': _kernel(8)}}}
+  rules = ((r'norm/scale', ()), (r'blocks/norm/scale', ('fsdp',)))
+  found = sharding_lib.state_shardings({'mu': params}, params, rules, _mixed(), 0)['mu']
+  assert found['norm']['scale'].is_fully_replicated and found['blocks']['norm']['scale'].spec == P('fsdp')
+
+
 def test_factored_moments_are_copied():
   state = jax.eval_shape(optax.scale_by_factored_rms(min_dim_size_to_factor=4).init, PARAMS)
   shardings = sharding_lib.state_shardings(state, PARAMS, RULES, _mixed(), 0)

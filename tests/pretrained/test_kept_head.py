@@ -10,11 +10,10 @@ from vit_jax import config as c
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
+from vit_jax.pretrained import kept_head
 from vit_jax.pretrained.base import FORMATS, Pretrained
 from vit_jax.training import initialization
 from vit_jax.training.run import Dataset, Run
-
-pytestmark = pytest.mark.slow
 
 NAMES = ('ant', 'bee', 'cat', 'dog', 'elk')
 MODEL = tiny.options(pool='token', gelu='erf', head_bias=-3.0)
@@ -58,6 +57,7 @@ def by_hand(params, head, names):
   return np.stack(kernels, axis=1), np.array([-3.0 if k is None else bias[k] for k in known])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'names', 'said'),
   [
@@ -77,6 +77,21 @@ def test_each_class_begins_with_the_row_of_its_name(kind, names, said, tmp_path)
   np.testing.assert_array_equal(params['patch_embedding']['kernel'], theirs['patch_embedding']['kernel'])
 
 
+def test_rows_of_both_heads_are_moved_and_nothing_else():
+  rng, heads = np.random.default_rng(0), ('head', 'distillation_head')
+  theirs = {
+    name: {'kernel': rng.normal(size=(4, 5)), 'bias': rng.normal(size=5)} for name in (*heads, 'other')
+  }
+  architecture = Architecture(MODEL.resolved(), (8, 8), 3, len(NAMES))
+  pretrained = Pretrained(architecture, theirs, Preprocess((8, 8), 3), NAMES)
+  moved = kept_head.matched(pretrained, ('elk', 'bee'), 2, what='It', remedy='wait').params
+  for name in heads:
+    np.testing.assert_array_equal(moved[name]['kernel'], theirs[name]['kernel'][:, [4, 1]])
+    np.testing.assert_array_equal(moved[name]['bias'], theirs[name]['bias'][[4, 1]])
+  np.testing.assert_array_equal(moved['other']['kernel'], theirs['other']['kernel'])
+
+
+@pytest.mark.slow
 def test_both_heads_and_the_outputs_beyond_the_classes_are_moved(tmp_path):
   model = dataclasses.replace(MODEL, distillation_token=True)
   path, theirs = written('run', tmp_path, model)
@@ -87,6 +102,7 @@ def test_both_heads_and_the_outputs_beyond_the_classes_are_moved(tmp_path):
     np.testing.assert_array_equal(params[head]['kernel'], kernel.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'names', 'said'),
   [

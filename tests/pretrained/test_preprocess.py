@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import pathlib
 import re
 
@@ -18,7 +19,8 @@ from vit_jax.data.decode import Picture
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.transforms import central
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import preprocessor_config
+from vit_jax.pretrained import preprocessor_config, timm_config
+from vit_jax.pretrained.json_values import JsonObject
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
 UNIT = Preprocess((20, 16), mean=(0.0,), std=(1 / 255,), antialias=True)  # pixels as they are
@@ -43,6 +45,23 @@ def test_sizes_and_cuts_are_those_of_pillow(options, expected):
   found = preprocess([PHOTO])
   assert found.dtype == np.float32
   np.testing.assert_allclose(found[0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(('half_even', 'rounded'), [(True, round), (False, math.floor)])
+def test_middle_is_cut_where_torchvision_rounds_to_and_otherwise_half_a_pixel_up(half_even, rounded):
+  rows = np.arange(23, dtype=np.uint8)[:, None, None].repeat(9, axis=1)
+  for height in range(1, 23):
+    found = geometry.cut(rows, (height, 9), half_even=half_even)
+    first = rounded((23 - height) / 2.0)  # torchvision's center_crop: int(round(rest / 2.0))
+    np.testing.assert_array_equal(found, rows[first : first + height])
+
+
+@pytest.mark.parametrize(
+  ('side', 'crop_pct', 'resized'), [(224, 0.875, 256), (224, 0.9, 248), (300, 0.904, 331), (384, 1.0, 384)]
+)
+def test_images_are_resized_to_timms_floor_before_the_cut(side, crop_pct, resized):
+  values = JsonObject(pathlib.Path(), {'crop_pct': crop_pct})
+  assert timm_config.preprocess(values, (side, side), 3).shorter == resized  # math.floor(img_size / crop_pct)
 
 
 def test_another_size_cuts_in_proportion():

@@ -7,12 +7,17 @@ import os
 import shutil
 import threading
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import teachers
+from flax import nnx
 from image_bytes import png
+from scipy import special
 
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.pretrained import formats
@@ -63,6 +68,29 @@ def changed(pretrained, what):
   kernel.flat[-1] = np.nextafter(kernel.flat[-1], np.float32(9))
   params['head']['kernel'] = kernel
   return dataclasses.replace(pretrained, params=params)
+
+
+class Certain(nnx.Module):
+  """Says the same of every image."""
+
+  def __init__(self, logits):
+    self.head = nnx.Linear(1, len(logits), rngs=nnx.Rngs(0))
+    self.head.bias[...] = jnp.asarray(logits)
+
+  def __call__(self, images):
+    return jnp.broadcast_to(self.head.bias[...], (len(images), len(self.head.bias[...])))
+
+
+def test_teachers_with_classes_in_another_order_are_averaged_by_name(photos, monkeypatch):
+  known = {'one': ((3.0, 2.0, 0.0), ('ant', 'bee', 'cat')), 'two': ((2.5, 0.0, 1.0), ('cat', 'ant', 'bee'))}
+  loaded = lambda name: LoadedModel(Certain(known[name][0]), Preprocess((8, 8), 1), known[name][1])
+  monkeypatch.setattr(labelling, 'load', loaded)
+  found = labelling.Teachers(['one', 'two'], 8).predict(opened([str(photos)]), range(IMAGES))
+  one, two = (special.softmax(logits) for logits, _ in known.values())
+  mean = (one + two[[1, 2, 0]]) / 2
+  order = np.argsort(-mean)
+  np.testing.assert_array_equal(found.classes, np.tile(order, (IMAGES, 1)))
+  np.testing.assert_allclose(found.probabilities[0], mean[order], rtol=1e-5)
 
 
 @pytest.mark.slow

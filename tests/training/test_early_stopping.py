@@ -19,8 +19,6 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.training.early_stopping import EarlyStopping
 
-pytestmark = pytest.mark.slow
-
 
 def last_step(config: c.StopConfig, values: list[float], resumed_at: int | None = None) -> int:
   """The step after which a run ends whose step i evaluates to values[i - 1], perhaps after a restart."""
@@ -112,6 +110,7 @@ def stopped(tmp_path_factory) -> pathlib.Path:
   return folder / 'run'
 
 
+@pytest.mark.slow
 def test_run_that_stops_early_ends_with_the_metrics_of_every_evaluator(tmp_path):
   """Also of one that is not due at that step."""
   other = "'other': ClassificationEvaluatorConfig(split='train[:32]', every='3 steps'), 'test':"
@@ -124,6 +123,7 @@ def test_run_that_stops_early_ends_with_the_metrics_of_every_evaluator(tmp_path)
   assert {'test/loss', 'test_ema/loss', 'other_ema/loss'} <= lines[-1].keys()
 
 
+@pytest.mark.slow
 def test_run_that_stopped_early_is_complete_when_it_is_started_again(stopped):
   before = (stopped / 'metrics.jsonl').read_text()
   again = commands.run(stopped.parent, *STOP, '--config.stop.patience=3')
@@ -132,6 +132,7 @@ def test_run_that_stopped_early_is_complete_when_it_is_started_again(stopped):
   assert sorted(path.name for path in (stopped / 'checkpoints').iterdir()) == ['6', '8']
 
 
+@pytest.mark.slow
 def test_tensorboard_has_config_hyper_parameters_pictures_and_histograms(stopped):
   found = {(step, value.tag): value for step, value in tensorboard_events.read(stopped)}
   (text,) = found[0, 'config/text_summary'].tensor.string_val
