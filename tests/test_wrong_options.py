@@ -29,7 +29,7 @@ def assert_refused(change: object, said: str) -> None:
     ('ema', 1.0, 'it must be between 0 and 0.999999999.'),
     ('nonfinite', 'go on', "choose one of ['stop', 'skip']."),
     ('total', '3 weeks', "it must be a … as '90 epochs', '500 steps' or '5%'."),
-    ('total', '0 steps', 'it must be more than nothing.'),
+    ('total', '-1 steps', "it must be a … as '90 epochs', '500 steps' or '5%'."),
     ('model.pool', 'max', "choose one … 'token_gap', 'map', 'none']."),
     ('model.gelu', 'exact', "choose one of ['tanh', 'erf']."),
     ('model.norm_epsilon', 0.0, 'it must be at least 1e-12.'),

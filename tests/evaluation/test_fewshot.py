@@ -40,7 +40,7 @@ def clusters(count: int, seed: int, classes: int = 4, spread: float = 2.0) -> Fe
 
 def test_the_ridge_probe_is_scikit_learns_on_standardised_features():
   train, test = clusters(40, 0), clusters(200, 1)
-  scale = Standard(train.values)
+  scale = Standard([train.values])
   x = np.hstack([scale(train.values), np.full((40, 1), 100.0)])
   np.testing.assert_allclose(x[:, :-1].std(axis=0), 1, atol=1e-4)
   targets = 2.0 * np.eye(4)[train.labels] - 1

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import errno
 import functools
 import glob
 import importlib.util
@@ -11,7 +10,6 @@ import math
 import os
 import pathlib
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.foundation import signals
 from vit_jax.foundation.errors import EXIT_RESTART, UserError, end_to_restart
+from vit_jax.parallel import ports
 
 _HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
@@ -161,25 +160,11 @@ def _check_port(address: str) -> None:
   bound = os.environ.get('JAX_COORDINATOR_BIND_ADDRESS') or (
     address if host in _LOOPBACK else f'0.0.0.0:{port}'
   )
-  if _is_taken(bound):
+  if ports.is_taken(bound):
     raise UserError(
       f'The port {bound.rpartition(":")[2]} of {host}, at which process 0 has to listen, is used by another program; '
       f'choose another one in JAX_COORDINATOR_ADDRESS, for all processes.'
     )
-
-
-def _is_taken(address: str) -> bool:
-  """Whether another program listens at 'host:port' of this machine, so that no coordinator can."""
-  host, _, port = address.rpartition(':')
-  host = host.strip('[]')
-  with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as found:
-    # As servers do: a port whose last connections are only just closed is free.
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      found.bind((host, int(port)))
-    except OSError as error:
-      return error.errno == errno.EADDRINUSE
-  return False
 
 
 def _bind_address(address: str) -> dict[str, str]:
