@@ -13,7 +13,7 @@ from flax import nnx
 
 import vit_jax
 from vit_jax import config as c
-from vit_jax.evaluation import probes
+from vit_jax.evaluation import logistic
 from vit_jax.foundation import pytrees
 from vit_jax.models.base import MODELS
 from vit_jax.pretrained import formats
@@ -115,12 +115,12 @@ def test_a_step_that_is_not_finite_keeps_the_old_state():
   chex.assert_trees_all_equal(jax.tree.map(np.array, (after.model_state, after.ema)), before)
 
 
-def fitted(features, labels, classes):
+def fitted(parts, classes, **options):
   """In place of a logistic regression, which takes its time."""
-  assert np.isfinite(features).all() and len(features) == len(labels)
-  return probes.Head(
-    np.zeros((features.shape[1], classes), np.float32), np.zeros(classes, np.float32), 1.0, 0.5
-  )
+  values = np.concatenate([part.values for part in parts])
+  assert np.isfinite(values).all()
+  kernel = np.zeros((values.shape[1], classes), np.float32)
+  return logistic.Head(kernel, np.zeros(classes, np.float32), 1.0, 0.5)
 
 
 @pytest.fixture(scope='module')
@@ -137,7 +137,7 @@ def workdir(tmp_path_factory):
     tensorboard=c.TensorBoardConfig(histograms='6 steps'),
   )
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(probes, 'logistic_head', fitted)
+    patch.setattr(logistic, 'head', fitted)
     loop.train(config, folder)
   return folder
 
