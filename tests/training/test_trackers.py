@@ -66,7 +66,7 @@ def test_mlflow_goes_on_with_a_run_that_was_stopped(tmp_path, monkeypatch):
   monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
   monkeypatch.setenv('MLFLOW_TRACKING_URI', (tmp_path / 'store').as_uri())
   client, ids = mlflow.MlflowClient(), []
-  for resume_step, step, complete in ((0, 2, False), (2, 4, True), (0, 2, True)):
+  for resume_step, step, complete in ((None, 2, False), (2, 4, True), (None, 2, True)):
     log = metrics.MetricsLog(
       tmp_path, resume_step, tracker=trackers.open_tracker(config(tracker='mlflow'), tmp_path, resume_step)
     )
