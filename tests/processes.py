@@ -1,6 +1,7 @@
 """Real processes for the tests, joined by jax.distributed over this machine's loopback."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -72,8 +73,8 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
 def wait_for_line(processes: list[subprocess.Popen], line: str) -> None:
   """Waits until each process has printed a line that ends with `line`, which is read away with what precedes it.
 
-  The line may begin with words of Gloo, which prints their end of line later. Kills all processes and fails where one
-  has hung, or ends before.
+  Words of Gloo may stand before it or between it and its end of line, since Gloo prints from another thread. Kills all
+  processes and fails where one has hung, or ends before.
   """
   for process in processes:
     assert process.stdout is not None
@@ -83,7 +84,7 @@ def wait_for_line(processes: list[subprocess.Popen], line: str) -> None:
     try:
       for text in process.stdout:
         printed.append(text)
-        if text.endswith(f'{line}\n'):
+        if re.search(rf'{re.escape(line)}(\[Gloo\]|\n)', text):
           break
       else:
         for other in processes:
