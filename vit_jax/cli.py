@@ -99,6 +99,22 @@ def define_config() -> flags.FlagHolder:
   return holder
 
 
+def define_checkpoint() -> flags.FlagHolder[str | None]:
+  """The flag --checkpoint of a command that loads one."""
+  return flags.DEFINE_string('checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.')
+
+
+def define_class_names() -> flags.FlagHolder[str | None]:
+  """The flag --class_names of a command that names the classes of a checkpoint."""
+  text = 'A file with a name a line, for a checkpoint that has none; a path or an address.'
+  return flags.DEFINE_string('class_names', None, text)
+
+
+def define_tta() -> flags.FlagHolder[bool]:
+  """The flag --tta of a command that asks a model for classes."""
+  return flags.DEFINE_bool('tta', False, 'Mean logits of each image and its mirror image, in twice the time.')
+
+
 def define_weights() -> flags.FlagHolder[Literal['raw', 'ema'] | None]:
   """The flag --weights of a command that loads a checkpoint."""
   text = (

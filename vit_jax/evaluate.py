@@ -34,9 +34,7 @@ if TYPE_CHECKING:
   from vit_jax.evaluation.wrong_images import Wrong
   from vit_jax.loaded_model import LoadedModel
 
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
-)
+_CHECKPOINT = cli.define_checkpoint()
 _WEIGHTS = cli.define_weights()
 _SPLIT = flags.DEFINE_string(
   'split', None, "Split of the data, such as test or 'train[90%:]'. Without: the one that is held out."
@@ -45,10 +43,8 @@ _OUTPUT = flags.DEFINE_string(
   'output', None, 'A new folder for what is written. Without: one below evaluations/.'
 )
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
-_CLASS_NAMES = flags.DEFINE_string(
-  'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
-)
-_TTA = flags.DEFINE_bool('tta', False, 'Mean logits of each image and its mirror image, in twice the time.')
+_CLASS_NAMES = cli.define_class_names()
+_TTA = cli.define_tta()
 
 _NAME = 'evaluation'  # of the files
 _LISTED = 20  # classes in the table on the screen

@@ -28,20 +28,16 @@ if TYPE_CHECKING:
   from vit_jax.data.model_inputs import Inputs
   from vit_jax.loaded_model import LoadedModel
 
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
-)
+_CHECKPOINT = cli.define_checkpoint()
 _WEIGHTS = cli.define_weights()
 _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
-_CLASS_NAMES = flags.DEFINE_string(
-  'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
-)
+_CLASS_NAMES = cli.define_class_names()
 _THRESHOLD = flags.DEFINE_float(
   'threshold', None, 'Say of how many images the best class has less.', lower_bound=0, upper_bound=1
 )
-_TTA = flags.DEFINE_bool('tta', False, 'Mean logits of each image and its mirror image, in twice the time.')
+_TTA = cli.define_tta()
 
 
 class Prediction(NamedTuple):

@@ -49,12 +49,8 @@ _FINETUNING_ROWS = {
 }
 
 
-_RECIPES = (
-  'head',
-  'all',
-  'slides',
-  'paper',
-)  # the words with which the argument of configs/finetune.py may end
+# The words with which the argument of configs/finetune.py may end.
+_RECIPES = ('head', 'all', 'slides', 'paper')
 # Of `fitted`: images seen in training all layers, at least three epochs and at most twenty; pixels of a side at most.
 _FITTED_IMAGES, _FITTED_SIDE = 100_000, 224
 _SMALL_SIDE = 128  # pixels

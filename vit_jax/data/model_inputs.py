@@ -19,9 +19,8 @@ class Inputs(NamedTuple):
 
   numbers: list[int]  # of the records
   records: list[Record]
-  images: (
-    np.ndarray
-  )  # float32 (batch size, H, W, C); the rows behind the records are zeros, so that one shape is compiled
+  # float32 (batch size, H, W, C); the rows behind the records are zeros, so that one shape is compiled.
+  images: np.ndarray
 
 
 class ModelInputs:

@@ -4,6 +4,7 @@ import collections
 import math
 import re
 
+from vit_jax.foundation import text_table
 from vit_jax.models.base import Architecture
 
 # A block's number in the name of a layer; the paths of parameters have none, since those of all blocks are stacked.
@@ -35,13 +36,7 @@ def table(architecture: Architecture) -> str:
     )
   rows += [(name, '', f'{size:,}', '') for name, size in others.items()]
   rows.append(_row('total', (), sum(sizes.values()), architecture.forward_flops() / 1e6))
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    f'{name:<{widths[0]}}  {output:<{widths[1]}}  {size:>{widths[2]}}  {flops:>{widths[3]}}'.rstrip()
-    for name, output, size, flops in rows
-  ]
-  rule = '-' * max(map(len, lines))
-  return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+  return text_table.ruled(rows, right=(2, 3))
 
 
 def _row(name: str, output: tuple[int, ...], parameters: int, megaflops: float) -> tuple[str, str, str, str]:

@@ -214,9 +214,8 @@ def _read(hint: Any, value: Any, path: str) -> Any:
       return {name: _read_union(registry, item, f'{path}.{name}') for name, item in value.items()}
     return _read_union(registry, value, path)
   if origin in (types.UnionType, typing.Union):
-    if isinstance(value, str) and value.startswith(
-      '('
-    ):  # what a flag makes of a tuple where a word may stand
+    # What a flag makes of a tuple where a word may stand.
+    if isinstance(value, str) and value.startswith('('):
       with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(value)
     return None if value is None else _read(_without_none(inner, value), value, path)

@@ -226,7 +226,7 @@ class _Source:
 def _registry_at(place: str) -> Registry | None:
   """The registry at 'module:NAME', read if its module is not imported; None: there is something else."""
   module, _, name = place.partition(':')
-  if importlib.util.find_spec(module) and module in sys.modules:  # with what other modules have registered
+  if module in sys.modules:  # with what other modules have registered
     found = getattr(sys.modules[module], name)
     return found if isinstance(found, Registry) else None
   value = _Source.named(module)._values.get(name)

@@ -96,9 +96,8 @@ def _mat(content: bytes) -> _Content:
   import scipy.io
 
   values = scipy.io.loadmat(io.BytesIO(content), variable_names=('X', 'y'))
-  return _Content(
-    values['X'].transpose(3, 0, 1, 2), values['y'].ravel().astype(int) % 10
-  )  # 10 is the digit 0
+  labels = values['y'].ravel().astype(int) % 10  # 10 is the digit 0
+  return _Content(values['X'].transpose(3, 0, 1, 2), labels)
 
 
 def _channels_last(rows: np.ndarray, side: int) -> np.ndarray:

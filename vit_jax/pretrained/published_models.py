@@ -1,9 +1,12 @@
 """The checkpoints that can be loaded by name: `vit_jax.list_models('B/16')`."""
 
+import math
 import re
 from typing import NamedTuple
 
-from vit_jax.models.base import MODELS
+from vit_jax.foundation import text_table
+from vit_jax.models.base import MODELS, Architecture
+from vit_jax.models.capabilities import PositionOptions
 from vit_jax.pretrained import catalogue
 
 # Parameters at 224 pixels without a head; building the networks would take 20 s.
@@ -79,9 +82,8 @@ class ModelTable(list[PublishedModel]):
   """A list that is shown as a table."""
 
   def __repr__(self) -> str:
-    width = max((len(model.name) for model in self), default=0)
-    head = f'{"name":<{width}}  {"model":<10}  {"parameters":>11}  {"MiB":>5}  {"pixels":>6}  {"classes":>7}  ImageNet'
-    return '\n'.join([head, *(_row(model, width) for model in self)])
+    header = ('name', 'model', 'parameters', 'MiB', 'pixels', 'classes', 'ImageNet')
+    return '\n'.join(text_table.aligned([header, *map(_row, self)], right=range(2, len(header))))
 
 
 def list_models(pattern: str = '') -> ModelTable:
@@ -142,20 +144,18 @@ def _published(name: str, variant: str) -> PublishedModel:
 def _parameters(variant: str, side: int, classes: int, has_pre_logits: bool) -> int:
   """How many numbers the network has."""
   kind = next(kind for kind in MODELS.names() if variant in MODELS[kind].variants)
-  width = (
-    32 * MODELS[kind].variants[variant].width if kind == 'resnet' else MODELS[kind].variants[variant].width
-  )
+  model = MODELS[kind](variant=variant)
+  head = model.layers(Architecture(model, (side, side), 3, classes))[-1]
+  width = head.multiplications // classes
   positions = 0
-  if kind == 'vit':
-    patch = MODELS[kind](variant=variant).patch_pixels
-    positions = ((side // patch) ** 2 - (224 // patch) ** 2) * width
+  if isinstance(model, PositionOptions):
+    positions = (math.prod(model.grid((side, side))) - math.prod(model.grid((224, 224)))) * width
   pre_logits = (width + 1) * width if has_pre_logits else 0
   return _WITHOUT_HEAD[variant] + positions + pre_logits + (width + 1) * classes
 
 
-def _row(model: PublishedModel, width: int) -> str:
+def _row(model: PublishedModel) -> tuple[str, ...]:
   accuracy = '' if model.accuracy is None else f'{model.accuracy:.1f} %'
-  return (
-    f'{model.name:<{width}}  {model.model:<10}  {model.parameters:>11,}  {model.parameters * 4 / 2**20:>5.0f}  '
-    f'{model.image_size:>6}  {model.num_classes:>7,}  {accuracy:>8}'
-  )
+  mebibytes = f'{model.parameters * 4 / 2**20:.0f}'
+  numbers = f'{model.parameters:,}', mebibytes, str(model.image_size), f'{model.num_classes:,}'
+  return model.name, model.model, *numbers, accuracy

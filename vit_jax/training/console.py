@@ -14,7 +14,7 @@ import tqdm
 
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
-from vit_jax.foundation import pytrees
+from vit_jax.foundation import pytrees, text_table
 from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.metrics import read_metrics
 from vit_jax.training.optimizer import trainable_mask
@@ -271,13 +271,7 @@ def parameter_table(params: dict[str, Any]) -> str:
     rows.append((path, ' × '.join(map(str, leaf.shape)), f'{_mib(leaf):.2f}', _spec_text(leaf.sharding.spec)))
   count = sum(math.prod(leaf.shape) for leaf in leaves.values())
   rows.append(('total', f'{count:,}', f'{sum(map(_mib, leaves.values())):.2f}', ''))
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    f'{path:<{widths[0]}}  {shape:<{widths[1]}}  {size:>{widths[2]}}  {spec}'.rstrip()
-    for path, shape, size, spec in rows
-  ]
-  rule = '-' * max(map(len, lines))
-  return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+  return text_table.ruled(rows, right=(2,))
 
 
 def _mib(leaf: Any) -> float:

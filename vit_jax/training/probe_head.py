@@ -31,9 +31,8 @@ from vit_jax.training.feature_files import FeatureFiles
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
-_IMAGES = (
-  20_000  # at most, of a head that is trained further; more take minutes, and change the beginning little
-)
+# Images, at most, of a head that is trained further; more take minutes, and change the beginning little.
+_IMAGES = 20_000
 _FILE = 512  # images whose features are a file, about
 _HEADS = ('head/', 'distillation_head/')
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 _Number = TypeVar('_Number', int, float)
 
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
-)
+_CHECKPOINT = cli.define_checkpoint()
 _WEIGHTS = cli.define_weights()
 _SUITE = flags.DEFINE_string(
   'suite', 'paper', "paper, vtab, fewshot, or a list such as 'cifar10,vtab:dmlab,fewshot:folder:/path'."

@@ -23,9 +23,7 @@ from vit_jax.data.image_files import image_files
 from vit_jax.foundation import files, foreign_files
 from vit_jax.foundation.errors import UserError
 
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', None, 'What vit_jax.load takes: a path, an address or a name.'
-)
+_CHECKPOINT = cli.define_checkpoint()
 _OUT = flags.DEFINE_string('out', None, 'A folder for the pictures and index.html.')
 _IMAGE_SIZE = flags.DEFINE_list(
   'image_size', None, 'Pixels, or height,width, to adapt the model to. Without: as it was trained.'
@@ -46,9 +44,7 @@ _DPI = flags.DEFINE_integer(
 )
 _ALSO = flags.DEFINE_enum('also', None, ['svg', 'pdf'], 'A second file of each figure, of lines and text.')
 _WEIGHTS = cli.define_weights()
-_CLASS_NAMES = flags.DEFINE_string(
-  'class_names', None, 'A file with a name a line, for a checkpoint that has none; a path or an address.'
-)
+_CLASS_NAMES = cli.define_class_names()
 
 
 def main(arguments: Sequence[str]) -> None:
