@@ -139,7 +139,7 @@ class Block(nnx.Module):
 
 
 class PostNormBlock(Block):
-  """A block whose norms are those of what its branches add, as Swin's second version (arXiv 2111.09883) and EVA-02-E."""
+  """A block whose norms are those of what its branches add, as in Swin v2 (arXiv 2111.09883)."""
 
   def attention_branch(
     self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None

@@ -52,11 +52,11 @@ class ParallelPairs(nnx.Module):
     path_keys = keys if self.first.drops_path else None
     pair = self.first, self.second
     with jax.named_scope('attention'):
-      y = sum(block.attention_branch(z, keys, grid) for block in pair)
-      z = z + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
+      first, second = (block.attention_branch(z, keys, grid) for block in pair)
+      z = z + drop_path(first + second, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     with jax.named_scope('mlp'):
-      y = sum(block.mlp_branch(z, keys, grid) for block in pair)
-      return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
+      first, second = (block.mlp_branch(z, keys, grid) for block in pair)
+      return z + drop_path(first + second, drop_path_rate, path_keys, Place.MLP_PATH)
 
   def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): the mean of how much each token attends to each."""
