@@ -163,6 +163,8 @@ FORMATS: Registry[Format] = Registry(
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
     'timm_efficientnet': 'vit_jax.pretrained.timm_efficientnet:TimmEfficientNetFormat',
+    'timm_mixer': 'vit_jax.pretrained.timm_mixer:TimmMixerFormat',
+    'timm_bit': 'vit_jax.pretrained.timm_bit:TimmBitFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },

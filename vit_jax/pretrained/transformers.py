@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from vit_jax.models.base import Architecture
+from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import preprocessor_config
@@ -31,7 +32,7 @@ IMAGENET = {
 }
 
 # transformers' names of the exact GELU and of its tanh approximation.
-_ACTIVATIONS: dict[str, Literal['erf', 'tanh']] = {
+_ACTIVATIONS: dict[str, Activation] = {
   'gelu': 'gelu',
   'gelu_python': 'gelu',
   'gelu_pytorch_tanh': 'gelu_tanh',
