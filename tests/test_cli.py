@@ -7,6 +7,7 @@ there and has a line in INPUTS and OUTPUTS.
 import ast
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -97,27 +98,39 @@ def source_of(name: str) -> ast.Module:
   return ast.parse(pathlib.Path(spec.origin).read_text())
 
 
-def calls(name: str) -> list[tuple[str, list[ast.expr]]]:
-  """(function, its arguments) for each call of the command's source."""
-  nodes = [node for node in ast.walk(source_of(name)) if isinstance(node, ast.Call)]
-  return [(ast.unparse(node.func), node.args) for node in nodes]
+def calls(node: ast.AST) -> list[tuple[str, list[ast.expr]]]:
+  """(function, its arguments) for each call in a piece of source."""
+  nodes = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+  return [(ast.unparse(part.func), part.args) for part in nodes]
+
+
+@functools.cache
+def shared_flags() -> dict[str, ast.FunctionDef]:
+  """The functions of `cli` that define a flag of several commands, by their names."""
+  functions = [node for node in ast.parse(inspect.getsource(cli)).body if isinstance(node, ast.FunctionDef)]
+  return {f'cli.{node.name}': node for node in functions if node.name.startswith('define_')}
+
+
+def defined_flags(node: ast.AST) -> dict[str, Any]:
+  """Flag -> its default, for each flag that a piece of source defines."""
+  found: dict[str, Any] = {}
+  for function, arguments in calls(node):
+    if re.match(r'(config_)?flags\.DEFINE_', function):
+      found[ast.literal_eval(arguments[0])] = ast.literal_eval(arguments[1])
+    elif function in shared_flags():
+      found |= defined_flags(shared_flags()[function])
+  return found
 
 
 def flags_of(name: str) -> dict[str, Any]:
-  """Flag -> its default."""
-  found: dict[str, Any] = {}
-  for function, arguments in calls(name):
-    if function.startswith('flags.DEFINE_'):
-      found[ast.literal_eval(arguments[0])] = ast.literal_eval(arguments[1])
-    elif function == 'cli.define_config':
-      found['config'] = None
-  return found
+  """Flag -> its default, for each flag of a command."""
+  return defined_flags(source_of(name))
 
 
 def required_flags(name: str) -> list[str]:
   """Flags that the source asks for by `cli.required` or `local_folder` and have no default, and --config."""
   asking = ('cli.required', 'cli.local_folder')
-  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function in asking}
+  texts = {ast.unparse(arguments[0]) for function, arguments in calls(source_of(name)) if function in asking}
   holders = {flag: f'_{flag.upper()}' for flag, default in flags_of(name).items() if default is None}
   return [flag for flag, holder in holders.items() if holder in texts or flag == 'config']
 
