@@ -136,10 +136,10 @@ def required_flags(name: str) -> list[str]:
 
 
 def examples(name: str) -> list[list[str]]:
-  """The command lines in the docstring, split into words, without 'python -m MODULE'."""
+  """The command lines in the docstring, split into words, without 'vit_jax NAME'."""
   doc = (ast.get_docstring(source_of(name)) or '').replace('\\\n', '')
   lines = [line.strip() for line in doc.splitlines()]
-  start = f'python -m {module_of(name)} '
+  start = f'vit_jax {name} '
   return [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
 
 
@@ -207,7 +207,7 @@ def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_command_line_without_anything_is_answered_with_an_example(name, tmp_path):
   result = run(module_of(name), cwd=tmp_path)
-  assert_said(result, f'python -m {module_of(name)} ')
+  assert_said(result, f'vit_jax {name} ')
   assert len(result.stderr.splitlines()) == 1
 
 
@@ -218,7 +218,7 @@ def test_missing_flag_is_named_with_an_example_that_has_it(name, flag, tmp_path)
   example = next(example for example in examples(name) if any(f'--{flag}=' in word for word in example))
   words = [word for word in example if not re.match(rf'--{flag}[=.]', word)]
   result = run(module_of(name), *words, cwd=tmp_path)
-  assert_said(result, f'--{flag} is missing', f'python -m {module_of(name)} ', f' --{flag}=')
+  assert_said(result, f'--{flag} is missing', f'vit_jax {name} ', f' --{flag}=')
 
 
 def test_some_commands_have_required_flags():
