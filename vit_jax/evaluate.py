@@ -1,9 +1,9 @@
 """Evaluates any checkpoint on images whose classes are known: how often it is right, and which images are wrong.
 
-python -m vit_jax.evaluate --checkpoint=runs/mine held_out/
-python -m vit_jax.evaluate --checkpoint=runs/mine
-python -m vit_jax.evaluate --checkpoint=imagenet21k+imagenet2012/ViT-B_16 imagenet2012 --tta
-python -m vit_jax.evaluate --checkpoint=a_huggingface_folder gs://bucket/photos/1.0.0 --split=test --output=seen
+vit_jax evaluate --checkpoint=runs/mine held_out/
+vit_jax evaluate --checkpoint=runs/mine
+vit_jax evaluate --checkpoint=imagenet21k+imagenet2012/ViT-B_16 imagenet2012 --tta
+vit_jax evaluate --checkpoint=a_huggingface_folder gs://bucket/photos/1.0.0 --split=test --output=seen
 
 The checkpoint is what `vit_jax.load` takes. The images are a folder with a sub-folder for each class, perhaps
 below val/ or test/, or a source as configs name it (digits, a data set of TFDS, an address); without any, those
@@ -218,7 +218,7 @@ def _new_folder(checkpoint: str, asked: _Asked) -> Iterator[pathlib.Path]:
   if _OUTPUT.value is None:
     _, place, split = sources.parse(asked.spec, asked.split)
     places = (re.sub(r'/\d+\.\d+\.\d+/*$', '', text) for text in (checkpoint, place or asked.spec))
-    words = filter(None, [*(pathlib.PurePath(text).stem for text in places), split])
+    words = filter(None, [*(pathlib.PurePath(text).stem for text in places), split if split != 'all' else ''])
     name = re.sub(r'[^\w.+=-]+', '_', '-'.join(words))
     folder = files.make_new_directory(pathlib.Path('evaluations') / name)
   else:

@@ -122,7 +122,7 @@ def spec_of(name: str) -> str:
     return name
   path = os.path.expanduser(name)
   if not os.path.isdir(path):
-    if name.startswith(('/', './', '../', '~')):
+    if name.startswith(('/', './', '../', '~')) or name.endswith('/'):
       return f'folder:{name}'
     return name if ':' in name else f'tfds:{name}'
   if glob.glob(f'{glob.escape(path)}/{INFO}') or glob.glob(f'{glob.escape(path)}/*/{INFO}'):
@@ -162,7 +162,7 @@ def _no_source(spec: str) -> UserError:
   if kind in _UNPREPARED and place:
     folder = re.split(r'/[^/]*[*?{]', place)[0]  # without a pattern of names
     return UserError(
-      f'{spec!r} has no random access; prepare it once with: python -m vit_jax.prepare {folder} '
+      f'{spec!r} has no random access; prepare it once with: vit_jax prepare {folder} '
       f'~/tensorflow_datasets/NAME/1.0.0, and train on tfds:NAME.'
     )
   forms: list[str] = []
