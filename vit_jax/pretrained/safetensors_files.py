@@ -23,6 +23,7 @@ _PARTIAL = '.partial'
 _CHECKSUM = '.sha256'  # behind the name of the file; beside what `write` has written
 # Of the files that an index names: nothing that leads out of the folder.
 _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
+_SHA256 = re.compile('[0-9a-f]{64}')
 _SHARD = re.compile(r'.*-\d{5}-of-\d{5}\.safetensors')
 # How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
 STEP_COUNT = 'num_batches_tracked'
@@ -77,11 +78,19 @@ class TensorFiles:
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
 
   def check_sums(self) -> None:
-    """Compares the files with the SHA-256 beside them, if any; UserError where one is not what was written."""
+    """Compares the files with the SHA-256 that is known of them, if any; UserError where one is not what was written.
+
+    It stands beside a file, or is the name of what a link in the Hub's cache leads to.
+    """
     for path in self._paths:
       beside = path.with_name(path.name + _CHECKSUM)
       if beside.is_file() and _stored_sum(beside) != _sha256(path):
         raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
+      blob = path.readlink() if path.is_symlink() else path
+      if _SHA256.fullmatch(blob.name) and blob.name != _sha256(path):
+        raise UserError(
+          f'{path} is damaged: its SHA-256 is not {blob.name}; remove {path.resolve()} and load it again.'
+        )
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32; UserError where not all of it is finite."""

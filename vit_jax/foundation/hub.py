@@ -1,0 +1,122 @@
+"""The Hugging Face Hub: addresses of its repositories, and errors of huggingface_hub (the extra 'huggingface')."""
+
+import contextlib
+import re
+import sys
+import types
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from vit_jax.foundation.errors import UserError, first_line
+
+_PREFIX = r'(?:hf|hf-hub|hf_hub):(?://)?'
+# org/name, org/name@revision, org/name:file and org/name@revision:file.
+_ADDRESS = re.compile(r'(\w[\w.-]*/[\w.-]+)(?:@([^:@]+))?(?::(.+))?')
+_TIMM = re.compile(r'[a-z]\w*_\w+\.\w+')  # with its tag, as in 'vit_base_patch16_224.augreg_in21k'
+# Endings of files, whose paths are no names of repositories.
+_FILES = re.compile(r'\.(npz|safetensors|bin|pth?|ckpt|msgpack|h5|json|py|txt|csv)$')
+
+
+class Address(NamedTuple):
+  """A repository of the Hub, or a file in it."""
+
+  repository: str  # 'org/name'
+  revision: str | None = None  # a branch, tag or commit; None: the default branch
+  file: str | None = None  # the path of a file or folder in the repository; None: the whole
+
+  def __str__(self) -> str:
+    revision, file = (f'@{self.revision}' if self.revision else ''), (f':{self.file}' if self.file else '')
+    return f'hf:{self.repository}{revision}{file}'
+
+  def of_data(self) -> str:
+    """The address of a data set, for fsspec."""
+    revision = f'@{urllib.parse.quote(self.revision, safe="")}' if self.revision else ''
+    return f'hf://datasets/{self.repository}{revision}' + (f'/{self.file}' if self.file else '')
+
+
+class UnknownError(UserError):
+  """Nobody says that there is such a repository: the Hub does not have it, or cannot be asked."""
+
+
+def address_of(name: str) -> Address | None:
+  """The address that a name with a prefix is ('hf:org/name', 'hf-hub:…', 'hf_hub:…'); None: it has no such prefix.
+
+  Raises UserError where what follows the prefix is no address.
+  """
+  prefix = re.match(_PREFIX, name)
+  if prefix is None:
+    return None
+  found = _ADDRESS.fullmatch(name, prefix.end())
+  if found is None:
+    raise UserError(
+      f'{name!r} names no repository of the Hub; write hf:org/name, or hf:org/name@revision:file.'
+    )
+  return Address(*found.groups())
+
+
+def guessed(name: str) -> Address | None:
+  """The address that a name without a prefix may be: 'org/name', or a model of timm's with its tag; None: neither."""
+  found = _ADDRESS.fullmatch(f'timm/{name}' if _TIMM.fullmatch(name) else name)
+  return Address(*found.groups()) if found and not _FILES.search(found[1]) else None
+
+
+@contextlib.contextmanager
+def opened(address: Address) -> Iterator[Any]:
+  """Gives the package huggingface_hub; inside, its errors become one sentence, a UserError. The disk's errors stay.
+
+  It shows progress on a terminal only. Raises UnknownError where the package is not installed, too.
+  """
+  try:
+    import huggingface_hub
+    from huggingface_hub import errors
+  except ImportError:
+    raise UnknownError(
+      f'{address} is on the Hugging Face Hub, which needs the package huggingface_hub: pip install '
+      "'vit_jax[huggingface]'."
+    ) from None
+  utils = huggingface_hub.utils
+  silenced = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
+  if silenced:
+    utils.disable_progress_bars()
+  try:
+    yield huggingface_hub
+  except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: of hf_xet
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    raise _sentence(error, address, huggingface_hub) from error
+  finally:
+    if silenced:
+      utils.enable_progress_bars()
+
+
+def _sentence(error: Exception, address: Address, library: types.ModuleType) -> UserError:
+  """What a person can mend of an error of the library."""
+  errors, name = library.errors, address.repository
+  response, has_token = getattr(error, 'response', None), library.get_token() is not None
+  log_in = 'see what its token may do' if has_token else 'log in by `hf auth login`, or set HF_TOKEN'
+  if isinstance(error, errors.GatedRepoError):
+    return UserError(f'{name} is gated: ask for access on its page of the Hugging Face Hub, and {log_in}.')
+  if isinstance(error, errors.RepositoryNotFoundError):
+    return UnknownError(
+      f'There is no repository {name} on the Hugging Face Hub, or it is private; check the name, or {log_in}.'
+    )
+  if isinstance(error, errors.RevisionNotFoundError):
+    return UserError(f'{name} has no revision {address.revision}; name a branch, a tag or a commit of it.')
+  if isinstance(error, errors.HFValidationError):
+    return UnknownError(f'{name} is no name on the Hugging Face Hub ({first_line(error)}); check it.')
+  if response is not None and response.status_code in (401, 403):
+    return UserError(f'The Hugging Face Hub does not allow that for {name} ({first_line(error)}); {log_in}.')
+  if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+    if library.constants.HF_HUB_OFFLINE:
+      return UnknownError(
+        f'{address} is not in the cache, and HF_HUB_OFFLINE is set; download it once where there is a network.'
+      )
+    reason = first_line(error.__cause__ or error)
+    return UnknownError(
+      f'{address} is not in the cache, and the Hugging Face Hub does not answer ({reason}); check the network.'
+    )
+  return UserError(
+    f'{address} does not come from the Hugging Face Hub, or go there ({first_line(error)}); check the network, and '
+    'start again.'
+  )

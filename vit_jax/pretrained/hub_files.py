@@ -1,0 +1,110 @@
+"""Checkpoints on the Hugging Face Hub. Cache, token, resume and work without a network are huggingface_hub's."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.foundation import hub
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.hub import Address
+from vit_jax.pretrained import foreign
+
+_TEXTS = ('*.json', '*.txt', '*.model', '*.sha256', 'README.md')  # configs, tokenizers, checksums, the card
+_TENSORS = ('model.safetensors', 'model-?????-of-?????.safetensors')
+_COMPLETE = ('model.safetensors', 'model.safetensors.index.json')  # a folder with one of them has its tensors
+_FILES = ('.safetensors', '.npz')
+
+
+def local_copy(address: Address) -> pathlib.Path:
+  """The local copy of a model's folder, or of the file that an address names with the texts beside it.
+
+  A repository without model.safetensors stands for its one .safetensors or .npz file. Pickles are not downloaded.
+
+  Raises:
+    UserError: there is no such repository, revision or file, none that vit_jax reads, or not with this token; it is
+      not in the cache and the Hub does not answer.
+    OSError: the cache cannot be written.
+  """
+  file, place = None, address.file or ''
+  if pathlib.PurePath(place).suffix:
+    foreign.refuse(place)  # before it is downloaded
+    file, place = place, place.rpartition('/')[0]
+  below = f'{place.rstrip("/")}/' if place else ''
+  patterns = [below + pattern for pattern in (_TEXTS if file else (*_TEXTS, *_TENSORS))]
+  with hub.opened(address) as library:
+    # What the usual folder consists of. Asked for by the same patterns, it is found without a network too.
+    top = library.snapshot_download(
+      address.repository,
+      revision=address.revision,
+      allow_patterns=[*patterns, file] if file else patterns,
+      ignore_patterns=[f'{below}*/*'],
+    )
+    folder = pathlib.Path(top, place)
+    if file is not None:
+      if not pathlib.Path(top, file).is_file():
+        raise UserError(f'{address.repository} has no file {file}; check the name.')
+      return pathlib.Path(top, file)
+    if any((folder / name).is_file() for name in _COMPLETE):
+      return folder
+    commit = pathlib.Path(top).name
+    name = _only_file(library, address, commit, folder, below)
+    path = pathlib.Path(library.hf_hub_download(address.repository, below + name, revision=commit))
+  # A folder of OpenCLIP's calls its tensors otherwise.
+  return folder if any(folder.glob('*config.json')) else path
+
+
+def _only_file(library: Any, address: Address, commit: str, folder: pathlib.Path, below: str) -> str:
+  """The name of the only file that vit_jax reads in a folder; UserError where there is none or several."""
+  try:
+    files = library.HfApi().model_info(address.repository, revision=commit).siblings
+    paths = [file.rfilename for file in files]
+    names = [path.removeprefix(below) for path in paths if path.startswith(below)]
+  except (library.errors.OfflineModeIsEnabled, library.errors.HTTPError):
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+  names = sorted(name for name in names if '/' not in name)
+  found = [name for name in names if name.endswith(_FILES)]
+  if len(found) == 1:
+    return found[0]
+  if found:
+    raise UserError(
+      f'{address} has {len(found)} checkpoints ({", ".join(found[:5])}); name one of them: '
+      f'{address._replace(file=below + found[0])}.'
+    )
+  raise UserError(f'{address} has no .safetensors or .npz file{_instead(address.repository, names)}.')
+
+
+def _instead(repository: str, names: Sequence[str]) -> str:
+  """What may be done where a repository has pickles, to follow the sentence that says it has no other file."""
+  others = foreign.among(names)
+  if not others:
+    return '; check the name, or name the file: hf:org/name:file'
+  folder = repository.rpartition('/')[2]
+  return (
+    f', but {others[0]}, which is not downloaded; `hf download {repository} --local-dir {folder}` does so, and loading '
+    f'{folder} then says the line that converts it'
+  )
+
+
+def upload(folder: pathlib.Path, address: Address, *, private: bool, message: str) -> str:
+  """Uploads a folder's files to a repository, which is made if it is not there; the address of the commit.
+
+  The branch `address.revision` is made too. Raises UserError where the repository may not be written, or is public
+  although it is to be private.
+  """
+  with hub.opened(address) as library:
+    api = library.HfApi()
+    api.create_repo(address.repository, private=private or None, exist_ok=True)
+    if private and not api.model_info(address.repository).private:
+      raise UserError(
+        f'{address.repository} is there already, and public; change that on its page of the Hub.'
+      )
+    if address.revision:
+      api.create_branch(address.repository, branch=address.revision, exist_ok=True)
+    commit = api.upload_folder(
+      repo_id=address.repository,
+      folder_path=folder,
+      revision=address.revision,
+      commit_message=message,
+      delete_patterns=['preprocessor_config.json'],  # of a model in another format that was there before
+    )
+  return str(commit.commit_url)
