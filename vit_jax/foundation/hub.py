@@ -3,7 +3,6 @@
 import contextlib
 import re
 import sys
-import types
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -28,11 +27,6 @@ class Address(NamedTuple):
   def __str__(self) -> str:
     revision, file = (f'@{self.revision}' if self.revision else ''), (f':{self.file}' if self.file else '')
     return f'hf:{self.repository}{revision}{file}'
-
-  def of_data(self) -> str:
-    """The address of a data set, for fsspec."""
-    revision = f'@{urllib.parse.quote(self.revision, safe="")}' if self.revision else ''
-    return f'hf://datasets/{self.repository}{revision}' + (f'/{self.file}' if self.file else '')
 
 
 class UnknownError(UserError):
@@ -61,6 +55,14 @@ def guessed(name: str) -> Address | None:
   return Address(*found.groups()) if found and not _FILES.search(found[1]) else None
 
 
+def of_data(address: Address) -> str:
+  """The address, for fsspec, of a data set; UserError where there is none, or the Hub does not answer."""
+  with opened(address) as library:
+    library.HfApi().dataset_info(address.repository, revision=address.revision)
+  revision = f'@{urllib.parse.quote(address.revision, safe="")}' if address.revision else ''
+  return f'hf://datasets/{address.repository}{revision}' + (f'/{address.file}' if address.file else '')
+
+
 @contextlib.contextmanager
 def opened(address: Address) -> Iterator[Any]:
   """Gives the package huggingface_hub; inside, its errors become one sentence, a UserError. The disk's errors stay.
@@ -69,31 +71,31 @@ def opened(address: Address) -> Iterator[Any]:
   """
   try:
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import utils
   except ImportError:
     raise UnknownError(
       f'{address} is on the Hugging Face Hub, which needs the package huggingface_hub: pip install '
       "'vit_jax[huggingface]'."
     ) from None
-  utils = huggingface_hub.utils
   silenced = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
   if silenced:
     utils.disable_progress_bars()
   try:
     yield huggingface_hub
-  except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: of hf_xet
-    if isinstance(error, OSError) and error.errno is not None:
+  except Exception as error:  # those of httpx and hf_xet have no type in common
+    if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno is not None):
       raise
-    raise _sentence(error, address, huggingface_hub) from error
+    raise _sentence(error, address) from error
   finally:
     if silenced:
       utils.enable_progress_bars()
 
 
-def _sentence(error: Exception, address: Address, library: types.ModuleType) -> UserError:
+def _sentence(error: Exception, address: Address) -> UserError:
   """What a person can mend of an error of the library."""
-  errors, name = library.errors, address.repository
-  response, has_token = getattr(error, 'response', None), library.get_token() is not None
+  from huggingface_hub import constants, errors, get_token
+
+  name, response, has_token = address.repository, getattr(error, 'response', None), get_token() is not None
   log_in = 'see what its token may do' if has_token else 'log in by `hf auth login`, or set HF_TOKEN'
   if isinstance(error, errors.GatedRepoError):
     return UserError(f'{name} is gated: ask for access on its page of the Hugging Face Hub, and {log_in}.')
@@ -108,7 +110,7 @@ def _sentence(error: Exception, address: Address, library: types.ModuleType) -> 
   if response is not None and response.status_code in (401, 403):
     return UserError(f'The Hugging Face Hub does not allow that for {name} ({first_line(error)}); {log_in}.')
   if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-    if library.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
       return UnknownError(
         f'{address} is not in the cache, and HF_HUB_OFFLINE is set; download it once where there is a network.'
       )

@@ -57,11 +57,12 @@ def _only_file(library: Any, address: Address, commit: str, folder: pathlib.Path
   """The name of the only file that vit_jax reads in a folder; UserError where there is none or several."""
   try:
     files = library.HfApi().model_info(address.repository, revision=commit).siblings
-    paths = [file.rfilename for file in files]
-    names = [path.removeprefix(below) for path in paths if path.startswith(below)]
-  except (library.errors.OfflineModeIsEnabled, library.errors.HTTPError):
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-  names = sorted(name for name in names if '/' not in name)
+    paths = [file.rfilename.removeprefix(below) for file in files if file.rfilename.startswith(below)]
+    names = sorted(path for path in paths if '/' not in path)
+  except Exception:  # without a network it is what was downloaded before
+    names = [path.name for path in folder.glob('*')]
+    if not any(name.endswith(_FILES) for name in names):
+      raise
   found = [name for name in names if name.endswith(_FILES)]
   if len(found) == 1:
     return found[0]
