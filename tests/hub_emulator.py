@@ -191,11 +191,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if not self.is_me():
       return self.send_json({'error': 'Invalid username or password.'}, 401)
     name = f'models/{asked["organization"]}/{asked["name"]}'
-    if name in self.server.repositories:
-      return self.send_json({'error': 'You already created this model repo'}, 409)
-    private = asked.get('private') or asked.get('visibility') == 'private'
-    self.server.add(name, {'.gitattributes': b''}, access='private' if private else 'public')
-    self.send_json({'url': f'http://127.0.0.1:{self.server.server_port}/{name.partition("/")[2]}'})
+    known, private = name in self.server.repositories, asked.get('visibility', asked.get('private'))
+    if not known:
+      self.server.add(
+        name, {'.gitattributes': b''}, access='private' if private in ('private', True) else 'public'
+      )
+    url = f'http://127.0.0.1:{self.server.server_port}/{name.partition("/")[2]}'
+    self.send_json({'url': url}, 409 if known else 200)
 
   def branch(self, name: str, branch: str) -> None:
     repository = self.server.repositories[name]
