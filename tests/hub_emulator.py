@@ -12,7 +12,6 @@ import http.server
 import json
 import pathlib
 import re
-import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -49,8 +48,6 @@ class Repository:
 class Hub(http.server.ThreadingHTTPServer):
   """The repositories by 'models/org/name' and 'datasets/org/name', and what was asked for."""
 
-  daemon_threads = True
-
   def __init__(self) -> None:
     super().__init__(('127.0.0.1', 0), _Handler)
     self.repositories: dict[str, Repository] = {}
@@ -69,14 +66,13 @@ class Hub(http.server.ThreadingHTTPServer):
     self.storage |= {_sha256(content): content for content in files.values()}
     return repository
 
-  def asked(self, part: str, method: str = 'GET') -> list[str | None]:
-    """The Range of each request of a method whose path has that part."""
-    return [span for verb, path, span in self.requests if verb == method and part in path]
+  def asked(self, part: str) -> list[str | None]:
+    """The Range of each GET whose path has that part."""
+    return [span for verb, path, span in self.requests if verb == 'GET' and part in path]
 
-  def handle_error(self, request, client_address) -> None:
-    """Clients that hang up are part of the tests."""
-    if not isinstance(sys.exception(), ConnectionError):
-      super().handle_error(request, client_address)
+
+class _Refused(Exception):
+  """Status and code of an answer, and the commit that was asked for."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -85,91 +81,71 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def handle_any(self) -> None:
     self.body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
-    self.path, _, query = self.path.partition('?')
-    self.query = urllib.parse.parse_qs(query)
+    self.is_me = self.headers.get('Authorization') == f'Bearer {TOKEN}'
+    self.path, _, self.query = self.path.partition('?')
     self.server.requests.append((self.command, self.path, self.headers.get('Range')))
-    for pattern, answer in _ROUTES.items():
-      if found := re.fullmatch(pattern, self.path):
-        return getattr(self, answer)(*(text and urllib.parse.unquote(text) for text in found.groups()))
-    self.send(404, b'Not Found')
+    name, found = next(
+      (name, found) for pattern, name in _ROUTES if (found := re.fullmatch(pattern, self.path))
+    )
+    try:
+      getattr(self, name)(*(text and urllib.parse.unquote(text) for text in found.groups()))
+    except _Refused as refused:
+      status, code, commit = (*refused.args, None)[:3]
+      self.send(status, X_Error_Code=code, X_Error_Message=code, X_Repo_Commit=commit)
 
   do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815
 
   def send(self, status: int, content: bytes = b'', **headers: str | None) -> None:
     self.send_response(status)
-    for name, value in headers.items():
+    for name, value in ({'Content_Length': str(len(content))} | headers).items():
       if value is not None:
         self.send_header(name.replace('_', '-'), value)
-    if 'Content_Length' not in headers:
-      self.send_header('Content-Length', str(len(content)))
     self.end_headers()
     if self.command != 'HEAD':
       self.wfile.write(content)
 
   def send_json(self, value: object, status: int = 200) -> None:
-    self.send(status, json.dumps(value).encode(), Content_Type='application/json')
+    self.send(status, json.dumps(value).encode())
 
-  def refuse(self, status: int, code: str, commit: str | None = None) -> None:
-    self.send(status, X_Error_Code=code, X_Error_Message=code, X_Repo_Commit=commit)
-
-  def opened(self, name: str, revision: str) -> tuple[Repository, str, dict[str, bytes]] | None:
-    """The repository, the commit and its files; None: it was refused."""
+  def opened(self, name: str, revision: str | None) -> tuple[Repository, str, dict[str, bytes]]:
+    """The repository, the commit and its files."""
     repository = self.server.repositories.get(name)
-    if repository is not None and repository.access == 'gated' and not self.is_me():
-      return self.refuse(401, 'GatedRepo')
-    if repository is None or (repository.access == 'private' and not self.is_me()):
-      return self.refuse(404 if self.is_me() else 401, 'RepoNotFound')
-    commit = repository.branches.get(revision, revision)
+    if repository is not None and repository.access == 'gated' and not self.is_me:
+      raise _Refused(401, 'GatedRepo')
+    if repository is None or (repository.access == 'private' and not self.is_me):
+      raise _Refused(404 if self.is_me else 401, 'RepoNotFound')
+    commit = repository.branches.get(revision or 'main', revision or '')
     if commit not in repository.commits:
-      return self.refuse(404, 'RevisionNotFound')
+      raise _Refused(404, 'RevisionNotFound')
     return repository, commit, repository.commits[commit]
 
-  def is_me(self) -> bool:
-    return self.headers.get('Authorization') == f'Bearer {TOKEN}'
+  def info(self, name: str, revision: str | None) -> None:
+    repository, commit, files = self.opened(name, revision)
+    said = {'id': name.partition('/')[2], 'sha': commit, 'private': repository.access == 'private'}
+    self.send_json(said | {'siblings': [{'rfilename': path} for path in files]})
 
-  def info(self, name: str, revision: str | None = None) -> None:
-    if found := self.opened(name, revision or 'main'):
-      repository, commit, files = found
-      siblings = [{'rfilename': path} for path in files]
-      answer = {'id': name.partition('/')[2], 'sha': commit, 'private': repository.access == 'private'}
-      self.send_json(answer | {'siblings': siblings})
-
-  def tree(self, name: str, revision: str, folder: str | None = None) -> None:
-    if not (found := self.opened(name, revision)):
-      return
+  def tree(self, name: str, revision: str, folder: str | None) -> None:
     below, items = f'{folder}/' if folder else '', {}
-    for path, content in found[2].items():
+    for path, content in self.opened(name, revision)[2].items():
       inner, slash, _ = path.removeprefix(below).partition('/')
-      if path.startswith(below):
-        if slash:
-          items[below + inner] = {'type': 'directory', 'path': below + inner, 'oid': '0', 'size': 0}
-        if not slash or self.query.get('recursive', ['false'])[0].lower() == 'true':
-          items[path] = self.item(path, content)
-    self.send_json(list(items.values())) if items or not folder else self.refuse(404, 'EntryNotFound')
-
-  def paths_info(self, name: str, revision: str) -> None:
-    if found := self.opened(name, revision):
-      asked = urllib.parse.parse_qs(self.body.decode())['paths']
-      self.send_json([self.item(path, content) for path, content in found[2].items() if path in asked])
-
-  def item(self, path: str, content: bytes) -> dict[str, object]:
-    lfs = {'oid': _sha256(content), 'size': len(content), 'pointerSize': 134}
-    large = {'lfs': lfs} if path.endswith(_LARGE) else {}
-    return {'type': 'file', 'path': path, 'oid': _sha1(content), 'size': len(content), **large}
+      if path.startswith(below) and slash:
+        items[below + inner] = {'type': 'directory', 'path': below + inner, 'oid': '0', 'size': 0}
+      if path.startswith(below) and (not slash or 'recursive=true' in self.query.lower()):
+        lfs = {'oid': _sha256(content), 'size': len(content), 'pointerSize': 134}
+        items[path] = {'type': 'file', 'path': path, 'oid': _sha1(content), 'size': len(content)}
+        items[path] |= {'lfs': lfs} if path.endswith(_LARGE) else {}
+    self.send_json(list(items.values()))
 
   def resolve(self, kind: str | None, name: str, revision: str, path: str) -> None:
-    if not (found := self.opened(f'{kind or "models/"}{name}', revision)):
-      return
-    _, commit, files = found
+    _, commit, files = self.opened(f'{kind or "models/"}{name}', revision)
     if path not in files:
-      return self.refuse(404, 'EntryNotFound', commit)
+      raise _Refused(404, 'EntryNotFound', commit)
     content = files[path]
     if not path.endswith(_LARGE):
       return self.send(200, content, ETag=f'"{_sha1(content)}"', X_Repo_Commit=commit)
     oid = _sha256(content)
-    place = f'http://localhost:{self.server.server_port}/storage/{oid}'
-    linked = {'X_Linked_Etag': f'"{oid}"', 'X_Linked_Size': str(len(content))}
-    self.send(302, Location=place, X_Repo_Commit=commit, **linked)
+    linked = {'X_Linked_Etag': f'"{oid}"', 'X_Linked_Size': str(len(content)), 'X_Repo_Commit': commit}
+    self.send(302, Location=f'http://localhost:{self.server.server_port}/storage/{oid}', **linked)
 
   def stored(self, oid: str) -> None:
     if 'Authorization' in self.headers:
@@ -187,49 +163,41 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.close_connection = cut is not None
 
   def create(self) -> None:
+    if not self.is_me:
+      raise _Refused(401, 'Unauthorized')
     asked = json.loads(self.body)
-    if not self.is_me():
-      return self.send_json({'error': 'Invalid username or password.'}, 401)
     name = f'models/{asked["organization"]}/{asked["name"]}'
-    known, private = name in self.server.repositories, asked.get('visibility', asked.get('private'))
-    if not known:
-      self.server.add(
-        name, {'.gitattributes': b''}, access='private' if private in ('private', True) else 'public'
-      )
-    url = f'http://127.0.0.1:{self.server.server_port}/{name.partition("/")[2]}'
-    self.send_json({'url': url}, 409 if known else 200)
+    if is_new := name not in self.server.repositories:
+      private = asked.get('private') or asked.get('visibility') == 'private'
+      self.server.add(name, {'.gitattributes': b''}, access='private' if private else 'public')
+    self.send_json({'url': f'http://127.0.0.1/{name.partition("/")[2]}'}, 200 if is_new else 409)
 
   def branch(self, name: str, branch: str) -> None:
-    repository = self.server.repositories[name]
-    known = branch in repository.branches
-    repository.branches.setdefault(branch, repository.branches['main'])
-    self.send_json({}, 409 if known else 200)
+    branches = self.server.repositories[name].branches
+    status = 409 if branch in branches else 200
+    branches.setdefault(branch, branches['main'])
+    self.send_json({}, status)
 
   def check_card(self) -> None:
     self.server.cards.append(json.loads(self.body)['content'])
     self.send_json({'errors': [], 'warnings': []})
 
   def preupload(self, name: str, revision: str) -> None:
-    if found := self.opened(name, revision):
-      paths = [file['path'] for file in json.loads(self.body)['files']]
-      known = {path: _sha1(content) for path, content in found[2].items()}
-      modes = {path: 'lfs' if path.endswith(_LARGE) else 'regular' for path in paths}
-      files = [{'path': path, 'uploadMode': modes[path], 'oid': known.get(path)} for path in paths]
-      self.send_json({'files': [file | {'shouldIgnore': False} for file in files]})
+    files = json.loads(self.body)['files']
+    for file in files:
+      file['uploadMode'] = 'lfs' if file['path'].endswith(_LARGE) else 'regular'
+      file['shouldIgnore'] = False
+    self.send_json({'files': files})
 
   def batch(self, name: str) -> None:
-    storage = f'http://localhost:{self.server.server_port}/storage'
-    objects = [
-      {**item, 'actions': {'upload': {'href': f'{storage}/{item["oid"]}'}}}
-      for item in json.loads(self.body)['objects']
-    ]
+    storage, objects = f'http://localhost:{self.server.server_port}/storage', json.loads(self.body)['objects']
+    for item in objects:
+      item['actions'] = {'upload': {'href': f'{storage}/{item["oid"]}'}}
     self.send_json({'transfer': 'basic', 'objects': objects})
 
   def commit(self, name: str, branch: str) -> None:
-    repository = self.server.repositories[name]
-    if not self.is_me():
-      return self.send_json({'error': 'forbidden'}, 403)
-    files = dict(repository.commits[repository.branches[branch]])
+    repository, _, before = self.opened(name, branch)
+    files = dict(before)
     for line in map(json.loads, self.body.splitlines()):
       value = line['value']
       if line['key'] == 'file':
@@ -246,19 +214,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 _REPOSITORY = r'((?:models|datasets)/[^/]+/[^/]+)'
-_ROUTES = {
-  '/api/repos/create': 'create',
-  '/api/validate-yaml': 'check_card',
-  rf'/api/{_REPOSITORY}(?:/revision/([^/]+))?': 'info',
-  rf'/api/{_REPOSITORY}/tree/([^/]+)(?:/(.+))?': 'tree',
-  rf'/api/{_REPOSITORY}/paths-info/([^/]+)': 'paths_info',
-  rf'/api/{_REPOSITORY}/branch/([^/]+)': 'branch',
-  rf'/api/{_REPOSITORY}/preupload/([^/]+)': 'preupload',
-  rf'/api/{_REPOSITORY}/commit/([^/]+)': 'commit',
-  r'/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)': 'resolve',
-  r'/([^/]+/[^/]+)\.git/info/lfs/objects/batch': 'batch',
-  '/storage/([0-9a-f]{64})': 'stored',
-}
+_ROUTES = (
+  ('/api/repos/create', 'create'),
+  ('/api/validate-yaml', 'check_card'),
+  (rf'/api/{_REPOSITORY}(?:/revision/([^/]+))?', 'info'),
+  (rf'/api/{_REPOSITORY}/tree/([^/]+)(?:/(.+))?', 'tree'),
+  (rf'/api/{_REPOSITORY}/branch/([^/]+)', 'branch'),
+  (rf'/api/{_REPOSITORY}/preupload/([^/]+)', 'preupload'),
+  (rf'/api/{_REPOSITORY}/commit/([^/]+)', 'commit'),
+  (r'/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)', 'resolve'),
+  (r'/([^/]+/[^/]+)\.git/info/lfs/objects/batch', 'batch'),
+  ('/storage/([0-9a-f]{64})', 'stored'),
+)
 
 
 @contextlib.contextmanager
@@ -271,19 +238,14 @@ def running(cache: pathlib.Path) -> Iterator[Hub]:
 
   with pytest.MonkeyPatch.context() as patch, Hub() as hub:
     url = f'http://127.0.0.1:{hub.server_port}'
+    patch.setattr(constants, 'ENDPOINT', url)
     template = f'{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}'
-    for name, value in {
-      'ENDPOINT': url,
-      'HUGGINGFACE_CO_URL_TEMPLATE': template,
-      'HF_HUB_CACHE': str(cache),
-      'HF_TOKEN_PATH': str(cache / 'token'),
-      'HF_HUB_OFFLINE': False,
-      'HF_HUB_DISABLE_XET': True,
-    }.items():
+    patch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', template)
+    places = {'HF_HUB_CACHE': str(cache), 'HF_TOKEN_PATH': str(cache / 'token')}
+    for name, value in (places | {'HF_HUB_OFFLINE': False, 'HF_HUB_DISABLE_XET': True}).items():
       patch.setattr(constants, name, value)
-    environment = {'HF_ENDPOINT': url, 'HF_HUB_CACHE': str(cache), 'HF_TOKEN_PATH': str(cache / 'token')}
-    for name, value in (environment | {'HF_HUB_OFFLINE': '0', 'HF_HUB_DISABLE_XET': '1'}).items():
-      patch.setenv(name, value)
+      patch.setenv(name, str(value))
+    patch.setenv('HF_ENDPOINT', url)
     patch.delenv('HF_TOKEN', raising=False)
     threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True).start()
     yield hub

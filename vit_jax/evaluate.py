@@ -101,17 +101,17 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
 
   if len(arguments) > 1:
     raise UserError(f'There are {len(arguments)} sources of images ({", ".join(arguments)}); give one.')
-  trained = runs.trained(formats.located(checkpoint))
-  config = trained and trained.config
+  run = runs.trained(formats.located(checkpoint))
+  config = run and run.config
   if not arguments:
     return _of_run(config, checkpoint)
   spec = sources.spec_of(arguments[0])
-  data = config.data if config else DataConfig()
+  trained = config.data if config else DataConfig()
   named = sources.parse(spec, '')[2]
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
-  split = _SPLIT.value or named or sources.evaluated(spec, recipes.held_out(spec), data)
-  return _Asked(spec, split, DataConfig(val_fraction=data.val_fraction))
+  split = _SPLIT.value or named or sources.evaluated(spec, recipes.held_out(spec), trained)
+  return _Asked(spec, split, DataConfig(val_fraction=trained.val_fraction))
 
 
 def _of_run(config: 'Config | None', checkpoint: str) -> _Asked:

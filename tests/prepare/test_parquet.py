@@ -64,9 +64,7 @@ def test_a_data_set_of_the_hub_is_read_as_the_folder_it_is(name, source, tmp_pat
     repository = hub.add('datasets/me/pets', source)
     repository.branches |= dict.fromkeys(('v1', 'refs/convert/parquet'), repository.branches['main'])
     prepared(command._absolute(name), tmp_path / 'set')
-    with pytest.raises(
-      UserError, match='There is no repository me/others on the Hugging Face Hub, or it is priv'
-    ):
+    with pytest.raises(UserError, match='There is no repository me/others on the Hub, or it is priv'):
       command._absolute('hf:me/others')
   prepared(source, tmp_path / 'local')
   for split in ('train', 'val', 'test'):

@@ -182,10 +182,10 @@ def test_private_and_gated_models_need_a_token(hub, folder, monkeypatch):
   hub.add('models/me/mine', folder, access='private')
   hub.add('models/me/gated', folder, access='gated')
   assert said('hf:me/mine') == (
-    'There is no repository me/mine on the Hugging Face Hub, or it is private; check the name, or log in by `hf auth '
-    'login`, or set HF_TOKEN.'
+    'There is no repository me/mine on the Hub, or it is private; check the name, or log in by `hf auth login`, or set '
+    'HF_TOKEN.'
   )
-  assert said('hf:me/gated').startswith('me/gated is gated: ask for access on its page')
+  assert said('hf:me/gated').startswith('me/gated is gated; ask for access on its page')
   monkeypatch.setenv('HF_TOKEN', TOKEN)
   for source in ('hf:me/mine', 'hf:me/gated'):
     np.testing.assert_array_equal(head(source), head(str(folder)))
@@ -197,7 +197,7 @@ def test_private_and_gated_models_need_a_token(hub, folder, monkeypatch):
   ('source', 'text'),
   [
     ('hf:vit', "'hf:vit' names no repository of the Hub; write hf:org/name"),
-    ('hf:me/a--b', 'me/a--b is no name on the Hugging Face Hub ('),
+    ('hf:me/a--b', 'me/a--b is no name on the Hub ('),
     ('hf:me/vit:x.npz', 'me/vit has no file x.npz; '),
     ('hf:me/vit:none', 'hf:me/vit:none has no .safetensors or .npz file; check the name'),
     ('hf:me/vit:a.bin', 'a.bin is a PyTorch pickle (it could run code)'),

@@ -128,9 +128,7 @@ def test_what_cannot_be_pushed_is_said_in_one_sentence(arguments, said, golden, 
 def test_without_a_token_nothing_is_pushed(golden, hub, tmp_path, monkeypatch):
   monkeypatch.delenv('HF_TOKEN')
   result = push(tmp_path, str(path(golden, 'a_vit_token')), 'hf:me/model')
-  commands.assert_said(
-    result, 'The Hugging Face Hub does not allow that for me/model', 'log in by `hf auth login`'
-  )
+  commands.assert_said(result, 'The Hub does not allow that for me/model', 'log in by `hf auth login`')
 
 
 def test_convert_says_how_to_write_to_the_hub():

@@ -74,51 +74,40 @@ def opened(address: Address) -> Iterator[Any]:
     from huggingface_hub import utils
   except ImportError:
     raise UnknownError(
-      f'{address} is on the Hugging Face Hub, which needs the package huggingface_hub: pip install '
-      "'vit_jax[huggingface]'."
+      f"{address} needs the package huggingface_hub: pip install 'vit_jax[huggingface]'."
     ) from None
-  silenced = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
-  if silenced:
-    utils.disable_progress_bars()
-  try:
-    yield huggingface_hub
-  except Exception as error:  # those of httpx and hf_xet have no type in common
-    if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno is not None):
-      raise
-    raise _sentence(error, address) from error
-  finally:
-    if silenced:
-      utils.enable_progress_bars()
+  with contextlib.nullcontext() if sys.stderr.isatty() else utils.disable_progress_bars():
+    try:
+      yield huggingface_hub
+    except Exception as error:  # those of httpx and hf_xet have no type in common
+      if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno is not None):
+        raise
+      raise _sentence(error, address) from error
 
 
 def _sentence(error: Exception, address: Address) -> UserError:
   """What a person can mend of an error of the library."""
   from huggingface_hub import constants, errors, get_token
 
-  name, response, has_token = address.repository, getattr(error, 'response', None), get_token() is not None
-  log_in = 'see what its token may do' if has_token else 'log in by `hf auth login`, or set HF_TOKEN'
-  if isinstance(error, errors.GatedRepoError):
-    return UserError(f'{name} is gated: ask for access on its page of the Hugging Face Hub, and {log_in}.')
-  if isinstance(error, errors.RepositoryNotFoundError):
-    return UnknownError(
-      f'There is no repository {name} on the Hugging Face Hub, or it is private; check the name, or {log_in}.'
-    )
-  if isinstance(error, errors.RevisionNotFoundError):
-    return UserError(f'{name} has no revision {address.revision}; name a branch, a tag or a commit of it.')
-  if isinstance(error, errors.HFValidationError):
-    return UnknownError(f'{name} is no name on the Hugging Face Hub ({first_line(error)}); check it.')
+  name, reason = address.repository, first_line(error)
+  log_in = 'see what its token may do' if get_token() else 'log in by `hf auth login`, or set HF_TOKEN'
+  absent = f'There is no repository {name} on the Hub, or it is private; check the name, or {log_in}.'
+  silent = f'the Hub does not answer ({first_line(error.__cause__ or error)}); check the network.'
+  if constants.HF_HUB_OFFLINE:
+    silent = 'HF_HUB_OFFLINE is set; download it once where there is a network.'
+  for kind, said in {
+    errors.GatedRepoError: UserError(
+      f'{name} is gated; ask for access on its page of the Hub, and {log_in}.'
+    ),
+    errors.RepositoryNotFoundError: UnknownError(absent),
+    errors.RevisionNotFoundError: UserError(f'{name} has no revision {address.revision}; check it.'),
+    errors.HFValidationError: UnknownError(f'{name} is no name on the Hub ({reason}); check it.'),
+    errors.LocalEntryNotFoundError: UnknownError(f'{address} is not in the cache, and {silent}'),
+    errors.OfflineModeIsEnabled: UserError(f'{address} is on the Hub, and {silent}'),
+  }.items():
+    if isinstance(error, kind):
+      return said
+  response = getattr(error, 'response', None)
   if response is not None and response.status_code in (401, 403):
-    return UserError(f'The Hugging Face Hub does not allow that for {name} ({first_line(error)}); {log_in}.')
-  if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-    if constants.HF_HUB_OFFLINE:
-      return UnknownError(
-        f'{address} is not in the cache, and HF_HUB_OFFLINE is set; download it once where there is a network.'
-      )
-    reason = first_line(error.__cause__ or error)
-    return UnknownError(
-      f'{address} is not in the cache, and the Hugging Face Hub does not answer ({reason}); check the network.'
-    )
-  return UserError(
-    f'{address} does not come from the Hugging Face Hub, or go there ({first_line(error)}); check the network, and '
-    'start again.'
-  )
+    return UserError(f'The Hub does not allow that for {name} ({reason}); {log_in}.')
+  return UserError(f'The Hub fails at {address} ({reason}); check the network, and start again.')

@@ -101,7 +101,9 @@ def _rows(place: str, columns: Columns, limit: int | None) -> Iterator[dict[str,
           left -= 1
           yield {'image': row.pop(chosen.image), **row}
     except Exception as error:  # of pyarrow, or of the network's library
-      raise UserError(f'{place} cannot be read ({first_line(error)}); {_remedy(place)}.') from error
+      raise UserError(
+        f'{place} cannot be read ({first_line(error)}); restore it, or check the network.'
+      ) from error
 
 
 def _opened(file: Any, place: str) -> Any:
@@ -113,11 +115,9 @@ def _opened(file: Any, place: str) -> Any:
     str(table.schema_arrow)  # decodes the names of the columns
     return table
   except Exception as error:  # of pyarrow, or of the network's library
-    raise UserError(f'{place} cannot be read as parquet ({first_line(error)}); {_remedy(place)}.') from error
-
-
-def _remedy(place: str) -> str:
-  return 'check the network' if storage.is_address(place) else 'restore it'
+    raise UserError(
+      f'{place} cannot be read as parquet ({first_line(error)}); restore it, or check the network.'
+    ) from error
 
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:

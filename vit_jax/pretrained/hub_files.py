@@ -1,7 +1,6 @@
 """Checkpoints on the Hugging Face Hub. Cache, token, resume and work without a network are huggingface_hub's."""
 
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.foundation import hub
@@ -11,8 +10,7 @@ from vit_jax.pretrained import foreign
 
 _TEXTS = ('*.json', '*.txt', '*.model', '*.sha256', 'README.md')  # configs, tokenizers, checksums, the card
 _TENSORS = ('model.safetensors', 'model-?????-of-?????.safetensors')
-_COMPLETE = ('model.safetensors', 'model.safetensors.index.json')  # a folder with one of them has its tensors
-_FILES = ('.safetensors', '.npz')
+_READ = ('.safetensors', '.npz')
 
 
 def local_copy(address: Address) -> pathlib.Path:
@@ -39,16 +37,15 @@ def local_copy(address: Address) -> pathlib.Path:
       allow_patterns=[*patterns, file] if file else patterns,
       ignore_patterns=[f'{below}*/*'],
     )
-    folder = pathlib.Path(top, place)
+    folder, commit = pathlib.Path(top, place), pathlib.Path(top).name
     if file is not None:
       if not pathlib.Path(top, file).is_file():
         raise UserError(f'{address.repository} has no file {file}; check the name.')
       return pathlib.Path(top, file)
-    if any((folder / name).is_file() for name in _COMPLETE):
+    if any(folder.glob('model*.safetensors')):
       return folder
-    commit = pathlib.Path(top).name
-    name = _only_file(library, address, commit, folder, below)
-    path = pathlib.Path(library.hf_hub_download(address.repository, below + name, revision=commit))
+    name = below + _only_file(library, address, commit, folder, below)
+    path = pathlib.Path(library.hf_hub_download(address.repository, name, revision=commit))
   # A folder of OpenCLIP's calls its tensors otherwise.
   return folder if any(folder.glob('*config.json')) else path
 
@@ -61,29 +58,24 @@ def _only_file(library: Any, address: Address, commit: str, folder: pathlib.Path
     names = sorted(path for path in paths if '/' not in path)
   except Exception:  # without a network it is what was downloaded before
     names = [path.name for path in folder.glob('*')]
-    if not any(name.endswith(_FILES) for name in names):
+    if not any(name.endswith(_READ) for name in names):
       raise
-  found = [name for name in names if name.endswith(_FILES)]
-  if len(found) == 1:
-    return found[0]
-  if found:
+  found = [name for name in names if name.endswith(_READ)]
+  if len(found) > 1:
+    example = address._replace(file=below + found[0])
     raise UserError(
-      f'{address} has {len(found)} checkpoints ({", ".join(found[:5])}); name one of them: '
-      f'{address._replace(file=below + found[0])}.'
+      f'{address} has {len(found)} checkpoints ({", ".join(found[:5])}); name one of them: {example}.'
     )
-  raise UserError(f'{address} has no .safetensors or .npz file{_instead(address.repository, names)}.')
-
-
-def _instead(repository: str, names: Sequence[str]) -> str:
-  """What may be done where a repository has pickles, to follow the sentence that says it has no other file."""
-  others = foreign.among(names)
-  if not others:
-    return '; check the name, or name the file: hf:org/name:file'
-  folder = repository.rpartition('/')[2]
-  return (
-    f', but {others[0]}, which is not downloaded; `hf download {repository} --local-dir {folder}` does so, and loading '
-    f'{folder} then says the line that converts it'
-  )
+  if found:
+    return found[0]
+  remedy = '; check the name, or name the file: hf:org/name:file'
+  if others := foreign.among(names):
+    local = address.repository.rpartition('/')[2]
+    remedy = (
+      f', but {others[0]}, which is not downloaded; `hf download {address.repository} --local-dir {local}` '
+    )
+    remedy += f'does so, and loading {local} then says the line that converts it'
+  raise UserError(f'{address} has no .safetensors or .npz file{remedy}.')
 
 
 def upload(folder: pathlib.Path, address: Address, *, private: bool, message: str) -> str:
@@ -92,20 +84,16 @@ def upload(folder: pathlib.Path, address: Address, *, private: bool, message: st
   The branch `address.revision` is made too. Raises UserError where the repository may not be written, or is public
   although it is to be private.
   """
+  name, revision = address.repository, address.revision
   with hub.opened(address) as library:
     api = library.HfApi()
-    api.create_repo(address.repository, private=private or None, exist_ok=True)
-    if private and not api.model_info(address.repository).private:
-      raise UserError(
-        f'{address.repository} is there already, and public; change that on its page of the Hub.'
-      )
-    if address.revision:
-      api.create_branch(address.repository, branch=address.revision, exist_ok=True)
+    api.create_repo(name, private=private or None, exist_ok=True)
+    if private and not api.model_info(name).private:
+      raise UserError(f'{name} is there already, and public; change that on its page of the Hub.')
+    if revision:
+      api.create_branch(name, branch=revision, exist_ok=True)
+    stale = ['preprocessor_config.json']  # of a model in another format that was there before
     commit = api.upload_folder(
-      repo_id=address.repository,
-      folder_path=folder,
-      revision=address.revision,
-      commit_message=message,
-      delete_patterns=['preprocessor_config.json'],  # of a model in another format that was there before
+      repo_id=name, folder_path=folder, revision=revision, commit_message=message, delete_patterns=stale
     )
   return str(commit.commit_url)

@@ -78,19 +78,15 @@ class TensorFiles:
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
 
   def check_sums(self) -> None:
-    """Compares the files with the SHA-256 that is known of them, if any; UserError where one is not what was written.
-
-    It stands beside a file, or is the name of what a link in the Hub's cache leads to.
-    """
+    """Compares files with the SHA-256 beside them, or by which the Hub's cache names them; UserError: it is another."""
     for path in self._paths:
-      beside = path.with_name(path.name + _CHECKSUM)
-      if beside.is_file() and _stored_sum(beside) != _sha256(path):
-        raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
-      blob = path.readlink() if path.is_symlink() else path
-      if _SHA256.fullmatch(blob.name) and blob.name != _sha256(path):
-        raise UserError(
-          f'{path} is damaged: its SHA-256 is not {blob.name}; remove {path.resolve()} and load it again.'
-        )
+      beside, blob = path.with_name(path.name + _CHECKSUM), path.readlink().name if path.is_symlink() else ''
+      if beside.is_file():
+        if _stored_sum(beside) != _sha256(path):
+          raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
+      elif _SHA256.fullmatch(blob) and blob != _sha256(path):
+        real = path.resolve()
+        raise UserError(f'{path} is damaged: its SHA-256 is not {blob}; remove {real} and load it again.')
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32; UserError where not all of it is finite."""

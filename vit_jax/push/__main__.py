@@ -39,40 +39,33 @@ def main(arguments: Sequence[str]) -> None:
     )
   source, destination = arguments
   address = hub.address_of(destination)
-  if (address and address.file) or '://' in destination.removeprefix('hf://'):
+  if address.file if address else '://' in destination:
     raise UserError(f'{destination} is neither a repository nor a folder; write hf:org/name, or a path.')
   from vit_jax.parallel import distributed
-  from vit_jax.pretrained import formats, hub_files
+  from vit_jax.pretrained import formats, hub_files, runs
+  from vit_jax.pretrained.base import FORMATS
   from vit_jax.push import model_card
 
   distributed.skip_absent_tpu()
+  kinds = ['hf', *(name for name in FORMATS.names() if FORMATS[name].group == 'hf')]
+  if _FORMAT.value not in kinds:
+    raise UserError(f'--format is {_FORMAT.value!r}; choose one of {", ".join(kinds)}.')
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as scratch:
     folder = pathlib.Path(scratch, 'model')
     pretrained = formats.read(source, weights=_WEIGHTS.value)
-    writer, chosen = formats.written_by(_format_name(), pretrained)
+    writer, chosen = formats.written_by(_FORMAT.value, pretrained)
     notes = (*chosen, *pretrained.notes, *writer.write(pretrained, folder))
-    with model_card.history(source, _WEIGHTS.value) as history:
-      model_card.write(folder, pretrained, history, address or destination, _LICENSE.value)
+    trained = runs.trained(formats.located(source), _WEIGHTS.value)
+    model_card.write(folder, pretrained, source, trained, address or destination, _LICENSE.value)
     if address is None:
       _copy(folder, pathlib.Path(destination).expanduser())
       done = f'Wrote {destination}'
     else:
-      message = _MESSAGE.value or 'Upload a model of vit_jax'
-      url = hub_files.upload(folder, address, private=bool(_PRIVATE.value), message=message)
+      url = hub_files.upload(folder, address, private=bool(_PRIVATE.value), message=str(_MESSAGE.value))
       done = f'Pushed {destination} ({url})'
   print(f'{done}: {pretrained.num_parameters:,} parameters, {pretrained.architecture.num_classes} classes.')
   for note in notes:
     print(note, file=sys.stderr)
-
-
-def _format_name() -> str:
-  """The value of --format; UserError where it is no kind of folder that the Hub's libraries read."""
-  from vit_jax.pretrained.base import FORMATS
-
-  kinds = ['hf', *(name for name in FORMATS.names() if FORMATS[name].group == 'hf')]
-  if _FORMAT.value not in kinds:
-    raise UserError(f'--format is {_FORMAT.value!r}; choose one of {", ".join(kinds)}.')
-  return _FORMAT.value
 
 
 def _copy(written: pathlib.Path, folder: pathlib.Path) -> None:
