@@ -209,6 +209,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     number = repository.commit(files, branch)
     self.send_json({'commitUrl': f'/{name}/commit/{number}', 'commitOid': number, 'success': True})
 
+  def missing(self) -> None:
+    raise _Refused(404, 'NotFound')
+
   def log_message(self, *unused) -> None:
     """Tests look at `Hub.requests`."""
 
@@ -225,6 +228,7 @@ _ROUTES = (
   (r'/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)', 'resolve'),
   (r'/([^/]+/[^/]+)\.git/info/lfs/objects/batch', 'batch'),
   ('/storage/([0-9a-f]{64})', 'stored'),
+  ('.*', 'missing'),
 )
 
 

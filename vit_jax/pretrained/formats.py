@@ -27,8 +27,8 @@ def read(
   """The model of a checkpoint.
 
   Args:
-    source: a path, an https://, gs:// or s3:// address, or a published file's short name such as
-      'imagenet21k/ViT-B_16' or 'augreg/B_16-i21k-300ep-…'. Downloads are kept in ~/.cache/vit_jax.
+    source: a path, an https://, gs:// or s3:// address, a repository of the Hub ('hf:org/name'), or a published file's
+      short name such as 'imagenet21k/ViT-B_16'. Downloads are kept in ~/.cache/vit_jax, or the Hub's cache.
     image_size: height, width it was trained with, where its tensors do not tell.
     told: options of its model that its files do not tell; see `ReadOptions`.
     assumed: likewise, taken only where the format stores none.
