@@ -4,14 +4,17 @@ import pathlib
 import re
 import sys
 
+import fork_server
 import huggingface_hub
 import numpy as np
 import pytest
 from hub_emulator import TOKEN, Hub, running
+from PIL import Image
 from released_files import path, read, write_folder
 
 from vit_jax.foundation import hub as hub_lib
 from vit_jax.foundation.errors import UserError
+from vit_jax.options import config_files
 from vit_jax.pretrained import formats
 
 
@@ -103,6 +106,18 @@ def test_a_model_loads_by_each_of_its_names(source, hub, folder, golden):
   assert not hub.asked('.bin') and not hub.leaked
 
 
+def test_commands_and_configs_take_the_names(hub, folder, tmp_path):
+  hub.add('models/me/vit', folder)
+  Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / 'photo.png')
+  result = fork_server.run('vit_jax.predict', '--checkpoint=hf:me/vit@main', 'photo.png', cwd=tmp_path)
+  assert result.returncode == 0 and 'photo.png' in result.stdout, result.stderr
+  config = config_files.load('finetune:me/vit@main,digits')
+  assert (
+    config.init.checkpoint == 'me/vit@main'
+    and config.model.width == formats.architecture('me/vit').model.width
+  )
+
+
 def test_names_of_timm_are_those_of_its_organization(hub, folder):
   hub.add('models/timm/vit_mine_patch4_8.in_test', folder)
   np.testing.assert_array_equal(head('vit_mine_patch4_8.in_test'), head(str(folder)))
@@ -111,7 +126,10 @@ def test_names_of_timm_are_those_of_its_organization(hub, folder):
 def test_a_path_or_a_folder_of_that_name_comes_first(hub, folder, tmp_path):
   hub.add('models/runs/mine', folder)
   (tmp_path / 'runs').mkdir()
-  assert 'There is no checkpoint runs/mine; ' in said('runs/mine')
+  assert (
+    said('runs/mine')
+    == 'There is no checkpoint runs/mine; check the path. (On the Hub it would be hf:runs/mine.)'
+  )
   assert not hub.requests
 
 
