@@ -132,7 +132,7 @@ def test_without_a_token_nothing_is_pushed(golden, hub, tmp_path, monkeypatch):
 
 
 def test_convert_says_how_to_write_to_the_hub():
-  said = r'write it by python -m vit_jax\.push SRC hf:me/model\.'
+  said = r'write it by vit_jax push SRC hf:me/model\.'
   with pytest.raises(UserError, match=said), bucket_output.place_to_write('hf:me/model'):
     pass
 

@@ -21,7 +21,7 @@ def place_to_write(destination: str) -> Iterator[str]:
   """
   if address := hub.address_of(destination):
     raise UserError(
-      f'{destination} is on the Hub, where models have cards; write it by python -m vit_jax.push SRC {address}.'
+      f'{destination} is on the Hub, where models have cards; write it by vit_jax push SRC {address}.'
     )
   if not buckets.is_bucket(destination):
     if '://' in destination:

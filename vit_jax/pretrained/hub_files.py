@@ -78,7 +78,7 @@ def _only_file(library: Any, address: Address, commit: str, folder: pathlib.Path
   raise UserError(f'{address} has no .safetensors or .npz file{remedy}.')
 
 
-def upload(folder: pathlib.Path, address: Address, *, private: bool, message: str) -> str:
+def upload(folder: pathlib.Path, address: Address, *, private: bool, message: str | None) -> str:
   """Uploads a folder's files to a repository, which is made if it is not there; the address of the commit.
 
   The branch `address.revision` is made too. Raises UserError where the repository may not be written, or is public
@@ -94,6 +94,10 @@ def upload(folder: pathlib.Path, address: Address, *, private: bool, message: st
       api.create_branch(name, branch=revision, exist_ok=True)
     stale = ['preprocessor_config.json']  # of a model in another format that was there before
     commit = api.upload_folder(
-      repo_id=name, folder_path=folder, revision=revision, commit_message=message, delete_patterns=stale
+      repo_id=name,
+      folder_path=folder,
+      revision=revision,
+      commit_message=message or 'A model of vit_jax',
+      delete_patterns=stale,
     )
   return str(commit.commit_url)

@@ -1,8 +1,8 @@
 """Pushes a checkpoint to the Hugging Face Hub, with a card that says what it is and how it was trained.
 
-python -m vit_jax.push runs/mine hf:me/model
-python -m vit_jax.push runs/mine folder/ --license=apache-2.0
-python -m vit_jax.push runs/mine hf:me/model@branch --private --format=timm --message='Twice the epochs'
+vit_jax push runs/mine hf:me/model
+vit_jax push runs/mine folder/ --license=apache-2.0
+vit_jax push runs/mine hf:me/model@branch --private --format=timm --message='Twice the epochs'
 
 SRC is what `vit_jax.load` takes. DST is a repository, which is made if it is not there, or a folder, which gets the
 same files to be looked at first. They hold the model for transformers or timm, and a card, README.md, which replaces
@@ -27,7 +27,7 @@ _FORMAT = flags.DEFINE_string(
 )
 _PRIVATE = flags.DEFINE_bool('private', False, 'Make a repository that nobody else sees.')
 _LICENSE = flags.DEFINE_string('license', None, 'License of the model, such as apache-2.0, for the card.')
-_MESSAGE = flags.DEFINE_string('message', 'Upload a model of vit_jax', 'The message of the commit.')
+_MESSAGE = flags.DEFINE_string('message', None, 'The message of the commit.')
 _WEIGHTS = cli.define_weights()
 
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
       _copy(folder, pathlib.Path(destination).expanduser())
       done = f'Wrote {destination}'
     else:
-      url = hub_files.upload(folder, address, private=bool(_PRIVATE.value), message=str(_MESSAGE.value))
+      url = hub_files.upload(folder, address, private=bool(_PRIVATE.value), message=_MESSAGE.value)
       done = f'Pushed {destination} ({url})'
   print(f'{done}: {pretrained.num_parameters:,} parameters, {pretrained.architecture.num_classes} classes.')
   for note in notes:
