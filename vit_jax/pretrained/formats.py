@@ -160,7 +160,7 @@ def located(source: str | os.PathLike[str]) -> pathlib.Path:
   organization, slash, _ = source.partition('/')
   guess = hub.guessed(source)
   if guess is None or (slash and os.path.exists(organization)):
-    raise _nothing_there(source, path, f' (On the Hub it would be {guess}.)' if guess else '')
+    raise _nothing_there(source, path, f' (On the Hub: {guess}.)' if guess else '')
   try:
     return hub_files.local_copy(guess)
   except hub.UnknownError as error:
