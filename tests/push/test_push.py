@@ -1,6 +1,7 @@
 """Models pushed to a Hub on this machine, with their cards, and what other libraries make of them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 import yaml
 from hub_emulator import TOKEN, running
-from released_files import logits, path, read
+from released_files import logits, path, read, write_folder
 
+from vit_jax.config import ClassificationEvaluatorConfig, Config, DataConfig, InitConfig
 from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.hub import Address
 from vit_jax.pretrained import bucket_output
+from vit_jax.pretrained.runs import Trained
+from vit_jax.push import model_card
 
 # Prints the logits of two images, by the library that the card of a model names.
 PEERS = {
@@ -108,6 +113,35 @@ def test_what_is_not_known_is_not_in_the_card(golden, hub, tmp_path):
   assert header(card).keys() == {'library_name', 'pipeline_tag', 'tags'}
   assert "timm.create_model('hf-hub:me/model', pretrained=True)" in card
   assert [line for line in card.splitlines() if line.startswith('#')] == ['# model', '## How to load it']
+
+
+def test_where_model_and_data_are_from_is_named_and_no_path_of_this_machine(golden, tmp_path):
+  pretrained, data = read(path(golden, 'a_vit_token')), tmp_path / 'data/pets/1.0.0'
+  write_folder(pretrained, tmp_path / 'model')
+  data.mkdir(parents=True)
+  (data / 'metadata.json').write_text('{"source": "hf://datasets/me/pets@v1/data"}')
+  config = Config(
+    data=DataConfig(source=f'tfds:{data}:train[:90%]'),
+    init=InitConfig(checkpoint='hf-hub:me/base@v2:a.npz'),
+    evaluators={'val': ClassificationEvaluatorConfig(source='folder:/home/me/others', split='val')},
+  )
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run/metrics.jsonl').write_text('{"step": 7, "val/accuracy": 0.25}\n')
+  trained, address = Trained(config, 7, 900, 'raw'), Address('me/model')
+  model_card.write(
+    tmp_path / 'model', pretrained, str(tmp_path / 'run/checkpoints/7'), trained, address, None
+  )
+  card = (tmp_path / 'model/README.md').read_text()
+  assert header(card) == {
+    'library_name': 'transformers',
+    'pipeline_tag': 'image-classification',
+    'tags': ['vit_jax', 'image-classification'],
+    'base_model': 'me/base',
+    'datasets': ['me/pets'],
+  }
+  assert 'tfds:pets train[:90%], 900 images. Training began from me/base.' in card
+  assert re.search(r'accuracy +\| 25.00% +\| +\| folder:others val', card)  # nobody knows of how many images
+  assert str(tmp_path) not in card and '/home' not in card
 
 
 @pytest.mark.parametrize(

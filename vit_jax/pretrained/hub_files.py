@@ -79,10 +79,9 @@ def _only_file(library: Any, address: Address, commit: str, folder: pathlib.Path
 
 
 def upload(folder: pathlib.Path, address: Address, *, private: bool, message: str | None) -> str:
-  """Uploads a folder's files to a repository, which is made if it is not there; the address of the commit.
+  """Uploads a folder's files to a repository and branch, which are made if they are not there; the commit's address.
 
-  The branch `address.revision` is made too. Raises UserError where the repository may not be written, or is public
-  although it is to be private.
+  Raises UserError where that is not allowed, or the repository is public although it is to be private.
   """
   name, revision = address.repository, address.revision
   with hub.opened(address) as library:

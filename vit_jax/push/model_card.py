@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -36,40 +37,30 @@ def write(
   place: Address | str,
   license_name: str | None,
 ) -> None:
-  """Writes README.md, and the curves that a run has drawn, beside a model's files.
+  """Writes README.md, and the curves that a run has drawn, into the Hugging Face folder of a model from `source`.
 
-  Args:
-    folder: where a Hugging Face folder of the model was written.
-    pretrained: the model, read from `source`.
-    trained: how a run trained it; None: it is no run's.
-    place: where it is going to be, on the Hub or in a local folder.
-    license_name: as the Hub calls it; None: the card names none.
+  `trained` is how a run trained it (None: it is no run's), and `place` where it is going to be, on the Hub or a folder.
   """
   library = 'transformers' if 'model_type' in json.loads((folder / 'config.json').read_bytes()) else 'timm'
   task = 'image-classification' if pretrained.architecture.num_classes else 'image-feature-extraction'
   header = {'license': license_name, 'library_name': library, 'pipeline_tag': task, 'tags': ['vit_jax', task]}
   title = place.repository.rpartition('/')[2] if isinstance(place, Address) else pathlib.Path(place).name
-  parts = [f'# {title}', _described(pretrained), '## How to load it', *_loading(place, library, task)]
+  names, (height, width) = pretrained.class_names or (), pretrained.architecture.image_size
+  described = pretrained.architecture.model.describe()
+  text = f'{described}; {pretrained.num_parameters:,} parameters, {height} × {width} pixels.'
+  if names:
+    text += f' {len(names):,} classes: {", ".join(names[:_NAMED])}{", …" if len(names) > _NAMED else ""}.'
+  parts = [f'# {title}', text, '## How to load it', *_loading(place, library, task)]
   if trained is not None:
     header |= {'base_model': _base_model(trained.config), 'datasets': _hub_data(trained.config)}
-    with open_workdir(re.sub(r'/checkpoints(/\d+)?/*$', '', source), read_only=True) as workdir:
+    run = re.sub(r'/checkpoints(/\d+)?/*$', '', os.path.expanduser(source))
+    with open_workdir(run, read_only=True) as workdir:
       parts += _training(trained, workdir.folder)
       with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(workdir.folder / 'report' / _CURVES, folder / _CURVES)
         parts.append(f'![Loss, accuracy and learning rate over the steps of training]({_CURVES})')
   lines = [f'{name}: {json.dumps(value)}' for name, value in header.items() if value]  # JSON is YAML too
   files.write_text(folder / 'README.md', '\n'.join(['---', *lines, '---', '', '\n\n'.join(parts), '']))
-
-
-def _described(pretrained: Pretrained) -> str:
-  """The model in a sentence, and its classes."""
-  height, width = pretrained.architecture.image_size
-  described, names = pretrained.architecture.model.describe(), pretrained.class_names
-  text = f'{described}; {pretrained.num_parameters:,} parameters, {height} × {width} pixels.'
-  if names:
-    more = ', …' if len(names) > _NAMED else ''
-    text += f' {len(names):,} classes: {", ".join(names[:_NAMED])}{more}.'
-  return text
 
 
 def _loading(place: Address | str, library: str, task: str) -> tuple[str, str]:
