@@ -42,7 +42,7 @@ def local_copy(address: Address) -> pathlib.Path:
       if not pathlib.Path(top, file).is_file():
         raise UserError(f'{address.repository} has no file {file}; check the name.')
       return pathlib.Path(top, file)
-    if any(folder.glob('model*.safetensors')):
+    if any(next(folder.glob(pattern), None) for pattern in _TENSORS):
       return folder
     name = below + _only_file(library, address, commit, folder, below)
     path = pathlib.Path(library.hf_hub_download(address.repository, name, revision=commit))
