@@ -5,11 +5,11 @@ import hashlib
 import os
 import pathlib
 import re
-import types
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import UserError
@@ -51,12 +51,11 @@ class TensorFiles:
     return prefix if any(name.startswith(prefix) for name in self.shapes) else ''
 
   def _open(self, path: pathlib.Path) -> None:
-    library = _safetensors()
     fault = file_kinds.fault(path, 'checkpoint')  # before the library maps it into memory
     if fault:
       raise UserError(f'{path} {fault}; get it again.')
     try:
-      file = self._stack.enter_context(library.safe_open(path, framework='np'))
+      file = self._stack.enter_context(safetensors.safe_open(path, framework='np'))
       for name in list(file.keys()):
         tensor_names.check(path, name)
         if name.endswith('.' + STEP_COUNT):
@@ -73,7 +72,7 @@ class TensorFiles:
         if 0 in shape:
           raise UserError(f'{path} holds {name} of shape {shape}, which has no elements; check the file.')
         self.dtypes.add(view.get_dtype())
-    except (library.SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
       reason = str(error).strip().rstrip('.') or type(error).__name__
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
 
@@ -110,7 +109,6 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
     UserError: the folder holds something else already.
     OSError: it cannot be written.
   """
-  library = _safetensors()
   partial, checksum = folder / (FILE + _PARTIAL), folder / (FILE + _CHECKSUM)
   own = {*texts, checksum.name}
   if folder.is_file() or (folder.is_dir() and _in_use(folder, own)):
@@ -123,8 +121,8 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
     for name, text in texts.items():
       files.write_text(folder / name, text)
     try:  # with the metadata that transformers and timm write
-      library.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
-    except library.SafetensorError as error:
+      safetensors.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
+    except safetensors.SafetensorError as error:
       raise _os_error(error, folder / FILE) from error
     partial.chmod(mode)  # safetensors lets nobody but the owner read it
     # As the command sha256sum writes and checks it.
@@ -195,14 +193,3 @@ def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     if not (source / name).is_file():
       raise UserError(f'{source} lacks {name}, which {_INDEX} names; get the folder again.')
   return [source / name for name in sorted(set(found))]
-
-
-def _safetensors() -> types.ModuleType:
-  """The package safetensors, which only those need who read or write such files."""
-  try:
-    import safetensors.numpy
-  except ImportError:
-    raise UserError(
-      "Hugging Face's files need the package safetensors: pip install 'vit_jax[huggingface]'."
-    ) from None
-  return safetensors
