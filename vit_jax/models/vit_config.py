@@ -83,6 +83,8 @@ class ViTConfig(ModelConfig):
   stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
+  # Epsilons of that ResNet's norms and standardised kernels: those of the 'released' code, or 'timm'.
+  stem_epsilons: Literal['released', 'timm'] = 'released'
   # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
   # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling), or
   # 'none' (every token gets logits; only objective 'masked_patches' trains such a model). Of the patches alone: their
@@ -175,7 +177,7 @@ class ViTConfig(ModelConfig):
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
-  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon', 'block')
+  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon', 'block', 'stem_epsilons')
 
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)

@@ -201,6 +201,7 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
       sum(int(stage) == number for stage, _ in units) for number in range(len({s for s, _ in units}))
     )
     model = dataclasses.replace(model, stem_blocks=blocks, stem_width=_shape(shapes, _root(shapes), 4)[0])
+    model = dataclasses.replace(model, stem_epsilons='timm')
   if model.pool.startswith('map'):
     hidden = _shape(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
     own_heads = arguments.integer('attn_pool_num_heads', defaults.pool_heads or heads)
