@@ -14,7 +14,6 @@ from vit_jax.models.dropout import Place, drop_path, dropout
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
-from vit_jax.models.parts.positions import POSITIONS
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
@@ -44,7 +43,7 @@ class Block(nnx.Module):
       sizes.width,
       sizes.heads,
       dtype=dtype,
-      position=POSITIONS[config.position].in_attention(tokens, rngs),
+      position=config.positions.in_attention(tokens, rngs),
       head_norm=norm if config.qk_norm else None,
       how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
       rngs=rngs,

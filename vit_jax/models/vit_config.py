@@ -111,6 +111,12 @@ class ViTConfig(ModelConfig):
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   pre_logits_size: Size | None = None
+  # Kind of that layer: 'tanh', the paper's, or 'linear', without a bias (CLIP's projection of images to the space of
+  # texts).
+  pre_logits: Literal['tanh', 'linear'] = 'tanh'
+  # Scaling of what the head reads to length 1, so that logits are cosines times what the head learns; a head of texts
+  # (init.head 'text') needs it.
+  cosine_head: bool = False
   # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
   gelu: Literal['tanh', 'erf'] = 'tanh'
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
@@ -146,7 +152,7 @@ class ViTConfig(ModelConfig):
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
-  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon', 'cosine_head')
 
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)

@@ -169,7 +169,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
     shapes = architecture.shapes()
   except UserError as error:
     raise UnknownModelError(str(error).rstrip('.')) from error
-  rules = [rule for rule in layout.rules if rule.path not in layout.zeros]
+  rules = [rule for rule in layout.rules if rule.path in shapes and rule.path not in layout.zeros]
   wanted = expected(rules, shapes)
   if layout.tokens is not None:
     wanted |= layout.tokens.expected(shapes)
@@ -177,7 +177,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   params = gather(rules, shapes, files.read)
   if layout.tokens is not None:
     params |= layout.tokens.gather(files.read)
-  absent = set(layout.zeros)
+  absent = set(layout.zeros) & shapes.keys()
   if not architecture.num_classes:
     absent |= {'head/kernel', 'head/bias'}
   params |= {path: np.zeros(shapes[path].shape, np.float32) for path in absent}

@@ -57,51 +57,75 @@ class Tokens:
   A register of theirs that has a position becomes ours plus that position: the same sum.
   """
 
-  position: str
+  position: str | None
   class_token: str | None
   registers: str | None = None  # or DeiT's distillation token
   positioned: int = 1  # tokens before the patches, that the position embedding covers: 0, 1 or all
   registers_path: str = 'register_tokens'  # ours of `registers`
+  flat: bool = False  # whether position and class token have no leading axis of 1, and the latter one axis only
+
+  def prefixed(self, prefix: str) -> 'Tokens':
+    """The same with longer names."""
+    names = {
+      name: prefix + getattr(self, name)
+      for name in ('position', 'class_token', 'registers')
+      if getattr(self, name) is not None
+    }
+    return dataclasses.replace(self, **names)
 
   def expected(self, shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors."""
-    _, length, width = shapes['position_embedding'].shape
-    patches = length - (self.class_token is not None)
-    result = {self.position: (1, patches + self.positioned, width)}
+    result: dict[str, tuple[int, ...]] = {}
+    if self.position is not None:
+      _, length, width = shapes['position_embedding'].shape
+      tokens = length - (self.class_token is not None) + self.positioned
+      result[self.position] = (tokens, width) if self.flat else (1, tokens, width)
     if self.class_token is not None:
-      result[self.class_token] = (1, 1, width)
+      shape = tuple(shapes['class_token'].shape)
+      result[self.class_token] = shape[2:] if self.flat else shape
     if self.registers is not None:
       result[self.registers] = tuple(shapes[self.registers_path].shape)
     return result
 
   def gather(self, read: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
     """Our parameters by path."""
-    position = read(self.position)
-    own, position = position[:, : self.positioned], position[:, self.positioned :]
     params = {}
     if self.class_token is not None:
-      params['class_token'] = read(self.class_token)
-      first = own[:, :1] if self.positioned else np.zeros_like(params['class_token'])
-      own, position = own[:, 1:], np.concatenate([first, position], axis=1)
+      token = read(self.class_token)
+      params['class_token'] = token.reshape(1, 1, -1) if self.flat else token
+    own = None
+    if self.position is not None:
+      position = read(self.position)
+      position = position[None] if self.flat else position
+      own, position = position[:, : self.positioned], position[:, self.positioned :]
+      if self.class_token is not None:
+        first = own[:, :1] if self.positioned else np.zeros_like(params['class_token'])
+        own, position = own[:, 1:], np.concatenate([first, position], axis=1)
+      params['position_embedding'] = position
     if self.registers is not None:
       registers = read(self.registers)
-      params[self.registers_path] = registers + own if own.shape[1] else registers
-    return params | {'position_embedding': position}
+      params[self.registers_path] = registers if own is None or not own.shape[1] else registers + own
+    return params
 
   def scatter(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Their tensors by name."""
-    position = np.asarray(params['position_embedding'], np.float32)
     tensors = {}
-    own = position[:, :0]
-    if self.class_token is not None:
-      own, position = position[:, :1], position[:, 1:]
-      token = np.asarray(params['class_token'], np.float32)
-      tensors[self.class_token] = token if self.positioned else token + own
+    registers = None
     if self.registers is not None:
-      registers = np.asarray(params[self.registers_path], np.float32)
-      tensors[self.registers] = registers
-      own = np.concatenate([own, np.zeros_like(registers)], axis=1)
-    tensors[self.position] = np.concatenate([own[:, : self.positioned], position], axis=1)
+      tensors[self.registers] = registers = np.asarray(params[self.registers_path], np.float32)
+    token = None if self.class_token is None else np.asarray(params['class_token'], np.float32)
+    if self.position is not None:
+      position = np.asarray(params['position_embedding'], np.float32)
+      own = position[:, :0]
+      if token is not None:
+        own, position = position[:, :1], position[:, 1:]
+        token = token if self.positioned else token + own
+      if registers is not None:
+        own = np.concatenate([own, np.zeros_like(registers)], axis=1)
+      position = np.concatenate([own[:, : self.positioned], position], axis=1)
+      tensors[self.position] = position[0] if self.flat else position
+    if self.class_token is not None and token is not None:
+      tensors[self.class_token] = token[0, 0] if self.flat else token
     return tensors
 
   def paths(self) -> set[str]:

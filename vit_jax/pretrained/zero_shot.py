@@ -1,0 +1,105 @@
+"""A classifier from the names of classes: the head of a model that was trained beside a text tower (CLIP, SigLIP).
+
+The kernel's columns are the features of the texts, scaled as the logits of pairs are (arXiv 2103.00020, section 3.1).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.models.text_tower import TextConfig, TextTower
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained import tokenizing
+from vit_jax.pretrained.base import Link, Pretrained
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.torch_names import Rule, gather
+
+
+class TextLayout(NamedTuple):
+  """What a folder holds of a text tower, and where."""
+
+  config: TextConfig
+  length: int  # tokens of a text, N
+  rules: tuple[Rule, ...]  # which tensor each parameter of the tower is in
+  embedding: str  # tensor of the tokens' embeddings, (vocabulary, D)
+  positions: str  # likewise of their positions, (N, D)
+  # Number of the token behind a text, whose features are the text's; None: the largest number; -1: the last of all N.
+  end: int | None
+  scale: str  # tensor of the logarithm of what cosines are multiplied by
+  bias: str | None  # likewise of what is added then
+  link: Link
+
+
+class Texts(NamedTuple):
+  """Texts as a head: the logits are scale * cosine + bias."""
+
+  features: np.ndarray  # float32 (K, P), each of length 1
+  scale: float
+  bias: float
+  link: Link
+
+
+def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
+  """The features of texts; UserError where there is no tokenizer."""
+  folder = files.source if files.source.is_dir() else files.source.parent
+  ids = tokenizing.tokenize(folder, texts, layout.length)
+  table = files.read(layout.embedding)
+  if ids.max(initial=0) >= len(table):
+    raise UserError(
+      f'The tokenizer in {folder} has a token {ids.max()}, and the model {len(table)} tokens; get the files that '
+      'belong together.'
+    )
+  tokens = table[ids] + files.read(layout.positions)[: layout.length]
+  del table
+  graphdef, variables = nnx.split(nnx.eval_shape(lambda: TextTower(layout.config, nnx.Rngs(0))))
+  shapes = pytrees.flatten(nnx.to_pure_dict(variables))
+  rules = [rule for rule in layout.rules if rule.path in shapes]
+  tower = nnx.merge(graphdef, pytrees.unflatten(gather(rules, shapes, files.read)))
+  if layout.end == -1:
+    ends = np.full(len(ids), ids.shape[1] - 1)
+  else:
+    ends = (ids if layout.end is None else ids == layout.end).argmax(axis=1)
+  with jax.default_matmul_precision('highest'):
+    features = jax.jit(lambda tower, *inputs: tower(*inputs))(tower, jnp.asarray(tokens), jnp.asarray(ends))
+  bias = 0.0 if layout.bias is None else files.read(layout.bias).item()
+  return Texts(np.asarray(features), math.exp(files.read(layout.scale).item()), bias, layout.link)
+
+
+def with_head(
+  pretrained: Pretrained, texts: Texts, classes: Sequence[str]
+) -> Pretrained:
+  """The image tower with a head that compares images with classes.
+
+  `texts` are those of `prompted` texts, as many for each class; a class is the mean of them, scaled to length 1 again.
+  """
+  model = pretrained.architecture.model
+  assert isinstance(model, ViTConfig)
+  features = texts.features.reshape(len(classes), -1, texts.features.shape[-1]).mean(axis=1)
+  features /= np.linalg.norm(features, axis=-1, keepdims=True)
+  head = {
+    'kernel': np.asarray(texts.scale * features.T, np.float32),
+    'bias': np.full(len(classes), texts.bias, np.float32),
+  }
+  architecture = dataclasses.replace(
+    pretrained.architecture, model=dataclasses.replace(model, cosine_head=True), num_classes=len(classes)
+  )
+  return dataclasses.replace(
+    pretrained,
+    architecture=architecture,
+    params=pretrained.params | {'head': head},
+    class_names=tuple(classes),
+    link=texts.link,
+  )
+
+
+def prompted(classes: Sequence[str], prompts: Sequence[str]) -> list[str]:
+  """The texts of each class in turn: the prompts with its name in the place of {}."""
+  return [prompt.replace('{}', name) for name in classes for prompt in prompts]
