@@ -4,7 +4,7 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.data.preprocess import Preprocess
@@ -40,6 +40,20 @@ def read(
   found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights)
   found.check_options(path, options)
   return found.read(path, options)
+
+
+def with_texts(
+  source: str | os.PathLike[str], pretrained: Pretrained, classes: Sequence[str], prompts: Sequence[str] = ('{}',)
+) -> Pretrained:
+  """What `read` gave of a source, with a head that its text tower makes of the names of classes.
+
+  A class is the mean of the prompts, in which {} stands for its name. UserError: there is no text tower.
+  """
+  from vit_jax.pretrained import zero_shot  # here: few checkpoints have a text tower
+
+  path = located(source)
+  texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts))
+  return zero_shot.with_head(pretrained, texts, classes)
 
 
 def architecture(source: str | os.PathLike[str]) -> Architecture:
