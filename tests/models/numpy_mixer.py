@@ -4,7 +4,7 @@ import numpy as np
 from numpy_vit import dense, float64, layer_of, mlp, norm, patches
 
 
-def forward(params, images, *, epsilon=1e-6, gelu='tanh', skip=lambda place, layer, x: x):
+def forward(params, images, *, epsilon=1e-6, activation='gelu_tanh', skip=lambda place, layer, x: x):
   """'patches', 'blocks' (the tokens after each), 'tokens' and 'logits', of parameters under our names.
 
   `skip` is called with each branch, its name and its block.
@@ -17,9 +17,9 @@ def forward(params, images, *, epsilon=1e-6, gelu='tanh', skip=lambda place, lay
     normed = norm(x, p['token_norm'], epsilon)
     mixed = np.empty_like(x)
     for channel in range(x.shape[-1]):  # each by itself, with the weights of all
-      mixed[:, :, channel] = mlp(normed[:, :, channel], p['token_mlp'], gelu)
+      mixed[:, :, channel] = mlp(normed[:, :, channel], p['token_mlp'], activation)
     x = x + skip('attention_path', layer, mixed)
-    x = x + skip('mlp_path', layer, mlp(norm(x, p['channel_norm'], epsilon), p['channel_mlp'], gelu))
+    x = x + skip('mlp_path', layer, mlp(norm(x, p['channel_norm'], epsilon), p['channel_mlp'], activation))
     out['blocks'].append(x)
   out['tokens'] = norm(x, params['norm'], epsilon)
   out['logits'] = dense(out['tokens'].mean(axis=1), params['head'])

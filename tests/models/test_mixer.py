@@ -15,12 +15,12 @@ from vit_jax.models.dropout import Place
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('changes', [{}, {'gelu': 'erf'}, {'norm_epsilon': 0.01}, {'unroll': True}])
+@pytest.mark.parametrize('changes', [{}, {'activation': 'gelu'}, {'norm_epsilon': 0.01}, {'unroll': True}])
 def test_forward_and_features_equal_numpy(changes):
   model = tiny.mixer(**changes)
   graphdef, params = tiny.build(model)
   x = tiny.images()
-  expected = numpy_mixer.forward(params, x, gelu=model.gelu, epsilon=model.norm_epsilon)
+  expected = numpy_mixer.forward(params, x, activation=model.activation, epsilon=model.norm_epsilon)
   logits = tiny.apply(graphdef, params, x)
   chex.assert_type(logits, jnp.float32)
   np.testing.assert_allclose(logits, expected['logits'], atol=1e-5)

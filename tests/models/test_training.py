@@ -14,7 +14,7 @@ from vit_jax.training.run import Dataset, Run
 
 MODELS = {
   'vit': tiny.options(
-    pool='token_gap', register_tokens=2, layer_scale=0.5, gelu='erf', dropout=0.1, stochastic_depth=0.2
+    pool='token_gap', register_tokens=2, layer_scale=0.5, activation='gelu', dropout=0.1, stochastic_depth=0.2
   ),
   'relative': tiny.options(position='relative', attention_dropout=0.1, remat='dots'),
   'relative_query': tiny.options(position='relative_query', pool='gap', register_tokens=1),

@@ -124,9 +124,14 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
       VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp_locality=True
     ),
     dataclasses.replace(VIT, distillation_token=True),
+    dataclasses.replace(
+      VIT,
+      **{'mlp': 'swiglu', 'mlp_sub_norm': True, 'attention_sub_norm': True, 'pre_norm': True},
+      **{'final_norm': 'pooled', 'position': 'learned+rotary_mixed', 'norm': 'rms_norm'},
+    ),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
   ],
-  ids=['resnet', 'efficientnet', 'pre_logits', 'distillation', 'axial'],
+  ids=['resnet', 'efficientnet', 'pre_logits', 'distillation', 'parts', 'axial'],
 )
 def test_every_parameter_of_a_model_has_a_rule_and_every_large_kernel_is_split(model):
   shapes = Architecture(model, (16, 16), 3, 8).shapes()

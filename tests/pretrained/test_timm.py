@@ -179,24 +179,29 @@ def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
   assert_same(pretrained, peer)
   assert any('; 3 are taken, as timm has at this width' in note for note in pretrained.notes)
   assert any('24 x 24, a square' in note for note in pretrained.notes)
-  assert any("gelu 'erf', norm_epsilon 1e-06, global_pool 'token'" in note for note in pretrained.notes)
-  told = read(path, heads=6, gelu='tanh')
-  assert told.architecture.model.heads == 6 and not any("gelu 'erf'" in note for note in told.notes)
+  assert any(
+    "activation 'gelu', norm_epsilon 1e-06, global_pool 'token'" in note for note in pretrained.notes
+  )
+  told = read(path, heads=6, activation='gelu_tanh')
+  assert told.architecture.model.heads == 6 and not any("activation 'gelu'" in note for note in told.notes)
 
 
-def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
+def test_name_of_the_architecture_tells_heads_and_activation(tmp_path):
   save(make_peer('token'), tmp_path)
   path = tmp_path / 'config.json'
   values = json.loads(path.read_text())
   del values['model_args']
-  for name, heads, gelu in (
-    ('vit_base_patch16_gap_224', 16, 'erf'),
-    ('vit_large_patch16_siglip_512', 1, 'tanh'),
-    ('vit_large_patch16_siglip_256', 1, 'erf'),
+  for name, heads, activation in (
+    ('vit_base_patch16_gap_224', 16, 'gelu'),
+    ('vit_large_patch16_siglip_512', 1, 'gelu_tanh'),
+    ('vit_large_patch16_siglip_256', 1, 'gelu'),
   ):
     path.write_text(json.dumps(values | {'architecture': name}))
     pretrained = read(tmp_path)
-    assert (pretrained.architecture.model.heads, pretrained.architecture.model.gelu) == (heads, gelu)
+    assert (pretrained.architecture.model.heads, pretrained.architecture.model.activation) == (
+      heads,
+      activation,
+    )
 
 
 def test_our_tables_agree_with_timm():

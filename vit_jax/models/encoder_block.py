@@ -45,15 +45,22 @@ class Block(nnx.Module):
       dtype=dtype,
       position=config.positions.in_attention(tokens, rngs),
       head_norm=norm if config.qk_norm else None,
+      sub_norm=norm if config.attention_sub_norm else None,
       how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(config)
     self.mlp_norm = norm(sizes.width)
-    mlp = functools.partial(
-      MLPS[config.mlp_part], gelu=config.gelu, dropout=config.dropout, sharding=sharding
+    self.mlp = MLPS[config.mlp_part](
+      sizes.width,
+      sizes.mlp_dim,
+      activation=config.activation,
+      sub_norm=norm if config.mlp_sub_norm else None,
+      dropout=config.dropout,
+      dtype=dtype,
+      sharding=sharding,
+      rngs=rngs,
     )
-    self.mlp = mlp(sizes.width, sizes.mlp_dim, dtype=dtype, rngs=rngs)
     self.mlp_scale = _layer_scale(config)
     self.dropout = config.dropout
     self.drops_path = config.stochastic_depth > 0

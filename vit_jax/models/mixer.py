@@ -11,7 +11,7 @@ Its parameters, those of the L blocks stacked; N tokens of D channels:
 
 import dataclasses
 import functools
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, Shar
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.flops import Layer
 from vit_jax.models.layers import PatchEmbedding, initial_head
-from vit_jax.models.parts.mlps import Mlp
+from vit_jax.models.parts.mlps import Activation, Mlp
 from vit_jax.models.parts.norms import LayerNorm
 from vit_jax.options import Rate, Size
 
@@ -76,8 +76,8 @@ class MixerConfig(ModelConfig):
   depth: Size | None = None
   # Hidden units of a block's MLP over tokens.
   tokens_mlp_dim: Size | None = None
-  # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
-  gelu: Literal['tanh', 'erf'] = 'tanh'
+  # Activation of both MLPs (models/parts/mlps.py).
+  activation: Activation = 'gelu_tanh'
   # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
   # to their depth.
   stochastic_depth: Rate = 0.0
@@ -86,7 +86,7 @@ class MixerConfig(ModelConfig):
   variants: ClassVar = VARIANTS
   sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
   any_image_size: ClassVar[bool] = False
-  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon')
 
   @property
   def sizes(self) -> Sizes:
@@ -130,7 +130,7 @@ class MixerBlock(nnx.Module):
   def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
     sizes = config.sizes
     init, dtype = (initializers.lecun_normal(), initializers.zeros), jnp.dtype(config.dtype)
-    make_mlp = functools.partial(Mlp, gelu=config.gelu, init=init, dtype=dtype, rngs=rngs)
+    make_mlp = functools.partial(Mlp, activation=config.activation, init=init, dtype=dtype, rngs=rngs)
     self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
     self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
     self.channel_norm = LayerNorm(sizes.width, config.norm_epsilon)

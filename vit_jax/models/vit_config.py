@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import flops, variants
+from vit_jax.models import variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -29,7 +29,7 @@ from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.flops import Layer
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.attention import Attention
-from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.mlps import MLPS, Activation
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.parts.positions import POSITIONS, Position, Tokens
@@ -94,10 +94,15 @@ class ViTConfig(ModelConfig):
   # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
   # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
   # 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary': queries
-  # and keys turned by row and column (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
+  # and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva' (EVA-02),
+  # 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies); 'learned+rotary' and so
+  # on have both. Or 'none'. The relative ones go with attention 'xla' only.
   # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
   # Rotary goes on counting, a patch being one from the next.
   position: Annotated[str, OneOf(POSITIONS)] = 'learned'
+  # Side, in patches, of the grid to which 'rotary_eva' and 'rotary_pe' stretch rows and columns: that of the
+  # pre-training, for images of any size. None for one apart.
+  rotary_grid: Size | None = None
   # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear'
   # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
   # (as torch).
@@ -117,15 +122,27 @@ class ViTConfig(ModelConfig):
   # Scaling of what the head reads to length 1, so that logits are cosines times what the head learns; a head of texts
   # (init.head 'text') needs it.
   cosine_head: bool = False
-  # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
-  gelu: Literal['tanh', 'erf'] = 'tanh'
+  # Activation of MLPs (models/parts/mlps.py): 'gelu_tanh', GELU approximated by tanh, as in the original code; 'gelu',
+  # the exact function by erf; 'quick_gelu', x sigmoid(1.702 x), as in CLIP; 'silu'; or 'relu'.
+  activation: Activation = 'gelu_tanh'
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
   # arXiv 2103.17239). None for no factors.
   layer_scale: NotNegative | None = None
   # Kind of norm (models/parts/norms.py).
   norm: Annotated[str, OneOf(NORMS)] = 'layer_norm'
-  # Kind of MLP in each block (models/parts/mlps.py): 'gelu', the paper's, or 'local', that of mlp_locality.
-  mlp: Annotated[str, OneOf(MLPS)] = 'gelu'
+  # Norm of the tokens before the first block, as in CLIP (arXiv 2103.00020, section 2.4).
+  pre_norm: bool = False
+  # Place of the last norm: of the 'tokens' before pooling, the paper's; of what is 'pooled', as in MAE; or 'none'.
+  final_norm: Literal['tokens', 'pooled', 'none'] = 'tokens'
+  # Bias of the patch embedding, which CLIP leaves out.
+  patch_bias: bool = True
+  # Kind of MLP in each block (models/parts/mlps.py): 'dense', the paper's; 'swiglu', whose hidden units, of activation
+  # 'silu', are multiplied by as many others; or 'local', that of mlp_locality.
+  mlp: Annotated[str, OneOf(MLPS)] = 'dense'
+  # Norm of the hidden units before the last layer of each block's MLP (sub-LN, arXiv 2210.06423; EVA-02).
+  mlp_sub_norm: bool = False
+  # Norm of all heads' outputs before the last layer of each block's attention (sub-LN, likewise).
+  attention_sub_norm: bool = False
   # Kind of block (models/encoder_block.py): 'sequential', the paper's attention and then its MLP.
   block: Annotated[str, OneOf(BLOCKS)] = 'sequential'
   # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
@@ -152,11 +169,12 @@ class ViTConfig(ModelConfig):
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
-  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon', 'cosine_head')
+  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon', 'block', 'cosine_head')
 
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)
-    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|norm|{_PARTED}/attention/(query|key)_norm'
+    in_parts = rf'{_PARTED}/(attention/(query|key|sub)|mlp/sub)_norm'
+    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|(pre_|pooled_)?norm|{in_parts}'
     return (
       *SHARDING_RULES,
       *under('stem', self.stem.sharding_rules),
@@ -204,7 +222,9 @@ class ViTConfig(ModelConfig):
   def tokens(self, grid: Grid) -> Tokens:
     """What positions depend on, of a grid of patches."""
     sizes, others = self.sizes, self.leading_tokens
-    return Tokens(grid, others, self.has_class_token, sizes.width, sizes.heads, self.position_resize)
+    return Tokens(
+      grid, others, self.has_class_token, sizes.width, sizes.heads, self.position_resize, self.rotary_grid
+    )
 
   @property
   def first_layer(self) -> FirstLayer:
@@ -255,9 +275,12 @@ class ViTConfig(ModelConfig):
     name = super().differing_function(other)
     positions = (self.position, getattr(other, 'position', None))
     # No parameter tells rotary positions, and only a table's sides tell offsets of one dimension from those of two.
-    untold = 'rotary' in positions or {*positions} == {'relative_query', 'relative_query_1d'}
+    untold = any('rotary' in str(kind) for kind in positions) or 'relative_query_1d' in positions
     if name is None and untold and positions[0] != positions[1]:
       return 'position'
+    stretched = 'rotary_eva' in self.position or 'rotary_pe' in self.position
+    if name is None and stretched and self.rotary_grid != getattr(other, 'rotary_grid', None):
+      return 'rotary_grid'
     return name
 
   def fixed_positions(self, grid: Grid) -> np.ndarray | None:
@@ -284,51 +307,7 @@ class ViTConfig(ModelConfig):
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
   def layers(self, architecture: Architecture) -> list[Layer]:
-    sizes, pool, classes = self.sizes, POOLS[self.pool], architecture.num_classes
-    width = sizes.width
-    rows, columns = self.grid(architecture.image_size)
-    patches = rows * columns
-    tokens = patches + self.leading_tokens
-    layers = self.stem.layers(sizes, architecture.image_size, architecture.channels)
-    channels = layers[-1].output[-1] if layers else architecture.channels
-    embedding = patches * sizes.patch**2 * channels * width
-    layers.append(Layer('patch_embedding', (patches, width), embedding))
-    layers += [
-      Layer(f'blocks/{number}/{part}', (tokens, width), products)
-      for number in range(sizes.depth)
-      for part, products in self._block_multiplications(tokens, (rows, columns)).items()
-    ]
-    if pool.has_parameters:
-      layers.append(Layer(f'{self.pool}_pool', (width,), pool.multiplications(self, tokens)))
-    return layers + self._heads(pool.widths * width, classes, tokens)
-
-  def _block_multiplications(self, tokens: int, grid: Grid) -> dict[str, int]:
-    """Those of each part of a block, by its path."""
-    rows, columns = grid
-    width = self.sizes.width
-    mlp = MLPS[self.mlp_part].multiplications(tokens, rows * columns, width, self.sizes.mlp_dim)
-    products = 2 + self.positions.more_products
-    if not self.axial:
-      return {'attention': flops.attention(tokens, tokens, width, products), 'mlp': mlp}
-    return {
-      'row/attention': rows * flops.attention(columns, columns, width, products),
-      'row/mlp': mlp,
-      'column/attention': columns * flops.attention(rows, rows, width, products),
-      'column/mlp': mlp,
-    }
-
-  def _heads(self, width: int, classes: int, tokens: int) -> list[Layer]:
-    """What makes logits of a pooled vector, or of each token."""
-    outputs = () if self.classifies_images else (tokens,)
-    each = 1 if self.classifies_images else tokens
-    layers, size = [], self.pre_logits_size
-    if size is not None:
-      layers.append(Layer('pre_logits', (*outputs, size), each * width * size))
-      width = size
-    layers.append(Layer('head', (*outputs, classes), each * width * classes))
-    if self.distillation_token:
-      layers.append(Layer('distillation_head', (classes,), width * classes))
-    return layers
+    return vit_flops.layers(self, architecture)
 
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:

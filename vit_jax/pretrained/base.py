@@ -54,7 +54,7 @@ class ReadOptions:
 
   # Height, width that it was trained with, where its tensors do not tell.
   image_size: tuple[int, int] | None = None
-  # Options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
+  # Options of its model that the caller sets, such as {'activation': 'gelu'}; a format that stores them refuses.
   told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Options of its model that are taken where the format stores none.
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -4,9 +4,9 @@ import dataclasses
 import math
 import pathlib
 import re
-from typing import Literal
 
 from vit_jax.models.base import Architecture, Pooling
+from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import timm_config
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, ReadOptions, UnknownModelError, with_told
@@ -85,7 +85,7 @@ class TimmFormat(FolderFormat):
   """
 
   title = "a folder of timm's"
-  tellable = frozenset({'gelu', 'norm_epsilon', 'heads'})
+  tellable = frozenset({'activation', 'norm_epsilon', 'heads'})
 
   def recognises(self, path: pathlib.Path) -> bool:
     values = config_of(path)
@@ -167,7 +167,7 @@ class TimmFormat(FolderFormat):
         f'{model.norm_epsilon}: logits differ a little.',
       )
     arguments = {
-      'act_layer': {'tanh': 'gelu_tanh', 'erf': 'gelu'}[model.gelu],
+      'act_layer': model.activation,
       'class_token': class_token,
       'depth': sizes.depth,
       'embed_dim': sizes.width,
@@ -236,12 +236,12 @@ def _check_names(files: TensorFiles) -> None:
 def _guesses(files: TensorFiles, model: ViTConfig, pool: str, options: ReadOptions) -> tuple[str, ...]:
   """A sentence on what tensors without a config.json do not tell, and the caller neither."""
   taken = [
-    f'{name} {getattr(model, name)!r}' for name in ('gelu', 'norm_epsilon') if name not in options.told
+    f'{name} {getattr(model, name)!r}' for name in ('activation', 'norm_epsilon') if name not in options.told
   ]
   return (
     f'{files.source} has no config.json beside it: {", ".join([*taken, ""])}global_pool {pool!r} and pixels from -1 '
-    "to 1 are taken, as most of timm's models have them (vit_jax.load(…, gelu='tanh', norm_epsilon=1e-5) takes "
-    'others).',
+    "to 1 are taken, as most of timm's models have them (vit_jax.load(…, activation='gelu_tanh', norm_epsilon=1e-5) "
+    'takes others).',
   )
 
 
@@ -261,7 +261,7 @@ def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str, regi
     class_token='cls_token' in shapes,
     position_resize='bicubic_antialias',
     register_tokens=registers,
-    gelu=_gelu(name, arguments),
+    activation=_activation(name, arguments),
     layer_scale=arguments.number('init_values', 1e-5, low=0) if 'blocks.0.ls1.gamma' in shapes else None,
     qk_norm='blocks.0.attn.q_norm.weight' in shapes,
   )
@@ -357,11 +357,11 @@ def _image_size(
   return guess, (f'The file does not tell its image size: {guess[0]} x {guess[1]}, a square.',)
 
 
-def _gelu(name: str, arguments: JsonObject) -> Literal['tanh', 'erf']:
+def _activation(name: str, arguments: JsonObject) -> Activation:
   activation = arguments.text('act_layer') or ('gelu_tanh' if _TANH.fullmatch(name) else 'gelu')
   if activation not in ('gelu', 'gelu_tanh'):
     raise UnknownModelError(f'it has act_layer {activation!r}, and vit_jax computes GELU only')
-  return 'tanh' if activation == 'gelu_tanh' else 'erf'
+  return 'gelu_tanh' if activation == 'gelu_tanh' else 'gelu'
 
 
 def _without_bias(shapes: dict[str, tuple[int, ...]], pool: str) -> frozenset[str]:

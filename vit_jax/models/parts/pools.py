@@ -103,7 +103,9 @@ class MapPool(Pool):
     self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, sizes.width), jnp.float32))
     self.attention = Attention(sizes.width, sizes.heads, dtype=dtype, rngs=rngs)
     self.norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
-    self.mlp = MLPS[config.mlp](sizes.width, sizes.mlp_dim, gelu=config.gelu, dtype=dtype, rngs=rngs)
+    self.mlp = MLPS[config.mlp](
+      sizes.width, sizes.mlp_dim, activation=config.activation, dtype=dtype, rngs=rngs
+    )
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
     probe = repeat_for_examples(self.probe, tokens)

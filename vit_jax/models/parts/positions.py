@@ -21,6 +21,13 @@ from vit_jax.models import position_resize
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.position_resize import PositionResize
 
+_ROTARY = {
+  'rotary': 'Rotary',
+  'rotary_eva': 'EvaRotary',
+  'rotary_pe': 'PerceptionEncoderRotary',
+  'rotary_dinov3': 'DinoV3Rotary',
+  'rotary_mixed': 'MixedRotary',
+}
 POSITIONS: Registry['Position'] = Registry(
   'position',
   {
@@ -31,7 +38,11 @@ POSITIONS: Registry['Position'] = Registry(
     'relative': 'vit_jax.models.parts.positions:RelativeBias',
     'relative_query': 'vit_jax.models.parts.positions:RelativeKeys',
     'relative_query_1d': 'vit_jax.models.parts.positions:NumberedKeys',
-    'rotary': 'vit_jax.models.parts.positions:Rotary',
+    **{
+      f'{added}{name}': f'vit_jax.models.parts.rotary:{"LearnedAnd" if added else ""}{part}'
+      for name, part in _ROTARY.items()
+      for added in ('', 'learned+')
+    },
   },
 )
 
@@ -47,6 +58,7 @@ class Tokens(NamedTuple):
   width: int  # D
   heads: int  # H
   resize: PositionResize  # config.model.position_resize
+  rotary_grid: int | None = None  # config.model.rotary_grid
 
   @property
   def head_size(self) -> int:
@@ -264,35 +276,6 @@ class NumberedKeys(RelativeKeys):
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
     return super().logits(query, (1, math.prod(grid)))
-
-
-class Rotary(AttentionPosition):
-  """Queries and keys rotated by angles in proportion to their place (RoFormer, arXiv 2104.09864), on a grid.
-
-  As 'axial' in 'Rotary position embedding for Vision Transformer' (arXiv 2403.13298): one half of the pairs
-  of channels turns with the column, the other with the row, at frequencies from 1 down to almost 1 / 100.
-  Neighbours are one apart on every grid, as there, where it is shown to carry over to larger images.
-  """
-
-  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
-    """Raises UserError for heads of a size that four does not divide."""
-    head_size = tokens.head_size
-    if head_size % 4:
-      raise UserError(
-        f"config.model.position is 'rotary', and heads of {head_size} channels (config.model.width / heads) "
-        f'do not divide by 4; change one of them.'
-      )
-    self.frequencies = tuple(100.0 ** (-4 * i / head_size) for i in range(head_size // 4))
-
-  def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
-    """(B, N, H, Dh) -> the same, in which all tokens but the patches are as they were."""
-    rows, columns = (axis.reshape(-1, 1) * np.array(self.frequencies) for axis in np.indices(grid))
-    angles = np.concatenate([columns, rows], axis=1)
-    angles = np.pad(angles, ((x.shape[1] - len(angles), 0), (0, 0)))[:, None]
-    cosines, sines = (jnp.asarray(wave(angles), jnp.float32) for wave in (np.cos, np.sin))
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = [first * cosines - second * sines, first * sines + second * cosines]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray:
