@@ -137,6 +137,13 @@ def test_images_that_the_patches_do_not_divide_are_refused(method, changes):
     getattr(network, method)(odd)
 
 
+def test_images_are_cut_where_the_model_says_so():
+  graphdef, params = tiny.build(tiny.options(cut_images=True), image_size=(14, 11))
+  x = tiny.images(image_size=(14, 11))
+  expected = tiny.apply(graphdef, params, x[:, :12, :8])
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-6)
+
+
 def test_epsilon_of_the_norms_equals_numpy():
   """With small inputs of the first norm; a wrong epsilon is hardly seen on ordinary ones."""
   graphdef, params = tiny.build()

@@ -117,7 +117,10 @@ class ViT(Model['ViTConfig']):
 
   def patches(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): patch embeddings (x_p E in equation 1); UserError if they do not divide the images."""
-    self.grid_of(images)
+    rows, columns = self.grid_of(images)
+    if self.config.cut_images:
+      pixels = self.config.patch_pixels
+      images = images[:, : rows * pixels, : columns * pixels]
     return self.patch_embedding(self.stem(images))
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:

@@ -136,6 +136,9 @@ class ViTConfig(ModelConfig):
   final_norm: Literal['tokens', 'pooled', 'none'] = 'tokens'
   # Bias of the patch embedding, which CLIP leaves out.
   patch_bias: bool = True
+  # Images that the patches do not divide are cut at the right and at the bottom, as SigLIP's of 384 pixels for patches
+  # of 14; otherwise they are refused.
+  cut_images: bool = False
   # Kind of MLP in each block (models/parts/mlps.py): 'dense', the paper's; 'swiglu', whose hidden units, of activation
   # 'silu', are multiplied by as many others; or 'local', that of mlp_locality.
   mlp: Annotated[str, OneOf(MLPS)] = 'dense'
@@ -235,7 +238,9 @@ class ViTConfig(ModelConfig):
     return ViT(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    sizes = self.sizes
+    sizes, pixels = self.sizes, self.patch_pixels
+    if self.cut_images and min(image_size) >= pixels:
+      return image_size[0] // pixels, image_size[1] // pixels
     return patch_grid(image_size, sizes.patch, stride=self.stem.stride(sizes), option=option)
 
   @property

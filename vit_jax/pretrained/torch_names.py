@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ class Rule:
   form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
   first: int = 0  # their number of our first block
+  # Whether they rotate neighbouring channels of a head together, (0, 1), (2, 3), …, and we (0, Dh / 2), ….
+  interleaved: bool = False
 
 
 def layer(path: str, name: str, form: Form = 'into') -> tuple[Rule, Rule]:
@@ -37,16 +40,19 @@ def layer(path: str, name: str, form: Form = 'into') -> tuple[Rule, Rule]:
   return Rule(f'{path}/kernel', f'{name}.weight', form), Rule(f'{path}/bias', f'{name}.bias')
 
 
-def norm(path: str, name: str) -> tuple[Rule, Rule]:
-  """Scale and bias of a LayerNorm."""
-  return Rule(f'{path}/scale', f'{name}.weight'), Rule(f'{path}/bias', f'{name}.bias')
+def norm(path: str, name: str, kind: str = 'layer_norm', *, interleaved: bool = False) -> tuple[Rule, ...]:
+  """Scale and bias of a norm, which is of the kind that config.model.norm names."""
+  rules = Rule(f'{path}/scale', f'{name}.weight'), Rule(f'{path}/bias', f'{name}.bias')
+  return tuple(replace(rule, interleaved=interleaved) for rule in rules[: 2 if kind == 'layer_norm' else 1])
 
 
-def attention(path: str, name: str, part: tuple[int, int] = (0, 1)) -> tuple[Rule, Rule]:
+def attention(
+  path: str, name: str, part: tuple[int, int] = (0, 1), *, interleaved: bool = False
+) -> tuple[Rule, Rule]:
   """Kernel (D, H, Dh) and bias (H, Dh) of queries, keys or values."""
   return (
-    Rule(f'{path}/kernel', f'{name}.weight', 'into', part),
-    Rule(f'{path}/bias', f'{name}.bias', 'flat', part),
+    Rule(f'{path}/kernel', f'{name}.weight', 'into', part, interleaved=interleaved),
+    Rule(f'{path}/bias', f'{name}.bias', 'flat', part, interleaved=interleaved),
   )
 
 
@@ -62,7 +68,8 @@ class Tokens:
   registers: str | None = None  # or DeiT's distillation token
   positioned: int = 1  # tokens before the patches, that the position embedding covers: 0, 1 or all
   registers_path: str = 'register_tokens'  # ours of `registers`
-  flat: bool = False  # whether position and class token have no leading axis of 1, and the latter one axis only
+  # Whether their class token is (D,) and their position embedding (N, D), without leading axes of length 1.
+  flat: bool = False
 
   def prefixed(self, prefix: str) -> 'Tokens':
     """The same with longer names."""
@@ -71,29 +78,26 @@ class Tokens:
       for name in ('position', 'class_token', 'registers')
       if getattr(self, name) is not None
     }
-    return dataclasses.replace(self, **names)
+    return replace(self, **names)
 
   def expected(self, shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors."""
-    result: dict[str, tuple[int, ...]] = {}
+    result = {}
     if self.position is not None:
       _, length, width = shapes['position_embedding'].shape
-      tokens = length - (self.class_token is not None) + self.positioned
-      result[self.position] = (tokens, width) if self.flat else (1, tokens, width)
+      patches = length - (self.class_token is not None)
+      result[self.position] = (*self._leading(1), patches + self.positioned, width)
     if self.class_token is not None:
-      shape = tuple(shapes['class_token'].shape)
-      result[self.class_token] = shape[2:] if self.flat else shape
+      result[self.class_token] = (*self._leading(2), shapes['class_token'].shape[-1])
     if self.registers is not None:
       result[self.registers] = tuple(shapes[self.registers_path].shape)
     return result
 
   def gather(self, read: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
     """Our parameters by path."""
-    params = {}
+    params = {path: read(name) for path, name in self._named().items()}
     if self.class_token is not None:
-      token = read(self.class_token)
-      params['class_token'] = token.reshape(1, 1, -1) if self.flat else token
-    own = None
+      params['class_token'] = params['class_token'].reshape(1, 1, -1)
     if self.position is not None:
       position = read(self.position)
       position = position[None] if self.flat else position
@@ -101,38 +105,40 @@ class Tokens:
       if self.class_token is not None:
         first = own[:, :1] if self.positioned else np.zeros_like(params['class_token'])
         own, position = own[:, 1:], np.concatenate([first, position], axis=1)
+      if self.registers is not None and own.shape[1]:
+        params[self.registers_path] = params[self.registers_path] + own
       params['position_embedding'] = position
-    if self.registers is not None:
-      registers = read(self.registers)
-      params[self.registers_path] = registers if own is None or not own.shape[1] else registers + own
     return params
 
   def scatter(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Their tensors by name."""
-    tensors = {}
-    registers = None
-    if self.registers is not None:
-      tensors[self.registers] = registers = np.asarray(params[self.registers_path], np.float32)
-    token = None if self.class_token is None else np.asarray(params['class_token'], np.float32)
+    tensors = {name: np.asarray(params[path], np.float32) for path, name in self._named().items()}
     if self.position is not None:
       position = np.asarray(params['position_embedding'], np.float32)
       own = position[:, :0]
-      if token is not None:
+      if self.class_token is not None:
         own, position = position[:, :1], position[:, 1:]
-        token = token if self.positioned else token + own
-      if registers is not None:
-        own = np.concatenate([own, np.zeros_like(registers)], axis=1)
+        if not self.positioned:
+          tensors[self.class_token] = tensors[self.class_token] + own
+      if self.registers is not None:
+        own = np.concatenate([own, np.zeros_like(tensors[self.registers])], axis=1)
       position = np.concatenate([own[:, : self.positioned], position], axis=1)
       tensors[self.position] = position[0] if self.flat else position
-    if self.class_token is not None and token is not None:
-      tensors[self.class_token] = token[0, 0] if self.flat else token
+    if self.class_token is not None and self.flat:
+      tensors[self.class_token] = tensors[self.class_token].reshape(-1)
     return tensors
+
+  def _leading(self, axes: int) -> tuple[int, ...]:
+    return () if self.flat else (1,) * axes
 
   def paths(self) -> set[str]:
     """Those of our parameters that are in these tensors."""
-    paths = {'position_embedding': self.position, 'class_token': self.class_token}
-    paths[self.registers_path] = self.registers
-    return {path for path, name in paths.items() if name is not None}
+    return {*self._named(), *(('position_embedding',) if self.position is not None else ())}
+
+  def _named(self) -> dict[str, str]:
+    """Our path -> their name, of the tokens."""
+    names = {'class_token': self.class_token, self.registers_path: self.registers}
+    return {path: name for path, name in names.items() if name is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,11 +268,14 @@ def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
   tensor = tensor[which * size : (which + 1) * size]
   if rule.form == 'conv':
     return tensor.transpose(2, 3, 1, 0)
-  return (tensor.T if rule.form in ('into', 'out') else tensor).reshape(shape)
+  array = (tensor.T if rule.form in ('into', 'out') else tensor).reshape(shape)
+  return np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1) if rule.interleaved else array
 
 
 def _to_torch(rule: Rule, array: np.ndarray) -> np.ndarray:
   if rule.form == 'conv':
     return array.transpose(3, 2, 0, 1)
   shape = _form_shape(rule, array.shape)
+  if rule.interleaved:
+    array = np.stack(np.split(array, 2, axis=-1), axis=-1).reshape(array.shape)
   return array.reshape(shape[::-1]).T if rule.form in ('into', 'out') else array.reshape(shape)

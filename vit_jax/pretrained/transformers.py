@@ -284,7 +284,7 @@ def _written_config(
   return {
     'attention_probs_dropout_prob': model.attention_dropout,
     'dtype': 'float32',
-    'hidden_act': _WRITTEN_ACTIVATIONS[model.activation],
+    'hidden_act': _WRITTEN_ACTIVATIONS.get(model.activation, model.activation),
     'hidden_dropout_prob': model.dropout,
     'hidden_size': sizes.width,
     'image_size': height if height == width else [height, width],
