@@ -11,6 +11,7 @@ from flax import nnx
 from released_files import read, write_folder
 from transformers_peers import make_images, make_ours, randomise, to_torch, torch, transformers
 
+import vit_jax
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 
@@ -41,6 +42,24 @@ TOWERS = {
   'msn model': Tower('ViTMSNModel', VISION, 'first'),
   'ijepa': Tower('IJepaForImageClassification', VISION, 'logits'),
   'ijepa model': Tower('IJepaModel', {**VISION, 'image_size': [16, 32]}, 'mean'),
+  'clip': Tower(
+    'CLIPModel',
+    {'text_config': TEXT, 'vision_config': VISION, 'projection_dim': 24},
+    'image',
+    'CLIPVisionModelWithProjection',
+  ),
+  'clip vision': Tower('CLIPVisionModel', VISION, 'pooler_output'),
+  'clip projection': Tower('CLIPVisionModelWithProjection', {**VISION, 'projection_dim': 24}, 'image_embeds'),
+  'dinov2 giant': Tower(
+    'Dinov2ForImageClassification', {**VISION, 'mlp_ratio': 4, 'use_swiglu_ffn': True, 'num_labels': 3}, 'logits'
+  ),
+  'dinov3': Tower('DINOv3ViTModel', {**VISION, 'image_size': [16, 32], 'num_register_tokens': 3}, 'pooler_output'),
+  'dinov3 gated': Tower(
+    'DINOv3ViTModel',
+    {**VISION, 'num_register_tokens': 4, 'use_gated_mlp': True, 'hidden_act': 'silu', 'key_bias': True},
+    'pooler_output',
+  ),
+  'siglip2': Tower('Siglip2VisionModel', {**SIZES, 'patch_size': 8, 'num_patches': 4}, 'pooler_output', 'SiglipVisionModel'),
   'siglip': Tower('SiglipModel', {'text_config': TEXT, 'vision_config': VISION}, 'pooler_output', 'SiglipVisionModel'),
   'siglip vision': Tower('SiglipVisionModel', VISION, 'pooler_output'),
   'siglip no head': Tower('SiglipVisionModel', {**VISION, 'vision_use_head': False}, 'mean'),
@@ -65,6 +84,16 @@ def output_of(peer, name: str, images: np.ndarray) -> np.ndarray:
     peer.config.mask_ratio = 0.0
     patches = images.shape[1] * images.shape[2] // VISION['patch_size'] ** 2
     options['noise'] = torch.arange(patches).repeat(len(images), 1).float()
+  if type(peer).__name__.startswith('Siglip2'):  # which takes rows of pixels
+    b, side, _, c = images.shape
+    grid = images.reshape(b, side // 8, 8, side // 8, 8, c).transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, 64 * c)
+    shape = torch.tensor([[side // 8] * 2] * b)
+    with torch.no_grad():
+      return peer(torch.from_numpy(grid), torch.ones(grid.shape[:2]), shape).pooler_output.numpy()
+  if TOWERS[name].output == 'image':
+    with torch.no_grad():
+      output = peer.get_image_features(to_torch(images)) if hasattr(peer, 'get_image_features') else peer(to_torch(images))
+      return getattr(output, 'image_embeds', output.get('pooler_output')).numpy()
   with torch.no_grad():
     output = peer(to_torch(images), **options)
   match TOWERS[name].output:
@@ -120,5 +149,60 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
 
 
 def formats_kind(name: str) -> str:
-  kinds = {'mae': 'masked', 'msn': 'masked'}
+  kinds = {'mae': 'masked', 'msn': 'masked', 'siglip2': 'siglip'}
   return kinds.get(name.split()[0], name.split()[0])
+
+
+WORDS = ['</s>', '<unk>', '<pad>', 'a', 'dog', 'cat', 'red', 'of', 'photo', '.', '<s>']
+CLASSES = ('Dog', 'red cat of a dog of a cat')
+
+
+def save_tokenizer(folder, *, start: str = '') -> Any:
+  """A tokenizer of a few words, as a file of the library tokenizers, in transformers' terms."""
+  tokenizers = pytest.importorskip('tokenizers')
+  numbers = {word: number for number, word in enumerate(WORDS)}
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token='<unk>'))
+  tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+  special = [(token, numbers[token]) for token in ('<s>', '</s>')]
+  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+    single=f'{start}$A </s>', special_tokens=special
+  )
+  fast = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, eos_token='</s>', pad_token='<pad>', unk_token='<unk>'
+  )
+  fast.save_pretrained(folder)
+  return fast
+
+
+def two_towers(name: str, folder) -> Any:
+  """A peer of two towers in a folder, and its logits of images and texts that its tokenizer prepares."""
+  if name == 'siglip':
+    peer, padding = peer_of('siglip'), 'max_length'
+  else:
+    end = 2 if name == 'clip by argmax' else WORDS.index('</s>')
+    cls = transformers.CLIPModel
+    text = {**TEXT, 'eos_token_id': end}
+    options = TOWERS['clip'].options | {'text_config': text}
+    peer, padding = randomise(cls(cls.config_class(**options)), 0), True
+  peer.save_pretrained(folder)
+  tokenizer = save_tokenizer(folder, start='' if name == 'siglip' else '<s> ')
+
+  def logits(images: np.ndarray, texts) -> np.ndarray:
+    inputs = tokenizer(list(texts), padding=padding, truncation=True, max_length=8, return_tensors='pt')
+    with torch.no_grad():
+      output = peer(pixel_values=to_torch(images), input_ids=inputs['input_ids'])
+    return output.logits_per_image.numpy()
+
+  return logits
+
+
+@pytest.mark.parametrize('name', ['clip', 'clip by argmax', 'siglip'])
+def test_classes_by_their_names_get_the_logits_of_transformers(name, tmp_path):
+  logits = two_towers(name, tmp_path / 'peer')
+  images = make_images(read(tmp_path / 'peer'))
+  texts = ['a photo of a dog', *CLASSES]
+  model = vit_jax.load(tmp_path / 'peer', classes=texts)
+  np.testing.assert_allclose(model(images), logits(images, texts), atol=1e-5, rtol=0)
+  assert model.class_names == tuple(texts) and model.link == ('sigmoid' if name == 'siglip' else 'softmax')
+  assert np.abs(np.asarray(model(images))).max() > 0.01

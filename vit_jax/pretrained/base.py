@@ -171,6 +171,8 @@ FORMATS: Registry[Format] = Registry(
     'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
     'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
+    'dinov3': 'vit_jax.pretrained.transformers_dinov2:DinoV3Format',
+    'clip': 'vit_jax.pretrained.transformers_clip:ClipFormat',
     'siglip': 'vit_jax.pretrained.transformers_clip:SiglipFormat',
     'masked': 'vit_jax.pretrained.transformers_vit:MaskedFormat',
     'ijepa': 'vit_jax.pretrained.transformers_vit:IJepaFormat',

@@ -152,12 +152,12 @@ class FolderFormat(Format):
     return export
 
 
-def vit_of(pretrained: Pretrained) -> ViTConfig:
-  """The config of a Vision Transformer with learned positions, as Hugging Face's are; Unfit: it is another model."""
+def vit_of(pretrained: Pretrained, *, learned: bool = True) -> ViTConfig:
+  """The config of a Vision Transformer, of one with `learned` positions alone; Unfit: it is another model."""
   model = pretrained.architecture.model
   if type(model) is not ViTConfig:
     raise Unfit(f'it is for Vision Transformers, and this is {model.title}')
-  if model.position != 'learned':
+  if learned and model.position != 'learned':
     raise Unfit(f'it has learned positions, and this model {model.position!r}')
   return model
 

@@ -68,6 +68,10 @@ class JsonObject:
       raise self.error(name, value, f'a positive integer of at most {_LARGEST_SIZE:,}')
     return value
 
+  def count(self, name: str, default: int) -> int:
+    """Zero or a positive integer of at most a million."""
+    return 0 if self.raw(name, default) == 0 else self.integer(name, default)
+
   def number(
     self, name: str, default: float | None = None, *, low: float = 1e-30, high: float = 1e30
   ) -> float:

@@ -97,6 +97,7 @@ class Family:
   biases: tuple[tuple[str, str | None, bool], ...] = (QKV_BIAS,)
   # Tensors that logits do not depend on: a regex of their names without prefix, and a sentence (None: not worth one).
   ignored: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: UNUSED)
+  outside: tuple[Rule, ...] = ()  # rules of tensors that never have the prefix
   model: str = 'Model'  # the class without a head, behind the stem
   classifier: str | None = 'ForImageClassification'  # likewise with a head; None: there is none
   # Section of config.json that is about the vision tower beside a text tower, and is written of a classifier only;
@@ -149,7 +150,7 @@ class TransformersFormat(FolderFormat):
     model = self._model(family, values, head, files)
     model = with_told(folder, model, options.told)
     architecture = Architecture(model, self.image_size(values), values.integer('num_channels', 3), num_classes)
-    rules = _rules(family, prefix, head, files)
+    rules = self._placed(family, model, prefix, head, files)
     ignored, notes = _ignored(files, family, prefix, {rule.name for rule in rules if _has(model, rule.path)})
     if not model.distillation_token:
       notes = self.notes + notes
@@ -184,7 +185,7 @@ class TransformersFormat(FolderFormat):
 
   def export(self, pretrained: Pretrained) -> Export:
     """In the first family that holds the model; Unfit, with the reasons of all, where none does."""
-    model, reasons = vit_of(pretrained), []
+    model, reasons = vit_of(pretrained, learned=False), []
     for model_type, family in self.families.items():
       if family.section is None or pretrained.architecture.num_classes:
         try:
@@ -203,7 +204,9 @@ class TransformersFormat(FolderFormat):
     kind = family.model if head is None else f'{family.classifier}'
     if head in TWO_HEADS:
       kind += 'WithTeacher'
-    prefix = '' if head is None and not family.model.endswith('WithProjection') else family.prefix
+    if model.pre_logits_size is not None and family.outside:
+      kind += 'WithProjection'
+    prefix = '' if kind == family.model else family.prefix
     config = values | {'architectures': [family.stem + kind]}
     if family.section is not None:
       config = {**config, family.section: values}
@@ -212,7 +215,7 @@ class TransformersFormat(FolderFormat):
     described = JsonObject(pathlib.Path(), values)
     rules = [
       rule
-      for rule in _rules(family, prefix, head, None)
+      for rule in self._placed(family, model, prefix, head, None)
       if rule.path in params and not _is_absent(rule.path, family, described)
     ]
     placed = {rule.path for rule in rules}
@@ -226,6 +229,24 @@ class TransformersFormat(FolderFormat):
       dropped=(HEAD_PATHS if head is None else frozenset()) | absent,
       notes=notes + about_images,
     )
+
+  def rules(self, family: Family, model: ViTConfig) -> tuple[Rule, ...]:
+    """Which tensors the parameters of a model are, without the prefix."""
+    return family.rules
+
+  def _placed(
+    self, family: Family, model: ViTConfig, prefix: str, head: str | None, files: TensorFiles | None
+  ) -> tuple[Rule, ...]:
+    """All rules by the names that a folder has; some folders leave out the prefix of some tensors."""
+    rules = [*family.outside]
+    for rule in self.rules(family, model):
+      bare = files is not None and rule.name.format(rule.first) in files.shapes
+      rules.append(rule if bare else dataclasses.replace(rule, name=prefix + rule.name))
+    if head is not None:
+      rules += layer('head', head)
+      if head == TWO_HEADS[0]:
+        rules += layer('distillation_head', TWO_HEADS[1])
+    return tuple(rules)
 
   def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
     """Tensors that we do not have, by name without prefix."""
@@ -241,7 +262,8 @@ class TransformersFormat(FolderFormat):
       if name == 'class_token':
         ours, theirs = model.has_class_token, again.has_class_token
       same = (ours is None) == (theirs is None) if name in _BY_PRESENCE - {'class_token'} else ours == theirs
-      if not same and name not in _FREE and not (name == 'pre_logits_size' and head is None):
+      untold = name.startswith('pre_logits') and head is None and (name, model.pre_logits_size) != ('pre_logits', None)
+      if not same and name not in _FREE and not untold:
         raise Unfit(f'it has {name} {theirs!r} and this model {ours!r}')
 
 
@@ -347,19 +369,6 @@ def _written_head(
       f'{model.pre_logits_size})'
     )
   return None, (f'The head of {num_classes} classes, all zeros, is left out.',)
-
-
-def _rules(family: Family, prefix: str, head: str | None, files: TensorFiles | None) -> tuple[Rule, ...]:
-  """The rules by the names that a folder has; of tensors without the prefix, which some folders have, likewise."""
-  rules = []
-  for rule in family.rules:
-    bare = files is not None and rule.name.format(rule.first) in files.shapes
-    rules.append(rule if bare else dataclasses.replace(rule, name=prefix + rule.name))
-  if head is not None:
-    rules += layer('head', head)
-    if head == TWO_HEADS[0]:
-      rules += layer('distillation_head', TWO_HEADS[1])
-  return tuple(rules)
 
 
 def _tokens(family: Family, prefix: str, model: ViTConfig) -> Tokens:

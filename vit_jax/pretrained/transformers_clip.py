@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from vit_jax.models.text_tower import TextConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import zero_shot
+from vit_jax.pretrained.base import UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -58,6 +60,69 @@ class _TwoTowersFormat(TransformersFormat):
       return zero_shot.read(files, self.texts_layout(whole.section('text_config'), whole), texts)
 
 
+# CLIP's, of images and of texts.
+_CLIP = {'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
+_CLIP_TEXT = _CLIP | {'hidden_size': 512, 'intermediate_size': 2048, 'num_attention_heads': 8, 'patch_size': 1}
+_CLIP_VISION = Family(
+  'CLIP',
+  'vision_model.',
+  (*_AROUND, *norm('pre_norm', 'pre_layrnorm'), *_BLOCK),
+  Tokens('embeddings.position_embedding.weight', 'embeddings.class_embedding', flat=True),
+  _CLIP | {'patch_size': 32},
+  'bicubic',
+  {
+    'mean': (0.48145466, 0.4578275, 0.40821073),
+    'std': (0.26862954, 0.26130258, 0.27577711),
+    'method': 'bicubic',
+    'antialias': True,
+  },
+  shorter=1.0,
+  biases=(),
+  ignored={_OF_TEXTS: None},
+  outside=(Rule('pre_logits/kernel', 'visual_projection.weight', 'into'),),
+  model='VisionModel',
+  classifier=None,
+)
+
+
+class ClipFormat(_TwoTowersFormat):
+  """A folder of `CLIPModel`, `CLIPVisionModel` or `CLIPVisionModelWithProjection`."""
+
+  title = "a folder of transformers' CLIP"
+  families = {
+    'clip_vision_model': _CLIP_VISION,
+    'clip': dataclasses.replace(_CLIP_VISION, section='vision_config'),
+  }
+
+  def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
+    if head is not None:
+      raise UnknownModelError('its head reads the mean of the patches before the last norm')
+    options: dict[str, Any] = {'pre_norm': True, 'patch_bias': False}
+    projection = files and files.shapes.get('visual_projection.weight')
+    if projection:
+      options |= {'pre_logits': 'linear', 'pre_logits_size': projection[0]}
+    elif files is None and 'projection_dim' in values:
+      options['pre_logits'] = 'linear'
+    return options
+
+  def values(self, model: ViTConfig) -> dict[str, Any]:
+    return {} if model.pre_logits_size is None else {'projection_dim': model.pre_logits_size}
+
+  def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
+    options = common(values.with_defaults(_CLIP_TEXT), _CLIP_VISION) | {'class_token': False, 'pool': 'gap'}
+    end = values.raw('eos_token_id', 49407)
+    return TextLayout(
+      TextConfig(**options, causal=True, features=whole.integer('projection_dim', 512)),
+      values.integer('max_position_embeddings', 77),
+      _text_rules('text_projection'),
+      *_TEXT_TENSORS,
+      end=None if end == 2 else end,  # of OpenAI's folders, in which 2 is another token
+      scale='logit_scale',
+      bias=None,
+      link='softmax',
+    )
+
+
 # SigLIP's, of images and texts.
 _SIGLIP = {'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6, 'patch_size': 16}
 _SIGLIP_VISION = Family(
@@ -75,6 +140,17 @@ _SIGLIP_VISION = Family(
 )
 
 
+_SIGLIP2_VISION = dataclasses.replace(
+  _SIGLIP_VISION,
+  stem='Siglip2',
+  # Their patches are rows of pixels with the channels last.
+  rules=tuple(
+    dataclasses.replace(rule, form='out') if rule.form == 'conv' else rule for rule in _SIGLIP_VISION.rules
+  ),
+  position_resize='bilinear',
+)
+
+
 class SiglipFormat(_TwoTowersFormat):
   """A folder of `SiglipModel`, `SiglipVisionModel` or `SiglipForImageClassification`, and of SigLIP 2.
 
@@ -85,8 +161,16 @@ class SiglipFormat(_TwoTowersFormat):
   families = {
     'siglip_vision_model': _SIGLIP_VISION,
     'siglip': dataclasses.replace(_SIGLIP_VISION, classifier='ForImageClassification', section='vision_config'),
+    'siglip2_vision_model': _SIGLIP2_VISION,
+    'siglip2': dataclasses.replace(_SIGLIP2_VISION, classifier='ForImageClassification', section='vision_config'),
   }
   head_pool = 'gap'
+
+  def image_size(self, values: JsonObject) -> tuple[int, int]:
+    if 'num_patches' not in values:
+      return super().image_size(values)
+    side = math.isqrt(values.integer('num_patches', 256)) * values.sides('patch_size')[0]
+    return side, side
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     if head is not None:

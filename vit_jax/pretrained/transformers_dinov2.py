@@ -1,4 +1,4 @@
-"""DINOv2 of transformers, with and without registers."""
+"""DINOv2 of transformers, with and without registers, and DINOv3."""
 
 import dataclasses
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained.base import Pretrained, UnknownModelError
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.huggingface import vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Rule, layer, norm
+from vit_jax.pretrained.torch_names import Export, Rule, Tokens, attention, layer, norm
 from vit_jax.pretrained.transformers import AROUND, ATTENTION, IMAGENET, TOKENS, Family, TransformersFormat
 
 _RULES = (
@@ -19,9 +19,19 @@ _RULES = (
   *ATTENTION,
   Rule('blocks/attention_scale', 'encoder.layer.{}.layer_scale1.lambda1'),
   *norm('blocks/mlp_norm', 'encoder.layer.{}.norm2'),
+  Rule('blocks/mlp_scale', 'encoder.layer.{}.layer_scale2.lambda1'),
+)
+_DENSE = (
   *layer('blocks/mlp/dense_in', 'encoder.layer.{}.mlp.fc1'),
   *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.fc2'),
-  Rule('blocks/mlp_scale', 'encoder.layer.{}.layer_scale2.lambda1'),
+)
+_SWIGLU = (
+  *(
+    dataclasses.replace(rule, part=(part, 2))
+    for part, name in enumerate(('dense_gate', 'dense_in'))
+    for rule in layer(f'blocks/mlp/{name}', 'encoder.layer.{}.mlp.weights_in')
+  ),
+  *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.weights_out'),
 )
 _DINOV2 = Family(
   'Dinov2',
@@ -54,16 +64,22 @@ class DinoV2Format(TransformersFormat):
   head_pool = 'token_gap'
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
+    hidden = int(values.integer('hidden_size', 768) * values.number('mlp_ratio', 4.0, low=1e-3, high=1e3))
+    swiglu = {}
     if values.flag('use_swiglu_ffn', False):
-      raise UnknownModelError('it has SwiGLU instead of an MLP (use_swiglu_ffn)')
+      hidden = _swiglu_hidden(hidden)
+      swiglu = {'mlp': 'swiglu', 'activation': 'silu'}
     registers = 0
     if self.families[values.text('model_type')].tokens.registers is not None:
       registers = values.integer('num_register_tokens', 4)
     return {
-      'mlp_dim': int(values.integer('hidden_size', 768) * values.number('mlp_ratio', 4.0, low=1e-3, high=1e3)),
+      'mlp_dim': hidden,
       'register_tokens': registers,
       'layer_scale': values.number('layerscale_value', 1.0, low=0.0),
-    }
+    } | swiglu
+
+  def rules(self, family: Family, model: ViTConfig) -> tuple[Rule, ...]:
+    return family.rules + (_SWIGLU if model.mlp == 'swiglu' else _DENSE)
 
   def values(self, model: ViTConfig) -> dict[str, Any]:
     sizes = model.sizes
@@ -71,8 +87,11 @@ class DinoV2Format(TransformersFormat):
       'drop_path_rate': model.stochastic_depth,
       'layerscale_value': model.layer_scale,
       'mlp_ratio': sizes.mlp_dim // sizes.width,
-      'use_swiglu_ffn': False,
+      'use_swiglu_ffn': model.mlp == 'swiglu',
     }
+    if model.mlp == 'swiglu':  # which says nothing of its activation, and of whose units the ratio is that of an MLP
+      ratio = next((r for r in range(1, 17) if _swiglu_hidden(r * sizes.width) == sizes.mlp_dim), 4)
+      values |= {'mlp_ratio': ratio, 'hidden_act': 'gelu'}
     return values | ({'num_register_tokens': model.register_tokens} if model.register_tokens else {})
 
   def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
@@ -95,3 +114,75 @@ class DinoV2Format(TransformersFormat):
       "transformers' head of DINOv2 reads the class token and the mean of the patches; this model's reads the class "
       'token alone, so that the weights of the mean are zeros there: the logits are the same.'
     )
+
+
+def _swiglu_hidden(hidden: int) -> int:
+  """Units of a SwiGLU with about as many parameters as an MLP of so many."""
+  return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+_DINOV3 = Family(
+  'DINOv3ViT',
+  'model.',
+  (
+    *layer('patch_embedding', 'embeddings.patch_embeddings', 'conv'),
+    *norm('norm', 'norm'),
+    *norm('blocks/attention_norm', 'layer.{}.norm1'),
+    *attention('blocks/attention/query', 'layer.{}.attention.q_proj'),
+    *attention('blocks/attention/key', 'layer.{}.attention.k_proj'),
+    *attention('blocks/attention/value', 'layer.{}.attention.v_proj'),
+    *layer('blocks/attention/out', 'layer.{}.attention.o_proj', 'out'),
+    Rule('blocks/attention_scale', 'layer.{}.layer_scale1.lambda1'),
+    *norm('blocks/mlp_norm', 'layer.{}.norm2'),
+    *layer('blocks/mlp/dense_gate', 'layer.{}.mlp.gate_proj'),
+    *layer('blocks/mlp/dense_in', 'layer.{}.mlp.up_proj'),
+    *layer('blocks/mlp/dense_out', 'layer.{}.mlp.down_proj'),
+    Rule('blocks/mlp_scale', 'layer.{}.layer_scale2.lambda1'),
+  ),
+  Tokens(None, 'embeddings.cls_token', 'embeddings.register_tokens'),
+  {
+    'patch_size': 16,
+    'hidden_size': 384,
+    'intermediate_size': 1536,
+    'num_attention_heads': 6,
+    'layer_norm_eps': 1e-5,
+  },
+  'bicubic',
+  IMAGENET | {'method': 'bilinear'},
+  biases=(
+    (r'blocks/attention/query/bias', 'query_bias', True),
+    (r'blocks/attention/key/bias', 'key_bias', False),
+    (r'blocks/attention/value/bias', 'value_bias', True),
+    (r'blocks/attention/out/bias', 'proj_bias', True),
+    (r'blocks/mlp/\w+/bias', 'mlp_bias', True),
+  ),
+  classifier=None,
+)
+
+
+class DinoV3Format(TransformersFormat):
+  """A folder of `DINOv3ViTModel`."""
+
+  title = "a folder of transformers' DINOv3"
+  families = {'dinov3_vit': _DINOV3}
+
+  def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
+    values.check_only({'rope_theta': 100.0}, 'rotary positions of DINOv3')
+    return {
+      'position': 'rotary_dinov3',
+      'register_tokens': values.count('num_register_tokens', 0),
+      'layer_scale': values.number('layerscale_value', 1.0, low=0.0),
+      'mlp': 'swiglu' if values.flag('use_gated_mlp', False) else 'dense',
+    }
+
+  def values(self, model: ViTConfig) -> dict[str, Any]:
+    return {
+      'drop_path_rate': model.stochastic_depth,
+      'layerscale_value': model.layer_scale,
+      'num_register_tokens': model.register_tokens,
+      'rope_theta': 100.0,
+      'use_gated_mlp': model.mlp == 'swiglu',
+    }
+
+  def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
+    return {'embeddings.mask_token': np.zeros((1, 1, model.sizes.width), np.float32)}
