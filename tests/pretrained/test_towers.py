@@ -1,5 +1,6 @@
 """Towers of transformers that people fine-tune: their outputs, folders written again, heads of texts."""
 
+import dataclasses
 import json
 import re
 from typing import Any, NamedTuple
@@ -8,12 +9,16 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 from released_files import read, write_folder
 from transformers_peers import make_images, make_ours, randomise, to_torch, torch, transformers
 
 import vit_jax
+from vit_jax import recipes
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import tokenizing
+from vit_jax.training import loop
 
 pytestmark = pytest.mark.slow  # it compares with another framework
 
@@ -153,7 +158,7 @@ def formats_kind(name: str) -> str:
   return kinds.get(name.split()[0], name.split()[0])
 
 
-WORDS = ['</s>', '<unk>', '<pad>', 'a', 'dog', 'cat', 'red', 'of', 'photo', '.', '<s>']
+WORDS = ['<s>', '<unk>', '<pad>', 'a', 'dog', 'cat', 'red', 'of', 'photo', '.', '</s>']
 CLASSES = ('Dog', 'red cat of a dog of a cat')
 
 
@@ -206,3 +211,47 @@ def test_classes_by_their_names_get_the_logits_of_transformers(name, tmp_path):
   np.testing.assert_allclose(model(images), logits(images, texts), atol=1e-5, rtol=0)
   assert model.class_names == tuple(texts) and model.link == ('sigmoid' if name == 'siglip' else 'softmax')
   assert np.abs(np.asarray(model(images))).max() > 0.01
+
+
+def test_tokens_of_the_two_files_of_clip_are_those_of_transformers(tmp_path):
+  letters = [*'abcdegot.', *(f'{letter}</w>' for letter in 'abcdegot.'), 'do', 'dog</w>', 'ca', 'cat</w>']
+  merges = [('d', 'o'), ('do', 'g</w>'), ('c', 'a'), ('ca', 't</w>')]
+  vocabulary = {token: number for number, token in enumerate([*letters, '<|startoftext|>', '<|endoftext|>'])}
+  (tmp_path / 'vocab.json').write_text(json.dumps(vocabulary))
+  (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *map(' '.join, merges)]))
+  texts = ['A  Dog.', "a cat'd dog", 'a bad goat to abet a dog and a cat']
+  theirs = transformers.CLIPTokenizer(vocab=vocabulary, merges=merges)
+  expected = theirs(texts, padding='max_length', truncation=True, max_length=12)['input_ids']
+  end = vocabulary['<|endoftext|>']
+  ours = tokenizing.tokenize(tmp_path, texts, 12)
+  for row, other in zip(ours, expected, strict=True):
+    length = other.index(end) + 1  # behind it they differ in what fills up
+    np.testing.assert_array_equal(row[:length], other[:length])
+  assert len(np.unique(ours)) > 9
+
+
+def test_folder_without_a_text_tower_or_tokenizer_says_so(tmp_path):
+  peer_of('clip vision').save_pretrained(tmp_path / 'vision')
+  with pytest.raises(UserError, match='has no text tower'):
+    vit_jax.load(tmp_path / 'vision', classes=['a dog'])
+  peer_of('clip').save_pretrained(tmp_path / 'both')
+  with pytest.raises(UserError, match=r'has no tokenizer\.json'):
+    vit_jax.load(tmp_path / 'both', classes=['a dog'])
+
+
+def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
+  two_towers('clip', tmp_path / 'peer')
+  rng = np.random.default_rng(0)
+  for place in ('train/dog', 'train/red cat', 'val/dog', 'val/red cat'):
+    (tmp_path / 'data' / place).mkdir(parents=True)
+    for number in range(4):
+      image = Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8))
+      image.save(tmp_path / 'data' / place / f'{number}.png')
+  config = recipes.fitted(str(tmp_path / 'peer'), f'folder:{tmp_path}/data', 'text')
+  config = dataclasses.replace(config, total='0 steps')
+  loop.train(config, tmp_path / 'run')
+  texts = [f'a photo of a {name}.' for name in ('dog', 'red cat')]
+  run, begun = vit_jax.load(tmp_path / 'run'), vit_jax.load(tmp_path / 'peer', classes=texts)
+  images = make_images(read(tmp_path / 'peer'))
+  np.testing.assert_allclose(run(images), begun(images), atol=1e-6)
+  assert run.class_names == ('dog', 'red cat')
