@@ -114,12 +114,16 @@ class FolderFormat(Format):
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes
 
+  def file_of(self, path: pathlib.Path) -> pathlib.Path:
+    """What to read of a folder: itself, or the file of it that this kind has."""
+    return path
+
   @contextlib.contextmanager
   def _opened(
     self, path: pathlib.Path, options: ReadOptions, *, sums: bool = False
   ) -> Iterator[tuple[TensorFiles, Layout]]:
     """A folder's tensors, compared with their checksums if `sums`, and what they are; UserError: no model of ours."""
-    with TensorFiles(path) as files:
+    with TensorFiles(self.file_of(path)) as files:
       try:
         if sums:
           files.check_sums()

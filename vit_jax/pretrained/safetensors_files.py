@@ -96,6 +96,12 @@ class TensorFiles:
     self._stack.close()
 
 
+def names(path: pathlib.Path) -> frozenset[str]:
+  """The names of a file's tensors; UserError as of `TensorFiles`."""
+  with TensorFiles(path) as tensors:
+    return frozenset(tensors.shapes)
+
+
 def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
   """Writes the texts, by the names of their files, and then `model.safetensors` with its SHA-256 beside it.
 

@@ -56,6 +56,15 @@ def attention(
   )
 
 
+def fused(paths: Sequence[str], name: str, separator: str = '.') -> tuple[Rule, ...]:
+  """Kernels and biases of layers that are one layer there, whose outputs follow one another."""
+  return tuple(
+    Rule(f'{path}/{leaf}', f'{name}{separator}{theirs}', form, (part, len(paths)))
+    for part, path in enumerate(paths)
+    for leaf, theirs, form in (('kernel', 'weight', 'into'), ('bias', 'bias', 'flat'))
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokens:
   """The names of class token, register tokens and position embedding, and which tokens have a position.

@@ -112,6 +112,8 @@ class TransformersFormat(FolderFormat):
   tellable = frozenset({'activation', 'norm_epsilon'})
   # By `model_type`.
   families: ClassVar[Mapping[str, Family]]
+  # Names that a head may have.
+  heads: ClassVar[tuple[str, ...]] = ('classifier', TWO_HEADS[0])
   # What the head of such a folder reads, and what is pooled without one.
   head_pool: ClassVar[str] = 'token'
   bare_pool: ClassVar[str] = 'token'
@@ -146,7 +148,7 @@ class TransformersFormat(FolderFormat):
     values = values if family.section is None else values.section(family.section)
     values = values.with_defaults(family.defaults)
     prefix = files.prefix(family.prefix)
-    head, num_classes = _head(files)
+    head, num_classes = self._head(files)
     model = self._model(family, values, head, files)
     model = with_told(folder, model, options.told)
     architecture = Architecture(model, self.image_size(values), values.integer('num_channels', 3), num_classes)
@@ -177,6 +179,14 @@ class TransformersFormat(FolderFormat):
       notes=notes + about_images,
       link='sigmoid' if whole.text('problem_type') == MULTI_LABEL else 'softmax',
     )
+
+  def _head(self, files: TensorFiles) -> tuple[str | None, int]:
+    """The name of the head that class tokens go to, and its classes."""
+    for head in self.heads:
+      shape = files.shapes.get(f'{head}.weight')
+      if shape:
+        return head, shape[0]
+    return None, 0
 
   def _model(self, family: Family, values: JsonObject, head: str | None, files: TensorFiles | None) -> ViTConfig:
     """The config of our model; UserError or UnknownModelError: we have none."""
@@ -240,8 +250,9 @@ class TransformersFormat(FolderFormat):
     """All rules by the names that a folder has; some folders leave out the prefix of some tensors."""
     rules = [*family.outside]
     for rule in self.rules(family, model):
-      bare = files is not None and rule.name.format(rule.first) in files.shapes
-      rules.append(rule if bare else dataclasses.replace(rule, name=prefix + rule.name))
+      prefixed = dataclasses.replace(rule, name=prefix + rule.name)
+      absent = files is not None and prefixed.name.format(rule.first) not in files.shapes
+      rules.append(rule if absent and rule.name.format(rule.first) in files.shapes else prefixed)
     if head is not None:
       rules += layer('head', head)
       if head == TWO_HEADS[0]:
@@ -376,12 +387,3 @@ def _tokens(family: Family, prefix: str, model: ViTConfig) -> Tokens:
   if not model.register_tokens and not model.distillation_token:
     tokens = dataclasses.replace(tokens, registers=None)
   return dataclasses.replace(tokens, registers_path='distillation_token') if model.distillation_token else tokens
-
-
-def _head(files: TensorFiles) -> tuple[str | None, int]:
-  """The name of the head that class tokens go to, and its classes."""
-  for head in ('classifier', TWO_HEADS[0]):
-    shape = files.shapes.get(f'{head}.weight')
-    if shape:
-      return head, shape[0]
-  return None, 0

@@ -14,7 +14,7 @@ from vit_jax.pretrained.base import UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import Rule, Tokens, attention, fused, layer, norm
 from vit_jax.pretrained.transformers import HALF, Family, TransformersFormat, common
 from vit_jax.pretrained.zero_shot import TextLayout, Texts
 
@@ -31,11 +31,7 @@ _BLOCK = (
 _AROUND = (*layer('patch_embedding', 'embeddings.patch_embedding', 'conv'), *norm('norm', 'post_layernorm'))
 _MAP_POOL = (
   Rule('map_pool/probe', 'head.probe'),
-  *(
-    Rule(f'map_pool/attention/{name}/{leaf}', f'head.attention.in_proj_{theirs}', form, (part, 3))
-    for part, name in enumerate(('query', 'key', 'value'))
-    for leaf, theirs, form in (('kernel', 'weight', 'into'), ('bias', 'bias', 'flat'))
-  ),
+  *fused([f'map_pool/attention/{name}' for name in ('query', 'key', 'value')], 'head.attention.in_proj', '_'),
   *layer('map_pool/attention/out', 'head.attention.out_proj', 'out'),
   *norm('map_pool/norm', 'head.layernorm'),
   *layer('map_pool/mlp/dense_in', 'head.mlp.fc1'),
@@ -60,6 +56,12 @@ class _TwoTowersFormat(TransformersFormat):
       return zero_shot.read(files, self.texts_layout(whole.section('text_config'), whole), texts)
 
 
+CLIP_PIXELS = {
+  'mean': (0.48145466, 0.4578275, 0.40821073),
+  'std': (0.26862954, 0.26130258, 0.27577711),
+  'method': 'bicubic',
+  'antialias': True,
+}
 # CLIP's, of images and of texts.
 _CLIP = {'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
 _CLIP_TEXT = _CLIP | {'hidden_size': 512, 'intermediate_size': 2048, 'num_attention_heads': 8, 'patch_size': 1}
@@ -70,12 +72,7 @@ _CLIP_VISION = Family(
   Tokens('embeddings.position_embedding.weight', 'embeddings.class_embedding', flat=True),
   _CLIP | {'patch_size': 32},
   'bicubic',
-  {
-    'mean': (0.48145466, 0.4578275, 0.40821073),
-    'std': (0.26862954, 0.26130258, 0.27577711),
-    'method': 'bicubic',
-    'antialias': True,
-  },
+  CLIP_PIXELS,
   shorter=1.0,
   biases=(),
   ignored={_OF_TEXTS: None},

@@ -10,7 +10,7 @@ from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.huggingface import vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import Export, Rule, Tokens, attention, fused, layer, norm
 from vit_jax.pretrained.transformers import AROUND, ATTENTION, IMAGENET, TOKENS, Family, TransformersFormat
 
 _RULES = (
@@ -26,11 +26,7 @@ _DENSE = (
   *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.fc2'),
 )
 _SWIGLU = (
-  *(
-    dataclasses.replace(rule, part=(part, 2))
-    for part, name in enumerate(('dense_gate', 'dense_in'))
-    for rule in layer(f'blocks/mlp/{name}', 'encoder.layer.{}.mlp.weights_in')
-  ),
+  *fused(('blocks/mlp/dense_gate', 'blocks/mlp/dense_in'), 'encoder.layer.{}.mlp.weights_in'),
   *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.weights_out'),
 )
 _DINOV2 = Family(
