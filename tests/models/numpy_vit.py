@@ -16,6 +16,7 @@ def forward(
   pool='token',
   epsilon=1e-6,
   activation='gelu_tanh',
+  post_norm=False,
   rotary='',
   rotary_grid=None,
   drop=lambda place, layer, x: x,
@@ -28,6 +29,7 @@ def forward(
     pool: 'token', 'gap', 'token_gap', 'map' or 'none'.
     epsilon: of all norms.
     activation: of MLPs.
+    post_norm: whether norms are behind attention and MLP.
     rotary, rotary_grid: the kind of rotary positions, '' for none, and the grid that two kinds stretch to; other
       positions are seen from the parameters.
     drop: called with what may be dropped, where, and in which block (None: outside of them).
@@ -37,8 +39,9 @@ def forward(
     and 'logits': with a distillation token the mean of 'logits_of_labels' and 'logits_of_teachers'.
   """
   params = float64(params)
-  out = {'patches': patches(np.asarray(images, np.float64), params['patch_embedding'])}
-  x = out['patches']
+  out = {}
+  x = patches(np.asarray(images, np.float64), params['patch_embedding'])
+  x = out['patches'] = norm(x, params.get('patch_norm'), epsilon)
   if 'class_token' in params:
     x = np.concatenate([np.repeat(params['class_token'], len(x), axis=0), x], axis=1)
   side = len(params['patch_embedding']['kernel'])
@@ -55,14 +58,20 @@ def forward(
   axial = 'row' in params['blocks']
   rotary = rotary and (rotary, rotary_grid)
   last = params['blocks']['row'] if axial else params['blocks']
-  for layer in range(len(last['mlp_norm']['scale'])):
+  last = last.get('first', last)
+  for layer in range(len(last['attention_norm']['scale'])):
     block = layer_of(params['blocks'], layer)
     for half, axis in ((block['row'], 0), (block['column'], 1)) if axial else ((block, None),):
-      x = _block(x, half, layer, epsilon, activation, drop, grid, rotary, axis)
+      x = _block(x, half, layer, epsilon, activation, drop, grid, rotary, axis, post_norm)
     out['blocks'].append(x)
   out['tokens'] = norm(x, params.get('norm'), epsilon)
-  if pool == 'map':
-    x = _map_pool(out['tokens'], params['map_pool'], epsilon, activation)
+  if pool in ('map', 'map_patches'):
+    x = _map_pool(
+      out['tokens'][:, (first + registers) * (pool == 'map_patches') :],
+      params[f'{pool}_pool'],
+      epsilon,
+      activation,
+    )
   else:
     x = _pooled(out['tokens'], pool, first, registers)
   x = out['pooled'] = out['pre_logits'] = norm(x, params.get('pooled_norm'), epsilon)
@@ -243,18 +252,33 @@ def mlp(x, p, activation, drop_hidden=lambda x: x, grid=None, epsilon=None):
   return dense(norm(drop_hidden(x), p.get('sub_norm'), epsilon), p['dense_out'])
 
 
-def _block(x, p, layer, epsilon, activation, drop, grid, rotary, axis):
+def _block(x, p, layer, epsilon, activation, drop, grid, rotary, axis, post_norm):
   """`axis`: 0 to attend to tokens of the same row, 1: of the same column; None: to all."""
-  y = norm(x, p['attention_norm'], epsilon)
   place = None if axis is None else np.indices(grid)[axis].reshape(-1)
   allowed = True if axis is None else place[:, None] == place
   drop_weights = lambda weights: drop('attention_weights', layer, weights)
-  y = _attention(y, y, p['attention'], drop_weights, grid, rotary, allowed, epsilon)
-  y = drop('attention_out', layer, y) * p.get('attention_scale', 1)
-  x = x + drop('attention_path', layer, y)
-  y = norm(x, p['mlp_norm'], epsilon)
-  y = mlp(y, p['mlp'], activation, lambda hidden: drop('mlp_hidden', layer, hidden), grid, epsilon)
-  return x + drop('mlp_path', layer, drop('mlp_out', layer, y) * p.get('mlp_scale', 1))
+
+  def branch(x, p, name, function):
+    scale = p.get(f'{name}_scale', 1)
+    if post_norm:
+      return norm(function(x, p) * scale, p[f'{name}_norm'], epsilon)
+    return function(norm(x, p[f'{name}_norm'], epsilon), p) * scale
+
+  def attend(y, p):
+    return drop(
+      'attention_out', layer, _attention(y, y, p['attention'], drop_weights, grid, rotary, allowed, epsilon)
+    )
+
+  def widen(y, p):
+    hidden = lambda hidden: drop('mlp_hidden', layer, hidden)
+    return drop('mlp_out', layer, mlp(y, p['mlp'], activation, hidden, grid, epsilon))
+
+  if 'mlp_norm' not in p and 'first' not in p:  # in parallel
+    y = norm(x, p['attention_norm'], epsilon)
+    return x + drop('attention_path', layer, (attend(y, p) + widen(y, p)) * p.get('both_scale', 1))
+  parts = [p['first'], p['second']] if 'first' in p else [p]
+  x = x + drop('attention_path', layer, sum(branch(x, part, 'attention', attend) for part in parts))
+  return x + drop('mlp_path', layer, sum(branch(x, part, 'mlp', widen) for part in parts))
 
 
 def _pooled(x, pool, first, registers):
@@ -266,6 +290,10 @@ def _pooled(x, pool, first, registers):
     return x[:, others].mean(1)
   if pool == 'token_gap':
     return np.concatenate([x[:, 0], x[:, 1 + registers :].mean(1)], axis=1)
+  patches = x[:, first + registers :]
+  if pool.endswith('_patches'):
+    mean, largest = patches.mean(1), patches.max(1)
+    return {'gap': mean, 'max': largest, 'avgmax': (mean + largest) / 2}[pool.removesuffix('_patches')]
   return x
 
 

@@ -52,6 +52,13 @@ CASES = {  # beside those of all layers, and of test_position.py
     'final_norm': 'pooled',
     'pool': 'token_gap',
   },
+  'post_norm': {'block': 'post_norm', 'layer_scale': 0.1},
+  'parallel': {'block': 'parallel', 'layer_scale': 0.1, 'qk_norm': True},
+  'parallel_pairs': {'block': 'parallel_pairs', 'layer_scale': 0.1},
+  'gap_patches': {'pool': 'gap_patches', 'class_token': True, 'register_tokens': 1, 'patch_norm': True},
+  'max_patches': {'pool': 'max_patches', 'register_tokens': 2},
+  'avgmax_patches': {'pool': 'avgmax_patches', 'class_token': True},
+  'map_patches': {'pool': 'map_patches', 'register_tokens': 2, 'pool_heads': 2, 'pool_mlp_dim': 20},
   'no_final_norm': {'final_norm': 'none'},
   'registers_token_gap': {'register_tokens': 2, 'pool': 'token_gap', 'pre_logits_size': 24},
 }
@@ -65,7 +72,7 @@ def test_forward_equals_numpy(case):
   x = tiny.images()
   options = {'pool': model.pool, 'activation': model.activation, 'epsilon': model.norm_epsilon}
   options['rotary'] = model.position.removeprefix('learned+') if 'rotary' in model.position else ''
-  options['rotary_grid'] = model.rotary_grid
+  options |= {'rotary_grid': model.rotary_grid, 'post_norm': model.block == 'post_norm'}
   expected = numpy_vit.forward(params, x, **options)['logits']
   if case in ('erf', 'epsilon'):  # which are well seen with these parameters
     assert abs(numpy_vit.forward(params, x, pool=model.pool)['logits'] - expected).max() > 1e-4

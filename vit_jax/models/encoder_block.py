@@ -1,7 +1,7 @@
 """The encoder block of the Vision Transformer (paper, section 3.1, equations 2 and 3)."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,22 @@ from vit_jax.models.parts.norms import NORMS
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
 
-BLOCKS: Registry[Any] = Registry('block', {'sequential': 'vit_jax.models.encoder_block:Block'})
+BLOCKS: Registry[Any] = Registry(
+  'block',
+  {
+    'sequential': 'vit_jax.models.encoder_block:Block',
+    'post_norm': 'vit_jax.models.encoder_block:PostNormBlock',
+    'parallel': 'vit_jax.models.parallel_blocks:ParallelBlock',
+    'parallel_pairs': 'vit_jax.models.parallel_blocks:ParallelPairs',
+  },
+)
 
 
 class Block(nnx.Module):
   """One encoder block (equations 2 and 3); with an axis, one half of an `axial.AxialBlock`."""
+
+  # Whether it can compute the first tokens only.
+  reads_first: ClassVar[bool] = True
 
   def __init__(
     self,
@@ -50,7 +61,7 @@ class Block(nnx.Module):
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(config)
-    self.mlp_norm = norm(sizes.width)
+    self.mlp_norm: Any = norm(sizes.width)
     self.mlp = MLPS[config.mlp_part](
       sizes.width,
       sizes.mlp_dim,
@@ -85,12 +96,25 @@ class Block(nnx.Module):
     path_keys = keys if self.drops_path else None
     # Equation 2: z' = MSA(LN(z)) + z.
     with jax.named_scope('attention'):
-      y = self.attend(self.attention_norm(z), keys, grid, read)
+      y = self.attention_branch(z, keys, grid, read)
       z = z[:, :read] + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     # Equation 3: z = MLP(LN(z')) + z'.
     with jax.named_scope('mlp'):
-      y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
+      y = self.mlp_branch(z, keys, grid)
       return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
+
+  def attention_branch(
+    self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None
+  ) -> jax.Array:
+    """(B, N, D) -> (B, N, D), or (B, read, D): what attention adds."""
+    return self.attend(self.attention_input(z), keys, grid, read)
+
+  def attention_input(self, z: jax.Array) -> jax.Array:
+    return self.attention_norm(z)
+
+  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+    """(B, N, D) -> (B, N, D): what the MLP adds."""
+    return _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
 
   def attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None) -> jax.Array:
     """MSA of the tokens (B, N, D), or of the first ones, or of those of each row or column, as its branch adds it."""
@@ -105,12 +129,27 @@ class Block(nnx.Module):
 
   def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
-    y = self.attention_norm(z)
+    y = self.attention_input(z)
     if self.axis is None:
       return self.attention.weights(y, y, grid)
     lines = axial.to_lines(y, grid, self.axis)
     weights = self.attention.weights(lines, lines, axial.line(grid, self.axis))
     return axial.over_all_tokens(weights, grid, self.axis)
+
+
+class PostNormBlock(Block):
+  """A block whose norms are those of what its branches add, as in Swin v2 (arXiv 2111.09883)."""
+
+  def attention_branch(
+    self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None
+  ) -> jax.Array:
+    return self.attention_norm(self.attend(z, keys, grid, read))
+
+  def attention_input(self, z: jax.Array) -> jax.Array:
+    return z
+
+  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+    return self.mlp_norm(_scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))
 
 
 def _layer_scale(config: 'ViTConfig') -> nnx.Param | None:

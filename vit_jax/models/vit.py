@@ -56,6 +56,8 @@ class ViT(Model['ViTConfig']):
     self.patch_embedding = PatchEmbedding(
       sizes.patch, self.stem.outputs, width, bias=config.patch_bias, dtype=dtype, rngs=rngs
     )
+    make_norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
+    self.patch_norm: Any = make_norm(width) if config.patch_norm else None
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if config.has_class_token else None
     self.position_embedding = config.positions.embedding(config.tokens(self.grid), rngs)
     self.register_tokens = _learned_tokens(config.register_tokens, width, 1e-6, rngs)
@@ -63,7 +65,6 @@ class ViT(Model['ViTConfig']):
     self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
     make_layer = functools.partial(_encoder_layer, config, self.grid, sharding)
     self.blocks: Any = scanned_blocks.stack(sizes.depth, make_layer, rngs)
-    make_norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
     self.pre_norm: Any = make_norm(width) if config.pre_norm else None
     self.norm: Any = make_norm(width) if config.final_norm == 'tokens' else None
     setattr(self, f'{config.pool}_pool', POOLS[config.pool](config, rngs=rngs))
@@ -106,7 +107,9 @@ class ViT(Model['ViTConfig']):
     """
     config = self.config
     reads_all = not POOLS[config.pool].reads_first or config.axial or config.mlp_locality
-    if reads_all or config.attention_dropout or self.blocks.attention.position is not None:
+    if reads_all or config.attention_dropout or not BLOCKS[config.block].reads_first:
+      return None
+    if self.blocks.attention.position is not None:
       return None
     return 1 + config.distillation_token
 
@@ -121,7 +124,8 @@ class ViT(Model['ViTConfig']):
     if self.config.cut_images:
       pixels = self.config.patch_pixels
       images = images[:, : rows * pixels, : columns * pixels]
-    return self.patch_embedding(self.stem(images))
+    patches = self.patch_embedding(self.stem(images))
+    return patches if self.patch_norm is None else self.patch_norm(patches)
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
     """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images of that size."""

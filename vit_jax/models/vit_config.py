@@ -42,7 +42,7 @@ from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
 
-_BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
+_BLOCKS = r'blocks(/row|/column|/first|/second)?'  # the latter with axial attention and with parallel pairs
 _PARTED = rf'({_BLOCKS}|\w+_pool)'  # what has attention and an MLP
 
 # `fsdp` splits one large dimension. `tensor` splits attention by heads, the MLP by its hidden units and the
@@ -52,7 +52,7 @@ SHARDING_RULES: ShardingRules = (
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
   (r'(class|distillation|mask)_token|register_tokens', ('fsdp',)),  # (1, N, D)
   (r'position_embedding(/\w+)?|\w+_pool/probe', ('fsdp',)),  # (1, N, D)
-  (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)
+  (rf'{_BLOCKS}/(attention|mlp|both)_scale', ()),  # (D,)
   (r'pre_logits/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|pre_logits)/bias', ()),
   (r'(distillation_)?head/kernel', ('fsdp', 'tensor')),  # (D, K)
@@ -84,9 +84,14 @@ class ViTConfig(ModelConfig):
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
   # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
-  # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
-  # or 'none' (every token gets logits; only objective 'masked_patches' trains such a model).
+  # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling), or
+  # 'none' (every token gets logits; only objective 'masked_patches' trains such a model). Of the patches alone: their
+  # mean ('gap_patches'), their maximum ('max_patches'), the mean of both ('avgmax_patches') and 'map_patches'.
   pool: Annotated[str, OneOf(POOLS)] = 'token'
+  # Attention heads of the attention pools. None for those of a block.
+  pool_heads: Size | None = None
+  # Hidden units of the attention pools' MLP. None for those of a block.
+  pool_mlp_dim: Size | None = None
   # Class token in front of the patches. None to have one only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
   # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
@@ -136,6 +141,8 @@ class ViTConfig(ModelConfig):
   final_norm: Literal['tokens', 'pooled', 'none'] = 'tokens'
   # Bias of the patch embedding, which CLIP leaves out.
   patch_bias: bool = True
+  # Norm of the patch embeddings, before positions are added (AIMv2, arXiv 2411.14402).
+  patch_norm: bool = False
   # Images that the patches do not divide are cut at the right and at the bottom, as SigLIP's of 384 pixels for patches
   # of 14; otherwise they are refused.
   cut_images: bool = False
@@ -146,7 +153,9 @@ class ViTConfig(ModelConfig):
   mlp_sub_norm: bool = False
   # Norm of all heads' outputs before the last layer of each block's attention (sub-LN, likewise).
   attention_sub_norm: bool = False
-  # Kind of block (models/encoder_block.py): 'sequential', the paper's attention and then its MLP.
+  # Kind of block (models/encoder_block.py): 'sequential', the paper's attention and then its MLP; 'post_norm', whose
+  # norms are behind them (Swin v2); 'parallel', both beside each other (ViT-22B); or 'parallel_pairs', two attentions
+  # and then two MLPs, each pair beside each other (arXiv 2203.09795).
   block: Annotated[str, OneOf(BLOCKS)] = 'sequential'
   # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
   # one that attends along columns, each with its MLP. For models without class token and registers.
@@ -177,7 +186,7 @@ class ViTConfig(ModelConfig):
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)
     in_parts = rf'{_PARTED}/(attention/(query|key|sub)|mlp/sub)_norm'
-    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|(pre_|pooled_)?norm|{in_parts}'
+    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|(patch_|pre_|pooled_)?norm|{in_parts}'
     return (
       *SHARDING_RULES,
       *under('stem', self.stem.sharding_rules),

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import numpy as np
 
 from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
+from vit_jax.models.parts.mlps import Activation
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.json_values import JsonObject, is_text
 
@@ -100,6 +101,11 @@ def _share(sides: tuple[int, ...], resized: tuple[int, ...]) -> float:
   share = min(side / large for side, large in pairs)
   reached = all(math.floor(side / share) >= large for side, large in pairs)
   return share if reached else math.nextafter(share, 0)
+
+
+def activation(arguments: JsonObject, usual: Activation) -> Activation:
+  """Ours of timm's `act_layer`, or the usual one where model_args name none."""
+  return arguments.choice('act_layer', {name: name for name in get_args(Activation)}, usual)
 
 
 def global_pool(values: JsonObject, usual: str) -> str:

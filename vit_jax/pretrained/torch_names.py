@@ -30,6 +30,8 @@ class Rule:
   # height, width) ('conv').
   form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
+  # (first row, how many) of the tensor's first axis are ours, where parts are not of one size; and (…, of how many).
+  rows: tuple[int, int, int] | None = None
   first: int = 0  # their number of our first block
   # Whether they rotate neighbouring channels of a head together, (0, 1), (2, 3), …, and we (0, Dh / 2), ….
   interleaved: bool = False
@@ -151,6 +153,15 @@ class Tokens:
 
 
 @dataclasses.dataclass(frozen=True)
+class Derived:
+  """A tensor that rules read and files do not have as it is."""
+
+  shape: tuple[int, ...]
+  sources: tuple[str, ...]  # names of the tensors that it is computed from
+  compute: Callable[..., np.ndarray]  # of these
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
   """What a folder holds, in our terms, and where."""
 
@@ -161,6 +172,7 @@ class Layout:
   class_names: tuple[str, ...] | None  # of the logits; None: it does not name them
   zeros: frozenset[str] = frozenset()  # paths of ours that it lacks, and that are zero there
   ignored: frozenset[str] = frozenset()  # tensors that logits do not depend on
+  derived: Mapping[str, Derived] = dataclasses.field(default_factory=dict)  # by the names that rules know
   notes: tuple[str, ...] = ()  # sentences for the person
   link: Link = 'softmax'  # what turns its logits into probabilities
 
@@ -236,7 +248,7 @@ def gather(
 def scatter(rules: Sequence[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Their tensors by name."""
   parts: dict[str, list[np.ndarray]] = {}
-  for rule in sorted(rules, key=lambda rule: rule.part):
+  for rule in sorted(rules, key=lambda rule: (rule.part, rule.rows or ())):
     array = np.asarray(params[rule.path], np.float32)
     stacked = '{}' in rule.name
     for i, (name, _) in enumerate(_places(rule, array.shape)):
@@ -268,13 +280,16 @@ def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
   first, *others = _form_shape(rule, shape)
-  return (first * rule.part[1], *others)
+  return (first * rule.part[1] if rule.rows is None else rule.rows[2], *others)
 
 
 def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  which, parts = rule.part
-  size = len(tensor) // parts
-  tensor = tensor[which * size : (which + 1) * size]
+  if rule.rows is not None:
+    first, size, _ = rule.rows
+  else:
+    size = len(tensor) // rule.part[1]
+    first = rule.part[0] * size
+  tensor = tensor[first : first + size]
   if rule.form == 'conv':
     return tensor.transpose(2, 3, 1, 0)
   array = (tensor.T if rule.form in ('into', 'out') else tensor).reshape(shape)
