@@ -53,6 +53,19 @@ TOWERS = {
     'image',
     'CLIPVisionModelWithProjection',
   ),
+  'clip classifier': Tower(
+    'CLIPForImageClassification', {'text_config': TEXT, 'vision_config': VISION, 'num_labels': 3}, 'logits'
+  ),
+  'beit': Tower(
+    'BeitForImageClassification', {**VISION, 'use_relative_position_bias': True, 'use_mask_token': True}, 'logits'
+  ),
+  'beit shared': Tower(
+    'BeitModel', {**VISION, 'use_shared_relative_position_bias': True, 'use_mean_pooling': False}, 'pooler_output'
+  ),
+  'beit absolute': Tower(
+    'BeitModel', {**VISION, 'image_size': [16, 16], 'use_absolute_position_embeddings': True}, 'pooler_output'
+  ),
+  'data2vec': Tower('Data2VecVisionForImageClassification', {**VISION, 'use_relative_position_bias': True}, 'logits'),
   'clip vision': Tower('CLIPVisionModel', VISION, 'pooler_output'),
   'clip projection': Tower('CLIPVisionModelWithProjection', {**VISION, 'projection_dim': 24}, 'image_embeds'),
   'dinov2 giant': Tower(
@@ -154,7 +167,7 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
 
 
 def formats_kind(name: str) -> str:
-  kinds = {'mae': 'masked', 'msn': 'masked', 'siglip2': 'siglip'}
+  kinds = {'mae': 'masked', 'msn': 'masked', 'siglip2': 'siglip', 'data2vec': 'beit'}
   return kinds.get(name.split()[0], name.split()[0])
 
 

@@ -174,6 +174,7 @@ FORMATS: Registry[Format] = Registry(
     'dinov3': 'vit_jax.pretrained.transformers_dinov2:DinoV3Format',
     'clip': 'vit_jax.pretrained.transformers_clip:ClipFormat',
     'siglip': 'vit_jax.pretrained.transformers_clip:SiglipFormat',
+    'beit': 'vit_jax.pretrained.transformers_beit:BeitFormat',
     'masked': 'vit_jax.pretrained.transformers_vit:MaskedFormat',
     'ijepa': 'vit_jax.pretrained.transformers_vit:IJepaFormat',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',

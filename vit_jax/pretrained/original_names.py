@@ -11,6 +11,7 @@ import pathlib
 import re
 from typing import Any, ClassVar
 
+from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import safetensors_files
 from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError
@@ -173,7 +174,7 @@ class OriginalFormat(NamedFormat):
       options |= {'mlp': 'swiglu', 'activation': 'silu'}
     return options
 
-  def rules(self, family: Family, model: ViTConfig) -> tuple[Rule, ...]:
+  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
     mlp = DENSE if model.mlp == 'dense' else _SPLIT if family.stem == 'DINOv3' else _PACKED
     return family.rules + mlp
 

@@ -26,6 +26,8 @@ _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
 _SHARD = re.compile(r'.*-\d{5}-of-\d{5}\.safetensors')
 # How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
 STEP_COUNT = 'num_batches_tracked'
+# Ends of the names of integers that follow from the sizes, beside it.
+_INTEGERS = (f'.{STEP_COUNT}', 'position_ids', 'relative_position_index')
 
 
 class TensorFiles:
@@ -37,7 +39,7 @@ class TensorFiles:
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
     self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
-    self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for step counts of batch norms
+    self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for integers that follow from them
     self.dtypes: set[str] = set()  # 'F32', 'BF16', …: of what the tensors are stored in
     with contextlib.ExitStack() as undo:
       undo.enter_context(self._stack)
@@ -58,7 +60,7 @@ class TensorFiles:
       file = self._stack.enter_context(library.safe_open(path, framework='np'))
       for name in list(file.keys()):
         tensor_names.check(path, name)
-        if name.endswith('.' + STEP_COUNT):
+        if name.endswith(_INTEGERS):
           continue
         view = file.get_slice(name)
         if view.get_dtype() not in _DTYPES:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vit_jax.foundation import pytrees
-from vit_jax.models.base import Architecture
+from vit_jax.models.base import Architecture, Grid
 from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
@@ -24,7 +24,7 @@ from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, 
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Derived, Export, Layout, Rule, Tokens, attention, layer, norm
 
 # How images are prepared where no file says it.
 HALF = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
@@ -152,7 +152,7 @@ class TransformersFormat(FolderFormat):
     model = self._model(family, values, head, files)
     model = with_told(folder, model, options.told)
     architecture = Architecture(model, self.image_size(values), values.integer('num_channels', 3), num_classes)
-    rules = self._placed(family, model, prefix, head, files)
+    rules = self._placed(family, architecture, prefix, head, files)
     ignored, notes = _ignored(files, family, prefix, {rule.name for rule in rules if _has(model, rule.path)})
     if not model.distillation_token:
       notes = self.notes + notes
@@ -176,6 +176,7 @@ class TransformersFormat(FolderFormat):
       class_names=whole.class_names(num_classes),
       zeros=zeros,
       ignored=ignored,
+      derived=self.derived(files, prefix, architecture),
       notes=notes + about_images,
       link='sigmoid' if whole.text('problem_type') == MULTI_LABEL else 'softmax',
     )
@@ -225,7 +226,7 @@ class TransformersFormat(FolderFormat):
     described = JsonObject(pathlib.Path(), values)
     rules = [
       rule
-      for rule in self._placed(family, model, prefix, head, None)
+      for rule in self._placed(family, architecture, prefix, head, None)
       if rule.path in params and not _is_absent(rule.path, family, described)
     ]
     placed = {rule.path for rule in rules}
@@ -240,16 +241,22 @@ class TransformersFormat(FolderFormat):
       notes=notes + about_images,
     )
 
-  def rules(self, family: Family, model: ViTConfig) -> tuple[Rule, ...]:
-    """Which tensors the parameters of a model are, without the prefix."""
+  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
+    """Which tensors the parameters of a model of a grid of patches are, without the prefix."""
     return family.rules
 
+  def derived(self, files: TensorFiles, prefix: str, architecture: Architecture) -> dict[str, Derived]:
+    """Tensors that rules read and the files do not have as they are."""
+    return {}
+
   def _placed(
-    self, family: Family, model: ViTConfig, prefix: str, head: str | None, files: TensorFiles | None
+    self, family: Family, architecture: Architecture, prefix: str, head: str | None, files: TensorFiles | None
   ) -> tuple[Rule, ...]:
     """All rules by the names that a folder has; some folders leave out the prefix of some tensors."""
     rules = [*family.outside]
-    for rule in self.rules(family, model):
+    model = architecture.model
+    assert isinstance(model, ViTConfig)
+    for rule in self.rules(family, model, model.grid(architecture.image_size)):
       prefixed = dataclasses.replace(rule, name=prefix + rule.name)
       absent = files is not None and prefixed.name.format(rule.first) not in files.shapes
       rules.append(rule if absent and rule.name.format(rule.first) in files.shapes else prefixed)
@@ -344,8 +351,10 @@ def _is_absent(path: str, family: Family, values: JsonObject) -> bool:
 
 
 def _has(model: ViTConfig, path: str) -> bool:
-  """Whether a model may have a parameter: those of pools and of pre-logits are there only where it has the part."""
+  """Whether a model may have a parameter: those of pools, last norms and pre-logits are there only where it has the part."""
   part = path.partition('/')[0]
+  if part in ('norm', 'pooled_norm'):
+    return model.final_norm == {'norm': 'tokens', 'pooled_norm': 'pooled'}[part]
   if part == 'pre_logits':
     return model.pre_logits_size is not None
   return not part.endswith('_pool') or part == f'{model.pool}_pool'
@@ -384,6 +393,8 @@ def _written_head(
 
 def _tokens(family: Family, prefix: str, model: ViTConfig) -> Tokens:
   tokens = family.tokens.prefixed(prefix)
+  if 'learned' not in model.position:
+    tokens = dataclasses.replace(tokens, position=None)
   if not model.register_tokens and not model.distillation_token:
     tokens = dataclasses.replace(tokens, registers=None)
   return dataclasses.replace(tokens, registers_path='distillation_token') if model.distillation_token else tokens

@@ -7,10 +7,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from vit_jax.models.text_tower import TextConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import zero_shot
-from vit_jax.pretrained.base import UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -75,7 +76,7 @@ _CLIP_VISION = Family(
   CLIP_PIXELS,
   shorter=1.0,
   biases=(),
-  ignored={_OF_TEXTS: None},
+  ignored={_OF_TEXTS: None, r'post_layernorm\.\w+': 'The last norm, which the logits do not depend on, is left out.'},
   outside=(Rule('pre_logits/kernel', 'visual_projection.weight', 'into'),),
   model='VisionModel',
   classifier=None,
@@ -83,18 +84,18 @@ _CLIP_VISION = Family(
 
 
 class ClipFormat(_TwoTowersFormat):
-  """A folder of `CLIPModel`, `CLIPVisionModel` or `CLIPVisionModelWithProjection`."""
+  """A folder of `CLIPModel`, `CLIPVisionModel` (with projection too) or `CLIPForImageClassification`."""
 
   title = "a folder of transformers' CLIP"
   families = {
     'clip_vision_model': _CLIP_VISION,
-    'clip': dataclasses.replace(_CLIP_VISION, section='vision_config'),
+    'clip': dataclasses.replace(_CLIP_VISION, classifier='ForImageClassification', section='vision_config'),
   }
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
-    if head is not None:
-      raise UnknownModelError('its head reads the mean of the patches before the last norm')
     options: dict[str, Any] = {'pre_norm': True, 'patch_bias': False}
+    if head is not None:
+      return options | {'pool': 'gap_patches', 'class_token': True, 'final_norm': 'none'}
     projection = files and files.shapes.get('visual_projection.weight')
     if projection:
       options |= {'pre_logits': 'linear', 'pre_logits_size': projection[0]}
@@ -104,6 +105,14 @@ class ClipFormat(_TwoTowersFormat):
 
   def values(self, model: ViTConfig) -> dict[str, Any]:
     return {} if model.pre_logits_size is None else {'projection_dim': model.pre_logits_size}
+
+  def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
+    if model.final_norm == 'tokens':
+      return {}
+    return {  # of the norm that a classifier does not read
+      'post_layernorm.weight': np.ones(model.sizes.width, np.float32),
+      'post_layernorm.bias': np.zeros(model.sizes.width, np.float32),
+    }
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     options = common(values.with_defaults(_CLIP_TEXT), _CLIP_VISION) | {'class_token': False, 'pool': 'gap'}

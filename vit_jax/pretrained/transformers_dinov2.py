@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.huggingface import vit_of
@@ -74,7 +75,7 @@ class DinoV2Format(TransformersFormat):
       'layer_scale': values.number('layerscale_value', 1.0, low=0.0),
     } | swiglu
 
-  def rules(self, family: Family, model: ViTConfig) -> tuple[Rule, ...]:
+  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
     return family.rules + (_SWIGLU if model.mlp == 'swiglu' else _DENSE)
 
   def values(self, model: ViTConfig) -> dict[str, Any]:

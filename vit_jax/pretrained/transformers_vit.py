@@ -21,15 +21,15 @@ from vit_jax.pretrained.transformers import (
   TransformersFormat,
 )
 
-_RULES = (
+BLOCK = (
   *AROUND,
-  *layer('pre_logits', 'pooler.dense'),
   *norm('blocks/attention_norm', 'encoder.layer.{}.layernorm_before'),
   *ATTENTION,
   *norm('blocks/mlp_norm', 'encoder.layer.{}.layernorm_after'),
   *layer('blocks/mlp/dense_in', 'encoder.layer.{}.intermediate.dense'),
   *layer('blocks/mlp/dense_out', 'encoder.layer.{}.output.dense'),
 )
+_RULES = (*BLOCK, *layer('pre_logits', 'pooler.dense'))
 _DEFAULTS = {'patch_size': 16, 'layer_norm_eps': 1e-12}
 _VIT = Family('ViT', 'vit.', _RULES, TOKENS, _DEFAULTS, 'bicubic', HALF)
 _DECODER = {r'(?:vit\.)?decoder\..*': "The decoder, which only pre-training uses, is left out."}
