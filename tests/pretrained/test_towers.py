@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow  # it compares with another framework
 
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'intermediate_size': 48}
 VISION = {**SIZES, 'patch_size': 8, 'image_size': 16}
+PIXIO = {name: value for name, value in VISION.items() if name != 'intermediate_size'} | {'mlp_ratio': 2}
 TEXT = {**SIZES, 'vocab_size': 20, 'max_position_embeddings': 8}
 
 
@@ -65,7 +66,17 @@ TOWERS = {
   'beit absolute': Tower(
     'BeitModel', {**VISION, 'image_size': [16, 16], 'use_absolute_position_embeddings': True}, 'pooler_output'
   ),
-  'data2vec': Tower('Data2VecVisionForImageClassification', {**VISION, 'use_relative_position_bias': True}, 'logits'),
+  'data2vec': Tower(
+    'Data2VecVisionForImageClassification',
+    {**VISION, 'use_relative_position_bias': True},
+    'logits',
+    'BeitForImageClassification',
+  ),
+  'aimv2': Tower('Aimv2VisionModel', {**VISION, 'use_head': False}, 'mean', unread='.*/bias'),
+  'aimv2 native': Tower(
+    'Aimv2VisionModel', {**VISION, 'use_head': False, 'is_native': True}, 'mean', unread='.*/bias|position_embedding'
+  ),
+  'pixio': Tower('PixioModel', {**PIXIO, 'n_cls_tokens': 3}, 'pooler_output'),
   'clip vision': Tower('CLIPVisionModel', VISION, 'pooler_output'),
   'clip projection': Tower('CLIPVisionModelWithProjection', {**VISION, 'projection_dim': 24}, 'image_embeds'),
   'dinov2 giant': Tower(

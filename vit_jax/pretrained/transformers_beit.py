@@ -10,7 +10,7 @@ from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_names import relative
 from vit_jax.pretrained.torch_names import Derived, Rule, norm
-from vit_jax.pretrained.transformers import HALF, IMAGENET, TOKENS, UNUSED, Family, TransformersFormat
+from vit_jax.pretrained.transformers import HALF, TOKENS, UNUSED, Family, TransformersFormat
 from vit_jax.pretrained.transformers_vit import BLOCK
 
 _TABLE = 'relative_position_bias.relative_position_bias_table'
@@ -39,9 +39,7 @@ class BeitFormat(TransformersFormat):
   title = "a folder of transformers' BEiT"
   families = {
     'beit': _BEIT,
-    'data2vec-vision': dataclasses.replace(
-      _BEIT, stem='Data2VecVision', prefix='data2vec_vision.', preprocess=IMAGENET
-    ),
+    'data2vec-vision': dataclasses.replace(_BEIT, stem='Data2VecVision', prefix='data2vec_vision.'),
   }
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
