@@ -40,7 +40,11 @@ def config_of(path: pathlib.Path) -> JsonObject | None:
   if not path.is_dir() and path.suffix != '.safetensors':
     return None
   file = (path if path.is_dir() else path.parent) / CONFIG
-  return JsonObject.read(file) if file.exists() else None
+  if not file.exists():
+    return None
+  values = JsonObject.read(file)
+  # transformers' TimmWrapper: a model of timm's, whose config it keeps.
+  return values.without('model_type') if values.raw('model_type') == 'timm_wrapper' else values
 
 
 def described(values: JsonObject | None) -> str:

@@ -56,6 +56,10 @@ class JsonObject:
       self.path, {**self._values, **{name: defaults[name] for name in defaults if name not in self}}
     )
 
+  def without(self, name: str) -> 'JsonObject':
+    """The same without a value."""
+    return JsonObject(self.path, {key: value for key, value in self._values.items() if key != name})
+
   def raw(self, name: str, default: Any = None) -> Any:
     """A value as it is in the file, not checked."""
     value = self._values.get(name)

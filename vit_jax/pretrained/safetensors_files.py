@@ -26,6 +26,8 @@ _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
 _SHARD = re.compile(r'.*-\d{5}-of-\d{5}\.safetensors')
 # How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
 STEP_COUNT = 'num_batches_tracked'
+# What transformers' TimmWrapper puts before timm's names.
+_WRAPPED = 'timm_model.'
 # Ends of the names of integers that follow from the sizes, beside it.
 _INTEGERS = (f'.{STEP_COUNT}', 'position_ids', 'relative_position_index')
 
@@ -38,6 +40,7 @@ class TensorFiles:
     self.source = pathlib.Path(source)  # the folder or file
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
+    self._prefix = ''  # of all names in the files, which is not in those here
     self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
     self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for integers that follow from them
     self.dtypes: set[str] = set()  # 'F32', 'BF16', …: of what the tensors are stored in
@@ -46,6 +49,9 @@ class TensorFiles:
       for path in self._paths:
         self._open(path)
       undo.pop_all()
+    if self.shapes and all(name.startswith(_WRAPPED) for name in self.shapes):
+      self._prefix = _WRAPPED
+      self.shapes = {name.removeprefix(_WRAPPED): shape for name, shape in self.shapes.items()}
 
   def prefix(self, prefix: str) -> str:
     """`prefix`, if names of tensors begin with it; else ''."""
@@ -87,7 +93,8 @@ class TensorFiles:
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32; UserError where not all of it is finite."""
-    tensor = self._file_of[name].get_tensor(name).astype(np.float32, copy=False)
+    stored = self._prefix + name
+    tensor = self._file_of[stored].get_tensor(stored).astype(np.float32, copy=False)
     tensor_names.check_finite(self.source, name, tensor)
     return tensor
 
