@@ -176,6 +176,7 @@ FORMATS: Registry[Format] = Registry(
     'siglip': 'vit_jax.pretrained.transformers_clip:SiglipFormat',
     'beit': 'vit_jax.pretrained.transformers_beit:BeitFormat',
     'aimv2': 'vit_jax.pretrained.transformers_aimv2:Aimv2Format',
+    'pixio': 'vit_jax.pretrained.transformers_pixio:PixioFormat',
     'masked': 'vit_jax.pretrained.transformers_vit:MaskedFormat',
     'ijepa': 'vit_jax.pretrained.transformers_vit:IJepaFormat',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',

@@ -171,7 +171,7 @@ class TransformersFormat(FolderFormat):
     return Layout(
       architecture=architecture,
       rules=rules,
-      tokens=_tokens(family, prefix, model),
+      tokens=self._tokens(family, prefix, model),
       preprocess=preprocess,
       class_names=whole.class_names(num_classes),
       zeros=zeros,
@@ -180,6 +180,18 @@ class TransformersFormat(FolderFormat):
       notes=notes + about_images,
       link='sigmoid' if whole.text('problem_type') == MULTI_LABEL else 'softmax',
     )
+
+  def positioned(self, family: Family, model: ViTConfig) -> int:
+    """Tokens before the patches that have a position."""
+    return family.tokens.positioned
+
+  def _tokens(self, family: Family, prefix: str, model: ViTConfig) -> Tokens:
+    tokens = dataclasses.replace(family.tokens.prefixed(prefix), positioned=self.positioned(family, model))
+    if 'learned' not in model.position:
+      tokens = dataclasses.replace(tokens, position=None)
+    if not model.register_tokens and not model.distillation_token:
+      tokens = dataclasses.replace(tokens, registers=None)
+    return dataclasses.replace(tokens, registers_path='distillation_token') if model.distillation_token else tokens
 
   def _head(self, files: TensorFiles) -> tuple[str | None, int]:
     """The name of the head that class tokens go to, and its classes."""
@@ -233,7 +245,7 @@ class TransformersFormat(FolderFormat):
     absent = {path for path in params if path not in placed and _is_absent(path, family, described)}
     return Export(
       rules=tuple(rules),
-      tokens=_tokens(family, prefix, model),
+      tokens=self._tokens(family, prefix, model),
       config=config,
       texts={preprocessor_config.FILE: text},
       constants={prefix + name: array for name, array in self.constants(model).items()},
@@ -389,12 +401,3 @@ def _written_head(
       f'{model.pre_logits_size})'
     )
   return None, (f'The head of {num_classes} classes, all zeros, is left out.',)
-
-
-def _tokens(family: Family, prefix: str, model: ViTConfig) -> Tokens:
-  tokens = family.tokens.prefixed(prefix)
-  if 'learned' not in model.position:
-    tokens = dataclasses.replace(tokens, position=None)
-  if not model.register_tokens and not model.distillation_token:
-    tokens = dataclasses.replace(tokens, registers=None)
-  return dataclasses.replace(tokens, registers_path='distillation_token') if model.distillation_token else tokens
