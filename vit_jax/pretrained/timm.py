@@ -17,10 +17,12 @@ from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, c
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_defaults import Defaults, refusal
-from vit_jax.pretrained.timm_names import Naming
+from vit_jax.pretrained.timm_names import Naming, Shapes
 from vit_jax.pretrained.torch_names import Export, Layout, Tokens
 
-_NAME = re.compile(r'(vit|deit3?|eva(02)?|beit(3|v2)?|aimv2|flexivit|samvit|test_vit\d?)_.*|test_vit\d?')
+_NAME = re.compile(
+  r'(vit|deit3?|naflexvit|eva(02)?|beit(3|v2)?|aimv2|flexivit|samvit|test_vit\d?)_.*|test_vit\d?'
+)
 # What model_args may set and the tensors do not tell, beside what is read here.
 _ELSEWHERE = {'block_fn', 'mlp_layer', 'attn_layer', 'embed_layer', 'use_post_norm', 'use_rot_pos_emb'} | {
   f'rope_{part}' for part in ('type', 'temperature', 'grid_offset', 'grid_indexing', 'rotate_half')
@@ -57,13 +59,14 @@ class TimmFormat(FolderFormat):
     name = values.text('architecture')
     arguments = values.section('model_args')
     published = timm_config.published(values)
-    _check(files, name, arguments)
-    pool = timm_config.global_pool(values, _usual_pool(files.shapes))
-    model, defaults = _model(files, name, arguments, pool)
+    _check(files.shapes, name, arguments)
+    renamed = timm_derived.renamed(files.shapes, arguments.integer('in_chans', 3))
+    shapes = timm_derived.view(files.shapes, renamed)
+    pool = timm_config.global_pool(values, _usual_pool(shapes))
+    model, defaults = _model(shapes, name, arguments, pool)
     model = with_told(values.path.parent, model, options.told)
-    shapes, patch = files.shapes, model.patch_pixels
-    image_size, notes = _image_size(files, arguments, published, model)
-    model = dataclasses.replace(model, cut_images=any(side % patch for side in image_size))
+    image_size, notes = _image_size(shapes, arguments, published, model)
+    model = dataclasses.replace(model, cut_images=any(side % model.patch_pixels for side in image_size))
     notes += (NO_DISTILLATION_HEAD,) if 'dist_token' in shapes and not model.distillation_token else ()
     if 'num_heads' not in arguments and 'heads' not in options.told:
       notes += (
@@ -72,18 +75,23 @@ class TimmFormat(FolderFormat):
       )
     notes += _guesses(files, model, pool, options) if alone else ()
     grid = model.grid(image_size)
-    num_classes = _shape(files, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
+    num_classes = _shape(shapes, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
     naming = Naming.of(shapes, interleaved=defaults.rotary not in ('', 'rotary_dinov3'))
-    derived = timm_derived.tensors(shapes, model, grid)
+    derived = renamed | timm_derived.tensors(shapes, model, grid)
+    table = renamed.get('pos_embed')
+    if table is not None:
+      resize = model.position_resize
+      derived['pos_embed'] = timm_derived.positions(table, resize, grid, square=defaults.square_positions)
+    shapes = timm_derived.view(files.shapes, derived)
     rules = (*timm_names.rules(model, naming, grid), *timm_names.heads(model, num_classes > 0))
-    channels = _shape(files, 'patch_embed.proj.weight', 4)[1]
+    channels = _shape(shapes, 'patch_embed.proj.weight', 4)[1]
     return Layout(
       architecture=Architecture(model, image_size, channels, num_classes),
       rules=rules,
       tokens=_tokens(model, shapes, grid),
       preprocess=timm_config.preprocess(published, image_size, channels),
       class_names=timm_config.class_names(published, num_classes),
-      zeros=timm_names.missing_biases(rules, shapes.keys() | derived.keys()),
+      zeros=timm_names.missing_biases(rules, shapes.keys()),
       notes=notes,
       derived=derived,
     )
@@ -92,12 +100,12 @@ class TimmFormat(FolderFormat):
     return timm_export.export(pretrained)
 
 
-def _check(files: TensorFiles, name: str, arguments: JsonObject) -> None:
+def _check(shapes: Shapes, name: str, arguments: JsonObject) -> None:
   """Raises UnknownModelError for what no model of ours has."""
   why = refusal(name)
   if why is not None:
     raise UnknownModelError(why)
-  if 'conv_proj.weight' in files.shapes:
+  if 'conv_proj.weight' in shapes:
     raise UnknownModelError("its tensors have torchvision's names")
   for argument in sorted(_ELSEWHERE):
     if argument in arguments:
@@ -106,9 +114,9 @@ def _check(files: TensorFiles, name: str, arguments: JsonObject) -> None:
       )
 
 
-def _shape(files: TensorFiles, name: str, rank: int) -> tuple[int, ...]:
+def _shape(shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
   """The shape of a tensor; UnknownModelError where it is not there, or has another number of dimensions."""
-  shape = files.shapes.get(name)
+  shape = shapes.get(name)
   if shape is None:
     raise UnknownModelError(f'it has no tensor {name}')
   if len(shape) != rank:
@@ -129,15 +137,15 @@ def _guesses(files: TensorFiles, model: ViTConfig, pool: str, options: ReadOptio
   )
 
 
-def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str) -> tuple[ViTConfig, Defaults]:
+def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple[ViTConfig, Defaults]:
   """The config of our model, and what its name says."""
-  shapes, block = files.shapes, timm_names.block_kind(files.shapes)
-  width, _, patch, _ = _shape(files, 'patch_embed.proj.weight', 4)
+  block = timm_names.block_kind(shapes)
+  width, _, patch, _ = _shape(shapes, 'patch_embed.proj.weight', 4)
   defaults = Defaults.of(name, width) if name else Defaults.guessed(shapes, width)
   heads = arguments.integer('num_heads', defaults.heads)
   at = timm_names.first_block(block)
   mlp_dim = (
-    width if f'{at("mlp.fc2")}.weight' not in shapes else _shape(files, f'{at("mlp.fc2")}.weight', 2)[1]
+    width if f'{at("mlp.fc2")}.weight' not in shapes else _shape(shapes, f'{at("mlp.fc2")}.weight', 2)[1]
   )
   gated = f'{at("mlp.fc1_g")}.weight' in shapes
   gated = gated or shapes.get(f'{at("mlp.fc1")}.weight', (mlp_dim,))[0] == 2 * mlp_dim
@@ -163,7 +171,7 @@ def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str) -> t
     ),
     class_token='cls_token' in shapes,
     position=_position(shapes, defaults),
-    position_resize='bicubic_antialias',
+    position_resize=defaults.position_resize,
     rotary_grid=arguments.sides('ref_feat_shape', defaults.rotary_grid)[0] if defaults.rotary_grid else None,
     register_tokens=registers,
     distillation_token=distilled,
@@ -182,7 +190,7 @@ def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str) -> t
     final_norm=_final_norm(shapes),
   )
   if model.pool.startswith('map'):
-    hidden = _shape(files, 'attn_pool.mlp.fc1.weight', 2)[0]
+    hidden = _shape(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
     own_heads = arguments.integer('attn_pool_num_heads', defaults.pool_heads or heads)
     model = dataclasses.replace(
       model,
@@ -192,7 +200,7 @@ def _model(files: TensorFiles, name: str, arguments: JsonObject, pool: str) -> t
   return model, defaults
 
 
-def _position(shapes: timm_names.Shapes, defaults: Defaults) -> str:
+def _position(shapes: Shapes, defaults: Defaults) -> str:
   if any('rel_pos' in name or 'relative_position' in name for name in shapes):
     return 'relative'
   learned = 'pos_embed' in shapes
@@ -201,13 +209,13 @@ def _position(shapes: timm_names.Shapes, defaults: Defaults) -> str:
   return 'learned' if learned else 'none'
 
 
-def _final_norm(shapes: timm_names.Shapes) -> Literal['tokens', 'pooled', 'none']:
+def _final_norm(shapes: Shapes) -> Literal['tokens', 'pooled', 'none']:
   if 'norm.weight' in shapes and 'fc_norm.weight' in shapes:
     raise UnknownModelError('it has a norm before the pooling and one behind it (norm, fc_norm)')
   return 'tokens' if 'norm.weight' in shapes else 'pooled' if 'fc_norm.weight' in shapes else 'none'
 
 
-def _tokens(model: ViTConfig, shapes: timm_names.Shapes, grid: Grid) -> Tokens:
+def _tokens(model: ViTConfig, shapes: Shapes, grid: Grid) -> Tokens:
   registers = 'reg_token' if 'reg_token' in shapes else 'dist_token'
   positions = math.prod(shapes['pos_embed'][:-1]) if 'pos_embed' in shapes else math.prod(grid)
   return Tokens(
@@ -219,7 +227,7 @@ def _tokens(model: ViTConfig, shapes: timm_names.Shapes, grid: Grid) -> Tokens:
   )
 
 
-def _pool(theirs: str, include: bool, shapes: timm_names.Shapes, registers: int) -> Pooling:
+def _pool(theirs: str, include: bool, shapes: Shapes, registers: int) -> Pooling:
   """Our pool; UnknownModelError for one that we do not have."""
   if theirs not in _POOLS:
     raise UnknownModelError(f'it has global_pool {theirs!r}, and vit_jax has {", ".join(map(repr, _POOLS))}')
@@ -235,14 +243,14 @@ def _pool(theirs: str, include: bool, shapes: timm_names.Shapes, registers: int)
   return 'gap' if include or not class_token else 'gap_patches'  # our 'gap' leaves registers out
 
 
-def _usual_pool(shapes: timm_names.Shapes) -> str:
+def _usual_pool(shapes: Shapes) -> str:
   if 'attn_pool.latent' in shapes:
     return 'map'
   return 'token' if 'cls_token' in shapes and 'fc_norm.weight' not in shapes else 'avg'
 
 
 def _image_size(
-  files: TensorFiles, arguments: JsonObject, published: JsonObject, model: ViTConfig
+  shapes: Shapes, arguments: JsonObject, published: JsonObject, model: ViTConfig
 ) -> tuple[tuple[int, int], tuple[str, ...]]:
   """Height and width, and a sentence where they are guessed."""
   if 'img_size' in arguments:
@@ -250,7 +258,7 @@ def _image_size(
   size = timm_config.image_size(published)
   if size is not None:
     return size, ()
-  length = files.shapes.get('pos_embed', (1, 14 * 14, 1))[1]
+  length = shapes.get('pos_embed', (1, 14 * 14, 1))[1]
   side = math.isqrt(max(length - model.leading_tokens, 0))
   if side * side != length - model.leading_tokens:
     side = math.isqrt(length)

@@ -2,9 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from vit_jax.models.parts.mlps import Activation
+from vit_jax.models.position_resize import PositionResize
+
+T = TypeVar('T')
 
 # Heads of the widths that have not 64 channels each.
 _HEADS = {
@@ -50,8 +54,14 @@ _POOL_HEADS = 8  # of vit_pe_*
 _MAP_OF_ALL = (
   r'test_vit3|eva02_.*|eva_giant_.*|vit_pe_.*|vit_.*_(dinov3(_qkvb)?|lingbot|sapiens2)|vit_.*_rope_.*'
 )
+# How positions are resized for images of other sizes.
+_RESIZES: tuple[tuple[str, PositionResize], ...] = (
+  (r'naflexvit_(base|huge)_patch16_radio_v3', 'linear'),
+  (r'naflexvit_.*_radio_v\d|naflexvit_.*_parfac_gap', 'bilinear'),
+  (r'naflexvit_.*_siglip', 'bilinear_antialias'),
+)
 # timm's names of what vit_jax does not compute, and why.
-_REFUSED = (
+_REFUSED: tuple[tuple[str, str | None], ...] = (
   (r'samvit_.*', 'it attends in windows, and vit_jax to all tokens'),
   (r'vit_(dlittle|dpwee|dwee)_.*', 'its attention is differential, and vit_jax has one softmax'),
   (r'vit_base_mci_.*|vit_.*_resnet\d+d_.*', 'it has a convolutional stem that vit_jax lacks'),
@@ -70,12 +80,16 @@ class Defaults:
   rotary_grid: int | None
   pool_heads: int | None
   map_of_all: bool
+  position_resize: PositionResize
+  square_positions: bool  # whether positions of an oblong grid are those of a square one, cut
 
   @classmethod
   def of(cls, name: str, width: int) -> 'Defaults':
     """What the name says, and the width."""
     heads = _first(_HEADS_OF, name, _HEADS.get(width) or max(width // 64, 1))
     rotary, rotary_grid = _first(_ROTARY, name, ('', None))
+    usual: PositionResize = 'bicubic_antialias'
+    resize = _first(_RESIZES, name, usual)
     activation: Activation = 'gelu_tanh' if re.fullmatch(_TANH, name) else 'gelu'
     return cls(
       heads=heads,
@@ -85,6 +99,8 @@ class Defaults:
       rotary=rotary,
       rotary_grid=rotary_grid,
       pool_heads=_POOL_HEADS if name.startswith('vit_pe_') else None,
+      position_resize=resize,
+      square_positions=re.fullmatch(r'naflexvit_.*_(par_gap|parfac_gap|radio_v\d)', name) is not None,
       map_of_all=re.fullmatch(_MAP_OF_ALL, name) is not None,
     )
 
@@ -108,5 +124,5 @@ def refusal(name: str) -> str | None:
   return _first(_REFUSED, name, None)
 
 
-def _first(table, name, default):
+def _first(table: Iterable[tuple[str, T]], name: str, default: T) -> T:
   return next((value for pattern, value in table if re.fullmatch(pattern, name)), default)

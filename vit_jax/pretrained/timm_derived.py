@@ -1,13 +1,63 @@
 """Tensors of timm's Vision Transformers that are computed from its files, since ours are laid out otherwise."""
 
 import functools
+import math
+from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax.models import position_resize
 from vit_jax.models.base import Grid
+from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.timm_names import Shapes
 from vit_jax.pretrained.torch_names import Derived
+
+
+def view(shapes: Shapes, derived: Mapping[str, Derived]) -> dict[str, tuple[int, ...]]:
+  """Name -> shape of what rules can read."""
+  used = {name for made in derived.values() for name in made.sources}
+  return {name: shapes[name] for name in shapes if name not in used} | {
+    n: made.shape for n, made in derived.items()
+  }
+
+
+def renamed(shapes: Shapes, channels: int) -> dict[str, Derived]:
+  """The patch embedding and the tokens of a NaFlexViT, by the names that they have in other models."""
+  found = {}
+  for name in ('cls_token', 'reg_token', 'pos_embed', 'patch_embed.proj.bias'):
+    theirs = f'embeds.{name.removeprefix("patch_embed.")}'
+    if theirs in shapes:
+      found[name] = Derived(shapes[theirs], (theirs,), lambda tensor: tensor)
+  if 'embeds.proj.weight' in shapes:
+    width, inputs = shapes['embeds.proj.weight']
+    side = math.isqrt(inputs // channels)
+    shape = (width, side, side, channels)
+    found['patch_embed.proj.weight'] = Derived(
+      (width, channels, side, side),
+      ('embeds.proj.weight',),
+      lambda kernel: kernel.reshape(shape).transpose(0, 3, 1, 2),
+    )
+  lines = ('embeds.pos_embed_y', 'embeds.pos_embed_x')  # a table of rows and one of columns
+  if lines[0] in shapes:
+    (_, rows, width), (_, columns, _) = (shapes[name] for name in lines)
+    added = lambda of_rows, of_columns: of_rows[:, :, None] + of_columns[:, None]
+    found['pos_embed'] = Derived((1, rows, columns, width), lines, added)
+  return found
+
+
+def positions(table: Derived, method: PositionResize, grid: Grid, *, square: bool) -> Derived:
+  """A table (1, rows, columns, D) for a grid; `square`: cut from one for a square."""
+  _, rows, columns, width = table.shape
+  wanted = (max(grid), max(grid)) if square else grid
+
+  def compute(*sources: np.ndarray) -> np.ndarray:
+    cells = position_resize.resize(
+      table.compute(*sources).reshape(-1, width), (rows, columns), wanted, method
+    )
+    return cells.reshape(*wanted, width)[: grid[0], : grid[1]].reshape(1, -1, width)
+
+  return Derived((1, math.prod(grid), width), table.sources, compute)
 
 
 def tensors(shapes: Shapes, model: ViTConfig, grid: Grid) -> dict[str, Derived]:
