@@ -175,7 +175,9 @@ class Config:
         f"{path}.init.head is 'probe', which needs images of one class each; set it to 'constant'."
       )
     if self.init.head == 'text' and self.init.checkpoint is None:
-      raise UserError(f"{path}.init.head is 'text', which needs {path}.init.checkpoint; name a CLIP or a SigLIP.")
+      raise UserError(
+        f"{path}.init.head is 'text', which needs {path}.init.checkpoint; name a CLIP or a SigLIP."
+      )
     if self.init.head == 'constant' and not durations.parse(self.total)[0]:
       raise UserError(
         f'{path}.total is {self.total!r}, in which nothing is learned; give it a length, or set '

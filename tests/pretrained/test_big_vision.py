@@ -77,7 +77,13 @@ class BigVision(nn.Module):
     if self.pool == 'tok':
       x = jnp.concatenate([jnp.tile(self.param('cls', normal, (1, 1, c)), [n, 1, 1]), x], axis=1)
     x = Encoder(self.scan, name='Transformer')(x)
-    x = MapHead(name='MAPHead_0')(x) if self.pool == 'map' else x[:, 0] if self.pool == 'tok' else x.mean(axis=1)
+    x = (
+      MapHead(name='MAPHead_0')(x)
+      if self.pool == 'map'
+      else x[:, 0]
+      if self.pool == 'tok'
+      else x.mean(axis=1)
+    )
     return nn.Dense(self.classes, name='head')(x) if self.classes else x
 
 
@@ -95,10 +101,16 @@ def test_file_of_big_vision_is_read(case, tmp_path):
   peer, prefix = CASES[case]
   images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
   rng = np.random.default_rng(1)
-  params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, peer.init(jax.random.key(0), images))
-  tensors = {prefix + name: leaf for name, leaf in traverse_util.flatten_dict(params['params'], sep='/').items()}
+  params = jax.tree.map(
+    lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, peer.init(jax.random.key(0), images)
+  )
+  tensors = {
+    prefix + name: leaf for name, leaf in traverse_util.flatten_dict(params['params'], sep='/').items()
+  }
   if 'img' in prefix:
-    tensors |= {prefix.removesuffix('img/') + name: np.ones(2, np.float32) for name in ('t', 'b', 'txt/head/bias')}
+    tensors |= {
+      prefix.removesuffix('img/') + name: np.ones(2, np.float32) for name in ('t', 'b', 'txt/head/bias')
+    }
   np.savez(tmp_path / 'model.npz', **tensors)
   pretrained = read(tmp_path / 'model.npz', image_size=(32, 32))
   with jax.default_matmul_precision('highest'):

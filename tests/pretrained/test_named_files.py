@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 from released_files import read
+from test_towers import CLASSES, VISION, relative, save_tokenizer
 from transformers_peers import (
-  images_of,
   make_images,
   make_ours,
   randomise,
@@ -17,10 +17,8 @@ from transformers_peers import (
   torch,
   transformers,
 )
-from test_towers import CLASSES, VISION, output_of, peer_of, relative, save_tokenizer
 
 import vit_jax
-from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 
 pytestmark = pytest.mark.slow
@@ -70,7 +68,9 @@ def original(peer, renames) -> dict[str, np.ndarray]:
   for name, tensor in tensors.items():
     for pattern, other in (*BLOCK, *renames):
       name = re.sub(pattern, other, name)
-    match = re.fullmatch(r'(.*?)\.attention\.(?:attention\.)?(query|key|value|q_proj|k_proj|v_proj)\.(weight|bias)', name)
+    match = re.fullmatch(
+      r'(.*?)\.attention\.(?:attention\.)?(query|key|value|q_proj|k_proj|v_proj)\.(weight|bias)', name
+    )
     if match:
       parts.setdefault(f'{match[1]}.attn.qkv.{match[3]}', {})['qkv'.index(match[2][0])] = tensor
     else:
@@ -97,13 +97,20 @@ ORIGINALS = {
   'dinov2': ('Dinov2Model', {**OPTIONS, 'mlp_ratio': 2}, (), {}),
   'dinov2 giant': ('Dinov2Model', {**OPTIONS, 'mlp_ratio': 4, 'use_swiglu_ffn': True}, (), {}),
   'dinov2 registers': (
-    'Dinov2WithRegistersModel', {**OPTIONS, 'mlp_ratio': 2, 'num_register_tokens': 3}, (), {}
+    'Dinov2WithRegistersModel',
+    {**OPTIONS, 'mlp_ratio': 2, 'num_register_tokens': 3},
+    (),
+    {},
   ),
   'dinov3': (
     'DINOv3ViTModel',
     {**OPTIONS, 'image_size': 224, 'patch_size': 112, 'num_register_tokens': 4},
     OF_PLAIN_DINOV3,
-    {'rope_embed.periods': (8,), 'blocks.0.attn.qkv.bias_mask': (384,), 'blocks.1.attn.qkv.bias_mask': (384,)},
+    {
+      'rope_embed.periods': (8,),
+      'blocks.0.attn.qkv.bias_mask': (384,),
+      'blocks.1.attn.qkv.bias_mask': (384,),
+    },
   ),
   'dinov3 gated': (
     'DINOv3ViTModel',
@@ -186,7 +193,9 @@ def open_clip_of(kind: str, folder):
     peer.visual = torch.nn.Module()
     peer.visual.trunk = timm.create_model('vit_base_patch16_siglip_224', **sizes)
     peer.visual.forward = peer.visual.trunk.forward
-    options |= {'vision_cfg': {'image_size': 32, 'timm_model_name': 'x', 'timm_pool': 'map', 'timm_proj': 'none'}}
+    options |= {
+      'vision_cfg': {'image_size': 32, 'timm_model_name': 'x', 'timm_pool': 'map', 'timm_proj': 'none'}
+    }
   else:
     peer = model.CLIP(**options)
   randomise(peer, 0)
@@ -194,8 +203,15 @@ def open_clip_of(kind: str, folder):
   tensors.pop('attn_mask', None)
   folder.mkdir()
   safetensors_numpy.save_file(tensors, folder / 'open_clip_model.safetensors')
-  preprocess = {'mean': [0.5, 0.4, 0.3], 'std': [0.2, 0.3, 0.4], 'interpolation': 'bicubic', 'resize_mode': 'shortest'}
-  (folder / 'open_clip_config.json').write_text(json.dumps({'model_cfg': options, 'preprocess_cfg': preprocess}))
+  preprocess = {
+    'mean': [0.5, 0.4, 0.3],
+    'std': [0.2, 0.3, 0.4],
+    'interpolation': 'bicubic',
+    'resize_mode': 'shortest',
+  }
+  (folder / 'open_clip_config.json').write_text(
+    json.dumps({'model_cfg': options, 'preprocess_cfg': preprocess})
+  )
   tokenizer = save_tokenizer(folder, start='' if kind == 'siglip' else '<s> ')
 
   def logits(images: np.ndarray, texts) -> np.ndarray:
@@ -229,7 +245,10 @@ def test_folder_of_a_timm_wrapper_is_the_folder_of_timm(tmp_path):
   timm = pytest.importorskip('timm')
   arguments = {'depth': 2, 'embed_dim': 64, 'num_heads': 1, 'img_size': 32}
   config = transformers.TimmWrapperConfig(
-    architecture='vit_tiny_patch16_224', model_args=arguments, num_labels=3, pretrained_cfg={'input_size': [3, 32, 32]}
+    architecture='vit_tiny_patch16_224',
+    model_args=arguments,
+    num_labels=3,
+    pretrained_cfg={'input_size': [3, 32, 32]},
   )
   peer = randomise(transformers.TimmWrapperForImageClassification(config), 0)
   assert isinstance(peer.timm_model, timm.models.VisionTransformer)

@@ -48,7 +48,10 @@ TRANSFORMERS = {
   ),
   'clip': ('CLIP', {}),
   'siglip': ('Siglip', {}),
-  'siglip 2': ('Siglip', {'size': {'height': 256, 'width': 256}, 'resample': 2, 'image_std': [0.5, 0.4, 0.5]}),
+  'siglip 2': (
+    'Siglip',
+    {'size': {'height': 256, 'width': 256}, 'resample': 2, 'image_std': [0.5, 0.4, 0.5]},
+  ),
   'beit': ('Beit', {}),
   'dinov3': ('DINOv3ViT', {}),
   'efficientnet': ('EfficientNet', {'do_center_crop': True, 'rescale_offset': True, 'resample': 0}),

@@ -42,7 +42,10 @@ KEY_BIAS = '.*/key/bias'  # the softmax does not depend on it
 TOWERS = {
   'mae': Tower('ViTMAEModel', {**VISION, 'mask_ratio': 0.0}, 'first'),
   'mae pretraining': Tower(
-    'ViTMAEForPreTraining', {**VISION, 'mask_ratio': 0.0, 'decoder_num_attention_heads': 4}, 'first', 'ViTMAEModel'
+    'ViTMAEForPreTraining',
+    {**VISION, 'mask_ratio': 0.0, 'decoder_num_attention_heads': 4},
+    'first',
+    'ViTMAEModel',
   ),
   'msn': Tower('ViTMSNForImageClassification', VISION, 'logits'),
   'msn model': Tower('ViTMSNModel', VISION, 'first'),
@@ -58,10 +61,14 @@ TOWERS = {
     'CLIPForImageClassification', {'text_config': TEXT, 'vision_config': VISION, 'num_labels': 3}, 'logits'
   ),
   'beit': Tower(
-    'BeitForImageClassification', {**VISION, 'use_relative_position_bias': True, 'use_mask_token': True}, 'logits'
+    'BeitForImageClassification',
+    {**VISION, 'use_relative_position_bias': True, 'use_mask_token': True},
+    'logits',
   ),
   'beit shared': Tower(
-    'BeitModel', {**VISION, 'use_shared_relative_position_bias': True, 'use_mean_pooling': False}, 'pooler_output'
+    'BeitModel',
+    {**VISION, 'use_shared_relative_position_bias': True, 'use_mean_pooling': False},
+    'pooler_output',
   ),
   'beit absolute': Tower(
     'BeitModel', {**VISION, 'image_size': [16, 16], 'use_absolute_position_embeddings': True}, 'pooler_output'
@@ -74,22 +81,33 @@ TOWERS = {
   ),
   'aimv2': Tower('Aimv2VisionModel', {**VISION, 'use_head': False}, 'mean', unread='.*/bias'),
   'aimv2 native': Tower(
-    'Aimv2VisionModel', {**VISION, 'use_head': False, 'is_native': True}, 'mean', unread='.*/bias|position_embedding'
+    'Aimv2VisionModel',
+    {**VISION, 'use_head': False, 'is_native': True},
+    'mean',
+    unread='.*/bias|position_embedding',
   ),
   'pixio': Tower('PixioModel', {**PIXIO, 'n_cls_tokens': 3}, 'pooler_output'),
   'clip vision': Tower('CLIPVisionModel', VISION, 'pooler_output'),
   'clip projection': Tower('CLIPVisionModelWithProjection', {**VISION, 'projection_dim': 24}, 'image_embeds'),
   'dinov2 giant': Tower(
-    'Dinov2ForImageClassification', {**VISION, 'mlp_ratio': 4, 'use_swiglu_ffn': True, 'num_labels': 3}, 'logits'
+    'Dinov2ForImageClassification',
+    {**VISION, 'mlp_ratio': 4, 'use_swiglu_ffn': True, 'num_labels': 3},
+    'logits',
   ),
-  'dinov3': Tower('DINOv3ViTModel', {**VISION, 'image_size': [16, 32], 'num_register_tokens': 3}, 'pooler_output'),
+  'dinov3': Tower(
+    'DINOv3ViTModel', {**VISION, 'image_size': [16, 32], 'num_register_tokens': 3}, 'pooler_output'
+  ),
   'dinov3 gated': Tower(
     'DINOv3ViTModel',
     {**VISION, 'num_register_tokens': 4, 'use_gated_mlp': True, 'hidden_act': 'silu', 'key_bias': True},
     'pooler_output',
   ),
-  'siglip2': Tower('Siglip2VisionModel', {**SIZES, 'patch_size': 8, 'num_patches': 4}, 'pooler_output', 'SiglipVisionModel'),
-  'siglip': Tower('SiglipModel', {'text_config': TEXT, 'vision_config': VISION}, 'pooler_output', 'SiglipVisionModel'),
+  'siglip2': Tower(
+    'Siglip2VisionModel', {**SIZES, 'patch_size': 8, 'num_patches': 4}, 'pooler_output', 'SiglipVisionModel'
+  ),
+  'siglip': Tower(
+    'SiglipModel', {'text_config': TEXT, 'vision_config': VISION}, 'pooler_output', 'SiglipVisionModel'
+  ),
   'siglip vision': Tower('SiglipVisionModel', VISION, 'pooler_output'),
   'siglip no head': Tower('SiglipVisionModel', {**VISION, 'vision_use_head': False}, 'mean'),
   'siglip classifier': Tower(
@@ -121,7 +139,11 @@ def output_of(peer, name: str, images: np.ndarray) -> np.ndarray:
       return peer(torch.from_numpy(grid), torch.ones(grid.shape[:2]), shape).pooler_output.numpy()
   if TOWERS[name].output == 'image':
     with torch.no_grad():
-      output = peer.get_image_features(to_torch(images)) if hasattr(peer, 'get_image_features') else peer(to_torch(images))
+      output = (
+        peer.get_image_features(to_torch(images))
+        if hasattr(peer, 'get_image_features')
+        else peer(to_torch(images))
+      )
       return getattr(output, 'image_embeds', output.get('pooler_output')).numpy()
   with torch.no_grad():
     output = peer(to_torch(images), **options)

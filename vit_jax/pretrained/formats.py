@@ -43,7 +43,10 @@ def read(
 
 
 def with_texts(
-  source: str | os.PathLike[str], pretrained: Pretrained, classes: Sequence[str], prompts: Sequence[str] = ('{}',)
+  source: str | os.PathLike[str],
+  pretrained: Pretrained,
+  classes: Sequence[str],
+  prompts: Sequence[str] = ('{}',),
 ) -> Pretrained:
   """What `read` gave of a source, with a head that its text tower makes of the names of classes.
 

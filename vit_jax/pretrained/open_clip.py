@@ -126,7 +126,10 @@ class OpenClipFormat(NamedFormat):
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     assert files is not None
     if values.text('model_type') == 'trunk':
-      return {'pool': 'map' if 'visual.trunk.attn_pool.latent' in files.shapes else 'gap', 'class_token': False}
+      return {
+        'pool': 'map' if 'visual.trunk.attn_pool.latent' in files.shapes else 'gap',
+        'class_token': False,
+      }
     return {
       'patch_bias': False,
       'pre_norm': 'visual.ln_pre.weight' in files.shapes,
@@ -168,10 +171,16 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
   embedding, positions = f'{prefix}token_embedding.weight', f'{prefix}positional_embedding'
   first = f'{prefix}transformer.resblocks.0.mlp.c_fc.weight'
   if not {embedding, positions, first} <= shapes.keys():
-    raise UserError(f"{files.source} has no text tower of OpenCLIP's own; take a folder of transformers' CLIP.")
+    raise UserError(
+      f"{files.source} has no text tower of OpenCLIP's own; take a folder of transformers' CLIP."
+    )
   length, width = shapes[positions]
-  blocks = {name.split('.resblocks.')[1].split('.')[0] for name in shapes if name.startswith(f'{prefix}transformer.')}
-  end = values.choice('pool_type', {'argmax': None, 'last': -1}, 'last' if 'logit_bias' in shapes else 'argmax')
+  blocks = {
+    name.split('.resblocks.')[1].split('.')[0] for name in shapes if name.startswith(f'{prefix}transformer.')
+  }
+  end = values.choice(
+    'pool_type', {'argmax': None, 'last': -1}, 'last' if 'logit_bias' in shapes else 'argmax'
+  )
   biased = f'{prefix}text_projection.weight' in shapes
   features = shapes[f'{prefix}text_projection.weight'][0] if biased else shapes[f'{prefix}text_projection'][1]
   config = TextConfig(
@@ -184,7 +193,9 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
     pool='gap',
     class_token=False,
     activation='quick_gelu' if whole.flag('quick_gelu', False) else 'gelu',
-    norm_epsilon=values.section('norm_kwargs').number('eps', 1e-5 if 'text_cfg' in whole or end is None else 1e-6),
+    norm_epsilon=values.section('norm_kwargs').number(
+      'eps', 1e-5 if 'text_cfg' in whole or end is None else 1e-6
+    ),
     causal=not values.flag('no_causal_mask', end == -1 and 'text_cfg' not in whole),
     features=features,
     features_bias=biased,

@@ -38,7 +38,10 @@ BLOCKS = (
   *norm('blocks/mlp_norm', 'blocks.{}.norm2'),
   Rule('blocks/mlp_scale', 'blocks.{}.ls2.gamma'),
 )
-DENSE = (*layer('blocks/mlp/dense_in', 'blocks.{}.mlp.fc1'), *layer('blocks/mlp/dense_out', 'blocks.{}.mlp.fc2'))
+DENSE = (
+  *layer('blocks/mlp/dense_in', 'blocks.{}.mlp.fc1'),
+  *layer('blocks/mlp/dense_out', 'blocks.{}.mlp.fc2'),
+)
 # SwiGLU with both layers in one tensor, and in two.
 _PACKED = (
   *fused(('blocks/mlp/dense_gate', 'blocks/mlp/dense_in'), 'blocks.{}.mlp.w12'),
@@ -114,7 +117,9 @@ class NamedFormat(TransformersFormat):
   def image_side(self, files: TensorFiles, positions: str, others: int = 1) -> int:
     """Pixels of a side of square images, by the number of positions, `others` of which are no patches'."""
     tokens = files.shapes[positions][-2] - others
-    return math.isqrt(max(tokens, 1)) * next(files.shapes[name][-1] for name in self.patches if name in files.shapes)
+    return math.isqrt(max(tokens, 1)) * next(
+      files.shapes[name][-1] for name in self.patches if name in files.shapes
+    )
 
   def values(self, model: ViTConfig) -> dict[str, Any]:
     return {}
@@ -146,13 +151,21 @@ class OriginalFormat(NamedFormat):
       biases=(('blocks/attention/key/bias', None, False),),  # which is masked
       ignored=_UNUSED,
     ),
-    'mae': Family('MAE', '', BLOCKS, _TOKENS, {'layer_norm_eps': 1e-6}, 'bicubic', IMAGENET, 256 / 224, (), _UNUSED),
+    'mae': Family(
+      'MAE', '', BLOCKS, _TOKENS, {'layer_norm_eps': 1e-6}, 'bicubic', IMAGENET, 256 / 224, (), _UNUSED
+    ),
   }
   marks = ('mask_token', 'cls_token', 'blocks.0.attn.qkv.weight')
   hidden = ('blocks.0.mlp.fc1.weight', 'blocks.0.mlp.w1.weight', 'blocks.0.mlp.w3.weight')
 
   def described(self, files: TensorFiles) -> dict[str, Any]:
-    kind = 'dinov3' if 'storage_tokens' in files.shapes else 'mae' if 'decoder_pos_embed' in files.shapes else 'dinov2'
+    kind = (
+      'dinov3'
+      if 'storage_tokens' in files.shapes
+      else 'mae'
+      if 'decoder_pos_embed' in files.shapes
+      else 'dinov2'
+    )
     values: dict[str, Any] = {'model_type': kind, 'num_register_tokens': 0}
     if kind == 'dinov3':
       values['num_register_tokens'] = _registers(files, 'storage_tokens')
@@ -188,7 +201,9 @@ _TORCHVISION = Family(
     *norm('norm', 'encoder.ln'),
     *norm('blocks/attention_norm', f'{_BLOCK}.ln_1'),
     *fused(
-      [f'blocks/attention/{name}' for name in ('query', 'key', 'value')], f'{_BLOCK}.self_attention.in_proj', '_'
+      [f'blocks/attention/{name}' for name in ('query', 'key', 'value')],
+      f'{_BLOCK}.self_attention.in_proj',
+      '_',
     ),
     *layer('blocks/attention/out', f'{_BLOCK}.self_attention.out_proj', 'out'),
     *norm('blocks/mlp_norm', f'{_BLOCK}.ln_2'),

@@ -35,7 +35,10 @@ class BigVisionNames(ReleasedNames[ViTConfig]):
     patch, channels, width = tensors.patches('embedding/kernel')
     scanned = _is_scanned(tensors.shapes)
     block = _BLOCKS if scanned else f'{_BLOCKS}_0'
-    query, hidden = f'{block}/{_IN_BLOCK["attention"]}/query/kernel', f'{block}/{_IN_BLOCK["mlp/dense_in"]}/kernel'
+    query, hidden = (
+      f'{block}/{_IN_BLOCK["attention"]}/query/kernel',
+      f'{block}/{_IN_BLOCK["mlp/dense_in"]}/kernel',
+    )
     *stacked, _, heads, head_width = tensors.shape(query, 3 + scanned)
     if heads * head_width != width:
       raise tensors.misfit(query, f'its heads do not make up the width of {width}')
@@ -66,7 +69,9 @@ class BigVisionNames(ReleasedNames[ViTConfig]):
   def name(self, path: str, naming: Naming) -> str | None:
     if not path.startswith('blocks/'):
       return renamed(path, _AROUND)
-    return renamed(path.removeprefix('blocks/'), _IN_BLOCK, f'{_BLOCKS}/' if naming == 'scan' else f'{_BLOCKS}_{{}}/')
+    return renamed(
+      path.removeprefix('blocks/'), _IN_BLOCK, f'{_BLOCKS}/' if naming == 'scan' else f'{_BLOCKS}_{{}}/'
+    )
 
   def tokens_before(self, name: str, shapes: Shapes) -> int:
     return int(name == _POSITIONS and 'cls' in shapes)

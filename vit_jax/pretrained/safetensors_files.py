@@ -42,7 +42,9 @@ class TensorFiles:
     self._file_of: dict[str, Any] = {}
     self._prefix = ''  # of all names in the files, which is not in those here
     self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
-    self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for integers that follow from them
+    self.shapes: dict[
+      str, tuple[int, ...]
+    ] = {}  # of each tensor by name, but for integers that follow from them
     self.dtypes: set[str] = set()  # 'F32', 'BF16', …: of what the tensors are stored in
     with contextlib.ExitStack() as undo:
       undo.enter_context(self._stack)

@@ -11,7 +11,9 @@ from vit_jax.pretrained.json_values import JsonObject
 
 _CONFIG = 'tokenizer_config.json'
 # How CLIP cuts a text into words (transformers' CLIPTokenizer).
-_CLIP_WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
+_CLIP_WORDS = (
+  r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
+)
 _START, _END = '<|startoftext|>', '<|endoftext|>'
 
 

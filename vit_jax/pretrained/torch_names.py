@@ -60,10 +60,11 @@ def attention(
 
 def fused(paths: Sequence[str], name: str, separator: str = '.') -> tuple[Rule, ...]:
   """Kernels and biases of layers that are one layer there, whose outputs follow one another."""
+  leaves: tuple[tuple[str, str, Form], ...] = (('kernel', 'weight', 'into'), ('bias', 'bias', 'flat'))
   return tuple(
     Rule(f'{path}/{leaf}', f'{name}{separator}{theirs}', form, (part, len(paths)))
     for part, path in enumerate(paths)
-    for leaf, theirs, form in (('kernel', 'weight', 'into'), ('bias', 'bias', 'flat'))
+    for leaf, theirs, form in leaves
   )
 
 

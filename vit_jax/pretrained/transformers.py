@@ -24,7 +24,17 @@ from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, 
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import HEAD_PATHS, Derived, Export, Layout, Rule, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import (
+  HEAD_PATHS,
+  Derived,
+  Export,
+  Layout,
+  Rule,
+  Tokens,
+  attention,
+  layer,
+  norm,
+)
 
 # How images are prepared where no file says it.
 HALF = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5), 'antialias': True}
@@ -151,7 +161,9 @@ class TransformersFormat(FolderFormat):
     head, num_classes = self._head(files)
     model = self._model(family, values, head, files)
     model = with_told(folder, model, options.told)
-    architecture = Architecture(model, self.image_size(values), values.integer('num_channels', 3), num_classes)
+    architecture = Architecture(
+      model, self.image_size(values), values.integer('num_channels', 3), num_classes
+    )
     rules = self._placed(family, architecture, prefix, head, files)
     ignored, notes = _ignored(files, family, prefix, {rule.name for rule in rules if _has(model, rule.path)})
     if not model.distillation_token:
@@ -191,7 +203,9 @@ class TransformersFormat(FolderFormat):
       tokens = dataclasses.replace(tokens, position=None)
     if not model.register_tokens and not model.distillation_token:
       tokens = dataclasses.replace(tokens, registers=None)
-    return dataclasses.replace(tokens, registers_path='distillation_token') if model.distillation_token else tokens
+    return (
+      dataclasses.replace(tokens, registers_path='distillation_token') if model.distillation_token else tokens
+    )
 
   def _head(self, files: TensorFiles) -> tuple[str | None, int]:
     """The name of the head that class tokens go to, and its classes."""
@@ -201,10 +215,12 @@ class TransformersFormat(FolderFormat):
         return head, shape[0]
     return None, 0
 
-  def _model(self, family: Family, values: JsonObject, head: str | None, files: TensorFiles | None) -> ViTConfig:
+  def _model(
+    self, family: Family, values: JsonObject, head: str | None, files: TensorFiles | None
+  ) -> ViTConfig:
     """The config of our model; UserError or UnknownModelError: we have none."""
-    options = common(values, family) | {'pool': self.bare_pool if head is None else self.head_pool}
-    return ViTConfig(**options | self.options(values, head, files))
+    options: dict[str, Any] = {'pool': self.bare_pool if head is None else self.head_pool}
+    return ViTConfig(**common(values, family) | options | self.options(values, head, files))
 
   def export(self, pretrained: Pretrained) -> Export:
     """In the first family that holds the model; Unfit, with the reasons of all, where none does."""
@@ -222,7 +238,9 @@ class TransformersFormat(FolderFormat):
     architecture, params = pretrained.architecture, pytrees.flatten(pretrained.params)
     if family.square and architecture.image_size[0] != architecture.image_size[1]:
       raise Unfit(f'it has square images and this model {" x ".join(map(str, architecture.image_size))}')
-    values = _written_config(pretrained, model, family, params) | self.values(model) | {'model_type': model_type}
+    values = (
+      _written_config(pretrained, model, family, params) | self.values(model) | {'model_type': model_type}
+    )
     self._check_read_again(family, values, model, head)
     kind = family.model if head is None else f'{family.classifier}'
     if head in TWO_HEADS:
@@ -269,9 +287,9 @@ class TransformersFormat(FolderFormat):
     model = architecture.model
     assert isinstance(model, ViTConfig)
     for rule in self.rules(family, model, model.grid(architecture.image_size)):
-      prefixed = dataclasses.replace(rule, name=prefix + rule.name)
-      absent = files is not None and prefixed.name.format(rule.first) not in files.shapes
-      rules.append(rule if absent and rule.name.format(rule.first) in files.shapes else prefixed)
+      name = rule.name.format(rule.first)
+      bare = files is not None and prefix + name not in files.shapes and name in files.shapes
+      rules.append(rule if bare else dataclasses.replace(rule, name=prefix + rule.name))
     if head is not None:
       rules += layer('head', head)
       if head == TWO_HEADS[0]:
@@ -282,7 +300,9 @@ class TransformersFormat(FolderFormat):
     """Tensors that we do not have, by name without prefix."""
     return {}
 
-  def _check_read_again(self, family: Family, values: dict[str, Any], model: ViTConfig, head: str | None) -> None:
+  def _check_read_again(
+    self, family: Family, values: dict[str, Any], model: ViTConfig, head: str | None
+  ) -> None:
     """Raises Unfit where what would be written is read as another model."""
     described = JsonObject(pathlib.Path(), values).with_defaults(family.defaults)
     again, model = self._model(family, described, head, None).resolved(), model.resolved()
@@ -292,7 +312,11 @@ class TransformersFormat(FolderFormat):
       if name == 'class_token':
         ours, theirs = model.has_class_token, again.has_class_token
       same = (ours is None) == (theirs is None) if name in _BY_PRESENCE - {'class_token'} else ours == theirs
-      untold = name.startswith('pre_logits') and head is None and (name, model.pre_logits_size) != ('pre_logits', None)
+      untold = (
+        name.startswith('pre_logits')
+        and head is None
+        and (name, model.pre_logits_size) != ('pre_logits', None)
+      )
       if not same and name not in _FREE and not untold:
         raise Unfit(f'it has {name} {theirs!r} and this model {ours!r}')
 
@@ -363,7 +387,7 @@ def _is_absent(path: str, family: Family, values: JsonObject) -> bool:
 
 
 def _has(model: ViTConfig, path: str) -> bool:
-  """Whether a model may have a parameter: those of pools, last norms and pre-logits are there only where it has the part."""
+  """Whether a model may have a parameter: last norms, pre-logits and pools have some only where it has the part."""
   part = path.partition('/')[0]
   if part in ('norm', 'pooled_norm'):
     return model.final_norm == {'norm': 'tokens', 'pooled_norm': 'pooled'}[part]

@@ -80,7 +80,10 @@ class Aimv2Format(TransformersFormat):
     name = prefix + 'embeddings.position_embedding.weight'
     if name in files.shapes:
       return {}
-    grid, width = architecture.model.grid(architecture.image_size), files.shapes[f'{prefix}rms_norm.weight'][0]
+    grid, width = (
+      architecture.model.grid(architecture.image_size),
+      files.shapes[f'{prefix}rms_norm.weight'][0],
+    )
     return {name: Derived((grid[0] * grid[1], width), (), functools.partial(_waves, grid, width))}
 
 

@@ -39,7 +39,9 @@ _MAP_POOL = (
   *layer('map_pool/mlp/dense_out', 'head.mlp.fc2'),
 )
 # What only the text tower has.
-_OF_TEXTS = r'text_model\..*|text_projection\.weight|logit_(scale|bias)|(vision_model\.)?embeddings\.position_ids'
+_OF_TEXTS = (
+  r'text_model\..*|text_projection\.weight|logit_(scale|bias)|(vision_model\.)?embeddings\.position_ids'
+)
 
 
 class _TwoTowersFormat(TransformersFormat):
@@ -65,7 +67,12 @@ CLIP_PIXELS = {
 }
 # CLIP's, of images and of texts.
 _CLIP = {'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
-_CLIP_TEXT = _CLIP | {'hidden_size': 512, 'intermediate_size': 2048, 'num_attention_heads': 8, 'patch_size': 1}
+_CLIP_TEXT = _CLIP | {
+  'hidden_size': 512,
+  'intermediate_size': 2048,
+  'num_attention_heads': 8,
+  'patch_size': 1,
+}
 _CLIP_VISION = Family(
   'CLIP',
   'vision_model.',
@@ -76,7 +83,10 @@ _CLIP_VISION = Family(
   CLIP_PIXELS,
   shorter=1.0,
   biases=(),
-  ignored={_OF_TEXTS: None, r'post_layernorm\.\w+': 'The last norm, which the logits do not depend on, is left out.'},
+  ignored={
+    _OF_TEXTS: None,
+    r'post_layernorm\.\w+': 'The last norm, which the logits do not depend on, is left out.',
+  },
   outside=(Rule('pre_logits/kernel', 'visual_projection.weight', 'into'),),
   model='VisionModel',
   classifier=None,
@@ -166,9 +176,13 @@ class SiglipFormat(_TwoTowersFormat):
   title = "a folder of transformers' SigLIP"
   families = {
     'siglip_vision_model': _SIGLIP_VISION,
-    'siglip': dataclasses.replace(_SIGLIP_VISION, classifier='ForImageClassification', section='vision_config'),
+    'siglip': dataclasses.replace(
+      _SIGLIP_VISION, classifier='ForImageClassification', section='vision_config'
+    ),
     'siglip2_vision_model': _SIGLIP2_VISION,
-    'siglip2': dataclasses.replace(_SIGLIP2_VISION, classifier='ForImageClassification', section='vision_config'),
+    'siglip2': dataclasses.replace(
+      _SIGLIP2_VISION, classifier='ForImageClassification', section='vision_config'
+    ),
   }
   head_pool = 'gap'
 

@@ -86,7 +86,9 @@ class DinoV2Format(TransformersFormat):
       'mlp_ratio': sizes.mlp_dim // sizes.width,
       'use_swiglu_ffn': model.mlp == 'swiglu',
     }
-    if model.mlp == 'swiglu':  # which says nothing of its activation, and of whose units the ratio is that of an MLP
+    if (
+      model.mlp == 'swiglu'
+    ):  # which says nothing of its activation, and of whose units the ratio is that of an MLP
       ratio = next((r for r in range(1, 17) if _swiglu_hidden(r * sizes.width) == sizes.mlp_dim), 4)
       values |= {'mlp_ratio': ratio, 'hidden_act': 'gelu'}
     return values | ({'num_register_tokens': model.register_tokens} if model.register_tokens else {})
@@ -102,7 +104,9 @@ class DinoV2Format(TransformersFormat):
     # Their head reads the class token beside the mean of the patches: (D, K) becomes (2 D, K).
     kernel = np.asarray(pretrained.params['head']['kernel'], np.float32)
     widened = np.concatenate([kernel, np.zeros_like(kernel)])
-    architecture = dataclasses.replace(pretrained.architecture, model=dataclasses.replace(model, pool='token_gap'))
+    architecture = dataclasses.replace(
+      pretrained.architecture, model=dataclasses.replace(model, pool='token_gap')
+    )
     params = pretrained.params | {'head': {**pretrained.params['head'], 'kernel': widened}}
     export = super().export(dataclasses.replace(pretrained, architecture=architecture, params=params))
     if export.dropped:

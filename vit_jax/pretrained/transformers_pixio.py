@@ -45,7 +45,9 @@ class PixioFormat(TransformersFormat):
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     return {
-      'mlp_dim': int(values.integer('hidden_size', 1280) * values.number('mlp_ratio', 4.0, low=1e-3, high=1e3)),
+      'mlp_dim': int(
+        values.integer('hidden_size', 1280) * values.number('mlp_ratio', 4.0, low=1e-3, high=1e3)
+      ),
       'class_token': True,
       'register_tokens': values.integer('n_cls_tokens', 8) - 1,
     }
@@ -71,5 +73,8 @@ class PixioFormat(TransformersFormat):
     tensors = export.tokens.scatter(flat)
     tensors[_CLASS_TOKENS] = np.concatenate([tensors.pop(_FIRST), tensors.pop(_OTHERS)], axis=1)
     return dataclasses.replace(
-      export, tokens=None, constants=export.constants | tensors, dropped=export.dropped | export.tokens.paths()
+      export,
+      tokens=None,
+      constants=export.constants | tensors,
+      dropped=export.dropped | export.tokens.paths(),
     )

@@ -32,7 +32,7 @@ BLOCK = (
 _RULES = (*BLOCK, *layer('pre_logits', 'pooler.dense'))
 _DEFAULTS = {'patch_size': 16, 'layer_norm_eps': 1e-12}
 _VIT = Family('ViT', 'vit.', _RULES, TOKENS, _DEFAULTS, 'bicubic', HALF)
-_DECODER = {r'(?:vit\.)?decoder\..*': "The decoder, which only pre-training uses, is left out."}
+_DECODER = {r'(?:vit\.)?decoder\..*': 'The decoder, which only pre-training uses, is left out.'}
 
 
 class ViTFormat(TransformersFormat):

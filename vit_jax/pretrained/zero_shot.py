@@ -73,9 +73,7 @@ def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
   return Texts(np.asarray(features), math.exp(files.read(layout.scale).item()), bias, layout.link)
 
 
-def with_head(
-  pretrained: Pretrained, texts: Texts, classes: Sequence[str]
-) -> Pretrained:
+def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> Pretrained:
   """The image tower with a head that compares images with classes.
 
   `texts` are those of `prompted` texts, as many for each class; a class is the mean of them, scaled to length 1 again.
