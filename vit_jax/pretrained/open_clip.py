@@ -15,8 +15,8 @@ from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.original_names import BLOCKS, DENSE, NamedFormat
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Layout, Rule, Tokens, attention, fused, layer, norm
-from vit_jax.pretrained.transformers import HALF, Family
 from vit_jax.pretrained.transformers_clip import CLIP_PIXELS
+from vit_jax.pretrained.transformers_family import HALF, Family
 from vit_jax.pretrained.zero_shot import TextLayout, Texts
 
 CONFIG = 'open_clip_config.json'

@@ -19,7 +19,8 @@ from vit_jax.pretrained.huggingface import Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, fused, layer, norm
-from vit_jax.pretrained.transformers import IMAGENET, Family, TransformersFormat
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import IMAGENET, Family
 
 # Heads of the widths that have not 64 channels each, as all these projects have them.
 _HEADS = {1280: 16, 1408: 16, 1664: 16}

@@ -11,8 +11,9 @@ from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Derived, Tokens, attention, layer, norm
-from vit_jax.pretrained.transformers import Family, TransformersFormat
+from vit_jax.pretrained.transformers import TransformersFormat
 from vit_jax.pretrained.transformers_clip import CLIP_PIXELS
+from vit_jax.pretrained.transformers_family import Family
 
 _BLOCK = 'encoder.layers.{}'
 _AIMV2 = Family(

@@ -10,7 +10,8 @@ from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_names import relative
 from vit_jax.pretrained.torch_names import Derived, Rule, norm
-from vit_jax.pretrained.transformers import HALF, TOKENS, UNUSED, Family, TransformersFormat
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import HALF, TOKENS, UNUSED, Family
 from vit_jax.pretrained.transformers_vit import BLOCK
 
 _TABLE = 'relative_position_bias.relative_position_bias_table'

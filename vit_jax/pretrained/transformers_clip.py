@@ -16,7 +16,8 @@ from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Rule, Tokens, attention, fused, layer, norm
-from vit_jax.pretrained.transformers import HALF, Family, TransformersFormat, common
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import HALF, Family
 from vit_jax.pretrained.zero_shot import TextLayout, Texts
 
 _BLOCK = (
@@ -125,7 +126,7 @@ class ClipFormat(_TwoTowersFormat):
     }
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
-    options = common(values.with_defaults(_CLIP_TEXT), _CLIP_VISION) | {'class_token': False, 'pool': 'gap'}
+    options = _CLIP_VISION.common(values.with_defaults(_CLIP_TEXT)) | {'class_token': False, 'pool': 'gap'}
     end = values.raw('eos_token_id', 49407)
     return TextLayout(
       TextConfig(**options, causal=True, features=whole.integer('projection_dim', 512)),
@@ -202,7 +203,7 @@ class SiglipFormat(_TwoTowersFormat):
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     values = values.with_defaults(_SIGLIP)
-    options = common(values, _SIGLIP_VISION) | {'class_token': False, 'pool': 'gap'}
+    options = _SIGLIP_VISION.common(values) | {'class_token': False, 'pool': 'gap'}
     features = values.integer('projection_size', values.integer('hidden_size', 768))
     return TextLayout(
       TextConfig(**options, causal=False, features=features, features_bias=True),

@@ -12,7 +12,8 @@ from vit_jax.pretrained.huggingface import vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Rule, Tokens, attention, fused, layer, norm
-from vit_jax.pretrained.transformers import AROUND, ATTENTION, IMAGENET, TOKENS, Family, TransformersFormat
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import AROUND, ATTENTION, IMAGENET, TOKENS, Family
 
 _RULES = (
   *AROUND,

@@ -12,7 +12,8 @@ from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Derived, Export, layer, norm
-from vit_jax.pretrained.transformers import AROUND, ATTENTION, IMAGENET, TOKENS, Family, TransformersFormat
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import AROUND, ATTENTION, IMAGENET, TOKENS, Family
 
 _CLASS_TOKENS = 'embeddings.cls_token'
 _FIRST, _OTHERS = f'{_CLASS_TOKENS}[0]', f'{_CLASS_TOKENS}[1:]'

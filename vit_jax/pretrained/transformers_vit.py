@@ -9,7 +9,8 @@ from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Tokens, layer, norm
-from vit_jax.pretrained.transformers import (
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import (
   AROUND,
   ATTENTION,
   HALF,
@@ -18,7 +19,6 @@ from vit_jax.pretrained.transformers import (
   TWO_HEADS,
   UNUSED,
   Family,
-  TransformersFormat,
 )
 
 BLOCK = (
