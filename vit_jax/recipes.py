@@ -27,7 +27,7 @@ from vit_jax.config import (
 )
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
-from vit_jax.models.capabilities import PretrainingOptions
+from vit_jax.models.capabilities import PretrainingOptions, TextHeadOptions
 
 
 def choose(
@@ -293,8 +293,8 @@ def _pretrained(model: str, *, of_texts: bool = False) -> tuple[ModelConfig, Ini
 
   architecture = formats.architecture(model)
   network = architecture.model
-  if of_texts and isinstance(network, ViTConfig):
-    network = dataclasses.replace(network, cosine_head=True)
+  if of_texts and isinstance(network, TextHeadOptions):
+    network = network.with_cosine_head()
   elif isinstance(network, PretrainingOptions):
     network = network.for_classification()
   return network, InitConfig(checkpoint=model), architecture.image_size[0]

@@ -276,6 +276,9 @@ class ViTConfig(ModelConfig):
   def without_pre_logits(self) -> Self:
     return dataclasses.replace(self, pre_logits_size=None)
 
+  def with_cosine_head(self) -> Self:
+    return dataclasses.replace(self, cosine_head=True)
+
   def for_classification(self) -> Self:
     if self.classifies_images:
       return self.without_pre_logits()

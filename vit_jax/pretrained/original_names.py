@@ -90,8 +90,8 @@ class NamedFormat(TransformersFormat):
 
   def guesses(self, files: TensorFiles, layout: Layout) -> tuple[str, ...]:
     """Sentences on what no tensor tells."""
-    model, size = layout.architecture.model, layout.architecture.image_size
-    assert isinstance(model, ViTConfig)
+    model: Any = layout.architecture.model
+    size = layout.architecture.image_size
     return (
       f'{files.source.name} has no config.json: heads {model.heads}, activation {model.activation!r}, norm_epsilon '
       f'{model.norm_epsilon:g} and images of {size[0]} x {size[1]} are taken, as its project has them.',

@@ -209,8 +209,7 @@ class TransformersFormat(FolderFormat):
   ) -> tuple[Rule, ...]:
     """All rules by the names that a folder has; some folders leave out the prefix of some tensors."""
     rules = [*family.outside]
-    model = architecture.model
-    assert isinstance(model, ViTConfig)
+    model: Any = architecture.model
     for rule in self.rules(family, model, model.grid(architecture.image_size)):
       name = rule.name.format(rule.first)
       bare = files is not None and prefix + name not in files.shapes and name in files.shapes

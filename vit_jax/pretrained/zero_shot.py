@@ -15,8 +15,8 @@ from flax import nnx
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.capabilities import TextHeadOptions
 from vit_jax.models.text_tower import TextConfig, TextTower
-from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import tokenizing
 from vit_jax.pretrained.base import Link, Pretrained
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -79,7 +79,7 @@ def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> P
   `texts` are those of `prompted` texts, as many for each class; a class is the mean of them, scaled to length 1 again.
   """
   model = pretrained.architecture.model
-  assert isinstance(model, ViTConfig)
+  assert isinstance(model, TextHeadOptions), 'checkpoints with texts are of Vision Transformers'
   features = texts.features.reshape(len(classes), -1, texts.features.shape[-1]).mean(axis=1)
   features /= np.linalg.norm(features, axis=-1, keepdims=True)
   head = {
@@ -87,7 +87,7 @@ def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> P
     'bias': np.full(len(classes), texts.bias, np.float32),
   }
   architecture = dataclasses.replace(
-    pretrained.architecture, model=dataclasses.replace(model, cosine_head=True), num_classes=len(classes)
+    pretrained.architecture, model=model.with_cosine_head(), num_classes=len(classes)
   )
   return dataclasses.replace(
     pretrained,
