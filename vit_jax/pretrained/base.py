@@ -184,6 +184,8 @@ FORMATS: Registry[Format] = Registry(
     'original': 'vit_jax.pretrained.original_names:OriginalFormat',
     'torchvision': 'vit_jax.pretrained.original_names:TorchvisionFormat',
     'timm_efficientnet': 'vit_jax.pretrained.timm_efficientnet:TimmEfficientNetFormat',
+    'timm_mixer': 'vit_jax.pretrained.timm_mixer:TimmMixerFormat',
+    'timm_bit': 'vit_jax.pretrained.timm_bit:TimmBitFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },

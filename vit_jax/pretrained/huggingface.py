@@ -114,6 +114,9 @@ class FolderFormat(Format):
     tensors = scatter(export.rules, flat) | export.constants
     if export.tokens is not None:
       tensors |= export.tokens.scatter(flat)
+    for name, of_blocks in export.merged.items():
+      depth = pretrained.architecture.model.num_layers
+      tensors[name] = np.stack([tensors.pop(of_blocks.format(block)) for block in range(depth)], axis=1)
     texts = {CONFIG: json.dumps(export.config, indent=2, sort_keys=True) + '\n'} | export.texts
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes

@@ -83,10 +83,15 @@ class TimmFormat(FolderFormat):
       resize = model.position_resize
       derived['pos_embed'] = timm_derived.positions(table, resize, grid, square=defaults.square_positions)
     shapes = timm_derived.view(files.shapes, derived)
-    rules = (*timm_names.rules(model, naming, grid), *timm_names.heads(model, num_classes > 0))
     channels = _shape(shapes, 'patch_embed.proj.weight', 4)[1]
+    if model.stem_blocks is not None:
+      channels = _shape(shapes, _root(shapes), 4)[1]
+    architecture = Architecture(model, image_size, channels, num_classes)
+    rules = (*timm_names.rules(model, naming, grid), *timm_names.heads(model, num_classes > 0))
+    if model.stem_blocks is not None:
+      rules += timm_names.stem(model, architecture.shapes())
     return Layout(
-      architecture=Architecture(model, image_size, channels, num_classes),
+      architecture=architecture,
       rules=rules,
       tokens=_tokens(model, shapes, grid),
       preprocess=timm_config.preprocess(published, image_size, channels),
@@ -172,7 +177,7 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
     class_token='cls_token' in shapes,
     position=_position(shapes, defaults),
     position_resize=defaults.position_resize,
-    rotary_grid=arguments.sides('ref_feat_shape', defaults.rotary_grid)[0] if defaults.rotary_grid else None,
+    rotary_grid=_rotary_grid(arguments, defaults),
     register_tokens=registers,
     distillation_token=distilled,
     activation=timm_config.activation(arguments, 'silu' if gated else defaults.activation),
@@ -189,6 +194,13 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
     patch_bias='patch_embed.proj.bias' in shapes,
     final_norm=_final_norm(shapes),
   )
+  if any(name.startswith('patch_embed.backbone.') for name in shapes):
+    stages = re.compile(r'patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.')
+    units = {match.groups() for name in shapes if (match := stages.match(name))}
+    blocks = tuple(
+      sum(int(stage) == number for stage, _ in units) for number in range(len({s for s, _ in units}))
+    )
+    model = dataclasses.replace(model, stem_blocks=blocks, stem_width=_shape(shapes, _root(shapes), 4)[0])
   if model.pool.startswith('map'):
     hidden = _shape(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
     own_heads = arguments.integer('attn_pool_num_heads', defaults.pool_heads or heads)
@@ -198,6 +210,23 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
       pool_mlp_dim=None if hidden == mlp_dim else hidden,
     )
   return model, defaults
+
+
+def _root(shapes: Shapes) -> str:
+  """The first convolution of a hybrid."""
+  name = 'patch_embed.backbone.stem.conv.weight'
+  return name if name in shapes else 'patch_embed.backbone.conv.weight'
+
+
+def _rotary_grid(arguments: JsonObject, defaults: Defaults) -> int | None:
+  if defaults.rotary_grid is None:
+    return None
+  rows, columns = arguments.sides('ref_feat_shape', defaults.rotary_grid)
+  if rows != columns:
+    raise UnknownModelError(
+      f'it stretches rotary positions to {rows} x {columns} patches, and vit_jax to a square'
+    )
+  return rows
 
 
 def _position(shapes: Shapes, defaults: Defaults) -> str:

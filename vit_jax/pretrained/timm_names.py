@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.torch_names import Rule, attention, layer, norm
+from vit_jax.pretrained.transformers_bit import unit_rules
 
 _TABLE = 'attn.rel_pos.relative_position_bias_table'
 Shapes = Mapping[str, tuple[int, ...]]
@@ -64,6 +65,19 @@ def first_block(block: str) -> Callable[[str], str]:
   """A function from a name in a block of the usual kind to the whole one in the first block."""
   name = _renamed({'parallel': _PARALLEL, 'parallel_pairs': _PAIRS}.get(block, {}), '0')
   return lambda usual: name(usual).format(0)
+
+
+def stem(model: ViTConfig, paths: Collection[str]) -> tuple[Rule, ...]:
+  """Of a hybrid's ResNet; `paths`: of all our parameters."""
+  backbone = 'patch_embed.backbone.'
+  root = f'{backbone}stem.' if model.sizes.stem_blocks else backbone
+  around = {
+    f'stem/root_norm/{leaf}': f'{root}norm.{theirs}'
+    for leaf, theirs in (('scale', 'weight'), ('bias', 'bias'))
+  }
+  return unit_rules(
+    paths, around | {'stem/root/kernel': f'{root}conv.weight'}, f'{backbone}stages.{{}}.blocks.{{}}.'
+  )
 
 
 def heads(model: ViTConfig, head: bool) -> tuple[Rule, ...]:

@@ -14,7 +14,7 @@ from vit_jax.pretrained.base import Link, UnknownModelError
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
-Form = Literal['same', 'flat', 'into', 'out', 'conv']
+Form = Literal['same', 'flat', 'into', 'out', 'conv', 'conv_1x1']
 # Ours of every head, which a model without classes does not write.
 HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 
@@ -27,7 +27,7 @@ class Rule:
   name: str  # theirs, {} being the number of the block
   # How their tensor is laid out: as ours ('same'); 'flat'; the weight of a Linear layer (outputs, inputs), with
   # the inputs in our first axis ('into') or the outputs in our last ('out'); or a convolution's (outputs, inputs,
-  # height, width) ('conv').
+  # height, width) ('conv'), of a Linear layer of ours 'conv_1x1'.
   form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
   # (first row, how many) of the tensor's first axis are ours, where parts are not of one size; and (…, of how many).
@@ -189,6 +189,8 @@ class Export:
   # Of ours by path, where they are others than the model's.
   params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # tensors that we do not have
+  # Tensors with the blocks along their second axis, and the names that those of single blocks have in the rules.
+  merged: dict[str, str] = dataclasses.field(default_factory=dict)
   dropped: frozenset[str] = frozenset()  # paths of ours that are left out
   notes: tuple[str, ...] = ()  # sentences on what is not held as it was
 
@@ -277,6 +279,8 @@ def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
       return shape[-1], math.prod(shape[:-1])
     case 'conv':
       return shape[3], shape[2], shape[0], shape[1]
+    case 'conv_1x1':
+      return shape[1], shape[0], 1, 1
 
 
 def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -293,13 +297,15 @@ def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
   tensor = tensor[first : first + size]
   if rule.form == 'conv':
     return tensor.transpose(2, 3, 1, 0)
-  array = (tensor.T if rule.form in ('into', 'out') else tensor).reshape(shape)
+  array = (tensor.T if rule.form in ('into', 'out', 'conv_1x1') else tensor).reshape(shape)
   return np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1) if rule.interleaved else array
 
 
 def _to_torch(rule: Rule, array: np.ndarray) -> np.ndarray:
   if rule.form == 'conv':
     return array.transpose(3, 2, 0, 1)
+  if rule.form == 'conv_1x1':
+    return array.T[:, :, None, None]
   shape = _form_shape(rule, array.shape)
   if rule.interleaved:
     array = np.stack(np.split(array, 2, axis=-1), axis=-1).reshape(array.shape)
