@@ -1,7 +1,6 @@
 """Towers of transformers that people fine-tune: their outputs, folders written again, heads of texts."""
 
 import dataclasses
-import json
 import re
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import vit_jax
 from vit_jax import recipes
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import tokenizing
 from vit_jax.training import loop
 
 pytestmark = pytest.mark.slow  # it compares with another framework
@@ -257,23 +255,6 @@ def test_classes_by_their_names_get_the_logits_of_transformers(name, tmp_path):
   np.testing.assert_allclose(model(images), logits(images, texts), atol=1e-5, rtol=0)
   assert model.class_names == tuple(texts) and model.link == ('sigmoid' if name == 'siglip' else 'softmax')
   assert np.abs(np.asarray(model(images))).max() > 0.01
-
-
-def test_tokens_of_the_two_files_of_clip_are_those_of_transformers(tmp_path):
-  letters = [*'abcdegot.', *(f'{letter}</w>' for letter in 'abcdegot.'), 'do', 'dog</w>', 'ca', 'cat</w>']
-  merges = [('d', 'o'), ('do', 'g</w>'), ('c', 'a'), ('ca', 't</w>')]
-  vocabulary = {token: number for number, token in enumerate([*letters, '<|startoftext|>', '<|endoftext|>'])}
-  (tmp_path / 'vocab.json').write_text(json.dumps(vocabulary))
-  (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *map(' '.join, merges)]))
-  texts = ['A  Dog.', "a cat'd dog", 'a bad goat to abet a dog and a cat']
-  theirs = transformers.CLIPTokenizer(vocab=vocabulary, merges=merges)
-  expected = theirs(texts, padding='max_length', truncation=True, max_length=12)['input_ids']
-  end = vocabulary['<|endoftext|>']
-  ours = tokenizing.tokenize(tmp_path, texts, 12)
-  for row, other in zip(ours, expected, strict=True):
-    length = other.index(end) + 1  # behind it they differ in what fills up
-    np.testing.assert_array_equal(row[:length], other[:length])
-  assert len(np.unique(ours)) > 9
 
 
 def test_folder_without_a_text_tower_or_tokenizer_says_so(tmp_path):

@@ -7,24 +7,26 @@ from typing import Any
 
 from vit_jax.data.preprocess import Method, Preprocess
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.base import Grid
 from vit_jax.models.text_tower import TextConfig
-from vit_jax.pretrained import safetensors_files, zero_shot
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained import safetensors_files, timm_names, zero_shot
 from vit_jax.pretrained.base import ReadOptions, UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
-from vit_jax.pretrained.original_names import BLOCKS, DENSE, NamedFormat
+from vit_jax.pretrained.original_names import NamedFormat
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Layout, Rule, Tokens, attention, fused, layer, norm
+from vit_jax.pretrained.timm_names import Naming
+from vit_jax.pretrained.torch_names import QKV, Layout, Rule, Tokens, fused, layer, norm
 from vit_jax.pretrained.transformers_clip import CLIP_PIXELS
 from vit_jax.pretrained.transformers_family import HALF, Family
 from vit_jax.pretrained.zero_shot import TextLayout, Texts
 
 CONFIG = 'open_clip_config.json'
 _FILES = ('open_clip_model.safetensors', 'open_clip_pytorch_model.safetensors')
-_QKV = [f'blocks/attention/{name}' for name in ('query', 'key', 'value')]
 _BLOCK = (
   *norm('blocks/attention_norm', 'transformer.resblocks.{}.ln_1'),
-  *fused(_QKV, 'transformer.resblocks.{}.attn.in_proj', '_'),
+  *fused(QKV, 'transformer.resblocks.{}.attn.in_proj', '_'),
   *layer('blocks/attention/out', 'transformer.resblocks.{}.attn.out_proj', 'out'),
   *norm('blocks/mlp_norm', 'transformer.resblocks.{}.ln_2'),
   *layer('blocks/mlp/dense_in', 'transformer.resblocks.{}.mlp.c_fc'),
@@ -57,17 +59,7 @@ _CLIP = Family(
 _TRUNK = dataclasses.replace(
   _CLIP,
   prefix='visual.trunk.',
-  rules=(
-    *BLOCKS,
-    *DENSE,
-    Rule('map_pool/probe', 'attn_pool.latent'),
-    *attention('map_pool/attention/query', 'attn_pool.q'),
-    *fused(('map_pool/attention/key', 'map_pool/attention/value'), 'attn_pool.kv'),
-    *layer('map_pool/attention/out', 'attn_pool.proj', 'out'),
-    *norm('map_pool/norm', 'attn_pool.norm'),
-    *layer('map_pool/mlp/dense_in', 'attn_pool.mlp.fc1'),
-    *layer('map_pool/mlp/dense_out', 'attn_pool.mlp.fc2'),
-  ),
+  rules=(),
   tokens=Tokens('pos_embed', None, positioned=0),
   defaults={'layer_norm_eps': 1e-6},
   preprocess=HALF | {'method': 'bicubic'},
@@ -136,6 +128,9 @@ class OpenClipFormat(NamedFormat):
       'pre_logits': 'linear',
       'pre_logits_size': files.shapes.get('visual.proj', (0, 512))[1],
     }
+
+  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
+    return family.rules or timm_names.rules(model, Naming(), grid)
 
   def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
     with TensorFiles(self.file_of(path)) as files:

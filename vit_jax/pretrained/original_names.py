@@ -13,46 +13,20 @@ from typing import Any, ClassVar
 
 from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained import safetensors_files
+from vit_jax.pretrained import safetensors_files, timm_names
 from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError
 from vit_jax.pretrained.huggingface import Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, fused, layer, norm
+from vit_jax.pretrained.timm_names import Naming
+from vit_jax.pretrained.torch_names import QKV, Export, Layout, Rule, Tokens, fused, layer, norm
 from vit_jax.pretrained.transformers import TransformersFormat
 from vit_jax.pretrained.transformers_family import IMAGENET, Family
 
 # Heads of the widths that have not 64 channels each, as all these projects have them.
 _HEADS = {1280: 16, 1408: 16, 1664: 16}
-_QKV = (
-  *attention('blocks/attention/query', 'blocks.{}.attn.qkv', (0, 3)),
-  *attention('blocks/attention/key', 'blocks.{}.attn.qkv', (1, 3)),
-  *attention('blocks/attention/value', 'blocks.{}.attn.qkv', (2, 3)),
-)
-BLOCKS = (
-  *layer('patch_embedding', 'patch_embed.proj', 'conv'),
-  *norm('norm', 'norm'),
-  *norm('blocks/attention_norm', 'blocks.{}.norm1'),
-  *_QKV,
-  *layer('blocks/attention/out', 'blocks.{}.attn.proj', 'out'),
-  Rule('blocks/attention_scale', 'blocks.{}.ls1.gamma'),
-  *norm('blocks/mlp_norm', 'blocks.{}.norm2'),
-  Rule('blocks/mlp_scale', 'blocks.{}.ls2.gamma'),
-)
-DENSE = (
-  *layer('blocks/mlp/dense_in', 'blocks.{}.mlp.fc1'),
-  *layer('blocks/mlp/dense_out', 'blocks.{}.mlp.fc2'),
-)
-# SwiGLU with both layers in one tensor, and in two.
-_PACKED = (
-  *fused(('blocks/mlp/dense_gate', 'blocks/mlp/dense_in'), 'blocks.{}.mlp.w12'),
-  *layer('blocks/mlp/dense_out', 'blocks.{}.mlp.w3'),
-)
-_SPLIT = (
-  *layer('blocks/mlp/dense_gate', 'blocks.{}.mlp.w1'),
-  *layer('blocks/mlp/dense_in', 'blocks.{}.mlp.w2'),
-  *layer('blocks/mlp/dense_out', 'blocks.{}.mlp.w3'),
-)
+# timm's names of a SwiGLU's layers -> DINOv2's, which has both that meet the tokens in one, and DINOv3's.
+_SWIGLU = {'mlp.fc1': 'mlp.w12', 'mlp.fc1_g': 'mlp.w1', 'mlp.fc1_x': 'mlp.w2', 'mlp.fc2': 'mlp.w3'}
 _TOKENS = Tokens('pos_embed', 'cls_token', 'register_tokens')
 _UNUSED: dict[str, str | None] = {
   'mask_token': 'The mask token, which only pre-training uses, is left out.',
@@ -129,22 +103,27 @@ class NamedFormat(TransformersFormat):
     raise Unfit('it can be read, but not written')
 
 
-def _registers(files: TensorFiles, name: str) -> int:
-  return files.shapes[name][1] if name in files.shapes else 0
-
-
 class OriginalFormat(NamedFormat):
   """DINOv2, DINOv3 or MAE."""
 
   title = "a file of DINOv2's, DINOv3's or MAE's own names"
   families = {
-    'dinov2': Family(
-      'DINOv2', '', BLOCKS, _TOKENS, {'layer_norm_eps': 1e-6}, 'bicubic', IMAGENET, 256 / 224, (), _UNUSED
+    'others': Family(
+      'DINOv2 or MAE',
+      '',
+      (),
+      _TOKENS,
+      {'layer_norm_eps': 1e-6},
+      'bicubic',
+      IMAGENET,
+      256 / 224,
+      (),
+      _UNUSED,
     ),
     'dinov3': Family(
       'DINOv3',
       '',
-      BLOCKS,
+      (),
       Tokens(None, 'cls_token', 'storage_tokens'),
       {'layer_norm_eps': 1e-5},
       'bicubic',
@@ -152,27 +131,19 @@ class OriginalFormat(NamedFormat):
       biases=(('blocks/attention/key/bias', None, False),),  # which is masked
       ignored=_UNUSED,
     ),
-    'mae': Family(
-      'MAE', '', BLOCKS, _TOKENS, {'layer_norm_eps': 1e-6}, 'bicubic', IMAGENET, 256 / 224, (), _UNUSED
-    ),
   }
   marks = ('mask_token', 'cls_token', 'blocks.0.attn.qkv.weight')
   hidden = ('blocks.0.mlp.fc1.weight', 'blocks.0.mlp.w1.weight', 'blocks.0.mlp.w3.weight')
 
   def described(self, files: TensorFiles) -> dict[str, Any]:
-    kind = (
-      'dinov3'
-      if 'storage_tokens' in files.shapes
-      else 'mae'
-      if 'decoder_pos_embed' in files.shapes
-      else 'dinov2'
-    )
-    values: dict[str, Any] = {'model_type': kind, 'num_register_tokens': 0}
-    if kind == 'dinov3':
-      values['num_register_tokens'] = _registers(files, 'storage_tokens')
+    registers = [
+      files.shapes[name][1] for name in ('storage_tokens', 'register_tokens') if name in files.shapes
+    ]
+    values: dict[str, Any] = {'num_register_tokens': sum(registers)}
+    if 'storage_tokens' in files.shapes:
+      values['model_type'] = 'dinov3'
     else:
-      values['image_size'] = self.image_side(files, 'pos_embed')
-      values['num_register_tokens'] = _registers(files, 'register_tokens')
+      values |= {'model_type': 'others', 'image_size': self.image_side(files, 'pos_embed')}
     if 'blocks.0.mlp.w3.weight' in files.shapes:
       values['intermediate_size'] = files.shapes['blocks.0.mlp.w3.weight'][1]
     return values
@@ -189,8 +160,14 @@ class OriginalFormat(NamedFormat):
     return options
 
   def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
-    mlp = DENSE if model.mlp == 'dense' else _SPLIT if family.stem == 'DINOv3' else _PACKED
-    return family.rules + mlp
+    """timm's, which are theirs but for SwiGLU's."""
+    rules = timm_names.rules(model, Naming(packed=family.stem != 'DINOv3'), grid)
+    if model.mlp != 'swiglu':
+      return rules
+    return tuple(
+      dataclasses.replace(rule, name=re.sub(r'mlp\.\w+', lambda match: _SWIGLU[match[0]], rule.name))
+      for rule in rules
+    )
 
 
 _BLOCK = 'encoder.layers.encoder_layer_{}'
@@ -201,13 +178,11 @@ _TORCHVISION = Family(
     *layer('patch_embedding', 'conv_proj', 'conv'),
     *norm('norm', 'encoder.ln'),
     *norm('blocks/attention_norm', f'{_BLOCK}.ln_1'),
-    *fused(
-      [f'blocks/attention/{name}' for name in ('query', 'key', 'value')],
-      f'{_BLOCK}.self_attention.in_proj',
-      '_',
-    ),
+    *fused(QKV, f'{_BLOCK}.self_attention.in_proj', '_'),
     *layer('blocks/attention/out', f'{_BLOCK}.self_attention.out_proj', 'out'),
     *norm('blocks/mlp_norm', f'{_BLOCK}.ln_2'),
+    *layer('blocks/mlp/dense_in', f'{_BLOCK}.mlp.0'),
+    *layer('blocks/mlp/dense_out', f'{_BLOCK}.mlp.3'),
   ),
   Tokens('encoder.pos_embedding', 'class_token'),
   {'layer_norm_eps': 1e-6},
@@ -217,36 +192,21 @@ _TORCHVISION = Family(
   (),
   {},
 )
-# torchvision's names of an MLP's layers, now and before 0.14.
-_MLPS = {'now': ('mlp.0', 'mlp.3'), 'before': ('mlp.linear_1', 'mlp.linear_2')}
 
 
 class TorchvisionFormat(NamedFormat):
   """A `vit_*` of torchvision."""
 
   title = "a file of torchvision's names"
-  families = {
-    when: dataclasses.replace(
-      _TORCHVISION,
-      rules=(
-        *_TORCHVISION.rules,
-        *layer('blocks/mlp/dense_in', f'{_BLOCK}.{first}'),
-        *layer('blocks/mlp/dense_out', f'{_BLOCK}.{second}'),
-      ),
-    )
-    for when, (first, second) in _MLPS.items()
-  }
+  families = {'torchvision': _TORCHVISION}
   marks = ('conv_proj.weight', 'encoder.pos_embedding')
   heads = ('heads.head',)
   patches = ('conv_proj.weight',)
-  hidden = tuple(f'{_BLOCK.format(0)}.{first}.weight' for first, _ in _MLPS.values())
+  hidden = (f'{_BLOCK.format(0)}.mlp.0.weight',)
   block = r'encoder\.layers\.encoder_layer_(\d+)\.'
 
   def described(self, files: TensorFiles) -> dict[str, Any]:
-    return {
-      'model_type': 'now' if self.hidden[0] in files.shapes else 'before',
-      'image_size': self.image_side(files, 'encoder.pos_embedding'),
-    }
+    return {'model_type': 'torchvision', 'image_size': self.image_side(files, 'encoder.pos_embedding')}
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     return {}

@@ -15,6 +15,8 @@ from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
 Form = Literal['same', 'flat', 'into', 'out', 'conv', 'conv_1x1']
+# Ours of what is often one layer elsewhere.
+QKV = tuple(f'blocks/attention/{name}' for name in ('query', 'key', 'value'))
 # Ours of every head, which a model without classes does not write.
 HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 
