@@ -248,6 +248,7 @@ def test_folder_of_a_timm_wrapper_is_the_folder_of_timm(tmp_path):
   assert isinstance(peer.timm_model, timm.models.VisionTransformer)
   peer.save_pretrained(tmp_path)
   pretrained = read(tmp_path)
+  assert any("how the model pools (global_pool): 'token' is taken" in note for note in pretrained.notes)
   images = make_images(pretrained)
   with torch.no_grad():
     expected = peer(to_torch(images)).logits.numpy()

@@ -148,7 +148,7 @@ def _unknown(path: pathlib.Path) -> UserError:
   if any(path.glob('*.safetensors')):
     return UserError(
       f'{path} has no config.json; get it from where the tensors are from, or name the .safetensors file '
-      "itself if its tensors have timm's names."
+      'itself if its tensors have the names of timm, OpenCLIP, torchvision or DINO.'
     )
   runs = sorted(str(folder.parent) for folder in path.glob('*/checkpoints'))
   if runs:

@@ -50,7 +50,9 @@ def config_of(path: pathlib.Path) -> JsonObject | None:
 def described(values: JsonObject | None) -> str:
   """What the model of a config.json is called, to follow 'holds'; None: of tensors alone."""
   if values is None:
-    return "tensors without a config.json beside them (alone, those with timm's names are read)"
+    return (
+      'tensors without a config.json beside them (of those alone, docs/checkpoints.md says which are read)'
+    )
   if 'architecture' in values:
     return f"timm's {values.text('architecture')}"
   if 'model_type' not in values:

@@ -93,7 +93,9 @@ class OpenClipFormat(NamedFormat):
     own = _config(files).section('preprocess_cfg')
     if 'mean' not in own:
       return layout
-    return dataclasses.replace(layout, preprocess=_preprocess(own, layout.architecture.image_size), notes=())
+    return dataclasses.replace(
+      layout, preprocess=preprocess_of(own, layout.architecture.image_size), notes=()
+    )
 
   def guesses(self, files: TensorFiles, layout: Layout) -> tuple[str, ...]:
     return () if 'model_cfg' in _config(files) else super().guesses(files, layout)
@@ -143,7 +145,7 @@ def _config(files: TensorFiles) -> JsonObject:
   return JsonObject.read(path) if path.is_file() else JsonObject(path, {})
 
 
-def _preprocess(values: JsonObject, image_size: tuple[int, int]) -> Preprocess:
+def preprocess_of(values: JsonObject, image_size: tuple[int, int]) -> Preprocess:
   """OpenCLIP's evaluation: the shorter side resized and the middle cut, as torchvision does, or squashed."""
   shorter = values.choice('resize_mode', {'shortest': max(image_size), 'squash': None}, 'shortest')
   methods: dict[str, Method] = {'bicubic': 'bicubic', 'bilinear': 'bilinear'}

@@ -39,6 +39,7 @@ class NamedFormat(TransformersFormat):
   """A lone file, recognised by the names of its tensors."""
 
   tellable = frozenset({'activation', 'norm_epsilon', 'heads'})
+  group = None
   # Names that tell it.
   marks: ClassVar[tuple[str, ...]] = ()
   # Tensors by which sizes are found, of which a file has one: of the patch embedding, and of a block's first MLP layer.
