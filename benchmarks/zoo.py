@@ -58,19 +58,15 @@ def create(name: str, module: str) -> torch.nn.Module:
   patch = int(match[1]) if (match := re.search(r'patch(\d+)', name)) else 16
   size = 384 if 'siglip_384' in name or 'siglip_gap_384' in name else patch * 4
   options = {'num_classes': 7}
-  if module in ('mlp_mixer',):
-    options |= {'num_blocks': 2}
-  elif module in ('vision_transformer', 'deit', 'beit', 'vision_transformer_relpos'):
+  if module in ('vision_transformer', 'deit', 'beit', 'vision_transformer_relpos'):
     options |= {'depth': DEPTH, 'img_size': size}
   elif module == 'eva':
     options |= {'depth': DEPTH, 'img_size': size}
     if 'sapiens2' in name:  # some of whose blocks have half as many heads of keys and values
       heads = {'base': 12, 'giant': 24, '5b': 32}.get(name.split('_')[1], 16)
       options['num_kv_heads'] = heads if heads == 12 else (heads, heads // 2)
-  elif module == 'vision_transformer_hybrid' or module in ('naflexvit', 'vision_transformer_sam'):
+  elif module in ('naflexvit', 'vision_transformer_hybrid', 'vision_transformer_sam'):
     options |= {'depth': DEPTH}
-  elif module == 'tf_efficientnet':
-    pass
   model = timm.create_model(name, pretrained=False, **options).eval()
   if 'img_size' in options:  # as the tags of a published model say it
     model.pretrained_cfg['input_size'] = (3, options['img_size'], options['img_size'])

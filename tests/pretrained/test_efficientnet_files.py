@@ -14,7 +14,7 @@ import vit_jax
 from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.efficientnet import rounded_channels
+from vit_jax.models.efficientnet_families import rounded_channels
 from vit_jax.pretrained import transformers_efficientnet
 from vit_jax.pretrained.timm_efficientnet import TimmEfficientNetFormat
 from vit_jax.pretrained.transformers_efficientnet import EfficientNetFormat

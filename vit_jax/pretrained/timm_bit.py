@@ -14,7 +14,7 @@ from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
 from vit_jax.pretrained.transformers_bit import unit_rules
 
 _BIT = re.compile(r'resnetv2_(\d+)x(\d+)_bit')
-_STAGES = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
+_STAGES: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
 _HEAD = (Rule('head/kernel', 'head.fc.weight', 'conv_1x1'), Rule('head/bias', 'head.fc.bias'))
 
 
@@ -73,7 +73,7 @@ class TimmBitFormat(FolderFormat):
     values = {
       'architecture': f'resnetv2_{layers}x{int(factor)}_bit',
       'global_pool': 'avg',
-      'model_args': {'in_chans': architecture.channels, 'width_factor': int(factor)},
+      'model_args': {'in_chans': architecture.channels},
       'num_classes': architecture.num_classes,
       'num_features': 2048 * int(factor),
       'pretrained_cfg': published,

@@ -55,6 +55,7 @@ _MAP_OF_ALL = (
   r'test_vit3|eva02_.*|eva_giant_.*|vit_pe_.*|vit_.*_(dinov3(_qkvb)?|lingbot|sapiens2)|vit_.*_rope_.*'
 )
 # How positions are resized for images of other sizes.
+_RESIZE: PositionResize = 'bicubic_antialias'
 _RESIZES: tuple[tuple[str, PositionResize], ...] = (
   (r'naflexvit_(base|huge)_patch16_radio_v3', 'linear'),
   (r'naflexvit_.*_radio_v\d|naflexvit_.*_parfac_gap', 'bilinear'),
@@ -88,8 +89,6 @@ class Defaults:
     """What the name says, and the width."""
     heads = _first(_HEADS_OF, name, _HEADS.get(width) or max(width // 64, 1))
     rotary, rotary_grid = _first(_ROTARY, name, ('', None))
-    usual: PositionResize = 'bicubic_antialias'
-    resize = _first(_RESIZES, name, usual)
     activation: Activation = 'gelu_tanh' if re.fullmatch(_TANH, name) else 'gelu'
     return cls(
       heads=heads,
@@ -99,7 +98,7 @@ class Defaults:
       rotary=rotary,
       rotary_grid=rotary_grid,
       pool_heads=_POOL_HEADS if name.startswith('vit_pe_') else None,
-      position_resize=resize,
+      position_resize=_first(_RESIZES, name, _RESIZE),
       square_positions=re.fullmatch(r'naflexvit_.*_(par_gap|parfac_gap|radio_v\d)', name) is not None,
       map_of_all=re.fullmatch(_MAP_OF_ALL, name) is not None,
     )

@@ -59,7 +59,7 @@ class TimmMixerFormat(FolderFormat):
       mlp_dim=shapes['blocks.0.mlp_channels.fc1.weight'][0],
       depth=len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))}),
       tokens_mlp_dim=shapes['blocks.0.mlp_tokens.fc1.weight'][0],
-      activation=timm_config.activation(arguments, 'gelu'),
+      activation='gelu',
     )
     model = with_told(values.path.parent, model, options.told)
     image_size = arguments.sides('img_size', timm_config.image_size(published) or (224, 224))
@@ -81,9 +81,10 @@ class TimmMixerFormat(FolderFormat):
     name = _NAMES.get((sizes.patch, sizes.width, sizes.depth))
     if name is None:
       raise Unfit('it has the published sizes only')
+    if model.activation != 'gelu':
+      raise Unfit(f"it has activation 'gelu' only, and this model {model.activation!r}")
     published, notes = timm_config.written(pretrained, first_conv='stem.proj', classifier='head')
     arguments = {
-      'act_layer': model.activation,
       'img_size': list(architecture.image_size),
       'in_chans': architecture.channels,
       'mlp_ratio': [
