@@ -5,7 +5,7 @@ vit_jax predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --format=json pho
 vit_jax predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
-python -m vit_jax.predict --checkpoint=/path/to/clip --classes='a photo of a dog, a photo of a cat' photo.jpg
+vit_jax predict --checkpoint=/path/to/clip --classes='a photo of a dog, a photo of a cat' photo.jpg
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to
 stdout: the classes with the highest logits, and their probabilities by softmax, or by sigmoid where the model

@@ -131,12 +131,14 @@ def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mappin
   contiguous = {name: np.asarray(tensor, order='C') for name, tensor in tensors.items()}
   try:
     partial.touch()  # first: it tells that what lies beside it is not complete
+    mode = partial.stat().st_mode
     for name, text in texts.items():
       files.write_text(folder / name, text)
     try:  # with the metadata that transformers and timm write
       library.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
     except library.SafetensorError as error:
       raise _os_error(error, folder / FILE) from error
+    partial.chmod(mode)  # safetensors lets nobody but the owner read it
     # As the command sha256sum writes and checks it.
     files.write_text(checksum, f'{_sha256(partial)}  {FILE}\n')
     files.move_into_place(partial, folder / FILE)
