@@ -16,6 +16,7 @@ import vit_jax
 from vit_jax import recipes
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import tokenizing
 from vit_jax.training import loop
 
 pytestmark = pytest.mark.slow  # it compares with another framework
@@ -107,6 +108,7 @@ TOWERS = {
     'SiglipModel', {'text_config': TEXT, 'vision_config': VISION}, 'pooler_output', 'SiglipVisionModel'
   ),
   'siglip vision': Tower('SiglipVisionModel', VISION, 'pooler_output'),
+  'siglip cut': Tower('SiglipVisionModel', {**VISION, 'image_size': 21}, 'pooler_output'),
   'siglip no head': Tower('SiglipVisionModel', {**VISION, 'vision_use_head': False}, 'mean'),
   'siglip classifier': Tower(
     'SiglipForImageClassification', {'text_config': TEXT, 'vision_config': VISION, 'num_labels': 3}, 'logits'
@@ -282,3 +284,14 @@ def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
   images = make_images(read(tmp_path / 'peer'))
   np.testing.assert_allclose(run(images), begun(images), atol=1e-6)
   assert run.class_names == ('dog', 'red cat')
+
+
+def test_tokens_of_siglip2_are_those_of_transformers(tmp_path):
+  tokens = ['<pad>', '<eos>', '<bos>', '<unk>', '<mask>', *'abcdegot▁', 'do', 'dog', 'ca', 'cat']
+  merges = [('d', 'o'), ('do', 'g'), ('c', 'a'), ('ca', 't')]
+  vocabulary = {token: number for number, token in enumerate(tokens)}
+  transformers.Siglip2Tokenizer(vocab=vocabulary, merges=merges).save_pretrained(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  texts = ['A Dog', 'a cat to a dog to a cat to a toad']
+  expected = theirs(texts, padding='max_length', truncation=True, max_length=12, return_tensors='np')
+  np.testing.assert_array_equal(tokenizing.tokenize(tmp_path, texts, 12), expected['input_ids'])

@@ -14,7 +14,7 @@ _CONFIG = 'tokenizer_config.json'
 
 
 def tokenize(folder: pathlib.Path, texts: Sequence[str], length: int) -> np.ndarray:
-  """int32 (texts, length): each text with its special tokens, cut to `length`, or padded behind as the folder says.
+  """int32 (texts, length): each text with its special tokens, cut to `length`, or padded as the folder says.
 
   Raises:
     UserError: the folder has no tokenizer, or it cannot be read.
@@ -31,14 +31,16 @@ def tokenize(folder: pathlib.Path, texts: Sequence[str], length: int) -> np.ndar
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
   except Exception as error:  # the library raises nothing more special
     raise UserError(f'The tokenizer in {folder} cannot be read ({error}); get the folder again.') from error
-  if values.text('tokenizer_class').startswith('Siglip2'):  # which transformers adds, whatever the file says
+  siglip2 = values.text('tokenizer_class').startswith('Siglip2')
+  if siglip2:  # which transformers adds, whatever the file says
     texts = [text.lower() for text in texts]
+  left = values.text('padding_side', 'left' if siglip2 else 'right') == 'left'
   tokenizer.no_padding()
   tokenizer.enable_truncation(length)
   ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
   result = np.full((len(ids), length), _padding(values, tokenizer), np.int32)
   for row, numbers in zip(result, ids, strict=True):
-    row[: len(numbers)] = numbers
+    row[slice(length - len(numbers), None) if left else slice(len(numbers))] = numbers
   return result
 
 

@@ -32,10 +32,13 @@ from vit_jax.pretrained.torch_names import (
 )
 from vit_jax.pretrained.transformers_family import TWO_HEADS, Family
 
-# Options that change how a model is trained or computed, and that a folder need not hold.
+# Options that change how a model is trained or computed, or follow from others, and that a folder need not hold.
 _FREE = frozenset(
-  {'dropout', 'attention_dropout', 'stochastic_depth', 'attention', 'dtype', 'remat', 'unroll', 'head_bias'}
-)
+  {'attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'remat'}
+) | {
+  'stochastic_depth',
+  'unroll',
+}
 # Options of which a folder holds no more than whether the factors or tokens are there, or how they are resized.
 _BY_PRESENCE = frozenset({'layer_scale', 'mask_token', 'class_token', 'position_resize', 'variant'})
 
@@ -86,11 +89,10 @@ class TransformersFormat(FolderFormat):
     values = values.with_defaults(family.defaults)
     prefix = files.prefix(family.prefix)
     head, num_classes = self._head(files)
-    model = self._model(family, values, head, files)
-    model = with_told(folder, model, options.told)
-    architecture = Architecture(
-      model, self.image_size(values), values.integer('num_channels', 3), num_classes
-    )
+    model = with_told(folder, self._model(family, values, head, files), options.told)
+    image_size = self.image_size(values)
+    model = dataclasses.replace(model, cut_images=any(side % model.patch_pixels for side in image_size))
+    architecture = Architecture(model, image_size, values.integer('num_channels', 3), num_classes)
     rules = self._placed(family, architecture, prefix, head, files)
     ignored, notes = family.left_out(files, prefix, {rule.name for rule in rules if _has(model, rule.path)})
     if not model.distillation_token:
