@@ -10,7 +10,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Grid
 from vit_jax.models.text_tower import TextConfig
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained import safetensors_files, timm_names, zero_shot
+from vit_jax.pretrained import preprocessor_config, safetensors_files, timm_names, zero_shot
 from vit_jax.pretrained.base import ReadOptions, UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
@@ -34,8 +34,8 @@ _BLOCK = (
 )
 # Everything but the image tower.
 _IGNORED: dict[str, str | None] = {
-  r'text\..*|token_embedding\.weight|positional_embedding|text_projection|(transformer|ln_final)\..*|attn_mask': None,
-  'logit_(scale|bias)': None,
+  r'text\..*|token_embedding\.weight|text_projection|(transformer|ln_final)\..*': zero_shot.LEFT_OUT,
+  'positional_embedding|logit_(scale|bias)|attn_mask': None,
 }
 _CLIP = Family(
   'OpenCLIP',
@@ -93,8 +93,9 @@ class OpenClipFormat(NamedFormat):
     own = _config(files).section('preprocess_cfg')
     if 'mean' not in own:
       return layout
+    notes = tuple(note for note in layout.notes if preprocessor_config.FILE not in note)
     return dataclasses.replace(
-      layout, preprocess=preprocess_of(own, layout.architecture.image_size), notes=()
+      layout, preprocess=preprocess_of(own, layout.architecture.image_size), notes=notes
     )
 
   def guesses(self, files: TensorFiles, layout: Layout) -> tuple[str, ...]:

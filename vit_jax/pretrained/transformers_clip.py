@@ -40,9 +40,10 @@ _MAP_POOL = (
   *layer('map_pool/mlp/dense_out', 'head.mlp.fc2'),
 )
 # What only the text tower has.
-_OF_TEXTS = (
-  r'text_model\..*|text_projection\.weight|logit_(scale|bias)|(vision_model\.)?embeddings\.position_ids'
-)
+_OF_TEXTS: dict[str, str | None] = {
+  r'text_model\..*|text_projection\.weight': zero_shot.LEFT_OUT,
+  r'logit_(scale|bias)': None,
+}
 
 
 class _TwoTowersFormat(TransformersFormat):
@@ -85,7 +86,7 @@ _CLIP_VISION = Family(
   shorter=1.0,
   biases=(),
   ignored={
-    _OF_TEXTS: None,
+    **_OF_TEXTS,
     r'post_layernorm\.\w+': 'The last norm, which the logits do not depend on, is left out.',
   },
   outside=(Rule('pre_logits/kernel', 'visual_projection.weight', 'into'),),
@@ -151,7 +152,7 @@ _SIGLIP_VISION = Family(
   'bicubic',
   HALF | {'method': 'bicubic'},
   biases=(),
-  ignored={_OF_TEXTS: None, r'head\..*': 'The pooling head, which the logits do not depend on, is left out.'},
+  ignored={**_OF_TEXTS, r'head\..*': 'The pooling head, which the logits do not depend on, is left out.'},
   model='VisionModel',
   classifier=None,
 )

@@ -22,6 +22,11 @@ from vit_jax.pretrained.base import Link, Pretrained
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Rule, gather
 
+# A note about a model that is read without the names of classes.
+LEFT_OUT = (
+  'The text tower is left out; names of classes (predict --classes, load(classes=…)) make a head of it.'
+)
+
 
 class TextLayout(NamedTuple):
   """What a folder holds of a text tower, and where."""
@@ -94,6 +99,7 @@ def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> P
     architecture=architecture,
     params=pretrained.params | {'head': head},
     class_names=tuple(classes),
+    notes=tuple(note for note in pretrained.notes if note != LEFT_OUT),
     link=texts.link,
   )
 
