@@ -120,9 +120,8 @@ def damage(place: pathlib.Path, copy: pathlib.Path) -> None:
   """A copy in which the rows of one kernel of the last block are in another order."""
   shutil.copytree(place, copy)
   tensors = safetensors.numpy.load_file(copy / 'model.safetensors')
-  kernels = [
-    key for key, value in tensors.items() if value.ndim >= 2 and re.search(r'blocks?\.\d|stages', key)
-  ]
+  in_blocks = [key for key in tensors if re.search(r'blocks?\.\d|stages', key)]
+  kernels = [key for key in in_blocks if tensors[key].ndim >= 2 and len(tensors[key]) > 1]
   key = kernels[-1]
   tensors[key] = np.roll(tensors[key], 1, axis=0)
   safetensors.numpy.save_file(tensors, copy / 'model.safetensors', metadata={'format': 'pt'})

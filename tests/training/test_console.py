@@ -61,7 +61,7 @@ def test_slow_evaluation_says_how_far_it_is_ever_less_often_and_then_each_minute
     'Evaluation: 3 of 40 batches, about 3:17 left',
     'Evaluation: 8 of 40 batches, about 2:24 left',
     'Evaluation: 18 of 40 batches, about 1:33 left',
-    'Evaluation: 33 of 40 batches, about 0:29 left',
+    'Evaluation: 34 of 40 batches, about 0:25 left',
   ]
 
 

@@ -11,6 +11,7 @@ from vit_jax.foundation.registry import Registry
 from vit_jax.models import axial
 from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.dropout import Place, drop_path, dropout
+from vit_jax.models.layers import scaled
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
@@ -114,7 +115,7 @@ class Block(nnx.Module):
 
   def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
     """(B, N, D) -> (B, N, D): what the MLP adds."""
-    return _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
+    return scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
 
   def attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None) -> jax.Array:
     """MSA of the tokens (B, N, D), or of the first ones, or of those of each row or column, as its branch adds it."""
@@ -125,7 +126,7 @@ class Block(nnx.Module):
       line_keys = axial.line_keys(keys, grid, self.axis)
       out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
       out = axial.from_lines(out, grid, self.axis)
-    return _scaled(dropout(out, self.dropout, keys, Place.ATTENTION_OUT), self.attention_scale)
+    return scaled(dropout(out, self.dropout, keys, Place.ATTENTION_OUT), self.attention_scale)
 
   def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
@@ -149,7 +150,7 @@ class PostNormBlock(Block):
     return z
 
   def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
-    return self.mlp_norm(_scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))
+    return self.mlp_norm(scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))
 
 
 def _layer_scale(config: 'ViTConfig') -> nnx.Param | None:
@@ -157,7 +158,3 @@ def _layer_scale(config: 'ViTConfig') -> nnx.Param | None:
   if config.layer_scale is None:
     return None
   return nnx.Param(jnp.full(config.sizes.width, config.layer_scale, jnp.float32))
-
-
-def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
-  return y if scale is None else y * scale[...].astype(y.dtype)

@@ -289,9 +289,13 @@ def _image_size(
   size = timm_config.image_size(published)
   if size is not None:
     return size, ()
-  length = shapes.get('pos_embed', (1, 14 * 14, 1))[1]
-  side = math.isqrt(max(length - model.leading_tokens, 0))
-  if side * side != length - model.leading_tokens:
-    side = math.isqrt(length)
+  table = shapes.get('blocks.0.attn.relative_position_bias_table')
+  if table is not None:
+    side = (math.isqrt(table[0]) + 1) // 2
+  else:
+    length = shapes.get('pos_embed', (1, 14 * 14, 1))[1]
+    side = math.isqrt(max(length - model.leading_tokens, 0))
+    if side * side != length - model.leading_tokens:
+      side = math.isqrt(length)
   guess = (side * model.patch_pixels, side * model.patch_pixels)
   return guess, (f'The file does not tell its image size: {guess[0]} x {guess[1]}, a square.',)

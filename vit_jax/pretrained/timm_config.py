@@ -117,11 +117,12 @@ def ratio(hidden: int, width: int) -> float:
 def about(pretrained: Pretrained, *, epsilon: float = 1e-6) -> tuple[str, ...]:
   """Sentences about what config.json has no place for; `epsilon`: that of timm's norms."""
   own, notes = pretrained.architecture.model.norm_epsilon, ()
+  usual = f'{epsilon:.0e}'.replace('e-0', 'e-')
   if pretrained.link == 'sigmoid':
     notes += (SIGMOID_LOST,)
   if own != epsilon:
     notes += (
-      f"timm's norms have an epsilon of {epsilon:g}, which its config.json cannot change, and this model {own}: "
+      f"timm's norms have an epsilon of {usual}, which its config.json cannot change, and this model {own}: "
       'logits differ a little.',
     )
   return notes

@@ -14,7 +14,7 @@ from vit_jax.pretrained.base import Link, UnknownModelError
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
-Form = Literal['same', 'flat', 'into', 'out', 'conv', 'conv_1x1']
+Form = Literal['same', 'flat', 'into', 'out', 'conv', 'conv_1x1', 'leading']
 # Ours of what is often one layer elsewhere.
 QKV = tuple(f'blocks/attention/{name}' for name in ('query', 'key', 'value'))
 # Ours of every head, which a model without classes does not write.
@@ -29,7 +29,8 @@ class Rule:
   name: str  # theirs, {} being the number of the block
   # How their tensor is laid out: as ours ('same'); 'flat'; the weight of a Linear layer (outputs, inputs), with
   # the inputs in our first axis ('into') or the outputs in our last ('out'); or a convolution's (outputs, inputs,
-  # height, width) ('conv'), of a Linear layer of ours 'conv_1x1'.
+  # height, width) ('conv'), of a Linear layer of ours 'conv_1x1'; or with
+  # two axes of length 1 before ours ('leading').
   form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
   # (first row, how many) of the tensor's first axis are ours, where parts are not of one size; and (…, of how many).
@@ -283,6 +284,8 @@ def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
       return shape[3], shape[2], shape[0], shape[1]
     case 'conv_1x1':
       return shape[1], shape[0], 1, 1
+    case 'leading':
+      return 1, 1, *shape
 
 
 def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:

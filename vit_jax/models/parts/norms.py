@@ -22,6 +22,7 @@ NORMS: Registry[Any] = Registry(
   {
     'layer_norm': 'vit_jax.models.parts.norms:LayerNorm',
     'rms_norm': 'vit_jax.models.parts.norms:RmsNorm',
+    'affine': 'vit_jax.models.parts.norms:Affine',
   },
 )
 
@@ -54,6 +55,21 @@ class RmsNorm(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """(..., D) -> (..., D), of the same dtype."""
     return _divide_by_rms(x, self.scale[...], self.epsilon)
+
+
+class Affine(nnx.Module):
+  """x * scale + bias, which normalises nothing (ResMLP, arXiv 2105.03404, equation 1)."""
+
+  sharding_rules: ClassVar[ShardingRules] = ((r'scale|bias', ()),)
+
+  def __init__(self, width: int, epsilon: float):
+    del epsilon
+    self.scale = nnx.Param(jnp.ones(width))
+    self.bias = nnx.Param(jnp.zeros(width))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(..., D) -> (..., D), of the same dtype."""
+    return (x.astype(jnp.float32) * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
 @functools.partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
