@@ -10,7 +10,16 @@ import pytest
 from flax import nnx
 from PIL import Image
 from released_files import read, write_folder
-from transformers_peers import make_images, make_ours, randomise, to_torch, torch, transformers
+from transformers_peers import (
+  make_images,
+  make_ours,
+  randomise,
+  safetensors_numpy,
+  tensors_in,
+  to_torch,
+  torch,
+  transformers,
+)
 
 import vit_jax
 from vit_jax import recipes
@@ -265,8 +274,16 @@ def test_folder_without_a_text_tower_or_tokenizer_says_so(tmp_path):
   peer_of('clip vision').save_pretrained(tmp_path / 'vision')
   with pytest.raises(UserError, match='has no text tower'):
     vit_jax.load(tmp_path / 'vision', classes=['a dog'])
+  with pytest.raises(UserError, match='There are no classes'):
+    vit_jax.load(tmp_path / 'vision', classes=[])
   peer_of('clip').save_pretrained(tmp_path / 'both')
   with pytest.raises(UserError, match=r'has no tokenizer\.json'):
+    vit_jax.load(tmp_path / 'both', classes=['a dog'])
+  save_tokenizer(tmp_path / 'both')
+  tensors = tensors_in(tmp_path / 'both')
+  del tensors['text_model.final_layer_norm.bias']
+  safetensors_numpy.save_file(tensors, tmp_path / 'both/model.safetensors')
+  with pytest.raises(UserError, match=r'no tensor text_model\.final_layer_norm\.bias as its text tower'):
     vit_jax.load(tmp_path / 'both', classes=['a dog'])
 
 

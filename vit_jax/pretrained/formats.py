@@ -50,10 +50,12 @@ def with_texts(
 ) -> Pretrained:
   """What `read` gave of a source, with a head that its text tower makes of the names of classes.
 
-  A class is the mean of the prompts, in which {} stands for its name. UserError: there is no text tower.
+  A class is the mean of the prompts, in which {} stands for its name. UserError: there is no text tower, or no class.
   """
   from vit_jax.pretrained import zero_shot  # here: few checkpoints have a text tower
 
+  if not classes or not prompts:
+    raise UserError(f'There are no {"prompts" if classes else "classes"}; name at least one.')
   path = located(source)
   texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts))
   return zero_shot.with_head(pretrained, texts, classes)

@@ -238,10 +238,9 @@ class TransformersFormat(FolderFormat):
       if name == 'class_token':
         ours, theirs = model.has_class_token, again.has_class_token
       same = (ours is None) == (theirs is None) if name in _BY_PRESENCE - {'class_token'} else ours == theirs
+      # Of a model without a head the tensors tell whether there is a layer behind the pooling.
       untold = (
-        name.startswith('pre_logits')
-        and head is None
-        and (name, model.pre_logits_size) != ('pre_logits', None)
+        head is None and (name == 'pre_logits_size' or model.pre_logits_size is None) and 'pre_logits' in name
       )
       if not same and name not in _FREE and not untold:
         raise Unfit(f'it has {name} {theirs!r} and this model {ours!r}')

@@ -128,7 +128,7 @@ class ClipFormat(_TwoTowersFormat):
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     options = _CLIP_VISION.common(values.with_defaults(_CLIP_TEXT)) | {'class_token': False, 'pool': 'gap'}
-    end = values.raw('eos_token_id', 49407)
+    end = values.integer('eos_token_id', 49407)
     return TextLayout(
       TextConfig(**options, causal=True, features=whole.integer('projection_dim', 512)),
       values.integer('max_position_embeddings', 77),
@@ -165,6 +165,7 @@ _SIGLIP2_VISION = dataclasses.replace(
   rules=tuple(
     dataclasses.replace(rule, form='out') if rule.form == 'conv' else rule for rule in _SIGLIP_VISION.rules
   ),
+  defaults=_SIGLIP | {'num_patches': 256},
   position_resize='bilinear',
 )
 

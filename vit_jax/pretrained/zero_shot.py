@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -20,12 +19,14 @@ from vit_jax.models.text_tower import TextConfig, TextTower
 from vit_jax.pretrained import tokenizing
 from vit_jax.pretrained.base import Link, Pretrained
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Rule, gather
+from vit_jax.pretrained.tensor_names import some
+from vit_jax.pretrained.torch_names import Rule, expected, gather
 
 # A note about a model that is read without the names of classes.
 LEFT_OUT = (
   'The text tower is left out; names of classes (predict --classes, load(classes=…)) make a head of it.'
 )
+_TEXTS = 256  # at a time
 
 
 class TextLayout(NamedTuple):
@@ -53,29 +54,44 @@ class Texts(NamedTuple):
 
 
 def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
-  """The features of texts; UserError where there is no tokenizer."""
+  """The features of texts; UserError where there is no tokenizer, or no such text tower."""
   folder = files.source if files.source.is_dir() else files.source.parent
   ids = tokenizing.tokenize(folder, texts, layout.length)
-  table = files.read(layout.embedding)
+  tower = _tower(files, layout)
+  table, positions = files.read(layout.embedding), files.read(layout.positions)
   if ids.max(initial=0) >= len(table):
     raise UserError(
       f'The tokenizer in {folder} has a token {ids.max()}, and the model {len(table)} tokens; get the files that '
       'belong together.'
     )
-  tokens = table[ids] + files.read(layout.positions)[: layout.length]
-  del table
-  graphdef, variables = nnx.split(nnx.eval_shape(lambda: TextTower(layout.config, nnx.Rngs(0))))
-  shapes = pytrees.flatten(nnx.to_pure_dict(variables))
-  rules = [rule for rule in layout.rules if rule.path in shapes]
-  tower = nnx.merge(graphdef, pytrees.unflatten(gather(rules, shapes, files.read)))
   if layout.end == -1:
     ends = np.full(len(ids), ids.shape[1] - 1)
   else:
     ends = (ids if layout.end is None else ids == layout.end).argmax(axis=1)
+  compute = jax.jit(lambda tower, tokens, ends: tower(tokens, ends))
   with jax.default_matmul_precision('highest'):
-    features = jax.jit(lambda tower, *inputs: tower(*inputs))(tower, jnp.asarray(tokens), jnp.asarray(ends))
+    features = [
+      np.asarray(compute(tower, table[ids[first : first + _TEXTS]] + positions, ends[first : first + _TEXTS]))
+      for first in range(0, len(ids), _TEXTS)
+    ]
   bias = 0.0 if layout.bias is None else files.read(layout.bias).item()
-  return Texts(np.asarray(features), math.exp(files.read(layout.scale).item()), bias, layout.link)
+  return Texts(np.concatenate(features), math.exp(files.read(layout.scale).item()), bias, layout.link)
+
+
+def _tower(files: TensorFiles, layout: TextLayout) -> TextTower:
+  """The tower with its parameters; UserError where a tensor is missing or of another shape."""
+  graphdef, variables = nnx.split(nnx.eval_shape(lambda: TextTower(layout.config, nnx.Rngs(0))))
+  shapes = pytrees.flatten(nnx.to_pure_dict(variables))
+  rules, width = [rule for rule in layout.rules if rule.path in shapes], layout.config.sizes.width
+  wanted = expected(rules, shapes) | {layout.positions: (layout.length, width)}
+  others = [name for name in (layout.embedding, layout.scale, layout.bias) if name is not None]
+  wrong = [name for name in others if name not in files.shapes]
+  wrong += [name for name, shape in wanted.items() if files.shapes.get(name) != shape]
+  if wrong:
+    raise UserError(
+      f'{files.source} has no tensor {some(wrong)} as its text tower calls for; get the folder again.'
+    )
+  return nnx.merge(graphdef, pytrees.unflatten(gather(rules, shapes, files.read)))
 
 
 def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> Pretrained:
