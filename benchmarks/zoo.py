@@ -72,11 +72,13 @@ def create(name: str, module: str) -> torch.nn.Module:
     model.pretrained_cfg['input_size'] = (3, options['img_size'], options['img_size'])
   elif config is not None:
     model.pretrained_cfg['input_size'] = config.input_size
-  randomise(model)
+  randomise(
+    model, 0.5 if module == 'mlp_mixer' else 1.0
+  )  # rounding grows in 24 gated blocks of large numbers
   return model
 
 
-def randomise(model: torch.nn.Module) -> None:
+def randomise(model: torch.nn.Module, share: float) -> None:
   generator = torch.Generator().manual_seed(0)
   norms = {
     id(parameter)
@@ -87,7 +89,7 @@ def randomise(model: torch.nn.Module) -> None:
   }
   with torch.no_grad():
     for parameter in model.parameters():
-      deviation = 0.2 if parameter.ndim < 2 else min(0.2, parameter[0].numel() ** -0.5)
+      deviation = 0.2 if parameter.ndim < 2 else share * min(0.2, parameter[0].numel() ** -0.5)
       noise = torch.randn(parameter.shape, generator=generator) * deviation
       parameter.copy_(1 + noise if id(parameter) in norms else noise)
     for key, buffer in model.named_buffers():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import timm_config, timm_names
 from vit_jax.pretrained.base import Pretrained
@@ -67,7 +68,7 @@ def export(pretrained: Pretrained) -> Export:
   positioned = 'position_embedding' in paths
   # As timm's models with registers, the prefix has no positions: the class token takes up its own.
   before = 0 if model.register_tokens or not positioned else model.leading_tokens
-  arguments = _common(pretrained) | {'no_embed_class': before == 0 and positioned}
+  arguments = _common(model, architecture) | {'no_embed_class': before == 0 and positioned}
   if 'rotary' in model.position:
     name, epsilon = _rotary(model, arguments, grid, positioned)
     naming = Naming(
@@ -134,10 +135,8 @@ def _check(model: ViTConfig) -> None:
     raise Unfit('it has no bias of the patch embedding beside a norm before the blocks (pre_norm)')
 
 
-def _common(pretrained: Pretrained) -> dict[str, Any]:
+def _common(model: ViTConfig, architecture: Architecture) -> dict[str, Any]:
   """The model_args that all of timm's classes have."""
-  model, architecture = pretrained.architecture.model, pretrained.architecture
-  assert isinstance(model, ViTConfig)
   sizes = model.sizes
   return {
     'class_token': model.has_class_token,

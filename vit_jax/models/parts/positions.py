@@ -21,13 +21,6 @@ from vit_jax.models import position_resize
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.position_resize import PositionResize
 
-_ROTARY = {
-  'rotary': 'Rotary',
-  'rotary_eva': 'EvaRotary',
-  'rotary_pe': 'PerceptionEncoderRotary',
-  'rotary_dinov3': 'DinoV3Rotary',
-  'rotary_mixed': 'MixedRotary',
-}
 POSITIONS: Registry['Position'] = Registry(
   'position',
   {
@@ -38,11 +31,16 @@ POSITIONS: Registry['Position'] = Registry(
     'relative': 'vit_jax.models.parts.positions:RelativeBias',
     'relative_query': 'vit_jax.models.parts.positions:RelativeKeys',
     'relative_query_1d': 'vit_jax.models.parts.positions:NumberedKeys',
-    **{
-      f'{added}{name}': f'vit_jax.models.parts.rotary:{"LearnedAnd" if added else ""}{part}'
-      for name, part in _ROTARY.items()
-      for added in ('', 'learned+')
-    },
+    'rotary': 'vit_jax.models.parts.rotary:Rotary',
+    'rotary_eva': 'vit_jax.models.parts.rotary:EvaRotary',
+    'rotary_pe': 'vit_jax.models.parts.rotary:PerceptionEncoderRotary',
+    'rotary_dinov3': 'vit_jax.models.parts.rotary:DinoV3Rotary',
+    'rotary_mixed': 'vit_jax.models.parts.rotary:MixedRotary',
+    'learned+rotary': 'vit_jax.models.parts.rotary:LearnedAndRotary',
+    'learned+rotary_eva': 'vit_jax.models.parts.rotary:LearnedAndEvaRotary',
+    'learned+rotary_pe': 'vit_jax.models.parts.rotary:LearnedAndPerceptionEncoderRotary',
+    'learned+rotary_dinov3': 'vit_jax.models.parts.rotary:LearnedAndDinoV3Rotary',
+    'learned+rotary_mixed': 'vit_jax.models.parts.rotary:LearnedAndMixedRotary',
   },
 )
 
