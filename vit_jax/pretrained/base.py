@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, ModelConfig
@@ -46,6 +47,12 @@ class Pretrained:
   class_names: tuple[str, ...] | None = None  # of the logits; None: the checkpoint does not name them
   notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
   link: Link = 'softmax'  # what turns its logits into probabilities
+
+  @property
+  def num_parameters(self) -> int:
+    """Parameters of the model, without its state."""
+    state = self.architecture.state_paths()
+    return sum(array.size for path, array in pytrees.flatten(self.params).items() if path not in state)
 
 
 @dataclasses.dataclass(frozen=True)
