@@ -180,12 +180,10 @@ FORMATS: Registry[Format] = Registry(
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
     'dinov3': 'vit_jax.pretrained.transformers_dinov2:DinoV3Format',
     'clip': 'vit_jax.pretrained.transformers_clip:ClipFormat',
-    'siglip': 'vit_jax.pretrained.transformers_clip:SiglipFormat',
     'beit': 'vit_jax.pretrained.transformers_beit:BeitFormat',
     'aimv2': 'vit_jax.pretrained.transformers_aimv2:Aimv2Format',
     'pixio': 'vit_jax.pretrained.transformers_pixio:PixioFormat',
     'masked': 'vit_jax.pretrained.transformers_vit:MaskedFormat',
-    'ijepa': 'vit_jax.pretrained.transformers_vit:IJepaFormat',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
     'open_clip': 'vit_jax.pretrained.open_clip:OpenClipFormat',
     'original': 'vit_jax.pretrained.original_names:OriginalFormat',
@@ -194,6 +192,9 @@ FORMATS: Registry[Format] = Registry(
     'timm_mixer': 'vit_jax.pretrained.timm_mixer:TimmMixerFormat',
     'timm_bit': 'vit_jax.pretrained.timm_bit:TimmBitFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
+    # Behind timm, since any model that reads the mean of its patches fits these two.
+    'siglip': 'vit_jax.pretrained.transformers_clip:SiglipFormat',
+    'ijepa': 'vit_jax.pretrained.transformers_vit:IJepaFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },
 )
