@@ -227,7 +227,7 @@ def _attention(
   return outs @ p['out']['kernel'].reshape(-1, p['out']['kernel'].shape[-1]) + p['out']['bias']
 
 
-def _activated(x, kind):
+def activated(x, kind):
   if kind == 'relu':
     return np.where(x > 0, x, 0)
   if kind in ('silu', 'quick_gelu'):
@@ -239,16 +239,16 @@ def _activated(x, kind):
 
 def mlp(x, p, activation, drop_hidden=lambda x: x, grid=None, epsilon=None):
   if 'dense_gate' in p:
-    x = _activated(dense(x, p['dense_gate']), activation) * dense(x, p['dense_in'])
+    x = activated(dense(x, p['dense_gate']), activation) * dense(x, p['dense_in'])
   else:
-    x = _activated(dense(x, p['dense_in']), activation)
+    x = activated(dense(x, p['dense_in']), activation)
   if 'depthwise' in p:
     first = x.shape[1] - math.prod(grid)
     kernel, bias = p['depthwise']['kernel'], p['depthwise']['bias']
     for example, channel in np.ndindex(len(x), x.shape[2]):
       cells = x[example, first:, channel].reshape(grid)
       local = ndimage.correlate(cells, kernel[:, :, channel], mode='constant') + bias[channel]
-      x[example, first:, channel] = _activated(local, activation).reshape(-1)
+      x[example, first:, channel] = activated(local, activation).reshape(-1)
   return dense(norm(drop_hidden(x), p.get('sub_norm'), epsilon), p['dense_out'])
 
 

@@ -120,6 +120,10 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
   [
     ResNetConfig('custom', (1, 2), 32),
     EfficientNetConfig('custom', 0.5, 0.5),
+    EfficientNetConfig('custom', 0.5, 0.5, family='V2-B'),
+    dataclasses.replace(MIXER, token_mixing='linear', norm='affine', layer_scale=0.1),
+    dataclasses.replace(MIXER, token_mixing='gate'),
+    dataclasses.replace(MIXER, mlp='swiglu'),
     dataclasses.replace(
       VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp_locality=True
     ),
@@ -136,6 +140,10 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
   ids=[
     'resnet',
     'efficientnet',
+    'v2',
+    'resmlp',
+    'gmlp',
+    'gmixer',
     'pre_logits',
     'distillation',
     'parallel',
