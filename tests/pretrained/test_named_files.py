@@ -19,7 +19,7 @@ from transformers_peers import (
 )
 
 import vit_jax
-from vit_jax.pretrained import formats
+from vit_jax.pretrained import formats, open_clip
 
 pytestmark = pytest.mark.slow
 
@@ -254,3 +254,9 @@ def test_folder_of_a_timm_wrapper_is_the_folder_of_timm(tmp_path):
   with torch.no_grad():
     expected = peer(to_torch(images)).logits.numpy()
   assert relative(make_ours(pretrained)(images), expected) < 1e-5
+
+
+def test_texts_are_cleaned_as_by_open_clip():
+  tokenizer = pytest.importorskip('open_clip.tokenizer')
+  for text in ('A  photo, of a Dog!', 'red_panda (small)', "it's - a cat.\n"):
+    assert open_clip.canonical(text) == tokenizer.canonicalize_text(text)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,7 +138,16 @@ class OpenClipFormat(NamedFormat):
 
   def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
     with TensorFiles(self.file_of(path)) as files:
+      tokenizing = _config(files).section('model_cfg').section('text_cfg').section('tokenizer_kwargs')
+      if tokenizing.text('clean') == 'canonicalize':
+        texts = [canonical(text) for text in texts]
       return zero_shot.read(files, _texts_layout(files), texts)
+
+
+def canonical(text: str) -> str:
+  """A text in lower case, without punctuation and with single spaces, as SigLIP was trained with."""
+  plain = text.replace('_', ' ').translate(str.maketrans('', '', string.punctuation))
+  return ' '.join(plain.lower().split())
 
 
 def _config(files: TensorFiles) -> JsonObject:
