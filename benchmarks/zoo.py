@@ -1,6 +1,6 @@
 """Every registered architecture of timm's ViT-like modules: does vit_jax load it, and compute what timm computes?
 
-  python benchmarks/zoo.py [--modules=eva,beit] [--names=vit_.*_dinov3] [--write] [--markdown=docs/models.md]
+  python benchmarks/zoo.py --write --results=zoo.jsonl --markdown=docs/models.md [--modules=eva,beit] [--names=REGEX]
 
 Each is built by timm at depth 1 or 2 with its own other options and random numbers for all parameters, layer scales,
 norms and running statistics, saved as timm saves it, and loaded by `vit_jax.load`. The largest difference of logits is
@@ -10,6 +10,7 @@ loaded model as a folder of timm's, which timm loads strictly and must compute t
 """
 
 import argparse
+import collections
 import json
 import pathlib
 import re
@@ -42,6 +43,19 @@ MODULES = (
   *('vision_transformer_relpos', 'mlp_mixer', 'resnetv2', 'tf_efficientnet'),
 )
 CLOSE, WRITTEN_CLOSE = 1e-4, 1e-6
+PAGE = """# timm's architectures
+
+Of {total} registered architectures in timm {timm}'s ViT-like modules: {counts}. This page is written by
+
+```sh
+python benchmarks/zoo.py --write --results=zoo.jsonl --markdown=docs/models.md
+```
+
+'same' has the largest difference between timm's logits and those of `vit_jax.load`, relative to the largest logit, with
+two blocks (Mixers and convolutional networks: all of them) and random numbers for all parameters and running
+statistics. 'written' has that between timm's logits before and after `--format=timm`, where the table was made with
+`--write`. A refused one has its reason.
+"""
 DEPTH = 2
 
 
@@ -138,7 +152,7 @@ def check(name: str, module: str, *, write: bool) -> tuple[str, str]:
     try:
       ours = vit_jax.load(folder)
     except UserError as error:
-      return 'refused', str(error).replace(str(folder), '').strip()
+      return 'refused', str(error).rpartition(': ')[2].rstrip('.')
     height, width = ours.preprocess.size
     images = np.random.default_rng(0).uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
     expected = logits(peer, images)
@@ -169,26 +183,46 @@ def written(folder: pathlib.Path, expected: np.ndarray, images: np.ndarray) -> s
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--modules', default=','.join(MODULES))
-  parser.add_argument('--names', default='.*')
+  parser.add_argument('--names', default='.*', help='a regex')
   parser.add_argument('--write', action='store_true')
-  parser.add_argument('--markdown', type=pathlib.Path)
+  parser.add_argument('--results', type=pathlib.Path, help='JSON lines: what is there is not computed again')
+  parser.add_argument('--markdown', type=pathlib.Path, help='where to write the table of all results')
   arguments = parser.parse_args()
   torch.set_num_threads(1)
-  rows = []
+  results = arguments.results
+  rows = (
+    [json.loads(line) for line in results.read_text().splitlines()] if results and results.exists() else []
+  )
+  known = {row['name'] for row in rows}
   for module in arguments.modules.split(','):
     for name in names_of(module):
-      if re.fullmatch(arguments.names, name):
-        rows.append((module, name, *check(name, module, write=arguments.write)))
-        print(*rows[-1], flush=True)
-  outcomes = [row[2] for row in rows]
-  print(f'{len(rows)} architectures:', {kind: outcomes.count(kind) for kind in ('same', 'refused', 'WRONG')})
+      if name in known or not re.fullmatch(arguments.names, name):
+        continue
+      outcome, detail = check(name, module, write=arguments.write)
+      rows.append({'module': module, 'name': name, 'outcome': outcome, 'detail': detail})
+      print(*rows[-1].values(), flush=True)
+      if results is not None:
+        with results.open('a') as file:
+          file.write(json.dumps(rows[-1]) + '\n')
+  print(f'{len(rows)} architectures: {counts(rows)}')
   if arguments.markdown is not None:
-    arguments.markdown.write_text(table(rows))
+    arguments.markdown.write_text(page(rows))
 
 
-def table(rows: list[tuple[str, str, str, str]]) -> str:
-  lines = ['| module | architecture | vit_jax | |', '|---|---|---|---|']
-  return '\n'.join([*lines, *(f'| {" | ".join(row)} |' for row in rows)]) + '\n'
+def counts(rows: list[dict[str, str]]) -> str:
+  found = collections.Counter(row['outcome'] for row in rows)
+  return ', '.join(f'{found[kind]} {kind}' for kind in ('same', 'refused', 'WRONG'))
+
+
+def page(rows: list[dict[str, str]]) -> str:
+  """docs/models.md."""
+  parts = [PAGE.format(total=len(rows), counts=counts(rows), timm=timm.__version__)]
+  for module in dict.fromkeys(row['module'] for row in rows):
+    own = [row for row in rows if row['module'] == module]
+    parts.append(f'## {module}\n\n{counts(own)}\n\n| architecture | | |\n|---|---|---|')
+    parts += [f'| `{row["name"]}` | {row["outcome"]} | {row["detail"]} |' for row in own]
+    parts.append('')
+  return '\n'.join(parts)
 
 
 if __name__ == '__main__':
