@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -44,6 +45,7 @@ class _Arguments:
   pool: Annotated[Pooling, OneOf(POOLS)] | None = None
   heads: Count | None = None
   weights: Weights | None = None
+  classes: tuple[str, ...] | None = None
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -63,7 +65,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Eleven parameters: people type them in notebooks, where an editor completes and explains them.
+# Twelve parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -77,6 +79,7 @@ def load(
   pool: Pooling | None = None,
   heads: int | None = None,
   weights: Weights | None = None,
+  classes: Sequence[str] | None = None,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -96,6 +99,7 @@ def load(
       said here.
     weights: of a training run: 'raw', or 'ema' for the moving average of its parameters. None: the latter where
       the run's checkpoint.best is a metric of it, else the former.
+    classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -104,7 +108,10 @@ def load(
   distributed.skip_absent_tpu()
   told = {name: getattr(asked, name) for name in ('activation', 'norm_epsilon', 'pool', 'heads')}
   told = {name: value for name, value in told.items() if value is not None}
-  return _built(formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights), asked)
+  pretrained = formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights)
+  if asked.classes is not None:
+    pretrained = formats.with_texts(source, pretrained, asked.classes)
+  return _built(pretrained, asked)
 
 
 def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:

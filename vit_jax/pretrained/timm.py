@@ -74,6 +74,8 @@ class TimmFormat(FolderFormat):
         'width (vit_jax.load(…, heads=…) takes others).',
       )
     notes += _guesses(files, model, pool, options) if alone else ()
+    if not alone and 'global_pool' not in values and 'global_pool' not in arguments:
+      notes += (f'{values.path} does not say how the model pools (global_pool): {pool!r} is taken.',)
     grid = model.grid(image_size)
     num_classes = _shape(shapes, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
     naming = Naming.of(shapes, interleaved=defaults.rotary not in ('', 'rotary_dinov3'))
