@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
+from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
@@ -31,6 +32,15 @@ class UnknownModelError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Adapted:
+  """What fine-tuning with an adapter has learned, apart from the base that it belongs to."""
+
+  adapter: AdapterConfig
+  params: dict[str, Any]  # path -> array of the adapters and of the parameters that were trained themselves
+  base: str  # where its base is
+
+
+@dataclasses.dataclass(frozen=True)
 class Pretrained:
   """A model from a checkpoint of any format, in our terms."""
 
@@ -43,6 +53,7 @@ class Pretrained:
   class_names: tuple[str, ...] | None = None  # of the logits; None: the checkpoint does not name them
   notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
   link: Link = 'softmax'  # what turns its logits into probabilities
+  adapted: Adapted | None = None  # likewise apart from its base, where `params` has it merged
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The parameters of step 0 from a checkpoint (config.init), straight to where the run has them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.adapters import lora
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
@@ -14,11 +15,13 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.parallel import sharding as sharding_lib
-from vit_jax.pretrained import formats, kept_head
+from vit_jax.parallel.agreement import Fact, check_facts
+from vit_jax.pretrained import adapter_base, kept_head
 from vit_jax.pretrained.adapt import adapt, begins_anew
 from vit_jax.pretrained.base import Pretrained
+from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import Program
+from vit_jax.training.step import Params, Program
 
 
 def read_initial(
@@ -30,19 +33,49 @@ def read_initial(
   accounts for every tensor; ({}, '') without a checkpoint. Raises UserError where the checkpoint is not there, is
   damaged, or does not fit the config or the data's classes.
   """
-  checkpoint, model = config.init.checkpoint, config.model
-  if checkpoint is None:
+  if config.init.checkpoint is None:
     return {}, ''
-  # A format that cannot tell how its tensors are computed is taken to agree with the config.
-  assumed = {name: getattr(model, name) for name in model.function_options}
-  pretrained = formats.read(
-    checkpoint, image_size=config.data.image_size, assumed=assumed, weights=config.init.weights
-  )
-  _check_function(pretrained, model)
+  return _fitted(adapter_base.read_checkpoint(config), config, architecture, class_names)
+
+
+def read_base(
+  run: Run, known: Mapping[str, Any] | None
+) -> tuple[Params, dict[str, np.ndarray], dict[str, Any], str]:
+  """Reads the base of a run's adapter.
+
+  Args:
+    run: its config has an adapter.
+    known: what the run's checkpoint says of the base, with which it is compared; None: the run begins.
+
+  Returns:
+    The frozen parameters on the mesh; the arrays of what is trained, for `initial_state`; what checkpoints are to say
+    of the base; and the text of `read_initial`.
+
+  Raises:
+    UserError: as `read_initial`, or where the base is another one, or a frozen parameter does not come from it.
+  """
+  config, adapter = run.config, run.config.adapter
+  pretrained = adapter_base.read_checkpoint(config)
+  meta = adapter_base.meta(config, pretrained)
+  if known is not None:
+    adapter_base.check_same(known, meta)
+  check_facts([Fact("the tensors of the adapter's base", meta['address'], meta['tensors'])])
+  arrays, text = _fitted(pretrained, config, run.architecture, run.dataset.class_names)
+  frozen = adapter_base.frozen(arrays, run.program.base, config.init.checkpoint)
+  arrays = {path: array for path, array in arrays.items() if path not in frozen}
+  arrays |= lora.magnitudes(lora.targets(run.architecture.abstract(), adapter), frozen, adapter)
+  return sharding_lib.place_tree(frozen, run.program.base), arrays, meta, text
+
+
+def _fitted(
+  pretrained: Pretrained, config: Config, architecture: Architecture, class_names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], str]:
+  """As `read_initial`, of a checkpoint that has been read."""
+  _check_function(pretrained, config.model)
   pretrained = _with_head_of(pretrained, config, architecture, class_names)
   arrays, report = adapt(pretrained, architecture, config.init)
   notes = [*pretrained.notes, *_different_preprocessing(pretrained, config.data)]
-  return arrays, '\n'.join([f'Parameters from {checkpoint}', str(report), *notes])
+  return arrays, '\n'.join([f'Parameters from {config.init.checkpoint}', str(report), *notes])
 
 
 def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) -> TrainState:

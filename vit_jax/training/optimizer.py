@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.adapters import lora
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
@@ -283,5 +284,6 @@ def _stacked(pattern: str, paths: Mapping[str, Any]) -> str:
 
 
 def _kernels(params: Params) -> Params:
-  """True for the weights of dense layers and convolutions, which alone decay."""
-  return pytrees.map_with_path(lambda path, _: path.endswith('kernel'), params)
+  """True for the weights of dense layers and convolutions, and of their adapters, which alone decay."""
+  weights = ('kernel', lora.LORA_A, lora.LORA_B)
+  return pytrees.map_with_path(lambda path, _: path.endswith(weights), params)
