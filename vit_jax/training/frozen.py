@@ -13,7 +13,6 @@ from flax import nnx
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import with_learned_positions

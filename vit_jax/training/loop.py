@@ -123,7 +123,7 @@ class _Training:
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
     """The state to go on from, the parameters of the frozen models, and the compiled steps."""
     run, screen, state, self._restored = self._run, self._screen, self._restored, None
-    initial: dict[str, np.ndarray] = {}
+    initial, text = dict[str, np.ndarray](), ''
     if run.config.adapter.rank:
       self._base, initial, self._base_meta, text = read_base(run, self._base_meta)
     elif state is None:

@@ -17,7 +17,7 @@ from vit_jax.adapters import lora
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
-from vit_jax.options import TINY, Between, NotNegative, Positive, Regex
+from vit_jax.options import TINY, Amount, Between, NotNegative, Positive, Regex
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
@@ -56,6 +56,14 @@ class OptimizerConfig:
   layer_decay: Annotated[float, Between(TINY, 1)] = 1.0
   # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
   freeze: tuple[Regex, ...] = ()
+  # Number of first blocks that keep their initial value, with the embeddings before them: no gradients are computed
+  # there. 0 for none.
+  freeze_blocks: Amount = 0
+
+  @property
+  def freezes(self) -> bool:
+    """Whether there are parameters that are not trained."""
+    return bool(self.freeze or self.freeze_blocks)
 
   def check(self, path: str) -> None:
     """Raises UserError for an optimizer that there is not, or an argument that it does not take."""
@@ -105,14 +113,14 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   parts.append(scaling(optimizer))
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
-  if optimizer.lr_multipliers or optimizer.layer_decay != 1:
+  if optimizer.lr_multipliers or optimizer.layer_decay != 1 or optimizer.freeze_blocks:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
       return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
 
     parts.append(optax.stateless(scale))
   result = optax.chain(*parts)
-  if not optimizer.freeze:
+  if not optimizer.freezes:
     return result
   # A partition keeps no optimizer state for frozen parameters, nor counts them in the clipped norm.
   labels = jax.tree.map(lambda train: 'trained' if train else 'frozen', trainable)
@@ -225,6 +233,10 @@ def trainable_mask(optimizer: OptimizerConfig, params: Params) -> Params:
   frozen: set[str] = set()
   for pattern in optimizer.freeze:
     frozen |= _matching('freeze', pattern, params)
+  if optimizer.freeze_blocks:
+    frozen |= {
+      path for path in pytrees.flatten(params) if not (_in_blocks(path) or _BEHIND_BLOCKS.match(path))
+    }
   mask = pytrees.map_with_path(lambda path, _: path not in frozen, params)
   if not any(jax.tree.leaves(mask)):
     raise UserError('config.optimizer.freeze matches every parameter; leave something to train.')
@@ -237,26 +249,32 @@ def learning_rate_factors(optimizer: OptimizerConfig, params: Params) -> dict[st
   factors = dict.fromkeys(leaves, 1.0)
   for pattern, factor in optimizer.lr_multipliers:
     factors.update(dict.fromkeys(_matching('lr_multipliers', pattern, params), factor))
-  if optimizer.layer_decay == 1:
+  if optimizer.layer_decay == 1 and not optimizer.freeze_blocks:
     return factors
-  depth = next((leaf.shape[0] for path, leaf in leaves.items() if path.startswith('blocks/')), 0)
-  if not depth:
+  depth = next((leaf.shape[0] for path, leaf in leaves.items() if _in_blocks(path)), 0)
+  if depth <= optimizer.freeze_blocks:
+    option = 'freeze_blocks' if optimizer.freeze_blocks else 'layer_decay'
     raise UserError(
-      'config.optimizer.layer_decay is of the blocks of Vision Transformers and Mixers, and this model has none; leave '
-      'it out, or give its layers rates by config.optimizer.lr_multipliers.'
+      f'config.optimizer.{option} is of the blocks of Vision Transformers and Mixers, and this model has {depth}; '
+      f'lower it or leave it out, or name layers by config.optimizer.lr_multipliers and freeze.'
     )
   return {
-    path: factor * _layer_factor(optimizer.layer_decay, path, leaves[path], depth)
-    for path, factor in factors.items()
+    path: factor * _layer_factor(optimizer, path, leaves[path], depth) for path, factor in factors.items()
   }
 
 
-def _layer_factor(decay: float, path: str, leaf: Any, depth: int) -> Any:
-  """What layer_decay makes of the rate of a parameter: decay^(number of the layers behind its own)."""
-  if path.startswith('blocks/'):
+def _layer_factor(optimizer: OptimizerConfig, path: str, leaf: Any, depth: int) -> Any:
+  """The factor of a parameter's rate: layer_decay^(number of the layers behind its own), or 0 in a frozen block."""
+  decay = optimizer.layer_decay
+  if _in_blocks(path):
     powers = np.float32(decay) ** np.arange(depth, 0, -1, dtype=np.float32)
+    powers[: optimizer.freeze_blocks] = 0
     return powers.reshape(-1, *[1] * (leaf.ndim - 1))
   return 1.0 if _BEHIND_BLOCKS.match(path) else decay ** (depth + 1)
+
+
+def _in_blocks(path: str) -> bool:
+  return path.startswith('blocks/')
 
 
 def _matching(option: str, pattern: str, params: Params) -> set[str]:

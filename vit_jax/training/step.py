@@ -164,6 +164,9 @@ def _make_step(
       batch = config.objective.annotated(batch, frozen.predictors(teachers))
     own = lora.beside(base, params) if base else params
     model: Model = nnx.merge(graphdef, pytrees.merged(own, model_state))
+    if config.optimizer.freeze_blocks:
+      blocks: Any = model.blocks  # the optimizer has checked that there are
+      blocks.frozen = config.optimizer.freeze_blocks
     lora.attach(model, params, config.adapter, batch['key'])
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
     chex.assert_shape([loss, *metrics.values()], ())
@@ -177,7 +180,7 @@ def _make_step(
       inputs = model_inputs(config, batch, state.step)
     loss_of = functools.partial(loss_function, frozen_params=frozen_params)
     (grads, loss, logged), model_state = _gradients(loss_of, state, inputs, config.batch_parts, mesh)
-    if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
+    if config.optimizer.freezes:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
     grad_norm = optax.tree.norm(grads)
