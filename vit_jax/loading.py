@@ -21,7 +21,7 @@ from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive
 from vit_jax.parallel import distributed
-from vit_jax.pretrained import formats
+from vit_jax.pretrained import formats, peft
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig, Weights
@@ -43,6 +43,7 @@ class _Arguments:
   pool: Annotated[Pooling, OneOf(POOLS)] | None = None
   heads: Count | None = None
   weights: Weights | None = None
+  adapter: str | None = None
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -62,7 +63,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Eleven parameters: people type them in notebooks, where an editor completes and explains them.
+# Twelve parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -76,6 +77,7 @@ def load(
   pool: Pooling | None = None,
   heads: int | None = None,
   weights: Weights | None = None,
+  adapter: str | os.PathLike[str] | None = None,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -95,15 +97,18 @@ def load(
       here.
     weights: of a training run: 'raw', or 'ema' for the moving average of its parameters. None: the latter where
       the run's checkpoint.best is a metric of it, else the former.
+    adapter: a folder of PEFT, whose LoRA or DoRA adapters of this model are merged into it.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
   """
+  adapter = None if adapter is None else os.fspath(adapter)
   asked = _Arguments.of(**{name: value for name, value in locals().items() if name != 'source'})
   distributed.skip_absent_tpu()
   told = {name: getattr(asked, name) for name in ('gelu', 'norm_epsilon', 'pool', 'heads')}
   told = {name: value for name, value in told.items() if value is not None}
-  return _built(formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights), asked)
+  pretrained = formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights)
+  return _built(peft.applied(pretrained, adapter) if adapter else pretrained, asked)
 
 
 def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:

@@ -26,7 +26,7 @@ from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.options import Amount, Positive, Rate, Regex
 
 Params = dict[str, Any]
-LORA_A, LORA_B, MAGNITUDE = _NAMES = 'lora_a', 'lora_b', 'magnitude'
+LORA_A, LORA_B, MAGNITUDE = NAMES = 'lora_a', 'lora_b', 'magnitude'
 # They are small beside their kernels: every device has them whole.
 SHARDING_RULES: ShardingRules = ((rf'.*/({LORA_A}|{LORA_B}|{MAGNITUDE})', ()),)
 PLACE = 2**20  # number that is folded into keys for adapters; those below are the blocks' own
@@ -138,40 +138,40 @@ def magnitudes(
 
 def beside(base: Params, params: Params) -> Params:
   """The frozen parameters and those that are trained themselves, without adapters."""
-  own = {path: leaf for path, leaf in pytrees.flatten(params).items() if not path.endswith(_NAMES)}
+  own = {path: leaf for path, leaf in pytrees.flatten(params).items() if not path.endswith(NAMES)}
   return pytrees.unflatten(pytrees.flatten(base) | own)
 
 
 def merged(base: Params, params: Params, scale: float) -> Params:
   """The whole model: the frozen parameters and the trained ones, each adapter added to its kernel, in float32."""
-  whole, changed = pytrees.flatten(beside(base, params)), _by_kernel(params)
+  whole, changed = pytrees.flatten(beside(base, params)), by_kernel(params)
   kernels = {path: whole[path] for path in changed}  # alone, so that no other array is copied
   return pytrees.unflatten(whole | _merge(kernels, changed, scale))
 
 
-def _by_kernel(params: Params) -> dict[str, Params]:
+def by_kernel(params: Params) -> dict[str, Params]:
   """The path of each kernel that has an adapter, and the adapter's weights by name."""
   found: dict[str, Params] = {}
   for path, leaf in pytrees.flatten(params).items():
     layer, _, name = path.rpartition('/')
-    if name in _NAMES:
+    if name in NAMES:
       found.setdefault(f'{layer}/kernel', {})[name] = leaf
   return found
 
 
 @jax.jit
 def _merge(kernels: Params, weights: dict[str, Params], scale: float) -> Params:
-  return {path: _merged_kernel(kernel, weights[path], scale) for path, kernel in kernels.items()}
+  return {path: merged_kernel(kernel, weights[path], scale) for path, kernel in kernels.items()}
 
 
-def _merged_kernel(kernel: jax.Array, weights: Params, scale: float | jax.Array) -> jax.Array:
+def merged_kernel(kernel: jax.typing.ArrayLike, weights: Params, scale: float | jax.Array) -> jax.Array:
   """m (W + s A B) / |W + s A B|, or without magnitudes W + s A B, in the shape of W and in float32."""
   a, b, magnitude = weights[LORA_A], weights[LORA_B], weights.get(MAGNITUDE)
-  matrix = kernel.astype(jnp.float32).reshape(*a.shape[:-1], b.shape[-1])
+  matrix = jnp.asarray(kernel, jnp.float32).reshape(*a.shape[:-1], b.shape[-1])
   matrix = matrix + scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
   if magnitude is not None:
     matrix = matrix * (magnitude / _lengths(matrix))[..., None, :]
-  return matrix.reshape(kernel.shape)
+  return matrix.reshape(jnp.shape(kernel))
 
 
 def _lengths(matrix: jax.Array) -> jax.Array:
@@ -185,13 +185,13 @@ def attach(model: Model, params: Params, adapter: AdapterConfig, keys: jax.Array
   A dense layer computes x A B beside x W, so that the backward pass makes no gradient of W. Other kernels, those of
   convolutions, are replaced by the merged ones.
   """
-  weights = _by_kernel(params)
+  weights = by_kernel(params)
   for number, (path, layer) in enumerate(_layers(model)):
     own = weights.get(path)
     if own is None:
       continue
     if not isinstance(layer, nnx.Linear | nnx.LinearGeneral):
-      layer.kernel = nnx.Param(_merged_kernel(layer.kernel[...], own, adapter.scale))
+      layer.kernel = nnx.Param(merged_kernel(layer.kernel[...], own, adapter.scale))
       continue
     own_keys = None
     if adapter.dropout and keys is not None:

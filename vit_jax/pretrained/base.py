@@ -168,6 +168,7 @@ FORMATS: Registry[Format] = Registry(
   'checkpoint format',
   {
     'run': 'vit_jax.pretrained.runs:RunFormat',
+    'peft': 'vit_jax.pretrained.peft:PeftFormat',
     'bit': 'vit_jax.pretrained.transformers_bit:BitFormat',
     'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
     'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',

@@ -165,7 +165,7 @@ def _make_step(
     own = lora.beside(base, params) if base else params
     model: Model = nnx.merge(graphdef, pytrees.merged(own, model_state))
     if config.optimizer.freeze_blocks:
-      blocks: Any = model.blocks  # the optimizer has checked that there are
+      blocks = vars(model)['blocks']  # the optimizer has checked that there are
       blocks.frozen = config.optimizer.freeze_blocks
     lora.attach(model, params, config.adapter, batch['key'])
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
