@@ -154,7 +154,7 @@ def no_teacher(checkpoint: str) -> UserError:
   return UserError(f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).')
 
 
-def with_told(path: pathlib.Path, model: M, told: Mapping[str, Any]) -> M:
+def with_told(path: pathlib.Path | str, model: M, told: Mapping[str, Any]) -> M:
   """A checkpoint's model with the options that the caller tells; UserError where it has no such option."""
   options = {field.name for field in dataclasses.fields(model)}
   for name in told:

@@ -1,5 +1,6 @@
 """Optimizers, put together from optax by the config: the direction of a step, without the learning rate."""
 
+import collections
 import contextlib
 import dataclasses
 import difflib
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 
 from vit_jax.adapters import lora
 from vit_jax.foundation import pytrees
@@ -22,7 +24,9 @@ from vit_jax.options import TINY, Amount, Between, NotNegative, Positive, Regex
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
 _DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
-_MOMENTUM = 0.9  # of 'sgd'
+_MOMENTUM = collections.defaultdict(lambda: 0.9, muon=0.95)
+# Kernels that Muon leaves to Adam: those that meet the image or give logits, and what has no matrices.
+_NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
 _BEHIND_BLOCKS = re.compile(r'(norm|\w+_pool|pre_logits|head|distillation_head)/')
 
@@ -31,7 +35,8 @@ _BEHIND_BLOCKS = re.compile(r'(norm|\w+_pool|pre_logits|head|distillation_head)/
 class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
-  # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or a scaling of optax, that is
+  # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
+  # for all but the kernels between embedding and head), or a scaling of optax, that is
   # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
   # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
@@ -39,7 +44,7 @@ class OptimizerConfig:
   b1: _Decay | None = None
   # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
-  # Decay of the momentum of 'sgd' and 'rmsprop'. None for 0.9.
+  # Decay of the momentum of 'sgd', 'rmsprop' and 'muon'. None for 0.9, of 'muon' 0.95.
   momentum: _Decay | None = None
   # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
   arguments: tuple[tuple[str, float], ...] = ()
@@ -74,7 +79,7 @@ class OptimizerConfig:
 
   def with_defaults(self) -> Self:
     """The same optimizer, with every decay that is None and that it takes given as its default."""
-    defaults = {'momentum': _MOMENTUM}
+    defaults = {'momentum': _MOMENTUM[self.name]}
     if self.name not in OPTIMIZERS.names():
       parameters = inspect.signature(_optax_function(self.name)).parameters
       defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -96,6 +101,7 @@ OPTIMIZERS: Registry[Any] = Registry(
   {
     'sgd': 'vit_jax.training.optimizer:momentum_scaling',
     'rmsprop': 'vit_jax.training.optimizer:rmsprop_scaling',
+    'muon': 'vit_jax.training.optimizer:muon_scaling',
   },
 )
 
@@ -215,8 +221,43 @@ def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   )
 
 
+def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """Muon of the kernels as matrices, and Adam of all else, by one learning rate: that of Adam (arXiv 2502.16982).
+
+  Attention's (D, H, Dh) is a matrix (D, H Dh), its (H, Dh, D) one of (H Dh, D), and a convolution's (h, w, C, outputs)
+  one of (h w C, outputs), as the authors flatten them; each block of a stack is orthogonalised by itself.
+  """
+  _check_taken(optimizer, 'b1', 'b2', 'momentum', 'eps', 'ns_steps', 'consistent_rms')
+  arguments: dict[str, Any] = {'consistent_rms': 0.2, **dict(optimizer.arguments)}
+  if 'ns_steps' in arguments:
+    arguments['ns_steps'] = int(arguments['ns_steps'])
+  beta = _MOMENTUM['muon'] if optimizer.momentum is None else optimizer.momentum
+  given = {'adam_b1': optimizer.b1, 'adam_b2': optimizer.b2, 'beta': beta}
+  arguments |= {name: value for name, value in given.items() if value is not None}
+  return optax.contrib.muon(
+    learning_rate=-1.0,  # the step multiplies by the schedule, and by -1
+    mu_dtype=jnp.dtype(optimizer.momentum_dtype),
+    muon_weight_dimension_numbers=lambda params: pytrees.map_with_path(_matrix, params),
+    **arguments,
+  )
+
+
+def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+  """The axes of a kernel that are a matrix's inputs and outputs; None: it is no kernel that Muon trains."""
+  if not path.endswith('kernel') or _NO_MATRICES.search(path):
+    return None
+  inputs, outputs = (-2,), (-1,)
+  if re.search(r'attention/(query|key|value)/', path):
+    inputs, outputs = (-3,), (-2, -1)
+  elif re.search(r'attention/out/', path):
+    inputs = (-3, -2)
+  elif leaf.ndim > 3:
+    inputs = (-4, -3, -2)
+  return optax.contrib.MuonDimensionNumbers(inputs, outputs)
+
+
 def _momentum_trace(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  momentum = _MOMENTUM[optimizer.name] if optimizer.momentum is None else optimizer.momentum
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 
