@@ -121,18 +121,16 @@ def initial(
   return pytrees.unflatten(flat)
 
 
-def magnitudes(
-  kernels: Mapping[str, tuple[int, int]], base: Mapping[str, np.ndarray], adapter: AdapterConfig
-) -> dict[str, np.ndarray]:
-  """Path -> first magnitudes of DoRA, the lengths of the columns of the base's kernels; {} without it."""
+def magnitudes(base: Mapping[str, np.ndarray], params: Params) -> dict[str, np.ndarray]:
+  """Path -> the magnitudes that DoRA begins with: the lengths of the columns of the base's kernels, given by path.
+
+  `params`: what is trained, or its shapes, of which these are a part; without DoRA there are none.
+  """
   found = {}
-  for path, (stacked, axes) in kernels.items() if adapter.dora else ():
-    kernel = base[path].astype(np.float32)
-    inputs = tuple(range(stacked, stacked + axes))
-    lengths = np.sqrt(np.square(kernel, dtype=np.float64).sum(axis=inputs))
-    found[path.removesuffix('kernel') + MAGNITUDE] = lengths.reshape(*kernel.shape[:stacked], -1).astype(
-      np.float32
-    )
+  for path, own in by_kernel(params).items():
+    if MAGNITUDE in own:
+      matrix = base[path].astype(np.float32).reshape(*own[LORA_A].shape[:-1], -1)
+      found[path.removesuffix('kernel') + MAGNITUDE] = np.linalg.norm(matrix, axis=-2)
   return found
 
 

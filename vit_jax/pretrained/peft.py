@@ -5,17 +5,17 @@ Tensors have the names of the base's modules in transformers or timm. Where thos
 is block-diagonal: the same sums.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 
 from vit_jax.adapters import lora
 from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
@@ -94,48 +94,46 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
     )
   with TensorFiles(folder / FILE) as files:
     adapters, others = _named(files)
-    for kind in _folder_formats():
-      with contextlib.suppress(Unfit):
-        places = _places(kind, base)
-        if all(f'{module}.weight' in places for module in adapters) and others.keys() <= places.keys():
-          return _merged(_with_modules(base, others, places, files), adapters, places, files, config)
-  module = next(iter(adapters), next(iter(others), ''))
+    wanted = {*(f'{module}.weight' for module in adapters), *others}
+    for rules in _all_rules(_with_any_head(base)):
+      tensors, names = _tensors(rules, base)
+      if wanted <= names.keys():
+        for module, own in adapters.items():
+          name = names[f'{module}.weight']
+          tensors[name] = _merged(
+            files, tensors[name], own, _alpha(config, module), config.flag('use_rslora', False)
+          )
+        tensors |= {names[name]: files.read(full) for name, full in others.items()}
+        return _with(base, rules, tensors, {names[name] for name in wanted}, files.source)
   raise UserError(
-    f'{folder} is of another model than the base: no module there is called {module}, or not all of the others are; '
-    'name the base that it was trained on.'
+    f'{folder} is of another model than the base, which has no {min(wanted)}; name the base of it.'
   )
 
 
-def _folder_formats() -> Iterator[FolderFormat]:
-  for name in FORMATS.names():
-    kind = FORMATS[name]()
-    if isinstance(kind, FolderFormat):
-      yield kind
+def _with_any_head(pretrained: Pretrained) -> Pretrained:
+  """The model; one without a head as if it had one class, since an adapter may bring the head."""
+  if pretrained.architecture.num_classes:
+    return pretrained
+  architecture = dataclasses.replace(pretrained.architecture, num_classes=1)
+  shapes, params = architecture.shapes(), pytrees.flatten(pretrained.params)
+  params |= {path: np.zeros(shapes[path].shape, np.float32) for path in shapes if path.startswith('head/')}
+  return dataclasses.replace(pretrained, architecture=architecture, params=pytrees.unflatten(params))
 
 
-def _rules(kind: FolderFormat, pretrained: Pretrained) -> tuple[Rule, ...]:
-  """The tensors of a model in a kind of folder, with those of a head in any case; Unfit where it has no such model."""
-  architecture = pretrained.architecture
-  if not architecture.num_classes:  # as if it had one class, since an adapter may bring the head
-    architecture = dataclasses.replace(architecture, num_classes=1)
-    shapes, params = architecture.shapes(), pytrees.flatten(pretrained.params)
-    params |= {path: np.zeros(shapes[path].shape) for path in shapes if path.startswith('head/')}
-    pretrained = dataclasses.replace(pretrained, architecture=architecture, params=pytrees.unflatten(params))
-  return kind.export(pretrained).rules
+def _all_rules(pretrained: Pretrained, first: Format | None = None) -> Iterator[tuple[Rule, ...]]:
+  """Which tensors a model is in each kind of folder that can hold it, that of `first` before others."""
+  for kind in (first, *(FORMATS[name]() for name in FORMATS.names())):
+    if isinstance(kind, FolderFormat) and kind.unfit(pretrained) is None:
+      yield kind.export(pretrained).rules
 
 
-def _places(kind: FolderFormat, pretrained: Pretrained) -> _Places:
-  """Name of a tensor -> the rules of ours that are in it, with the number of the block; raises as `_rules`.
-
-  Names are those of transformers 5, and also without their first part: what a model without a head calls them.
+def _tensors(rules: tuple[Rule, ...], base: Pretrained) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """A model's tensors in a kind of folder; and by the one name that `_same` gives, and without its first part (as a
+  model without a head calls it), the names there.
   """
-  depth = pretrained.architecture.model.num_layers
-  places: _Places = {}
-  for rule in _rules(kind, pretrained):
-    for block in range(depth) if '{}' in rule.name else (None,):
-      name = rule.name if block is None else rule.name.format(rule.first + block)
-      places.setdefault(_same(name), []).append((rule, block))
-  return {name.partition('.')[2]: found for name, found in places.items()} | places
+  tensors = torch_names.scatter(rules, pytrees.flatten(_with_any_head(base).params))
+  names = {_same(name): name for name in tensors}
+  return tensors, {short.partition('.')[2]: name for short, name in names.items()} | names
 
 
 def _renamed(module: str) -> str:
@@ -151,9 +149,9 @@ def _same(tensor: str) -> str:
   return f'{_renamed(module.removeprefix(_KEPT))}.{kind}'.replace('encoder.layer.', 'layers.')
 
 
-def _named(files: TensorFiles) -> tuple[_Adapters, dict[str, str]]:
-  """The module of each adapter -> the names of its tensors by ours, and likewise the tensors saved whole, by theirs."""
-  adapters: _Adapters = {}
+def _named(files: TensorFiles) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+  """Module -> kind of ours -> the name of an adapter's tensor; and the names of those saved whole, by `_same`."""
+  adapters: dict[str, dict[str, str]] = {}
   others: dict[str, str] = {}
   for full in files.shapes:
     name = full.removeprefix(_PREFIX)
@@ -166,52 +164,8 @@ def _named(files: TensorFiles) -> tuple[_Adapters, dict[str, str]]:
   return adapters, others
 
 
-def _with_modules(
-  base: Pretrained, others: Mapping[str, str], places: _Places, files: TensorFiles
-) -> Pretrained:
-  """A model in which the tensors that a folder saves whole are replaced, perhaps the head by one of other classes."""
-  architecture = base.architecture
-  heads = [files.shapes[full][0] for name, full in others.items() if places[name][0][0].path == 'head/kernel']
-  if heads and heads[0] != architecture.num_classes:
-    architecture = dataclasses.replace(architecture, num_classes=heads[0])
-    base = dataclasses.replace(base, architecture=architecture, class_names=None)
-  shapes, params = architecture.shapes(), _copied(base, others, places)
-  for name, full in others.items():
-    for rule, block in places[name]:
-      shape = shapes[rule.path].shape[block is not None :]
-      _check_shape(files, full, torch_names.torch_shape(rule, shape))
-      value = torch_names.to_ours(rule, files.read(full), shape)
-      if block is None:
-        params[rule.path] = value
-      else:
-        params[rule.path][block] = value
-  return dataclasses.replace(base, params=pytrees.unflatten(params))
-
-
-def _merged(
-  base: Pretrained, adapters: _Adapters, places: _Places, files: TensorFiles, config: JsonObject
-) -> Pretrained:
-  """The model with each adapter merged into the kernels that its module fuses."""
-  params = _copied(base, (f'{module}.weight' for module in adapters), places)
-  for module, names in adapters.items():
-    rank = files.shapes[names[LORA_A]][0]
-    alpha = _of_module(config, module)
-    scale = alpha / (math.sqrt(rank) if config.flag('use_rslora', False) else rank)
-    for rule, block in places[f'{module}.weight']:
-      kernel = params[rule.path][... if block is None else block]  # a view
-      outputs, *inputs = torch_names.torch_shape(rule, kernel.shape)
-      ones = (1,) * (len(inputs) - 1)
-      shapes = {LORA_A: (rank, *inputs), LORA_B: (outputs, rank, *ones), MAGNITUDE: (outputs,)}
-      tensors = {}
-      for ours, full in names.items():
-        tensors[ours] = files.read(full).squeeze() if ours == MAGNITUDE else files.read(full)
-        _check_shape(files, full, shapes[ours], tensors[ours].shape)
-      kernel[...] = lora.merged_kernel(kernel, _to_ours(rule, tensors), scale)
-  return dataclasses.replace(base, params=pytrees.unflatten(params))
-
-
-def _of_module(config: JsonObject, module: str) -> float:
-  """The alpha of a module, by PEFT's rule: the first pattern that its name ends with."""
+def _alpha(config: JsonObject, module: str) -> float:
+  """The alpha of a module, by PEFT's rule: that of the first pattern that its name ends with."""
   patterns = config.raw('alpha_pattern')
   for pattern, alpha in patterns.items() if isinstance(patterns, dict) else ():
     if re.fullmatch(rf'(.*\.)?({_renamed(pattern)})', module):
@@ -219,92 +173,93 @@ def _of_module(config: JsonObject, module: str) -> float:
   return config.number('lora_alpha', 8)
 
 
-def _check_shape(
-  files: TensorFiles, name: str, expected: Sequence[int], found: Sequence[int] | None = None
-) -> None:
-  found = files.shapes[name] if found is None else found
-  if tuple(found) != tuple(expected):
-    raise UserError(
-      f'{files.source} has {name} of shape {tuple(found)}, and the base calls for {tuple(expected)}; name the base '
-      'that it was trained on.'
-    )
+def _merged(
+  files: TensorFiles, weight: np.ndarray, own: dict[str, str], alpha: float, root: bool
+) -> np.ndarray:
+  """A weight of PyTorch's, outputs first, with an adapter; `root`: the rank's square root divides (rsLoRA)."""
+  read = {kind: files.read(name) for kind, name in own.items()}
+  outputs, rank = len(weight), len(read.get(LORA_A, ()))
+  sizes = {LORA_A: (rank, weight[0].size), LORA_B: (outputs, rank), MAGNITUDE: (outputs,)}
+  for kind, array in read.items():
+    if array.size != math.prod(sizes[kind]):
+      raise UserError(
+        f'{files.source} has {own[kind]} of shape {array.shape}, which the base has no place for.'
+      )
+  a, b, *magnitude = (read[kind].reshape(sizes[kind]) for kind in lora.NAMES if kind in read)
+  merged = weight.reshape(outputs, -1) + alpha / (math.sqrt(rank) if root else rank) * (b @ a)
+  if magnitude:
+    merged *= (magnitude[0] / np.linalg.norm(merged, axis=1))[:, None]
+  return merged.reshape(weight.shape)
 
 
-def _copied(base: Pretrained, names: Iterable[str], places: _Places) -> dict[str, np.ndarray]:
-  """The parameters by path, those that tensors of these names change as copies in float32."""
-  changed = {rule.path for name in names for rule, _ in places[name]}
-  flat = pytrees.flatten(base.params).items()
-  return {path: np.array(array, np.float32) if path in changed else array for path, array in flat}
+def _with(
+  base: Pretrained,
+  rules: tuple[Rule, ...],
+  tensors: dict[str, np.ndarray],
+  changed: set[str],
+  source: pathlib.Path,
+) -> Pretrained:
+  """A model with the parameters that are in the `changed` ones of its tensors, perhaps with a head of other classes."""
+  architecture, touched = base.architecture, [rule for rule in rules if _is_in(rule, changed)]
+  heads = [len(tensors[rule.name]) for rule in touched if rule.path == 'head/kernel']
+  if heads and heads[0] != architecture.num_classes:
+    architecture = dataclasses.replace(architecture, num_classes=heads[0])
+    base = dataclasses.replace(base, architecture=architecture, class_names=None)
+  shapes = architecture.shapes()
+  for name, shape in torch_names.expected(touched, shapes).items():
+    if tensors[name].shape != tuple(shape):
+      raise UserError(
+        f'{source} has {name} of shape {tensors[name].shape}, and the base calls for {tuple(shape)}.'
+      )
+  params = pytrees.flatten(base.params) | torch_names.gather(touched, shapes, tensors.__getitem__)
+  return dataclasses.replace(base, params=pytrees.unflatten(params))
 
 
-def _to_ours(rule: Rule, tensors: Mapping[str, np.ndarray]) -> lora.Params:
-  """Our weights of an adapter, from its tensors, of which this rule may be a part."""
-  which, parts = rule.part
-  a = tensors[LORA_A]  # (rank, inputs) or (rank, C, h, w)
-  weights = {LORA_A: a.transpose(2, 3, 1, 0).reshape(-1, len(a)) if a.ndim == 4 else a.T}
-  for name in tensors.keys() - {LORA_A}:
-    size = len(tensors[name]) // parts
-    part = tensors[name][which * size : (which + 1) * size]
-    weights[name] = part.reshape(size, -1).T if name == LORA_B else part
-  return weights
+def _is_in(rule: Rule, names: set[str]) -> bool:
+  pattern = re.escape(rule.name).replace(r'\{\}', r'\d+')
+  return any(re.fullmatch(pattern, name) for name in names)
 
 
 def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """The tensors of a PEFT folder and its config; Unfit where a trained parameter has no place in one."""
-  kinds = [formats.format_of(formats.located(adapted.base)), *_folder_formats()]
-  rules = next(
-    (
-      kind.export(pretrained).rules
-      for kind in kinds
-      if isinstance(kind, FolderFormat) and not kind.unfit(pretrained)
-    ),
-    None,
-  )
-  if rules is None:
-    raise Unfit('its base has no names of tensors in transformers or timm')
-  own = {
-    path: array for path, array in pytrees.flatten(adapted.params).items() if not path.endswith(lora.NAMES)
-  }
-  whole, by_kernel = pytrees.flatten(pretrained.params), lora.by_kernel(adapted.params)
-  paths = {rule.path for rule in rules if rule.name.endswith(('.weight', '.bias'))}
-  if homeless := sorted((own.keys() | by_kernel.keys()) - paths):
+  rules = next(_all_rules(pretrained, formats.format_of(formats.located(adapted.base))), ())
+  by_kernel, whole = lora.by_kernel(adapted.params), pytrees.flatten(pretrained.params)
+  own = {path for path in pytrees.flatten(adapted.params) if not path.endswith(lora.NAMES)}
+  modules = {rule: _module(rule.name) for rule in rules if rule.name.endswith(('.weight', '.bias'))}
+  if homeless := sorted((own | by_kernel.keys()) - {rule.path for rule in modules}):
     raise Unfit(f'it has no place for {homeless[0]}')
-  saved = {rule.name.rpartition('.')[0] for rule in rules if rule.path in own}
-  rules_saved = [rule for rule in rules if rule.name.rpartition('.')[0] in saved]
-  tensors = torch_names.scatter(rules_saved, whole)
-  tensors = {'.'.join((_renamed(n.rpartition('.')[0]), n.rpartition('.')[2])): t for n, t in tensors.items()}
-  targets, patterns, adapter = [], {}, adapted.adapter
-  for name in dict.fromkeys(rule.name for rule in rules if rule.path in by_kernel):
-    parts = sorted((rule for rule in rules if rule.name == name), key=lambda rule: rule.part)
-    module, stacked = name.removesuffix('.weight'), '{}' in name
-    rank = 0
-    for block in range(pretrained.architecture.model.num_layers) if stacked else (None,):
-      number = ... if block is None else block
-      weights = [
-        {n: np.asarray(v)[number] for n, v in by_kernel.get(rule.path, {}).items()} for rule in parts
-      ]
-      fused = _fused(parts, weights, [whole[rule.path][number] for rule in parts])
-      rank = len(fused['lora_A.weight'])
-      place = _renamed(module if block is None else module.format(parts[0].first + block))
-      tensors |= {f'{place}.{kind}': tensor for kind, tensor in fused.items()}
-    targets.append(_suffix(module))
-    if rank != adapter.rank:
-      patterns[re.escape(targets[-1])] = rank
-  config = {
+  saved = {module for rule, module in modules.items() if rule.path in own}
+  tensors = torch_names.scatter([rule for rule, module in modules.items() if module in saved], whole)
+  tensors = {f'{_renamed(_module(name))}.{name.rpartition(".")[2]}': array for name, array in tensors.items()}
+  ranks: dict[str, int] = {}
+  for module in dict.fromkeys(modules[rule] for rule in modules if rule.path in by_kernel):
+    parts = sorted((r for r in modules if r.name == f'{module}.weight'), key=lambda rule: rule.part)
+    for block in range(pretrained.architecture.model.num_layers) if '{}' in module else (...,):
+      weights = [{n: np.asarray(v)[block] for n, v in by_kernel.get(part.path, {}).items()} for part in parts]
+      fused = _fused(weights, [whole[part.path][block] for part in parts], conv=parts[0].form == 'conv')
+      place = _renamed(module if block is ... else module.format(parts[0].first + block))
+      tensors |= {f'{place}.{kind}': array for kind, array in fused.items()}
+      ranks[_suffix(module)] = len(fused['lora_A.weight'])
+  adapter, names = adapted.adapter, sorted(map(_suffix, saved))
+  patterns = {re.escape(suffix): rank for suffix, rank in ranks.items() if rank != adapter.rank}
+  return {_PREFIX + name: array for name, array in tensors.items()}, {
     'peft_type': 'LORA',
     'base_model_name_or_path': adapted.base,
     'r': adapter.rank,
     'lora_alpha': adapter.alpha,
     'lora_dropout': adapter.dropout,
     'use_dora': adapter.dora,
-    'target_modules': targets,
-    'modules_to_save': sorted({_suffix(module) for module in saved}) or None,
+    'target_modules': list(ranks),
+    'modules_to_save': names or None,
     'rank_pattern': patterns,
     'alpha_pattern': {pattern: adapter.scale * rank for pattern, rank in patterns.items()},
     'bias': 'none',
     'inference_mode': True,
   }
-  return {_PREFIX + name: tensor for name, tensor in tensors.items()}, config
+
+
+def _module(tensor: str) -> str:
+  return tensor.rpartition('.')[0]
 
 
 def _suffix(module: str) -> str:
@@ -313,36 +268,21 @@ def _suffix(module: str) -> str:
 
 
 def _fused(
-  parts: Sequence[Rule], weights: Sequence[lora.Params], kernels: Sequence[np.ndarray]
+  weights: Sequence[lora.Params], kernels: Sequence[np.ndarray], *, conv: bool
 ) -> dict[str, np.ndarray]:
-  """The tensors of one adapter, kind -> array, for a module that holds these parts, not all of which have weights."""
-  distinct: list[np.ndarray] = []  # equal ones, as of a fused adapter that was read, stand once
-  columns = []
-  for own in weights:
-    a = own.get(LORA_A)
-    at = next(
-      (i for i, other in enumerate(distinct) if a is not None and np.array_equal(a, other)), len(distinct)
-    )
-    if a is not None and at == len(distinct):
-      distinct.append(a)
-    columns.append(at)
-  rank = distinct[0].shape[-1]
-  rows, magnitude = [], []
-  for own, at, kernel in zip(weights, columns, kernels, strict=True):
-    outputs = next(w[LORA_B] for w in weights if w).shape[-1]
-    b = np.zeros((outputs, rank * len(distinct)), np.float32)
-    if own:
-      b[:, at * rank : (at + 1) * rank] = own[LORA_B].T
-    rows.append(b)
-    lengths = np.sqrt(np.square(kernel.reshape(-1, outputs), dtype=np.float64).sum(axis=0))
-    magnitude.append(own.get(MAGNITUDE, lengths.astype(np.float32)))
-  a, b = np.concatenate([a.T for a in distinct]), np.concatenate(rows)
-  fused = {'lora_A.weight': a, 'lora_B.weight': b, 'lora_magnitude_vector': np.concatenate(magnitude)}
-  if parts[0].form == 'conv':  # (rank, C, h, w), (outputs, rank, 1, 1) and (1, outputs, 1, 1)
+  """The tensors of the adapter of a module, kind -> array, which fuses these kernels; not all of them have weights."""
+  outputs = next(own[LORA_B] for own in weights if own).shape[-1]
+  a = np.concatenate([own[LORA_A].T for own in weights if own])
+  b = scipy.linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
+  lengths = [np.linalg.norm(kernel.reshape(-1, outputs), axis=0) for kernel in kernels]
+  magnitude = np.concatenate(
+    [own.get(MAGNITUDE, length) for own, length in zip(weights, lengths, strict=True)]
+  )
+  if conv:
     height, width, channels, _ = kernels[0].shape
-    a = a.reshape(len(a), height, width, channels).transpose(0, 3, 1, 2)
-    magnitudes = fused['lora_magnitude_vector'][None, :, None, None]
-    fused = {'lora_A.weight': a, 'lora_B.weight': b[:, :, None, None], 'lora_magnitude_vector': magnitudes}
-  if not any(MAGNITUDE in own for own in weights):
-    del fused['lora_magnitude_vector']
-  return fused
+    a = a.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+    b, magnitude = b[:, :, None, None], magnitude[None, :, None, None]
+  fused = dict(zip(_KINDS, (np.asarray(array, np.float32) for array in (a, b, magnitude)), strict=True))
+  return (
+    fused if any(MAGNITUDE in own for own in weights) else {kind: fused[kind] for kind in list(fused)[:2]}
+  )

@@ -174,7 +174,7 @@ def check(
 def expected(rules: Sequence[Rule], shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   """Name -> shape of the tensors that the rules read, `shapes` being those of our parameters by path."""
   return {
-    name: torch_shape(rule, shape)
+    name: _torch_shape(rule, shape)
     for rule in rules
     for name, shape in _places(rule, tuple(shapes[rule.path].shape))
   }
@@ -190,7 +190,7 @@ def gather(
     params[rule.path] = out = np.empty(shape, np.float32)
     stacked = '{}' in rule.name
     for i, (name, one) in enumerate(_places(rule, shape)):
-      (out[i] if stacked else out)[...] = to_ours(rule, read(name), one)
+      (out[i] if stacked else out)[...] = _to_ours(rule, read(name), one)
   return params
 
 
@@ -227,14 +227,12 @@ def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
       return shape[3], shape[2], shape[0], shape[1]
 
 
-def torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape of the tensor that a rule of a parameter of ours, of this shape without the blocks' axis, is in."""
+def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
   first, *others = _form_shape(rule, shape)
   return (first * rule.part[1], *others)
 
 
-def to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Our parameter of such a shape, from its tensor."""
+def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   which, parts = rule.part
   size = len(tensor) // parts
   tensor = tensor[which * size : (which + 1) * size]

@@ -41,11 +41,7 @@ def read_initial(
 def read_base(
   run: Run, known: Mapping[str, Any] | None
 ) -> tuple[Params, dict[str, np.ndarray], dict[str, Any], str]:
-  """Reads the base of a run's adapter.
-
-  Args:
-    run: its config has an adapter.
-    known: what the run's checkpoint says of the base, with which it is compared; None: the run begins.
+  """Reads the base of a run's adapter; it is compared with what the run's checkpoint says of it, unless that is None.
 
   Returns:
     The frozen parameters on the mesh; the arrays of what is trained, for `initial_state`; what checkpoints are to say
@@ -54,7 +50,7 @@ def read_base(
   Raises:
     UserError: as `read_initial`, or where the base is another one, or a frozen parameter does not come from it.
   """
-  config, adapter = run.config, run.config.adapter
+  config = run.config
   pretrained = adapter_base.read_checkpoint(config)
   meta = adapter_base.meta(config, pretrained)
   if known is not None:
@@ -63,7 +59,7 @@ def read_base(
   arrays, text = _fitted(pretrained, config, run.architecture, run.dataset.class_names)
   frozen = adapter_base.frozen(arrays, run.program.base, config.init.checkpoint)
   arrays = {path: array for path, array in arrays.items() if path not in frozen}
-  arrays |= lora.magnitudes(lora.targets(run.architecture.abstract(), adapter), frozen, adapter)
+  arrays |= lora.magnitudes(frozen, run.program.state.params)
   return sharding_lib.place_tree(frozen, run.program.base), arrays, meta, text
 
 
