@@ -294,12 +294,12 @@ def test_freezing_of_blocks_keeps_the_first_and_what_is_before_them():
       updates['blocks']['mlp'][name][1], expected['blocks']['mlp'][name][1], rtol=1e-6
     )
     np.testing.assert_allclose(updates['head'][name], expected['head'][name], rtol=1e-6)
-  with pytest.raises(UserError, match='freeze_blocks is of the blocks .* and this model has 2'):
+  with pytest.raises(UserError, match=r'freeze_blocks is of the blocks .* and this model has 2'):
     make_optimizer(c.OptimizerConfig(freeze_blocks=2), params)
 
 
 def test_muon_takes_kernels_as_matrices_and_leaves_the_rest_to_adam():
-  """Each block's kernel as optax's Muon takes the matrix alone; head, biases and embedding as Adam."""
+  """Each block's kernel as optax's Muon takes the matrix alone; the rest as Adam with Nesterov's momentum."""
   shapes = {
     'blocks/attention/query/kernel': ((2, 6, 2, 4), (6, 8)),
     'blocks/attention/out/kernel': ((2, 2, 4, 6), (8, 6)),
@@ -316,7 +316,7 @@ def test_muon_takes_kernels_as_matrices_and_leaves_the_rest_to_adam():
   updates = pytrees.flatten(tx.update(params, tx.init(params), params)[0])
   for path, (_, matrix) in shapes.items():
     if matrix is None:
-      alone = optax.scale_by_adam()
+      alone = optax.scale_by_adam(nesterov=True)
       expected = alone.update(flat[path], alone.init(flat[path]))[0]
     else:
       alone = optax.contrib.muon(-1.0, consistent_rms=0.2)
