@@ -59,7 +59,7 @@ def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Con
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, meta = newest
   trained, run = config_lib.from_config_dict(meta['config']), runs[-1]
-  base = read_base(run, meta['base'])[0] if config.adapter.rank else {}
+  base = read_base(run, meta.get('base'))[0] if config.adapter.rank else {}
   return step, run, run.program.whole(run.program.state._replace(**items), base), trained
 
 
