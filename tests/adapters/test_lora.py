@@ -15,14 +15,19 @@ import tiny
 from flax import nnx
 
 import vit_jax
+from vit_jax import recipes
 from vit_jax.adapters import lora
 from vit_jax.config import AdapterConfig, ClassificationEvaluatorConfig, Config, DataConfig, InitConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.runs import RunFormat
 from vit_jax.training import loop
 from vit_jax.training.evaluate_checkpoint import evaluate_newest
+from vit_jax.training.optimizer import learning_rate_factors, trainable_mask
 
 MODELS = {
   'vit': (tiny.options(pool='map', mlp_locality=True), r'kernel$'),
@@ -68,7 +73,7 @@ def unmerged(graphdef, base, trained, adapter, x, keys=None):
     ('axial', True),
     ('mixer', False),
     ('resnet', True),
-    ('efficientnet', False),
+    pytest.param('efficientnet', False, marks=pytest.mark.slow),
   ],
 )
 def test_merged_is_unmerged(name, dora):
@@ -146,12 +151,22 @@ CONFIG = Config(
 )
 
 
+def write_base(folder: pathlib.Path, scale: float = 1.0) -> pathlib.Path:
+  """The workdir of a run whose parameters are random, and multiplied by `scale`."""
+  _, params = tiny.build(MODEL, image_size=(8, 8), channels=1, num_classes=10)
+  params = jax.tree.map(lambda leaf: np.asarray(scale * leaf), params)
+  names = tuple(map(str, range(10)))
+  architecture, preprocess = (
+    Architecture(MODEL, (8, 8), 1, 10),
+    Preprocess.from_range((8, 8), -1, 1, channels=1),
+  )
+  RunFormat().write(Pretrained(architecture, params, preprocess, names), folder)
+  return folder
+
+
 @pytest.fixture(scope='module')
 def base(tmp_path_factory):
-  """The workdir of a run on digits."""
-  folder = tmp_path_factory.mktemp('runs') / 'base'
-  loop.train(dataclasses.replace(CONFIG, total='3 steps'), folder)
-  return folder
+  return write_base(tmp_path_factory.mktemp('runs') / 'base')
 
 
 def config(base: pathlib.Path, **options) -> Config:
@@ -160,15 +175,15 @@ def config(base: pathlib.Path, **options) -> Config:
   return dataclasses.replace(CONFIG, init=InitConfig(str(base)), adapter=adapter, schedule=schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('base_dtype', ['float32', 'bfloat16'])
 def test_a_checkpoint_has_what_is_trained_and_a_load_the_whole_model(base, base_dtype, tmp_path):
   run = config(base, base_dtype=base_dtype)
-  states = []
-  state = loop.train(run, tmp_path / 'run', on_step=lambda step, state, values: states.append(step))
+  state = loop.train(run, tmp_path / 'run')
   stored = pytrees.flatten(state.params)
   assert {path for path in stored if not path.endswith(lora.NAMES)} == {'head/kernel', 'head/bias'}
-  bytes_of = lambda folder: sum(file.stat().st_size for file in folder.rglob('d/*'))
-  assert bytes_of(tmp_path / 'run/checkpoints/6/params') < 0.5 * bytes_of(base / 'checkpoints/3/params')
+  adapted = formats.read(tmp_path / 'run').adapted  # by the names and shapes that the checkpoint has
+  assert adapted is not None and pytrees.flatten(adapted.params).keys() == stored.keys()
   scores = evaluate_newest(run, tmp_path / 'run')
   model = vit_jax.load(tmp_path / 'run')
   images, labels = digits_of_test()
@@ -195,12 +210,13 @@ def digits_of_test():
   return images.astype(np.float32) / 127.5 - 1, np.array([record.label for record in records])
 
 
-def test_another_base_is_refused(base, tmp_path):
+@pytest.mark.slow
+def test_another_base_is_refused(tmp_path):
   """By a run that goes on, and by whoever loads what it has learned; a base that moved is named."""
-  own = tmp_path / 'base'
-  shutil.copytree(base, own)
+  own = write_base(tmp_path / 'base')
   loop.train(config(own), tmp_path / 'run')
-  loop.train(dataclasses.replace(CONFIG, total='4 steps'), own, takeover=True)
+  shutil.rmtree(own)
+  write_base(own, 1.01)
   for call in (
     lambda: vit_jax.load(tmp_path / 'run'),
     lambda: loop.train(dataclasses.replace(config(own), total='9 steps'), tmp_path / 'run', takeover=True),
@@ -220,6 +236,28 @@ def test_what_would_stay_random_is_refused(base, tmp_path):
     loop.train(changed, tmp_path / 'run')
   with pytest.raises(UserError, match=r'config.adapter.rank is 4, and an adapter needs a trained base'):
     dataclasses.replace(changed, init=InitConfig()).check('config')
+
+
+def test_a_word_chooses_what_is_trained(base):
+  """`configs/finetune.py:CHECKPOINT,DATA,WORD`."""
+
+  def trained(word: str) -> set[str]:
+    run = recipes.fitted(str(base), 'digits', word)
+    shapes = pytrees.unflatten(Architecture(MODEL, (8, 8), 1, 10).shapes())
+    mask = pytrees.flatten(trainable_mask(run.optimizer, shapes))
+    factors = learning_rate_factors(run.optimizer, shapes)
+    return {path for path, trains in mask.items() if trains and np.max(factors[path]) > 0}
+
+  assert recipes.fitted(str(base), 'digits', 'lora').adapter == AdapterConfig(rank=16)
+  assert recipes.fitted(str(base), 'digits', 'dora').adapter == AdapterConfig(rank=16, dora=True)
+  bitfit = trained('bitfit')
+  assert all(path.endswith('bias') or path == 'head/kernel' for path in bitfit) and 'norm/bias' in bitfit
+  assert trained('last2') == {
+    path for path in trained('all') if path.startswith(('blocks/', 'norm/', 'head/'))
+  }
+  assert recipes.fitted(str(base), 'digits', 'last2').optimizer.freeze_blocks == 1
+  with pytest.raises(UserError, match="'last3' is of 3 blocks; choose fewer, or all"):
+    recipes.fitted(str(base), 'digits', 'last3')
 
 
 @pytest.mark.slow
