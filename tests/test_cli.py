@@ -7,6 +7,7 @@ there and has a line in INPUTS and OUTPUTS.
 import ast
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -97,36 +98,48 @@ def source_of(name: str) -> ast.Module:
   return ast.parse(pathlib.Path(spec.origin).read_text())
 
 
-def calls(name: str) -> list[tuple[str, list[ast.expr]]]:
-  """(function, its arguments) for each call of the command's source."""
-  nodes = [node for node in ast.walk(source_of(name)) if isinstance(node, ast.Call)]
-  return [(ast.unparse(node.func), node.args) for node in nodes]
+def calls(node: ast.AST) -> list[tuple[str, list[ast.expr]]]:
+  """(function, its arguments) for each call in a piece of source."""
+  nodes = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+  return [(ast.unparse(part.func), part.args) for part in nodes]
+
+
+@functools.cache
+def shared_flags() -> dict[str, ast.FunctionDef]:
+  """The functions of `cli` that define a flag of several commands, by their names."""
+  functions = [node for node in ast.parse(inspect.getsource(cli)).body if isinstance(node, ast.FunctionDef)]
+  return {f'cli.{node.name}': node for node in functions if node.name.startswith('define_')}
+
+
+def defined_flags(node: ast.AST) -> dict[str, Any]:
+  """Flag -> its default, for each flag that a piece of source defines."""
+  found: dict[str, Any] = {}
+  for function, arguments in calls(node):
+    if re.match(r'(config_)?flags\.DEFINE_', function):
+      found[ast.literal_eval(arguments[0])] = ast.literal_eval(arguments[1])
+    elif function in shared_flags():
+      found |= defined_flags(shared_flags()[function])
+  return found
 
 
 def flags_of(name: str) -> dict[str, Any]:
-  """Flag -> its default."""
-  found: dict[str, Any] = {}
-  for function, arguments in calls(name):
-    if function.startswith('flags.DEFINE_'):
-      found[ast.literal_eval(arguments[0])] = ast.literal_eval(arguments[1])
-    elif function == 'cli.define_config':
-      found['config'] = None
-  return found
+  """Flag -> its default, for each flag of a command."""
+  return defined_flags(source_of(name))
 
 
 def required_flags(name: str) -> list[str]:
   """Flags that the source asks for by `cli.required` or `local_folder` and have no default, and --config."""
   asking = ('cli.required', 'cli.local_folder')
-  texts = {ast.unparse(arguments[0]) for function, arguments in calls(name) if function in asking}
+  texts = {ast.unparse(arguments[0]) for function, arguments in calls(source_of(name)) if function in asking}
   holders = {flag: f'_{flag.upper()}' for flag, default in flags_of(name).items() if default is None}
   return [flag for flag, holder in holders.items() if holder in texts or flag == 'config']
 
 
 def examples(name: str) -> list[list[str]]:
-  """The command lines in the docstring, split into words, without 'python -m MODULE'."""
+  """The command lines in the docstring, split into words, without 'vit_jax NAME'."""
   doc = (ast.get_docstring(source_of(name)) or '').replace('\\\n', '')
   lines = [line.strip() for line in doc.splitlines()]
-  start = f'python -m {module_of(name)} '
+  start = f'vit_jax {name} '
   return [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
 
 
@@ -194,7 +207,7 @@ def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_command_line_without_anything_is_answered_with_an_example(name, tmp_path):
   result = run(module_of(name), cwd=tmp_path)
-  assert_said(result, f'python -m {module_of(name)} ')
+  assert_said(result, f'vit_jax {name} ')
   assert len(result.stderr.splitlines()) == 1
 
 
@@ -205,7 +218,7 @@ def test_missing_flag_is_named_with_an_example_that_has_it(name, flag, tmp_path)
   example = next(example for example in examples(name) if any(f'--{flag}=' in word for word in example))
   words = [word for word in example if not re.match(rf'--{flag}[=.]', word)]
   result = run(module_of(name), *words, cwd=tmp_path)
-  assert_said(result, f'--{flag} is missing', f'python -m {module_of(name)} ', f' --{flag}=')
+  assert_said(result, f'--{flag} is missing', f'vit_jax {name} ', f' --{flag}=')
 
 
 def test_some_commands_have_required_flags():

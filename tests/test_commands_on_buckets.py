@@ -124,7 +124,7 @@ REFUSALS = [
   (
     'main',
     ['--config=config.py', '--workdir=gs://bucket/x', '--config.data.source=folder:gs://bucket/photos'],
-    'prepare it once with: python -m vit_jax.prepare gs://bucket/photos',
+    'prepare it once with: vit_jax prepare gs://bucket/photos',
   ),
 ]
 

@@ -341,7 +341,7 @@ def _example(part: str) -> str:
   """An example of the command's docstring, one with `part` in it if there is such a one."""
   doc = sys.modules['__main__'].__doc__ or ''
   examples = [line.strip() for line in doc.replace('\\\n', '').splitlines()]
-  examples = [' '.join(line.split()) for line in examples if line.startswith('python ')]
+  examples = [' '.join(line.split()) for line in examples if line.startswith('vit_jax ')]
   fitting = [line for line in examples if part in line] or [*examples, f'{sys.argv[0]} --help']
   return fitting[0]
 
@@ -376,7 +376,7 @@ def _commands_text() -> str:
   """The list of commands."""
   width = max(map(len, COMMANDS))
   lines = [f'  {name:<{width}}  {text}' for name, (_, text) in COMMANDS.items()]
-  title = 'Vision Transformers in JAX. Commands, as `vit_jax NAME …` or `python -m MODULE …`:'
+  title = 'Vision Transformers in JAX. Commands (`python -m vit_jax.main` is `vit_jax train`):'
   return '\n'.join([title, '', *lines, '', '`vit_jax NAME --help` says more.'])
 
 

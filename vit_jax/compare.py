@@ -1,9 +1,9 @@
 """Runs side by side: their curves in one picture, their results and what differs in their configs as tables.
 
-python -m vit_jax.compare runs/small runs/wide runs/wide_augmented
-python -m vit_jax.compare runs/seed_0 runs/seed_1 runs/seed_2 --out=seeds
-python -m vit_jax.compare runs/* --out=all_runs
-python -m vit_jax.compare runs/small gs://bucket/wide
+vit_jax compare runs/small runs/wide runs/wide_augmented
+vit_jax compare runs/seed_0 runs/seed_1 runs/seed_2 --out=seeds
+vit_jax compare runs/* --out=all_runs
+vit_jax compare runs/small gs://bucket/wide
 
 The folder --out gets `curves.png` and `compare.md`, which is printed too. Runs that differ only in their
 seed also share a row with the mean over the seeds. A run may still be going on. Where batch sizes differ,

@@ -1,8 +1,8 @@
 """Draws training images under each level of augmentation, to look at before a long run.
 
-python -m vit_jax.contact_sheet --config=quickstart --workdir=runs/quickstart
-python -m vit_jax.contact_sheet --config=folder:/path/to/images --workdir=runs/mine
-python -m vit_jax.contact_sheet --config=cifar10_scratch --workdir=runs/cifar10 --config.data.augment=medium2
+vit_jax contact_sheet --config=quickstart --workdir=runs/quickstart
+vit_jax contact_sheet --config=folder:/path/to/images --workdir=runs/mine
+vit_jax contact_sheet --config=cifar10_scratch --workdir=runs/cifar10 --config.data.augment=medium2
 
 Writes <workdir>/report/augmentations.png: the same 64 images with the same crops under each of AugReg's
 levels, 3-Augment and the config's own augmentation, mirrored and mixed with each other as in a training step.

@@ -1,11 +1,11 @@
 """Converts a checkpoint: released .npz, training run and Hugging Face folder into one another.
 
-python -m vit_jax.convert imagenet21k/ViT-B_16 runs/vit_b16 --format=run
-python -m vit_jax.convert runs/mine mine.npz
-python -m vit_jax.convert runs/mine mine_hf --format=hf
-python -m vit_jax.convert runs/mine gs://bucket/mine.npz
-python -m vit_jax.convert runs/mine mine_lora --format=peft
-python -m vit_jax.convert runs/one runs/two runs/three soup --format=run --average
+vit_jax convert imagenet21k/ViT-B_16 runs/vit_b16 --format=run
+vit_jax convert runs/mine mine.npz
+vit_jax convert runs/mine mine_hf --format=hf
+vit_jax convert runs/mine gs://bucket/mine.npz
+vit_jax convert runs/mine mine_lora --format=peft
+vit_jax convert runs/one runs/two runs/three soup --format=run --average
 
 SRC is what `vit_jax.load` takes. A run is what `vit_jax.load` and config.init.checkpoint read again. DST may be in a
 bucket, gs://… or s3://…

@@ -1,9 +1,9 @@
 """Evaluates any checkpoint on images whose classes are known: how often it is right, and which images are wrong.
 
-python -m vit_jax.evaluate --checkpoint=runs/mine held_out/
-python -m vit_jax.evaluate --checkpoint=runs/mine
-python -m vit_jax.evaluate --checkpoint=imagenet21k+imagenet2012/ViT-B_16 imagenet2012 --tta
-python -m vit_jax.evaluate --checkpoint=a_huggingface_folder gs://bucket/photos/1.0.0 --split=test --output=seen
+vit_jax evaluate --checkpoint=runs/mine held_out/
+vit_jax evaluate --checkpoint=runs/mine
+vit_jax evaluate --checkpoint=imagenet21k+imagenet2012/ViT-B_16 imagenet2012 --tta
+vit_jax evaluate --checkpoint=a_huggingface_folder gs://bucket/photos/1.0.0 --split=test --output=seen
 
 The checkpoint is what `vit_jax.load` takes. The images are a folder with a sub-folder for each class, perhaps
 below val/ or test/, or a source as configs name it (digits, a data set of TFDS, an address); without any, those

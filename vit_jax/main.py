@@ -1,9 +1,9 @@
 """Trains, resumes or evaluates a model by a config.
 
-python -m vit_jax.main --config=quickstart
-python -m vit_jax.main --config=quickstart --workdir=runs/wide --config.model.width=128
-python -m vit_jax.main --workdir=runs/wide --mode=eval
-python -m vit_jax.main --config=quickstart --workdir=gs://bucket/quickstart
+vit_jax train --config=quickstart
+vit_jax train --config=quickstart --workdir=runs/wide --config.model.width=128
+vit_jax train --workdir=runs/wide --mode=eval
+vit_jax train --config=quickstart --workdir=gs://bucket/quickstart
 
 The same command again goes on where the last checkpoint is. Without --workdir the run lives in runs/, in a
 folder named after the config. --mode=eval takes the run's own config unless --config has overrides.

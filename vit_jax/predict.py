@@ -1,8 +1,8 @@
 """Classifies images with any checkpoint.
 
-python -m vit_jax.predict --checkpoint=runs/mine photo.jpg photos/
-python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --format=json photo.jpg
-python -m vit_jax.predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
+vit_jax predict --checkpoint=runs/mine photo.jpg photos/
+vit_jax predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --format=json photo.jpg
+vit_jax predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to

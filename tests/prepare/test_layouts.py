@@ -105,7 +105,7 @@ LAYOUTS = {
   ),
   'Hugging Face: metadata': refused(
     splits('train', test='test', inner=FLAT),
-    r'has no images .* but metadata.csv; prepare .* \(python -m vit_jax.prepare {root} ',
+    r'has no images .* but metadata.csv; prepare .* \(vit_jax prepare {root} ',
     None,
     **{'train/metadata.csv': ROWS, 'test/metadata.csv': ROWS},
   ),

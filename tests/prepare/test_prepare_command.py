@@ -157,7 +157,7 @@ def test_mistyped_source_does_not_lock_the_destination(few, tmp_path):
 @pytest.mark.parametrize(
   'arguments,message',
   [
-    (['src'], 'SRC or DST is missing; write: python -m vit_jax.prepare /path/to/images'),
+    (['src'], 'SRC or DST is missing; write: vit_jax prepare /path/to/images'),
     (['src', 'dst', 'more'], "'more' is neither SRC nor DST"),
     (['/no/source', 'dst'], 'There is no /no/source; give a folder, a tar or zip archive, or a file'),
     (['src', 'dst', '--shortest_side=0'], 'shortest_side'),

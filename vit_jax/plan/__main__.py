@@ -1,8 +1,8 @@
 """Plans a run on a machine that need not be here: memory, collectives, predicted time and core-days.
 
-python -m vit_jax.plan --config=configs/vit_h14.py --topology=v3-512
-python -m vit_jax.plan --config=configs/vit_h14.py --topology=v3:16x16 --config.mesh.fsdp=8 --json=plan.json
-python -m vit_jax.plan --config=configs/vit_l16.py --topology=v5e:4x4 --search
+vit_jax plan --config=configs/vit_h14.py --topology=v3-512
+vit_jax plan --config=configs/vit_h14.py --topology=v3:16x16 --config.mesh.fsdp=8 --json=plan.json
+vit_jax plan --config=configs/vit_l16.py --topology=v5e:4x4 --search
 
 It compiles the trainer's own step with the compiler that the TPU host would use.
 """

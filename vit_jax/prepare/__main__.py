@@ -1,7 +1,7 @@
 """Prepares images for training: any common source becomes a TFDS directory that is read fast in any order.
 
-Usage: python -m vit_jax.prepare SRC DST [-- Apache Beam's options]
-       python -m vit_jax.prepare imagenet21k|imagenet2012 SRC [DST]
+Usage: vit_jax prepare SRC DST [-- Apache Beam's options]
+       vit_jax prepare imagenet21k|imagenet2012 SRC [DST]
 
 SRC is a folder with a folder of images for each class (below train/, val/ and test/, or without these), a tar
 or zip of such folders or of a tar for each class, a .csv file with the columns image, label and perhaps
@@ -14,10 +14,10 @@ The names imagenet21k and imagenet2012 give the data the splits and, without DST
 expect.
 
 Examples:
-  python -m vit_jax.prepare imagenet21k ~/downloads/winter21_whole.tar.gz
-  python -m vit_jax.prepare /path/to/images ~/data/flowers/1.0.0
-  python -m vit_jax.prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
-  python -m vit_jax.prepare train.csv ~/data/photos --image_column=id --label_column=breed
+  vit_jax prepare imagenet21k ~/downloads/winter21_whole.tar.gz
+  vit_jax prepare /path/to/images ~/data/flowers/1.0.0
+  vit_jax prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
+  vit_jax prepare train.csv ~/data/photos --image_column=id --label_column=breed
 """
 
 import os
@@ -165,9 +165,7 @@ def _places(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     places.append(default_destination(name))
   if len(places) < 2:
     example = f'{name} /path/to/the/data' if name else '/path/to/images ~/data/flowers/1.0.0'
-    raise UserError(
-      f'{"SRC" if name else "SRC or DST"} is missing; write: python -m vit_jax.prepare {example}'
-    )
+    raise UserError(f'{"SRC" if name else "SRC or DST"} is missing; write: vit_jax prepare {example}')
   return name, [*map(_absolute, places[:2]), *places[2:]]
 
 

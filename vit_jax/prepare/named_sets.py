@@ -1,4 +1,4 @@
-"""Data sets that recipes name: `python -m vit_jax.prepare imagenet21k SRC` puts them where recipes look."""
+"""Data sets that recipes name: `vit_jax prepare imagenet21k SRC` puts them where recipes look."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ def default_destination(name: str) -> str:
 def training_command(name: str, records: int, labels: str = '') -> str:
   """The command that trains on a named data set of so many images, also a rehearsal; `labels`: its `label_options`."""
   named = NAMED_SETS[name]
-  command = f'python -m vit_jax.main --config={named.recipe}{labels}'
+  command = f'vit_jax train --config={named.recipe}{labels}'
   if not named.held_out or records > named.held_out:
     return command
   held = max(records // 10, 1)

@@ -209,7 +209,7 @@ class _Census:
     if selection.num_classes not in (None, len(self._classes)):
       raise UserError(
         f'{self._source} has {len(self._classes):,} classes and not {selection.num_classes:,}; check it, or '
-        f'prepare it under another name: python -m vit_jax.prepare {self._source} /path/to/NAME/1.0.0'
+        f'prepare it under another name: vit_jax prepare {self._source} /path/to/NAME/1.0.0'
       )
     if missing:
       _log.warning(

@@ -1,9 +1,9 @@
 """Teachers label images: a data set with soft labels to train a student on (Noisy Student, arXiv 1911.04252).
 
-python -m vit_jax.selftrain --teachers=runs/teacher --workdir=runs/labelled photos/
-python -m vit_jax.selftrain --teachers=runs/one,runs/other --workdir=runs/labelled --confidence=0.3 photos/
-python -m vit_jax.selftrain --teachers=runs/teacher --workdir=runs/labelled 'tfds:cifar10:train[10%:]'
-python -m vit_jax.selftrain --teachers=runs/teacher --workdir=runs/labelled --part=0/4 photos/
+vit_jax selftrain --teachers=runs/teacher --workdir=runs/labelled photos/
+vit_jax selftrain --teachers=runs/one,runs/other --workdir=runs/labelled --confidence=0.3 photos/
+vit_jax selftrain --teachers=runs/teacher --workdir=runs/labelled 'tfds:cifar10:train[10%:]'
+vit_jax selftrain --teachers=runs/teacher --workdir=runs/labelled --part=0/4 photos/
 
 A teacher is what `vit_jax.load` takes. The images are files, folders of them, or a source with its split, whose
 own labels are not looked at. The result, WORKDIR/1.0.0, is as `vit_jax.prepare` makes it; the command ends with the

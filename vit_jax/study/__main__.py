@@ -1,9 +1,9 @@
 """A study: configs with several seeds, trained one core each, to a table with means and deviations.
 
-python -m vit_jax.study poster --workdir=runs/poster
-python -m vit_jax.study configs/studies/position.py --workdir=runs/position --jobs=8
-python -m vit_jax.study shape:digits --workdir=runs/shape_digits
-python -m vit_jax.study my_study.py --workdir=runs/mine
+vit_jax study poster --workdir=runs/poster
+vit_jax study configs/studies/position.py --workdir=runs/position --jobs=8
+vit_jax study shape:digits --workdir=runs/shape_digits
+vit_jax study my_study.py --workdir=runs/mine
 
 A study's file has a function get_study(); configs/studies/ has those of docs/findings.md. Each run is an ordinary
 training run in WORKDIR/VARIANT/seed_N, on the processor unless JAX_PLATFORMS says otherwise. If the study is

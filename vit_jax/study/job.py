@@ -1,4 +1,4 @@
-"""One run of a study, in a process of its own: python -m vit_jax.study.job STUDY WORKDIR VARIANT/seed_N.
+"""One run of a study, in a process of its own: vit_jax study.job STUDY WORKDIR VARIANT/seed_N.
 
 Where its stdin is a pipe, a study holds the other end; when the study is gone, this process ends too.
 """

@@ -1,8 +1,8 @@
 """From one checkpoint to the paper's table: fine-tuning, VTAB and few-shot probes on the data that is here.
 
-python -m vit_jax.transfer --checkpoint=imagenet21k/ViT-L_16 --suite=paper --workdir=runs/l16_table
-python -m vit_jax.transfer --checkpoint=runs/mine --suite=vtab --workdir=runs/vtab_table
-python -m vit_jax.transfer --checkpoint=runs/mine --suite=digits,fewshot:digits,folder:/images \\
+vit_jax transfer --checkpoint=imagenet21k/ViT-L_16 --suite=paper --workdir=runs/l16_table
+vit_jax transfer --checkpoint=runs/mine --suite=vtab --workdir=runs/vtab_table
+vit_jax transfer --checkpoint=runs/mine --suite=digits,fewshot:digits,folder:/images \\
   --workdir=runs/table --image_size=32 --batch_size=64 --steps=100 --rates=0.01,0.03 --scratch
 
 On each data set the paper's learning rates are swept on a part of the training split. The final runs, with

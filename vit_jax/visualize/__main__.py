@@ -1,9 +1,9 @@
 """Draws what a model sees: its filters, positions and attention, as pictures and a page that shows them.
 
-python -m vit_jax.visualize --checkpoint=runs/mine --out=seen photo.jpg photos/
-python -m vit_jax.visualize --checkpoint=runs/mine --out=seen --count=20 --average_over=500 photos/
-python -m vit_jax.visualize --checkpoint=runs/mine --out=seen --steps=all photo.jpg
-python -m vit_jax.visualize --checkpoint=imagenet21k+imagenet2012/ViT-L_16 --image_size=512 --out=seen photos/
+vit_jax visualize --checkpoint=runs/mine --out=seen photo.jpg photos/
+vit_jax visualize --checkpoint=runs/mine --out=seen --count=20 --average_over=500 photos/
+vit_jax visualize --checkpoint=runs/mine --out=seen --steps=all photo.jpg
+vit_jax visualize --checkpoint=imagenet21k+imagenet2012/ViT-L_16 --image_size=512 --out=seen photos/
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. Open seen/index.html:
 it needs no network. The page and the screen say which pictures the model does not have, and why. An image

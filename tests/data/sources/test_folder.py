@@ -212,8 +212,8 @@ def test_folder_of_single_images_trains_and_cannot_hold_any_out(tmp_path):
 @pytest.mark.parametrize(
   ('files', 'said'),
   [
-    (('train/000.tar.gz',), 'train has no images .* but 000.tar.gz; .*python -m vit_jax.prepare {root} ~/'),
-    (('labels.csv', 'notes.txt'), 'but labels.csv; .*python -m vit_jax.prepare {root}/labels.csv ~/data'),
+    (('train/000.tar.gz',), 'train has no images .* but 000.tar.gz; .*vit_jax prepare {root} ~/'),
+    (('labels.csv', 'notes.txt'), 'but labels.csv; .*vit_jax prepare {root}/labels.csv ~/data'),
   ],
 )
 def test_folder_of_archives_or_tables_names_the_command_that_prepares_it(tmp_path, files, said):

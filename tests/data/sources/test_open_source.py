@@ -44,8 +44,8 @@ def test_existing_directory_is_not_a_split(tmp_path):
     ('vtab:', r"^'vtab:' names no place behind its ':'; write 'vtab:TASK'\.$"),
     ('', r"^'' is not a source; write 'digits', 'tfds:NAME', .*, 'folder:/path' or 'vtab:TASK'\.$"),
     ('http://x/y', "^'http://x/y' is not a source; write 'digits', "),
-    ('wds:/data/i21k/{000..999}.tar', 'python -m vit_jax.prepare /data/i21k ~/'),
-    ('parquet:/data/hub/*.parquet', 'python -m vit_jax.prepare /data/hub ~/'),
+    ('wds:/data/i21k/{000..999}.tar', 'vit_jax prepare /data/i21k ~/'),
+    ('parquet:/data/hub/*.parquet', 'vit_jax prepare /data/hub ~/'),
   ],
 )
 def test_wrong_spec_says_what_to_write(spec, said):

@@ -71,7 +71,7 @@ def test_missing_data_of_a_recipe_says_how_to_get_and_prepare_it(tmp_path, monke
   assert not caplog.records  # TFDS would warn of a folder of its own making
   text = str(error.value)
   assert text.startswith(f'There is no tfds:{name} in {tmp_path}/none') and '\n' not in text
-  assert f'python -m vit_jax.prepare {name} ' in text
+  assert f'vit_jax prepare {name} ' in text
   assert '--config.data.source=folder:/path:train --config.evaluators.val.split=val' in text
   assert ('recipe :imagenet2012' in text) == (name == 'imagenet21k')
 

@@ -162,7 +162,7 @@ def _no_source(spec: str) -> UserError:
   if kind in _UNPREPARED and place:
     folder = re.split(r'/[^/]*[*?{]', place)[0]  # without a pattern of names
     return UserError(
-      f'{spec!r} has no random access; prepare it once with: python -m vit_jax.prepare {folder} '
+      f'{spec!r} has no random access; prepare it once with: vit_jax prepare {folder} '
       f'~/tensorflow_datasets/NAME/1.0.0, and train on tfds:NAME.'
     )
   forms: list[str] = []

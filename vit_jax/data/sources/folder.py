@@ -71,7 +71,7 @@ class FolderSource(NamedSource):
       prepared = f'{root.rstrip("/")}_prepared/1.0.0'
       raise UserError(
         f'folder:{root} is in a bucket, where a request for each file is slow; prepare it once with: '
-        f'python -m vit_jax.prepare {root} {prepared}, and train on tfds:{prepared}.'
+        f'vit_jax prepare {root} {prepared}, and train on tfds:{prepared}.'
       )
     self._root = pathlib.Path(root).expanduser()
     _check_readable(self._root)
@@ -244,7 +244,7 @@ def _refuse_archives(folders: Sequence[pathlib.Path]) -> None:
       if name.lower().endswith(_ARCHIVES) and name[0] != '.':
         raise UserError(
           f'{folder} has images and {name}, whose images would be left out; move it away or, if it holds the '
-          f'data, prepare it (python -m vit_jax.prepare {folder / name} ~/data/NAME/1.0.0) and train on '
+          f'data, prepare it (vit_jax prepare {folder / name} ~/data/NAME/1.0.0) and train on '
           f'tfds:~/data/NAME/1.0.0.'
         )
 
@@ -258,7 +258,7 @@ def _no_images(path: pathlib.Path, root: pathlib.Path) -> UserError:
       prepared = file if is_own_table else root
       return UserError(
         f'{path} has no images in class sub-folders but {os.path.relpath(file, path)}; prepare its images '
-        f'once (python -m vit_jax.prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
+        f'once (vit_jax prepare {prepared} ~/data/NAME/1.0.0) and train on tfds:~/data/NAME/1.0.0.'
       )
   return UserError(
     f'{path} has no images in class sub-folders; put the {_read_endings()} files of each class into a folder '
@@ -289,7 +289,7 @@ def _check_no_table(folder: pathlib.Path, name: str) -> None:
   if tables:
     raise UserError(
       f'{folder} has one class folder, {name!r}, and beside it {tables[0]}; if this has the classes, prepare the '
-      f'images once (python -m vit_jax.prepare {folder / tables[0]} ~/data/NAME/1.0.0) and train on '
+      f'images once (vit_jax prepare {folder / tables[0]} ~/data/NAME/1.0.0) and train on '
       f'tfds:~/data/NAME/1.0.0.'
     )
 

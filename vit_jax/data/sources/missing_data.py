@@ -10,12 +10,12 @@ _SUBSTITUTES = (
 _WAYS: Mapping[str, str] = {
   'imagenet21k': (
     'get it with: hf download timm/imagenet-22k-wds --repo-type dataset --local-dir ~/imagenet21k, and '
-    'prepare it with: python -m vit_jax.prepare imagenet21k ~/imagenet21k (docs/data.md has other sources); '
+    'prepare it with: vit_jax prepare imagenet21k ~/imagenet21k (docs/data.md has other sources); '
     f'or {_SUBSTITUTES}'
   ),
   'imagenet2012': (
     'download ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from '
-    'image-net.org into a folder, and prepare them with: python -m vit_jax.prepare imagenet2012 /that/folder '
+    'image-net.org into a folder, and prepare them with: vit_jax prepare imagenet2012 /that/folder '
     '(docs/data.md has other sources); or train on a folder with a sub-folder of images for each class: '
     '--config.data.source=folder:/path:train --config.evaluators.val.split=val'
   ),
