@@ -218,7 +218,7 @@ def _new_folder(checkpoint: str, asked: _Asked) -> Iterator[pathlib.Path]:
   if _OUTPUT.value is None:
     _, place, split = sources.parse(asked.spec, asked.split)
     places = (re.sub(r'/\d+\.\d+\.\d+/*$', '', text) for text in (checkpoint, place or asked.spec))
-    words = filter(None, [*(pathlib.PurePath(text).stem for text in places), split])
+    words = filter(None, [*(pathlib.PurePath(text).stem for text in places), split if split != 'all' else ''])
     name = re.sub(r'[^\w.+=-]+', '_', '-'.join(words))
     folder = files.make_new_directory(pathlib.Path('evaluations') / name)
   else:

@@ -3,10 +3,13 @@
 import dataclasses
 import logging
 import pathlib
+import re
 import shutil
 
+import numpy as np
 import pytest
 import tiny
+from PIL import Image
 
 import vit_jax
 from vit_jax import config as c
@@ -60,6 +63,48 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(workdir,
   with caplog.at_level(logging.WARNING):
     loop.train(CONFIG, workdir, takeover=True)
   assert 'has 200 images' in caplog.text
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """(its config, a folder with 8 images to train on and 4 to evaluate on)."""
+  rng = np.random.default_rng(0)
+  for number in range(12):
+    image = tmp_path / 'photos' / ('val' if number < 4 else 'train') / 'ab'[number % 2] / f'{number}.png'
+    image.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(image)
+  photos = tmp_path / 'photos'
+  data = c.DataConfig(source=f'folder:{photos}', image_size=(8, 8), crop='resize')
+  evaluators = {'val': c.ClassificationEvaluatorConfig(split='val')}
+  return dataclasses.replace(CONFIG, data=data, evaluators=evaluators), photos
+
+
+def test_numbers_of_a_run_that_has_ended_are_said_of_the_images_that_they_were_measured_on(
+  folder, tmp_path, capsys
+):
+  config, photos = folder
+  loop.train(config, tmp_path / 'run')
+  (measured,) = re.findall(r'^Done .*(val/accuracy \S+) of 4 images', capsys.readouterr().out, re.MULTILINE)
+  (photos / 'val/a/0.png').unlink()
+  loop.train(config, tmp_path / 'run')
+  said = capsys.readouterr().out
+  assert 'evaluator val has 3 images and had 4 at the last checkpoint' in said
+  assert re.search(rf'^Done .*{re.escape(measured)} of 4 images', said, re.MULTILINE)
+
+
+@pytest.mark.parametrize('takeover', [False, True])
+def test_head_that_was_fitted_to_other_images_is_no_end_of_a_run(folder, tmp_path, takeover):
+  config, photos = folder
+  config = dataclasses.replace(config, total='0 steps', init=c.InitConfig(head='probe'))
+  loop.train(config, tmp_path / 'run')
+  shutil.copy(photos / 'val/a/0.png', photos / 'train/a/another.png')
+  with pytest.raises(UserError, match='has 9 images, and 8 when the head was fitted; begin a new --workdir'):
+    loop.train(config, tmp_path / 'run', takeover=takeover)
+
+
+def test_data_of_another_run_is_not_searched_for_the_classes_of_this_one(folder, workdir):
+  with pytest.raises(UserError, match='holds a run with another config'):
+    loop.train(folder[0], workdir)
 
 
 def test_labels_of_data_in_another_order_are_numbered_as_the_run_began(workdir, monkeypatch, caplog):

@@ -42,7 +42,10 @@ def test_folder_is_drawn_without_the_image_that_cannot_be_read(place):
   result = visualize(place, 'photos', '--image_size=32,48', '--class_names=names.txt', '--count=3')
   assert said(result).startswith('1 of 3 images could not be read')
   assert '1.jpg is not an image' in result.stderr
-  assert f'Wrote {pathlib.Path("seen/index.html")}: 2 of 3 images are drawn (--count).' in result.stdout
+  assert (
+    f'Wrote {pathlib.Path("seen/index.html")}: 2 of 3 images are drawn; --count=N draws more.'
+    in result.stdout
+  )
   text = (place / 'seen/index.html').read_text()
   assert '32 × 48 pixels' in text and 'photos/2.jpg' in text and 'photos/1.jpg' not in text
   assert sum(f'<td>{name}</td>' in text for name in ('cat', 'dog', 'fox', 'owl')) >= 3
@@ -58,7 +61,7 @@ def test_only_images_that_were_to_be_read_are_counted(place, model, asked):
   (place / 'photos/1.jpg').rename(place / 'photos/3.jpg')  # the last
   result = visualize(place, 'photos', f'--checkpoint={model}', '--count=2')
   assert said(result).startswith(f'1 of {asked} images could not be read')
-  assert ': 1 of 3 images are drawn (--count).' in result.stdout
+  assert ': 1 of 3 images are drawn; --count=N draws more.' in result.stdout
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
@@ -54,10 +54,11 @@ class ModelInputs:
     self._batch_size, self._threads = min(batch_size, count), default_threads(is_remote)
 
   def __iter__(self) -> Iterator[Inputs]:
-    """Gives each record once, in order; a bar shows how many are done where stderr is a terminal."""
+    """Gives each record once, in order; a bar on stderr shows how many are done, in a file each half minute."""
     numbers = range(self.count)
     groups = [numbers[start : start + self._batch_size] for start in numbers[:: self._batch_size]]
-    with tqdm.tqdm(total=self.count, unit='image', disable=not sys.stderr.isatty()) as bar:
+    pauses: Any = {} if sys.stderr.isatty() else {'delay': 30, 'mininterval': 30}
+    with tqdm.tqdm(total=self.count, unit='image', **pauses) as bar:
       for group, results in zip(groups, map_ahead(self._prepared, groups, self._threads), strict=True):
         batch = Inputs([], [], np.zeros(self._shape, np.float32))
         for number, result in zip(group, results, strict=True):

@@ -4,6 +4,7 @@ import base64
 import collections
 import csv
 import io
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -74,12 +75,12 @@ def write_page(
   shown = wrong[:_SHOWN]
   title_html = f'<h1>{escape(title)}</h1>\n{web_page.table(facts)}'
   count = (
-    f'The first {len(shown)} of {len(wrong):,} images' if len(shown) < len(wrong) else 'All wrong images'
+    f'The first {len(shown)} of {len(wrong):,} images' if len(shown) < len(wrong) else f'All {len(wrong):,}'
   )
   pictures = ''.join(_figure(image, read) for image in shown)
   body = (
     f'{title_html}{_confusions(wrong)}<h2>The most confident mistakes first</h2>\n'
-    f'<p>{count}; <a href="{CSV}">{CSV}</a> lists all.</p>\n<div>\n{pictures}</div>\n'
+    f'<p>{count} are shown; <a href="{CSV}">{CSV}</a> is a table of all.</p>\n<div>\n{pictures}</div>\n'
     if wrong
     else f'{title_html}<p>No image is wrong.</p>\n'
   )
@@ -88,18 +89,23 @@ def write_page(
 
 def _confusions(wrong: Sequence[Wrong]) -> str:
   """The most frequent pairs of a class and what it is taken for."""
-  pairs = collections.Counter((image.truth, image.prediction) for image in wrong).most_common(_CONFUSIONS)
+  counted = collections.Counter((image.truth, image.prediction) for image in wrong)
+  pairs = counted.most_common(_CONFUSIONS)
   rows = ''.join(
     f'<tr><td>{_name(truth)}</td><td>{_name(prediction)}</td><td class="number">{count:,}</td></tr>\n'
     for (truth, prediction), count in pairs
   )
   head = '<tr><th>class</th><th>taken for</th><th>images</th></tr>'
-  return f'<h2>The most frequent confusions</h2>\n<table>\n{head}\n{rows}</table>\n'
+  title = f'The {len(pairs)} most frequent of {len(counted):,} confusions'
+  return f'<h2>{title}</h2>\n<table>\n{head}\n{rows}</table>\n'
 
 
 def _figure(image: Wrong, read: Callable[[int], Record]) -> str:
   try:
-    picture = f'<img src="data:image/jpeg;base64,{_thumbnail(read(image.number))}" alt="">'
+    name = escape(f'{image.truth} taken for {image.prediction}', quote=True)
+    picture = f'<img src="data:image/jpeg;base64,{_thumbnail(read(image.number))}" alt="{name}">'
+    if os.path.isfile(image.file):
+      picture = f'<a href="{escape(pathlib.Path(image.file).absolute().as_uri(), quote=True)}">{picture}</a>'
   except (UserError, OSError):  # it was there a moment ago
     picture = '<p>It can no longer be read.</p>'
   return (

@@ -82,6 +82,8 @@ class ModelTable(list[PublishedModel]):
   """A list that is shown as a table."""
 
   def __repr__(self) -> str:
+    if not self:
+      return 'None of that name; models of the Hugging Face Hub and folders load by name too (docs/checkpoints.md).'
     header = ('name', 'model', 'parameters', 'MiB', 'pixels', 'classes', 'ImageNet')
     return '\n'.join(text_table.aligned([header, *map(_row, self)], right=range(2, len(header))))
 

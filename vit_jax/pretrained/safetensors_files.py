@@ -116,12 +116,14 @@ def write(
   contiguous = {key: np.asarray(tensor, order='C') for key, tensor in tensors.items()}
   try:
     partial.touch()  # first: it tells that what lies beside it is not complete
+    mode = partial.stat().st_mode
     for file, text in texts.items():
       files.write_text(folder / file, text)
     try:  # with the metadata that transformers and timm write
       library.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
     except library.SafetensorError as error:
       raise _os_error(error, folder / name) from error
+    partial.chmod(mode)  # safetensors lets nobody but the owner read it
     # As the command sha256sum writes and checks it.
     files.write_text(checksum, f'{_sha256(partial)}  {name}\n')
     files.move_into_place(partial, folder / name)

@@ -26,6 +26,7 @@ from vit_jax.training.timeline import Timeline
 _MIB = 2**20
 _ABSURD_EPOCHS = 2_000  # the paper's longest fine-tuning, on the 1,000 images of VTAB, has 1,280
 _SECONDS_OF_SILENCE = 15.0  # before one is told how far an evaluation is
+_MOST_SECONDS_OF_SILENCE = 60.0  # between two such lines
 _NARROWEST_BAR = 10  # cells of the bar itself, whatever stands behind it
 
 
@@ -60,9 +61,13 @@ class Console:
 
   def evaluators(self, evaluators: Mapping[str, Evaluator]) -> None:
     """What is evaluated, and of how many images the accuracies will be."""
-    self._counted = {name: evaluator.examples for name, evaluator in evaluators.items()}
+    self.counted({name: evaluator.examples for name, evaluator in evaluators.items()})
     for line in evaluator_lines(evaluators):
       self.say(line)
+
+  def counted(self, images: Mapping[str, int]) -> None:
+    """Of how many images the numbers of each evaluator are; they are not said of one that is not named."""
+    self._counted = dict(images)
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
@@ -119,7 +124,7 @@ class Console:
       self.say(f'step {step}/{total}: {", ".join([*self._numbers, *left])}')
 
   def with_progress(self, what: str, limited: Limited = iter) -> Limited:
-    """`limited` of `Evaluator.run`, which also says how far `what` ('Evaluation') is: after 15 s, then 30 s, 60 s …"""
+    """`limited` of `Evaluator.run`, which also says how far `what` is: after 15, 30 and 60 s, then each minute."""
 
     def reporting(batches: Iterable[Batch]) -> Iterator[Batch]:
       total = len(batches) if isinstance(batches, Sized) else None
@@ -128,7 +133,7 @@ class Console:
         seconds = time.monotonic() - begin
         if done and seconds > silence:
           self.say(progress_text(what, done, total, seconds))
-          silence = 2 * seconds
+          silence = seconds + min(seconds, _MOST_SECONDS_OF_SILENCE)
         yield batch
 
     return reporting

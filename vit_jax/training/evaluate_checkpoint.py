@@ -38,7 +38,7 @@ def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> 
     scores = evaluate(state, evaluators, report, workdir.checked)
     screen.evaluation(step, scores)
     if report.exists():
-      screen.say(f'Report: {report.relative_to(workdir.folder)} of the workdir')
+      screen.say(workdir.named(f'Report: {report}'))
   return scores
 
 

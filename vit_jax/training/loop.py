@@ -76,7 +76,37 @@ class _Training:
     """Opens everything that can be wrong, and claims the workdir; the arguments are those of `train`."""
     self._workdir, self._folder, self._screen = workdir, workdir.folder, screen
     self._config = config = preprocessing.resolved(config, self._folder)
-    self._run, self._source = open_training(config, resume.stored_classes(workdir.checkpoints))
+    # The config first: data of another run may be of other classes.
+    with resume.claim(
+      config, self._folder, begun=resume.has_begun(workdir.checkpoints), takeover=takeover
+    ) as note:
+      screen.say(workdir.named(note))
+      self._open(config)
+      self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
+      # The frozen parameters of an adapter's base, and what checkpoints say of it.
+      self._base, self._base_meta = {}, meta.get('base')
+      workdir.check()  # a restore may take long
+    # Only process 0 looks: it is the one that writes it into checkpoints.
+    self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
+    resume.warn_of_changed_data(meta, self._data)
+    self._begins = self._restored is None  # rather than goes on, be it from the checkpoint of step 0
+    self._first_step = 0 if self._restored is None else int(self._restored.step)
+    self._stopper = EarlyStopping.restored(config.stop, meta)
+    period = self._run.timeline.period
+    self._every = {name: period(options.every) for name, options in config.evaluators.items()}
+    self._log_every = min(period(config.log_every), max(self._run.timeline.total // _LINES, 1))
+    logged = None if self._begins else self._first_step
+    tracker = open_tracker(config, self._folder, logged)
+    self._log = MetricsLog(self._folder, logged, self._log_every, tracker)
+    self._log.board.config(config)
+    listed = 0 if self._begins else max(self._first_step, 1)  # those of step 0 are the probe's too
+    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), listed)
+    screen.setup(self._run, self._evaluators, self._folder)
+    self._say_what_was_evaluated(meta)
+
+  def _open(self, config: Config) -> None:
+    """Opens the data, the evaluators and the checkpoints."""
+    self._run, self._source = open_training(config, resume.stored_classes(self._workdir.checkpoints))
     memory.check(self._run)
     self._evaluators = self._run.open_evaluators()
     agreement.check(self._run, self._evaluators)
@@ -91,34 +121,20 @@ class _Training:
     )
     keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
     self._manager = Manager(
-      workdir.checkpoints,
+      self._workdir.checkpoints,
       config.checkpoint,
       keep_every_steps=None if keep_every is None else period(keep_every),
       lower_is_better=best is not None and not metric_kind(best).higher_is_better,
-      before_commit=workdir.before_commit,
+      before_commit=self._workdir.before_commit,
     )
-    begun = self._manager.latest_step() is not None
-    with resume.claim(config, self._folder, begun=begun, takeover=takeover) as note:
-      screen.say(workdir.named(note))
-      self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
-      # The frozen parameters of an adapter's base, and what checkpoints say of it.
-      self._base, self._base_meta = {}, meta.get('base')
-      workdir.check()  # a restore may take long
-    # Only process 0 looks: it is the one that writes it into checkpoints.
-    self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
-    resume.warn_of_changed_data(meta, self._data)
-    self._begins = self._restored is None  # rather than goes on, be it from the checkpoint of step 0
-    self._first_step = 0 if self._restored is None else int(self._restored.step)
-    self._stopper = EarlyStopping.restored(config.stop, meta)
-    self._every = {name: period(options.every) for name, options in config.evaluators.items()}
-    self._log_every = min(period(config.log_every), max(self._run.timeline.total // _LINES, 1))
-    logged = None if self._begins else self._first_step
-    tracker = open_tracker(config, self._folder, logged)
-    self._log = MetricsLog(self._folder, logged, self._log_every, tracker)
-    self._log.board.config(config)
-    listed = 0 if self._begins else max(self._first_step, 1)  # those of step 0 are the probe's too
-    self._pipeline.bad_images.keep_in(_bad_images_path(self._folder), listed)
-    screen.setup(self._run, self._evaluators, self._folder)
+
+  def _say_what_was_evaluated(self, meta: Mapping[str, Any]) -> None:
+    """Tells the screen of how many images the numbers of a run that goes on, or has ended, are."""
+    if self._begins:
+      return
+    self._screen.say(resume.changed_evaluators_text(meta, _examples(self._evaluators)))
+    if self._first_step >= self._run.timeline.total or self._stopper.due:
+      self._screen.counted(meta.get('evaluated', {}))
 
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
     """The state to go on from, the parameters of the frozen models, and the compiled steps."""
@@ -221,9 +237,17 @@ class _Training:
       self._finish(state)
     workdir.discard(FEATURES)
     if jax.process_index() == 0:
-      figures.save_curves(self._folder, self._config)
-      screen.finished(int(state.step), self._folder, self._manager.path(int(state.step)))
+      self._say_the_end(int(state.step))
     return state
+
+  def _say_the_end(self, step: int) -> None:
+    """Draws the curves, and says what has come out and how to use it."""
+    if step:
+      figures.save_curves(self._folder, self._config)
+    self._screen.finished(step, self._folder, self._manager.path(step))
+    if self._config.begins_trained:
+      commands = (f'vit_jax {name} --checkpoint={self._folder}' for name in ('predict', 'evaluate'))
+      self._screen.say(self._workdir.named(f'Next: {" photo.jpg, or ".join(commands)} FOLDER'))
 
   def _first_state(self, initial: dict[str, np.ndarray]) -> TrainState:
     """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
@@ -279,7 +303,7 @@ class _Training:
 
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
     """Saves a checkpoint, which may become the best one where the metric `checkpoint.best` was measured now."""
-    meta = resume.checkpoint_meta(self._run) | self._data | self._stopper.meta()
+    meta = resume.checkpoint_meta(self._run, _examples(self._evaluators)) | self._data | self._stopper.meta()
     if self._base:
       meta['base'] = self._base_meta
     metrics = scores if self._config.checkpoint.best in scores else None
@@ -298,6 +322,11 @@ class _Training:
     for name in config.evaluators:
       for evaluated in (name, f'{name}{EMA_SUFFIX}'):
         self._log.board.picture(step, f'{evaluated}/confusion', report / f'{evaluated}_confusion.png')
+
+
+def _examples(evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
+  """Name of an evaluator -> its images."""
+  return {name: evaluator.examples for name, evaluator in evaluators.items()}
 
 
 def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:

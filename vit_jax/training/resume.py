@@ -140,6 +140,11 @@ def _unrepairable(damage: UserError, path: pathlib.Path) -> UserError:
   )
 
 
+def has_begun(checkpoints: str | os.PathLike[str]) -> bool:
+  """Whether a run has a checkpoint, sound or not."""
+  return Manager(checkpoints, CheckpointConfig(), read_only=True).latest_step() is not None
+
+
 def stored_config(workdir: pathlib.Path) -> Config | None:
   """The config that the newest checkpoint of a workdir has; None: there is none that can be read."""
   meta = Manager(workdir / 'checkpoints', CheckpointConfig(), read_only=True).newest_meta()
@@ -157,7 +162,8 @@ def restore(
 ) -> tuple[TrainState | None, dict[str, Any]]:
   """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
 
-  Raises UserError where the training data has another number of images than before, unless `takeover`.
+  Raises UserError where the training data has another number of images than before, unless `takeover` and there are
+  steps to come.
   """
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
@@ -179,6 +185,11 @@ def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None
     f'The training data has {run.dataset.examples:,} images, and {images_there:,} when the run began: epochs, the '
     f'schedule and the order of the images are no longer the same'
   )
+  if not run.timeline.total:
+    raise UserError(
+      f'The training data has {run.dataset.examples:,} images, and {images_there:,} when the head was fitted; begin a '
+      'new --workdir, or restore the data.'
+    )
   if not takeover:
     raise UserError(f'{text}; restore the data, begin a new --workdir, or go on with it by --takeover.')
   _log.warning('%s.', text)
@@ -201,10 +212,24 @@ def warn_of_changed_data(meta: Mapping[str, Any], now: Mapping[str, str]) -> Non
     )
 
 
-def checkpoint_meta(run: Run) -> dict[str, object]:
-  """What a checkpoint says of its run beside the arrays and `data_versions`."""
+def changed_evaluators_text(meta: Mapping[str, Any], now: Mapping[str, int]) -> str:
+  """A sentence about evaluators (name -> images) that had other numbers of images at a checkpoint; '' of none."""
+  before = meta.get('evaluated', {})
+  changed = [
+    f'evaluator {name} has {now[name]:,} images and had {before[name]:,}'
+    for name in now
+    if name in before and before[name] != now[name]
+  ]
+  if not changed:
+    return ''
+  return f'Warning: {", ".join(changed)} at the last checkpoint; numbers from before cannot be compared with new ones.'
+
+
+def checkpoint_meta(run: Run, evaluated: Mapping[str, int]) -> dict[str, object]:
+  """What a checkpoint says of its run, with the images of each evaluator, beside the arrays and `data_versions`."""
   return {
     'config': config_lib.as_json(run.asked),
     'class_names': list(run.dataset.class_names),
     'examples': run.dataset.examples,
+    'evaluated': dict(evaluated),
   }

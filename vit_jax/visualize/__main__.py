@@ -103,7 +103,8 @@ def main(arguments: Sequence[str]) -> None:
     ]
   )
   drawn = len(shown) - len(set(shown) & set(unreadable))
-  print(f'Wrote {out / "index.html"}: {drawn} of {len(paths)} images are drawn (--count).')
+  more = '' if drawn == len(paths) else '; --count=N draws more'
+  print(f'Wrote {out / "index.html"}: {drawn} of {len(paths)} images are drawn{more}.')
   if unreadable:
     text = f'{len(unreadable)} of {len(asked)} images could not be read and are left out'
     raise UserError(f'{text}; restore or remove them.')

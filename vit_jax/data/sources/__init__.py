@@ -122,7 +122,7 @@ def spec_of(name: str) -> str:
     return name
   path = os.path.expanduser(name)
   if not os.path.isdir(path):
-    if name.startswith(('/', './', '../', '~')):
+    if name.startswith(('/', './', '../', '~')) or name.endswith('/'):
       return f'folder:{name}'
     return name if ':' in name else f'tfds:{name}'
   if glob.glob(f'{glob.escape(path)}/{INFO}') or glob.glob(f'{glob.escape(path)}/*/{INFO}'):
