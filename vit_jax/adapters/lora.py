@@ -212,11 +212,9 @@ class _Product(nnx.Module):
     """(…, inputs), (inputs, outputs) -> (…, outputs), the last axes of x being those that are contracted."""
     y = jax.lax.dot_general(x, kernel, dimensions, **options)
     a, b = (self.weights[name][...].astype(x.dtype) for name in (LORA_A, LORA_B))
-    seen = x
-    if (
-      self.keys is not None
-    ):  # (B,) of x (B', …), which may have several rows for each example, one after the other
-      keys = self.keys[...]
+    seen = x  # (B', …), perhaps several rows for each example, one after the other
+    if self.keys is not None:
+      keys = self.keys[...]  # (B,)
       seen = dropout(x.reshape(len(keys), -1, *x.shape[1:]), self.adapter.dropout, keys, 0).reshape(x.shape)
     flat = seen.reshape(*x.shape[: x.ndim - len(dimensions[0][0])], -1)
     change = (self.adapter.scale * (flat @ a @ b)).reshape(y.shape)
@@ -224,9 +222,8 @@ class _Product(nnx.Module):
       return y + change
     matrix = kernel.astype(jnp.float32).reshape(len(a), -1)
     whole = matrix + self.adapter.scale * (self.weights[LORA_A][...] @ self.weights[LORA_B][...])
-    factor = (
-      (self.weights[MAGNITUDE][...] / _lengths(whole)).astype(x.dtype).reshape(y.shape[flat.ndim - 1 :])
-    )
+    factor = (self.weights[MAGNITUDE][...] / _lengths(whole)).astype(x.dtype)
+    factor = factor.reshape(y.shape[flat.ndim - 1 :])
     if self.keys is None:
       return factor * (y + change)
     # As PEFT: what the magnitudes change sees the dropped inputs, too.
