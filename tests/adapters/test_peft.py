@@ -182,6 +182,12 @@ def test_other_folders_are_refused(tmp_path):
   with pytest.raises(UserError, match='is of another model than the base'):
     vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')
   config = json.loads((tmp_path / 'adapter' / 'adapter_config.json').read_text())
+  for base in (str(tmp_path / 'adapter'), 'https://localhost/model.npz', None):
+    (tmp_path / 'adapter' / 'adapter_config.json').write_text(
+      json.dumps(config | {'base_model_name_or_path': base})
+    )
+    with pytest.raises(UserError, match='names no base that is a model here'):
+      vit_jax.load(tmp_path / 'adapter')
   (tmp_path / 'adapter' / 'adapter_config.json').write_text(json.dumps(config | {'peft_type': 'IA3'}))
   with pytest.raises(UserError, match='vit_jax reads LORA'):
     vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')

@@ -57,6 +57,11 @@ class PeftFormat(Format):
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
     address = JsonObject.read(path / CONFIG).text('base_model_name_or_path')
+    # A folder from elsewhere may name an address, or itself.
+    if not address or '://' in address or self.recognises(formats.located(address)):
+      raise UserError(
+        f'{path} names no base that is a model here; write vit_jax.load(BASE, adapter={str(path)!r}).'
+      )
     return applied(formats.read(address, **vars(options)), path)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
