@@ -72,7 +72,7 @@ def unmerged(graphdef, base, trained, adapter, x, keys=None):
     ('vit', True),
     ('axial', True),
     ('mixer', False),
-    ('resnet', True),
+    pytest.param('resnet', True, marks=pytest.mark.slow),
     pytest.param('efficientnet', False, marks=pytest.mark.slow),
   ],
 )
@@ -89,7 +89,7 @@ def test_merged_is_unmerged(name, dora):
   assert np.abs(tiny.apply(graphdef, plain, x) - merged).max() > 1e-3
 
 
-@pytest.mark.parametrize('dora', [False, True])
+@pytest.mark.parametrize('dora', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_dropout_of_an_example_is_its_own(dora):
   """Whatever the batch is; each block and each layer has another mask; without keys nothing is dropped."""
   adapter = AdapterConfig(rank=3, targets='^blocks/.*kernel', dropout=0.5, dora=dora)
