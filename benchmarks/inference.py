@@ -1,6 +1,6 @@
 """`vit_jax.load(...)` and `model(images)` against the ViTs of transformers and timm on PyTorch, eager and compiled.
 
-  pip install -e '.[huggingface]' && pip install torch==2.13.0 transformers
+  pip install -e . && pip install torch==2.13.0 transformers
   python benchmarks/inference.py --variant=S/16 --batch_size=1
   python benchmarks/inference.py --contenders eager timm timm_compiled ours  # timm_vit.py says how to install timm
 

@@ -8,6 +8,7 @@ import tempfile
 
 from processes import xla_flags
 
+os.environ['HF_HUB_OFFLINE'] = '1'  # but for tests that have a Hub of their own (hub_emulator.py)
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # no test finds what another one, or a run, compiled
 if 'PYTEST_XDIST_WORKER' not in os.environ:  # but for commands that are forked (fork_server.py)

@@ -44,6 +44,7 @@ INPUTS = {
   'predict': ['--checkpoint=bad.npz photo.png', '--checkpoint=model.npz bad.png'],
   'evaluate': ['--checkpoint=bad.npz digits', '--checkpoint=model.npz bad'],
   'convert': ['bad.npz run --format=run'],
+  'push': ['bad.npz pushed'],
   'prepare': ['bad.tar prepared', 'bad.csv prepared'],
   'selftrain': [
     '--teachers=bad.npz --workdir=labelled photos',
@@ -62,6 +63,7 @@ OUTPUTS = {
   'predict': [],  # writes to stdout
   'evaluate': ['--checkpoint=model.npz digits --output={out}'],
   'convert': ['model.npz {out}.npz', 'model.npz {out} --format=run', 'model.npz {out} --format=hf'],
+  'push': ['model.npz {out}'],
   'prepare': ['photos {out}'],
   'selftrain': ['--teachers=model.npz --workdir={out} photos'],
   'transfer': ['--checkpoint=model.npz --workdir={out} --suite=digits'],

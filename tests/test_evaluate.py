@@ -85,7 +85,6 @@ def test_numbers_of_every_checkpoint_on_every_kind_of_data_are_those_counted_by_
   if kind == 'npz':
     words = ['--class_names=names.txt']
   elif not (place / checkpoint).exists():
-    pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
     write_folder(formats.read(place / 'run'), place / checkpoint, kind)
   before = checksums(place / checkpoint)
   report = evaluated(place, f'--checkpoint={checkpoint}', *words, data)

@@ -162,7 +162,6 @@ def test_convert_names_what_is_wrong(golden, tmp_path, arguments, message):
 
 @pytest.mark.slow
 def test_convert_prints_the_kind_of_folder_that_it_chose_and_why(golden, tmp_path):
-  pytest.importorskip('safetensors', reason="the extra 'huggingface' is not installed")
   result = run('convert', path(golden, 'b_vit_gap'), 'folder', '--format=hf', cwd=tmp_path)
   assert result.returncode == 0, result.stderr
   chosen = result.stdout.splitlines()[0]

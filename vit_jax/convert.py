@@ -13,15 +13,11 @@ bucket, gs://… or s3://…
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from vit_jax import cli
 from vit_jax.foundation.errors import UserError
-
-if TYPE_CHECKING:
-  from vit_jax.pretrained.base import Pretrained
 
 _FORMAT = flags.DEFINE_string(
   'format',
@@ -64,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
       print(note)
     notes = pretrained.notes + writer.write(pretrained, place, naming=_NAMING.value)
   classes = pretrained.architecture.num_classes
-  print(f'Wrote {destination}: {_count(pretrained):,} parameters, {classes} classes.')
+  print(f'Wrote {destination}: {pretrained.num_parameters:,} parameters, {classes} classes.')
   for note in notes:
     print(note, file=sys.stderr)
 
@@ -82,14 +78,6 @@ def _format_name(destination: str) -> str:
   if name not in names:
     raise UserError(f'--format is {name!r}, which vit_jax does not write; choose one of {", ".join(names)}.')
   return name
-
-
-def _count(pretrained: 'Pretrained') -> int:
-  """Parameters of the model, without its state."""
-  from vit_jax.foundation import pytrees
-
-  state = pretrained.architecture.state_paths()
-  return sum(array.size for path, array in pytrees.flatten(pretrained.params).items() if path not in state)
 
 
 if __name__ == '__main__':

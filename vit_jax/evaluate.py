@@ -101,7 +101,8 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
 
   if len(arguments) > 1:
     raise UserError(f'There are {len(arguments)} sources of images ({", ".join(arguments)}); give one.')
-  config = runs.trained_config(formats.located(checkpoint))
+  run = runs.trained(formats.located(checkpoint))
+  config = run and run.config
   if not arguments:
     return _of_run(config, checkpoint)
   spec = sources.spec_of(arguments[0])

@@ -85,8 +85,8 @@ def load(
 
   Args:
     source: a released .npz, a training run's workdir or one of its checkpoints/<step>, or a Hugging Face
-      folder; a path, an address in a bucket (gs://, s3://), an https:// address of a file, or a short
-      name such as 'imagenet21k/ViT-B_16'.
+      folder; a path, an address in a bucket (gs://, s3://), an https:// address of a file, a repository of the Hub
+      ('hf:org/name@revision:file'), or a short name such as 'imagenet21k/ViT-B_16'.
     image_size: pixels, or height and width, to adapt the position embedding to. None: as trained.
     num_classes: a head of so many classes. Where the checkpoint has another number, the head begins at zero
       and the pre-logits layer goes with the old one.

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-
-safetensors_numpy = pytest.importorskip('safetensors.numpy', reason="needs the extra 'huggingface'")
+import safetensors.numpy
 
 # What makes a case: (an empty folder of its own, the folder of sound checkpoints) -> the path to read.
 Make = Callable[[pathlib.Path, pathlib.Path], pathlib.Path]
@@ -67,8 +65,8 @@ def tensor(kind: str, name: str, *shape: int) -> Make:
   """A tensor added, or one in another shape."""
 
   def change(copy: pathlib.Path) -> None:
-    tensors = safetensors_numpy.load_file(copy / 'model.safetensors')
-    safetensors_numpy.save_file(tensors | {name: np.zeros(shape, np.float32)}, copy / 'model.safetensors')
+    tensors = safetensors.numpy.load_file(copy / 'model.safetensors')
+    safetensors.numpy.save_file(tensors | {name: np.zeros(shape, np.float32)}, copy / 'model.safetensors')
 
   return folder_with(kind, change)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hub_emulator import running
 from made_samples import parquet, picture
 from made_sources import folder_of
 from prepared_sets import files, prepared
@@ -11,6 +12,7 @@ from prepared_sets import files, prepared
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import open_source
 from vit_jax.foundation.errors import UserError
+from vit_jax.prepare import __main__ as command
 from vit_jax.prepare import parquet as parquet_module
 from vit_jax.prepare.selection import Selection
 from vit_jax.prepare.tables import Columns
@@ -54,6 +56,20 @@ def test_labels_and_names_are_those_of_hugging_face(source, tmp_path):
   assert records(tmp_path / 'set', 'val')[0] == {picture(10): 1}
   assert records(tmp_path / 'set', 'test')[0] == {picture(20): 0, picture(21): 1}
   assert not (tmp_path / 'set/.unfinished').exists()  # the copies of the images
+
+
+@pytest.mark.parametrize('name', ['hf:me/pets', 'hf:me/pets@refs/convert/parquet:data', 'hf://me/pets@v1'])
+def test_a_data_set_of_the_hub_is_read_as_the_folder_it_is(name, source, tmp_path):
+  with running(tmp_path / 'cache') as hub:
+    repository = hub.add('datasets/me/pets', source)
+    repository.branches |= dict.fromkeys(('v1', 'refs/convert/parquet'), repository.branches['main'])
+    prepared(command._absolute(name), tmp_path / 'set')
+    with pytest.raises(UserError, match='There is no repository me/others on the Hub, or it is priv'):
+      command._absolute('hf:me/others')
+  prepared(source, tmp_path / 'local')
+  for split in ('train', 'val', 'test'):
+    assert records(tmp_path / 'set', split) == records(tmp_path / 'local', split)
+  assert 'hf://datasets/me/pets' in (tmp_path / 'set/metadata.json').read_text()
 
 
 def test_img2dataset_columns_of_bytes_and_lists_are_read(tmp_path):

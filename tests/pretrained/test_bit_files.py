@@ -128,7 +128,6 @@ PEERS = {
 
 @pytest.fixture(scope='module')
 def transformers():
-  pytest.importorskip('safetensors', reason=REASON)
   pytest.importorskip('torch', reason=REASON).set_num_threads(1)
   return pytest.importorskip('transformers', reason=REASON)
 

@@ -72,7 +72,6 @@ def test_broken_copy_goes_on_where_it_ended(golden, place: Place, monkeypatch):
 
 @pytest.mark.slow
 def test_folder_of_safetensors_is_read(golden, place: Place, tmp_path):
-  pytest.importorskip('safetensors')
   pretrained = formats.read(path(golden, 'a_vit_token'))
   writer, _ = formats.written_by('hf', pretrained)
   writer.write(pretrained, tmp_path / 'vit')

@@ -21,8 +21,6 @@ MODEL = tiny.options(pool='token', gelu='erf', head_bias=-3.0)
 
 def written(kind, folder, model=MODEL):
   """(path, parameters) of a checkpoint with these classes, as a format has them."""
-  if kind != 'npz':
-    pytest.importorskip('safetensors' if kind != 'run' else 'orbax')
   architecture = Architecture(model.resolved(), (8, 8), 3, len(NAMES))
   _, params = tiny.build(architecture.model, image_size=(8, 8), num_classes=len(NAMES))
   pretrained = Pretrained(architecture, numpy(params), Preprocess((8, 8), 3), NAMES)

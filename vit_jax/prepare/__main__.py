@@ -5,9 +5,9 @@ Usage: vit_jax prepare SRC DST [-- Apache Beam's options]
 
 SRC is a folder with a folder of images for each class (below train/, val/ and test/, or without these), a tar
 or zip of such folders or of a tar for each class, a .csv file with the columns image, label and perhaps
-split, a Hugging Face image folder, shards of WebDataset, parquet files with the images in them, or what the
-authors of CIFAR-10, CIFAR-100, MNIST, STL-10 and SVHN publish (such as cifar-10-python.tar.gz). DST is then read
-by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for byte, or shrunk.
+split, a Hugging Face image folder, shards of WebDataset, parquet files with the images in them (hf:org/name: on the
+Hub), or what the authors of CIFAR-10, CIFAR-100, MNIST, STL-10 and SVHN publish (such as cifar-10-python.tar.gz).
+DST is then read by config.data.source='tfds:DST' and by tfds.data_source. Images are copied byte for byte, or shrunk.
 After an interruption, the same command goes on, and the result is the same, byte for byte.
 
 The names imagenet21k and imagenet2012 give the data the splits and, without DST, the place that recipes
@@ -17,6 +17,7 @@ Examples:
   vit_jax prepare imagenet21k ~/downloads/winter21_whole.tar.gz
   vit_jax prepare /path/to/images ~/data/flowers/1.0.0
   vit_jax prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
+  vit_jax prepare hf:org/name@revision:folder ~/data/photos
   vit_jax prepare train.csv ~/data/photos --image_column=id --label_column=breed
 """
 
@@ -29,7 +30,7 @@ import tqdm
 from absl import flags
 
 from vit_jax import cli
-from vit_jax.foundation import cpus, signals
+from vit_jax.foundation import cpus, hub, signals
 from vit_jax.foundation.errors import Preempted, UserError
 from vit_jax.prepare.named_sets import (
   NAMED_SETS,
@@ -187,7 +188,9 @@ def _selection(named: NamedSet | None) -> 'Selection':
 
 
 def _absolute(path: str) -> str:
-  """The absolute path of a local path; an address as it is."""
+  """The absolute path of a local path; an address as it is, of a data set on the Hub as fsspec takes it."""
+  if address := hub.address_of(path):
+    return hub.of_data(address)
   return path if '://' in path else os.path.abspath(os.path.expanduser(path))
 
 

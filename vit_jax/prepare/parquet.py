@@ -88,8 +88,6 @@ def _unpack(name: str, place: str, index: str, work: str, columns: Columns, limi
 
 def _rows(place: str, columns: Columns, limit: int | None) -> Iterator[dict[str, Any]]:
   """The rows of a file: 'image', and the label and weights under the names of their columns."""
-  import pyarrow as pa
-
   left = float('inf') if limit is None else limit
   with storage.open_file(place) as file:
     table = _opened(file, place)
@@ -102,21 +100,24 @@ def _rows(place: str, columns: Columns, limit: int | None) -> Iterator[dict[str,
             return
           left -= 1
           yield {'image': row.pop(chosen.image), **row}
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-      raise UserError(f'{place} cannot be read ({first_line(error)}); restore it.') from error
+    except Exception as error:  # of pyarrow, or of the network's library
+      raise UserError(
+        f'{place} cannot be read ({first_line(error)}); restore it, or check the network.'
+      ) from error
 
 
 def _opened(file: Any, place: str) -> Any:
   """A pyarrow.parquet.ParquetFile."""
-  import pyarrow as pa
   import pyarrow.parquet
 
   try:
     table = pyarrow.parquet.ParquetFile(file)
     str(table.schema_arrow)  # decodes the names of the columns
     return table
-  except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-    raise UserError(f'{place} cannot be read as parquet ({first_line(error)}); restore it.') from error
+  except Exception as error:  # of pyarrow, or of the network's library
+    raise UserError(
+      f'{place} cannot be read as parquet ({first_line(error)}); restore it, or check the network.'
+    ) from error
 
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:

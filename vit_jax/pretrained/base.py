@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, ModelConfig
@@ -54,6 +55,12 @@ class Pretrained:
   notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
   link: Link = 'softmax'  # what turns its logits into probabilities
   adapted: Adapted | None = None  # likewise apart from its base, where `params` has it merged
+
+  @property
+  def num_parameters(self) -> int:
+    """Parameters of the model, without its state."""
+    state = self.architecture.state_paths()
+    return sum(array.size for path, array in pytrees.flatten(self.params).items() if path not in state)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterator
 
-from vit_jax.foundation import buckets
+from vit_jax.foundation import buckets, hub
 from vit_jax.foundation.errors import UserError
 
 # Without these a folder is no checkpoint, so they are copied when all else is there: those of a Hugging Face
@@ -19,6 +19,10 @@ def place_to_write(destination: str) -> Iterator[str]:
 
   UserError where it is another address, is in use, or cannot be written.
   """
+  if address := hub.address_of(destination):
+    raise UserError(
+      f'{destination} is on the Hub, where models have cards; write it by vit_jax push SRC {address}.'
+    )
   if not buckets.is_bucket(destination):
     if '://' in destination:
       raise UserError(

@@ -15,8 +15,8 @@ class InitConfig:
   """Where the parameters of step 0 come from; the rest of the model begins as without a checkpoint."""
 
   # Checkpoint to begin from: the path or bucket address (gs://, s3://) of a released .npz, a training run or a Hugging
-  # Face folder, the https:// address of an .npz, or a released file's short name such as 'imagenet21k/ViT-B_16'. None
-  # for random parameters.
+  # Face folder, the https:// address of an .npz, a repository of the Hub ('hf:org/name@revision:file'), or a released
+  # file's short name such as 'imagenet21k/ViT-B_16'. None for random parameters.
   checkpoint: str | None = None
   # Parameters of a run that has an EMA: 'raw' as they were trained, or 'ema'. None for the EMA if checkpoint.best is a
   # metric of it, otherwise for the raw ones.

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shlex
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.foundation.errors import UserError
@@ -59,6 +60,11 @@ def refuse(source: str | os.PathLike[str]) -> None:
   path = pathlib.Path(source.rpartition('/')[2] if '://' in source else source)
   if path.suffix.lower() in _KINDS:
     raise UserError(f'{source} is {_sentence([path])}')
+
+
+def among(names: Sequence[str]) -> list[str]:
+  """Those of the names of files that are of another project's kind, in the order of the kinds."""
+  return [name for suffix in _KINDS for name in names if name.lower().endswith(suffix)]
 
 
 def refuse_folder(folder: pathlib.Path) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import hub
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained import catalogue, download, foreign, huggingface
+from vit_jax.pretrained import catalogue, download, foreign, hub_files, huggingface
 from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
@@ -26,8 +27,8 @@ def read(
   """The model of a checkpoint.
 
   Args:
-    source: a path, an https://, gs:// or s3:// address, or a published file's short name such as
-      'imagenet21k/ViT-B_16' or 'augreg/B_16-i21k-300ep-…'. Downloads are kept in ~/.cache/vit_jax.
+    source: a path, an https://, gs:// or s3:// address, a repository of the Hub ('hf:org/name'), or a published file's
+      short name such as 'imagenet21k/ViT-B_16'. Downloads are kept in ~/.cache/vit_jax, or the Hub's cache.
     image_size: height, width it was trained with, where its tensors do not tell.
     told: options of its model that its files do not tell; see `ReadOptions`.
     assumed: likewise, taken only where the format stores none.
@@ -147,8 +148,8 @@ def located(source: str | os.PathLike[str]) -> pathlib.Path:
   """The path of a source; what is on the network is downloaded. UserError where there is none, or it does not come."""
   source = os.fspath(source)
   path = pathlib.Path(source).expanduser()
-  if hub := re.fullmatch(r'(?:hf|hf-hub|hf_hub):(?://)?([\w-]+/[\w.-]+)', source):
-    raise UserError(f'{source} is on the Hugging Face Hub; {_to_download(hub[1])}')
+  if address := hub.address_of(source):
+    return hub_files.local_copy(address)
   if download.is_address(source):
     foreign.refuse(source)  # before it is downloaded
     return download.local_file(source)
@@ -156,11 +157,18 @@ def located(source: str | os.PathLike[str]) -> pathlib.Path:
     return path
   if catalogue.is_name(source):
     return download.local_file(source)
-  raise _nothing_there(source, path)
+  organization, slash, _ = source.partition('/')
+  guess = hub.guessed(source)
+  if guess is None or (slash and os.path.exists(organization)):
+    raise _nothing_there(source, path, f' (On the Hub: {guess}.)' if guess else '')
+  try:
+    return hub_files.local_copy(guess)
+  except hub.UnknownError as error:
+    raise _nothing_there(source, path, f' {error}') from error
 
 
-def _nothing_there(source: str, path: pathlib.Path) -> UserError:
-  """The error for a name that is no path and not published, with those most like it."""
+def _nothing_there(source: str, path: pathlib.Path, of_hub: str = '') -> UserError:
+  """The error for a name that is no path and not published, with those most like it; behind it what the Hub says."""
   beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
   near = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2, cutoff=0.7)]
   if path.name.isdecimal():  # a step of a run
@@ -173,16 +181,5 @@ def _nothing_there(source: str, path: pathlib.Path) -> UserError:
     near += catalogue.nearest(source)
   hint = f'did you mean {" or ".join(near[:3])}?' if near else 'check the path.'
   if is_timm and '.' not in source:
-    hint = f"timm's model of that name has several checkpoints, such as {source}.augreg_in21k_ft_in1k; "
-    hint += _to_download(f'timm/{source}.TAG')
-  elif is_timm:
-    hint = f"it is the name of one of timm's; {_to_download(f'timm/{source}')}"
-  elif re.fullmatch(r'\w[\w-]*/[\w.-]+', source) and not path.parent.exists():
-    hint += f' If it is a model of the Hugging Face Hub, {_to_download(source)}'
-  return UserError(f'There is no checkpoint {source}; {hint}')
-
-
-def _to_download(name: str) -> str:
-  """The command that downloads a model of the Hub, to follow a sentence about it."""
-  folder = name.rpartition('/')[2]
-  return f'download it first and load the folder {folder}: hf download {name} --local-dir {folder}'
+    hint = f"timm's model of that name has several; name one with its tag, {source}.augreg_in21k_ft_in1k."
+  return UserError(f'There is no checkpoint {source}; {hint}{of_hub}')

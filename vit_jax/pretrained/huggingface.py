@@ -1,6 +1,6 @@
 """What the formats of Hugging Face share: safetensors files, and a config.json that says what they are of.
 
-PyTorch is not needed; safetensors is (the extra 'huggingface').
+PyTorch is not needed.
 """
 
 import abc

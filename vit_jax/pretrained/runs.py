@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -50,7 +50,7 @@ class RunFormat(Format):
       shapes = {name: leaf for name, leaf in run.shapes().items() if leaf.size}
       return {'ema': pytrees.unflatten(shapes)} if weights == 'ema' else _items(run.architecture, shapes)
 
-    items, meta = _restored(path, wanted)
+    _, items, meta = _restored(path, wanted)
     run = _Stored(meta)
     params = {}
     for tree in items.values():
@@ -81,10 +81,10 @@ class RunFormat(Format):
     )
 
   def architecture(self, path: pathlib.Path) -> Architecture:
-    return _Stored(_restored(path, lambda meta: {})[1]).architecture
+    return _Stored(_restored(path, lambda meta: {})[-1]).architecture
 
   def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    meta = _restored(path, lambda meta: {})[1]
+    meta = _restored(path, lambda meta: {})[-1]
     return _preprocess(_Stored(meta).config, meta)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
@@ -129,12 +129,22 @@ def _in_use(workdir: pathlib.Path) -> bool:
   return bool(others) or any(_PARTIAL not in path.name for path in checkpoints.glob('*'))
 
 
-def trained_config(path: pathlib.Path) -> Config | None:
-  """The config by which the run at a path was trained; None: it is no run, or `convert` wrote it."""
+class Trained(NamedTuple):
+  """How a run's checkpoint came about."""
+
+  config: Config
+  step: int
+  examples: int  # images of the training data
+  weights: Weights  # which of its parameters are read
+
+
+def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | None:
+  """How the checkpoint at a path was trained, of which `weights` are asked for; None: it is no run, or `convert`'s."""
   if not RunFormat().recognises(path):
     return None
-  meta = _restored(path, lambda meta: {})[1]
-  return _Stored(meta).config if meta['examples'] else None
+  step, _, meta = _restored(path, lambda meta: {})
+  config = _Stored(meta).config
+  return Trained(config, step, meta['examples'], weights or _reported(config)) if meta['examples'] else None
 
 
 class _Stored:
@@ -175,8 +185,8 @@ def _of_all_outputs(names: tuple[str, ...], outputs: int) -> tuple[str, ...]:
   return (*names, *(other if number in names else number for number, other in numbered))
 
 
-def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Items and meta of the step that a path names, or of the newest that is sound in the trees of shapes that
+def _restored(path: pathlib.Path, wanted: Any) -> tuple[int, dict[str, Any], dict[str, Any]]:
+  """Number, items and meta of the step that a path names, or of the newest that is sound in the trees of shapes that
   `wanted` makes of its meta; UserError where there is none.
   """
   path = path.absolute()
@@ -188,11 +198,11 @@ def _restored(path: pathlib.Path, wanted: Any) -> tuple[dict[str, Any], dict[str
   _check_regular(directory if step is None else path)
   manager = Manager(directory, CheckpointConfig(), read_only=True)
   if step is not None:
-    return manager.restore(step, wanted)
+    return step, *manager.restore(step, wanted)
   newest = manager.restore_newest(wanted)
   if newest is None:
     raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
-  return newest[1], newest[2]
+  return newest
 
 
 def _check_regular(directory: pathlib.Path) -> None:

@@ -5,11 +5,11 @@ import hashlib
 import os
 import pathlib
 import re
-import types
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import UserError
@@ -23,6 +23,7 @@ _PARTIAL = '.partial'
 _CHECKSUM = '.sha256'  # behind the name of the file; beside what `write` has written
 # Of the files that an index names: nothing that leads out of the folder.
 _NAME = re.compile(r'[\w][\w.-]{0,200}\.safetensors')
+_SHA256 = re.compile('[0-9a-f]{64}')
 _SHARD = re.compile(r'.*-\d{5}-of-\d{5}\.safetensors')
 # How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
 STEP_COUNT = 'num_batches_tracked'
@@ -50,12 +51,11 @@ class TensorFiles:
     return prefix if any(name.startswith(prefix) for name in self.shapes) else ''
 
   def _open(self, path: pathlib.Path) -> None:
-    library = _safetensors()
     fault = file_kinds.fault(path, 'checkpoint')  # before the library maps it into memory
     if fault:
       raise UserError(f'{path} {fault}; get it again.')
     try:
-      file = self._stack.enter_context(library.safe_open(path, framework='np'))
+      file = self._stack.enter_context(safetensors.safe_open(path, framework='np'))
       for name in list(file.keys()):
         tensor_names.check(path, name)
         if name.endswith('.' + STEP_COUNT):
@@ -72,16 +72,20 @@ class TensorFiles:
         if 0 in shape:
           raise UserError(f'{path} holds {name} of shape {shape}, which has no elements; check the file.')
         self.dtypes.add(view.get_dtype())
-    except (library.SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
       reason = str(error).strip().rstrip('.') or type(error).__name__
       raise UserError(f'{path} is cut short or no safetensors file ({reason}); get it again.') from error
 
   def check_sums(self) -> None:
-    """Compares the files with the SHA-256 beside them, if any; UserError where one is not what was written."""
+    """Compares files with the SHA-256 beside them, or by which the Hub's cache names them; UserError: it is another."""
     for path in self._paths:
-      beside = path.with_name(path.name + _CHECKSUM)
-      if beside.is_file() and _stored_sum(beside) != _sha256(path):
-        raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
+      beside, blob = path.with_name(path.name + _CHECKSUM), path.readlink().name if path.is_symlink() else ''
+      if beside.is_file():
+        if _stored_sum(beside) != _sha256(path):
+          raise UserError(f'{path} is damaged: it does not match {beside.name}; get the file again.')
+      elif _SHA256.fullmatch(blob) and blob != _sha256(path):
+        real = path.resolve()
+        raise UserError(f'{path} is damaged: its SHA-256 is not {blob}; remove {real} and load it again.')
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32; UserError where not all of it is finite."""
@@ -107,7 +111,6 @@ def write(
     UserError: the folder holds something else already.
     OSError: it cannot be written.
   """
-  library = _safetensors()
   partial, checksum = folder / (name + _PARTIAL), folder / (name + _CHECKSUM)
   own = {*texts, checksum.name}
   if folder.is_file() or (folder.is_dir() and _in_use(folder, name, own)):
@@ -120,8 +123,8 @@ def write(
     for file, text in texts.items():
       files.write_text(folder / file, text)
     try:  # with the metadata that transformers and timm write
-      library.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
-    except library.SafetensorError as error:
+      safetensors.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
+    except safetensors.SafetensorError as error:
       raise _os_error(error, folder / name) from error
     partial.chmod(mode)  # safetensors lets nobody but the owner read it
     # As the command sha256sum writes and checks it.
@@ -192,14 +195,3 @@ def _shards(source: pathlib.Path, index: pathlib.Path) -> list[pathlib.Path]:
     if not (source / name).is_file():
       raise UserError(f'{source} lacks {name}, which {_INDEX} names; get the folder again.')
   return [source / name for name in sorted(set(found))]
-
-
-def _safetensors() -> types.ModuleType:
-  """The package safetensors, which only those need who read or write such files."""
-  try:
-    import safetensors.numpy
-  except ImportError:
-    raise UserError(
-      "Hugging Face's files need the package safetensors: pip install 'vit_jax[huggingface]'."
-    ) from None
-  return safetensors

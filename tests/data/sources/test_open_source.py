@@ -46,6 +46,7 @@ def test_existing_directory_is_not_a_split(tmp_path):
     ('http://x/y', "^'http://x/y' is not a source; write 'digits', "),
     ('wds:/data/i21k/{000..999}.tar', 'vit_jax prepare /data/i21k ~/'),
     ('parquet:/data/hub/*.parquet', 'vit_jax prepare /data/hub ~/'),
+    ('hf:org/name', 'vit_jax prepare hf:org/name ~/'),
   ],
 )
 def test_wrong_spec_says_what_to_write(spec, said):

@@ -22,7 +22,7 @@ from vit_jax.data.sources.tfds_files import INFO
 from vit_jax.foundation import buckets
 from vit_jax.foundation.errors import UserError
 
-_UNPREPARED = ('wds', 'webdataset', 'parquet')  # kinds of data that `vit_jax.prepare` reads
+_UNPREPARED = ('wds', 'webdataset', 'parquet', 'hf')  # kinds of data that `vit_jax.prepare` reads
 
 _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
 
@@ -160,7 +160,7 @@ def _no_source(spec: str) -> UserError:
     written = ' or '.join(map(repr, SOURCES[kind].forms or (f'{kind}:PLACE',)))
     return UserError(f"{spec!r} names no place behind its ':'; write {written}.")
   if kind in _UNPREPARED and place:
-    folder = re.split(r'/[^/]*[*?{]', place)[0]  # without a pattern of names
+    folder = spec if kind == 'hf' else re.split(r'/[^/]*[*?{]', place)[0]  # without a pattern of names
     return UserError(
       f'{spec!r} has no random access; prepare it once with: vit_jax prepare {folder} '
       f'~/tensorflow_datasets/NAME/1.0.0, and train on tfds:NAME.'

@@ -226,16 +226,22 @@ def _attend_forward(
     below = [part - largest for part in logits]
     if keeps:  # how far each is below the largest: rounding is hardly noticed by the greatest weights
       below = [part.astype(query.dtype) for part in below]
-    weights = [jnp.exp(part.astype(jnp.float32)).astype(query.dtype) for part in below]
+    exponentials = [jnp.exp(part.astype(jnp.float32)) for part in below]
+    if keeps:
+      out, total = _normalised_first(exponentials, values, rate, dropout_keys)
+      outs.append(out)
+      of_logits.append((below, jnp.log(total)))
+      continue
+    weights = [part.astype(query.dtype) for part in exponentials]
     if dropout_keys is not None:
       dropped = [dropout(part, rate, dropout_keys, Place.ATTENTION_WEIGHTS) for part in weights]
       out, total = sums(dropped, values)[0], sums(weights, values)[1]
-    elif query.shape[2] <= _FEW or keeps:  # so few sums cost a TPU less than the column of ones
+    elif query.shape[2] <= _FEW:  # so few sums cost a TPU less than the column of ones
       out, total = sums(weights, values)
     else:
       out, total = jax.lax.platform_dependent(weights, values, tpu=sums_by_one_product, default=sums)
     outs.append((out / total).astype(values[0].dtype))
-    of_logits.append((below, jnp.log(total)) if keeps else (None, largest + jnp.log(total)))
+    of_logits.append((None, largest + jnp.log(total)))
   return tuple(outs), (queries, keys, values, bias, dropout_keys, tuple(outs), of_logits)
 
 
@@ -272,6 +278,21 @@ def _attend(
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _normalised_first(
+  exponentials: Sequence[jax.Array], values: Groups, rate: float, dropout_keys: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """The output (B, H, Q, Dh), and the float32 sums of the exponentials (B, H, Q, 1) over all keys.
+
+  Divided before the product with values, which then needs no float32: 1 % of a step of L/16 on v5e by its compiler.
+  """
+  total = functools.reduce(operator.add, (part.sum(axis=-1, keepdims=True) for part in exponentials))
+  outs = []
+  for part, value in zip(exponentials, values, strict=True):
+    weights = dropout((part / total).astype(value.dtype), rate, dropout_keys, Place.ATTENTION_WEIGHTS)
+    outs.append(jnp.einsum('bhqn,bhnd->bhqd', weights, value))
+  return functools.reduce(operator.add, outs), total
 
 
 def sums(weights: Sequence[jax.Array], values: Groups) -> tuple[jax.Array, jax.Array]:

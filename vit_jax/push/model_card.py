@@ -1,0 +1,144 @@
+"""The card of a model: what it is, how to load it, and what its run holds of data, recipe and results."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+
+from vit_jax import config as config_lib
+from vit_jax import options
+from vit_jax.config import Config
+from vit_jax.data import sources
+from vit_jax.data.sources.tfds_files import METADATA
+from vit_jax.evaluation.base import EMA_SUFFIX, format_metric
+from vit_jax.foundation import files, hub, markdown
+from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.hub import Address
+from vit_jax.pretrained import catalogue
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.runs import Trained
+from vit_jax.training.metrics import read_metrics
+from vit_jax.training.workdir import open_workdir
+
+_CURVES = 'curves.png'
+_NAMED = 20  # classes
+# Options that the table of the recipe always has, and such as stand elsewhere in the card, or nowhere.
+_ALWAYS = ('total', 'batch_size', 'optimizer.name', 'schedule.learning_rate')
+_ELSEWHERE = ('model.', 'evaluators.', 'data.source', 'data.mixture', 'init.checkpoint')
+
+
+def write(
+  folder: pathlib.Path,
+  pretrained: Pretrained,
+  source: str,
+  trained: Trained | None,
+  place: Address | str,
+  license_name: str | None,
+) -> None:
+  """Writes README.md, and the curves that a run has drawn, into the Hugging Face folder of a model from `source`.
+
+  `trained` is how a run trained it (None: it is no run's), and `place` where it is going to be, on the Hub or a folder.
+  """
+  library = 'transformers' if 'model_type' in json.loads((folder / 'config.json').read_bytes()) else 'timm'
+  task = 'image-classification' if pretrained.architecture.num_classes else 'image-feature-extraction'
+  header = {'license': license_name, 'library_name': library, 'pipeline_tag': task, 'tags': ['vit_jax', task]}
+  title = place.repository.rpartition('/')[2] if isinstance(place, Address) else pathlib.Path(place).name
+  names, (height, width) = pretrained.class_names or (), pretrained.architecture.image_size
+  described = pretrained.architecture.model.describe()
+  text = f'{described}; {pretrained.num_parameters:,} parameters, {height} × {width} pixels.'
+  if names:
+    text += f' {len(names):,} classes: {", ".join(names[:_NAMED])}{", …" if len(names) > _NAMED else ""}.'
+  parts = [f'# {title}', text, '## How to load it', *_loading(place, library, task)]
+  if trained is not None:
+    header |= {'base_model': _base_model(trained.config), 'datasets': _hub_data(trained.config)}
+    run = re.sub(r'/checkpoints(/\d+)?/*$', '', os.path.expanduser(source))
+    with open_workdir(run, read_only=True) as workdir:
+      parts += _training(trained, workdir.folder)
+      with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(workdir.folder / 'report' / _CURVES, folder / _CURVES)
+        parts.append(f'![Loss, accuracy and learning rate over the steps of training]({_CURVES})')
+  lines = [f'{name}: {json.dumps(value)}' for name, value in header.items() if value]  # JSON is YAML too
+  files.write_text(folder / 'README.md', '\n'.join(['---', *lines, '---', '', '\n\n'.join(parts), '']))
+
+
+def _loading(place: Address | str, library: str, task: str) -> tuple[str, str]:
+  """Python that loads the model by vit_jax, and by the library that its files are for."""
+  if library == 'timm':
+    address = str(place).replace('hf:', 'hf-hub:') if isinstance(place, Address) else f'local-dir:{place}'
+    theirs = f'import timm\n\nmodel = timm.create_model({address!r}, pretrained=True).eval()'
+  else:
+    model = 'AutoModelForImageClassification' if task == 'image-classification' else 'AutoModel'
+    name, revision = (place.repository, place.revision) if isinstance(place, Address) else (place, None)
+    call = f'from_pretrained({name!r}{f", revision={revision!r}" if revision else ""})'
+    theirs = f'from transformers import AutoImageProcessor, {model}\n\n'
+    theirs += f'processor = AutoImageProcessor.{call}\nmodel = {model}.{call}'
+  ours = f'import vit_jax\n\nmodel = vit_jax.load({str(place)!r})'
+  return f'```python\n{ours}\n```', f'```python\n{theirs}\n```'
+
+
+def _training(trained: Trained, folder: pathlib.Path) -> list[str]:
+  """What a run was trained on and how, and its results at the checkpoint's step; `folder` has metrics.jsonl."""
+  config, data = trained.config, trained.config.data
+  specs, begun = [spec for spec, _ in data.mixture] or [data.source], config.init.checkpoint
+  text = f'{" + ".join(_public(spec, data.split) for spec in specs)}, {trained.examples:,} images.'
+  text += f' Training began from {_base_model(config) or _short(begun)}.' if begun else ''
+  usual, skipped = config_lib.flatten(Config()), (*_ELSEWHERE, *options.resumable(Config))
+  recipe = [
+    (name, _short(value) if isinstance(value, str) else str(value))
+    for name, value in config_lib.flatten(config).items()
+    if name in _ALWAYS or (usual.get(name) != value and not name.startswith(skipped))
+  ]
+  parts = ['## Data', text, '## Recipe', markdown.table(('option', 'value'), recipe)]
+  line = next((line for line in read_metrics(folder) if line['step'] == trained.step), {})
+  rows: list[tuple[str, ...]] = []
+  for name, evaluator in config.evaluators.items():
+    title = f'{name}{EMA_SUFFIX}' if trained.weights == 'ema' else name
+    values = {key.removeprefix(f'{title}/'): line[key] for key in line if key.startswith(f'{title}/')}
+    images, place = _images(folder, title, values), _public(evaluator.source or data.source, evaluator.split)
+    rows += [(key, format_metric(f'{title}/{key}', value), images, place) for key, value in values.items()]
+  if rows:
+    table = markdown.table(('metric', 'value', 'images', 'data'), rows)
+    parts += ['## Results', f'After step {trained.step:,}:', table]
+  return parts
+
+
+def _images(folder: pathlib.Path, title: str, values: dict[str, float]) -> str:
+  """How many images metrics are of, as the report with the same values says; '' where there is none."""
+  with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    report = json.loads((folder / 'report' / f'{title}.json').read_bytes())
+    return f'{report["images"]:,}' if report['metrics'] == values else ''
+  return ''
+
+
+def _base_model(config: Config) -> str | None:
+  """The repository of the Hub that a run began from; None: another checkpoint, or none."""
+  name = config.init.checkpoint or ''
+  address = hub.address_of(name) or (None if '/' in name else hub.guessed(name))
+  return address and address.repository
+
+
+def _hub_data(config: Config) -> list[str]:
+  """The data sets of the Hub from which the run's data was prepared, as far as that is here."""
+  found = []
+  for spec in [spec for spec, _ in config.data.mixture] or [config.data.source]:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, UserError):
+      prepared = pathlib.Path(sources.parse(spec, '')[1], METADATA).expanduser().read_bytes()
+      found += re.findall(r'^hf://datasets/([^/@]+/[^/@]+)', json.loads(prepared)['source'])
+  return found
+
+
+def _public(spec: str, split: str) -> str:
+  """What a card calls a split of a source, without where it lies: 'folder:photos train'."""
+  with contextlib.suppress(UserError):  # of a kind that is registered elsewhere
+    kind, place, split = sources.parse(spec, split)
+    return f'{kind}:{_short(place)} {split}' if place else f'{kind} {split}'
+  return _short(spec)
+
+
+def _short(text: str) -> str:
+  """The last part of a path or address, without the version behind it; a published name as it is."""
+  if catalogue.is_name(text):
+    return text
+  return re.sub(r'/\d+\.\d+\.\d+/*$', '', text.rstrip('/')).rpartition('/')[2]
