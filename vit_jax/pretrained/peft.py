@@ -81,7 +81,8 @@ class PeftFormat(Format):
     tensors, config = _export(pretrained, pretrained.adapted)
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
     safetensors_files.write(pathlib.Path(destination), tensors, {CONFIG: text}, FILE)
-    return ()
+    count = sum(array.size for array in tensors.values())
+    return (f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.',)
 
 
 def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
