@@ -153,7 +153,7 @@ def test_the_compiled_methods_are_those_of_the_module(golden):
 @pytest.mark.parametrize(
   ('arguments', 'said'),
   [
-    ({'gelu': 'exact'}, "load.gelu is 'exact'; choose one of ['tanh', 'erf']"),
+    ({'activation': 'exact'}, "load.activation is 'exact'; choose one of ['gelu_tanh', 'gelu', "),
     ({'weights': 'best'}, "load.weights is 'best'; choose one of ['raw', 'ema']"),
     ({'norm_epsilon': -1e-6}, 'load.norm_epsilon is -1e-06'),
     ({'num_classes': -1}, 'load.num_classes is -1'),

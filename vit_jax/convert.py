@@ -28,7 +28,9 @@ _FORMAT = flags.DEFINE_string(
 _NAMING = flags.DEFINE_enum(
   'naming', None, ['2020', 'linen'], "Of an .npz: that of the released files (2020, the default), or Linen's."
 )
-_GELU = flags.DEFINE_enum('gelu', None, ['tanh', 'erf'], 'Of an SRC that cannot tell, such as an .npz.')
+_ACTIVATION = flags.DEFINE_string(
+  'activation', None, "Of an SRC that cannot tell, such as an .npz: 'gelu_tanh' or 'gelu'."
+)
 _NORM_EPSILON = flags.DEFINE_float('norm_epsilon', None, 'Of an SRC that cannot tell.')
 _HEADS = flags.DEFINE_integer('heads', None, "Of an SRC that cannot tell, such as timm's.", lower_bound=1)
 _WEIGHTS = cli.define_weights()
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
   name = _format_name(destination)
   distributed.skip_absent_tpu()
   with bucket_output.place_to_write(destination) as place:
-    told = {flag.name: flag.value for flag in (_GELU, _NORM_EPSILON, _HEADS) if flag.value is not None}
+    told = {flag.name: flag.value for flag in (_ACTIVATION, _NORM_EPSILON, _HEADS) if flag.value is not None}
     pretrained = formats.read(sources[0], told=told, weights=_WEIGHTS.value)
     if len(sources) > 1:
       others = (formats.read(source, told=told, weights=_WEIGHTS.value) for source in sources[1:])

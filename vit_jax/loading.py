@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
 from vit_jax.models.capabilities import PretrainingOptions, with_position_resize
 from vit_jax.models.parts import OneOf
+from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive
@@ -38,7 +39,7 @@ class _Arguments:
   dtype: DType | None = None
   keep_pre_logits: bool = False
   position_resize: PositionResize | None = None
-  gelu: Literal['tanh', 'erf'] | None = None
+  activation: Activation | None = None
   norm_epsilon: Positive | None = None
   pool: Annotated[Pooling, OneOf(POOLS)] | None = None
   heads: Count | None = None
@@ -73,7 +74,7 @@ def load(
   dtype: DType | None = None,
   keep_pre_logits: bool = False,
   position_resize: PositionResize | None = None,
-  gelu: Literal['tanh', 'erf'] | None = None,
+  activation: Activation | None = None,
   norm_epsilon: float | None = None,
   pool: Pooling | None = None,
   heads: int | None = None,
@@ -94,9 +95,9 @@ def load(
     keep_pre_logits: keep the pre-logits layer below a new head.
     position_resize: how positions are resized to another image size (models/position_resize.py). None: as the
       checkpoint's own project does it.
-    gelu, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an
-      .npz gelu is 'tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless said
-      here.
+    activation, norm_epsilon, pool, heads: options of the model, where the checkpoint's files cannot tell; of an
+      .npz activation is 'gelu_tanh', norm_epsilon 1e-6 and pool the class token if there is one, else 'gap', unless
+      said here.
     weights: of a training run: 'raw', or 'ema' for the moving average of its parameters. None: the latter where
       the run's checkpoint.best is a metric of it, else the former.
     adapter: a folder of PEFT, whose LoRA or DoRA adapters of this model are merged into it.
@@ -109,7 +110,7 @@ def load(
   adapter = None if adapter is None else os.fspath(adapter)
   asked = _Arguments.of(**{name: value for name, value in locals().items() if name != 'source'})
   distributed.skip_absent_tpu()
-  told = {name: getattr(asked, name) for name in ('gelu', 'norm_epsilon', 'pool', 'heads')}
+  told = {name: getattr(asked, name) for name in ('activation', 'norm_epsilon', 'pool', 'heads')}
   told = {name: value for name, value in told.items() if value is not None}
   pretrained = formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights)
   return _built(peft.applied(pretrained, adapter) if adapter else pretrained, asked)

@@ -26,7 +26,7 @@ from vit_jax.models.parts.attention import (
 
 CASES = {  # beside those of test_position.py: options, tokens
   'unrolled registers': ({'register_tokens': 2, 'layer_scale': 0.1, 'unroll': True}, 9),
-  'map': ({'pool': 'map', 'gelu': 'erf'}, 6),
+  'map': ({'pool': 'map', 'activation': 'gelu'}, 6),
   'no dropout': ({'dropout': 0.5, 'attention_dropout': 0.5, 'stochastic_depth': 0.5, 'remat': 'dots'}, 7),
   'axial': ({'pool': 'gap', 'axial': True, 'mlp_locality': True, 'qk_norm': True}, 6),
 }
@@ -66,7 +66,7 @@ def test_weights_equal_numpy(case):
   chex.assert_type(weights, jnp.float32)
   chex.assert_shape(weights, (3 * (1 + model.axial), 3, 4, tokens, tokens))
   np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-  expected = in_numpy(params, x, pool=model.pool, gelu=model.gelu)
+  expected = in_numpy(params, x, pool=model.pool, activation=model.activation)
   np.testing.assert_allclose(weights, expected, atol=1e-5)
   assert expected.std() > 0.1
 

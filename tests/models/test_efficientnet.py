@@ -13,7 +13,7 @@ from vit_jax.config import EfficientNetConfig
 from vit_jax.foundation import pytrees
 from vit_jax.models import mbconv
 from vit_jax.models.base import Architecture
-from vit_jax.models.efficientnet import rounded_channels
+from vit_jax.models.efficientnet_families import rounded_channels
 
 TINY = tiny.efficientnet()
 

@@ -53,6 +53,6 @@ def test_where_all_tokens_are_needed_all_are_computed(options):
   x = tiny.images()
   assert len(_hidden_tokens(graphdef, params, x)) == 1
   expected = numpy_vit.forward(
-    params, x, pool=options.get('pool', 'token'), rotary='rotary' in options.values()
+    params, x, pool=options.get('pool', 'token'), rotary='rotary' if 'rotary' in options.values() else ''
   )
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected['logits'], atol=1e-5)

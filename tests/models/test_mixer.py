@@ -15,12 +15,22 @@ from vit_jax.models.dropout import Place
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('changes', [{}, {'gelu': 'erf'}, {'norm_epsilon': 0.01}, {'unroll': True}])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    *({}, {'activation': 'gelu'}, {'norm_epsilon': 0.01}, {'unroll': True}),
+    {'token_mixing': 'linear', 'norm': 'affine', 'layer_scale': 0.1},
+    {'token_mixing': 'gate'},
+    {'mlp': 'swiglu', 'activation': 'silu'},
+  ],
+)
 def test_forward_and_features_equal_numpy(changes):
   model = tiny.mixer(**changes)
   graphdef, params = tiny.build(model)
   x = tiny.images()
-  expected = numpy_mixer.forward(params, x, gelu=model.gelu, epsilon=model.norm_epsilon)
+  options = {'norm': numpy_mixer.affine} if model.norm == 'affine' else {}
+  options |= {'activation': model.activation, 'epsilon': model.norm_epsilon}
+  expected = numpy_mixer.forward(params, x, **options)
   logits = tiny.apply(graphdef, params, x)
   chex.assert_type(logits, jnp.float32)
   np.testing.assert_allclose(logits, expected['logits'], atol=1e-5)

@@ -141,7 +141,9 @@ def test_logits_and_attention_equal_numpy(kind, options):
       weights.append(values)
     return values
 
-  expected = numpy_vit.forward(params, x, pool=model.pool, rotary=kind == 'rotary', drop=look)['logits']
+  expected = numpy_vit.forward(
+    params, x, pool=model.pool, rotary='rotary' if kind == 'rotary' else '', drop=look
+  )['logits']
   np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-5)
   attention = jax.jit(lambda params: nnx.merge(graphdef, params).attention(x))
   with jax.default_matmul_precision('highest'):
@@ -151,7 +153,7 @@ def test_logits_and_attention_equal_numpy(kind, options):
 
 def test_rotary_turns_each_pair_of_a_patch_by_its_column_and_row_and_no_other_token():
   """Pairs of channels as complex numbers, in float64."""
-  rotary = positions.Rotary(TOKENS, rngs=nnx.Rngs(0))  # heads of 8 channels
+  rotary = positions.POSITIONS['rotary'].in_attention(TOKENS, nnx.Rngs(0))  # heads of 8 channels
   x = np.random.default_rng(0).standard_normal((2, 3 + 12, 2, 8)).astype(np.float32)
   turned = np.asarray(rotary.rotate(x, (3, 4)))
   np.testing.assert_array_equal(turned[:, :3], x[:, :3])

@@ -14,7 +14,7 @@ from vit_jax.training.run import Dataset, Run
 
 MODELS = {
   'vit': tiny.options(
-    pool='token_gap', register_tokens=2, layer_scale=0.5, gelu='erf', dropout=0.1, stochastic_depth=0.2
+    pool='token_gap', register_tokens=2, layer_scale=0.5, activation='gelu', dropout=0.1, stochastic_depth=0.2
   ),
   'relative': tiny.options(position='relative', attention_dropout=0.1, remat='dots'),
   'relative_query': tiny.options(position='relative_query', pool='gap', register_tokens=1),
@@ -22,7 +22,32 @@ MODELS = {
     pool='gap', axial=True, mlp_locality=True, qk_norm=True, dropout=0.1, attention_dropout=0.1
   ),
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
+  'parts': tiny.options(
+    **{
+      'mlp': 'swiglu',
+      'activation': 'silu',
+      'mlp_sub_norm': True,
+      'attention_sub_norm': True,
+      'pre_norm': True,
+    },
+    **{
+      'position': 'learned+rotary_mixed',
+      'final_norm': 'pooled',
+      'pool': 'gap_patches',
+      'class_token': True,
+    },
+    **{'norm': 'rms_norm', 'patch_norm': True, 'dropout': 0.1},
+  ),
+  'parallel': tiny.options(
+    block='parallel', qk_norm=True, layer_scale=0.5, dropout=0.1, stochastic_depth=0.2
+  ),
+  'parallel_pairs': tiny.options(
+    block='parallel_pairs', stochastic_depth=0.2, pool='map_patches', register_tokens=2
+  ),
+  'post_norm': tiny.options(block='post_norm', stochastic_depth=0.2, dropout=0.1),
   'mixer': tiny.mixer(stochastic_depth=0.2),
+  'gmlp': tiny.mixer(token_mixing='gate', stochastic_depth=0.2),
+  'resmlp': tiny.mixer(token_mixing='linear', norm='affine', layer_scale=0.5),
   'resnet': tiny.resnet(blocks=(1,), remat='block'),
 }
 MESH = c.MeshConfig(data=2, fsdp=2, tensor=2, min_shard_size=1)

@@ -17,7 +17,7 @@ CASES = {  # beside those of all layers, and of test_position.py
   'gap_with_class_token': {'pool': 'gap', 'class_token': True},
   'map': {'pool': 'map', 'pre_logits_size': 24},
   'none': {'pool': 'none', 'pre_logits_size': 24},
-  'erf': {'gelu': 'erf', 'pool': 'map'},
+  'erf': {'activation': 'gelu', 'pool': 'map'},
   'epsilon': {'norm_epsilon': 0.01, 'pool': 'map'},
   'registers_gap_with_class_token': {'register_tokens': 2, 'pool': 'gap', 'class_token': True},
   'registers_map': {'register_tokens': 1, 'pool': 'map'},
@@ -28,7 +28,7 @@ CASES = {  # beside those of all layers, and of test_position.py
     'position': 'relative',
   },
   'token_gap': {'pool': 'token_gap'},
-  'locality': {'mlp_locality': True, 'register_tokens': 2, 'gelu': 'erf'},
+  'locality': {'mlp_locality': True, 'register_tokens': 2, 'activation': 'gelu'},
   'qk_norm': {'qk_norm': True, 'norm_epsilon': 0.01},
   'qk_norm_rotary': {'qk_norm': True, 'position': 'rotary', 'pool': 'map'},
   'qk_norm_relative_query': {'qk_norm': True, 'position': 'relative_query'},
@@ -36,6 +36,30 @@ CASES = {  # beside those of all layers, and of test_position.py
   'axial_relative_query': {'axial': True, 'pool': 'map', 'position': 'relative_query'},
   'axial_rotary': {'axial': True, 'pool': 'gap', 'position': 'rotary'},
   'axial_locality_map': {'axial': True, 'mlp_locality': True, 'pool': 'map'},
+  'eva02': {
+    **{'mlp': 'swiglu', 'activation': 'silu', 'mlp_sub_norm': True, 'attention_sub_norm': True},
+    **{'position': 'learned+rotary_eva', 'rotary_grid': 2, 'pool': 'gap', 'class_token': True},
+    'final_norm': 'pooled',
+  },
+  'clip': {'activation': 'quick_gelu', 'pre_norm': True, 'patch_bias': False, 'norm_epsilon': 1e-5},
+  'dinov3': {'position': 'rotary_dinov3', 'register_tokens': 4, 'layer_scale': 0.1},
+  'perception_encoder': {'position': 'learned+rotary_pe', 'rotary_grid': 4, 'pre_norm': True},
+  'rotary_mixed': {'position': 'rotary_mixed', 'qk_norm': True},
+  'rms_norm': {'norm': 'rms_norm', 'mlp': 'swiglu', 'activation': 'gelu', 'pool': 'map', 'qk_norm': True},
+  'relu_sub_norm_pooled': {
+    'activation': 'relu',
+    'mlp_sub_norm': True,
+    'final_norm': 'pooled',
+    'pool': 'token_gap',
+  },
+  'post_norm': {'block': 'post_norm', 'layer_scale': 0.1},
+  'parallel': {'block': 'parallel', 'layer_scale': 0.1, 'qk_norm': True},
+  'parallel_pairs': {'block': 'parallel_pairs', 'layer_scale': 0.1},
+  'gap_patches': {'pool': 'gap_patches', 'class_token': True, 'register_tokens': 1, 'patch_norm': True},
+  'max_patches': {'pool': 'max_patches', 'register_tokens': 2},
+  'avgmax_patches': {'pool': 'avgmax_patches', 'class_token': True},
+  'map_patches': {'pool': 'map_patches', 'register_tokens': 2, 'pool_heads': 2, 'pool_mlp_dim': 20},
+  'no_final_norm': {'final_norm': 'none'},
   'registers_token_gap': {'register_tokens': 2, 'pool': 'token_gap', 'pre_logits_size': 24},
 }
 
@@ -46,8 +70,9 @@ def test_forward_equals_numpy(case):
   model = tiny.options(**CASES[case])
   graphdef, params = tiny.build(model)
   x = tiny.images()
-  options = {'pool': model.pool, 'gelu': model.gelu, 'epsilon': model.norm_epsilon}
-  options['rotary'] = model.position == 'rotary'
+  options = {'pool': model.pool, 'activation': model.activation, 'epsilon': model.norm_epsilon}
+  options['rotary'] = model.position.removeprefix('learned+') if 'rotary' in model.position else ''
+  options |= {'rotary_grid': model.rotary_grid, 'post_norm': model.block == 'post_norm'}
   expected = numpy_vit.forward(params, x, **options)['logits']
   if case in ('erf', 'epsilon'):  # which are well seen with these parameters
     assert abs(numpy_vit.forward(params, x, pool=model.pool)['logits'] - expected).max() > 1e-4
@@ -117,6 +142,13 @@ def test_images_that_the_patches_do_not_divide_are_refused(method, changes):
     UserError, match=rf'^The image size \({size + 1}, {size}\) does not divide into patches'
   ):
     getattr(network, method)(odd)
+
+
+def test_images_are_cut_where_the_model_says_so():
+  graphdef, params = tiny.build(tiny.options(cut_images=True), image_size=(14, 11))
+  x = tiny.images(image_size=(14, 11))
+  expected = tiny.apply(graphdef, params, x[:, :12, :8])
+  np.testing.assert_allclose(tiny.apply(graphdef, params, x), expected, atol=1e-6)
 
 
 def test_epsilon_of_the_norms_equals_numpy():

@@ -120,13 +120,37 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
   [
     ResNetConfig('custom', (1, 2), 32),
     EfficientNetConfig('custom', 0.5, 0.5),
+    EfficientNetConfig('custom', 0.5, 0.5, family='V2-B'),
+    dataclasses.replace(MIXER, token_mixing='linear', norm='affine', layer_scale=0.1),
+    dataclasses.replace(MIXER, token_mixing='gate'),
+    dataclasses.replace(MIXER, mlp='swiglu'),
     dataclasses.replace(
       VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp_locality=True
     ),
     dataclasses.replace(VIT, distillation_token=True),
+    dataclasses.replace(VIT, block='parallel', layer_scale=0.1, pool='map_patches', patch_norm=True),
+    dataclasses.replace(VIT, block='parallel_pairs', layer_scale=0.1),
+    dataclasses.replace(
+      VIT,
+      **{'mlp': 'swiglu', 'mlp_sub_norm': True, 'attention_sub_norm': True, 'pre_norm': True},
+      **{'final_norm': 'pooled', 'position': 'learned+rotary_mixed', 'norm': 'rms_norm'},
+    ),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
   ],
-  ids=['resnet', 'efficientnet', 'pre_logits', 'distillation', 'axial'],
+  ids=[
+    'resnet',
+    'efficientnet',
+    'v2',
+    'resmlp',
+    'gmlp',
+    'gmixer',
+    'pre_logits',
+    'distillation',
+    'parallel',
+    'parallel_pairs',
+    'parts',
+    'axial',
+  ],
 )
 def test_every_parameter_of_a_model_has_a_rule_and_every_large_kernel_is_split(model):
   shapes = Architecture(model, (16, 16), 3, 8).shapes()

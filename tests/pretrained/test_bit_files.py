@@ -214,8 +214,8 @@ def test_resnet_is_written_as_no_folder(folder):
 
 
 def test_options_that_a_resnet_does_not_have_are_refused(file, folder):
-  with pytest.raises(UserError, match='holds a ResNet, which has no gelu; leave gelu out'):
-    read(file, gelu='erf')
-  with pytest.raises(UserError, match='knows its gelu; leave gelu out'):
-    read(folder, gelu='erf')
+  with pytest.raises(UserError, match='holds a ResNet, which has no activation; leave activation out'):
+    read(file, activation='gelu')
+  with pytest.raises(UserError, match='knows its activation; leave activation out'):
+    read(folder, activation='gelu')
   assert read(folder, norm_epsilon=1e-6).architecture.model.norm_epsilon == 1e-6

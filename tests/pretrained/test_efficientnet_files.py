@@ -6,15 +6,24 @@ import json
 import jax
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 from released_files import read, write_run
-from transformers_peers import images_of, tensors_in, to_torch, torch, transformers
+from transformers_peers import (
+  images_of,
+  make_images,
+  make_ours,
+  tensors_in,
+  to_torch,
+  torch,
+  transformers,
+)
 
 import vit_jax
 from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.efficientnet import rounded_channels
+from vit_jax.models.efficientnet_families import rounded_channels
 from vit_jax.pretrained import transformers_efficientnet
 from vit_jax.pretrained.timm_efficientnet import TimmEfficientNetFormat
 from vit_jax.pretrained.transformers_efficientnet import EfficientNetFormat
@@ -169,10 +178,33 @@ def test_b0_has_timms_names_there_and_the_same_bits_back(tmp_path):
   assert_same_tensors(tensors_in(tmp_path / 'copy'), tensors_in(tmp_path / 'theirs'))
 
 
+@pytest.mark.parametrize('name', ['tf_efficientnet_lite0', 'tf_efficientnet_es', 'tf_efficientnetv2_b0'])
+def test_timms_other_families_have_its_logits_and_are_written_for_it(name, tmp_path):
+  timm = pytest.importorskip('timm', reason='needs timm and torchvision', exc_type=ImportError)
+  hub = pytest.importorskip('timm.models._hub', reason='needs timm and torchvision')
+  torch.manual_seed(0)
+  peer = timm.create_model(name, num_classes=5).eval()
+  for key, buffer in peer.named_buffers():
+    if key.endswith(('running_mean', 'running_var')):
+      buffer.uniform_(0.5, 1.5)
+  peer.pretrained_cfg['input_size'] = (3, 64, 64)
+  hub.save_for_hf(peer, tmp_path / 'theirs', safe_serialization=True)
+  pretrained = read(tmp_path / 'theirs')
+  images = make_images(pretrained)
+  with torch.no_grad():
+    theirs = peer(to_torch(images)).numpy()
+  ours = tiny.apply(*nnx.split(make_ours(pretrained)), images)
+  assert abs(ours - theirs).max() < 1e-4 * abs(theirs).max()
+  TimmEfficientNetFormat().write(pretrained, tmp_path / 'ours')
+  again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True).eval()
+  with torch.no_grad():
+    np.testing.assert_array_equal(again(to_torch(images)), theirs)
+
+
 @pytest.mark.parametrize(
   ('said', 'message'),
   [
-    ({'architecture': 'tf_efficientnet_lite0'}, 'lite0, which vit_jax does not have; .*_b0 to b8 and l2'),
+    ({'architecture': 'tf_efficientnet_cc_b0_4e'}, 'cc_b0_4e, which vit_jax does not have; .*_b0 to b8, l2'),
     (
       {'architecture': 'tf_efficientnet_l2_ns_475'},
       'calls for a model of 88 blocks, and there are 1 tensors',

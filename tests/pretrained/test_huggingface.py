@@ -168,11 +168,15 @@ def load_all(folder, cls=transformers.AutoModelForImageClassification):
 
 # Model options -> the kind that is written where none is named.
 OURS = {
-  'vit': config.ViTConfig(pool='token', gelu='tanh', position_resize='bicubic'),
+  'vit': config.ViTConfig(pool='token', activation='gelu_tanh', position_resize='bicubic'),
   'deit': config.ViTConfig(pool='token', register_tokens=1, position_resize='bicubic'),
   'deit distilled': config.ViTConfig(pool='token', distillation_token=True, position_resize='bicubic'),
   'dinov2': config.ViTConfig(
-    pool='token_gap', layer_scale=0.1, register_tokens=2, gelu='erf', position_resize='bicubic_antialias'
+    pool='token_gap',
+    layer_scale=0.1,
+    register_tokens=2,
+    activation='gelu',
+    position_resize='bicubic_antialias',
   ),
 }
 
@@ -194,7 +198,9 @@ def test_model_is_written_as_the_first_kind_that_fits(kind, tmp_path):
 @pytest.mark.parametrize('registers', [0, 3])
 def test_dinov2_whose_head_reads_the_class_token_is_written_with_zeros_for_the_patches(registers, tmp_path):
   """Fine-tuned here, where the head is (D, K); transformers' is (2 D, K)."""
-  pretrained = make_pretrained(config.ViTConfig(layer_scale=0.1, register_tokens=registers, gelu='erf'))
+  pretrained = make_pretrained(
+    config.ViTConfig(layer_scale=0.1, register_tokens=registers, activation='gelu')
+  )
   writer, chosen = formats.written_by('hf', pretrained)
   assert "the kind 'dinov2' is written" in chosen[0] and "not 'vit', since" in chosen[0]
   notes = writer.write(pretrained, tmp_path)

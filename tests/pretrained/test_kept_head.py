@@ -16,7 +16,7 @@ from vit_jax.training import initialization
 from vit_jax.training.run import Dataset, Run
 
 NAMES = ('ant', 'bee', 'cat', 'dog', 'elk')
-MODEL = tiny.options(pool='token', gelu='erf', head_bias=-3.0)
+MODEL = tiny.options(pool='token', activation='gelu', head_bias=-3.0)
 
 
 def written(kind, folder, model=MODEL):

@@ -137,7 +137,7 @@ def test_options_that_no_tensor_tells_change_the_logits(golden):
   io = tensors(golden / 'a_vit_token.io.npz')
   file = path(golden, 'a_vit_token')
   plain = logits(file, io['images'])
-  assert np.abs(logits(file, io['images'], gelu='erf') - plain).max() > 1e-5
+  assert np.abs(logits(file, io['images'], activation='gelu') - plain).max() > 1e-5
   assert np.abs(logits(file, io['images'], norm_epsilon=1e-2) - plain).max() > 1e-5
   with pytest.raises(UserError, match='no class token'):
     vit_jax.load(path(golden, 'b_vit_gap'), pool='token')
@@ -243,7 +243,7 @@ def test_parameters_without_a_name_in_the_format_are_refused_before_writing(gold
 
 
 def test_options_that_the_file_cannot_hold_are_noted(golden, tmp_path):
-  pretrained = read(path(golden, 'a_vit_token'), gelu='erf', norm_epsilon=1e-12)
+  pretrained = read(path(golden, 'a_vit_token'), activation='gelu', norm_epsilon=1e-12)
   notes = write(pretrained, tmp_path / 'x.npz')
-  assert "gelu='erf', norm_epsilon=1e-12" in notes[0]
+  assert "activation='gelu', norm_epsilon=1e-12" in notes[0]
   assert write(read(path(golden, 'a_vit_token')), tmp_path / 'y.npz') == ()

@@ -46,7 +46,7 @@ def test_options_preprocessing_and_class_names_come_back(golden, tmp_path):
   preprocess = Preprocess(
     (32, 32), mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4), shorter=36, antialias=True
   )
-  released = read(path(golden, 'a_vit_token'), gelu='erf', norm_epsilon=1e-12)
+  released = read(path(golden, 'a_vit_token'), activation='gelu', norm_epsilon=1e-12)
   model = released.architecture.model.with_position_resize('bicubic')
   written = dataclasses.replace(
     released,
@@ -92,7 +92,7 @@ def test_trained_run_tells_its_preprocessing_and_falls_back_from_damage(tmp_path
       file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
   np.testing.assert_array_equal(vit_jax.load(tmp_path / 'run').module.head.bias[...], older)
   assert (tmp_path / 'run/checkpoints/7').is_dir()
-  for option in ({'pool': 'gap'}, {'gelu': 'erf'}):
+  for option in ({'pool': 'gap'}, {'activation': 'gelu'}):
     with pytest.raises(UserError, match=f'knows .*leave {next(iter(option))} out'):
       vit_jax.load(tmp_path / 'run', **option)
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from released_files import read, write_folder
 from transformers_peers import (
+  images_of,
   make_images,
   make_ours,
   make_pretrained,
@@ -27,9 +28,8 @@ from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained import formats
-from vit_jax.pretrained import timm as timm_folder
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained import formats, timm_defaults, timm_export
+from vit_jax.pretrained.base import FORMATS, Pretrained
 
 REASON = 'needs timm, which needs torchvision'
 timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
@@ -179,46 +179,159 @@ def test_bare_file_is_read_with_the_heads_of_its_width(tmp_path):
   assert_same(pretrained, peer)
   assert any('; 3 are taken, as timm has at this width' in note for note in pretrained.notes)
   assert any('24 x 24, a square' in note for note in pretrained.notes)
-  assert any("gelu 'erf', norm_epsilon 1e-06, global_pool 'token'" in note for note in pretrained.notes)
-  told = read(path, heads=6, gelu='tanh')
-  assert told.architecture.model.heads == 6 and not any("gelu 'erf'" in note for note in told.notes)
+  assert any(
+    "activation 'gelu', norm_epsilon 1e-06, global_pool 'token'" in note for note in pretrained.notes
+  )
+  told = read(path, heads=6, activation='gelu_tanh')
+  assert told.architecture.model.heads == 6 and not any("activation 'gelu'" in note for note in told.notes)
 
 
-def test_name_of_the_architecture_tells_heads_and_gelu(tmp_path):
+def test_name_of_the_architecture_tells_heads_and_activation(tmp_path):
   save(make_peer('token'), tmp_path)
   path = tmp_path / 'config.json'
   values = json.loads(path.read_text())
   del values['model_args']
-  for name, heads, gelu in (
-    ('vit_base_patch16_gap_224', 16, 'erf'),
-    ('vit_large_patch16_siglip_512', 1, 'tanh'),
-    ('vit_large_patch16_siglip_256', 1, 'erf'),
+  for name, heads, activation in (
+    ('vit_base_patch16_gap_224', 16, 'gelu'),
+    ('vit_large_patch16_siglip_512', 1, 'gelu_tanh'),
+    ('vit_large_patch16_siglip_256', 1, 'gelu'),
   ):
     path.write_text(json.dumps(values | {'architecture': name}))
     pretrained = read(tmp_path)
-    assert (pretrained.architecture.model.heads, pretrained.architecture.model.gelu) == (heads, gelu)
+    assert (pretrained.architecture.model.heads, pretrained.architecture.model.activation) == (
+      heads,
+      activation,
+    )
 
 
-def test_our_tables_agree_with_timm():
-  """Heads and GELU of every published model whose tensors look like ours."""
-  seen = 0
-  deits = timm.list_models('deit*', module='deit')
-  for name in [*timm.list_models('vit_*', module='vision_transformer'), *deits]:
-    if not timm_folder._NAME.fullmatch(name):
+# Models of what other names have: their logits, read and written again.
+FAMILIES = {
+  'clip': ('vit_base_patch16_clip_quickgelu_224', {}),
+  'mae': ('vit_base_patch16_224', {'global_pool': 'avg'}),
+  'pools': ('vit_base_patch16_224', {'global_pool': 'avgmax', 'fc_norm': False, 'final_norm': False}),
+  'map of patches': ('vit_base_patch16_224', {'global_pool': 'map', 'reg_tokens': 2}),
+  'largest': ('vit_base_patch16_224', {'global_pool': 'max', 'pos_embed': 'none', 'fc_norm': False}),
+  'swiglu': ('vit_giant_patch14_reg4_dinov2', {'mlp_ratio': 4}),
+  'beit3': ('beit3_base_patch16_224', {}),
+  'aimv2': ('aimv2_large_patch14_224', {}),
+  'rms norm': ('test_vit4', {}),
+  'behind': ('vit_base_patch16_rpn_224', {'init_values': None}),
+  'parallel': ('vit_base_patch16_xp_224', {}),
+  'pairs': ('vit_base_patch16_18x2_224', {}),
+  'siglip cut': ('vit_so400m_patch14_siglip_384', {'img_size': 20}),
+  'dinov3': ('vit_small_patch16_dinov3', {}),
+  'dinov3 gated': ('vit_small_plus_patch16_dinov3_qkvb', {}),
+  'eva02': ('eva02_base_patch14_224', {}),
+  'eva02 packed': ('eva02_tiny_patch14_224', {}),
+  'eva02 clip': ('eva02_base_patch16_clip_224', {}),
+  'eva': ('eva_giant_patch14_224', {'mlp_ratio': 2}),
+  'axial': ('vit_small_patch16_rope_ape_224', {}),
+  'mixed': ('vit_small_patch16_rope_mixed_224', {}),
+  'perception encoder': ('vit_pe_core_tiny_patch16_384', {}),
+  'sapiens': ('vit_base_patch16_sapiens2', {'num_kv_heads': [4, 2, 4]}),
+  'beit': ('beit_base_patch16_224', {}),
+  'relative': ('vit_relpos_base_patch16_cls_224', {'rel_pos_type': 'bias'}),
+  'of offsets': ('vit_srelpos_small_patch16_224', {'rel_pos_dim': 6}),
+  'naflex': ('naflexvit_base_patch16_gap', {'pos_embed_grid_size': (3, 3)}),
+  'rows and columns': ('naflexvit_base_patch16_parfac_gap', {'pos_embed_grid_size': (3, 3)}),
+  'hybrid': ('vit_tiny_r_s16_p8_224', {'patch_size': 2}),
+}
+NOT_WRITTEN = {'sapiens': 'GELU by erf or SwiGLU only'}
+
+
+def make_of_family(name: str):
+  architecture, options = FAMILIES[name]
+  sizes = {**SIZES, 'img_size': 64 if name == 'hybrid' else 16, **options}
+  if name in ('naflex', 'rows and columns'):
+    del sizes['img_size']
+  peer = randomise(timm.create_model(architecture, **sizes), seed=0)
+  size = sizes.get('img_size', 16)
+  peer.pretrained_cfg['input_size'] = (3, size, size)
+  return peer
+
+
+def logits_of(peer, images: np.ndarray) -> np.ndarray:
+  with torch.no_grad():
+    return peer(to_torch(images)).numpy()
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name, tmp_path):
+  peer = make_of_family(name)
+  save(peer, tmp_path / 'theirs')
+  path = tmp_path / 'theirs' / 'config.json'  # as of published folders: no model_args but sizes
+  values = json.loads(path.read_text())
+  values['model_args'] = {'num_heads': 4} | {'img_size': 20} if name == 'siglip cut' else {'num_heads': 4}
+  path.write_text(json.dumps(values))
+  pretrained = read(tmp_path / 'theirs')
+  images = make_images(pretrained)
+  ours, theirs = make_ours(pretrained)(images), logits_of(peer, images)
+  np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+  writer = FORMATS['timm']()
+  if name in NOT_WRITTEN:
+    assert NOT_WRITTEN[name] in writer.unfit(pretrained)
+    return
+  writer.write(pretrained, tmp_path / 'ours')
+  again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True).eval()
+  np.testing.assert_allclose(logits_of(again, images), theirs, atol=1e-6, rtol=1e-6)
+  once_more = read(tmp_path / 'ours')
+  np.testing.assert_allclose(make_ours(once_more)(images), ours, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['clip', 'dinov3', 'eva02', 'mixed', 'aimv2', 'parallel', 'beit'])
+def test_a_lone_file_is_the_model_or_says_what_it_takes(name, tmp_path):
+  peer = make_of_family(name)
+  path = tmp_path / 'model.safetensors'
+  safetensors_numpy.save_file({key: value.numpy() for key, value in peer.state_dict().items()}, path)
+  told = {'activation': 'quick_gelu'} if name == 'clip' else {}
+  pretrained = read(path, heads=4, **told)
+  assert any('no config.json beside it' in note and "global_pool '" in note for note in pretrained.notes)
+  pretrained = dataclasses.replace(
+    pretrained, architecture=with_pool(pretrained.architecture, peer.global_pool)
+  )
+  images = images_of((16, 16))
+  np.testing.assert_allclose(make_ours(pretrained)(images), logits_of(peer, images), atol=1e-4, rtol=1e-4)
+
+
+def with_pool(architecture: Architecture, theirs: str) -> Architecture:
+  """With the pool of timm's model, which a file alone does not tell."""
+  pool = {'token': 'token', 'avg': 'gap_patches' if architecture.model.has_class_token else 'gap'}[theirs]
+  return dataclasses.replace(architecture, model=dataclasses.replace(architecture.model, pool=pool))
+
+
+@pytest.mark.parametrize('module', ['vision_transformer', 'deit', 'eva', 'beit', 'naflexvit'])
+def test_our_tables_agree_with_timm(module):
+  """Heads, activation, epsilon and rotary positions of every name that is not refused."""
+  for name in timm.list_models(module=module):
+    if timm_defaults.refusal(name) is not None:
       continue
     with torch.device('meta'):
-      peer = timm.create_model(name)
+      heads = {'num_kv_heads': 1} if 'sapiens2' in name else {}
+      peer = timm.create_model(name, depth=1, **heads)
     block = peer.blocks[0]
-    if type(block).__name__ != 'Block' or type(block.mlp).__name__ != 'Mlp':
-      continue
-    if not isinstance(peer.norm, timm.layers.LayerNorm):
-      continue
-    width = peer.embed_dim
-    heads = timm_folder._HEADS_OF.get(name) or timm_folder._HEADS.get(width) or width // 64
-    tanh = getattr(block.mlp.act, 'approximate', None) == 'tanh' or 'Tanh' in type(block.mlp.act).__name__
-    assert (heads, bool(timm_folder._TANH.fullmatch(name))) == (block.attn.num_heads, tanh), name
-    seen += 1
-  assert seen > 40
+    mlp = getattr(block, 'mlp', None)
+    attention = (
+      block
+      if module != 'eva' and not hasattr(block, 'attn')
+      else block.attn
+      if hasattr(block, 'attn')
+      else block
+    )
+    if hasattr(block, 'attns'):
+      attention, mlp = block.attns[0].attn, block.ffns[0].mlp
+    found = timm_defaults.Defaults.of(name, peer.embed_dim)
+    assert found.heads == attention.num_heads, name
+    act = type(getattr(mlp, 'act', None) or block.mlp_act).__name__.lower()
+    if 'silu' not in act:
+      kind = 'quick_gelu' if 'quick' in act else 'gelu_tanh' if 'tanh' in act or _is_tanh(mlp) else 'gelu'
+      assert found.activation == kind, name
+    norms = [part for part in peer.modules() if 'Norm' in type(part).__name__ and hasattr(part, 'eps')]
+    assert {part.eps for part in norms} == {found.norm_epsilon}, name
+    assert bool(found.rotary) == (getattr(peer, 'rope', None) is not None), name
+
+
+def _is_tanh(mlp) -> bool:
+  return mlp is not None and getattr(mlp.act, 'approximate', None) == 'tanh'
 
 
 def test_images_are_prepared_as_by_timm(tmp_path):
@@ -253,7 +366,7 @@ def test_position_resize_is_that_of_timm():
 @pytest.mark.parametrize('layer_scale', [0.1, 0.0])
 def test_model_that_only_timm_has_is_written_for_timm(tmp_path, layer_scale):
   """LayerScale, whatever it began with, below a head that reads the mean."""
-  model = config.ViTConfig(pool='gap', layer_scale=layer_scale, register_tokens=2, norm_epsilon=1e-5)
+  model = config.ViTConfig(pool='gap', layer_scale=layer_scale, register_tokens=2, norm_epsilon=1e-4)
   pretrained = make_pretrained(model, class_names=('a', 'b', 'c'))
   writer, chosen = formats.written_by('hf', pretrained)
   assert "the kind 'timm' is written" in chosen[0]
@@ -281,14 +394,14 @@ def test_model_that_only_timm_has_is_written_for_timm(tmp_path, layer_scale):
   ],
 )
 def test_written_architecture_is_named_by_its_sizes(options, name):
-  found, notes = timm_folder._architecture_name(config.ViTConfig(**options))
+  found, notes = timm_export.architecture_name(config.ViTConfig(**options))
   assert found == name
   assert bool(notes) == (options.get('patch') == 14 and 'layer_scale' not in options)
 
 
 def test_sizes_of_the_written_names_are_timms():
   """Each name that we write is one of timm's, of the sizes that we write it for."""
-  for (width, mlp_dim, depth, heads), (word, plain, dinov2) in timm_folder._SIZES.items():
+  for (width, mlp_dim, depth, heads), (word, plain, dinov2) in timm_export._SIZES.items():
     names = {f'vit_{word}_patch{patch}_224': patch for patch in plain}
     names |= {f'vit_{word}_patch{patch}{reg}_dinov2': patch for patch in dinov2 for reg in ('', '_reg4')}
     for name, patch in names.items():
@@ -302,9 +415,9 @@ def test_sizes_of_the_written_names_are_timms():
 @pytest.mark.parametrize(
   ('options', 'words'),
   [
-    ({'global_pool': 'avg'}, 'last norm behind the pooling'),
-    ({'pre_norm': True}, 'norm_pre.bias'),
-    ({'act_layer': 'relu'}, "act_layer 'relu'"),
+    ({'global_pool': 'prr'}, "global_pool 'prr'"),
+    ({'global_pool': 'avg', 'pool_include_prefix': True, 'reg_tokens': 2}, 'all of the tokens'),
+    ({'act_layer': 'elu'}, "act_layer 'elu'"),
   ],
 )
 def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
@@ -316,18 +429,18 @@ def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
 @pytest.mark.parametrize(
   ('architecture', 'options', 'words'),
   [
-    ('vit_small_r26_s32_224', {}, 'of a kind .* a tensor patch_embed.backbone'),
+    ('vit_base_mci_224', {}, 'of a kind .* convolutional stem'),
+    ('vit_dwee_patch16_reg1_gap_256', {}, 'of a kind .* differential'),
     (
-      'vit_so400m_patch14_siglip_384',
-      SIZES | {'img_size': 20},
-      'of a kind .* 20 x 20 pixels .* patches of 8',
+      'swin_tiny_patch4_window7_224',
+      {'depths': (1,), 'num_heads': (3,)},
+      'which vit_jax does not have; of folders it reads',
     ),
-    ('eva_large_patch14_196', SIZES, 'which vit_jax does not have; of folders it reads'),
   ],
 )
 def test_whole_folder_of_another_architecture_is_refused_by_its_name(architecture, options, words, tmp_path):
   """And nobody is sent to get it again."""
-  save(timm.create_model(architecture, **{'depth': 1} | options), tmp_path)
+  save(timm.create_model(architecture, **options or {'depth': 1}), tmp_path)
   with pytest.raises(UserError, match=f"holds timm's {architecture}, {words}") as error:
     read(tmp_path)
   assert 'again' not in str(error.value)

@@ -77,14 +77,15 @@ def test_sharded_state_holds_what_load_gives(golden):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_function_is_refused(golden, tmp_path):
-  pretrained = formats.read(path(golden, 'a_vit_token'), told={'gelu': 'erf'})
+  pretrained = formats.read(path(golden, 'a_vit_token'), told={'activation': 'gelu'})
   FORMATS['run']().write(pretrained, tmp_path / 'run')
   with pytest.raises(
-    UserError, match=r"gelu 'erf', and config.model.gelu is 'tanh'; set --config.model.gelu=erf"
+    UserError,
+    match=r"activation 'gelu', and config.model.activation is 'gelu_tanh'; set --config.model.activation=gelu",
   ):
     read(config(tmp_path / 'run'))
   with_erf = config(tmp_path / 'run')
-  with_erf = dataclasses.replace(with_erf, model=dataclasses.replace(with_erf.model, gelu='erf'))
+  with_erf = dataclasses.replace(with_erf, model=dataclasses.replace(with_erf.model, activation='gelu'))
   assert 'loaded' in read(with_erf)[-1]
   # An .npz cannot tell: the config's word is taken.
   npz = dataclasses.replace(with_erf, init=c.InitConfig(checkpoint=str(path(golden, 'a_vit_token'))))

@@ -3,7 +3,8 @@ squeeze and excitation, batch norms, stochastic depth.
 
 B0 has 7 stages of MBConv blocks; multipliers make the others wider and deeper. In a stage all blocks but the first,
 which has the stride, are of one shape: they are stacked along a leading axis and applied by a scan. Parameters of
-blocks with I inputs and O outputs, E = 6 I expanded channels (I in stage 1, which expands nothing) and R = I / 4:
+blocks of B0's family with I inputs and O outputs, E = 6 I expanded channels (I in stage 1, which expands nothing) and
+R = I / 4 (models/mbconv.py has the others):
 
   stem/kernel (3, 3, C, W)                                   stem_norm
   stage{s}/{first,others}/expand/kernel (1, 1, I, E)         expand_norm, not in stage 1
@@ -27,29 +28,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.models import flops, scanned_blocks, variants
+from vit_jax.models import efficientnet_families, flops, scanned_blocks, variants
 from vit_jax.models.base import Architecture, FirstLayer, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import dropout, fold_in
+from vit_jax.models.efficientnet_families import FAMILIES, Family, FamilyName, rounded_channels
 from vit_jax.models.flops import Layer
 from vit_jax.models.layers import initial_head
-from vit_jax.models.mbconv import Conv, MBConv, StageOfBlocks, StageSizes, squeezed_channels, swish
+from vit_jax.models.mbconv import ACTIVATIONS, Conv, MBConv, StageOfBlocks, StageSizes, squeezed_channels
 from vit_jax.options import Between, Positive, Rate
 
 Multiplier = Annotated[float, Between(0.1, 20)]
-
-
-# Of B0 (the paper, table 1).
-B0_STEM, B0_TOP = 32, 1280
-B0_STAGES = (
-  StageSizes(3, 1, 1, 32, 16, 1),
-  StageSizes(3, 2, 6, 16, 24, 2),
-  StageSizes(5, 2, 6, 24, 40, 2),
-  StageSizes(3, 2, 6, 40, 80, 3),
-  StageSizes(5, 1, 6, 80, 112, 3),
-  StageSizes(5, 2, 6, 112, 192, 4),
-  StageSizes(3, 1, 6, 192, 320, 1),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +49,7 @@ class Sizes:
   depth_multiplier: float
   dropout: float = 0.2
   stochastic_depth: float = 0.2
+  family: str = 'B'
 
 
 VARIANTS = {
@@ -73,6 +63,24 @@ VARIANTS = {
   'B7': Sizes(2.0, 3.1, dropout=0.5),  # 600
   'B8': Sizes(2.2, 3.6, dropout=0.5),  # 672
   'L2': Sizes(4.3, 5.3, dropout=0.5),  # 475 and 800 (Noisy Student, arXiv 1911.04252)
+  # Without squeeze and excitation, for small devices.
+  'Lite0': Sizes(1.0, 1.0, family='Lite'),
+  'Lite1': Sizes(1.0, 1.1, family='Lite'),
+  'Lite2': Sizes(1.1, 1.2, dropout=0.3, family='Lite'),
+  'Lite3': Sizes(1.2, 1.4, dropout=0.3, family='Lite'),
+  'Lite4': Sizes(1.4, 1.8, dropout=0.3, family='Lite'),
+  'EdgeTPU-S': Sizes(1.0, 1.0, family='EdgeTPU'),
+  'EdgeTPU-M': Sizes(1.0, 1.1, family='EdgeTPU'),
+  'EdgeTPU-L': Sizes(1.2, 1.4, dropout=0.3, family='EdgeTPU'),
+  # EfficientNetV2 (arXiv 2104.00298).
+  'V2-B0': Sizes(1.0, 1.0, family='V2-B'),
+  'V2-B1': Sizes(1.0, 1.1, family='V2-B'),
+  'V2-B2': Sizes(1.1, 1.2, dropout=0.3, family='V2-B'),
+  'V2-B3': Sizes(1.2, 1.4, dropout=0.3, family='V2-B'),
+  'V2-S': Sizes(1.0, 1.0, family='V2-S'),
+  'V2-M': Sizes(1.0, 1.0, dropout=0.3, family='V2-M'),
+  'V2-L': Sizes(1.0, 1.0, dropout=0.4, family='V2-L'),
+  'V2-XL': Sizes(1.0, 1.0, dropout=0.4, family='V2-XL'),
 }
 
 _NORM = r'(stem|top|stage\d/(first|others)/(expand|depthwise|project))_norm'
@@ -84,23 +92,19 @@ SHARDING_RULES: ShardingRules = (
 )
 
 
-def rounded_channels(channels: int, multiplier: float) -> int:
-  """The multiple of 8 nearest to channels x multiplier, that is not below it by more than 10 %."""
-  wanted = channels * multiplier
-  rounded = max(8, int(wanted + 4) // 8 * 8)
-  return rounded + 8 if rounded < 0.9 * wanted else rounded
-
-
 @dataclasses.dataclass(frozen=True)
 class EfficientNetConfig(ModelConfig):
   """An EfficientNet. Its head reads the mean of the last feature map."""
 
-  # Named size, 'B0' … 'B8' or 'L2', or 'custom', which needs both multipliers.
+  # Named size, 'B0' … 'B8', 'L2', 'Lite0' … 'Lite4', 'EdgeTPU-S', 'M' or 'L', 'V2-B0' … 'V2-B3', 'V2-S', 'M', 'L' or
+  # 'XL', or 'custom', which needs both multipliers.
   variant: str = 'B0'
   # Factor of B0's channels, which are rounded to multiples of 8.
   width_multiplier: Multiplier | None = None
   # Factor of the blocks in each stage of B0, rounded up.
   depth_multiplier: Multiplier | None = None
+  # Family of stages (models/efficientnet_families.py). None for that of the variant, of 'custom' 'B'.
+  family: FamilyName | None = None
   # Dropout rate, applied to what the head reads.
   dropout: Rate | None = None
   # Probability that an example skips the block behind the last; of the blocks in proportion to their depth.
@@ -122,20 +126,19 @@ class EfficientNetConfig(ModelConfig):
   @property
   def stages(self) -> tuple[StageSizes, ...]:
     """The stages, by the multipliers."""
-    width, depth = self.sizes.width_multiplier, self.sizes.depth_multiplier
-    return tuple(
-      stage._replace(
-        inputs=rounded_channels(stage.inputs, width),
-        outputs=rounded_channels(stage.outputs, width),
-        blocks=math.ceil(depth * stage.blocks),
-      )
-      for stage in B0_STAGES
-    )
+    sizes = self.sizes
+    return efficientnet_families.stages(self.shared, sizes.width_multiplier, sizes.depth_multiplier)
 
   @property
   def top_channels(self) -> int:
     """D, what the head reads."""
-    return rounded_channels(B0_TOP, self.sizes.width_multiplier)
+    shared, width = self.shared, self.sizes.width_multiplier
+    return shared.top if shared.keeps_ends else rounded_channels(shared.top, width, shared.least_share)
+
+  @property
+  def shared(self) -> Family:
+    """What the sizes of its family share."""
+    return FAMILIES[self.sizes.family]
 
   def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
     """The network, for images of any size. `sharding` is of the feature maps (B, H, W, C)."""
@@ -143,7 +146,7 @@ class EfficientNetConfig(ModelConfig):
 
   @property
   def patch_pixels(self) -> int:
-    return 2 * math.prod(stage.stride for stage in B0_STAGES)
+    return 2 * math.prod(stage.stride for stage in self.stages)
 
   @property
   def num_layers(self) -> int:
@@ -169,17 +172,27 @@ class EfficientNetConfig(ModelConfig):
     for number, stage in enumerate(self.stages, start=1):
       inputs, stride = stage.inputs, stage.stride
       for block in range(stage.blocks):
-        expanded = stage.expansion * inputs
-        products = math.prod(cells) * inputs * expanded if stage.expansion > 1 else 0
-        cells = flops.strided(cells, stride)
-        products += math.prod(cells) * (stage.kernel**2 + stage.outputs) * expanded
-        products += 2 * expanded * squeezed_channels(inputs)
+        before, cells = math.prod(cells), flops.strided(cells, stride)
+        products = _multiplications(stage, inputs, before, math.prod(cells))
         name = f'stage{number}/others/{block - 1}' if block else f'stage{number}/first'
         layers.append(Layer(name, (*cells, stage.outputs), products))
         inputs, stride = stage.outputs, 1
     top, classes = self.top_channels, architecture.num_classes
     layers.append(Layer('top', (*cells, top), math.prod(cells) * self.stages[-1].outputs * top))
     return [*layers, Layer('head', (classes,), top * classes)]
+
+
+def _multiplications(stage: StageSizes, inputs: int, before: int, after: int) -> int:
+  """Of a block with so many input channels, and cells before and after its stride."""
+  expanded, window = stage.expanded(inputs), stage.kernel**2
+  if stage.kind == 'conv':
+    return after * window * inputs * stage.outputs
+  if stage.kind == 'fused':
+    products = after * window * inputs * expanded
+  else:
+    products = after * window * expanded + (before * inputs * expanded if stage.expansion > 1 else 0)
+  squeezing = 2 * expanded * squeezed_channels(inputs) if stage.squeeze else 0
+  return products + after * expanded * stage.outputs + squeezing
 
 
 class EfficientNet(Model[EfficientNetConfig]):
@@ -190,7 +203,7 @@ class EfficientNet(Model[EfficientNetConfig]):
   ):
     conv = functools.partial(Conv, dtype=jnp.dtype(config.dtype), sharding=sharding)
     norm = functools.partial(BatchNorm, momentum=config.norm_momentum, epsilon=config.norm_epsilon)
-    block = functools.partial(MBConv, conv=conv, norm=norm)
+    block = functools.partial(MBConv, activation=config.shared.activation, conv=conv, norm=norm)
     stages = config.stages
     self.config = config
     self.sharding = sharding
@@ -224,7 +237,8 @@ class EfficientNet(Model[EfficientNetConfig]):
     train, config = keys is not None, self.config
     depth = config.num_layers
     rates = np.float32(config.sizes.stochastic_depth) * np.arange(depth, dtype=np.float32) / depth
-    x = swish(self.stem_norm(self.stem(images), train=train))
+    activate = ACTIVATIONS[config.shared.activation]
+    x = activate(self.stem_norm(self.stem(images), train=train))
     first = 0
     for s, stage in enumerate(config.stages, start=1):
       last = min(first + stage.blocks, depth if layers is None else layers)
@@ -233,4 +247,4 @@ class EfficientNet(Model[EfficientNetConfig]):
         blocks: StageOfBlocks = getattr(self, f'stage{s}')
         x = blocks(x, keys, numbers, rates[numbers], config, self.sharding)
       first += stage.blocks
-    return swish(self.top_norm(self.top(x), train=train)) if layers is None else x
+    return activate(self.top_norm(self.top(x), train=train)) if layers is None else x

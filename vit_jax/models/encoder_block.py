@@ -1,7 +1,7 @@
 """The encoder block of the Vision Transformer (paper, section 3.1, equations 2 and 3)."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from vit_jax.foundation.registry import Registry
 from vit_jax.models import axial
 from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.dropout import Place, drop_path, dropout
+from vit_jax.models.layers import scaled
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
@@ -19,11 +20,22 @@ from vit_jax.models.parts.positions import POSITIONS
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
 
-BLOCKS: Registry[Any] = Registry('block', {'sequential': 'vit_jax.models.encoder_block:Block'})
+BLOCKS: Registry[Any] = Registry(
+  'block',
+  {
+    'sequential': 'vit_jax.models.encoder_block:Block',
+    'post_norm': 'vit_jax.models.encoder_block:PostNormBlock',
+    'parallel': 'vit_jax.models.parallel_blocks:ParallelBlock',
+    'parallel_pairs': 'vit_jax.models.parallel_blocks:ParallelPairs',
+  },
+)
 
 
 class Block(nnx.Module):
   """One encoder block (equations 2 and 3); with an axis, one half of an `axial.AxialBlock`."""
+
+  # Whether it can compute the first tokens only.
+  reads_first: ClassVar[bool] = True
 
   def __init__(
     self,
@@ -46,15 +58,22 @@ class Block(nnx.Module):
       dtype=dtype,
       position=POSITIONS[config.position].in_attention(tokens, rngs),
       head_norm=norm if config.qk_norm else None,
+      sub_norm=norm if config.attention_sub_norm else None,
       how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
       rngs=rngs,
     )
     self.attention_scale = _layer_scale(config)
-    self.mlp_norm = norm(sizes.width)
-    mlp = functools.partial(
-      MLPS[config.mlp_part], gelu=config.gelu, dropout=config.dropout, sharding=sharding
+    self.mlp_norm: Any = norm(sizes.width)
+    self.mlp = MLPS[config.mlp_part](
+      sizes.width,
+      sizes.mlp_dim,
+      activation=config.activation,
+      sub_norm=norm if config.mlp_sub_norm else None,
+      dropout=config.dropout,
+      dtype=dtype,
+      sharding=sharding,
+      rngs=rngs,
     )
-    self.mlp = mlp(sizes.width, sizes.mlp_dim, dtype=dtype, rngs=rngs)
     self.mlp_scale = _layer_scale(config)
     self.dropout = config.dropout
     self.drops_path = config.stochastic_depth > 0
@@ -79,12 +98,25 @@ class Block(nnx.Module):
     path_keys = keys if self.drops_path else None
     # Equation 2: z' = MSA(LN(z)) + z.
     with jax.named_scope('attention'):
-      y = self.attend(self.attention_norm(z), keys, grid, read)
+      y = self.attention_branch(z, keys, grid, read)
       z = z[:, :read] + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     # Equation 3: z = MLP(LN(z')) + z'.
     with jax.named_scope('mlp'):
-      y = _scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
+      y = self.mlp_branch(z, keys, grid)
       return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
+
+  def attention_branch(
+    self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None
+  ) -> jax.Array:
+    """(B, N, D) -> (B, N, D), or (B, read, D): what attention adds."""
+    return self.attend(self.attention_input(z), keys, grid, read)
+
+  def attention_input(self, z: jax.Array) -> jax.Array:
+    return self.attention_norm(z)
+
+  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+    """(B, N, D) -> (B, N, D): what the MLP adds."""
+    return scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
 
   def attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None) -> jax.Array:
     """MSA of the tokens (B, N, D), or of the first ones, or of those of each row or column, as its branch adds it."""
@@ -95,11 +127,11 @@ class Block(nnx.Module):
       line_keys = axial.line_keys(keys, grid, self.axis)
       out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
       out = axial.from_lines(out, grid, self.axis)
-    return _scaled(dropout(out, self.dropout, keys, Place.ATTENTION_OUT), self.attention_scale)
+    return scaled(dropout(out, self.dropout, keys, Place.ATTENTION_OUT), self.attention_scale)
 
   def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
-    y = self.attention_norm(z)
+    y = self.attention_input(z)
     if self.axis is None:
       return self.attention.weights(y, y, grid)
     lines = axial.to_lines(y, grid, self.axis)
@@ -107,12 +139,23 @@ class Block(nnx.Module):
     return axial.over_all_tokens(weights, grid, self.axis)
 
 
+class PostNormBlock(Block):
+  """A block whose norms are those of what its branches add, as in Swin v2 (arXiv 2111.09883)."""
+
+  def attention_branch(
+    self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None
+  ) -> jax.Array:
+    return self.attention_norm(self.attend(z, keys, grid, read))
+
+  def attention_input(self, z: jax.Array) -> jax.Array:
+    return z
+
+  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+    return self.mlp_norm(scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))
+
+
 def _layer_scale(config: 'ViTConfig') -> nnx.Param | None:
   """A factor for each channel of a branch (LayerScale), (D,)."""
   if config.layer_scale is None:
     return None
   return nnx.Param(jnp.full(config.sizes.width, config.layer_scale, jnp.float32))
-
-
-def _scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
-  return y if scale is None else y * scale[...].astype(y.dtype)

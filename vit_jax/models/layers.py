@@ -9,11 +9,13 @@ from flax.nnx import initializers
 class PatchEmbedding(nnx.Module):
   """Cuts images into patches of P x P pixels, each of which becomes a token (E in equation 1)."""
 
-  def __init__(self, patch: int, channels: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+  def __init__(
+    self, patch: int, channels: int, width: int, *, bias: bool = True, dtype: jnp.dtype, rngs: nnx.Rngs
+  ):
     """Patches of P pixels along a side and C channels, tokens of width D, computed in `dtype`."""
     shape = (patch, patch, channels, width)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
-    self.bias = nnx.Param(jnp.zeros(width))
+    self.bias = nnx.Param(jnp.zeros(width)) if bias else None
     self.dtype = dtype
 
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -24,7 +26,8 @@ class PatchEmbedding(nnx.Module):
     # A convolution of stride P, written as a matrix product: on a CPU it takes 0.8 of the time.
     grid = images.astype(self.dtype).reshape(b, height // p, p, width // p, p, c)
     patches = grid.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
-    return patches @ kernel.reshape(-1, d) + self.bias[...].astype(self.dtype)
+    tokens = patches @ kernel.reshape(-1, d)
+    return tokens if self.bias is None else tokens + self.bias[...].astype(self.dtype)
 
 
 def initial_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:
@@ -36,3 +39,8 @@ def initial_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> 
 def repeat_for_examples(token: nnx.Param, z: jax.Array) -> jax.Array:
   """(1, R, D) -> (B, R, D): learned tokens, repeated for each example of z (B, N, D), in its dtype."""
   return jnp.broadcast_to(token[...].astype(z.dtype), (len(z), *token.shape[1:]))
+
+
+def scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
+  """What a branch adds, (B, N, D), times its learned factors (D,), if it has any."""
+  return y if scale is None else y * scale[...].astype(y.dtype)

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,11 @@ from vit_jax.models.base import ModelConfig, Sharding
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.dropout import drop_path, fold_in
 
-swish = functools.partial(jax.checkpoint, prevent_cse=False)(jax.nn.silu)  # saves its input only
+# Each saves its input only.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  name: functools.partial(jax.checkpoint, prevent_cse=False)(activation)
+  for name, activation in (('silu', jax.nn.silu), ('relu', jax.nn.relu), ('relu6', jax.nn.relu6))
+}
 
 
 class StageSizes(NamedTuple):
@@ -28,6 +32,15 @@ class StageSizes(NamedTuple):
   inputs: int  # channels of the first block's input
   outputs: int  # channels of each block's output
   blocks: int  # how many
+  # 'mbconv'; 'fused', with one convolution in the place of the expanding and the depthwise one (arXiv 2104.00298,
+  # section 3.3); or 'conv', of one convolution.
+  kind: Literal['mbconv', 'fused', 'conv'] = 'mbconv'
+  squeeze: bool = True  # whether it has squeeze and excitation
+  expands: int | None = None  # the channels that `expansion` multiplies, if they are not a block's inputs
+
+  def expanded(self, inputs: int) -> int:
+    """Expanded channels of a block with so many inputs."""
+    return self.expansion * (self.expands or inputs)
 
 
 def squeezed_channels(inputs: int) -> int:
@@ -79,7 +92,10 @@ class Conv(nnx.Module):
 
 
 class MBConv(nnx.Module):
-  """Expansion, depthwise convolution, squeeze and excitation, projection; the input is added where it fits."""
+  """Expansion, depthwise convolution, squeeze and excitation, projection; the input is added where it fits.
+
+  What a stage's kind leaves out is None.
+  """
 
   def __init__(
     self,
@@ -87,22 +103,26 @@ class MBConv(nnx.Module):
     stage: StageSizes,
     *,
     stride: int,
+    activation: str,
     conv: Callable[..., Conv],
     norm: Callable[[int], BatchNorm],
     rngs: nnx.Rngs,
   ):
     """A block of a stage, of so many input channels; `conv` and `norm` make its `Conv`s and its norms."""
     conv = functools.partial(conv, rngs=rngs)
-    expanded = stage.expansion * inputs
-    expands = stage.expansion > 1
-    self.expand = conv(inputs, expanded, 1) if expands else None
+    expanded, squeezed = stage.expanded(inputs), squeezed_channels(inputs)
+    expands, mbconv = stage.expansion > 1, stage.kind == 'mbconv'
+    spatial = {'size': stage.kernel, 'stride': stride}  # the one convolution that sees neighbours
+    self.expand = conv(inputs, expanded, **({'size': 1} if mbconv else spatial)) if expands else None
     self.expand_norm = norm(expanded) if expands else None
-    self.depthwise = conv(expanded, expanded, stage.kernel, stride=stride, depthwise=True)
-    self.depthwise_norm = norm(expanded)
-    self.squeeze = conv(expanded, squeezed_channels(inputs), 1, bias=True)
-    self.excite = conv(squeezed_channels(inputs), expanded, 1, bias=True)
-    self.project = conv(expanded, stage.outputs, 1)
+    self.depthwise = conv(expanded, expanded, **spatial, depthwise=True) if mbconv else None
+    self.depthwise_norm = norm(expanded) if mbconv else None
+    self.squeeze = conv(expanded, squeezed, 1, bias=True) if stage.squeeze else None
+    self.excite = conv(squeezed, expanded, 1, bias=True) if stage.squeeze else None
+    self.project = conv(expanded, stage.outputs, **(spatial if stage.kind == 'conv' else {'size': 1}))
     self.project_norm = norm(stage.outputs)
+    self.activation = activation
+    self.activates_outputs = stage.kind == 'conv'
     self.adds_input = stride == 1 and inputs == stage.outputs
 
   def __call__(self, x: jax.Array, rate: jax.Array, keys: jax.Array | None) -> jax.Array:
@@ -110,14 +130,17 @@ class MBConv(nnx.Module):
 
     `rate`, a scalar, and `keys`, (B,) in training and None elsewhere, are of the stochastic depth.
     """
-    train = keys is not None
+    train, activate = keys is not None, ACTIVATIONS[self.activation]
     y = x
     if self.expand is not None and self.expand_norm is not None:
-      y = swish(self.expand_norm(self.expand(y), train=train))
-    y = swish(self.depthwise_norm(self.depthwise(y), train=train))
-    squeezed = y.mean(axis=(1, 2), keepdims=True)
-    y = y * jax.nn.sigmoid(self.excite(swish(self.squeeze(squeezed))))
+      y = activate(self.expand_norm(self.expand(y), train=train))
+    if self.depthwise is not None and self.depthwise_norm is not None:
+      y = activate(self.depthwise_norm(self.depthwise(y), train=train))
+    if self.squeeze is not None and self.excite is not None:
+      squeezed = y.mean(axis=(1, 2), keepdims=True)
+      y = y * jax.nn.sigmoid(self.excite(activate(self.squeeze(squeezed))))
     y = self.project_norm(self.project(y), train=train)
+    y = activate(y) if self.activates_outputs else y
     return x + drop_path(y, rate, keys, place=0) if self.adds_input else y
 
 

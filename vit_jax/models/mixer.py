@@ -7,11 +7,15 @@ Its parameters, those of the L blocks stacked; N tokens of D channels:
   blocks/token_mlp/dense_in/{kernel (L, N, tokens_mlp_dim), bias}, dense_out/{kernel, bias (L, N)}
   blocks/channel_mlp/dense_in/{kernel (L, D, mlp_dim), bias}, dense_out/{kernel, bias (L, D)}
   norm/{scale,bias}, head/{kernel (D, K), bias}
+
+ResMLP (arXiv 2105.03404) has one layer for token_mlp, Affine for norms, and token_scale and channel_scale (L, D); gMLP
+(arXiv 2105.08050) has no MLP over tokens, but a gate within that over channels.
 """
 
 import dataclasses
 import functools
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +23,15 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import flops, scanned_blocks, variants
-from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
+from vit_jax.models import scanned_blocks, variants
+from vit_jax.models.base import Architecture, Grid, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.flops import Layer
-from vit_jax.models.layers import PatchEmbedding, initial_head
-from vit_jax.models.parts.mlps import Mlp
-from vit_jax.models.parts.norms import LayerNorm
-from vit_jax.options import Rate, Size
+from vit_jax.models.layers import PatchEmbedding, initial_head, scaled
+from vit_jax.models.parts import OneOf
+from vit_jax.models.parts.mlps import MLPS, Activation, Mlp
+from vit_jax.models.parts.norms import NORMS, LayerNorm
+from vit_jax.options import NotNegative, Rate, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Sizes:
   width: int  # D, the size of a token
   mlp_dim: int  # hidden units of the MLP over channels
   depth: int  # L, blocks
-  tokens_mlp_dim: int  # hidden units of the MLP over tokens
+  tokens_mlp_dim: int = 0  # hidden units of the MLP over tokens
 
 
 # Table 1 of the MLP-Mixer's paper.
@@ -49,11 +54,13 @@ VARIANTS = {
 
 SHARDING_RULES: ShardingRules = (
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
-  (r'blocks/(token|channel)_mlp/dense_in/kernel', ('fsdp', 'tensor')),
-  (r'blocks/(token|channel)_mlp/dense_in/bias', ('tensor',)),
+  (r'blocks/(token|channel)_mlp/dense_(in|gate)/kernel', ('fsdp', 'tensor')),
+  (r'blocks/(token|channel)_mlp/dense_(in|gate)/bias', ('tensor',)),
   (r'blocks/(token|channel)_mlp/dense_out/kernel', ('tensor', 'fsdp')),
-  (r'blocks/(token|channel)_mlp/dense_out/bias|patch_embedding/bias', ()),
-  (r'(blocks/(token|channel)_norm|norm)/(scale|bias)', ()),
+  (r'blocks/(token_mlp|channel_mlp/gate)/kernel', ('fsdp', None)),  # (N, N)
+  (r'blocks/(token_mlp|channel_mlp/gate|(token|channel)_mlp/dense_out)/bias|patch_embedding/bias', ()),
+  (r'(blocks/(token_norm|channel_norm|channel_mlp/gate_norm)|norm)/(scale|bias)', ()),
+  (r'blocks/(token|channel)_scale', ()),  # (D,)
   (r'head/kernel', ('fsdp', 'tensor')),  # (D, K)
   (r'head/bias', ('tensor',)),  # (K,)
 )
@@ -74,10 +81,18 @@ class MixerConfig(ModelConfig):
   mlp_dim: Size | None = None
   # Depth L, the number of blocks.
   depth: Size | None = None
-  # Hidden units of a block's MLP over tokens.
+  # Hidden units of a block's MLP over tokens, which token_mixing 'mlp' needs.
   tokens_mlp_dim: Size | None = None
-  # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
-  gelu: Literal['tanh', 'erf'] = 'tanh'
+  # What mixes tokens: an 'mlp', one 'linear' layer (ResMLP), or a 'gate' within the MLP over channels (gMLP).
+  token_mixing: Literal['mlp', 'linear', 'gate'] = 'mlp'
+  # Kind of MLP (models/parts/mlps.py): 'dense', or 'swiglu'.
+  mlp: Literal['dense', 'swiglu'] = 'dense'
+  # Kind of norm (models/parts/norms.py).
+  norm: Annotated[str, OneOf(NORMS)] = 'layer_norm'
+  # Initial value of a learned factor of each channel at the end of each branch (LayerScale). None for no factors.
+  layer_scale: NotNegative | None = None
+  # Activation of MLPs (models/parts/mlps.py).
+  activation: Activation = 'gelu_tanh'
   # Probability that an example skips a branch of the last block (drop path); of earlier blocks in proportion
   # to their depth.
   stochastic_depth: Rate = 0.0
@@ -86,12 +101,19 @@ class MixerConfig(ModelConfig):
   variants: ClassVar = VARIANTS
   sharding_rules: ClassVar[ShardingRules] = SHARDING_RULES
   any_image_size: ClassVar[bool] = False
-  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon')
 
   @property
   def sizes(self) -> Sizes:
     """The sizes of the variant, with the options that replace them; raises as `variants.resolve`."""
-    return variants.resolve(self, Sizes, needed=[field.name for field in dataclasses.fields(Sizes)])
+    needed = [
+      'patch',
+      'width',
+      'mlp_dim',
+      'depth',
+      *(['tokens_mlp_dim'] if self.token_mixing == 'mlp' else []),
+    ]
+    return variants.resolve(self, Sizes, needed=needed)
 
   def build(self, architecture: Architecture, rngs: nnx.Rngs, sharding: Sharding | None = None) -> Model:
     """The network, for images of this size only. `sharding` is of the tokens (B, N, D)."""
@@ -113,8 +135,13 @@ class MixerConfig(ModelConfig):
     rows, columns = self.grid(architecture.image_size)
     tokens = rows * columns
     embedding = tokens * sizes.patch**2 * architecture.channels * sizes.width
-    over_tokens = flops.mlp(sizes.width, tokens, sizes.tokens_mlp_dim)
-    over_channels = flops.mlp(tokens, sizes.width, sizes.mlp_dim)
+    part = MLPS[self.mlp]
+    over_tokens = part.multiplications(sizes.width, 0, tokens, sizes.tokens_mlp_dim)
+    over_channels = part.multiplications(tokens, 0, sizes.width, sizes.mlp_dim)
+    if self.token_mixing == 'linear':
+      over_tokens = sizes.width * tokens**2
+    elif self.token_mixing == 'gate':
+      over_tokens, over_channels = 0, GatingMlp.multiplications(tokens, 0, sizes.width, sizes.mlp_dim)
     shape = (tokens, sizes.width)
     layers = [Layer('patch_embedding', shape, embedding)]
     for number in range(sizes.depth):
@@ -130,19 +157,66 @@ class MixerBlock(nnx.Module):
   def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
     sizes = config.sizes
     init, dtype = (initializers.lecun_normal(), initializers.zeros), jnp.dtype(config.dtype)
-    make_mlp = functools.partial(Mlp, gelu=config.gelu, init=init, dtype=dtype, rngs=rngs)
-    self.token_norm = LayerNorm(sizes.width, config.norm_epsilon)
-    self.token_mlp = make_mlp(tokens, sizes.tokens_mlp_dim)
-    self.channel_norm = LayerNorm(sizes.width, config.norm_epsilon)
-    self.channel_mlp = make_mlp(sizes.width, sizes.mlp_dim)
+    options = {'activation': config.activation, 'init': init, 'dtype': dtype, 'rngs': rngs}
+    norm = functools.partial(NORMS[config.norm], sizes.width, config.norm_epsilon)
+    scale = config.layer_scale
+    self.token_norm = norm()
+    if config.token_mixing == 'linear':
+      self.token_mlp: Any = nnx.Linear(tokens, tokens, kernel_init=init[0], dtype=dtype, rngs=rngs)
+    else:
+      self.token_mlp = MLPS[config.mlp](tokens, sizes.tokens_mlp_dim, **options)
+    self.token_scale = None if scale is None else nnx.Param(jnp.full(sizes.width, scale, jnp.float32))
+    self.channel_norm = norm()
+    self.channel_mlp = MLPS[config.mlp](sizes.width, sizes.mlp_dim, **options)
+    self.channel_scale = None if scale is None else nnx.Param(jnp.full(sizes.width, scale, jnp.float32))
     self.drops_path = config.stochastic_depth > 0
 
   def __call__(self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None) -> jax.Array:
     """(B, N, D) -> (B, N, D); an example skips a branch at that rate, unless `keys`, (B,), are None."""
     keys = keys if self.drops_path else None
     with jax.named_scope('token_mlp'):
-      y = self.token_mlp(self.token_norm(z).swapaxes(1, 2)).swapaxes(1, 2)
+      y = scaled(self.token_mlp(self.token_norm(z).swapaxes(1, 2)).swapaxes(1, 2), self.token_scale)
       z = z + drop_path(y, drop_path_rate, keys, Place.ATTENTION_PATH)  # the place of a ViT's first branch
+    with jax.named_scope('channel_mlp'):
+      y = scaled(self.channel_mlp(self.channel_norm(z)), self.channel_scale)
+      return z + drop_path(y, drop_path_rate, keys, Place.MLP_PATH)
+
+
+class GatingMlp(Mlp):
+  """An MLP over channels, half of whose hidden units are mixed over the tokens and multiply the other half (gMLP)."""
+
+  def __init__(
+    self, tokens: int, width: int, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs, **options: Any
+  ):
+    super().__init__(width, hidden, dtype=dtype, rngs=rngs, **options)
+    self.gate_norm = LayerNorm(hidden, 1e-5)
+    near_one = {'kernel_init': initializers.normal(1e-6), 'bias_init': initializers.ones}
+    self.gate = nnx.Linear(tokens, tokens, **near_one, dtype=dtype, rngs=rngs)
+
+  @staticmethod
+  def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
+    return tokens * hidden * (3 * width + tokens)
+
+  def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
+    super().make_layers(linear, width, 2 * hidden)
+
+  def activate(self, hidden: jax.Array, grid: Grid | None) -> jax.Array:
+    values, gates = jnp.split(super().activate(hidden, grid), 2, axis=-1)
+    return values * self.gate(self.gate_norm(gates).swapaxes(1, 2)).swapaxes(1, 2)
+
+
+class GatingBlock(nnx.Module):
+  """The one branch of a block of gMLP."""
+
+  def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
+    sizes, init = config.sizes, (initializers.lecun_normal(), initializers.zeros)
+    self.channel_norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
+    options = {'activation': config.activation, 'init': init, 'dtype': jnp.dtype(config.dtype)}
+    self.channel_mlp = GatingMlp(tokens, sizes.width, sizes.mlp_dim, **options, rngs=rngs)
+    self.drops_path = config.stochastic_depth > 0
+
+  def __call__(self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None) -> jax.Array:
+    keys = keys if self.drops_path else None
     with jax.named_scope('channel_mlp'):
       return z + drop_path(self.channel_mlp(self.channel_norm(z)), drop_path_rate, keys, Place.MLP_PATH)
 
@@ -161,11 +235,13 @@ class Mixer(Model[MixerConfig]):
     dtype = jnp.dtype(config.dtype)
     self.patch_embedding = PatchEmbedding(sizes.patch, channels, sizes.width, dtype=dtype, rngs=rngs)
 
-    def make_block(rngs: nnx.Rngs) -> MixerBlock:
-      return MixerBlock(rows * columns, config, rngs=rngs)
+    block = GatingBlock if config.token_mixing == 'gate' else MixerBlock
+
+    def make_block(rngs: nnx.Rngs) -> nnx.Module:
+      return block(rows * columns, config, rngs=rngs)
 
     self.blocks = scanned_blocks.stack(sizes.depth, make_block, rngs)
-    self.norm = LayerNorm(sizes.width, config.norm_epsilon)
+    self.norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
     self.head = initial_head(sizes.width, architecture.num_classes, config.head_bias, rngs)
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 # 'linear': aligned corners, as the original code. 'bilinear': half-pixel centres. 'bicubic': torch's
-# (half-pixel centres, a = -0.75, edges repeated). 'bicubic_antialias': torch's and Pillow's (a = -0.5,
-# widened where it shrinks, cut off at the edges). All but the last without antialiasing.
-PositionResize = Literal['linear', 'bilinear', 'bicubic', 'bicubic_antialias']
+# (half-pixel centres, a = -0.75, edges repeated). With '_antialias': torch's and Pillow's (bicubic with a = -0.5;
+# widened where it shrinks, cut off at the edges).
+PositionResize = Literal['linear', 'bilinear', 'bilinear_antialias', 'bicubic', 'bicubic_antialias']
 
 
 @functools.cache
@@ -61,8 +61,17 @@ def _bicubic(old: int, new: int) -> np.ndarray:
 
 def _bicubic_antialias(old: int, new: int) -> np.ndarray:
   """(new, old): Keys' kernel with a = -0.5, widened where it shrinks and cut off at the edges."""
+  return _antialiased(lambda x: _cubic(x, -0.5), old, new)
+
+
+def _bilinear_antialias(old: int, new: int) -> np.ndarray:
+  """(new, old): a triangle, widened where it shrinks and cut off at the edges."""
+  return _antialiased(lambda x: np.maximum(0, 1 - np.abs(x)), old, new)
+
+
+def _antialiased(kernel: Callable[[np.ndarray], np.ndarray], old: int, new: int) -> np.ndarray:
   widen = max(old / new, 1.0)
-  weights = _cubic((_centres(old, new)[:, None] - np.arange(old)) / widen, -0.5)
+  weights = kernel((_centres(old, new)[:, None] - np.arange(old)) / widen)
   return weights / weights.sum(axis=1, keepdims=True)
 
 
@@ -81,6 +90,7 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
 _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
   'linear': _aligned,
   'bilinear': _half_pixel,
+  'bilinear_antialias': _bilinear_antialias,
   'bicubic': _bicubic,
   'bicubic_antialias': _bicubic_antialias,
 }

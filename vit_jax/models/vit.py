@@ -53,7 +53,11 @@ class ViT(Model['ViTConfig']):
 
     # NNX: a part that may be missing is assigned once, since None makes an attribute static.
     self.stem = config.stem(config, architecture.channels, sharding=sharding, rngs=rngs)
-    self.patch_embedding = PatchEmbedding(sizes.patch, self.stem.outputs, width, dtype=dtype, rngs=rngs)
+    self.patch_embedding = PatchEmbedding(
+      sizes.patch, self.stem.outputs, width, bias=config.patch_bias, dtype=dtype, rngs=rngs
+    )
+    make_norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
+    self.patch_norm: Any = make_norm(width) if config.patch_norm else None
     self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if config.has_class_token else None
     self.position_embedding = config.positions.embedding(config.tokens(self.grid), rngs)
     self.register_tokens = _learned_tokens(config.register_tokens, width, 1e-6, rngs)
@@ -61,9 +65,11 @@ class ViT(Model['ViTConfig']):
     self.distillation_token = _learned_tokens(int(config.distillation_token), width, 0.02, rngs)
     make_layer = functools.partial(_encoder_layer, config, self.grid, sharding)
     self.blocks: Any = scanned_blocks.stack(sizes.depth, make_layer, rngs)
-    self.norm = NORMS[config.norm](width, config.norm_epsilon)
+    self.pre_norm: Any = make_norm(width) if config.pre_norm else None
+    self.norm: Any = make_norm(width) if config.final_norm == 'tokens' else None
     setattr(self, f'{config.pool}_pool', POOLS[config.pool](config, rngs=rngs))
     pooled = POOLS[config.pool].widths * width
+    self.pooled_norm: Any = make_norm(pooled) if config.final_norm == 'pooled' else None
     pre_logits = None
     if config.pre_logits_size is not None:
       pre_logits = nnx.Linear(pooled, config.pre_logits_size, dtype=dtype, rngs=rngs)
@@ -100,7 +106,9 @@ class ViT(Model['ViTConfig']):
     """
     config = self.config
     reads_all = not POOLS[config.pool].reads_first or config.axial or config.mlp_locality
-    if reads_all or config.attention_dropout or self.blocks.attention.position is not None:
+    if reads_all or config.attention_dropout or not BLOCKS[config.block].reads_first:
+      return None
+    if self.blocks.attention.position is not None:
       return None
     return 1 + config.distillation_token
 
@@ -111,8 +119,12 @@ class ViT(Model['ViTConfig']):
 
   def patches(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): patch embeddings (x_p E in equation 1); UserError if they do not divide the images."""
-    self.grid_of(images)
-    return self.patch_embedding(self.stem(images))
+    rows, columns = self.grid_of(images)
+    if self.config.cut_images:
+      pixels = self.config.patch_pixels
+      images = images[:, : rows * pixels, : columns * pixels]
+    patches = self.patch_embedding(self.stem(images))
+    return patches if self.patch_norm is None else self.patch_norm(patches)
 
   def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
     """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images of that size."""
@@ -126,6 +138,7 @@ class ViT(Model['ViTConfig']):
       first = int(self.class_token is not None)
       others = [repeat_for_examples(tokens, z) for tokens in learned]
       z = jnp.concatenate([z[:, :first], *others, z[:, first:]], axis=1)
+    z = z if self.pre_norm is None else self.pre_norm(z)
     return scanned_blocks.constrain(z, self.sharding)
 
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
@@ -150,7 +163,8 @@ class ViT(Model['ViTConfig']):
     if not (config.dropout or config.attention_dropout or config.stochastic_depth):
       keys = None
     z = dropout(tokens, config.dropout, keys, config.num_layers)  # 0 ... depth - 1 are the blocks' numbers
-    return self.norm(scanned_blocks.apply(self.blocks, z, keys, self._loop, grid or self.grid, read=read))
+    z = scanned_blocks.apply(self.blocks, z, keys, self._loop, grid or self.grid, read=read)
+    return z if self.norm is None else self.norm(z)
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
@@ -164,6 +178,7 @@ class ViT(Model['ViTConfig']):
   def head_input(self, tokens: jax.Array) -> jax.Array:
     """(B, N, D) -> (B, D'): pooled, behind the tanh layer of the paper's pre-training where there is one."""
     pooled = self.pool(tokens)
+    pooled = pooled if self.pooled_norm is None else self.pooled_norm(pooled)
     return pooled if self.pre_logits is None else jnp.tanh(self.pre_logits(pooled))
 
   def patch_logits(
@@ -183,7 +198,7 @@ class ViT(Model['ViTConfig']):
     """(B, H, W, C) -> (B, N, D), the tokens in the order of `embed`; see `Model.features`."""
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, self.grid_of(images))
-    return self.norm(z) if layers is None else z
+    return z if layers is not None or self.norm is None else self.norm(z)
 
   def attention(self, images: jax.Array) -> jax.Array:
     """The attention weights of every block (the softmax of equation 7), those of pool 'map' apart; nothing is dropped.

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import flops, variants
+from vit_jax.models import variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -29,7 +29,7 @@ from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.flops import Layer
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.attention import Attention
-from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.mlps import MLPS, Activation
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.parts.positions import POSITIONS, Position, Tokens
@@ -42,7 +42,7 @@ from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
 
-_BLOCKS = r'blocks(/row|/column)?'  # the latter with axial attention
+_BLOCKS = r'blocks(/row|/column|/first|/second)?'  # the latter with axial attention and with parallel pairs
 _PARTED = rf'({_BLOCKS}|\w+_pool)'  # what has attention and an MLP
 
 # `fsdp` splits one large dimension. `tensor` splits attention by heads, the MLP by its hidden units and the
@@ -52,7 +52,7 @@ SHARDING_RULES: ShardingRules = (
   (r'patch_embedding/kernel', (None, 'fsdp')),  # (P, P, C, D)
   (r'(class|distillation|mask)_token|register_tokens', ('fsdp',)),  # (1, N, D)
   (r'position_embedding(/\w+)?|\w+_pool/probe', ('fsdp',)),  # (1, N, D)
-  (rf'{_BLOCKS}/(attention|mlp)_scale', ()),  # (D,)
+  (rf'{_BLOCKS}/(attention|mlp|both)_scale', ()),  # (D,)
   (r'pre_logits/kernel', ('fsdp', None)),  # (D, D')
   (r'(patch_embedding|pre_logits)/bias', ()),
   (r'(distillation_)?head/kernel', ('fsdp', 'tensor')),  # (D, K)
@@ -84,9 +84,14 @@ class ViTConfig(ModelConfig):
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
   # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
-  # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling),
-  # or 'none' (every token gets logits; only objective 'masked_patches' trains such a model).
+  # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling), or
+  # 'none' (every token gets logits; only objective 'masked_patches' trains such a model). Of the patches alone: their
+  # mean ('gap_patches'), their maximum ('max_patches'), the mean of both ('avgmax_patches') and 'map_patches'.
   pool: Annotated[str, OneOf(POOLS)] = 'token'
+  # Attention heads of the attention pools. None for those of a block.
+  pool_heads: Size | None = None
+  # Hidden units of the attention pools' MLP. None for those of a block.
+  pool_mlp_dim: Size | None = None
   # Class token in front of the patches. None to have one only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
   # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
@@ -94,10 +99,15 @@ class ViTConfig(ModelConfig):
   # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
   # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
   # 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary': queries
-  # and keys turned by row and column (RoFormer). Or 'none'. The relative ones go with attention 'xla' only.
+  # and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva' (EVA-02),
+  # 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies); 'learned+rotary' and so
+  # on have both. Or 'none'. The relative ones go with attention 'xla' only.
   # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
   # Rotary goes on counting, a patch being one from the next.
   position: Annotated[str, OneOf(POSITIONS)] = 'learned'
+  # Side, in patches, of the grid to which 'rotary_eva' and 'rotary_pe' stretch rows and columns: that of the
+  # pre-training, for images of any size. None for one apart.
+  rotary_grid: Size | None = None
   # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear'
   # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
   # (as torch).
@@ -111,16 +121,35 @@ class ViTConfig(ModelConfig):
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   pre_logits_size: Size | None = None
-  # Form of GELU: the approximation by 'tanh', as in the original code, or the exact function by 'erf'.
-  gelu: Literal['tanh', 'erf'] = 'tanh'
+  # Activation of MLPs (models/parts/mlps.py): 'gelu_tanh', GELU approximated by tanh, as in the original code; 'gelu',
+  # the exact function by erf; 'quick_gelu', x sigmoid(1.702 x), as in CLIP; 'silu'; or 'relu'.
+  activation: Activation = 'gelu_tanh'
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
   # arXiv 2103.17239). None for no factors.
   layer_scale: NotNegative | None = None
   # Kind of norm (models/parts/norms.py).
   norm: Annotated[str, OneOf(NORMS)] = 'layer_norm'
-  # Kind of MLP in each block (models/parts/mlps.py): 'gelu', the paper's, or 'local', that of mlp_locality.
-  mlp: Annotated[str, OneOf(MLPS)] = 'gelu'
-  # Kind of block (models/encoder_block.py): 'sequential', the paper's attention and then its MLP.
+  # Norm of the tokens before the first block, as in CLIP (arXiv 2103.00020, section 2.4).
+  pre_norm: bool = False
+  # Place of the last norm: of the 'tokens' before pooling, the paper's; of what is 'pooled', as in MAE; or 'none'.
+  final_norm: Literal['tokens', 'pooled', 'none'] = 'tokens'
+  # Bias of the patch embedding, which CLIP leaves out.
+  patch_bias: bool = True
+  # Norm of the patch embeddings, before positions are added (AIMv2, arXiv 2411.14402).
+  patch_norm: bool = False
+  # Images that the patches do not divide are cut at the right and at the bottom, as SigLIP's of 384 pixels for patches
+  # of 14; otherwise they are refused.
+  cut_images: bool = False
+  # Kind of MLP in each block (models/parts/mlps.py): 'dense', the paper's; 'swiglu', whose hidden units, of activation
+  # 'silu', are multiplied by as many others; or 'local', that of mlp_locality.
+  mlp: Annotated[str, OneOf(MLPS)] = 'dense'
+  # Norm of the hidden units before the last layer of each block's MLP (sub-LN, arXiv 2210.06423; EVA-02).
+  mlp_sub_norm: bool = False
+  # Norm of all heads' outputs before the last layer of each block's attention (sub-LN, likewise).
+  attention_sub_norm: bool = False
+  # Kind of block (models/encoder_block.py): 'sequential', the paper's attention and then its MLP; 'post_norm', whose
+  # norms are behind them (Swin v2); 'parallel', both beside each other (ViT-22B); or 'parallel_pairs', two attentions
+  # and then two MLPs, each pair beside each other (arXiv 2203.09795).
   block: Annotated[str, OneOf(BLOCKS)] = 'sequential'
   # Axial attention (the paper's appendix D.6): in the place of each block one that attends along rows and
   # one that attends along columns, each with its MLP. For models without class token and registers.
@@ -146,11 +175,12 @@ class ViTConfig(ModelConfig):
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
-  function_options: ClassVar[tuple[str, ...]] = ('gelu', 'norm_epsilon')
+  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon', 'block')
 
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)
-    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|norm|{_PARTED}/attention/(query|key)_norm'
+    in_parts = rf'{_PARTED}/(attention/(query|key|sub)|mlp/sub)_norm'
+    norms = rf'{_BLOCKS}/(attention|mlp)_norm|\w+_pool/norm|(patch_|pre_|pooled_)?norm|{in_parts}'
     return (
       *SHARDING_RULES,
       *under('stem', self.stem.sharding_rules),
@@ -198,7 +228,9 @@ class ViTConfig(ModelConfig):
   def tokens(self, grid: Grid) -> Tokens:
     """What positions depend on, of a grid of patches."""
     sizes, others = self.sizes, self.leading_tokens
-    return Tokens(grid, others, self.has_class_token, sizes.width, sizes.heads, self.position_resize)
+    return Tokens(
+      grid, others, self.has_class_token, sizes.width, sizes.heads, self.position_resize, self.rotary_grid
+    )
 
   @property
   def first_layer(self) -> FirstLayer:
@@ -209,7 +241,9 @@ class ViTConfig(ModelConfig):
     return ViT(self, architecture, rngs, sharding)
 
   def grid(self, image_size: tuple[int, int], option: str = 'config.data.image_size') -> Grid:
-    sizes = self.sizes
+    sizes, pixels = self.sizes, self.patch_pixels
+    if self.cut_images and min(image_size) >= pixels:
+      return image_size[0] // pixels, image_size[1] // pixels
     return patch_grid(image_size, sizes.patch, stride=self.stem.stride(sizes), option=option)
 
   @property
@@ -249,9 +283,12 @@ class ViTConfig(ModelConfig):
     name = super().differing_function(other)
     positions = (self.position, getattr(other, 'position', None))
     # No parameter tells rotary positions, and only a table's sides tell offsets of one dimension from those of two.
-    untold = 'rotary' in positions or {*positions} == {'relative_query', 'relative_query_1d'}
+    untold = any('rotary' in str(kind) for kind in positions) or 'relative_query_1d' in positions
     if name is None and untold and positions[0] != positions[1]:
       return 'position'
+    stretched = 'rotary_eva' in self.position or 'rotary_pe' in self.position
+    if name is None and stretched and self.rotary_grid != getattr(other, 'rotary_grid', None):
+      return 'rotary_grid'
     return name
 
   def fixed_positions(self, grid: Grid) -> np.ndarray | None:
@@ -278,51 +315,7 @@ class ViTConfig(ModelConfig):
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
   def layers(self, architecture: Architecture) -> list[Layer]:
-    sizes, pool, classes = self.sizes, POOLS[self.pool], architecture.num_classes
-    width = sizes.width
-    rows, columns = self.grid(architecture.image_size)
-    patches = rows * columns
-    tokens = patches + self.leading_tokens
-    layers = self.stem.layers(sizes, architecture.image_size, architecture.channels)
-    channels = layers[-1].output[-1] if layers else architecture.channels
-    embedding = patches * sizes.patch**2 * channels * width
-    layers.append(Layer('patch_embedding', (patches, width), embedding))
-    layers += [
-      Layer(f'blocks/{number}/{part}', (tokens, width), products)
-      for number in range(sizes.depth)
-      for part, products in self._block_multiplications(tokens, (rows, columns)).items()
-    ]
-    if pool.has_parameters:
-      layers.append(Layer(f'{self.pool}_pool', (width,), pool.multiplications(self, tokens)))
-    return layers + self._heads(pool.widths * width, classes, tokens)
-
-  def _block_multiplications(self, tokens: int, grid: Grid) -> dict[str, int]:
-    """Those of each part of a block, by its path."""
-    rows, columns = grid
-    width = self.sizes.width
-    mlp = MLPS[self.mlp_part].multiplications(tokens, rows * columns, width, self.sizes.mlp_dim)
-    products = 2 + self.positions.more_products
-    if not self.axial:
-      return {'attention': flops.attention(tokens, tokens, width, products), 'mlp': mlp}
-    return {
-      'row/attention': rows * flops.attention(columns, columns, width, products),
-      'row/mlp': mlp,
-      'column/attention': columns * flops.attention(rows, rows, width, products),
-      'column/mlp': mlp,
-    }
-
-  def _heads(self, width: int, classes: int, tokens: int) -> list[Layer]:
-    """What makes logits of a pooled vector, or of each token."""
-    outputs = () if self.classifies_images else (tokens,)
-    each = 1 if self.classifies_images else tokens
-    layers, size = [], self.pre_logits_size
-    if size is not None:
-      layers.append(Layer('pre_logits', (*outputs, size), each * width * size))
-      width = size
-    layers.append(Layer('head', (*outputs, classes), each * width * classes))
-    if self.distillation_token:
-      layers.append(Layer('distillation_head', (classes,), width * classes))
-    return layers
+    return vit_flops.layers(self, architecture)
 
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _RENAMED = {'average': 'ema'}
-_RENAMED_MODEL = {'representation_size': 'pre_logits_size'}
+_RENAMED_MODEL = {'representation_size': 'pre_logits_size', 'gelu': 'activation'}
+_ACTIVATIONS = {'tanh': 'gelu_tanh', 'erf': 'gelu'}  # of the option 'gelu'
 _RENAMED_DATA = {'grow': 'progressive_resizing'}
 # Options of the flat model section that an architecture does not have.
 _NOT_OF_MIXER = (
@@ -20,7 +21,7 @@ _NOT_OF_MIXER = (
 )
 _NOT_OF_RESNET = (
   *(name for name in _NOT_OF_MIXER if name != 'resnet_blocks'),
-  *('patch', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'gelu', 'stochastic_depth'),
+  *('patch', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'activation', 'stochastic_depth'),
 )
 
 
@@ -31,6 +32,8 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
   for section, names in (('model', _RENAMED_MODEL), ('data', _RENAMED_DATA)):
     if isinstance(result.get(section), dict):
       _rename(result[section], names)
+  if isinstance(result.get('model'), dict):
+    _rename_values(result['model'])
   if isinstance(result.get('data'), dict) and 'value_range' in result['data']:
     result['data'] = _data(result['data'])
   if isinstance(result.get('model'), dict) and 'name' not in result['model']:
@@ -58,6 +61,13 @@ def _rename(section: dict[str, Any], names: Mapping[str, str]) -> None:
   for old, new in names.items():
     if old in section and new not in section:
       section[new] = section.pop(old)
+
+
+def _rename_values(model: dict[str, Any]) -> None:
+  if model.get('activation') in _ACTIVATIONS:
+    model['activation'] = _ACTIVATIONS[model['activation']]
+  if model.get('mlp') == 'gelu':
+    model['mlp'] = 'dense'
 
 
 def _model(model: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class ReadOptions:
 
   # Height, width that it was trained with, where its tensors do not tell.
   image_size: tuple[int, int] | None = None
-  # Options of its model that the caller sets, such as {'gelu': 'erf'}; a format that stores them refuses.
+  # Options of its model that the caller sets, such as {'activation': 'gelu'}; a format that stores them refuses.
   told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Options of its model that are taken where the format stores none.
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -182,6 +182,8 @@ FORMATS: Registry[Format] = Registry(
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
     'timm_efficientnet': 'vit_jax.pretrained.timm_efficientnet:TimmEfficientNetFormat',
+    'timm_mixer': 'vit_jax.pretrained.timm_mixer:TimmMixerFormat',
+    'timm_bit': 'vit_jax.pretrained.timm_bit:TimmBitFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },

@@ -110,6 +110,9 @@ class FolderFormat(Format):
     tensors = scatter(export.rules, flat) | export.constants
     if export.tokens is not None:
       tensors |= export.tokens.scatter(flat)
+    for name, of_blocks in export.merged.items():
+      depth = pretrained.architecture.model.num_layers
+      tensors[name] = np.stack([tensors.pop(of_blocks.format(block)) for block in range(depth)], axis=1)
     texts = {CONFIG: json.dumps(export.config, indent=2, sort_keys=True) + '\n'} | export.texts
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes
@@ -173,10 +176,19 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   wanted = expected(rules, shapes)
   if layout.tokens is not None:
     wanted |= layout.tokens.expected(shapes)
-  check(files.shapes, wanted, layout.ignored)
-  params = gather(rules, shapes, files.read)
+  derived = layout.derived
+  found = {
+    name: files.shapes[name] for name in files.shapes if not any(name in d.sources for d in derived.values())
+  }
+  check(found | {name: made.shape for name, made in derived.items()}, wanted, layout.ignored)
+
+  def read(name: str) -> np.ndarray:
+    made = derived.get(name)
+    return files.read(name) if made is None else made.compute(*map(files.read, made.sources))
+
+  params = gather(rules, shapes, read)
   if layout.tokens is not None:
-    params |= layout.tokens.gather(files.read)
+    params |= layout.tokens.gather(read)
   absent = set(layout.zeros)
   if not architecture.num_classes:
     absent |= {'head/kernel', 'head/bias'}

@@ -53,7 +53,7 @@ _PREFIXES = {
   'img/': r'txt/.*|t',
   '': '',
 }
-_TOLD = ('gelu', 'norm_epsilon', 'pool')  # what no tensor tells
+_TOLD = ('activation', 'norm_epsilon', 'pool')  # what no tensor tells
 
 
 class ReleasedFormat(Format):

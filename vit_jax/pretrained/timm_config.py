@@ -7,7 +7,8 @@ from typing import Any, get_args
 import numpy as np
 
 from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.models.parts.mlps import Activation
+from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained
 from vit_jax.pretrained.json_values import JsonObject, is_text
 
 _INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Method)}
@@ -100,6 +101,31 @@ def _share(sides: tuple[int, ...], resized: tuple[int, ...]) -> float:
   share = min(side / large for side, large in pairs)
   reached = all(math.floor(side / share) >= large for side, large in pairs)
   return share if reached else math.nextafter(share, 0)
+
+
+def activation(arguments: JsonObject, usual: Activation) -> Activation:
+  """Ours of timm's `act_layer`, or the usual one where model_args name none."""
+  return arguments.choice('act_layer', {name: name for name in get_args(Activation)}, usual)
+
+
+def ratio(hidden: int, width: int) -> float:
+  """The number of which int(width * number) is `hidden`."""
+  number = hidden / width
+  return number if int(width * number) == hidden else math.nextafter(number, math.inf)
+
+
+def about(pretrained: Pretrained, *, epsilon: float = 1e-6) -> tuple[str, ...]:
+  """Sentences about what config.json has no place for; `epsilon`: that of timm's norms."""
+  own, notes = pretrained.architecture.model.norm_epsilon, ()
+  usual = f'{epsilon:.0e}'.replace('e-0', 'e-')
+  if pretrained.link == 'sigmoid':
+    notes += (SIGMOID_LOST,)
+  if own != epsilon:
+    notes += (
+      f"timm's norms have an epsilon of {usual}, which its config.json cannot change, and this model {own}: "
+      'logits differ a little.',
+    )
+  return notes
 
 
 def global_pool(values: JsonObject, usual: str) -> str:

@@ -17,8 +17,10 @@ from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
 
-_FAMILY = 'tf_efficientnet_'
-_NAME = re.compile(rf'{_FAMILY}(b[0-8]|l2)(_ap|_ns|_ns_475)?')  # the endings are of earlier versions of timm
+# The endings are of earlier versions of timm.
+_NAME = re.compile(
+  r'tf_efficientnet(_(b[0-8]|l2|lite[0-4]|e[sml])|v2_(b[0-3]|[sml]|xl))(_ap|_ns|_ns_475|_in21k|_in21ft1k)?'
+)
 _EPSILON = 1e-3  # of `tf_*`, where model_args say no other
 _AROUND = {
   'stem': 'conv_stem',
@@ -47,6 +49,9 @@ _FIRST_LAYERS = {
   'project_norm': 'bn2',
 }
 
+_FUSED = {'expand': 'conv_exp', 'expand_norm': 'bn1', 'project': 'conv_pwl', 'project_norm': 'bn2'}
+_CONV = {'project': 'conv', 'project_norm': 'bn1'}
+
 
 class TimmEfficientNetFormat(FolderFormat):
   """A folder of a `tf_efficientnet_*` of timm's."""
@@ -56,7 +61,9 @@ class TimmEfficientNetFormat(FolderFormat):
   def recognises(self, path: pathlib.Path) -> bool:
     values = config_of(path)
     return (
-      values is not None and 'model_type' not in values and values.text('architecture').startswith(_FAMILY)
+      values is not None
+      and 'model_type' not in values
+      and values.text('architecture').startswith('tf_efficientnet')
     )
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
@@ -73,7 +80,7 @@ class TimmEfficientNetFormat(FolderFormat):
     architecture = Architecture(model, image_size, channels, num_classes)
     return Layout(
       architecture=architecture,
-      rules=_rules(architecture.shapes(), head=num_classes > 0),
+      rules=_rules(model, architecture.shapes(), head=num_classes > 0),
       tokens=None,
       preprocess=timm_config.preprocess(published, image_size, channels),
       class_names=timm_config.class_names(published, num_classes),
@@ -88,13 +95,13 @@ class TimmEfficientNetFormat(FolderFormat):
     if pretrained.link == 'sigmoid':
       notes += (SIGMOID_LOST,)
     params = pytrees.flatten(pretrained.params)
-    rules = _rules(params, head=architecture.num_classes > 0)
+    rules = _rules(model, params, head=architecture.num_classes > 0)
     arguments = {'in_chans': architecture.channels}
     return Export(
       rules=rules,
       tokens=None,
       config={
-        'architecture': _FAMILY + _variant(model).lower(),
+        'architecture': _timm_name(_variant(model)),
         'global_pool': 'avg',
         'model_args': arguments | ({'bn_eps': model.norm_epsilon} if model.norm_epsilon != _EPSILON else {}),
         'num_classes': architecture.num_classes,
@@ -112,9 +119,11 @@ def _model(folder: pathlib.Path, name: str, arguments: JsonObject) -> EfficientN
   match = _NAME.fullmatch(name)
   if match is None:
     raise UserError(
-      f"{folder} holds {name}, which vit_jax does not have; of timm's EfficientNets it reads {_FAMILY}b0 to b8 and l2."
+      f"{folder} holds {name}, which vit_jax does not have; of timm's EfficientNets it reads tf_efficientnet_b0 to b8, "
+      'l2, lite0 to lite4, es, em and el, and tf_efficientnetv2_b0 to b3, s, m, l and xl.'
     )
-  model = EfficientNetConfig(match[1].upper(), norm_epsilon=arguments.number('bn_eps', _EPSILON))
+  variant = next(variant for variant in VARIANTS if _timm_name(variant) == f'tf_efficientnet{match[1]}')
+  model = EfficientNetConfig(variant, norm_epsilon=arguments.number('bn_eps', _EPSILON))
   return model.resolved()
 
 
@@ -130,8 +139,24 @@ def _variant(model: EfficientNetConfig) -> str:
   )
 
 
-def _rules(paths: Iterable[str], *, head: bool) -> tuple[Rule, ...]:
-  def stage_names(stage: int) -> StageNames:
-    return StageNames(f'blocks.{stage}.{{}}', 0, _LAYERS if stage else _FIRST_LAYERS)
+def _timm_name(variant: str) -> str:
+  """'B0' -> 'tf_efficientnet_b0', 'V2-S' -> 'tf_efficientnetv2_s'."""
+  family, _, size = variant.lower().partition('-')
+  return (
+    f'tf_efficientnet{family}_{size}'
+    if family == 'v2'
+    else f'tf_efficientnet_{"e" + size if size else family}'
+  )
+
+
+def _rules(model: EfficientNetConfig, paths: Iterable[str], *, head: bool) -> tuple[Rule, ...]:
+  stages = model.stages
+
+  def stage_names(number: int) -> StageNames:
+    stage = stages[number]
+    layers = _LAYERS if stage.expansion > 1 else _FIRST_LAYERS
+    return StageNames(
+      f'blocks.{number}.{{}}', 0, {'mbconv': layers, 'fused': _FUSED, 'conv': _CONV}[stage.kind]
+    )
 
   return efficientnet_names.rules(paths, _AROUND, stage_names, head=head)

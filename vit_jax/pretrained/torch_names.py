@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from vit_jax.pretrained.base import Link, UnknownModelError
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
-Form = Literal['same', 'flat', 'into', 'out', 'conv']
+Form = Literal['same', 'flat', 'into', 'out', 'conv', 'conv_1x1', 'leading']
 # Ours of every head, which a model without classes does not write.
 HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 
@@ -26,10 +27,15 @@ class Rule:
   name: str  # theirs, {} being the number of the block
   # How their tensor is laid out: as ours ('same'); 'flat'; the weight of a Linear layer (outputs, inputs), with
   # the inputs in our first axis ('into') or the outputs in our last ('out'); or a convolution's (outputs, inputs,
-  # height, width) ('conv').
+  # height, width) ('conv'), of a Linear layer of ours 'conv_1x1'; or with
+  # two axes of length 1 before ours ('leading').
   form: Form = 'same'
   part: tuple[int, int] = (0, 1)  # which of how many, for a tensor that holds several, first axis by first
+  # (first row, how many) of the tensor's first axis are ours, where parts are not of one size; and (…, of how many).
+  rows: tuple[int, int, int] | None = None
   first: int = 0  # their number of our first block
+  # Whether they rotate neighbouring channels of a head together, (0, 1), (2, 3), …, and we (0, Dh / 2), ….
+  interleaved: bool = False
 
 
 def layer(path: str, name: str, form: Form = 'into') -> tuple[Rule, Rule]:
@@ -37,16 +43,19 @@ def layer(path: str, name: str, form: Form = 'into') -> tuple[Rule, Rule]:
   return Rule(f'{path}/kernel', f'{name}.weight', form), Rule(f'{path}/bias', f'{name}.bias')
 
 
-def norm(path: str, name: str) -> tuple[Rule, Rule]:
-  """Scale and bias of a LayerNorm."""
-  return Rule(f'{path}/scale', f'{name}.weight'), Rule(f'{path}/bias', f'{name}.bias')
+def norm(path: str, name: str, kind: str = 'layer_norm', *, interleaved: bool = False) -> tuple[Rule, ...]:
+  """Scale and bias of a norm, which is of the kind that config.model.norm names."""
+  rules = Rule(f'{path}/scale', f'{name}.weight'), Rule(f'{path}/bias', f'{name}.bias')
+  return tuple(replace(rule, interleaved=interleaved) for rule in rules[: 2 if kind == 'layer_norm' else 1])
 
 
-def attention(path: str, name: str, part: tuple[int, int] = (0, 1)) -> tuple[Rule, Rule]:
+def attention(
+  path: str, name: str, part: tuple[int, int] = (0, 1), *, interleaved: bool = False
+) -> tuple[Rule, Rule]:
   """Kernel (D, H, Dh) and bias (H, Dh) of queries, keys or values."""
   return (
-    Rule(f'{path}/kernel', f'{name}.weight', 'into', part),
-    Rule(f'{path}/bias', f'{name}.bias', 'flat', part),
+    Rule(f'{path}/kernel', f'{name}.weight', 'into', part, interleaved=interleaved),
+    Rule(f'{path}/bias', f'{name}.bias', 'flat', part, interleaved=interleaved),
   )
 
 
@@ -57,58 +66,82 @@ class Tokens:
   A register of theirs that has a position becomes ours plus that position: the same sum.
   """
 
-  position: str
+  position: str | None
   class_token: str | None
   registers: str | None = None  # or DeiT's distillation token
   positioned: int = 1  # tokens before the patches, that the position embedding covers: 0, 1 or all
   registers_path: str = 'register_tokens'  # ours of `registers`
+  # Whether their class token is (D,) and their position embedding (N, D), without leading axes of length 1.
+  flat: bool = False
 
   def expected(self, shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors."""
-    _, length, width = shapes['position_embedding'].shape
-    patches = length - (self.class_token is not None)
-    result = {self.position: (1, patches + self.positioned, width)}
+    result = {}
+    if self.position is not None:
+      _, length, width = shapes['position_embedding'].shape
+      patches = length - (self.class_token is not None)
+      result[self.position] = (*self._leading(1), patches + self.positioned, width)
     if self.class_token is not None:
-      result[self.class_token] = (1, 1, width)
+      result[self.class_token] = (*self._leading(2), shapes['class_token'].shape[-1])
     if self.registers is not None:
       result[self.registers] = tuple(shapes[self.registers_path].shape)
     return result
 
   def gather(self, read: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
     """Our parameters by path."""
-    position = read(self.position)
-    own, position = position[:, : self.positioned], position[:, self.positioned :]
-    params = {}
+    params = {path: read(name) for path, name in self._named().items()}
     if self.class_token is not None:
-      params['class_token'] = read(self.class_token)
-      first = own[:, :1] if self.positioned else np.zeros_like(params['class_token'])
-      own, position = own[:, 1:], np.concatenate([first, position], axis=1)
-    if self.registers is not None:
-      registers = read(self.registers)
-      params[self.registers_path] = registers + own if own.shape[1] else registers
-    return params | {'position_embedding': position}
+      params['class_token'] = params['class_token'].reshape(1, 1, -1)
+    if self.position is not None:
+      position = read(self.position)
+      position = position[None] if self.flat else position
+      own, position = position[:, : self.positioned], position[:, self.positioned :]
+      if self.class_token is not None:
+        first = own[:, :1] if self.positioned else np.zeros_like(params['class_token'])
+        own, position = own[:, 1:], np.concatenate([first, position], axis=1)
+      if self.registers is not None and own.shape[1]:
+        params[self.registers_path] = params[self.registers_path] + own
+      params['position_embedding'] = position
+    return params
 
   def scatter(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Their tensors by name."""
-    position = np.asarray(params['position_embedding'], np.float32)
-    tensors = {}
-    own = position[:, :0]
-    if self.class_token is not None:
-      own, position = position[:, :1], position[:, 1:]
-      token = np.asarray(params['class_token'], np.float32)
-      tensors[self.class_token] = token if self.positioned else token + own
-    if self.registers is not None:
-      registers = np.asarray(params[self.registers_path], np.float32)
-      tensors[self.registers] = registers
-      own = np.concatenate([own, np.zeros_like(registers)], axis=1)
-    tensors[self.position] = np.concatenate([own[:, : self.positioned], position], axis=1)
+    tensors = {name: np.asarray(params[path], np.float32) for path, name in self._named().items()}
+    if self.position is not None:
+      position = np.asarray(params['position_embedding'], np.float32)
+      own = position[:, :0]
+      if self.class_token is not None:
+        own, position = position[:, :1], position[:, 1:]
+        if not self.positioned:
+          tensors[self.class_token] = tensors[self.class_token] + own
+      if self.registers is not None:
+        own = np.concatenate([own, np.zeros_like(tensors[self.registers])], axis=1)
+      position = np.concatenate([own[:, : self.positioned], position], axis=1)
+      tensors[self.position] = position[0] if self.flat else position
+    if self.class_token is not None and self.flat:
+      tensors[self.class_token] = tensors[self.class_token].reshape(-1)
     return tensors
+
+  def _leading(self, axes: int) -> tuple[int, ...]:
+    return () if self.flat else (1,) * axes
 
   def paths(self) -> set[str]:
     """Those of our parameters that are in these tensors."""
-    paths = {'position_embedding': self.position, 'class_token': self.class_token}
-    paths[self.registers_path] = self.registers
-    return {path for path, name in paths.items() if name is not None}
+    return {*self._named(), *(('position_embedding',) if self.position is not None else ())}
+
+  def _named(self) -> dict[str, str]:
+    """Our path -> their name, of the tokens."""
+    names = {'class_token': self.class_token, self.registers_path: self.registers}
+    return {path: name for path, name in names.items() if name is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+  """A tensor that rules read and files do not have as it is."""
+
+  shape: tuple[int, ...]
+  sources: tuple[str, ...]  # names of the tensors that it is computed from
+  compute: Callable[..., np.ndarray]  # of these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +155,7 @@ class Layout:
   class_names: tuple[str, ...] | None  # of the logits; None: it does not name them
   zeros: frozenset[str] = frozenset()  # paths of ours that it lacks, and that are zero there
   ignored: frozenset[str] = frozenset()  # tensors that logits do not depend on
+  derived: Mapping[str, Derived] = dataclasses.field(default_factory=dict)  # by the names that rules know
   notes: tuple[str, ...] = ()  # sentences for the person
   link: Link = 'softmax'  # what turns its logits into probabilities
 
@@ -137,6 +171,8 @@ class Export:
   # Of ours by path, where they are others than the model's.
   params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # tensors that we do not have
+  # Tensors with the blocks along their second axis, and the names that those of single blocks have in the rules.
+  merged: dict[str, str] = dataclasses.field(default_factory=dict)
   dropped: frozenset[str] = frozenset()  # paths of ours that are left out
   notes: tuple[str, ...] = ()  # sentences on what is not held as it was
 
@@ -197,7 +233,7 @@ def gather(
 def scatter(rules: Sequence[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Their tensors by name."""
   parts: dict[str, list[np.ndarray]] = {}
-  for rule in sorted(rules, key=lambda rule: rule.part):
+  for rule in sorted(rules, key=lambda rule: (rule.part, rule.rows or ())):
     array = np.asarray(params[rule.path], np.float32)
     stacked = '{}' in rule.name
     for i, (name, _) in enumerate(_places(rule, array.shape)):
@@ -225,24 +261,36 @@ def _form_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
       return shape[-1], math.prod(shape[:-1])
     case 'conv':
       return shape[3], shape[2], shape[0], shape[1]
+    case 'conv_1x1':
+      return shape[1], shape[0], 1, 1
+    case 'leading':
+      return 1, 1, *shape
 
 
 def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
   first, *others = _form_shape(rule, shape)
-  return (first * rule.part[1], *others)
+  return (first * rule.part[1] if rule.rows is None else rule.rows[2], *others)
 
 
 def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  which, parts = rule.part
-  size = len(tensor) // parts
-  tensor = tensor[which * size : (which + 1) * size]
+  if rule.rows is not None:
+    first, size, _ = rule.rows
+  else:
+    size = len(tensor) // rule.part[1]
+    first = rule.part[0] * size
+  tensor = tensor[first : first + size]
   if rule.form == 'conv':
     return tensor.transpose(2, 3, 1, 0)
-  return (tensor.T if rule.form in ('into', 'out') else tensor).reshape(shape)
+  array = (tensor.T if rule.form in ('into', 'out', 'conv_1x1') else tensor).reshape(shape)
+  return np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1) if rule.interleaved else array
 
 
 def _to_torch(rule: Rule, array: np.ndarray) -> np.ndarray:
   if rule.form == 'conv':
     return array.transpose(3, 2, 0, 1)
+  if rule.form == 'conv_1x1':
+    return array.T[:, :, None, None]
   shape = _form_shape(rule, array.shape)
+  if rule.interleaved:
+    array = np.stack(np.split(array, 2, axis=-1), axis=-1).reshape(array.shape)
   return array.reshape(shape[::-1]).T if rule.form in ('into', 'out') else array.reshape(shape)

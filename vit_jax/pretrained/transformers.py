@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from vit_jax.models.base import Architecture
+from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import preprocessor_config
@@ -31,15 +32,15 @@ IMAGENET = {
 }
 
 # transformers' names of the exact GELU and of its tanh approximation.
-_ACTIVATIONS: dict[str, Literal['erf', 'tanh']] = {
-  'gelu': 'erf',
-  'gelu_python': 'erf',
-  'gelu_pytorch_tanh': 'tanh',
-  'gelu_new': 'tanh',
-  'gelu_fast': 'tanh',
-  'gelu_python_tanh': 'tanh',
+_ACTIVATIONS: dict[str, Activation] = {
+  'gelu': 'gelu',
+  'gelu_python': 'gelu',
+  'gelu_pytorch_tanh': 'gelu_tanh',
+  'gelu_new': 'gelu_tanh',
+  'gelu_fast': 'gelu_tanh',
+  'gelu_python_tanh': 'gelu_tanh',
 }
-_WRITTEN_ACTIVATIONS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}
+_WRITTEN_ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}
 
 ATTENTION = (
   *attention('blocks/attention/query', 'encoder.layer.{}.attention.attention.query'),
@@ -78,7 +79,7 @@ class Family:
 class TransformersFormat(FolderFormat):
   """A kind of folder that transformers' `save_pretrained` writes."""
 
-  tellable = frozenset({'gelu', 'norm_epsilon'})
+  tellable = frozenset({'activation', 'norm_epsilon'})
   # By `model_type`.
   families: ClassVar[Mapping[str, Family]]
   # What the head of such a folder reads.
@@ -197,7 +198,7 @@ def _common(values: JsonObject, family: Family) -> dict[str, Any]:
     'heads': values.integer('num_attention_heads', 12),
     'pool': 'token',
     'position_resize': family.position_resize,
-    'gelu': values.choice('hidden_act', _ACTIVATIONS, 'gelu'),
+    'activation': values.choice('hidden_act', _ACTIVATIONS, 'gelu'),
     'norm_epsilon': values.number('layer_norm_eps', family.norm_epsilon),
   }
 
@@ -246,7 +247,7 @@ def _written_config(pretrained: Pretrained, model: ViTConfig) -> dict[str, Any]:
   return {
     'attention_probs_dropout_prob': model.attention_dropout,
     'dtype': 'float32',
-    'hidden_act': _WRITTEN_ACTIVATIONS[model.gelu],
+    'hidden_act': _WRITTEN_ACTIVATIONS[model.activation],
     'hidden_dropout_prob': model.dropout,
     'hidden_size': sizes.width,
     'image_size': height if height == width else [height, width],

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import reprlib
+from collections.abc import Iterable, Mapping
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
@@ -26,7 +27,7 @@ _ONLY = {
   'output_stride': 32,
   'width_factor': 1,  # the widths are those of hidden_sizes; transformers itself cannot run another factor
 }
-_UNIT = re.compile(r'block(\d+)/unit(\d+)/(\w+)/(\w+)')
+_UNIT = re.compile(r'(?:stem/)?block(\d+)/unit(\d+)/(\w+)/(\w+)')
 _AROUND = {
   'root/kernel': 'embedder.convolution.weight',
   'norm/scale': 'norm.weight',
@@ -87,20 +88,26 @@ def _model(values: JsonObject) -> ResNetConfig:
 
 
 def _rules(architecture: Architecture, prefix: str) -> tuple[Rule, ...]:
-  rules = tuple(
-    Rule(path, prefix + _name(path), 'conv' if path.endswith('/kernel') else 'same')
-    for path in architecture.shapes()
-    if not path.startswith('head/')
-  )
+  around = {path: prefix + name for path, name in _AROUND.items()}
+  rules = unit_rules(architecture.shapes(), around, prefix + 'encoder.stages.{}.layers.{}.')
   return rules + (layer('head', 'classifier.1') if architecture.num_classes else ())
 
 
-def _name(path: str) -> str:
-  """'block1/unit1/conv1/kernel' -> 'encoder.stages.0.layers.0.conv1.weight', without the prefix 'bit.'."""
-  match = _UNIT.fullmatch(path)
-  if match is None:
-    return _AROUND[path]
-  block, unit, layer, name = match.groups()
-  layer = 'downsample.conv' if layer == 'projection' else layer
-  name = 'bias' if name == 'bias' else 'weight'
-  return f'encoder.stages.{int(block) - 1}.layers.{int(unit) - 1}.{layer}.{name}'
+def unit_rules(paths: Iterable[str], around: Mapping[str, str], unit: str) -> tuple[Rule, ...]:
+  """Of all but the head: names of what is in no unit, and how those of a unit begin, by the numbers from 0."""
+  rules = []
+  for path in paths:
+    match = _UNIT.fullmatch(path)
+    if match is not None:
+      block, number, layer_name, leaf = match.groups()
+      layer_name = layer_name.replace('projection_norm', 'downsample.norm').replace(
+        'projection', 'downsample.conv'
+      )
+      leaf = 'bias' if leaf == 'bias' else 'weight'
+      name = f'{unit.format(int(block) - 1, int(number) - 1)}{layer_name}.{leaf}'
+    elif path in around:
+      name = around[path]
+    else:
+      continue
+    rules.append(Rule(path, name, 'conv' if path.endswith('/kernel') else 'same'))
+  return tuple(rules)

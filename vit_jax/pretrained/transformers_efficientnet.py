@@ -7,7 +7,8 @@ from typing import Any
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.efficientnet import B0_STAGES, EfficientNetConfig
+from vit_jax.models.efficientnet import EfficientNetConfig
+from vit_jax.models.efficientnet_families import FAMILIES
 from vit_jax.pretrained import efficientnet_names, preprocessor_config
 from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.efficientnet_names import StageNames, step_counts
@@ -20,17 +21,18 @@ from vit_jax.pretrained.transformers import IMAGENET, MULTI_LABEL, written_class
 _MODEL_TYPE = 'efficientnet'
 _PREFIX = 'efficientnet.'
 # What it must say, since all published sizes do.
+_B0 = FAMILIES['B'].stages
 _ONLY = {
   'depth_divisor': 8,
-  'expand_ratios': [stage.expansion for stage in B0_STAGES],
+  'expand_ratios': [stage.expansion for stage in _B0],
   'hidden_act': 'swish',
-  'in_channels': [stage.inputs for stage in B0_STAGES],
-  'kernel_sizes': [stage.kernel for stage in B0_STAGES],
-  'num_block_repeats': [stage.blocks for stage in B0_STAGES],
-  'out_channels': [stage.outputs for stage in B0_STAGES],
+  'in_channels': [stage.inputs for stage in _B0],
+  'kernel_sizes': [stage.kernel for stage in _B0],
+  'num_block_repeats': [stage.blocks for stage in _B0],
+  'out_channels': [stage.outputs for stage in _B0],
   'pooling_type': 'mean',
   'squeeze_expansion_ratio': 0.25,
-  'strides': [stage.stride for stage in B0_STAGES],
+  'strides': [stage.stride for stage in _B0],
 }
 _AROUND = {
   'stem': 'embeddings.convolution',
@@ -84,6 +86,8 @@ class EfficientNetFormat(FolderFormat):
     model = architecture.model
     if type(model) is not EfficientNetConfig:
       raise Unfit(f'it is for EfficientNets, and this is {model.title}')
+    if model.sizes.family != 'B':
+      raise Unfit(f'it is for the family of B0, and this is {model.sizes.family}')
     if _adds_input_in_first_block(model):
       raise Unfit('the first block of a stage never adds its input there')
     head = bool(architecture.num_classes)

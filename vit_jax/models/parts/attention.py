@@ -66,6 +66,7 @@ class Attention(nnx.Module):
     dtype: jnp.dtype | type = jnp.float32,
     position: AttentionPosition | None = None,
     head_norm: Callable[[int], nnx.Module] | None = None,
+    sub_norm: Callable[[int], nnx.Module] | None = None,
     how: How = How(),
     rngs: nnx.Rngs,
   ):
@@ -75,6 +76,7 @@ class Attention(nnx.Module):
       dtype: of the computation.
       position: what attention knows of positions, where tokens attend to themselves.
       head_norm: makes the norm of each head's queries, and of its keys (arXiv 2302.05442, section 2.1); or None.
+      sub_norm: makes the norm of all heads' outputs before the last layer; or None.
       how: the kernel, and what it depends on.
     """
     # LinearGeneral initialises its kernel as the flattened matrix, (D, H*Dh) and (H*Dh, D).
@@ -86,6 +88,7 @@ class Attention(nnx.Module):
     self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **xavier)
     self.query_norm: Any = head_norm and head_norm(head[1])
     self.key_norm: Any = head_norm and head_norm(head[1])
+    self.sub_norm: Any = sub_norm and sub_norm(width)
     self.position = position
     self.how = how
 
@@ -105,9 +108,9 @@ class Attention(nnx.Module):
       queries = tuple(self._query(group) for group in groups)
       keys = tuple(self._key(group) for group in others)
       values = tuple(self.value(group) for group in others)
-      return jnp.concatenate([self.out(out) for out in _attend_groups(queries, keys, values)], axis=1)
+      return jnp.concatenate([self._out(out) for out in _attend_groups(queries, keys, values)], axis=1)
     query, key, bias = self._queries_and_keys(x, memory, grid)
-    return self.out(attend(query, key, self.value(memory), bias, dropout_keys, how=self.how))
+    return self._out(attend(query, key, self.value(memory), bias, dropout_keys, how=self.how))
 
   def _projects_groups(self, x: jax.Array, memory: jax.Array, dropout_keys: jax.Array | None) -> bool:
     """Whether tokens are cut into the groups of `attend` before their projections.
@@ -126,6 +129,11 @@ class Attention(nnx.Module):
 
   def _key(self, memory: jax.Array) -> jax.Array:
     return self.key(memory) if self.key_norm is None else self.key_norm(self.key(memory))
+
+  def _out(self, heads: jax.Array) -> jax.Array:
+    if self.sub_norm is not None:
+      heads = self.sub_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
+    return self.out(heads)
 
   def weights(self, x: jax.Array, memory: jax.Array, grid: Grid | None = None) -> jax.Array:
     """How much each token of x (B, Q, D) attends to those of memory (B, N, D): float32 (B, H, Q, N)."""

@@ -1,13 +1,14 @@
 """MLPs of encoder blocks, by the names that config.model.mlp has; 'local' is that of config.model.mlp_locality.
 
-An MLP is made as `MLPS[name](width, hidden, gelu=…, dropout=…, dtype=…, sharding=…, rngs=…)` and called with the tokens
-(B, N, D), the keys of its dropout and the grid of the patches. It has the sharding rules of its parameters and says how
-many multiplications it takes.
+An MLP is made as `MLPS[name](width, hidden, activation=…, sub_norm=…, dropout=…, dtype=…, sharding=…, rngs=…)` and
+called with the tokens (B, N, D), the keys of its dropout and the grid of the patches. It has the sharding rules of its
+parameters and says how many multiplications it takes.
 """
 
 import functools
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +24,30 @@ from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.scanned_blocks import constrain_examples
 
 MLPS: Registry[Any] = Registry(
-  'MLP', {'gelu': 'vit_jax.models.parts.mlps:Mlp', 'local': 'vit_jax.models.parts.mlps:LocalMlp'}
+  'MLP',
+  {
+    'dense': 'vit_jax.models.parts.mlps:Mlp',
+    'local': 'vit_jax.models.parts.mlps:LocalMlp',
+    'swiglu': 'vit_jax.models.parts.mlps:SwiGlu',
+  },
 )
 
-GELU = {
-  'tanh': functools.partial(jax.nn.gelu, approximate=True),
-  'erf': functools.partial(jax.nn.gelu, approximate=False),
+Activation = Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+  'gelu': functools.partial(jax.nn.gelu, approximate=False),
+  'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),
+  'silu': jax.nn.silu,
+  'relu': jax.nn.relu,
 }
+_FIRST = nnx.Any(
+  nnx.PathContains('dense_in'), nnx.PathContains('dense_gate')
+)  # the layers that meet the tokens
 VIT_INIT = initializers.xavier_uniform(), initializers.normal(1e-6)  # of kernels and biases
 
 
 class Mlp(nnx.Module):
-  """Two dense layers with a GELU between them (paper, section 3.1)."""
+  """Two dense layers with an activation between them (paper, section 3.1)."""
 
   sharding_rules: ClassVar[ShardingRules] = (
     (r'dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
@@ -48,21 +61,30 @@ class Mlp(nnx.Module):
     width: int,
     hidden: int,
     *,
-    gelu: str = 'tanh',
+    activation: str = 'gelu_tanh',
+    sub_norm: Callable[[int], nnx.Module] | None = None,
     init: tuple[Initializer, Initializer] = VIT_INIT,
     dropout: float = 0.0,
     dtype: jnp.dtype | type = jnp.float32,
     sharding: NamedSharding | None = None,
     rngs: nnx.Rngs,
   ):
-    """From width D over M hidden units to D; `init`: of kernels and of biases; `dropout`: of hidden and outputs."""
+    """
+    Args:
+      width, hidden: D and M.
+      activation: a name in `ACTIVATIONS`.
+      sub_norm: makes the norm of the hidden units before the last layer; or None.
+      init: of kernels and of biases.
+      dropout: of hidden units and outputs.
+    """
     kernel_init, bias_init = init
     linear = functools.partial(
       nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
     )
-    self.dense_in = linear(width, hidden)
+    self.make_layers(linear, width, hidden)
     self.dense_out = linear(hidden, width)
-    self.gelu = gelu
+    self.sub_norm: Any = sub_norm and sub_norm(hidden)
+    self.activation = activation
     self.dropout = dropout
     self.sharding = sharding
 
@@ -73,22 +95,55 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D), the patches last, whose `grid` only some MLPs need; `keys` are (B,) of the dropout."""
-    graphdef, first, params = nnx.split(self, nnx.PathContains('dense_in'), ...)
+    graphdef, first, params = nnx.split(self, _FIRST, ...)
 
     # Of the arrays with M hidden units, only the activation's input is saved for the backward pass.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def activate_and_project(params: nnx.State, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+    def activate_and_project(params: nnx.State, hidden: Any, keys: jax.Array | None) -> jax.Array:
       mlp = nnx.merge(graphdef, first, params)
-      x = mlp.activate(x, grid)
-      return mlp.dense_out(dropout(x, mlp.dropout, keys, Place.MLP_HIDDEN))
+      x = dropout(mlp.activate(hidden, grid), mlp.dropout, keys, Place.MLP_HIDDEN)
+      return mlp.dense_out(x if mlp.sub_norm is None else mlp.sub_norm(x))
 
-    hidden = constrain_examples(self.dense_in(x), self.sharding)
+    hidden = jax.tree.map(lambda y: constrain_examples(y, self.sharding), self.enter(x))
     x = activate_and_project(params, hidden, keys)
     return dropout(x, self.dropout, keys, Place.MLP_OUT)
 
-  def activate(self, x: jax.Array, grid: Grid | None) -> jax.Array:
-    """(B, N, M) -> (B, N, M): what stands between the two layers."""
-    return GELU[self.gelu](x)
+  def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
+    """The layers that meet the tokens."""
+    self.dense_in = linear(width, hidden)
+
+  def enter(self, x: jax.Array) -> Any:
+    """(B, N, D) -> (B, N, M), or several such: what `activate` gets."""
+    return self.dense_in(x)
+
+  def activate(self, hidden: Any, grid: Grid | None) -> jax.Array:
+    """(B, N, M) -> (B, N, M): what stands between the layers."""
+    return ACTIVATIONS[self.activation](hidden)
+
+
+class SwiGlu(Mlp):
+  """Two layers side by side, of which the activated one, the gate, multiplies the other (arXiv 2002.05202)."""
+
+  sharding_rules: ClassVar[ShardingRules] = (
+    *Mlp.sharding_rules,
+    (r'dense_gate/kernel', ('fsdp', 'tensor')),  # (D, M)
+    (r'dense_gate/bias', ('tensor',)),  # (M,)
+  )
+
+  @staticmethod
+  def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
+    return flops.mlp(tokens, width, hidden) * 3 // 2
+
+  def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
+    super().make_layers(linear, width, hidden)
+    self.dense_gate = linear(width, hidden)
+
+  def enter(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return self.dense_gate(x), self.dense_in(x)
+
+  def activate(self, hidden: tuple[jax.Array, jax.Array], grid: Grid | None) -> jax.Array:
+    gate, value = hidden
+    return ACTIVATIONS[self.activation](gate) * value
 
 
 class LocalMlp(Mlp):
@@ -111,10 +166,11 @@ class LocalMlp(Mlp):
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
     return flops.mlp(tokens, width, hidden) + patches * 3**2 * hidden
 
-  def activate(self, x: jax.Array, grid: Grid | None) -> jax.Array:
+  def activate(self, hidden: jax.Array, grid: Grid | None) -> jax.Array:
     assert grid is not None, 'an MLP with locality is given the grid of its patches'
-    others, patches = jnp.split(GELU[self.gelu](x), [x.shape[1] - math.prod(grid)], axis=1)
-    return jnp.concatenate([others, GELU[self.gelu](self.depthwise(patches, grid))], axis=1)
+    activation = ACTIVATIONS[self.activation]
+    others, patches = jnp.split(activation(hidden), [hidden.shape[1] - math.prod(grid)], axis=1)
+    return jnp.concatenate([others, activation(self.depthwise(patches, grid))], axis=1)
 
 
 class Depthwise(nnx.Module):

@@ -3,7 +3,7 @@
 `NORMS[name](width, epsilon)` makes one. It maps (..., D) to the same shape and dtype, and has the sharding rules of its
 parameters.
 
-LayerNorm is computed again in the backward pass from its input rather than saved (`jax.checkpoint`): that needs less
+Norms are computed again in the backward pass from their input rather than saved (`jax.checkpoint`): that needs less
 memory, and less time where memory is slow.
 """
 
@@ -17,7 +17,14 @@ from flax import nnx
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import ShardingRules
 
-NORMS: Registry[Any] = Registry('norm', {'layer_norm': 'vit_jax.models.parts.norms:LayerNorm'})
+NORMS: Registry[Any] = Registry(
+  'norm',
+  {
+    'layer_norm': 'vit_jax.models.parts.norms:LayerNorm',
+    'rms_norm': 'vit_jax.models.parts.norms:RmsNorm',
+    'affine': 'vit_jax.models.parts.norms:Affine',
+  },
+)
 
 
 class LayerNorm(nnx.Module):
@@ -34,6 +41,42 @@ class LayerNorm(nnx.Module):
     """(..., D) -> (..., D), of the same dtype."""
     normalise = _normalise_in_one_pass if x.dtype == jnp.bfloat16 else _normalise
     return normalise(x, self.scale[...], self.bias[...], self.epsilon)
+
+
+class RmsNorm(nnx.Module):
+  """x / sqrt(mean(x²) + epsilon) * scale over the last axis, in float32 (arXiv 1910.07467)."""
+
+  sharding_rules: ClassVar[ShardingRules] = ((r'scale', ()),)
+
+  def __init__(self, width: int, epsilon: float):
+    self.scale = nnx.Param(jnp.ones(width))
+    self.epsilon = epsilon
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(..., D) -> (..., D), of the same dtype."""
+    return _divide_by_rms(x, self.scale[...], self.epsilon)
+
+
+class Affine(nnx.Module):
+  """x * scale + bias, which normalises nothing (ResMLP, arXiv 2105.03404, equation 1)."""
+
+  sharding_rules: ClassVar[ShardingRules] = ((r'scale|bias', ()),)
+
+  def __init__(self, width: int, epsilon: float):
+    del epsilon
+    self.scale = nnx.Param(jnp.ones(width))
+    self.bias = nnx.Param(jnp.zeros(width))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(..., D) -> (..., D), of the same dtype."""
+    return (x.astype(jnp.float32) * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+@functools.partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
+def _divide_by_rms(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+  y = x.astype(jnp.float32)
+  y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+  return (y * scale).astype(x.dtype)
 
 
 @functools.partial(jax.checkpoint, static_argnums=3, prevent_cse=False)

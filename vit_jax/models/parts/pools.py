@@ -28,6 +28,10 @@ POOLS: Registry['Pool'] = Registry(
     'gap': 'vit_jax.models.parts.pools:GapPool',
     'token_gap': 'vit_jax.models.parts.pools:TokenGapPool',
     'map': 'vit_jax.models.parts.pools:MapPool',
+    'gap_patches': 'vit_jax.models.parts.pools:GapPatchesPool',
+    'max_patches': 'vit_jax.models.parts.pools:MaxPatchesPool',
+    'avgmax_patches': 'vit_jax.models.parts.pools:AvgMaxPatchesPool',
+    'map_patches': 'vit_jax.models.parts.pools:MapPatchesPool',
     'none': 'vit_jax.models.parts.pools:Pool',
   },
 )
@@ -91,6 +95,28 @@ class TokenGapPool(GapPool):
     return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
 
 
+class GapPatchesPool(Pool):
+  """The mean of the patches."""
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return tokens[:, self.leading :].mean(axis=1)
+
+
+class MaxPatchesPool(Pool):
+  """The largest of the patches' numbers, channel by channel."""
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return tokens[:, self.leading :].max(axis=1)
+
+
+class AvgMaxPatchesPool(Pool):
+  """The mean of both."""
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    patches = tokens[:, self.leading :]
+    return (patches.mean(axis=1) + patches.max(axis=1)) / 2
+
+
 class MapPool(Pool):
   """A learned probe attends to all tokens; an MLP follows (arXiv 2106.04560, section 3.3)."""
 
@@ -99,11 +125,13 @@ class MapPool(Pool):
   def __init__(self, config: 'ViTConfig', *, rngs: nnx.Rngs | None = None):
     super().__init__(config)
     assert rngs is not None
-    sizes, dtype = config.sizes, jnp.dtype(config.dtype)
+    sizes, dtype, heads = config.sizes, jnp.dtype(config.dtype), config.pool_heads or config.sizes.heads
     self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, sizes.width), jnp.float32))
-    self.attention = Attention(sizes.width, sizes.heads, dtype=dtype, rngs=rngs)
+    self.attention = Attention(sizes.width, heads, dtype=dtype, rngs=rngs)
     self.norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
-    self.mlp = MLPS[config.mlp](sizes.width, sizes.mlp_dim, gelu=config.gelu, dtype=dtype, rngs=rngs)
+    self.mlp = MLPS[config.mlp](
+      sizes.width, config.pool_mlp_dim or sizes.mlp_dim, activation=config.activation, dtype=dtype, rngs=rngs
+    )
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
     probe = repeat_for_examples(self.probe, tokens)
@@ -113,5 +141,13 @@ class MapPool(Pool):
   @staticmethod
   def multiplications(config: 'ViTConfig', tokens: int) -> int:
     sizes = config.sizes
-    mlp = MLPS[config.mlp].multiplications(1, 0, sizes.width, sizes.mlp_dim)
+    hidden = config.pool_mlp_dim or sizes.mlp_dim
+    mlp = MLPS[config.mlp].multiplications(1, 0, sizes.width, hidden)
     return flops.attention(1, tokens, sizes.width) + mlp
+
+
+class MapPatchesPool(MapPool):
+  """The same of the patches."""
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return super().__call__(tokens[:, self.leading :])

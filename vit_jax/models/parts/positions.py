@@ -31,7 +31,16 @@ POSITIONS: Registry['Position'] = Registry(
     'relative': 'vit_jax.models.parts.positions:RelativeBias',
     'relative_query': 'vit_jax.models.parts.positions:RelativeKeys',
     'relative_query_1d': 'vit_jax.models.parts.positions:NumberedKeys',
-    'rotary': 'vit_jax.models.parts.positions:Rotary',
+    'rotary': 'vit_jax.models.parts.rotary:Rotary',
+    'rotary_eva': 'vit_jax.models.parts.rotary:EvaRotary',
+    'rotary_pe': 'vit_jax.models.parts.rotary:PerceptionEncoderRotary',
+    'rotary_dinov3': 'vit_jax.models.parts.rotary:DinoV3Rotary',
+    'rotary_mixed': 'vit_jax.models.parts.rotary:MixedRotary',
+    'learned+rotary': 'vit_jax.models.parts.rotary:LearnedAndRotary',
+    'learned+rotary_eva': 'vit_jax.models.parts.rotary:LearnedAndEvaRotary',
+    'learned+rotary_pe': 'vit_jax.models.parts.rotary:LearnedAndPerceptionEncoderRotary',
+    'learned+rotary_dinov3': 'vit_jax.models.parts.rotary:LearnedAndDinoV3Rotary',
+    'learned+rotary_mixed': 'vit_jax.models.parts.rotary:LearnedAndMixedRotary',
   },
 )
 
@@ -47,6 +56,7 @@ class Tokens(NamedTuple):
   width: int  # D
   heads: int  # H
   resize: PositionResize  # config.model.position_resize
+  rotary_grid: int | None = None  # config.model.rotary_grid
 
   @property
   def head_size(self) -> int:
@@ -264,35 +274,6 @@ class NumberedKeys(RelativeKeys):
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
     """(B, N, H, Dh), already scaled -> float32 (B, H, N, N)."""
     return super().logits(query, (1, math.prod(grid)))
-
-
-class Rotary(AttentionPosition):
-  """Queries and keys rotated by angles in proportion to their place (RoFormer, arXiv 2104.09864), on a grid.
-
-  As 'axial' in 'Rotary position embedding for Vision Transformer' (arXiv 2403.13298): one half of the pairs
-  of channels turns with the column, the other with the row, at frequencies from 1 down to almost 1 / 100.
-  Neighbours are one apart on every grid, as there, where it is shown to carry over to larger images.
-  """
-
-  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
-    """Raises UserError for heads of a size that four does not divide."""
-    head_size = tokens.head_size
-    if head_size % 4:
-      raise UserError(
-        f"config.model.position is 'rotary', and heads of {head_size} channels (config.model.width / heads) "
-        f'do not divide by 4; change one of them.'
-      )
-    self.frequencies = tuple(100.0 ** (-4 * i / head_size) for i in range(head_size // 4))
-
-  def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
-    """(B, N, H, Dh) -> the same, in which all tokens but the patches are as they were."""
-    rows, columns = (axis.reshape(-1, 1) * np.array(self.frequencies) for axis in np.indices(grid))
-    angles = np.concatenate([columns, rows], axis=1)
-    angles = np.pad(angles, ((x.shape[1] - len(angles), 0), (0, 0)))[:, None]
-    cosines, sines = (jnp.asarray(wave(angles), jnp.float32) for wave in (np.cos, np.sin))
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = [first * cosines - second * sines, first * sines + second * cosines]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray:

@@ -1,0 +1,63 @@
+"""The layers of a Vision Transformer that multiply, counted from its options (models/flops.py)."""
+
+from typing import TYPE_CHECKING
+
+from vit_jax.models import flops
+from vit_jax.models.base import Architecture, Grid
+from vit_jax.models.flops import Layer
+from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.pools import POOLS
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import ViTConfig
+
+
+def layers(config: 'ViTConfig', architecture: Architecture) -> list[Layer]:
+  """As `ModelConfig.layers`."""
+  sizes, pool, classes = config.sizes, POOLS[config.pool], architecture.num_classes
+  width = sizes.width
+  rows, columns = config.grid(architecture.image_size)
+  patches = rows * columns
+  tokens = patches + config.leading_tokens
+  layers = config.stem.layers(sizes, architecture.image_size, architecture.channels)
+  channels = layers[-1].output[-1] if layers else architecture.channels
+  embedding = patches * sizes.patch**2 * channels * width
+  layers.append(Layer('patch_embedding', (patches, width), embedding))
+  layers += [
+    Layer(f'blocks/{number}/{part}', (tokens, width), products)
+    for number in range(sizes.depth)
+    for part, products in _block_multiplications(config, tokens, (rows, columns)).items()
+  ]
+  if pool.has_parameters:
+    layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, tokens)))
+  return layers + _heads(config, pool.widths * width, classes, tokens)
+
+
+def _block_multiplications(config: 'ViTConfig', tokens: int, grid: Grid) -> dict[str, int]:
+  """Those of each part of a block, by its path."""
+  rows, columns = grid
+  width = config.sizes.width
+  mlp = MLPS[config.mlp_part].multiplications(tokens, rows * columns, width, config.sizes.mlp_dim)
+  products = 2 + config.positions.more_products
+  if not config.axial:
+    return {'attention': flops.attention(tokens, tokens, width, products), 'mlp': mlp}
+  return {
+    'row/attention': rows * flops.attention(columns, columns, width, products),
+    'row/mlp': mlp,
+    'column/attention': columns * flops.attention(rows, rows, width, products),
+    'column/mlp': mlp,
+  }
+
+
+def _heads(config: 'ViTConfig', width: int, classes: int, tokens: int) -> list[Layer]:
+  """What makes logits of a pooled vector, or of each token."""
+  outputs = () if config.classifies_images else (tokens,)
+  each = 1 if config.classifies_images else tokens
+  layers, size = [], config.pre_logits_size
+  if size is not None:
+    layers.append(Layer('pre_logits', (*outputs, size), each * width * size))
+    width = size
+  layers.append(Layer('head', (*outputs, classes), each * width * classes))
+  if config.distillation_token:
+    layers.append(Layer('distillation_head', (classes,), width * classes))
+  return layers

@@ -1,0 +1,156 @@
+"""`config.json` and tensors of timm's MLP-Mixers, ResMLPs and gMLPs."""
+
+import dataclasses
+import pathlib
+import re
+
+from vit_jax.models.base import Architecture
+from vit_jax.models.mixer import MixerConfig
+from vit_jax.pretrained import timm_config
+from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, with_told
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule, layer, norm
+
+_FAMILY = re.compile('g?mixer_|resmlp_|gmlp_')
+# What comes before the size of timm's name, by token_mixing and mlp.
+_KINDS = {
+  ('mlp', 'dense'): 'mixer',
+  ('mlp', 'swiglu'): 'gmixer',
+  ('linear', 'dense'): 'resmlp',
+  ('gate', 'dense'): 'gmlp',
+}
+# Patch, width and blocks of timm's names.
+_NAMES = {
+  ('mixer', 16, 512, 8): 'mixer_s16_224',
+  ('mixer', 32, 512, 8): 'mixer_s32_224',
+  ('mixer', 16, 768, 12): 'mixer_b16_224',
+  ('mixer', 32, 768, 12): 'mixer_b32_224',
+  ('mixer', 16, 1024, 24): 'mixer_l16_224',
+  ('mixer', 32, 1024, 24): 'mixer_l32_224',
+  ('gmixer', 16, 384, 12): 'gmixer_12_224',
+  ('gmixer', 16, 384, 24): 'gmixer_24_224',
+  ('resmlp', 16, 384, 12): 'resmlp_12_224',
+  ('resmlp', 16, 384, 24): 'resmlp_24_224',
+  ('resmlp', 16, 384, 36): 'resmlp_36_224',
+  ('resmlp', 8, 768, 24): 'resmlp_big_24_224',
+  ('gmlp', 16, 128, 30): 'gmlp_ti16_224',
+  ('gmlp', 16, 256, 30): 'gmlp_s16_224',
+  ('gmlp', 16, 512, 30): 'gmlp_b16_224',
+}
+
+
+class TimmMixerFormat(FolderFormat):
+  """A folder of a `mixer_*`, `gmixer_*`, `resmlp_*` or `gmlp_*` of timm's."""
+
+  title = "a folder of timm's Mixer"
+  tellable = frozenset({'activation', 'norm_epsilon'})
+
+  def recognises(self, path: pathlib.Path) -> bool:
+    values = config_of(path)
+    return (
+      values is not None
+      and 'model_type' not in values
+      and _FAMILY.match(values.text('architecture')) is not None
+    )
+
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    arguments, published = values.section('model_args'), timm_config.published(values)
+    shapes = files.shapes
+    for name in ('stem.proj.weight', 'blocks.0.mlp_channels.fc1.weight', 'blocks.0.mlp_channels.fc2.weight'):
+      if name not in shapes:
+        raise UnknownModelError(f'it has no tensor {name}')
+    width, channels, patch, _ = shapes['stem.proj.weight']
+    hidden, linear = shapes['blocks.0.mlp_channels.fc2.weight'][1], 'blocks.0.linear_tokens.weight' in shapes
+    gate = 'blocks.0.mlp_channels.gate.proj.weight' in shapes
+    gated = not gate and shapes['blocks.0.mlp_channels.fc1.weight'][0] == 2 * hidden
+    model = MixerConfig(
+      variant='custom',
+      patch=patch,
+      width=width,
+      mlp_dim=hidden,
+      depth=len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))}),
+      tokens_mlp_dim=shapes.get('blocks.0.mlp_tokens.fc2.weight', (0, None))[1],
+      token_mixing='linear' if linear else 'gate' if gate else 'mlp',
+      mlp='swiglu' if gated else 'dense',
+      norm='affine' if 'norm.alpha' in shapes else 'layer_norm',
+      layer_scale=1e-5 if 'blocks.0.ls1' in shapes else None,
+      activation='silu' if gated else 'gelu',
+    )
+    model = with_told(values.path.parent, model, options.told)
+    image_size = arguments.sides('img_size', timm_config.image_size(published) or (224, 224))
+    num_classes = shapes.get('head.bias', (0,))[0]
+    return Layout(
+      architecture=Architecture(model, image_size, channels, num_classes),
+      rules=_rules(model, num_classes),
+      tokens=None,
+      preprocess=timm_config.preprocess(published, image_size, channels),
+      class_names=timm_config.class_names(published, num_classes),
+    )
+
+  def export(self, pretrained: Pretrained) -> Export:
+    architecture = pretrained.architecture
+    model = architecture.model
+    if type(model) is not MixerConfig:
+      raise Unfit(f'it is for Mixers, and this is {model.title}')
+    sizes, kind = model.sizes, _KINDS.get((model.token_mixing, model.mlp), '')
+    name = _NAMES.get((kind, sizes.patch, sizes.width, sizes.depth))
+    usual = ('affine', True) if kind == 'resmlp' else ('layer_norm', False)
+    if name is None or (model.norm, model.layer_scale is not None) != usual:
+      raise Unfit('it has the published sizes and parts only')
+    if model.activation != ('silu' if kind == 'gmixer' else 'gelu'):
+      raise Unfit(f'it has no activation {model.activation!r} in such blocks')
+    published, notes = timm_config.written(pretrained, first_conv='stem.proj', classifier='head')
+    arguments = {'img_size': list(architecture.image_size), 'in_chans': architecture.channels}
+    return Export(
+      rules=_rules(model, architecture.num_classes),
+      tokens=None,
+      config={
+        'architecture': name,
+        'global_pool': 'avg',
+        'model_args': arguments,
+        'num_classes': architecture.num_classes,
+        'num_features': sizes.width,
+        'pretrained_cfg': published,
+      },
+      dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
+      notes=notes + timm_config.about(pretrained),
+    )
+
+
+def _rules(model: MixerConfig, num_classes: int) -> tuple[Rule, ...]:
+  found = [*layer('patch_embedding', 'stem.proj', 'conv'), *_norm(model, 'norm', 'norm')]
+  if model.token_mixing == 'gate':
+    found += [*_norm(model, 'blocks/channel_norm', 'blocks.{}.norm')]
+    found += norm('blocks/channel_mlp/gate_norm', 'blocks.{}.mlp_channels.gate.norm')
+    found += layer('blocks/channel_mlp/gate', 'blocks.{}.mlp_channels.gate.proj')
+  else:
+    found += [*_norm(model, 'blocks/token_norm', 'blocks.{}.norm1')]
+    found += [*_norm(model, 'blocks/channel_norm', 'blocks.{}.norm2')]
+  if model.token_mixing == 'linear':
+    found += layer('blocks/token_mlp', 'blocks.{}.linear_tokens')
+  elif model.token_mixing == 'mlp':
+    found += _mlp(model, 'token')
+  if model.layer_scale is not None:
+    found += [Rule('blocks/token_scale', 'blocks.{}.ls1'), Rule('blocks/channel_scale', 'blocks.{}.ls2')]
+  found += _mlp(model, 'channel')
+  return (*found, *(layer('head', 'head') if num_classes else ()))
+
+
+def _mlp(model: MixerConfig, over: str) -> list[Rule]:
+  ours, theirs = f'blocks/{over}_mlp', f'blocks.{{}}.mlp_{over}s'
+  found = [*layer(f'{ours}/dense_out', f'{theirs}.fc2')]
+  if model.mlp == 'dense':
+    return [*found, *layer(f'{ours}/dense_in', f'{theirs}.fc1')]
+  for number, part in enumerate(('dense_in', 'dense_gate')):  # the gate is the second half
+    found += [
+      dataclasses.replace(rule, part=(number, 2)) for rule in layer(f'{ours}/{part}', f'{theirs}.fc1')
+    ]
+  return found
+
+
+def _norm(model: MixerConfig, path: str, name: str) -> tuple[Rule, ...]:
+  if model.norm == 'layer_norm':
+    return norm(path, name)
+  return Rule(f'{path}/scale', f'{name}.alpha', 'leading'), Rule(f'{path}/bias', f'{name}.beta', 'leading')
