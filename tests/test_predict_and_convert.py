@@ -1,6 +1,7 @@
 """The real commands in processes of their own: predict on photographs, convert there and back."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -9,12 +10,14 @@ import subprocess
 import sys
 
 import fork_server
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 from released_files import assert_same, path
 
 import vit_jax
+from vit_jax.pretrained import formats
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -115,6 +118,22 @@ def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
   for naming, flags in (('2020', []), ('linen', ['--naming=linen'])):
     done('convert', 'run', f'{naming}.npz', *flags, cwd=tmp_path)
     assert_same(path(golden, 'c_vit_token_rep32', naming), tmp_path / f'{naming}.npz')
+
+
+@pytest.mark.slow
+def test_convert_averages_checkpoints(golden, tmp_path):
+  """By NumPy; a checkpoint of another model is refused."""
+  first = path(golden, 'c_vit_token_rep32')
+  pretrained = formats.read(first)
+  doubled = dataclasses.replace(pretrained, params=jax.tree.map(lambda leaf: 2 * leaf, pretrained.params))
+  formats.FORMATS['run']().write(doubled, tmp_path / 'other')
+  done('convert', first, 'other', 'mean', '--format=run', '--average', cwd=tmp_path)
+  for own, mean in zip(
+    *map(jax.tree.leaves, (pretrained.params, formats.read(tmp_path / 'mean').params)), strict=True
+  ):
+    np.testing.assert_allclose(mean, 1.5 * own, rtol=1e-6)
+  wrong = run('convert', first, path(golden, 'b_vit_gap'), 'x', '--format=run', '--average', cwd=tmp_path)
+  assert 'Checkpoint 2 is of another model than the first' in said(wrong)
 
 
 @pytest.mark.slow

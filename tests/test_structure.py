@@ -86,14 +86,25 @@ FOUNDATION = {'foundation', 'options'}  # may be imported from everywhere
 # Room -> the rooms that it may import beside the foundation and itself, also inside of functions.
 ARROWS = {
   'models': set(),
+  'adapters': {'models'},
   'data': {'parallel'},
   'parallel': set(),
   'checkpoint': set(),
   'objectives': {'models', 'data'},
   'evaluation': {'models', 'data', 'objectives', 'parallel', 'pretrained'},
-  'pretrained': {'models', 'data', 'checkpoint', 'config', 'evaluation'},
+  'pretrained': {'models', 'adapters', 'data', 'checkpoint', 'config', 'evaluation'},
   'training': {
-    *('models', 'data', 'parallel', 'checkpoint', 'objectives', 'evaluation', 'pretrained', 'config')
+    *(
+      'models',
+      'adapters',
+      'data',
+      'parallel',
+      'checkpoint',
+      'objectives',
+      'evaluation',
+      'pretrained',
+      'config',
+    )
   },
 }
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import ml_collections
 
 from vit_jax import options
+from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.data.config import DataConfig, check_resize
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
@@ -47,6 +48,7 @@ from vit_jax.training.profiling import ProfiledSteps
 from vit_jax.training.schedule import ScheduleConfig
 
 __all__ = [
+  'AdapterConfig',
   'CheckpointConfig',
   'ClassificationEvaluatorConfig',
   'ClassificationObjective',
@@ -92,6 +94,7 @@ class Config:
   # Model, by model.name: 'vit' (hybrids too), 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
+  adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Evaluators by name, each of type 'classification' or 'fewshot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
@@ -169,6 +172,11 @@ class Config:
         f'change one of them.'
       )
     self.objective.check_run(self.model, self.data)
+    if self.adapter.rank and self.init.checkpoint is None:
+      raise UserError(
+        f'{path}.adapter.rank is {self.adapter.rank}, and an adapter needs a trained base; name it in '
+        f'{path}.init.checkpoint, or set the rank to 0.'
+      )
     one_class_each = self.data.max_labels is None and self.objective.class_scores() is not None
     if self.init.head == 'probe' and not one_class_each:
       raise UserError(

@@ -4,6 +4,8 @@ vit_jax convert imagenet21k/ViT-B_16 runs/vit_b16 --format=run
 vit_jax convert runs/mine mine.npz
 vit_jax convert runs/mine mine_hf --format=hf
 vit_jax convert runs/mine gs://bucket/mine.npz
+vit_jax convert runs/mine mine_lora --format=peft
+vit_jax convert runs/one runs/two runs/three soup --format=run --average
 
 SRC is what `vit_jax.load` takes. A run is what `vit_jax.load` and config.init.checkpoint read again. DST may be in a
 bucket, gs://… or s3://…
@@ -21,7 +23,7 @@ _FORMAT = flags.DEFINE_string(
   'format',
   None,
   'Of DST: npz (also where its name ends so), run, or a Hugging Face folder: vit, deit, dinov2, efficientnet, '
-  'timm_efficientnet, timm, or hf for the first of them that can hold the model.',
+  'timm_efficientnet, timm, peft for the adapters of a run alone, or hf for the first of them that can hold the model.',
 )
 _NAMING = flags.DEFINE_enum(
   'naming', None, ['2020', 'linen'], "Of an .npz: that of the released files (2020, the default), or Linen's."
@@ -32,23 +34,29 @@ _ACTIVATION = flags.DEFINE_string(
 _NORM_EPSILON = flags.DEFINE_float('norm_epsilon', None, 'Of an SRC that cannot tell.')
 _HEADS = flags.DEFINE_integer('heads', None, "Of an SRC that cannot tell, such as timm's.", lower_bound=1)
 _WEIGHTS = cli.define_weights()
+_AVERAGE = flags.DEFINE_bool(
+  'average', False, 'Take the mean of the parameters of several SRC (arXiv 2203.05482).'
+)
 
 
 def main(arguments: Sequence[str]) -> None:
   """Reads SRC and writes DST; what DST does not hold as it was is said on stderr."""
-  if len(arguments) != 2:
+  *sources, destination = arguments or ('',)
+  if not sources or (len(sources) > 1 and not _AVERAGE.value):
     raise cli.missing_arguments(
-      f'Name a checkpoint and what it becomes, which is two names and not {len(arguments)}'
+      f'Name a checkpoint and what it becomes, which is two names and not {len(arguments)} (more with --average)'
     )
-  source, destination = arguments
   from vit_jax.parallel import distributed
-  from vit_jax.pretrained import bucket_output, formats
+  from vit_jax.pretrained import average, bucket_output, formats
 
   name = _format_name(destination)
   distributed.skip_absent_tpu()
   with bucket_output.place_to_write(destination) as place:
     told = {flag.name: flag.value for flag in (_ACTIVATION, _NORM_EPSILON, _HEADS) if flag.value is not None}
-    pretrained = formats.read(source, told=told, weights=_WEIGHTS.value)
+    pretrained = formats.read(sources[0], told=told, weights=_WEIGHTS.value)
+    if len(sources) > 1:
+      others = (formats.read(source, told=told, weights=_WEIGHTS.value) for source in sources[1:])
+      pretrained = average.of(pretrained, others)
     writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
     for note in chosen:
       print(note)

@@ -23,9 +23,9 @@ from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive
 from vit_jax.parallel import distributed
-from vit_jax.pretrained import formats
+from vit_jax.pretrained import formats, peft
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.base import Pretrained, with_told
 from vit_jax.pretrained.config import InitConfig, Weights
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class _Arguments:
   heads: Count | None = None
   weights: Weights | None = None
   classes: tuple[str, ...] | None = None
+  adapter: str | None = None
+  patch: Count | None = None
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -65,7 +67,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Twelve parameters: people type them in notebooks, where an editor completes and explains them.
+# Fourteen parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -80,6 +82,8 @@ def load(
   heads: int | None = None,
   weights: Weights | None = None,
   classes: Sequence[str] | None = None,
+  adapter: str | os.PathLike[str] | None = None,
+  patch: int | None = None,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -100,10 +104,14 @@ def load(
     weights: of a training run: 'raw', or 'ema' for the moving average of its parameters. None: the latter where
       the run's checkpoint.best is a metric of it, else the former.
     classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
+    adapter: a folder of PEFT, whose LoRA or DoRA adapters of this model are merged into it.
+    patch: pixels along a side of a patch, to which the patch embedding is resized (FlexiViT, arXiv 2212.08013); the
+      grid of positions follows. None: as trained.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
   """
+  adapter = None if adapter is None else os.fspath(adapter)
   asked = _Arguments.of(**{name: value for name, value in locals().items() if name != 'source'})
   distributed.skip_absent_tpu()
   told = {name: getattr(asked, name) for name in ('activation', 'norm_epsilon', 'pool', 'heads')}
@@ -111,7 +119,7 @@ def load(
   pretrained = formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights)
   if asked.classes is not None:
     pretrained = formats.with_texts(source, pretrained, asked.classes)
-  return _built(pretrained, asked)
+  return _built(peft.applied(pretrained, adapter) if adapter else pretrained, asked)
 
 
 def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
@@ -122,9 +130,9 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
     _log.warning('The checkpoint has no head: it is for features, or for fine-tuning (num_classes=…).')
   own, num_classes = pretrained.architecture, asked.num_classes
   size = own.image_size if asked.image_size is None else asked.image_size
-  own.model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
+  model = own.model if asked.patch is None else with_told('The checkpoint', own.model, {'patch': asked.patch})
+  model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
-  model = own.model
   if asked.dtype is not None:
     model = dataclasses.replace(model, dtype=asked.dtype)
   if asked.position_resize is not None:  # for images of other sizes too

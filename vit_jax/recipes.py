@@ -7,12 +7,14 @@ import dataclasses
 import difflib
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import ml_collections
 
 from vit_jax.config import (
+  AdapterConfig,
   CheckpointConfig,
   ClassificationEvaluatorConfig,
   ClassificationObjective,
@@ -50,7 +52,8 @@ _FINETUNING_ROWS = {
 
 
 # The words with which the argument of configs/finetune.py may end.
-_RECIPES = ('head', 'all', 'slides', 'text', 'paper')
+_RECIPES = ('head', 'all', 'slides', 'text', 'paper', 'lora', 'dora', 'bitfit')
+_LAST = re.compile(r'last([1-9]\d*)')  # of them too: the last so many blocks
 # Of `fitted`: images seen in training all layers, at least three epochs and at most twenty; pixels of a side at most.
 _FITTED_IMAGES, _FITTED_SIDE = 100_000, 224
 _SMALL_SIDE = 128  # pixels
@@ -108,12 +111,12 @@ def _is_folder_of_images(path: str) -> bool:
 def _divided(data: str) -> tuple[str, Any]:
   """'folder:/images,all' -> ('folder:/images', 'all'), without a recipe ''; UserError where the word is no recipe."""
   name, comma, word = data.rpartition(',')
-  if word in _RECIPES and comma:
+  if comma and (word in _RECIPES or _LAST.fullmatch(word)):
     return name, word
   if comma and '/' not in word and not os.path.exists(os.path.expanduser(data.partition(':')[2])):
     raise UserError(
-      f'{word!r} is no recipe of fine-tuning; choose one of {", ".join(_RECIPES)}, and set options by flags behind it, '
-      f"such as --config.total='4 epochs'."
+      f'{word!r} is no recipe of fine-tuning; choose one of {", ".join(_RECIPES)}, last4, and set options by flags '
+      f"behind it, such as --config.total='4 epochs'."
     )
   return data, ''
 
@@ -170,7 +173,7 @@ def held_out(source: str) -> str:
   return splits.first_of(_HELD_OUT, source)
 
 
-def fitted(model: str, data: str, recipe: Literal['head', 'all', 'slides', 'text']) -> Config:
+def fitted(model: str, data: str, recipe: str) -> Config:
   """A fine-tuning of any size: its batch follows from the number of images, and with 'all' its length too.
 
   Images are as large as the checkpoint's own, 224 px at most.
@@ -179,7 +182,9 @@ def fitted(model: str, data: str, recipe: Literal['head', 'all', 'slides', 'text
   can teach. With 'head' it is the result: the features are computed once, and no step follows. 'all' trains every
   layer, gently. 'slides' does so as tutorials do (AdamW with a rate of 2e-4, 4 epochs of batches of 16 images), but
   a warmup of two epochs and layer-wise decay (BEiT, arXiv 2106.08254) keep what the checkpoint and the head know.
-  'text' is 'all' from the head that a CLIP or a SigLIP makes of the names of the classes.
+  'text' is 'all' from the head that a CLIP or a SigLIP makes of the names of the classes. As 'all' are 'lora' and
+  'dora', which train adapters of queries and values, 'bitfit', which trains biases (arXiv 2106.10199), and 'last4',
+  which trains the last four blocks; each with the head.
 
   The model is as for `finetuning`, and the data any source that is here; UserError where one of them is not.
   """
@@ -208,6 +213,19 @@ def fitted(model: str, data: str, recipe: Literal['head', 'all', 'slides', 'text
     # The rest is for whoever gives it a length: --config.total='4 epochs' trains the head on other crops in each.
     frozen = dataclasses.replace(config.optimizer, freeze=('^(?!head/)',))
     return dataclasses.replace(config, total='0 steps', optimizer=frozen)
+  if recipe in ('lora', 'dora'):
+    config = dataclasses.replace(config, adapter=AdapterConfig(rank=16, dora=recipe == 'dora'))
+  elif recipe == 'bitfit':
+    freeze = (r'^(?!.*bias$|head/|distillation_head/)',)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, freeze=freeze))
+  elif last := _LAST.fullmatch(recipe):
+    first = network.num_layers - int(last[1])
+    if first < 1:
+      raise UserError(f'{recipe!r} is of {network.num_layers} blocks; choose fewer, or all.')
+    optimizer = dataclasses.replace(config.optimizer, freeze_blocks=first)
+    return dataclasses.replace(config, optimizer=optimizer)
+  if recipe in ('lora', 'dora', 'bitfit'):  # few parameters take larger steps
+    return dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, learning_rate=5e-4))
   if recipe == 'slides':
     return dataclasses.replace(
       config,

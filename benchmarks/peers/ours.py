@@ -17,4 +17,4 @@ def lower(_checkout: str, variant: str, recipe: Recipe, blocks: int | None, devi
   if blocks is not None:
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, depth=blocks))
   run = Run(config, dataset, devices)
-  return run.program.step.lower(run.program.state, run.program.batch, run.frozen.shapes), run.mesh
+  return run.program.step.lower(run.program.state, run.program.batch, run.frozen_shapes), run.mesh

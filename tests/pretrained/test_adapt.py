@@ -16,7 +16,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.models.position_resize import PositionResize
-from vit_jax.pretrained.adapt import adapt
+from vit_jax.pretrained.adapt import _with_patches, adapt
 
 POSITIONS = ('4to6_cls', '4to6_nocls', '6to4_cls', '7to12_cls', '14to24_cls', 'ramp4to6')
 
@@ -178,3 +178,45 @@ def test_tensor_without_a_counterpart_names_the_option_that_allows_it(golden, ch
 def test_mixer_refuses_another_resolution(golden):
   with pytest.raises(UserError, match='an MLP-Mixer works at one resolution only'):
     vit_jax.load(path(golden, 'e_mixer', 'linen'), image_size=48)
+
+
+def resize_matrix(old: int, new: int) -> np.ndarray:
+  """(new², old²), row by row: OpenCV's bilinear resize of each unit image."""
+  units = np.eye(old * old).reshape(-1, old, old)
+  return np.stack(
+    [cv2.resize(unit, (new, new), interpolation=cv2.INTER_LINEAR).ravel() for unit in units], axis=1
+  )
+
+
+@pytest.mark.parametrize('size', [12, 4])
+def test_patch_embedding_is_resized_by_the_pseudo_inverse(size):
+  """FlexiViT (arXiv 2212.08013), equation 6 and its proposition: bigger patches, resized, embed to the same."""
+  kernel = np.random.default_rng(0).standard_normal((8, 8, 3, 5)).astype(np.float32)
+  resized = _with_patches(kernel, size)
+  matrix = resize_matrix(8, size)
+  expected = np.linalg.pinv(matrix.T) @ kernel.reshape(64, -1)
+  np.testing.assert_allclose(resized.reshape(size**2, -1), expected, atol=1e-5)
+  if size > 8:
+    patch = np.random.default_rng(1).standard_normal((64, 15))
+    embedded = np.einsum('po,po->o', matrix @ patch, resized.reshape(size**2, 15))
+    np.testing.assert_allclose(embedded, np.einsum('po,po->o', patch, kernel.reshape(64, 15)), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_patch_embedding_is_resized_as_by_timm():
+  torch = pytest.importorskip('torch')
+  timm = pytest.importorskip('timm.layers.patch_embed', exc_type=ImportError)
+  kernel = np.random.default_rng(0).standard_normal((14, 14, 3, 5)).astype(np.float32)
+  theirs = timm.resample_patch_embed(
+    torch.tensor(kernel.transpose(3, 2, 0, 1)), [16, 16], 'bilinear', antialias=False
+  )
+  np.testing.assert_allclose(_with_patches(kernel, 16), theirs.numpy().transpose(2, 3, 1, 0), atol=1e-5)
+
+
+def test_a_model_is_loaded_with_other_patches(golden):
+  """The grid of positions follows."""
+  file = path(golden, 'c_vit_token_rep32')
+  own = vit_jax.load(file)
+  model = vit_jax.load(file, patch=own.config.patch // 2)
+  images = np.zeros((1, *own.preprocess.size, 3), np.float32)
+  assert model.features(images).shape[1] - 1 == 4 * (own.features(images).shape[1] - 1)

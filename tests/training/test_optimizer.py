@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from vit_jax import config as c
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.options import documentation
 from vit_jax.training.optimizer import make_optimizer, trainable_mask
@@ -275,3 +277,52 @@ def test_layer_decay_scales_the_step_of_each_stacked_block():
 def test_layer_decay_of_a_model_without_blocks_is_refused():
   with pytest.raises(UserError, match='layer_decay is of the blocks of Vision Transformers and Mixers'):
     make_optimizer(c.OptimizerConfig(layer_decay=0.5), {'head': PARAMS['head']})
+
+
+def test_freezing_of_blocks_keeps_the_first_and_what_is_before_them():
+  """Also from weight decay; the others move as without it."""
+  params = PARAMS | {'patch_embedding': {'bias': np.ones(3, np.float32)}}
+  grads = GRADS | {'patch_embedding': {'bias': np.ones(3, np.float32)}}
+  tx = make_optimizer(c.OptimizerConfig(freeze_blocks=1, weight_decay=0.1), params)
+  updates, _ = tx.update(grads, tx.init(params), params)
+  plain = make_optimizer(c.OptimizerConfig(weight_decay=0.1), params)
+  expected, _ = plain.update(grads, plain.init(params), params)
+  assert not np.any(updates['patch_embedding']['bias'])
+  for name in ('kernel', 'bias'):
+    assert not np.any(updates['blocks']['mlp'][name][0])
+    np.testing.assert_allclose(
+      updates['blocks']['mlp'][name][1], expected['blocks']['mlp'][name][1], rtol=1e-6
+    )
+    np.testing.assert_allclose(updates['head'][name], expected['head'][name], rtol=1e-6)
+  with pytest.raises(UserError, match=r'freeze_blocks is of the blocks .* and this model has 2'):
+    make_optimizer(c.OptimizerConfig(freeze_blocks=2), params)
+
+
+def test_muon_takes_kernels_as_matrices_and_leaves_the_rest_to_adam():
+  """Each block's kernel as optax's Muon takes the matrix alone; the rest as Adam with Nesterov's momentum."""
+  shapes = {
+    'blocks/attention/query/kernel': ((2, 6, 2, 4), (6, 8)),
+    'blocks/attention/out/kernel': ((2, 2, 4, 6), (8, 6)),
+    'blocks/mlp/dense_in/kernel': ((2, 6, 9), (6, 9)),
+    'block1/unit1/conv2/kernel': ((3, 3, 2, 5), (18, 5)),
+    'blocks/mlp/dense_in/bias': ((2, 9), None),
+    'patch_embedding/kernel': ((2, 2, 3, 6), None),
+    'head/kernel': ((6, 4), None),
+  }
+  rng = np.random.default_rng(0)
+  flat = {path: rng.standard_normal(shape).astype(np.float32) for path, (shape, _) in shapes.items()}
+  params = pytrees.unflatten(flat)
+  tx = make_optimizer(c.OptimizerConfig(name='muon'), params)
+  updates = pytrees.flatten(tx.update(params, tx.init(params), params)[0])
+  for path, (_, matrix) in shapes.items():
+    if matrix is None:
+      alone = optax.scale_by_adam(nesterov=True)
+      expected = alone.update(flat[path], alone.init(flat[path]))[0]
+    else:
+      alone = optax.contrib.muon(-1.0, consistent_rms=0.2)
+      blocks = flat[path].reshape(-1, *matrix)
+      expected = [
+        alone.update({'w': block}, alone.init({'w': block}), {'w': block})[0]['w'] for block in blocks
+      ]
+      expected = np.stack(expected).reshape(flat[path].shape)
+    np.testing.assert_allclose(updates[path], expected, rtol=1e-3, atol=1e-4, err_msg=path)

@@ -93,7 +93,7 @@ def test_probe_is_accurate_before_the_first_step_and_leaves_other_parameters_alo
   run, source = open_training(config())
   before = initial_state(run.program, 0, {})
   others = jax.tree.map(np.asarray, {name: leaf for name, leaf in before.params.items() if name != 'head'})
-  state, text = with_probe(run, source, before, BadImages(), tmp_path)
+  state, text = with_probe(run, source, before, before.variables, BadImages(), tmp_path)
   assert 'logistic regression of the features of 1,437 images' in text
   scores = evaluate(state, run.open_evaluators())
   assert scores['test/accuracy'] > 0.8 and scores['test_ema/accuracy'] == scores['test/accuracy']
@@ -109,7 +109,8 @@ def test_logits_of_two_heads_are_those_of_the_probe(tmp_path, monkeypatch):
     variant='custom', patch=4, width=32, mlp_dim=32, depth=1, heads=2, distillation_token=True, head_bias=-1.0
   )
   run, source = open_training(config(model=model))
-  state, _ = with_probe(run, source, initial_state(run.program, 0, {}), BadImages(), tmp_path)
+  first = initial_state(run.program, 0, {})
+  state, _ = with_probe(run, source, first, first.variables, BadImages(), tmp_path)
   module = nnx.merge(run.program.graphdef, state.variables)
   images = rng.normal(size=(8, 8, 8, 3)).astype(np.float32)
   expected = np.asarray(module.head_input(module.features(images))) @ probe.kernel + probe.bias

@@ -168,3 +168,24 @@ def test_a_batch_of_another_shape_or_dtype_fails_at_trace_time(name, change):
   program = program_of(CONFIG)
   with pytest.raises(AssertionError):
     program.step.lower(program.state, program.batch | {name: change(program.batch[name])})
+
+
+@pytest.mark.parametrize('unroll', [False, True])
+def test_blocks_behind_frozen_ones_learn_as_without(unroll):
+  """Their gradients are the same; none is computed before them."""
+  model = dataclasses.replace(CONFIG.model, unroll=unroll)
+  plain = dataclasses.replace(CONFIG, model=model, optimizer=c.OptimizerConfig(name='sgd'), ema=0.0)
+  frozen = dataclasses.replace(plain, optimizer=c.OptimizerConfig(name='sgd', freeze_blocks=2))
+  before, after = run(plain, steps=0)[0], run(frozen, steps=3)[0]
+  chex.assert_trees_all_equal(after['patch_embedding'], before['patch_embedding'])
+  chex.assert_trees_all_equal(
+    *(jax.tree.map(lambda leaf: leaf[:2], tree['blocks']) for tree in (after, before))
+  )
+  one = run(plain, steps=2)[0], run(frozen, steps=2)[0]  # the first has a rate of 0
+  last = [
+    {'blocks': jax.tree.map(lambda leaf: leaf[2], tree['blocks']), 'head': tree['head']} for tree in one
+  ]
+  chex.assert_trees_all_close(*last, rtol=1e-4, atol=1e-6)
+  assert not np.array_equal(
+    after['blocks']['mlp']['dense_in']['kernel'], before['blocks']['mlp']['dense_in']['kernel']
+  )

@@ -51,7 +51,8 @@ def apply(
   """The output of the last of the stacked blocks, (B, N, D), or (B, read, D).
 
   Args:
-    blocks: of `stack`; each is called with z, its drop path rate, its keys and `shared`.
+    blocks: of `stack`; each is called with z, its drop path rate, its keys and `shared`. Where they
+      have an attribute `frozen`, no gradient is computed of the first so many and of what is before them.
     z: (B, N, D).
     keys: (B,) typed PRNG keys; block i gets them with i folded in. None: nothing is dropped.
     loop: how.
@@ -60,6 +61,11 @@ def apply(
       `read` too; in a loop all blocks are alike.
   """
   body, inputs = _body(blocks, z, keys, loop, shared)
+  if frozen := getattr(blocks, 'frozen', 0):
+    first, inputs = (
+      jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(frozen), slice(frozen, None))
+    )
+    z = jax.lax.stop_gradient(_scan(body, z, first, loop)[0])
   if read is None or not loop.unroll:
     return _scan(body, z, inputs, loop)[0]
   before, last = (jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(-1), -1))

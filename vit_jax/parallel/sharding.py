@@ -76,6 +76,12 @@ def place(array: Any, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
   return jax.make_array_from_callback(like.shape, like.sharding, host.__getitem__)
 
 
+def place_tree(arrays: dict[str, np.ndarray], shapes: dict[str, Any]) -> dict[str, Any]:
+  """The arrays (path -> array), which are given up one by one, as a tree with the shardings of `shapes`."""
+  placed = {path: place(arrays.pop(path), leaf) for path, leaf in pytrees.flatten(shapes).items()}
+  return pytrees.unflatten(placed)
+
+
 def device_bytes(tree: Any) -> int:
   """Bytes on one device of a tree of ShapeDtypeStructs with shardings."""
   return sum(

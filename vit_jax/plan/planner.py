@@ -42,7 +42,7 @@ class Memory:
   temporaries: int | None
   total: int  # at the peak of a step
   available: int | None  # to a program; None if not known
-  frozen: int = 0  # parameters of models that are not trained, such as teachers
+  frozen: int = 0  # parameters that are not trained, such as teachers' and those of an adapter's base
 
   @property
   def fits(self) -> bool:
@@ -107,7 +107,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   program, devices = run.program, len(topology.devices)
   known = hardware.of(topology.kind)
   begin = time.perf_counter()
-  lowered = program.step.lower(program.state, program.batch, run.frozen.shapes)
+  lowered = program.step.lower(program.state, program.batch, run.frozen_shapes)
   compiled = None
   try:
     compiled = lowered.compile()
@@ -137,7 +137,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
       'unroll': run.config.model.unroll,
     },
     steps=run.timeline.total,
-    parameters=sum(leaf.size for leaf in jax.tree.leaves(program.state.params)),
+    parameters=sum(leaf.size for leaf in jax.tree.leaves((program.state.params, program.base))),
     memory=memory,
     collectives=estimate.traffic_by_kind() if estimate else {},
     model_flops=model_flops,
@@ -189,7 +189,7 @@ def _argument_bytes(run: Run) -> dict[str, int]:
     'opt_state': device_bytes(program.state.opt_state),
     'ema': device_bytes(program.state.ema),
     'batch': device_bytes(program.batch),
-    'frozen': device_bytes(run.frozen.shapes),
+    'frozen': device_bytes(run.frozen_shapes),
   }
 
 

@@ -112,6 +112,9 @@ def _fitted(
     return array, ''
   if path == ours.model.first_layer.kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _with_channels(array, shape[2])
+  sides, patches = (array.shape[0], shape[0]), (theirs.model.patch_pixels, ours.model.patch_pixels)
+  if path == ours.model.first_layer.kernel and sides == patches and array.shape[2:] == tuple(shape[2:]):
+    return _with_patches(array, shape[0]), 'pseudo-inverse resize'
   hint = ''
   if not ours.model.any_image_size and theirs.image_size != ours.image_size:
     hint = f'{ours.model.title} works at one resolution only: '
@@ -183,6 +186,17 @@ def _with_channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:
   spread = np.repeat(summed / channels, channels, axis=2).astype(kernel.dtype)
   how = f'summed over {kernel.shape[2]} channels'
   return spread, f'{how}, spread over {channels}' if channels > 1 else how
+
+
+def _with_patches(kernel: np.ndarray, size: int) -> np.ndarray:
+  """(P, P, C, D) -> (size, size, C, D): of bilinearly resized patches it gives about what it gave of the patches.
+
+  Exactly so where patches grow: for a resize B, x w = (B x) w', w' being the pseudo-inverse of B^T times w (FlexiViT,
+  arXiv 2212.08013, section 3.4). B works along rows and columns apart, and so does its pseudo-inverse.
+  """
+  inverse = np.linalg.pinv(position_resize.weights('bilinear', len(kernel), size).T)
+  resized = np.einsum('ih,jw,hwcd->ijcd', inverse, inverse, kernel.astype(np.float64), optimize=True)
+  return resized.astype(kernel.dtype)
 
 
 def _matches_any(path: str, patterns: tuple[str, ...]) -> bool:

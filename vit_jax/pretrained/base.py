@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
@@ -35,6 +36,15 @@ class UnknownModelError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Adapted:
+  """What fine-tuning with an adapter has learned, apart from the base that it belongs to."""
+
+  adapter: AdapterConfig
+  params: dict[str, Any]  # path -> array of the adapters and of the parameters that were trained themselves
+  base: str  # where its base is
+
+
+@dataclasses.dataclass(frozen=True)
 class Pretrained:
   """A model from a checkpoint of any format, in our terms."""
 
@@ -47,6 +57,7 @@ class Pretrained:
   class_names: tuple[str, ...] | None = None  # of the logits; None: the checkpoint does not name them
   notes: tuple[str, ...] = ()  # sentences for the person: what was dropped, what is all zeros
   link: Link = 'softmax'  # what turns its logits into probabilities
+  adapted: Adapted | None = None  # likewise apart from its base, where `params` has it merged
 
   @property
   def num_parameters(self) -> int:
@@ -160,7 +171,7 @@ def no_teacher(checkpoint: str) -> UserError:
   return UserError(f'{checkpoint} has no head, so it cannot teach; fine-tune it first (configs/finetune.py).')
 
 
-def with_told(path: pathlib.Path, model: M, told: Mapping[str, Any]) -> M:
+def with_told(path: pathlib.Path | str, model: M, told: Mapping[str, Any]) -> M:
   """A checkpoint's model with the options that the caller tells; UserError where it has no such option."""
   options = {field.name for field in dataclasses.fields(model)}
   for name in told:
@@ -174,6 +185,7 @@ FORMATS: Registry[Format] = Registry(
   'checkpoint format',
   {
     'run': 'vit_jax.pretrained.runs:RunFormat',
+    'peft': 'vit_jax.pretrained.peft:PeftFormat',
     'bit': 'vit_jax.pretrained.transformers_bit:BitFormat',
     'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
     'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',

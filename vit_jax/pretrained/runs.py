@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import options as options_lib
+from vit_jax.adapters import lora
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
@@ -19,7 +20,8 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.models.capabilities import PositionOptions, with_learned_positions, with_position_resize
-from vit_jax.pretrained.base import Format, Pretrained, ReadOptions
+from vit_jax.pretrained import adapter_base
+from vit_jax.pretrained.base import Adapted, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 
 _PARTIAL = '.orbax-checkpoint-tmp'  # in the name of a step until it is complete
@@ -45,7 +47,7 @@ class RunFormat(Format):
           f"{path} has no EMA of its parameters (its config.ema is 0), which weights 'ema' asks for; leave it out."
         )
       # The head of a model that has none is an empty array, which is not stored.
-      shapes = {name: leaf for name, leaf in run.architecture.shapes().items() if leaf.size}
+      shapes = {name: leaf for name, leaf in run.shapes().items() if leaf.size}
       return {'ema': pytrees.unflatten(shapes)} if weights == 'ema' else _items(run.architecture, shapes)
 
     _, items, meta = _restored(path, wanted)
@@ -53,6 +55,10 @@ class RunFormat(Format):
     params = {}
     for tree in items.values():
       params |= pytrees.flatten(jax.tree.map(np.asarray, tree))
+    adapted = None
+    if run.config.adapter.rank:
+      adapted = Adapted(run.config.adapter, params, meta['base']['address'])
+      params = adapter_base.whole(run.config, run.architecture, pytrees.unflatten(params), meta['base'])
     for name, leaf in run.architecture.shapes().items():
       if not leaf.size:
         params[name] = np.zeros(leaf.shape, leaf.dtype)
@@ -71,6 +77,7 @@ class RunFormat(Format):
       class_names=run.class_names or None,
       notes=notes,
       link=run.config.objective.link,
+      adapted=adapted,
     )
 
   def architecture(self, path: pathlib.Path) -> Architecture:
@@ -158,6 +165,16 @@ class _Stored:
     outputs = objective.head_size(len(names), data)
     self.architecture = Architecture(model, data.image_size, data.channels, outputs)
     self.class_names = _of_all_outputs(objective.class_names(names), outputs)
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape of each variable that the checkpoint holds, by its path."""
+    shapes, adapter = self.architecture.shapes(), self.config.adapter
+    if not adapter.rank:
+      return shapes
+    state, kernels = self.architecture.state_paths(), lora.targets(self.architecture.abstract(), adapter)
+    params = pytrees.unflatten({path: leaf for path, leaf in shapes.items() if path not in state})
+    trained = jax.eval_shape(lambda: lora.initial(kernels, params, adapter, jax.random.key(0)))
+    return {path: shapes[path] for path in state} | pytrees.flatten(trained)
 
 
 def _of_all_outputs(names: tuple[str, ...], outputs: int) -> tuple[str, ...]:

@@ -117,37 +117,39 @@ def names(path: pathlib.Path) -> frozenset[str]:
     return frozenset(tensors.shapes)
 
 
-def write(folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-  """Writes the texts, by the names of their files, and then `model.safetensors` with its SHA-256 beside it.
+def write(
+  folder: pathlib.Path, tensors: Mapping[str, np.ndarray], texts: Mapping[str, str], name: str = FILE
+) -> None:
+  """Writes the texts, by the names of their files, and then the tensors, in a file of that `name`, with its SHA-256.
 
-  Until it is complete there is no `model.safetensors`. What an interrupted call has left is written over.
+  Until it is complete there is no such file. What an interrupted call has left is written over.
 
   Raises:
     UserError: the folder holds something else already.
     OSError: it cannot be written.
   """
-  partial, checksum = folder / (FILE + _PARTIAL), folder / (FILE + _CHECKSUM)
+  partial, checksum = folder / (name + _PARTIAL), folder / (name + _CHECKSUM)
   own = {*texts, checksum.name}
-  if folder.is_file() or (folder.is_dir() and _in_use(folder, own)):
+  if folder.is_file() or (folder.is_dir() and _in_use(folder, name, own)):
     raise UserError(f'{folder} is there already and not empty; choose another folder.')
   files.make_directories(folder)
-  contiguous = {name: np.asarray(tensor, order='C') for name, tensor in tensors.items()}
+  contiguous = {key: np.asarray(tensor, order='C') for key, tensor in tensors.items()}
   try:
     partial.touch()  # first: it tells that what lies beside it is not complete
     mode = partial.stat().st_mode
-    for name, text in texts.items():
-      files.write_text(folder / name, text)
+    for file, text in texts.items():
+      files.write_text(folder / file, text)
     try:  # with the metadata that transformers and timm write
       safetensors.numpy.save_file(contiguous, partial, metadata={'format': 'pt'})
     except safetensors.SafetensorError as error:
-      raise _os_error(error, folder / FILE) from error
+      raise _os_error(error, folder / name) from error
     partial.chmod(mode)  # safetensors lets nobody but the owner read it
     # As the command sha256sum writes and checks it.
-    files.write_text(checksum, f'{_sha256(partial)}  {FILE}\n')
-    files.move_into_place(partial, folder / FILE)
+    files.write_text(checksum, f'{_sha256(partial)}  {name}\n')
+    files.move_into_place(partial, folder / name)
   except BaseException:
-    for name in (*own, partial.name):
-      (folder / name).unlink(missing_ok=True)
+    for file in (*own, partial.name):
+      (folder / file).unlink(missing_ok=True)
     raise
 
 
@@ -157,11 +159,11 @@ def _os_error(error: Exception, path: pathlib.Path) -> Exception:
   return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
-def _in_use(folder: pathlib.Path, own: set[str]) -> bool:
+def _in_use(folder: pathlib.Path, name: str, own: set[str]) -> bool:
   """Whether a folder holds more than what an interrupted `write` of the files `own` has left."""
   names = {path.name for path in folder.iterdir()}
-  left = own | {name + _PARTIAL for name in (FILE, *own)}
-  return bool(names) and not (FILE + _PARTIAL in names and names <= left)
+  left = own | {file + _PARTIAL for file in (name, *own)}
+  return bool(names) and not (name + _PARTIAL in names and names <= left)
 
 
 def _sha256(path: pathlib.Path) -> str:

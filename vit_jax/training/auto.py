@@ -212,7 +212,9 @@ def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequen
 
 
 def _state_bytes(config: Config, parameters: int) -> int:
-  """Of parameters, two moments, gradients and the EMA, in float32."""
+  """Of parameters, two moments, gradients and the EMA, in float32; with an adapter about those of its base alone."""
+  if config.adapter.rank:
+    return jnp.dtype(config.adapter.base_dtype).itemsize * parameters
   return 4 * parameters * (4 + bool(config.ema))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import tqdm
 
+from vit_jax.adapters import lora
 from vit_jax.data.on_device import Batch
 from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
 from vit_jax.foundation import pytrees, text_table
@@ -40,12 +41,17 @@ class Console:
 
   def setup(self, run: Run, evaluators: Mapping[str, Evaluator], folder: pathlib.Path) -> None:
     """What the run is: its devices, parameters, data and length; the table of parameters goes to report/."""
-    params = run.program.state.params
+    params = lora.beside(run.program.base, run.program.state.params)
     self.say(devices_text(run.mesh))
     self.say(run.chosen)
     self.say(parameters_text(params, run.config.model.describe()))
     if self._prints:
       (folder / 'report' / 'parameters.txt').write_text(parameter_table(params) + '\n', encoding='utf-8')
+    if run.config.adapter.rank:
+      sizes = [
+        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (run.program.state.params, params)
+      ]
+      self.say(f'Adapter: {sizes[0]:,} parameters are trained and saved, beside a base of {sizes[1]:,}')
     self.say(training_data_text(run))
     self.evaluators(evaluators)
     timeline = run.timeline
@@ -65,7 +71,8 @@ class Console:
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
-    params, state = device_bytes(program.state.params), device_bytes(program.state)
+    state = device_bytes((program.state, program.base))
+    params = device_bytes((program.state.params, program.base))
     temporary = compiled.memory_analysis().temp_size_in_bytes
     self.say(
       f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '

@@ -12,6 +12,7 @@ from vit_jax.config import Config
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import agreement, preprocessing
 from vit_jax.training.console import Console
+from vit_jax.training.initialization import read_base
 from vit_jax.training.run import Dataset, Run, evaluate
 from vit_jax.training.schedule import ScheduleConfig
 from vit_jax.training.state import TrainState
@@ -57,8 +58,9 @@ def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Con
   if newest is None:
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, meta = newest
-  trained = config_lib.from_config_dict(meta['config'])
-  return step, runs[-1], runs[-1].program.state._replace(**items), trained
+  trained, run = config_lib.from_config_dict(meta['config']), runs[-1]
+  base = read_base(run, meta.get('base'))[0] if config.adapter.rank else {}
+  return step, run, run.program.whole(run.program.state._replace(**items), base), trained
 
 
 def _new_folder(workdir: pathlib.Path, step: int) -> pathlib.Path:

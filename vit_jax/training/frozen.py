@@ -13,7 +13,6 @@ from flax import nnx
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import with_learned_positions
@@ -85,7 +84,7 @@ class FrozenModels:
       arrays, report = adapt(pretrained, network.architecture, InitConfig(reinitialise=()))
       check_arrays(f'the parameters of {checkpoint}', arrays)
       texts.append('\n'.join([f'Frozen parameters from {checkpoint}', str(report), *pretrained.notes]))
-      params.append(_on_mesh(arrays, network.shapes))
+      params.append(sharding_lib.place_tree(arrays, network.shapes))
     return tuple(params), '\n'.join(texts)
 
   def predictors(self, params: Sequence[Params]) -> tuple[Predictor, ...]:
@@ -144,14 +143,6 @@ class FrozenModels:
         f"{checkpoint} was trained with sigmoids, and config.objective.loss is 'softmax'; set "
         f'--config.objective.loss=sigmoid.'
       )
-
-
-def _on_mesh(arrays: dict[str, np.ndarray], shapes: Params) -> Params:
-  """The arrays (path -> array) with the shardings of `shapes`; they are given up one by one."""
-  params = {}
-  for path, leaf in pytrees.flatten(shapes).items():
-    params[path] = sharding_lib.place(arrays.pop(path), leaf)
-  return pytrees.unflatten(params)
 
 
 def _prepared(

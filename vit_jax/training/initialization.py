@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.adapters import lora
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
@@ -16,11 +17,13 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.parallel import sharding as sharding_lib
-from vit_jax.pretrained import formats, kept_head
+from vit_jax.parallel.agreement import Fact, check_facts
+from vit_jax.pretrained import adapter_base, formats, kept_head
 from vit_jax.pretrained.adapt import adapt, begins_anew
 from vit_jax.pretrained.base import Pretrained
+from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import Program
+from vit_jax.training.step import Params, Program
 
 
 def read_initial(
@@ -32,24 +35,50 @@ def read_initial(
   accounts for every tensor; ({}, '') without a checkpoint. Raises UserError where the checkpoint is not there, is
   damaged, or does not fit the config or the data's classes.
   """
-  checkpoint, model = config.init.checkpoint, config.model
-  if checkpoint is None:
+  if config.init.checkpoint is None:
     return {}, ''
-  # A format that cannot tell how its tensors are computed is taken to agree with the config.
-  assumed = {name: getattr(model, name) for name in model.function_options}
-  pretrained = formats.read(
-    checkpoint, image_size=config.data.image_size, assumed=assumed, weights=config.init.weights
-  )
+  return _fitted(adapter_base.read_checkpoint(config), config, architecture, class_names)
+
+
+def read_base(
+  run: Run, known: Mapping[str, Any] | None
+) -> tuple[Params, dict[str, np.ndarray], dict[str, Any], str]:
+  """Reads the base of a run's adapter; it is compared with what the run's checkpoint says of it, unless that is None.
+
+  Returns:
+    The frozen parameters on the mesh; the arrays of what is trained, for `initial_state`; what checkpoints are to say
+    of the base; and the text of `read_initial`.
+
+  Raises:
+    UserError: as `read_initial`, or where the base is another one, or a frozen parameter does not come from it.
+  """
+  config = run.config
+  pretrained = adapter_base.read_checkpoint(config)
+  meta = adapter_base.meta(config, pretrained)
+  if known is not None:
+    adapter_base.check_same(known, meta)
+  check_facts([Fact("the tensors of the adapter's base", meta['address'], meta['tensors'])])
+  arrays, text = _fitted(pretrained, config, run.architecture, run.dataset.class_names)
+  frozen = adapter_base.frozen(arrays, run.program.base, config.init.checkpoint)
+  arrays = {path: array for path, array in arrays.items() if path not in frozen}
+  arrays |= lora.magnitudes(frozen, run.program.state.params)
+  return sharding_lib.place_tree(frozen, run.program.base), arrays, meta, text
+
+
+def _fitted(
+  pretrained: Pretrained, config: Config, architecture: Architecture, class_names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], str]:
+  """As `read_initial`, of a checkpoint that has been read."""
   init = config.init
   if init.head == 'text':
     pretrained = _with_head_of_texts(pretrained, config, class_names)
     kept = tuple(pattern for pattern in init.reinitialise if not re.search(pattern, 'head/kernel'))
     init = dataclasses.replace(init, reinitialise=kept)
-  _check_function(pretrained, model)
+  _check_function(pretrained, config.model)
   pretrained = _with_head_of(pretrained, config, architecture, class_names)
   arrays, report = adapt(pretrained, architecture, init)
   notes = [*pretrained.notes, *_different_preprocessing(pretrained, config.data)]
-  return arrays, '\n'.join([f'Parameters from {checkpoint}', str(report), *notes])
+  return arrays, '\n'.join([f'Parameters from {config.init.checkpoint}', str(report), *notes])
 
 
 def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) -> TrainState:

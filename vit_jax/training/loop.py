@@ -24,7 +24,7 @@ from vit_jax.training.console import Console
 from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.feature_files import FOLDER as FEATURES
 from vit_jax.training.finite_guard import FiniteGuard
-from vit_jax.training.initialization import initial_state, read_initial
+from vit_jax.training.initialization import initial_state, read_base, read_initial
 from vit_jax.training.metrics import MetricsLog, Speedometer
 from vit_jax.training.probe_head import with_probe
 from vit_jax.training.profiling import Profiler
@@ -83,6 +83,8 @@ class _Training:
       screen.say(workdir.named(note))
       self._open(config)
       self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
+      # The frozen parameters of an adapter's base, and what checkpoints say of it.
+      self._base, self._base_meta = {}, meta.get('base')
       workdir.check()  # a restore may take long
     # Only process 0 looks: it is the one that writes it into checkpoints.
     self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
@@ -137,12 +139,17 @@ class _Training:
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
     """The state to go on from, the parameters of the frozen models, and the compiled steps."""
     run, screen, state, self._restored = self._run, self._screen, self._restored, None
-    initial: dict[str, np.ndarray] = {}
-    if state is None:
+    initial, text = dict[str, np.ndarray](), ''
+    if run.config.adapter.rank:
+      self._base, initial, self._base_meta, text = read_base(run, self._base_meta)
+    elif state is None:
       initial, text = read_initial(run.config, run.architecture, run.dataset.class_names)
       check_arrays('the parameters of config.init.checkpoint', initial)
+    if state is None:
       screen.say(text)
     frozen, text = run.frozen.read(run.dataset.class_names)
+    if self._base:
+      frozen = (*frozen, self._base)
     screen.say(text)
     steps: dict[tuple[int, ...], Step] = {}
     if self._first_step < run.timeline.total:
@@ -252,7 +259,8 @@ class _Training:
     elif run.config.init.head == 'probe':
       screen.say('Head: computing the features of the training images, once …')
       limited, bad_images = screen.with_progress('Features'), self._pipeline.bad_images
-      state, text = with_probe(run, self._source, state, bad_images, self._folder, limited)
+      variables = run.program.whole(state, self._base).variables
+      state, text = with_probe(run, self._source, state, variables, bad_images, self._folder, limited)
       screen.say(text)
     return state
 
@@ -283,6 +291,7 @@ class _Training:
     limited = self._screen.with_progress(
       'Evaluation', lambda batches: self._workdir.checked(watchdog.limited(batches))
     )
+    state = self._run.program.whole(state, self._base)
     scores = evaluate(state, due, pictures, limited)
     self._stopper.update(step, scores)
     if self._stopper.due:  # the end, at which all run
@@ -295,6 +304,8 @@ class _Training:
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
     """Saves a checkpoint, which may become the best one where the metric `checkpoint.best` was measured now."""
     meta = resume.checkpoint_meta(self._run, _examples(self._evaluators)) | self._data | self._stopper.meta()
+    if self._base:
+      meta['base'] = self._base_meta
     metrics = scores if self._config.checkpoint.best in scores else None
     self._manager.save(step, state.items(), meta, metrics=metrics)
 
@@ -305,7 +316,8 @@ class _Training:
       self._screen.say(self._stopper.text(step, self._run.timeline.total))
     if (step == self._first_step and not self._begins) or not config.tensorboard.pictures:
       return
-    figures.draw_attention(self._run, state.variables, self._pipeline.batch(0), self._folder)
+    variables = self._run.program.whole(state, self._base).variables
+    figures.draw_attention(self._run, variables, self._pipeline.batch(0), self._folder)
     self._log.board.picture(step, 'attention', report / 'attention.png')
     for name in config.evaluators:
       for evaluated in (name, f'{name}{EMA_SUFFIX}'):
@@ -328,7 +340,7 @@ def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:
   """The compiled training step for each image size that is still to come."""
   program = run.program
   return {
-    size: program.step.lower(program.state, program.batch_of(size), run.frozen.shapes).compile()
+    size: program.step.lower(program.state, program.batch_of(size), run.frozen_shapes).compile()
     for size in run.resizing.sizes_from(first_step)
   }
 

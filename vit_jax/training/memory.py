@@ -25,7 +25,7 @@ def _check_state(run: Run, host: int) -> None:
   devices = jax.local_devices()
   stats = devices[0].memory_stats()  # None on CPUs, which share the host's memory
   room = stats['bytes_limit'] if stats and 'bytes_limit' in stats else host // len(devices)
-  state = device_bytes((run.program.state, run.frozen.shapes))
+  state = device_bytes((run.program.state, run.frozen_shapes))
   if state > room:
     raise UserError(
       f'The parameters and the optimizer state take {state / _GIB:,.1f} GiB on each device, which has '

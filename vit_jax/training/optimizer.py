@@ -1,5 +1,6 @@
 """Optimizers, put together from optax by the config: the direction of a step, without the learning rate."""
 
+import collections
 import contextlib
 import dataclasses
 import difflib
@@ -12,16 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 
+from vit_jax.adapters import lora
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
-from vit_jax.options import TINY, Between, NotNegative, Positive, Regex
+from vit_jax.options import TINY, Amount, Between, NotNegative, Positive, Regex
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
 _DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
-_MOMENTUM = 0.9  # of 'sgd'
+_MOMENTUM = collections.defaultdict(lambda: 0.9, muon=0.95)
+# Kernels that Muon leaves to Adam: those that meet the image or give logits, and what has no matrices.
+_NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
 _BEHIND_BLOCKS = re.compile(r'(norm|\w+_pool|pre_logits|head|distillation_head)/')
 
@@ -30,7 +35,8 @@ _BEHIND_BLOCKS = re.compile(r'(norm|\w+_pool|pre_logits|head|distillation_head)/
 class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
-  # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), or a scaling of optax, that is
+  # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
+  # for all but the kernels between embedding and head), or a scaling of optax, that is
   # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
   # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
@@ -38,7 +44,7 @@ class OptimizerConfig:
   b1: _Decay | None = None
   # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
-  # Decay of the momentum of 'sgd' and 'rmsprop'. None for 0.9.
+  # Decay of the momentum of 'sgd', 'rmsprop' and 'muon'. None for 0.9, of 'muon' 0.95.
   momentum: _Decay | None = None
   # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
   arguments: tuple[tuple[str, float], ...] = ()
@@ -55,6 +61,14 @@ class OptimizerConfig:
   layer_decay: Annotated[float, Between(TINY, 1)] = 1.0
   # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
   freeze: tuple[Regex, ...] = ()
+  # Number of first blocks that keep their initial value, with the embeddings before them: no gradients are computed
+  # there. 0 for none.
+  freeze_blocks: Amount = 0
+
+  @property
+  def freezes(self) -> bool:
+    """Whether there are parameters that are not trained."""
+    return bool(self.freeze or self.freeze_blocks)
 
   def check(self, path: str) -> None:
     """Raises UserError for an optimizer that there is not, or an argument that it does not take."""
@@ -65,7 +79,7 @@ class OptimizerConfig:
 
   def with_defaults(self) -> Self:
     """The same optimizer, with every decay that is None and that it takes given as its default."""
-    defaults = {'momentum': _MOMENTUM}
+    defaults = {'momentum': _MOMENTUM[self.name]}
     if self.name not in OPTIMIZERS.names():
       parameters = inspect.signature(_optax_function(self.name)).parameters
       defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -87,6 +101,7 @@ OPTIMIZERS: Registry[Any] = Registry(
   {
     'sgd': 'vit_jax.training.optimizer:momentum_scaling',
     'rmsprop': 'vit_jax.training.optimizer:rmsprop_scaling',
+    'muon': 'vit_jax.training.optimizer:muon_scaling',
   },
 )
 
@@ -104,14 +119,14 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   parts.append(scaling(optimizer))
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
-  if optimizer.lr_multipliers or optimizer.layer_decay != 1:
+  if optimizer.lr_multipliers or optimizer.layer_decay != 1 or optimizer.freeze_blocks:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
       return pytrees.map_with_path(lambda path, update: update * factors[path], updates)
 
     parts.append(optax.stateless(scale))
   result = optax.chain(*parts)
-  if not optimizer.freeze:
+  if not optimizer.freezes:
     return result
   # A partition keeps no optimizer state for frozen parameters, nor counts them in the clipped norm.
   labels = jax.tree.map(lambda train: 'trained' if train else 'frozen', trainable)
@@ -206,8 +221,43 @@ def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   )
 
 
+def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """Muon of the kernels as matrices, and Adam of all else, by one learning rate: that of Adam (arXiv 2502.16982).
+
+  Attention's (D, H, Dh) is a matrix (D, H Dh), its (H, Dh, D) one of (H Dh, D), and a convolution's (h, w, C, outputs)
+  one of (h w C, outputs), as the authors flatten them; each block of a stack is orthogonalised by itself.
+  """
+  _check_taken(optimizer, 'b1', 'b2', 'momentum', 'eps', 'ns_steps', 'consistent_rms')
+  arguments: dict[str, Any] = {'consistent_rms': 0.2, **dict(optimizer.arguments)}
+  if 'ns_steps' in arguments:
+    arguments['ns_steps'] = int(arguments['ns_steps'])
+  beta = _MOMENTUM['muon'] if optimizer.momentum is None else optimizer.momentum
+  given = {'adam_b1': optimizer.b1, 'adam_b2': optimizer.b2, 'beta': beta}
+  arguments |= {name: value for name, value in given.items() if value is not None}
+  return optax.contrib.muon(
+    learning_rate=-1.0,  # the step multiplies by the schedule, and by -1
+    mu_dtype=jnp.dtype(optimizer.momentum_dtype),
+    muon_weight_dimension_numbers=lambda params: pytrees.map_with_path(_matrix, params),
+    **arguments,
+  )
+
+
+def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+  """The axes of a kernel that are a matrix's inputs and outputs; None: it is no kernel that Muon trains."""
+  if not path.endswith('kernel') or _NO_MATRICES.search(path):
+    return None
+  inputs, outputs = (-2,), (-1,)
+  if re.search(r'attention/(query|key|value)/', path):
+    inputs, outputs = (-3,), (-2, -1)
+  elif re.search(r'attention/out/', path):
+    inputs = (-3, -2)
+  elif leaf.ndim > 3:
+    inputs = (-4, -3, -2)
+  return optax.contrib.MuonDimensionNumbers(inputs, outputs)
+
+
 def _momentum_trace(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  momentum = _MOMENTUM[optimizer.name] if optimizer.momentum is None else optimizer.momentum
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 
@@ -224,6 +274,10 @@ def trainable_mask(optimizer: OptimizerConfig, params: Params) -> Params:
   frozen: set[str] = set()
   for pattern in optimizer.freeze:
     frozen |= _matching('freeze', pattern, params)
+  if optimizer.freeze_blocks:
+    frozen |= {
+      path for path in pytrees.flatten(params) if not (_in_blocks(path) or _BEHIND_BLOCKS.match(path))
+    }
   mask = pytrees.map_with_path(lambda path, _: path not in frozen, params)
   if not any(jax.tree.leaves(mask)):
     raise UserError('config.optimizer.freeze matches every parameter; leave something to train.')
@@ -236,26 +290,32 @@ def learning_rate_factors(optimizer: OptimizerConfig, params: Params) -> dict[st
   factors = dict.fromkeys(leaves, 1.0)
   for pattern, factor in optimizer.lr_multipliers:
     factors.update(dict.fromkeys(_matching('lr_multipliers', pattern, params), factor))
-  if optimizer.layer_decay == 1:
+  if optimizer.layer_decay == 1 and not optimizer.freeze_blocks:
     return factors
-  depth = next((leaf.shape[0] for path, leaf in leaves.items() if path.startswith('blocks/')), 0)
-  if not depth:
+  depth = next((leaf.shape[0] for path, leaf in leaves.items() if _in_blocks(path)), 0)
+  if depth <= optimizer.freeze_blocks:
+    option = 'freeze_blocks' if optimizer.freeze_blocks else 'layer_decay'
     raise UserError(
-      'config.optimizer.layer_decay is of the blocks of Vision Transformers and Mixers, and this model has none; leave '
-      'it out, or give its layers rates by config.optimizer.lr_multipliers.'
+      f'config.optimizer.{option} is of the blocks of Vision Transformers and Mixers, and this model has {depth}; '
+      f'lower it or leave it out, or name layers by config.optimizer.lr_multipliers and freeze.'
     )
   return {
-    path: factor * _layer_factor(optimizer.layer_decay, path, leaves[path], depth)
-    for path, factor in factors.items()
+    path: factor * _layer_factor(optimizer, path, leaves[path], depth) for path, factor in factors.items()
   }
 
 
-def _layer_factor(decay: float, path: str, leaf: Any, depth: int) -> Any:
-  """What layer_decay makes of the rate of a parameter: decay^(number of the layers behind its own)."""
-  if path.startswith('blocks/'):
+def _layer_factor(optimizer: OptimizerConfig, path: str, leaf: Any, depth: int) -> Any:
+  """The factor of a parameter's rate: layer_decay^(number of the layers behind its own), or 0 in a frozen block."""
+  decay = optimizer.layer_decay
+  if _in_blocks(path):
     powers = np.float32(decay) ** np.arange(depth, 0, -1, dtype=np.float32)
+    powers[: optimizer.freeze_blocks] = 0
     return powers.reshape(-1, *[1] * (leaf.ndim - 1))
   return 1.0 if _BEHIND_BLOCKS.match(path) else decay ** (depth + 1)
+
+
+def _in_blocks(path: str) -> bool:
+  return path.startswith('blocks/')
 
 
 def _matching(option: str, pattern: str, params: Params) -> set[str]:
@@ -283,5 +343,6 @@ def _stacked(pattern: str, paths: Mapping[str, Any]) -> str:
 
 
 def _kernels(params: Params) -> Params:
-  """True for the weights of dense layers and convolutions, which alone decay."""
-  return pytrees.map_with_path(lambda path, _: path.endswith('kernel'), params)
+  """True for the weights of dense layers and convolutions, and of their adapters, which alone decay."""
+  weights = ('kernel', lora.LORA_A, lora.LORA_B)
+  return pytrees.map_with_path(lambda path, _: path.endswith(weights), params)

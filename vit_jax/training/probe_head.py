@@ -41,6 +41,7 @@ def with_probe(
   run: Run,
   source: Source,
   state: TrainState,
+  variables: Params,
   bad_images: BadImages,
   workdir: pathlib.Path,
   limited: Limited = iter,
@@ -48,6 +49,7 @@ def with_probe(
   """The state of step 0 with a logistic regression in its head, and a sentence about it.
 
   Args:
+    variables: the whole model's, those of the state or (with an adapter) merged ones.
     bad_images: takes those that cannot be decoded, which are left out if data.bad_images is 'replace'.
     workdir: where features are kept; of what a killed run had computed only the rest is computed.
     limited: see `Evaluator.run`.
@@ -61,7 +63,7 @@ def with_probe(
   if len(np.unique(source.labels())) < 2:
     raise UserError(f'{config.data.title} has images of one class only; there is nothing to tell apart.')
   batches = math.ceil(_FILE / config.batch_size)
-  kept = FeatureFiles(workdir, _key(run, source, state) | {'batches': batches})
+  kept = FeatureFiles(workdir, _key(run, source, variables) | {'batches': batches})
   # Process 0 keeps features and fits the head; the others take part in computing those that are not there.
   done = int(multihost_utils.broadcast_one_to_all(np.int32(len(kept)))) * batches * config.batch_size
   text = ''
@@ -69,7 +71,7 @@ def with_probe(
     bad_images.recall(1)
     text = f'Head: the features of {min(done, len(source)):,} images were there from before\n'
   rest = subset.Subset(source, np.arange(len(source)) >= done)
-  for part in _parts(run, rest, state, bad_images, limited, batches):
+  for part in _parts(run, rest, variables, bad_images, limited, batches):
     bad_images.report(1)
     kept.append(part)
   head = _fitted(kept, run, state)
@@ -79,15 +81,17 @@ def with_probe(
   return _with_head(state, {'kernel': head.kernel, 'bias': head.bias}), text
 
 
-def _key(run: Run, source: Source, state: TrainState) -> dict[str, Any]:
+def _key(run: Run, source: Source, variables: Params) -> dict[str, Any]:
   """What the features of the images depend on, as JSON."""
-  config, variables = run.config, pytrees.flatten(state.variables)
+  config = run.config
   return {
     'images': [config.data.title, len(source), source.version(), source.sums()],
     'labels': hashlib.sha256(source.labels().tobytes()).hexdigest(),
     'pixels': repr(Preprocess.of_run(config.data, **_cut(run))),
     'model': repr(config.model),
-    'variables': checksums.of_arrays({p: v for p, v in variables.items() if not p.startswith(_HEADS)}),
+    'variables': checksums.of_arrays(
+      {p: v for p, v in pytrees.flatten(variables).items() if not p.startswith(_HEADS)}
+    ),
     'batch_size': config.batch_size,
   }
 
@@ -99,7 +103,7 @@ def _cut(run: Run) -> dict[str, Any]:
 
 
 def _parts(
-  run: Run, source: Source, state: TrainState, bad_images: BadImages, limited: Limited, batches: int
+  run: Run, source: Source, variables: Params, bad_images: BadImages, limited: Limited, batches: int
 ) -> Iterator[Features]:
   """The features of all images, of so many batches at a time."""
   data, sharding = run.config.data, mesh_lib.batch_sharding(run.mesh)
@@ -107,7 +111,7 @@ def _parts(
     source, data, **_cut(run), batch_size=run.config.batch_size, sharding=sharding, bad_images=bad_images
   )
   step = features_lib.make_step(run.program.graphdef, data, run.mesh)
-  computed = features_lib.of_batches(step, state.variables, limited(pipeline), layer=None, pool=None)
+  computed = features_lib.of_batches(step, variables, limited(pipeline), layer=None, pool=None)
   while part := list(itertools.islice(computed, batches)):
     yield features_lib.joined(part)
 

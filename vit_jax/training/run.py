@@ -84,6 +84,12 @@ class Run:
     return make_program(self.config, self.mesh, self.architecture, self.timeline, self.frozen)
 
   @property
+  def frozen_shapes(self) -> tuple[Params, ...]:
+    """What a step takes beside state and batch: the frozen models' parameters, and last those of an adapter's base."""
+    base = self.program.base
+    return (*self.frozen.shapes, base) if base else self.frozen.shapes
+
+  @property
   def training_source(self) -> str:
     """Where the training data is, without the split that config.data.source may name: 'tfds:cifar10'."""
     return sources.without_split(self.config.data.source)
@@ -113,9 +119,10 @@ class Run:
   def step_flops(self, image_size: Size) -> float:
     """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded.
 
-    Of frozen models it has the forward pass.
+    Of frozen models it has the forward pass, and of an adapter's base no gradients of kernels.
     """
-    each = flops.TRAINING * self.architecture.forward_flops(image_size) + self.frozen.forward_flops()
+    passes = flops.TRAINING - bool(self.config.adapter.rank)
+    each = passes * self.architecture.forward_flops(image_size) + self.frozen.forward_flops()
     return float(self.config.batch_size * each)
 
   def training_flops(self) -> float:

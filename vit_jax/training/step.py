@@ -12,6 +12,8 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from vit_jax.adapters import lora
+from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.config import Config
 from vit_jax.data import on_device
 from vit_jax.data.on_device import Batch
@@ -43,7 +45,8 @@ class Init(Protocol):
 class Step(Protocol):
   """A compiled function: (TrainState, batch, frozen_params) -> (TrainState, metrics).
 
-  The state given is used up (donated); the parameters of the objective's frozen models (frozen.py) are not.
+  The state given is used up (donated); the parameters of the objective's frozen models (frozen.py) are not, nor those
+  of the adapter's base, which come last.
   """
 
   def __call__(
@@ -56,11 +59,22 @@ class Step(Protocol):
 class Program:
   """A run's compiled functions and the shapes they work on."""
 
-  graphdef: nnx.GraphDef  # the network; with `TrainState.variables`, `nnx.merge` makes it
+  graphdef: nnx.GraphDef  # the network; with the variables of `whole`, `nnx.merge` makes it
   init: Init  # makes the first state
   step: Step  # makes the next one
   state: TrainState  # the state's ShapeDtypeStructs with their shardings
   batch: BatchShapes  # a training batch's ShapeDtypeStructs with their shardings
+  base: Params  # those of the parameters that an adapter leaves frozen; {} without one
+  adapter: AdapterConfig
+
+  def whole(self, state: TrainState, base: Params) -> TrainState:
+    """A state with the parameters, and the EMA, of the whole model: adapters are merged into their base."""
+    if not self.adapter.rank:
+      return state
+    params, ema = (
+      lora.merged(base, tree, self.adapter.scale) if tree else tree for tree in (state.params, state.ema)
+    )
+    return state._replace(params=params, ema=ema)
 
   def batch_of(self, image_size: tuple[int, int]) -> BatchShapes:
     """`batch` with images of another height and width, for progressive resizing."""
@@ -87,17 +101,31 @@ def make_program(
   def build(seed: jax.typing.ArrayLike) -> Model:
     return architecture.build(nnx.Rngs(params=_key(seed)), batch_sharding)
 
-  graphdef, abstract, _ = nnx.split(nnx.eval_shape(lambda: build(0)), nnx.Param, ...)
-  tx = optimizer_lib.make_optimizer(config.optimizer, nnx.to_pure_dict(abstract))
+  network = nnx.eval_shape(lambda: build(0))
+  graphdef, abstract, _ = nnx.split(network, nnx.Param, ...)
+  adapter, base, rules = config.adapter, {}, config.model.sharding_rules
+  if adapter.rank:
+    base = lora.frozen_shapes(nnx.to_pure_dict(abstract), adapter)
+    smallest = config.mesh.min_shard_size
+    base = sharding_lib.with_shardings(base, sharding_lib.param_shardings(base, rules, mesh, smallest))
+    rules = (*lora.SHARDING_RULES, *rules)
+
+  def first_variables(seed: jax.typing.ArrayLike) -> tuple[Params, ModelState]:
+    params, model_state = map(nnx.to_pure_dict, nnx.split(build(seed), nnx.Param, ...)[1:])
+    if adapter.rank:
+      key = jax.random.fold_in(_key(seed), lora.PLACE)
+      params = lora.initial(lora.targets(network, adapter), params, adapter, key)
+    return params, model_state
+
+  tx = optimizer_lib.make_optimizer(config.optimizer, jax.eval_shape(first_variables, 0)[0])
 
   def init(seed: jax.Array) -> TrainState:
-    params, model_state = map(nnx.to_pure_dict, nnx.split(build(seed), nnx.Param, ...)[1:])
+    params, model_state = first_variables(seed)
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, pytrees.merged(params, model_state)) if config.ema else {}
     return TrainState(zero, zero, params, tx.init(params), ema, model_state)
 
   schedule = make_schedule(config.schedule, timeline)
-  rules = config.model.sharding_rules
   shapes = jax.eval_shape(init, 0)
   shardings = sharding_lib.state_shardings(shapes, shapes.variables, rules, mesh, config.mesh.min_shard_size)
   state = sharding_lib.with_shardings(shapes, shardings)
@@ -108,6 +136,8 @@ def make_program(
     step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh))),
     state=state,
     batch=_batch_shapes(config, batch_sharding),
+    base=base,
+    adapter=adapter,
   )
 
 
@@ -129,9 +159,15 @@ def _make_step(
   def loss_function(
     params: Params, model_state: ModelState, batch: Batch, frozen_params: Frozen
   ) -> tuple[jax.Array, tuple[Metrics, ModelState]]:
+    *teachers, base = frozen_params if config.adapter.rank else (*frozen_params, {})
     with jax.named_scope('frozen'):
-      batch = config.objective.annotated(batch, frozen.predictors(frozen_params))
-    model: Model = nnx.merge(graphdef, pytrees.merged(params, model_state))
+      batch = config.objective.annotated(batch, frozen.predictors(teachers))
+    own = lora.beside(base, params) if base else params
+    model: Model = nnx.merge(graphdef, pytrees.merged(own, model_state))
+    if config.optimizer.freeze_blocks:
+      blocks = vars(model)['blocks']  # the optimizer has checked that there are
+      blocks.frozen = config.optimizer.freeze_blocks
+    lora.attach(model, params, config.adapter, batch['key'])
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
     chex.assert_shape([loss, *metrics.values()], ())
     chex.assert_type(loss, jnp.float32)
@@ -144,7 +180,7 @@ def _make_step(
       inputs = model_inputs(config, batch, state.step)
     loss_of = functools.partial(loss_function, frozen_params=frozen_params)
     (grads, loss, logged), model_state = _gradients(loss_of, state, inputs, config.batch_parts, mesh)
-    if config.optimizer.freeze:  # so that the gradients of frozen parameters are never computed
+    if config.optimizer.freezes:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
     grad_norm = optax.tree.norm(grads)

@@ -1,0 +1,194 @@
+"""PEFT's folders, against PEFT itself."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'pretrained'))
+import transformers_peers as peers
+
+import vit_jax
+from vit_jax.adapters import lora
+from vit_jax.adapters.lora import AdapterConfig
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import Adapted
+from vit_jax.pretrained.peft import PeftFormat
+
+REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
+torch = peers.torch
+peft = pytest.importorskip('peft', reason=REASON)
+timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
+hub = pytest.importorskip('timm.models._hub', reason=REASON)
+
+pytestmark = pytest.mark.slow  # it compares with another framework
+
+ATTENTION = ['q_proj', 'v_proj', 'attention.o_proj', 'mlp.fc1']
+# Theirs: the base, and options of LoraConfig.
+THEIRS = {
+  'lora': ('vit', {'target_modules': ATTENTION, 'lora_alpha': 12}),
+  'dora': ('vit', {'target_modules': ATTENTION, 'use_dora': True, 'modules_to_save': ['classifier']}),
+  'dinov2': ('registers', {'target_modules': ['q_proj', 'mlp.fc2'], 'use_rslora': True}),
+  'patterns': (
+    'deit',
+    {'target_modules': ATTENTION, 'rank_pattern': {'mlp.fc1': 2}, 'alpha_pattern': {'v_proj': 3}},
+  ),
+  'convolution': ('vit', {'target_modules': ['projection'], 'use_dora': True}),
+  'no head': ('vit model', {'target_modules': ATTENTION}),
+  'fused': ('timm', {'target_modules': ['attn.qkv', 'fc2'], 'modules_to_save': ['head']}),
+  'fused dora': ('timm', {'target_modules': ['attn.qkv', 'patch_embed.proj'], 'use_dora': True}),
+}
+
+
+def make_base(name: str, folder: pathlib.Path):
+  if name == 'timm':
+    sizes = {'embed_dim': 32, 'depth': 2, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
+    model = peers.randomise(timm.create_model('vit_base_patch16_224', **sizes), 0)
+    hub.save_for_hf(model, folder, safe_serialization=True)
+  else:
+    model = peers.make_peer(name, image_size=16)
+    model.save_pretrained(folder)
+  return model
+
+
+def logits(peer, images: np.ndarray) -> np.ndarray:
+  with torch.no_grad():
+    out = peer.eval()(peers.to_torch(images))
+  return np.asarray(out if torch.is_tensor(out) else out.logits if 'logits' in out else out.last_hidden_state)
+
+
+@pytest.mark.parametrize('name', THEIRS)
+def test_their_adapter_gives_their_logits(name, tmp_path):
+  base, options = THEIRS[name]
+  model = peft.get_peft_model(make_base(base, tmp_path / 'base'), peft.LoraConfig(r=4, **options))
+  peers.randomise(model, 1)  # the frozen base too, whose own values are put back
+  with torch.no_grad():
+    for key, value in make_base(base, tmp_path / 'again').state_dict().items():
+      found = dict(model.base_model.model.named_parameters())
+      for wrapped in (
+        key,
+        *(f'{key.rpartition(".")[0]}.{w}.{key.rpartition(".")[2]}' for w in ('base_layer',)),
+      ):
+        if wrapped in found:
+          found[wrapped].copy_(value)
+    for key, value in model.named_parameters():
+      if 'magnitude' in key:
+        value.copy_(1 + 0.1 * value)
+  model.save_pretrained(tmp_path / 'adapter')
+  images = peers.images_of((16, 16))
+  ours = vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')
+  mine = ours.features(images) if name == 'no head' else ours(images)
+  np.testing.assert_allclose(mine, logits(model, images), atol=1e-5, rtol=1e-5)
+  plain = vit_jax.load(tmp_path / 'base')
+  assert np.abs(mine - (plain.features(images) if name == 'no head' else plain(images))).max() > 1e-2
+
+
+OURS = {
+  'lora': ('vit', {'targets': 'attention/.*kernel'}),
+  'dora': ('registers', {'targets': 'attention/(query|out)/kernel|mlp/.*kernel', 'dora': True}),
+  'fused': ('timm', {'targets': 'attention/(query|value)/kernel|dense_in/kernel'}),
+  'fused dora': ('timm', {'targets': 'attention/(query|value)/kernel|patch_embedding', 'dora': True}),
+}
+
+
+@pytest.mark.parametrize('name', OURS)
+def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
+  """Also when PEFT's own writing of it is read again."""
+  base, options = OURS[name]
+  peer = make_base(base, tmp_path / 'base')
+  read = formats.read(tmp_path / 'base')
+  adapter = AdapterConfig(rank=3, alpha=5.0, trained=('^head/', '^norm/'), **options)
+  rng = np.random.default_rng(0)
+  kernels = lora.targets(read.architecture.abstract(), adapter)
+  params = pytrees.flatten(lora.initial(kernels, read.params, adapter, jax.random.key(0)))
+  params = {
+    path: np.asarray(leaf + 0.2 * rng.normal(size=leaf.shape), np.float32) for path, leaf in params.items()
+  }
+  flat = pytrees.flatten(read.params)
+  frozen = pytrees.unflatten(
+    {path: leaf for path, leaf in flat.items() if not lora.is_trained(path, adapter)}
+  )
+  merged = jax.tree.map(np.asarray, lora.merged(frozen, pytrees.unflatten(params), adapter.scale))
+  ours = dataclasses.replace(
+    read, params=merged, adapted=Adapted(adapter, pytrees.unflatten(params), str(tmp_path / 'base'))
+  )
+  (note,) = PeftFormat().write(ours, tmp_path / 'adapter')
+  assert note.endswith(f'parameters, to be added to those of {tmp_path / "base"}.')
+  images = peers.images_of((16, 16))
+  mine = peers.run(peers.make_ours(ours), images)[-1]
+  theirs = peft.PeftModel.from_pretrained(peer, tmp_path / 'adapter')
+  np.testing.assert_allclose(logits(theirs, images), mine, atol=1e-5, rtol=1e-5)
+  theirs.save_pretrained(tmp_path / 'again')
+  again = vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'again')
+  np.testing.assert_allclose(again(images), mine, atol=1e-5, rtol=1e-5)
+  np.testing.assert_allclose(vit_jax.load(tmp_path / 'adapter')(images), mine, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('dora', [False, True])
+def test_gradients_are_those_of_peft(dora, tmp_path):
+  """Of A, B and the magnitudes, by which a run learns what PEFT learns."""
+  peer = make_base('vit', tmp_path / 'base')
+  model = peft.get_peft_model(peer, peft.LoraConfig(r=4, target_modules=['q_proj', 'mlp.fc2'], use_dora=dora))
+  with torch.no_grad():
+    for index, (key, value) in enumerate(model.named_parameters()):
+      if 'lora_' in key and 'magnitude' not in key:
+        value.copy_(0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(index)))
+  images = peers.images_of((16, 16))
+  model(peers.to_torch(images)).logits.square().sum().backward()
+  found = {key: np.asarray(value.grad) for key, value in model.named_parameters() if 'lora_' in key}
+
+  read = formats.read(tmp_path / 'base')
+  adapter = AdapterConfig(rank=4, alpha=8.0, targets='query/kernel|dense_out/kernel', dora=dora)
+  named = {'query': 'attention.q_proj', 'dense_out': 'mlp.fc2'}
+  params = pytrees.flatten(
+    lora.initial(lora.targets(read.architecture.abstract(), adapter), read.params, adapter, jax.random.key(0))
+  )
+  of_theirs = {}
+  for path in params:
+    *_, layer, kind = path.split('/')
+    if kind in lora.NAMES:
+      kinds = {'lora_a': 'lora_A.default.weight', 'lora_b': 'lora_B.default.weight'}
+      suffix = f'{named[layer]}.{kinds.get(kind, "lora_magnitude_vector.default.weight")}'
+      of_theirs[path] = [key for key in found if key.endswith(suffix)]
+  values = dict(model.named_parameters())
+  for path, keys in of_theirs.items():
+    params[path] = jnp.stack([jnp.asarray(values[key].detach().numpy().T) for key in keys])
+  graphdef, _ = read.architecture.graph_and_shapes()
+
+  def loss(params):
+    network = nnx.merge(graphdef, lora.beside(read.params, pytrees.unflatten(params)))
+    lora.attach(network, pytrees.unflatten(params), adapter, None)
+    return jnp.square(network(images)).sum()
+
+  grads = jax.jit(jax.grad(loss))(params)
+  for path, keys in of_theirs.items():
+    theirs = np.stack([found[key].T for key in keys])
+    np.testing.assert_allclose(grads[path], theirs, atol=1e-5 * np.abs(theirs).max(), rtol=1e-3, err_msg=path)
+
+
+def test_other_folders_are_refused(tmp_path):
+  make_base('timm', tmp_path / 'base')
+  model = peft.get_peft_model(
+    peers.make_peer('vit', image_size=16), peft.LoraConfig(target_modules=['q_proj'])
+  )
+  model.save_pretrained(tmp_path / 'adapter')
+  with pytest.raises(UserError, match='is of another model than the base'):
+    vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')
+  config = json.loads((tmp_path / 'adapter' / 'adapter_config.json').read_text())
+  for base in (str(tmp_path / 'adapter'), 'https://localhost/model.npz', None):
+    (tmp_path / 'adapter' / 'adapter_config.json').write_text(
+      json.dumps(config | {'base_model_name_or_path': base})
+    )
+    with pytest.raises(UserError, match='names no base that is a model here'):
+      vit_jax.load(tmp_path / 'adapter')
+  (tmp_path / 'adapter' / 'adapter_config.json').write_text(json.dumps(config | {'peft_type': 'IA3'}))
+  with pytest.raises(UserError, match='vit_jax reads LORA'):
+    vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')

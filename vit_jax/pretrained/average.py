@@ -1,0 +1,33 @@
+"""The mean of several fine-tunings of one model: 'Model soups' (arXiv 2203.05482)."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained.base import Pretrained
+
+
+def of(first: Pretrained, others: Iterable[Pretrained]) -> Pretrained:
+  """The first model with the mean of all parameters, added up in float64.
+
+  Raises UserError where another is of other shapes or classes, or computes something else by the same parameters.
+  """
+  arrays = {path: array.astype(np.float64) for path, array in pytrees.flatten(first.params).items()}
+  count = 1
+  for count, other in enumerate(others, 2):
+    flat = pytrees.flatten(other.params)
+    same_shapes = {p: a.shape for p, a in flat.items()} == {p: a.shape for p, a in arrays.items()}
+    same = first.architecture.model.differing_function(other.architecture.model) is None
+    if not (same and same_shapes and first.class_names == other.class_names):
+      raise UserError(
+        f'Checkpoint {count} is of another model than the first, or of other classes; average fine-tunings of one '
+        'model on the same classes.'
+      )
+    for path, array in flat.items():
+      arrays[path] += array
+  params = pytrees.unflatten({path: (array / count).astype(np.float32) for path, array in arrays.items()})
+  note = f'The mean of {count} checkpoints; preprocessing and names of classes are those of the first.'
+  return dataclasses.replace(first, params=params, adapted=None, notes=(*first.notes, note))

@@ -1,0 +1,294 @@
+"""Folders of PEFT: the adapters that LoRA or DoRA has learned, beside the address of their base.
+
+Tensors have the names of the base's modules in transformers or timm. Where those fuse several of our kernels, as timm's
+`qkv`, an adapter of theirs is one of each of ours with the same A, and ours become one whose A has all rows and whose B
+is block-diagonal: the same sums.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from vit_jax.adapters import lora
+from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import formats, safetensors_files, torch_names
+from vit_jax.pretrained.base import FORMATS, Adapted, Format, Pretrained, ReadOptions
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.torch_names import Rule
+
+CONFIG, FILE = 'adapter_config.json', 'adapter_model.safetensors'
+_PREFIX = 'base_model.model.'
+_Places = dict[
+  str, list[tuple[Rule, int | None]]
+]  # name of a tensor -> the rules in it, with the number of the block
+_Adapters = dict[str, dict[str, str]]  # module -> our name of a tensor -> its name in the file
+_KINDS = {'lora_A.weight': LORA_A, 'lora_B.weight': LORA_B, 'lora_magnitude_vector': MAGNITUDE}
+# Names of modules in transformers 4, and what version 5 calls them: its files keep the old ones, PEFT's do not. Those
+# that are written are new.
+_RENAMED = (
+  (r'^(vit|deit|beit|ijepa)\.encoder\.layer\.', r'\1.layers.'),
+  (r'attention\.attention\.(q|k|v)(uery|ey|alue)$', r'attention.\1_proj'),
+  (r'attention\.output\.dense$', 'attention.o_proj'),
+  (r'intermediate\.dense$', 'mlp.fc1'),
+  (r'\.output\.dense$', '.mlp.fc2'),
+)
+_KEPT = 'data2vec_vision.'  # the beginning of names that version 5 has left alone
+
+
+class PeftFormat(Format):
+  """A folder with adapter_config.json, read with the base that it names, or that `applied` is given."""
+
+  title = 'a folder of PEFT'
+
+  def recognises(self, path: pathlib.Path) -> bool:
+    return (path / CONFIG).is_file()
+
+  def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
+    address = JsonObject.read(path / CONFIG).text('base_model_name_or_path')
+    # A folder from elsewhere may name an address, or itself.
+    if not address or '://' in address or self.recognises(formats.located(address)):
+      raise UserError(
+        f'{path} names no base that is a model here; write vit_jax.load(BASE, adapter={str(path)!r}).'
+      )
+    return applied(formats.read(address, **vars(options)), path)
+
+  def unfit(self, pretrained: Pretrained) -> str | None:
+    if pretrained.adapted is None:
+      return 'it holds adapters, and this model has none (config.adapter trains them)'
+    try:
+      _export(pretrained, pretrained.adapted)
+    except Unfit as error:
+      return str(error)
+    return None
+
+  def write(
+    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
+  ) -> tuple[str, ...]:
+    if (why := self.unfit(pretrained)) is not None or pretrained.adapted is None:
+      raise self.refusal(why or '')
+    tensors, config = _export(pretrained, pretrained.adapted)
+    text = json.dumps(config, indent=2, sort_keys=True) + '\n'
+    safetensors_files.write(pathlib.Path(destination), tensors, {CONFIG: text}, FILE)
+    count = sum(array.size for array in tensors.values())
+    return (f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.',)
+
+
+def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
+  """A model with the adapters of a PEFT folder merged into it, and the modules that were saved with them.
+
+  Raises UserError for a folder that is not there, is damaged, or is of another model or another method than LoRA.
+  """
+  folder = formats.located(folder)
+  config = JsonObject.read(folder / CONFIG)
+  begun = config.raw('init_lora_weights', True)
+  if config.text('peft_type') != 'LORA' or begun not in (True, False, 'gaussian'):
+    raise UserError(
+      f'{folder} holds adapters of {config.text("peft_type")!r} that were begun by {begun!r}, and vit_jax reads LORA '
+      'beside an unchanged base; merge it by PEFT (merge_and_unload).'
+    )
+  with TensorFiles(folder / FILE) as files:
+    adapters, others = _named(files)
+    wanted = {*(f'{module}.weight' for module in adapters), *others}
+    for rules in _all_rules(_with_any_head(base)):
+      tensors, names = _tensors(rules, base)
+      if wanted <= names.keys():
+        for module, own in adapters.items():
+          name = names[f'{module}.weight']
+          tensors[name] = _merged(
+            files, tensors[name], own, _alpha(config, module), config.flag('use_rslora', False)
+          )
+        tensors |= {names[name]: files.read(full) for name, full in others.items()}
+        return _with(base, rules, tensors, {names[name] for name in wanted}, files.source)
+  raise UserError(
+    f'{folder} is of another model than the base, which has no {min(wanted)}; name the base of it.'
+  )
+
+
+def _with_any_head(pretrained: Pretrained) -> Pretrained:
+  """The model; one without a head as if it had one class, since an adapter may bring the head."""
+  if pretrained.architecture.num_classes:
+    return pretrained
+  architecture = dataclasses.replace(pretrained.architecture, num_classes=1)
+  shapes, params = architecture.shapes(), pytrees.flatten(pretrained.params)
+  params |= {path: np.zeros(shapes[path].shape, np.float32) for path in shapes if path.startswith('head/')}
+  return dataclasses.replace(pretrained, architecture=architecture, params=pytrees.unflatten(params))
+
+
+def _all_rules(pretrained: Pretrained, first: Format | None = None) -> Iterator[tuple[Rule, ...]]:
+  """Which tensors a model is in each kind of folder that can hold it, that of `first` before others."""
+  for kind in (first, *(FORMATS[name]() for name in FORMATS.names())):
+    if isinstance(kind, FolderFormat) and kind.unfit(pretrained) is None:
+      yield kind.export(pretrained).rules
+
+
+def _tensors(rules: tuple[Rule, ...], base: Pretrained) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """A model's tensors in a kind of folder; and by the one name that `_same` gives, and without its first part (as a
+  model without a head calls it), the names there.
+  """
+  tensors = torch_names.scatter(rules, pytrees.flatten(_with_any_head(base).params))
+  names = {_same(name): name for name in tensors}
+  return tensors, {short.partition('.')[2]: name for short, name in names.items()} | names
+
+
+def _renamed(module: str) -> str:
+  """The name of a module as transformers 5 has it."""
+  for pattern, name in () if module.startswith(_KEPT) else _RENAMED:
+    module = re.sub(pattern, name, module)
+  return module
+
+
+def _same(tensor: str) -> str:
+  """One name for all that transformers has for a tensor, that of a module and 'weight' or 'bias'."""
+  module, _, kind = tensor.rpartition('.')
+  return f'{_renamed(module.removeprefix(_KEPT))}.{kind}'.replace('encoder.layer.', 'layers.')
+
+
+def _named(files: TensorFiles) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+  """Module -> kind of ours -> the name of an adapter's tensor; and the names of those saved whole, by `_same`."""
+  adapters: dict[str, dict[str, str]] = {}
+  others: dict[str, str] = {}
+  for full in files.shapes:
+    name = full.removeprefix(_PREFIX)
+    kind = next((kind for kind in _KINDS if name.endswith('.' + kind)), None)
+    if kind is None:
+      others[_same(name)] = full
+    else:
+      module = _same(name.removesuffix(kind) + 'weight').removesuffix('.weight')
+      adapters.setdefault(module, {})[_KINDS[kind]] = full
+  return adapters, others
+
+
+def _alpha(config: JsonObject, module: str) -> float:
+  """The alpha of a module, by PEFT's rule: that of the first pattern that its name ends with."""
+  patterns = config.raw('alpha_pattern')
+  for pattern, alpha in patterns.items() if isinstance(patterns, dict) else ():
+    if re.fullmatch(rf'(.*\.)?({_renamed(pattern)})', module):
+      return float(alpha)
+  return config.number('lora_alpha', 8)
+
+
+def _merged(
+  files: TensorFiles, weight: np.ndarray, own: dict[str, str], alpha: float, root: bool
+) -> np.ndarray:
+  """A weight of PyTorch's, outputs first, with an adapter; `root`: the rank's square root divides (rsLoRA)."""
+  read = {kind: files.read(name) for kind, name in own.items()}
+  outputs, rank = len(weight), len(read.get(LORA_A, ()))
+  sizes = {LORA_A: (rank, weight[0].size), LORA_B: (outputs, rank), MAGNITUDE: (outputs,)}
+  for kind, array in read.items():
+    if array.size != math.prod(sizes[kind]):
+      raise UserError(
+        f'{files.source} has {own[kind]} of shape {array.shape}, which the base has no place for.'
+      )
+  a, b, *magnitude = (read[kind].reshape(sizes[kind]) for kind in lora.NAMES if kind in read)
+  merged = weight.reshape(outputs, -1) + alpha / (math.sqrt(rank) if root else rank) * (b @ a)
+  if magnitude:
+    merged *= (magnitude[0] / np.linalg.norm(merged, axis=1))[:, None]
+  return merged.reshape(weight.shape)
+
+
+def _with(
+  base: Pretrained,
+  rules: tuple[Rule, ...],
+  tensors: dict[str, np.ndarray],
+  changed: set[str],
+  source: pathlib.Path,
+) -> Pretrained:
+  """A model with the parameters that are in the `changed` ones of its tensors, perhaps with a head of other classes."""
+  architecture, touched = base.architecture, [rule for rule in rules if _is_in(rule, changed)]
+  heads = [len(tensors[rule.name]) for rule in touched if rule.path == 'head/kernel']
+  if heads and heads[0] != architecture.num_classes:
+    architecture = dataclasses.replace(architecture, num_classes=heads[0])
+    base = dataclasses.replace(base, architecture=architecture, class_names=None)
+  shapes = architecture.shapes()
+  for name, shape in torch_names.expected(touched, shapes).items():
+    if tensors[name].shape != tuple(shape):
+      raise UserError(
+        f'{source} has {name} of shape {tensors[name].shape}, and the base calls for {tuple(shape)}.'
+      )
+  params = pytrees.flatten(base.params) | torch_names.gather(touched, shapes, tensors.__getitem__)
+  return dataclasses.replace(base, params=pytrees.unflatten(params))
+
+
+def _is_in(rule: Rule, names: set[str]) -> bool:
+  pattern = re.escape(rule.name).replace(r'\{\}', r'\d+')
+  return any(re.fullmatch(pattern, name) for name in names)
+
+
+def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """The tensors of a PEFT folder and its config; Unfit where a trained parameter has no place in one."""
+  rules = next(_all_rules(pretrained, formats.format_of(formats.located(adapted.base))), ())
+  by_kernel, whole = lora.by_kernel(adapted.params), pytrees.flatten(pretrained.params)
+  own = {path for path in pytrees.flatten(adapted.params) if not path.endswith(lora.NAMES)}
+  modules = {rule: _module(rule.name) for rule in rules if rule.name.endswith(('.weight', '.bias'))}
+  if homeless := sorted((own | by_kernel.keys()) - {rule.path for rule in modules}):
+    raise Unfit(f'it has no place for {homeless[0]}')
+  saved = {module for rule, module in modules.items() if rule.path in own}
+  tensors = torch_names.scatter([rule for rule, module in modules.items() if module in saved], whole)
+  tensors = {f'{_renamed(_module(name))}.{name.rpartition(".")[2]}': array for name, array in tensors.items()}
+  ranks: dict[str, int] = {}
+  for module in dict.fromkeys(modules[rule] for rule in modules if rule.path in by_kernel):
+    parts = sorted((r for r in modules if r.name == f'{module}.weight'), key=lambda rule: rule.part)
+    for block in range(pretrained.architecture.model.num_layers) if '{}' in module else (...,):
+      weights = [{n: np.asarray(v)[block] for n, v in by_kernel.get(part.path, {}).items()} for part in parts]
+      fused = _fused(weights, [whole[part.path][block] for part in parts], conv=parts[0].form == 'conv')
+      place = _renamed(module if block is ... else module.format(parts[0].first + block))
+      tensors |= {f'{place}.{kind}': array for kind, array in fused.items()}
+      ranks[_suffix(module)] = len(fused['lora_A.weight'])
+  adapter, names = adapted.adapter, sorted(map(_suffix, saved))
+  patterns = {re.escape(suffix): rank for suffix, rank in ranks.items() if rank != adapter.rank}
+  return {_PREFIX + name: array for name, array in tensors.items()}, {
+    'peft_type': 'LORA',
+    'base_model_name_or_path': adapted.base,
+    'r': adapter.rank,
+    'lora_alpha': adapter.alpha,
+    'lora_dropout': adapter.dropout,
+    'use_dora': adapter.dora,
+    'target_modules': list(ranks),
+    'modules_to_save': names or None,
+    'rank_pattern': patterns,
+    'alpha_pattern': {pattern: adapter.scale * rank for pattern, rank in patterns.items()},
+    'bias': 'none',
+    'inference_mode': True,
+  }
+
+
+def _module(tensor: str) -> str:
+  return tensor.rpartition('.')[0]
+
+
+def _suffix(module: str) -> str:
+  """What the names of a module end with in all blocks."""
+  return _renamed(module.format(0)).rpartition('.0.')[2]
+
+
+def _fused(
+  weights: Sequence[lora.Params], kernels: Sequence[np.ndarray], *, conv: bool
+) -> dict[str, np.ndarray]:
+  """The tensors of the adapter of a module, kind -> array, which fuses these kernels; not all of them have weights."""
+  outputs = next(own[LORA_B] for own in weights if own).shape[-1]
+  a = np.concatenate([own[LORA_A].T for own in weights if own])
+  b = scipy.linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
+  lengths = [np.linalg.norm(kernel.reshape(-1, outputs), axis=0) for kernel in kernels]
+  magnitude = np.concatenate(
+    [own.get(MAGNITUDE, length) for own, length in zip(weights, lengths, strict=True)]
+  )
+  if conv:
+    height, width, channels, _ = kernels[0].shape
+    a = a.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+    b, magnitude = b[:, :, None, None], magnitude[None, :, None, None]
+  fused = dict(zip(_KINDS, (np.asarray(array, np.float32) for array in (a, b, magnitude)), strict=True))
+  return (
+    fused if any(MAGNITUDE in own for own in weights) else {kind: fused[kind] for kind in list(fused)[:2]}
+  )
