@@ -13,7 +13,8 @@ images and two cores are enough for: each image is looked at once, and no step f
 adds steps on random crops, whose features are computed in each epoch). `all` begins so too, and trains
 every layer, for as many epochs as suit the number of images. `slides` trains every layer as tutorials do, with a
 rate of 2e-4 for 4 epochs of batches of 16, but begins as `head`, warms up for two epochs, and gives each block 0.65 of
-the rate of the one behind it. `lora` and `dora` train adapters of queries and values, `bitfit` biases, and `last4` the
+the rate of the one behind it. `text` is `all` from a head that a CLIP or a SigLIP makes of the names of the classes.
+`lora` and `dora` train adapters of queries and values, `bitfit` biases, and `last4` the
 last four blocks (or any number), each with the head and from the same beginning. They choose batch size and resolution
 by the data and the checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to 20,000 steps,
 with one of the rates that the paper sweeps.

@@ -145,7 +145,7 @@ def test_augregs_levels_are_those_published(name, source, level):
     (
       'finetune',
       'b16,folder:/no/photos,al',
-      "'al' is no recipe of fine-tuning; choose one of head, all, slides, paper",
+      "'al' is no recipe of fine-tuning; choose one of head, all, slides, text, paper",
     ),
     (
       'finetune',

@@ -30,7 +30,7 @@ def assert_refused(change: object, said: str) -> None:
     ('nonfinite', 'go on', "choose one of ['stop', 'skip']."),
     ('total', '3 weeks', "it must be a … as '90 epochs', '500 steps' or '5%'."),
     ('total', '-1 steps', "it must be a … as '90 epochs', '500 steps' or '5%'."),
-    ('model.pool', 'max', "choose one … 'token_gap', 'map', 'none']."),
+    ('model.pool', 'max', "choose one … 'none']."),
     ('model.activation', 'exact', "choose one of ['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']."),
     ('model.norm_epsilon', 0.0, 'it must be at least 1e-12.'),
     ('model.layer_scale', -1.0, 'it must be at least 0.'),

@@ -84,7 +84,7 @@ class Config:
 
   # Seed of initial parameters, the order of the images, augmentation and dropout.
   seed: Annotated[int, Between(0, 2**32 - 1)] = 0
-  # Length of the training. '0 steps' where the head that init.head 'probe' fits is all that is wanted.
+  # Length of the training. '0 steps' where the head that init.head 'probe' or 'text' makes is all that is wanted.
   total: DurationOrZero = '10 epochs'
   # Images in a step, over all devices.
   batch_size: BatchSize = 512
@@ -182,7 +182,11 @@ class Config:
       raise UserError(
         f"{path}.init.head is 'probe', which needs images of one class each; set it to 'constant'."
       )
-    if self.init.head != 'probe' and not durations.parse(self.total)[0]:
+    if self.init.head == 'text' and self.init.checkpoint is None:
+      raise UserError(
+        f"{path}.init.head is 'text', which needs {path}.init.checkpoint; name a CLIP or a SigLIP."
+      )
+    if self.init.head == 'constant' and not durations.parse(self.total)[0]:
       raise UserError(
         f'{path}.total is {self.total!r}, in which nothing is learned; give it a length, or set '
         f"{path}.init.head='probe'."

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -46,6 +47,7 @@ class _Arguments:
   weights: Weights | None = None
   adapter: str | None = None
   patch: Count | None = None
+  classes: tuple[str, ...] | None = None
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -65,7 +67,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Thirteen parameters: people type them in notebooks, where an editor completes and explains them.
+# Fourteen parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -81,6 +83,7 @@ def load(
   weights: Weights | None = None,
   adapter: str | os.PathLike[str] | None = None,
   patch: int | None = None,
+  classes: Sequence[str] | None = None,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -103,6 +106,7 @@ def load(
     adapter: a folder of PEFT, whose LoRA or DoRA adapters of this model are merged into it.
     patch: pixels along a side of a patch, to which the patch embedding is resized (FlexiViT, arXiv 2212.08013); the
       grid of positions follows. None: as trained.
+    classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -113,7 +117,11 @@ def load(
   told = {name: getattr(asked, name) for name in ('activation', 'norm_epsilon', 'pool', 'heads')}
   told = {name: value for name, value in told.items() if value is not None}
   pretrained = formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights)
-  return _built(peft.applied(pretrained, adapter) if adapter else pretrained, asked)
+  if adapter:
+    pretrained = peft.applied(pretrained, adapter)
+  if asked.classes is not None:
+    pretrained = formats.with_texts(source, pretrained, asked.classes)
+  return _built(pretrained, asked)
 
 
 def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:

@@ -4,6 +4,7 @@ vit_jax predict --checkpoint=runs/mine photo.jpg photos/
 vit_jax predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 --format=json photo.jpg
 vit_jax predict --checkpoint=imagenet21k+imagenet2012/ViT-B_16 photo.jpg \\
   --class_names=https://storage.googleapis.com/bit_models/ilsvrc2012_wordnet_lemmas.txt
+vit_jax predict --checkpoint=/path/to/clip --classes='a photo of a dog, a photo of a cat' photo.jpg
 
 The checkpoint is what `vit_jax.load` takes; a folder stands for all images below it. The result goes to
 stdout: the classes with the highest logits, and their probabilities by softmax, or by sigmoid where the model
@@ -34,6 +35,9 @@ _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
 _CLASS_NAMES = cli.define_class_names()
+_CLASSES = flags.DEFINE_list(
+  'classes', None, 'Texts that CLIP or SigLIP compares images with, such as "a dog, a cat".'
+)
 _THRESHOLD = flags.DEFINE_float(
   'threshold', None, 'Say of how many images the best class has less.', lower_bound=0, upper_bound=1
 )
@@ -66,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     content = foreign_files.read_bytes(paths[number], foreign_files.LARGEST_IMAGE)
     return Record(content, -1, str(paths[number]))
 
-  model = load(checkpoint, weights=_WEIGHTS.value)
+  model = load(checkpoint, weights=_WEIGHTS.value, classes=_CLASSES.value)
   model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value
   names = model.class_names if given is None else class_names.read(given, model.num_classes)

@@ -29,7 +29,7 @@ from vit_jax.config import (
 )
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
-from vit_jax.models.capabilities import PretrainingOptions
+from vit_jax.models.capabilities import PretrainingOptions, TextHeadOptions
 
 
 def choose(
@@ -52,7 +52,7 @@ _FINETUNING_ROWS = {
 
 
 # The words with which the argument of configs/finetune.py may end.
-_RECIPES = ('head', 'all', 'slides', 'paper', 'lora', 'dora', 'bitfit')
+_RECIPES = ('head', 'all', 'slides', 'text', 'paper', 'lora', 'dora', 'bitfit')
 _LAST = re.compile(r'last([1-9]\d*)')  # of them too: the last so many blocks
 # Of `fitted`: images seen in training all layers, at least three epochs and at most twenty; pixels of a side at most.
 _FITTED_IMAGES, _FITTED_SIDE = 100_000, 224
@@ -182,6 +182,7 @@ def fitted(model: str, data: str, recipe: str) -> Config:
   can teach. With 'head' it is the result: the features are computed once, and no step follows. 'all' trains every
   layer, gently. 'slides' does so as tutorials do (AdamW with a rate of 2e-4, 4 epochs of batches of 16 images), but
   a warmup of two epochs and layer-wise decay (BEiT, arXiv 2106.08254) keep what the checkpoint and the head know.
+  'text' is 'all' from the head that a CLIP or a SigLIP makes of the names of the classes.
   As 'all' are 'lora' and 'dora', which train adapters of queries and values, 'bitfit', which trains biases (arXiv
   2106.10199), and 'last4', which trains the last four blocks; each with the head.
 
@@ -190,7 +191,7 @@ def fitted(model: str, data: str, recipe: str) -> Config:
   from vit_jax.data import sources
   from vit_jax.data.sources import splits
 
-  network, init, own_side = _pretrained(model)
+  network, init, own_side = _pretrained(model, of_texts=recipe == 'text')
   examples = len(sources.open_source(data, 'train', data=DataConfig()))
   split = splits.first_of(_HELD_OUT, data)
   # A power of two, an eighth of the images or less.
@@ -201,7 +202,7 @@ def fitted(model: str, data: str, recipe: str) -> Config:
     total=f'{epochs} epochs',
     batch_size=batch_size,
     model=network,
-    init=dataclasses.replace(init, head='probe'),
+    init=dataclasses.replace(init, head='text' if recipe == 'text' else 'probe'),
     data=DataConfig(source=data, image_size=(side, side), crop='inception', area=(0.25, 1.0)),
     evaluators={'val': ClassificationEvaluatorConfig(split=split, every='20%')},
     optimizer=OptimizerConfig(name='adam', weight_decay=0.05, clip_norm=1.0),
@@ -293,8 +294,11 @@ def random_crop_resize(side: int) -> int:
   return side * 448 // 384
 
 
-def _pretrained(model: str) -> tuple[ModelConfig, InitConfig, int]:
-  """The network, where its parameters are from, and the height of the images that it was trained with."""
+def _pretrained(model: str, *, of_texts: bool = False) -> tuple[ModelConfig, InitConfig, int]:
+  """The network, where its parameters are from, and the height of the images that it was trained with.
+
+  `of_texts`: the network is for a head of texts, for which it keeps the layer that ends in their space.
+  """
   variant = variant_of(model)
   if variant in _PRETRAINED:
     return ViTConfig(variant=variant), InitConfig(checkpoint=_PRETRAINED[variant]), 224
@@ -307,7 +311,9 @@ def _pretrained(model: str) -> tuple[ModelConfig, InitConfig, int]:
 
   architecture = formats.architecture(model)
   network = architecture.model
-  if isinstance(network, PretrainingOptions):
+  if of_texts and isinstance(network, TextHeadOptions):
+    network = network.with_cosine_head()
+  elif isinstance(network, PretrainingOptions):
     network = network.for_classification()
   return network, InitConfig(checkpoint=model), architecture.image_size[0]
 

@@ -64,9 +64,12 @@ class Fakes:
       path.unlink()
 
   def run(self, *argv: object, **environment: str) -> subprocess.CompletedProcess:
-    """Runs a program that finds the fakes before the real ones; its stdin is empty."""
+    """Runs a program that finds the fakes before the real ones; its stdin is empty.
+
+    Its python3 is this one: pyenv's would put its own folder before the fakes.
+    """
     variables = dict(os.environ, **environment)
-    variables['PATH'] = f'{self.folder}:{os.environ["PATH"]}'
+    variables['PATH'] = f'{self.folder}:{os.path.dirname(sys.executable)}:{os.environ["PATH"]}'
     return subprocess.run(
       [str(word) for word in argv],
       env=variables,

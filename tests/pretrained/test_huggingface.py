@@ -245,9 +245,9 @@ def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
   ('kind', 'model', 'options', 'words'),
   [
     ('vit', config.ViTConfig(pool='gap'), {}, "has pool 'token' and this model 'gap'"),
-    ('vit', config.ViTConfig(layer_scale=0.1), {}, 'has no LayerScale'),
-    ('deit', config.ViTConfig(), {}, 'has 1 register tokens and this model 0'),
-    ('dinov2', config.ViTConfig(layer_scale=0.1, qk_norm=True), {}, 'no place for blocks/attention/key_norm'),
+    ('vit', config.ViTConfig(layer_scale=0.1), {}, 'has layer_scale None and this model 0.1'),
+    ('deit', config.ViTConfig(), {}, 'has register_tokens 1 and this model 0'),
+    ('dinov2', config.ViTConfig(layer_scale=0.1, qk_norm=True), {}, 'has qk_norm False and this model True'),
     ('hf', config.ViTConfig(position='rotary'), {}, "No kind of hf.*not 'vit', since.*not 'timm', since"),
     ('vit', config.MixerConfig(tokens_mlp_dim=8), {}, 'Vision Transformers, and this is an MLP-Mixer'),
     ('dinov2', config.ViTConfig(pool='token_gap', layer_scale=1.0), {'image_size': (8, 16)}, 'square images'),

@@ -111,7 +111,7 @@ DAMAGES = {
     _change_config(model_type='swin'),
     "'swin', which vit_jax does not have; of folders it reads .*vit, deit, dinov2",
   ),
-  'ReLU': (_change_config(hidden_act='relu'), "hidden_act 'relu'"),
+  'Mish': (_change_config(hidden_act='mish'), "hidden_act 'mish'"),
   'a long patch': (_change_config(patch_size=[8, 4]), 'patches of 8 x 4'),
   'fewer blocks': (
     _change_config(num_hidden_layers=2),

@@ -5,6 +5,7 @@ By night 500 images of random sizes are compared, by day those for which roundin
 
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.pretrained import preprocessor_config, timm_config
+from vit_jax.pretrained import open_clip, preprocessor_config, timm_config
 from vit_jax.pretrained.json_values import JsonObject
 
 # Height and width. timm's place of the cut rounds up where the rest is 4n + 3, as of 333 x 500 for 224 of 256.
@@ -47,6 +48,13 @@ TRANSFORMERS = {
     {'size': {'shortest_edge': 248}, 'crop_size': {'height': 96, 'width': 225}, 'resample': 1},
   ),
   'clip': ('CLIP', {}),
+  'siglip': ('Siglip', {}),
+  'siglip 2': (
+    'Siglip',
+    {'size': {'height': 256, 'width': 256}, 'resample': 2, 'image_std': [0.5, 0.4, 0.5]},
+  ),
+  'beit': ('Beit', {}),
+  'dinov3': ('DINOv3ViT', {}),
   'efficientnet': ('EfficientNet', {'do_center_crop': True, 'rescale_offset': True, 'resample': 0}),
 }
 
@@ -107,7 +115,10 @@ def test_pixels_are_those_of_transformers(name, backend, photographs, tmp_path):
   if not backend:
     pytest.importorskip('torchvision')
   kind, options = TRANSFORMERS[name]
-  theirs = getattr(transformers, f'{kind}ImageProcessor{backend}')(**options)
+  theirs = getattr(transformers, f'{kind}ImageProcessor{backend}', None)
+  if theirs is None:
+    pytest.skip('transformers resizes by PyTorch only')
+  theirs = theirs(**options)
   file = tmp_path / preprocessor_config.FILE  # what it does not say is as the processor's class has it
   file.write_text(json.dumps({**options, 'image_processor_type': f'{kind}ImageProcessor'}))
   preprocess, notes = preprocessor_config.read(tmp_path, image_size=None, channels=3, default={})
@@ -117,3 +128,18 @@ def test_pixels_are_those_of_transformers(name, backend, photographs, tmp_path):
     return np.asarray(theirs(image, return_tensors='np')['pixel_values'][0]).transpose(1, 2, 0)
 
   compare(preprocess, photographs, expected, differing=0.0 if backend else 0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['shortest', 'squash'])
+def test_pixels_are_those_of_open_clip(mode, photographs):
+  transform = pytest.importorskip('open_clip.transform')
+  values = {
+    'interpolation': 'bicubic',
+    'resize_mode': mode,
+    'mean': [0.48, 0.46, 0.41],
+    'std': [0.27, 0.26, 0.28],
+  }
+  theirs = transform.image_transform_v2(transform.PreprocessCfg(size=224, **values), is_train=False)
+  preprocess = open_clip.preprocess_of(JsonObject(pathlib.Path('x'), values), (224, 224))
+  compare(preprocess, photographs, lambda image: theirs(image).numpy().transpose(1, 2, 0))

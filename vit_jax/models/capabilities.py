@@ -66,6 +66,15 @@ class PretrainingOptions(Protocol):
     ...
 
 
+@runtime_checkable
+class TextHeadOptions(Protocol):
+  """Options of a model whose head can be made of texts (CLIP's zero-shot classifier)."""
+
+  def with_cosine_head(self) -> Self:
+    """The model that scales what the head reads to length 1."""
+    ...
+
+
 def with_learned_positions(model: M) -> M:
   """The model in which fixed positions are a parameter."""
   return model.with_learned_positions() if isinstance(model, PositionOptions) else model

@@ -25,6 +25,7 @@ class Style(NamedTuple):
 
 
 HYBRID = Style(same=True, variance_epsilon=0.0, deviation_epsilon=1e-5)
+TIMM_HYBRID = Style(same=True, variance_epsilon=1e-8, deviation_epsilon=0.0)
 BIT = Style(same=False, variance_epsilon=1e-10, deviation_epsilon=0.0)
 
 

@@ -15,7 +15,6 @@ from vit_jax.models.layers import scaled
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
-from vit_jax.models.parts.positions import POSITIONS
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
@@ -56,7 +55,7 @@ class Block(nnx.Module):
       sizes.width,
       sizes.heads,
       dtype=dtype,
-      position=POSITIONS[config.position].in_attention(tokens, rngs),
+      position=config.positions.in_attention(tokens, rngs),
       head_norm=norm if config.qk_norm else None,
       sub_norm=norm if config.attention_sub_norm else None,
       how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),

@@ -72,7 +72,8 @@ class ViT(Model['ViTConfig']):
     self.pooled_norm: Any = make_norm(pooled) if config.final_norm == 'pooled' else None
     pre_logits = None
     if config.pre_logits_size is not None:
-      pre_logits = nnx.Linear(pooled, config.pre_logits_size, dtype=dtype, rngs=rngs)
+      use_bias = config.pre_logits == 'tanh'
+      pre_logits = nnx.Linear(pooled, config.pre_logits_size, use_bias=use_bias, dtype=dtype, rngs=rngs)
       pooled = config.pre_logits_size
     self.pre_logits = pre_logits
     self.head = initial_head(pooled, num_classes, config.head_bias, rngs)
@@ -176,10 +177,16 @@ class ViT(Model['ViTConfig']):
     return (getattr(self, f'{how}_pool') if own else POOLS[how](self.config))(tokens)
 
   def head_input(self, tokens: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, D'): pooled, behind the tanh layer of the paper's pre-training where there is one."""
-    pooled = self.pool(tokens)
-    pooled = pooled if self.pooled_norm is None else self.pooled_norm(pooled)
-    return pooled if self.pre_logits is None else jnp.tanh(self.pre_logits(pooled))
+    """(B, N, D) -> (B, D'): pooled, behind the layer in front of the head where there is one (config.pre_logits)."""
+    x = self.pool(tokens)
+    x = x if self.pooled_norm is None else self.pooled_norm(x)
+    if self.pre_logits is not None:
+      x = self.pre_logits(x)
+      x = jnp.tanh(x) if self.config.pre_logits == 'tanh' else x
+    if self.config.cosine_head:
+      x = x.astype(jnp.float32)
+      x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return x
 
   def patch_logits(
     self,

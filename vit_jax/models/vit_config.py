@@ -83,6 +83,8 @@ class ViTConfig(ModelConfig):
   stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
+  # Epsilons of that ResNet's norms and standardised kernels: those of the 'released' code, or 'timm'.
+  stem_epsilons: Literal['released', 'timm'] = 'released'
   # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
   # 'token_gap' (the class token beside the mean of the patches, as DINOv2's classifier), 'map' (attention pooling), or
   # 'none' (every token gets logits; only objective 'masked_patches' trains such a model). Of the patches alone: their
@@ -121,6 +123,12 @@ class ViTConfig(ModelConfig):
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   pre_logits_size: Size | None = None
+  # Kind of that layer: 'tanh', the paper's, or 'linear', without a bias (CLIP's projection of images to the space of
+  # texts).
+  pre_logits: Literal['tanh', 'linear'] = 'tanh'
+  # Scaling of what the head reads to length 1, so that logits are cosines times what the head learns; a head of texts
+  # (init.head 'text') needs it.
+  cosine_head: bool = False
   # Activation of MLPs (models/parts/mlps.py): 'gelu_tanh', GELU approximated by tanh, as in the original code; 'gelu',
   # the exact function by erf; 'quick_gelu', x sigmoid(1.702 x), as in CLIP; 'silu'; or 'relu'.
   activation: Activation = 'gelu_tanh'
@@ -175,7 +183,13 @@ class ViTConfig(ModelConfig):
 
   title: ClassVar[str] = 'a Vision Transformer'
   variants: ClassVar = VARIANTS
-  function_options: ClassVar[tuple[str, ...]] = ('activation', 'norm_epsilon', 'block')
+  function_options: ClassVar[tuple[str, ...]] = (
+    'activation',
+    'norm_epsilon',
+    'block',
+    'stem_epsilons',
+    'cosine_head',
+  )
 
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)
@@ -269,6 +283,9 @@ class ViTConfig(ModelConfig):
 
   def without_pre_logits(self) -> Self:
     return dataclasses.replace(self, pre_logits_size=None)
+
+  def with_cosine_head(self) -> Self:
+    return dataclasses.replace(self, cosine_head=True)
 
   def for_classification(self) -> Self:
     if self.classifies_images:

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.data.preprocess import Preprocess
@@ -17,6 +17,9 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained.config import Weights
+
+if TYPE_CHECKING:
+  from vit_jax.pretrained.zero_shot import Texts
 
 # A note that `Format.write` returns where the format has no place for `Pretrained.link`.
 SIGMOID_LOST = (
@@ -117,6 +120,13 @@ class Format(abc.ABC):
     """How the images of a checkpoint are prepared, without its numbers where that is possible; raises as `read`."""
     return self.read(path, options).preprocess
 
+  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> 'Texts':
+    """Texts as the head of a checkpoint's model (pretrained/zero_shot.py); UserError where it has no text tower."""
+    raise UserError(
+      f'{path} is {self.title}, which has no text tower, so that names of classes make no head of it; take a folder of '
+      'CLIP or SigLIP.'
+    )
+
   def check_options(self, path: pathlib.Path, options: ReadOptions) -> None:
     """Raises UserError where the caller tells what the checkpoint itself knows, or asks for what it has not."""
     for name in options.told:
@@ -180,11 +190,23 @@ FORMATS: Registry[Format] = Registry(
     'vit': 'vit_jax.pretrained.transformers_vit:ViTFormat',
     'deit': 'vit_jax.pretrained.transformers_vit:DeiTFormat',
     'dinov2': 'vit_jax.pretrained.transformers_dinov2:DinoV2Format',
+    'dinov3': 'vit_jax.pretrained.transformers_dinov2:DinoV3Format',
+    'clip': 'vit_jax.pretrained.transformers_clip:ClipFormat',
+    'beit': 'vit_jax.pretrained.transformers_beit:BeitFormat',
+    'aimv2': 'vit_jax.pretrained.transformers_aimv2:Aimv2Format',
+    'pixio': 'vit_jax.pretrained.transformers_pixio:PixioFormat',
+    'masked': 'vit_jax.pretrained.transformers_vit:MaskedFormat',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
+    'open_clip': 'vit_jax.pretrained.open_clip:OpenClipFormat',
+    'original': 'vit_jax.pretrained.original_names:OriginalFormat',
+    'torchvision': 'vit_jax.pretrained.original_names:TorchvisionFormat',
     'timm_efficientnet': 'vit_jax.pretrained.timm_efficientnet:TimmEfficientNetFormat',
     'timm_mixer': 'vit_jax.pretrained.timm_mixer:TimmMixerFormat',
     'timm_bit': 'vit_jax.pretrained.timm_bit:TimmBitFormat',
     'timm': 'vit_jax.pretrained.timm:TimmFormat',
+    # Behind timm, since any model that reads the mean of its patches fits these two.
+    'siglip': 'vit_jax.pretrained.transformers_clip:SiglipFormat',
+    'ijepa': 'vit_jax.pretrained.transformers_vit:IJepaFormat',
     'npz': 'vit_jax.pretrained.released:ReleasedFormat',
   },
 )

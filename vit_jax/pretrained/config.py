@@ -22,8 +22,11 @@ class InitConfig:
   # metric of it, otherwise for the raw ones.
   weights: Weights | None = None
   # First values of a head that begins anew: 'constant' (zero, and model.head_bias), or 'probe', a logistic regression
-  # of the frozen features of the training images whose penalty is chosen by cross-validation.
-  head: Literal['constant', 'probe'] = 'constant'
+  # of the frozen features of the training images whose penalty is chosen by cross-validation; or 'text', which the
+  # checkpoint's text tower (CLIP, SigLIP) makes of the names of the classes.
+  head: Literal['constant', 'probe', 'text'] = 'constant'
+  # Texts of head 'text', of whose features a class has the mean; {} stands for the name of the class.
+  prompts: tuple[str, ...] = ('a photo of a {}.',)
   # How the outputs of a head that does not begin anew are matched with the classes of the data: by 'name', those of new
   # classes beginning anew; or by 'number', for the same classes under other names.
   classes: By = 'name'

@@ -4,7 +4,7 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.data.preprocess import Preprocess
@@ -41,6 +41,25 @@ def read(
   found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights)
   found.check_options(path, options)
   return found.read(path, options)
+
+
+def with_texts(
+  source: str | os.PathLike[str],
+  pretrained: Pretrained,
+  classes: Sequence[str],
+  prompts: Sequence[str] = ('{}',),
+) -> Pretrained:
+  """What `read` gave of a source, with a head that its text tower makes of the names of classes.
+
+  A class is the mean of the prompts, in which {} stands for its name. UserError: there is no text tower, or no class.
+  """
+  from vit_jax.pretrained import zero_shot  # here: few checkpoints have a text tower
+
+  if not classes or not prompts:
+    raise UserError(f'There are no {"prompts" if classes else "classes"}; name at least one.')
+  path = located(source)
+  texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts))
+  return zero_shot.with_head(pretrained, texts, classes)
 
 
 def architecture(source: str | os.PathLike[str]) -> Architecture:
@@ -132,7 +151,7 @@ def _unknown(path: pathlib.Path) -> UserError:
   if any(path.glob('*.safetensors')):
     return UserError(
       f'{path} has no config.json; get it from where the tensors are from, or name the .safetensors file '
-      "itself if its tensors have timm's names."
+      'itself if its tensors have the names of timm, OpenCLIP, torchvision or DINO.'
     )
   runs = sorted(str(folder.parent) for folder in path.glob('*/checkpoints'))
   if runs:

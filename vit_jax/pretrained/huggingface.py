@@ -40,13 +40,19 @@ def config_of(path: pathlib.Path) -> JsonObject | None:
   if not path.is_dir() and path.suffix != '.safetensors':
     return None
   file = (path if path.is_dir() else path.parent) / CONFIG
-  return JsonObject.read(file) if file.exists() else None
+  if not file.exists():
+    return None
+  values = JsonObject.read(file)
+  # transformers' TimmWrapper: a model of timm's, whose config it keeps.
+  return values.without('model_type') if values.raw('model_type') == 'timm_wrapper' else values
 
 
 def described(values: JsonObject | None) -> str:
   """What the model of a config.json is called, to follow 'holds'; None: of tensors alone."""
   if values is None:
-    return "tensors without a config.json beside them (alone, those with timm's names are read)"
+    return (
+      'tensors without a config.json beside them (of those alone, docs/checkpoints.md says which are read)'
+    )
   if 'architecture' in values:
     return f"timm's {values.text('architecture')}"
   if 'model_type' not in values:
@@ -117,12 +123,16 @@ class FolderFormat(Format):
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes
 
+  def file_of(self, path: pathlib.Path) -> pathlib.Path:
+    """What to read of a folder: itself, or the file of it that this kind has."""
+    return path
+
   @contextlib.contextmanager
   def _opened(
     self, path: pathlib.Path, options: ReadOptions, *, sums: bool = False
   ) -> Iterator[tuple[TensorFiles, Layout]]:
     """A folder's tensors, compared with their checksums if `sums`, and what they are; UserError: no model of ours."""
-    with TensorFiles(path) as files:
+    with TensorFiles(self.file_of(path)) as files:
       try:
         if sums:
           files.check_sums()
@@ -155,12 +165,12 @@ class FolderFormat(Format):
     return export
 
 
-def vit_of(pretrained: Pretrained) -> ViTConfig:
-  """The config of a Vision Transformer with learned positions, as Hugging Face's are; Unfit: it is another model."""
+def vit_of(pretrained: Pretrained, *, learned: bool = True) -> ViTConfig:
+  """The config of a Vision Transformer, of one with `learned` positions alone; Unfit: it is another model."""
   model = pretrained.architecture.model
   if type(model) is not ViTConfig:
     raise Unfit(f'it is for Vision Transformers, and this is {model.title}')
-  if model.position != 'learned':
+  if learned and model.position != 'learned':
     raise Unfit(f'it has learned positions, and this model {model.position!r}')
   return model
 
@@ -172,7 +182,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
     shapes = architecture.shapes()
   except UserError as error:
     raise UnknownModelError(str(error).rstrip('.')) from error
-  rules = [rule for rule in layout.rules if rule.path not in layout.zeros]
+  rules = [rule for rule in layout.rules if rule.path in shapes and rule.path not in layout.zeros]
   wanted = expected(rules, shapes)
   if layout.tokens is not None:
     wanted |= layout.tokens.expected(shapes)
@@ -189,7 +199,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
   params = gather(rules, shapes, read)
   if layout.tokens is not None:
     params |= layout.tokens.gather(read)
-  absent = set(layout.zeros)
+  absent = set(layout.zeros) & shapes.keys()
   if not architecture.num_classes:
     absent |= {'head/kernel', 'head/bias'}
   params |= {path: np.zeros(shapes[path].shape, np.float32) for path in absent}

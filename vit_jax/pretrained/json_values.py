@@ -56,6 +56,10 @@ class JsonObject:
       self.path, {**self._values, **{name: defaults[name] for name in defaults if name not in self}}
     )
 
+  def without(self, name: str) -> 'JsonObject':
+    """The same without a value."""
+    return JsonObject(self.path, {key: value for key, value in self._values.items() if key != name})
+
   def raw(self, name: str, default: Any = None) -> Any:
     """A value as it is in the file, not checked."""
     value = self._values.get(name)
@@ -67,6 +71,10 @@ class JsonObject:
     if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
       raise self.error(name, value, f'a positive integer of at most {_LARGEST_SIZE:,}')
     return value
+
+  def count(self, name: str, default: int) -> int:
+    """Zero or a positive integer of at most a million."""
+    return 0 if self.raw(name, default) == 0 else self.integer(name, default)
 
   def number(
     self, name: str, default: float | None = None, *, low: float = 1e-30, high: float = 1e30

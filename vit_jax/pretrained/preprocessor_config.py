@@ -11,6 +11,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
 
 FILE = 'preprocessor_config.json'
+_WITH_TOKENIZER = 'processor_config.json'  # in whose place it may be a section of this one
 _RESAMPLE: dict[int, Method] = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 _SIZE = (224, 224)
 _LARGEST_SIDE = 2**14  # pixels
@@ -26,6 +27,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
   'Bit': _CLIP,
   'CLIP': _CLIP,
   'DeiT': _CROPPED | {'size': 256},
+  'Beit': {'resample': 3, 'crop_size': 224},
+  'Siglip2': {},
+  'Siglip': {'resample': 3},
+  'DINOv3': {'image_mean': (0.485, 0.456, 0.406), 'image_std': (0.229, 0.224, 0.225)},
   'EfficientNet': {'size': 346, 'crop_size': 289, 'resample': 3, 'include_top': True},
 }
 # Options of other processors that change pixels.
@@ -51,21 +56,29 @@ def read(
   """
   path, any_size = folder / FILE, image_size is None
   image_size = image_size or _SIZE
-  if not path.exists():
+  values = JsonObject.read(path) if path.exists() else _beside_tokenizer(folder)
+  if values is None:
     if channels != len(default['mean']):  # the numbers are of colours
       default = default | {'mean': _HALF, 'std': _HALF}
     return Preprocess(image_size, channels, **default), (
       f'{folder} has no {FILE}: images are prepared as is usual for its kind of model, '
       f'mean {default["mean"]} and standard deviation {default["std"]}.',
     )
-  result = _described(JsonObject.read(path), image_size, channels)
+  result = _described(values, image_size, channels)
   size = result.size
   if any_size or size == tuple(image_size):
     return result, ()
   return result.at(image_size), (
-    f'{path.name} makes images of {size[0]} x {size[1]} and the model is for {image_size[0]} x '
+    f'{values.path.name} makes images of {size[0]} x {size[1]} and the model is for {image_size[0]} x '
     f'{image_size[1]}: images are prepared for the latter; image_size={size} resizes the model.',
   )
+
+
+def _beside_tokenizer(folder: pathlib.Path) -> JsonObject | None:
+  """What the file of a model of images and texts says of images; None: there is none."""
+  path = folder / _WITH_TOKENIZER
+  values = JsonObject.read(path) if path.exists() else None
+  return values.section('image_processor') if values is not None and 'image_processor' in values else None
 
 
 def write(preprocess: Preprocess) -> tuple[str, tuple[str, ...]]:

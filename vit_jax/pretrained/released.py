@@ -31,6 +31,7 @@ from vit_jax.pretrained.base import (
   with_told,
 )
 from vit_jax.pretrained.npz_archive import Archive
+from vit_jax.pretrained.released_big_vision import BigVisionNames
 from vit_jax.pretrained.released_bit import BitNames
 from vit_jax.pretrained.released_mixer import MixerNames
 from vit_jax.pretrained.released_names import Naming, ReleasedNames, Tensors
@@ -38,19 +39,21 @@ from vit_jax.pretrained.released_vit import ViTNames
 from vit_jax.pretrained.tensor_names import some
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Rule, check, expected, gather, scatter
 
-# By the config of the model that they are of. The first of which a file holds a tensor reads it.
+# By the config of the model that they are of, for what is written.
 _NAMES: dict[type[ModelConfig], ReleasedNames[Any]] = {
   ResNetConfig: BitNames(),
   MixerConfig: MixerNames(),
   ViTConfig: ViTNames(),
 }
+# The first that reads a file's tensors is the one.
+_READ: tuple[ReleasedNames[Any], ...] = (BigVisionNames(), *_NAMES.values())
 
 # What a training run of the original, or LiT, puts before the names, and what such a file may hold beside the model.
 _PREFIXES = {
   'opt/target/': r'opt/state/.*|extra/.*',
-  'params/img/': r'params/(txt/.*|t)',
+  'params/img/': r'params/((txt|llm)/.*|t|b)',
   'params/': r'(opt|state|extra)/.*',
-  'img/': r'txt/.*|t',
+  'img/': r'(txt|llm)/.*|t|b',
   '': '',
 }
 _TOLD = ('activation', 'norm_epsilon', 'pool')  # what no tensor tells
@@ -131,8 +134,8 @@ def infer(
   file: object, shapes: dict[str, tuple[int, ...]], image_size: tuple[int, int] | None
 ) -> tuple[ReleasedNames[Any], Architecture]:
   """What calls tensors so (by the original's names, without prefix), and what they are of; UserError: we know none."""
-  for names in _NAMES.values():
-    if any(key.startswith(names.marks) for key in shapes):
+  for names in _READ:
+    if names.reads(shapes):
       return names, names.architecture(Tensors(file, shapes), image_size)
   first = ', '.join(sorted(shapes)[:3]) or 'nothing at all'
   raise UserError(f'{file} holds no Vision Transformer: its tensors are {first} …; choose another file.')
@@ -182,11 +185,13 @@ def _read_params(
   """The parameters, each read to its place; `stored` maps the format's names to those in the file."""
   found = {key: archive.shapes[name] for key, name in stored.items()}
   own = {key: _without_ones(shape, names.leading_ones(key)) for key, shape in found.items()}
+  before = {key: tokens for key in found if (tokens := names.tokens_before(key, found))}
+  fitting = own | {key: (1, own[key][1] + tokens, own[key][2]) for key, tokens in before.items()}
   try:
     shapes = architecture.shapes()
     absent = () if architecture.num_classes else HEAD_PATHS
     rules = _rules(names, shapes.keys() - absent, names.naming(found))
-    check(own, expected(rules, shapes), ())
+    check(fitting, expected(rules, shapes), ())
   except (UserError, UnknownModelError) as error:
     reason = str(error).rstrip('.')
     raise UserError(
@@ -195,9 +200,12 @@ def _read_params(
   params = {
     path: np.empty(leaf.shape, np.float32) for path, leaf in shapes.items() if not math.prod(leaf.shape)
   }
-  return pytrees.unflatten(
-    params | gather(rules, shapes, lambda key: archive.read(stored[key]).reshape(own[key]))
-  )
+
+  def read(key: str) -> np.ndarray:
+    array = archive.read(stored[key]).reshape(own[key])
+    return np.pad(array, ((0, 0), (before[key], 0), (0, 0))) if key in before else array
+
+  return pytrees.unflatten(params | gather(rules, shapes, read))
 
 
 def _rules(names: ReleasedNames[Any], paths: Iterable[str], naming: Naming) -> list[Rule]:

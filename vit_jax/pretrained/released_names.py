@@ -12,8 +12,8 @@ from typing import ClassVar, Generic, Literal, TypeVar
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 
-# How the original's files call tensors: as the published ones of 2020, or as Flax's Linen.
-Naming = Literal['2020', 'linen']
+# How the original's files call tensors: as the published ones of 2020, as Flax's Linen, or so with the blocks stacked.
+Naming = Literal['2020', 'linen', 'scan']
 Shapes = Mapping[str, tuple[int, ...]]
 
 M = TypeVar('M', bound=ModelConfig)
@@ -106,6 +106,10 @@ class ReleasedNames(abc.ABC, Generic[M]):
   # Names that only this architecture's tensors begin with.
   marks: ClassVar[tuple[str, ...]]
 
+  def reads(self, shapes: Shapes) -> bool:
+    """Whether a file of such tensors is of this architecture."""
+    return any(name.startswith(self.marks) for name in shapes)
+
   @abc.abstractmethod
   def architecture(self, tensors: Tensors, image_size: tuple[int, int] | None) -> Architecture:
     """The architecture of a file, with the defaults of the original where no tensor tells.
@@ -123,6 +127,10 @@ class ReleasedNames(abc.ABC, Generic[M]):
 
   def leading_ones(self, name: str) -> int:
     """Dimensions of 1 that a tensor of the naming of 2020 has before those of ours."""
+    return 0
+
+  def tokens_before(self, name: str, shapes: Shapes) -> int:
+    """Tokens before those of a table of positions (1, N, D), that have none there and zeros in ours."""
     return 0
 
   def unfit(self, model: M) -> str | None:

@@ -9,7 +9,7 @@ from vit_jax.pretrained.released_names import Naming, ReleasedNames, Shapes, Ten
 _BLOCK = 'Transformer/encoderblock_'
 _POSITIONS = 'Transformer/posembed_input/pos_embedding'
 # Our path -> theirs in each naming; 'kernel', 'bias' and 'scale' are called the same.
-_AROUND = {
+AROUND = {
   'class_token': 'cls',
   'position_embedding': _POSITIONS,
   'patch_embedding': 'embedding',
@@ -17,7 +17,7 @@ _AROUND = {
   'pre_logits': 'pre_logits',
   'head': 'head',
 }
-_IN_BLOCK: dict[Naming, dict[str, str]] = {
+IN_BLOCK: dict[Naming, dict[str, str]] = {
   '2020': {
     'attention_norm': 'LayerNorm_0',
     'attention': 'MultiHeadDotProductAttention_1',
@@ -56,7 +56,7 @@ class ViTNames(ReleasedNames[ViTConfig]):
       _, _, channels, stem_width = tensors.shape('conv_root/kernel', 4)
       stem_blocks = tensors.stages()
     depth = tensors.depth(_BLOCK)
-    names = _IN_BLOCK[self.naming(tensors.shapes)]
+    names = IN_BLOCK[self.naming(tensors.shapes)]
     query = f'{_BLOCK}0/{names["attention"]}/query/kernel'
     _, heads, head_width = tensors.shape(query, 3)
     if heads * head_width != width:
@@ -90,8 +90,8 @@ class ViTNames(ReleasedNames[ViTConfig]):
     if path.startswith('stem/'):
       return '/'.join(_IN_STEM.get(part, part) for part in path.split('/')[1:])
     if path.startswith('blocks/'):
-      return renamed(path.removeprefix('blocks/'), _IN_BLOCK[naming], f'{_BLOCK}{{}}/')
-    return renamed(path, _AROUND)
+      return renamed(path.removeprefix('blocks/'), IN_BLOCK[naming], f'{_BLOCK}{{}}/')
+    return renamed(path, AROUND)
 
   def leading_ones(self, name: str) -> int:
     return 3 if re.search(r'\bgn\w+/(scale|bias)$', name) else 0  # of a hybrid's GroupNorms

@@ -27,6 +27,10 @@ _SHA256 = re.compile('[0-9a-f]{64}')
 _SHARD = re.compile(r'.*-\d{5}-of-\d{5}\.safetensors')
 # How PyTorch's batch norms call the number of steps they have seen, an integer that no output depends on.
 STEP_COUNT = 'num_batches_tracked'
+# What transformers' TimmWrapper puts before timm's names.
+_WRAPPED = 'timm_model.'
+# Ends of the names of integers that follow from the sizes, beside it.
+_INTEGERS = (f'.{STEP_COUNT}', 'position_ids', 'relative_position_index')
 
 
 class TensorFiles:
@@ -37,14 +41,20 @@ class TensorFiles:
     self.source = pathlib.Path(source)  # the folder or file
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
+    self._prefix = ''  # of all names in the files, which is not in those here
     self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
-    self.shapes: dict[str, tuple[int, ...]] = {}  # of each tensor by name, but for step counts of batch norms
+    self.shapes: dict[
+      str, tuple[int, ...]
+    ] = {}  # of each tensor by name, but for integers that follow from them
     self.dtypes: set[str] = set()  # 'F32', 'BF16', …: of what the tensors are stored in
     with contextlib.ExitStack() as undo:
       undo.enter_context(self._stack)
       for path in self._paths:
         self._open(path)
       undo.pop_all()
+    if self.shapes and all(name.startswith(_WRAPPED) for name in self.shapes):
+      self._prefix = _WRAPPED
+      self.shapes = {name.removeprefix(_WRAPPED): shape for name, shape in self.shapes.items()}
 
   def prefix(self, prefix: str) -> str:
     """`prefix`, if names of tensors begin with it; else ''."""
@@ -58,7 +68,7 @@ class TensorFiles:
       file = self._stack.enter_context(safetensors.safe_open(path, framework='np'))
       for name in list(file.keys()):
         tensor_names.check(path, name)
-        if name.endswith('.' + STEP_COUNT):
+        if name.endswith(_INTEGERS):
           continue
         view = file.get_slice(name)
         if view.get_dtype() not in _DTYPES:
@@ -89,7 +99,8 @@ class TensorFiles:
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as float32; UserError where not all of it is finite."""
-    tensor = self._file_of[name].get_tensor(name).astype(np.float32, copy=False)
+    stored = self._prefix + name
+    tensor = self._file_of[stored].get_tensor(stored).astype(np.float32, copy=False)
     tensor_names.check_finite(self.source, name, tensor)
     return tensor
 
@@ -98,6 +109,12 @@ class TensorFiles:
 
   def __exit__(self, *_: object) -> None:
     self._stack.close()
+
+
+def names(path: pathlib.Path) -> frozenset[str]:
+  """The names of a file's tensors; UserError as of `TensorFiles`."""
+  with TensorFiles(path) as tensors:
+    return frozenset(tensors.shapes)
 
 
 def write(

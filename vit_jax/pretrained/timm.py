@@ -74,6 +74,8 @@ class TimmFormat(FolderFormat):
         'width (vit_jax.load(…, heads=…) takes others).',
       )
     notes += _guesses(files, model, pool, options) if alone else ()
+    if not alone and 'global_pool' not in values and 'global_pool' not in arguments:
+      notes += (f'{values.path} does not say how the model pools (global_pool): {pool!r} is taken.',)
     grid = model.grid(image_size)
     num_classes = _shape(shapes, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
     naming = Naming.of(shapes, interleaved=defaults.rotary not in ('', 'rotary_dinov3'))
@@ -201,6 +203,7 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
       sum(int(stage) == number for stage, _ in units) for number in range(len({s for s, _ in units}))
     )
     model = dataclasses.replace(model, stem_blocks=blocks, stem_width=_shape(shapes, _root(shapes), 4)[0])
+    model = dataclasses.replace(model, stem_epsilons='timm')
   if model.pool.startswith('map'):
     hidden = _shape(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
     own_heads = arguments.integer('attn_pool_num_heads', defaults.pool_heads or heads)

@@ -85,6 +85,8 @@ def export(pretrained: Pretrained) -> Export:
   if not name:
     name, about_name = architecture_name(model)
     notes = about_name + notes
+  if model.sizes.stem_blocks is not None and model.stem_epsilons != 'timm':
+    notes += ("timm's ResNet has other epsilons than the released code: logits differ a little.",)
   published, about_images = timm_config.written(
     pretrained,
     first_conv='patch_embed.proj',

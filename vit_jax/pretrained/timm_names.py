@@ -108,7 +108,7 @@ def rules(model: ViTConfig, naming: Naming, grid: Grid) -> tuple[Rule, ...]:
   if 'rotary_mixed' in model.position:
     found.append(Rule('blocks/attention/position/waves', 'blocks.{}.rope.freqs'))
   if 'relative' in model.position:
-    found += _relative(model, grid, f'blocks.{{}}.{naming.table}')
+    found += relative(model, grid, f'blocks.{{}}.{naming.table}')
   if model.pool in ('map', 'map_patches'):
     found += _map_pool(f'{model.pool}_pool', model)
   return tuple(found)
@@ -207,7 +207,7 @@ def _map_pool(path: str, model: ViTConfig) -> list[Rule]:
   ]
 
 
-def _relative(model: ViTConfig, grid: Grid, name: str) -> list[Rule]:
+def relative(model: ViTConfig, grid: Grid, name: str) -> list[Rule]:
   """Of a table with a row for each offset of two patches, and three of a class token: its queries, its keys, itself."""
   path, offsets = 'blocks/attention/position/bias', (2 * grid[0] - 1) * (2 * grid[1] - 1)
   total = offsets + 3 * model.leading_tokens

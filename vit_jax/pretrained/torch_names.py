@@ -15,6 +15,8 @@ from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.tensor_names import some
 
 Form = Literal['same', 'flat', 'into', 'out', 'conv', 'conv_1x1', 'leading']
+# Ours of what is often one layer elsewhere.
+QKV = tuple(f'blocks/attention/{name}' for name in ('query', 'key', 'value'))
 # Ours of every head, which a model without classes does not write.
 HEAD_PATHS = frozenset({'head/kernel', 'head/bias', 'distillation_head/kernel', 'distillation_head/bias'})
 
@@ -59,6 +61,16 @@ def attention(
   )
 
 
+def fused(paths: Sequence[str], name: str, separator: str = '.') -> tuple[Rule, ...]:
+  """Kernels and biases of layers that are one layer there, whose outputs follow one another."""
+  leaves: tuple[tuple[str, str, Form], ...] = (('kernel', 'weight', 'into'), ('bias', 'bias', 'flat'))
+  return tuple(
+    Rule(f'{path}/{leaf}', f'{name}{separator}{theirs}', form, (part, len(paths)))
+    for part, path in enumerate(paths)
+    for leaf, theirs, form in leaves
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokens:
   """The names of class token, register tokens and position embedding, and which tokens have a position.
@@ -73,6 +85,15 @@ class Tokens:
   registers_path: str = 'register_tokens'  # ours of `registers`
   # Whether their class token is (D,) and their position embedding (N, D), without leading axes of length 1.
   flat: bool = False
+
+  def prefixed(self, prefix: str) -> 'Tokens':
+    """The same with longer names."""
+    names = {
+      name: prefix + getattr(self, name)
+      for name in ('position', 'class_token', 'registers')
+      if getattr(self, name) is not None
+    }
+    return replace(self, **names)
 
   def expected(self, shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors."""

@@ -14,7 +14,7 @@ from vit_jax.pretrained.huggingface import FolderFormat, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Layout, Rule, check_depth, layer
-from vit_jax.pretrained.transformers import HALF
+from vit_jax.pretrained.transformers_family import HALF
 
 _MODEL_TYPE = 'bit'
 # What it must say, since we have but one way.

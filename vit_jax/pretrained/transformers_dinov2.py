@@ -1,29 +1,47 @@
-"""DINOv2 of transformers, with and without registers."""
+"""DINOv2 of transformers, with and without registers, and DINOv3."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained.base import Pretrained, UnknownModelError
-from vit_jax.pretrained.huggingface import Unfit, vit_of
+from vit_jax.pretrained.base import Pretrained
+from vit_jax.pretrained.huggingface import vit_of
 from vit_jax.pretrained.json_values import JsonObject
-from vit_jax.pretrained.torch_names import Export, Rule, layer, norm
-from vit_jax.pretrained.transformers import ATTENTION, IMAGENET, Family, TransformersFormat
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.torch_names import Export, Rule, Tokens, attention, fused, layer, norm
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import AROUND, ATTENTION, IMAGENET, TOKENS, Family
 
-_BLOCK = (
+_RULES = (
+  *AROUND,
   *norm('blocks/attention_norm', 'encoder.layer.{}.norm1'),
   *ATTENTION,
   Rule('blocks/attention_scale', 'encoder.layer.{}.layer_scale1.lambda1'),
   *norm('blocks/mlp_norm', 'encoder.layer.{}.norm2'),
-  *layer('blocks/mlp/dense_in', 'encoder.layer.{}.mlp.fc1'),
-  *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.fc2'),
   Rule('blocks/mlp_scale', 'encoder.layer.{}.layer_scale2.lambda1'),
 )
-_SHORTER = 256 / 224
-_REGISTERS = {'dinov2': 0, 'dinov2_with_registers': 4}  # where config.json does not say it
+_DENSE = (
+  *layer('blocks/mlp/dense_in', 'encoder.layer.{}.mlp.fc1'),
+  *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.fc2'),
+)
+_SWIGLU = (
+  *fused(('blocks/mlp/dense_gate', 'blocks/mlp/dense_in'), 'encoder.layer.{}.mlp.weights_in'),
+  *layer('blocks/mlp/dense_out', 'encoder.layer.{}.mlp.weights_out'),
+)
+_DINOV2 = Family(
+  'Dinov2',
+  'dinov2.',
+  _RULES,
+  TOKENS,
+  {'patch_size': 14, 'layer_norm_eps': 1e-6},
+  'bicubic',
+  IMAGENET,
+  shorter=256 / 224,
+  square=True,
+)
 
 
 class DinoV2Format(TransformersFormat):
@@ -31,79 +49,142 @@ class DinoV2Format(TransformersFormat):
 
   title = "a folder of transformers' DINOv2"
   families = {
-    'dinov2': Family('Dinov2', _BLOCK, 14, 1e-6, 'bicubic', IMAGENET, _SHORTER),
-    'dinov2_with_registers': Family(
-      'Dinov2WithRegisters',
-      _BLOCK,
-      16,
-      1e-6,
-      'bicubic_antialias',
-      IMAGENET,
-      _SHORTER,
-      registers='embeddings.register_tokens',
+    'dinov2': _DINOV2,
+    'dinov2_with_registers': dataclasses.replace(
+      _DINOV2,
+      stem='Dinov2WithRegisters',
+      prefix='dinov2_with_registers.',
+      tokens=dataclasses.replace(TOKENS, registers='embeddings.register_tokens'),
+      defaults={'patch_size': 16, 'layer_norm_eps': 1e-6, 'num_register_tokens': 4},
+      position_resize='bicubic_antialias',
     ),
   }
   head_pool = 'token_gap'
 
-  def model(self, values: JsonObject, common: Mapping[str, Any]) -> ViTConfig:
+  def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
+    hidden = int(values.integer('hidden_size', 768) * values.number('mlp_ratio', 4.0, low=1e-3, high=1e3))
+    swiglu = {}
     if values.flag('use_swiglu_ffn', False):
-      raise UnknownModelError('it has SwiGLU instead of an MLP (use_swiglu_ffn)')
-    model_type = values.text('model_type')
+      hidden = _swiglu_hidden(hidden)
+      swiglu = {'mlp': 'swiglu', 'activation': 'silu'}
     registers = 0
-    if self.families[model_type].registers is not None:
-      registers = values.integer('num_register_tokens', _REGISTERS[model_type])
-    return ViTConfig(
-      **common,
-      mlp_dim=int(common['width'] * values.number('mlp_ratio', 4.0, low=1e-3, high=1e3)),
-      register_tokens=registers,
-      layer_scale=values.number('layerscale_value', 1.0, low=0.0),
-    )
+    if self.families[values.text('model_type')].tokens.registers is not None:
+      registers = values.integer('num_register_tokens', 4)
+    return {
+      'mlp_dim': hidden,
+      'register_tokens': registers,
+      'layer_scale': values.number('layerscale_value', 1.0, low=0.0),
+    } | swiglu
 
-  def export(self, pretrained: Pretrained) -> Export:
-    model = vit_of(pretrained)
-    _check(pretrained, model)
+  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
+    return family.rules + (_SWIGLU if model.mlp == 'swiglu' else _DENSE)
+
+  def values(self, model: ViTConfig) -> dict[str, Any]:
     sizes = model.sizes
     values = {
       'drop_path_rate': model.stochastic_depth,
       'layerscale_value': model.layer_scale,
       'mlp_ratio': sizes.mlp_dim // sizes.width,
-      'use_swiglu_ffn': False,
+      'use_swiglu_ffn': model.mlp == 'swiglu',
     }
-    if model.register_tokens:
-      values['num_register_tokens'] = model.register_tokens
+    if (
+      model.mlp == 'swiglu'
+    ):  # which says nothing of its activation, and of whose units the ratio is that of an MLP
+      ratio = next((r for r in range(1, 17) if _swiglu_hidden(r * sizes.width) == sizes.mlp_dim), 4)
+      values |= {'mlp_ratio': ratio, 'hidden_act': 'gelu'}
+    return values | ({'num_register_tokens': model.register_tokens} if model.register_tokens else {})
+
+  def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
     # transformers warns where it is missing, and only pre-training uses it.
-    constants = {'embeddings.mask_token': np.zeros((1, sizes.width), np.float32)}
-    model_type = 'dinov2_with_registers' if model.register_tokens else 'dinov2'
-    export = self.export_as(pretrained, model, model_type, values, constants)
-    if model.pool == 'token' and not export.dropped:
-      export = _with_head_of_both(export, pretrained)
-    return export
+    return {'embeddings.mask_token': np.zeros((1, model.sizes.width), np.float32)}
 
-
-def _check(pretrained: Pretrained, model: ViTConfig) -> None:
-  """Raises Unfit for what transformers' DINOv2 cannot be."""
-  sizes, (height, width) = model.sizes, pretrained.architecture.image_size
-  pools = ('token', 'token_gap') if pretrained.architecture.num_classes else ('token',)
-  if model.pool not in pools:
-    raise Unfit(f'it has pool {" or ".join(map(repr, pools))} and this model {model.pool!r}')
-  if model.pre_logits_size is not None:
-    raise Unfit('it has no layer between pooling and head, and this model has one')
-  if model.layer_scale is None:
-    raise Unfit('it has LayerScale and this model has none')
-  if sizes.mlp_dim % sizes.width:
-    raise Unfit(
-      f'it has an mlp_dim that is a multiple of the width and this model {sizes.mlp_dim} and {sizes.width}'
+  def export(self, pretrained: Pretrained) -> Export:
+    model = vit_of(pretrained)
+    if model.pool != 'token' or not pretrained.architecture.num_classes:
+      return super().export(pretrained)
+    # Their head reads the class token beside the mean of the patches: (D, K) becomes (2 D, K).
+    kernel = np.asarray(pretrained.params['head']['kernel'], np.float32)
+    widened = np.concatenate([kernel, np.zeros_like(kernel)])
+    architecture = dataclasses.replace(
+      pretrained.architecture, model=dataclasses.replace(model, pool='token_gap')
     )
-  if height != width:
-    raise Unfit(f'it has square images and this model {height} x {width}')
+    params = pretrained.params | {'head': {**pretrained.params['head'], 'kernel': widened}}
+    export = super().export(dataclasses.replace(pretrained, architecture=architecture, params=params))
+    if export.dropped:
+      return export
+    return dataclasses.replace(export, params={'head/kernel': widened}).with_notes(
+      "transformers' head of DINOv2 reads the class token and the mean of the patches; this model's reads the class "
+      'token alone, so that the weights of the mean are zeros there: the logits are the same.'
+    )
 
 
-def _with_head_of_both(export: Export, pretrained: Pretrained) -> Export:
-  """With the head's kernel (D, K) as (2 D, K), since theirs reads the class token beside the mean of the patches."""
-  kernel = np.asarray(pretrained.params['head']['kernel'], np.float32)
-  widened = np.concatenate([kernel, np.zeros_like(kernel)])
-  note = (
-    "transformers' head of DINOv2 reads the class token and the mean of the patches; this model's reads the class "
-    'token alone, so that the weights of the mean are zeros there: the logits are the same.'
-  )
-  return dataclasses.replace(export, params={'head/kernel': widened}).with_notes(note)
+def _swiglu_hidden(hidden: int) -> int:
+  """Units of a SwiGLU with about as many parameters as an MLP of so many."""
+  return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+_DINOV3 = Family(
+  'DINOv3ViT',
+  'model.',
+  (
+    *layer('patch_embedding', 'embeddings.patch_embeddings', 'conv'),
+    *norm('norm', 'norm'),
+    *norm('blocks/attention_norm', 'layer.{}.norm1'),
+    *attention('blocks/attention/query', 'layer.{}.attention.q_proj'),
+    *attention('blocks/attention/key', 'layer.{}.attention.k_proj'),
+    *attention('blocks/attention/value', 'layer.{}.attention.v_proj'),
+    *layer('blocks/attention/out', 'layer.{}.attention.o_proj', 'out'),
+    Rule('blocks/attention_scale', 'layer.{}.layer_scale1.lambda1'),
+    *norm('blocks/mlp_norm', 'layer.{}.norm2'),
+    *layer('blocks/mlp/dense_gate', 'layer.{}.mlp.gate_proj'),
+    *layer('blocks/mlp/dense_in', 'layer.{}.mlp.up_proj'),
+    *layer('blocks/mlp/dense_out', 'layer.{}.mlp.down_proj'),
+    Rule('blocks/mlp_scale', 'layer.{}.layer_scale2.lambda1'),
+  ),
+  Tokens(None, 'embeddings.cls_token', 'embeddings.register_tokens'),
+  {
+    'patch_size': 16,
+    'hidden_size': 384,
+    'intermediate_size': 1536,
+    'num_attention_heads': 6,
+    'layer_norm_eps': 1e-5,
+  },
+  'bicubic',
+  IMAGENET | {'method': 'bilinear'},
+  biases=(
+    (r'blocks/attention/query/bias', 'query_bias', True),
+    (r'blocks/attention/key/bias', 'key_bias', False),
+    (r'blocks/attention/value/bias', 'value_bias', True),
+    (r'blocks/attention/out/bias', 'proj_bias', True),
+    (r'blocks/mlp/\w+/bias', 'mlp_bias', True),
+  ),
+  classifier=None,
+)
+
+
+class DinoV3Format(TransformersFormat):
+  """A folder of `DINOv3ViTModel`."""
+
+  title = "a folder of transformers' DINOv3"
+  families = {'dinov3_vit': _DINOV3}
+
+  def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
+    values.check_only({'rope_theta': 100.0}, 'rotary positions of DINOv3')
+    return {
+      'position': 'rotary_dinov3',
+      'register_tokens': values.count('num_register_tokens', 0),
+      'layer_scale': values.number('layerscale_value', 1.0, low=0.0),
+      'mlp': 'swiglu' if values.flag('use_gated_mlp', False) else 'dense',
+    }
+
+  def values(self, model: ViTConfig) -> dict[str, Any]:
+    return {
+      'drop_path_rate': model.stochastic_depth,
+      'layerscale_value': model.layer_scale,
+      'num_register_tokens': model.register_tokens,
+      'rope_theta': 100.0,
+      'use_gated_mlp': model.mlp == 'swiglu',
+    }
+
+  def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
+    return {'embeddings.mask_token': np.zeros((1, 1, model.sizes.width), np.float32)}

@@ -16,7 +16,8 @@ from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
-from vit_jax.pretrained.transformers import IMAGENET, MULTI_LABEL, written_classes
+from vit_jax.pretrained.transformers import MULTI_LABEL, written_classes
+from vit_jax.pretrained.transformers_family import IMAGENET
 
 _MODEL_TYPE = 'efficientnet'
 _PREFIX = 'efficientnet.'

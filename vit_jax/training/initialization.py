@@ -1,5 +1,7 @@
 """The parameters of step 0 from a checkpoint (config.init), straight to where the run has them."""
 
+import dataclasses
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.parallel.agreement import Fact, check_facts
-from vit_jax.pretrained import adapter_base, kept_head
+from vit_jax.pretrained import adapter_base, formats, kept_head
 from vit_jax.pretrained.adapt import adapt, begins_anew
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.training.run import Run
@@ -67,9 +69,14 @@ def _fitted(
   pretrained: Pretrained, config: Config, architecture: Architecture, class_names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], str]:
   """As `read_initial`, of a checkpoint that has been read."""
+  init = config.init
+  if init.head == 'text':
+    pretrained = _with_head_of_texts(pretrained, config, class_names)
+    kept = tuple(pattern for pattern in init.reinitialise if not re.search(pattern, 'head/kernel'))
+    init = dataclasses.replace(init, reinitialise=kept)
   _check_function(pretrained, config.model)
   pretrained = _with_head_of(pretrained, config, architecture, class_names)
-  arrays, report = adapt(pretrained, architecture, config.init)
+  arrays, report = adapt(pretrained, architecture, init)
   notes = [*pretrained.notes, *_different_preprocessing(pretrained, config.data)]
   return arrays, '\n'.join([f'Parameters from {config.init.checkpoint}', str(report), *notes])
 
@@ -105,6 +112,17 @@ def _merged(placed: jax.Array, initial: jax.Array, array: np.ndarray, leaf: Any)
     np.ma.getmaskarray(array), jax.ShapeDtypeStruct(leaf.shape, bool, sharding=leaf.sharding)
   )
   return jax.jit(jnp.where, out_shardings=leaf.sharding)(anew, initial, placed)
+
+
+def _with_head_of_texts(pretrained: Pretrained, config: Config, class_names: Sequence[str]) -> Pretrained:
+  """The checkpoint with a head of the data's classes by its text tower; raises as `read_initial`."""
+  names = config.objective.class_names(tuple(class_names))
+  if not names:
+    raise UserError(
+      f"config.init.head is 'text', and the head's outputs have no names ({config.objective.title}); set it to "
+      "'constant'."
+    )
+  return formats.with_texts(str(config.init.checkpoint), pretrained, names, config.init.prompts)
 
 
 def _with_head_of(

@@ -271,7 +271,7 @@ class _Training:
       last = self._run.timeline.total == 0
       scores = self._evaluate(state, 0, self._evaluators, last=last, watchdog=watchdog)
       self._log.write(0, scores | self._pipeline.bad_images.report(1))
-    if config.init.head != 'probe':
+    if config.init.head == 'constant':
       return False
     self._log.sync()
     self._save(0, state, scores)

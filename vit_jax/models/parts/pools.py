@@ -27,6 +27,7 @@ POOLS: Registry['Pool'] = Registry(
     'token': 'vit_jax.models.parts.pools:TokenPool',
     'gap': 'vit_jax.models.parts.pools:GapPool',
     'token_gap': 'vit_jax.models.parts.pools:TokenGapPool',
+    'leading': 'vit_jax.models.parts.pools:LeadingPool',
     'map': 'vit_jax.models.parts.pools:MapPool',
     'gap_patches': 'vit_jax.models.parts.pools:GapPatchesPool',
     'max_patches': 'vit_jax.models.parts.pools:MaxPatchesPool',
@@ -115,6 +116,13 @@ class AvgMaxPatchesPool(Pool):
   def __call__(self, tokens: jax.Array) -> jax.Array:
     patches = tokens[:, self.leading :]
     return (patches.mean(axis=1) + patches.max(axis=1)) / 2
+
+
+class LeadingPool(Pool):
+  """The mean of all tokens before the patches, as of the class tokens of Pixio, which are several."""
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    return tokens[:, : self.leading].mean(axis=1)
 
 
 class MapPool(Pool):

@@ -25,6 +25,7 @@ from vit_jax.models import flops
 from vit_jax.models.base import FirstLayer, Remat, Sharding, ShardingRules
 from vit_jax.models.convolutions import (
   HYBRID,
+  TIMM_HYBRID,
   Bottleneck,
   Conv,
   GroupNorm,
@@ -105,10 +106,13 @@ class ResNetStem(Stem):
     assert blocks is not None
     check_stage_sizes(stem_width=width, stem_blocks=blocks)
     dtype = jnp.dtype(config.dtype)
-    conv = functools.partial(StandardisedConv, style=HYBRID, dtype=dtype, rngs=rngs, sharding=sharding)
-    bottleneck = functools.partial(PostActivationBottleneck, conv=conv, epsilon=config.norm_epsilon)
+    style, epsilon = (
+      (HYBRID, config.norm_epsilon) if config.stem_epsilons == 'released' else (TIMM_HYBRID, 1e-5)
+    )
+    conv = functools.partial(StandardisedConv, style=style, dtype=dtype, rngs=rngs, sharding=sharding)
+    bottleneck = functools.partial(PostActivationBottleneck, conv=conv, epsilon=epsilon)
     self.root = conv(channels, width, 7, stride=2)
-    self.root_norm = GroupNorm(width, config.norm_epsilon)
+    self.root_norm = GroupNorm(width, epsilon)
     self.outputs = add_stages(self, width, blocks, bottleneck)
     self.stages = len(blocks)
     self.remat: Remat | None = config.remat

@@ -1,0 +1,316 @@
+"""Towers of transformers that people fine-tune: their outputs, folders written again, heads of texts."""
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+from released_files import read, write_folder
+from transformers_peers import (
+  make_images,
+  make_ours,
+  randomise,
+  safetensors_numpy,
+  tensors_in,
+  to_torch,
+  torch,
+  transformers,
+)
+
+import vit_jax
+from vit_jax import recipes
+from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import tokenizing
+from vit_jax.training import loop
+
+pytestmark = pytest.mark.slow  # it compares with another framework
+
+SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'intermediate_size': 48}
+VISION = {**SIZES, 'patch_size': 8, 'image_size': 16}
+PIXIO = {name: value for name, value in VISION.items() if name != 'intermediate_size'} | {'mlp_ratio': 2}
+TEXT = {**SIZES, 'vocab_size': 20, 'max_position_embeddings': 8}
+
+
+class Tower(NamedTuple):
+  """A class of transformers, its options, and what of its output our head reads or gives."""
+
+  cls: str
+  options: dict[str, Any]
+  output: str
+  written: str | None = None  # the class of the folder that we write; None: that one
+  unread: str = 'a^'  # regex of our parameters that the output does not depend on
+
+
+KEY_BIAS = '.*/key/bias'  # the softmax does not depend on it
+TOWERS = {
+  'mae': Tower('ViTMAEModel', {**VISION, 'mask_ratio': 0.0}, 'first'),
+  'mae pretraining': Tower(
+    'ViTMAEForPreTraining',
+    {**VISION, 'mask_ratio': 0.0, 'decoder_num_attention_heads': 4},
+    'first',
+    'ViTMAEModel',
+  ),
+  'msn': Tower('ViTMSNForImageClassification', VISION, 'logits'),
+  'msn model': Tower('ViTMSNModel', VISION, 'first'),
+  'ijepa': Tower('IJepaForImageClassification', VISION, 'logits'),
+  'ijepa model': Tower('IJepaModel', {**VISION, 'image_size': [16, 32]}, 'mean'),
+  'clip': Tower(
+    'CLIPModel',
+    {'text_config': TEXT, 'vision_config': VISION, 'projection_dim': 24},
+    'image',
+    'CLIPVisionModelWithProjection',
+  ),
+  'clip classifier': Tower(
+    'CLIPForImageClassification', {'text_config': TEXT, 'vision_config': VISION, 'num_labels': 3}, 'logits'
+  ),
+  'beit': Tower(
+    'BeitForImageClassification',
+    {**VISION, 'use_relative_position_bias': True, 'use_mask_token': True},
+    'logits',
+  ),
+  'beit shared': Tower(
+    'BeitModel',
+    {**VISION, 'use_shared_relative_position_bias': True, 'use_mean_pooling': False},
+    'pooler_output',
+  ),
+  'beit absolute': Tower(
+    'BeitModel', {**VISION, 'image_size': [16, 16], 'use_absolute_position_embeddings': True}, 'pooler_output'
+  ),
+  'data2vec': Tower(
+    'Data2VecVisionForImageClassification',
+    {**VISION, 'use_relative_position_bias': True},
+    'logits',
+    'BeitForImageClassification',
+  ),
+  'aimv2': Tower('Aimv2VisionModel', {**VISION, 'use_head': False}, 'mean', unread='.*/bias'),
+  'aimv2 native': Tower(
+    'Aimv2VisionModel',
+    {**VISION, 'use_head': False, 'is_native': True},
+    'mean',
+    unread='.*/bias|position_embedding',
+  ),
+  'pixio': Tower('PixioModel', {**PIXIO, 'n_cls_tokens': 3}, 'pooler_output'),
+  'clip vision': Tower('CLIPVisionModel', VISION, 'pooler_output'),
+  'clip projection': Tower('CLIPVisionModelWithProjection', {**VISION, 'projection_dim': 24}, 'image_embeds'),
+  'dinov2 giant': Tower(
+    'Dinov2ForImageClassification',
+    {**VISION, 'mlp_ratio': 4, 'use_swiglu_ffn': True, 'num_labels': 3},
+    'logits',
+  ),
+  'dinov3': Tower(
+    'DINOv3ViTModel', {**VISION, 'image_size': [16, 32], 'num_register_tokens': 3}, 'pooler_output'
+  ),
+  'dinov3 gated': Tower(
+    'DINOv3ViTModel',
+    {**VISION, 'num_register_tokens': 4, 'use_gated_mlp': True, 'hidden_act': 'silu', 'key_bias': True},
+    'pooler_output',
+  ),
+  'siglip2': Tower(
+    'Siglip2VisionModel', {**SIZES, 'patch_size': 8, 'num_patches': 4}, 'pooler_output', 'SiglipVisionModel'
+  ),
+  'siglip': Tower(
+    'SiglipModel', {'text_config': TEXT, 'vision_config': VISION}, 'pooler_output', 'SiglipVisionModel'
+  ),
+  'siglip vision': Tower('SiglipVisionModel', VISION, 'pooler_output'),
+  'siglip cut': Tower('SiglipVisionModel', {**VISION, 'image_size': 21}, 'pooler_output'),
+  'siglip no head': Tower('SiglipVisionModel', {**VISION, 'vision_use_head': False}, 'mean'),
+  'siglip classifier': Tower(
+    'SiglipForImageClassification', {'text_config': TEXT, 'vision_config': VISION, 'num_labels': 3}, 'logits'
+  ),
+}
+
+
+def peer_of(name: str):
+  cls = getattr(transformers, TOWERS[name].cls)
+  torch.manual_seed(0)
+  return randomise(cls(cls.config_class(**TOWERS[name].options)), 0)
+
+
+def output_of(peer, name: str, images: np.ndarray) -> np.ndarray:
+  """What the peer makes of images."""
+  peer = getattr(peer, 'vit', peer) if name == 'mae pretraining' else peer
+  peer = getattr(peer, 'vision_model', peer) if TOWERS[name].output == 'pooler_output' else peer
+  options = {}
+  if 'mae' in name:
+    peer.config.mask_ratio = 0.0
+    patches = images.shape[1] * images.shape[2] // VISION['patch_size'] ** 2
+    options['noise'] = torch.arange(patches).repeat(len(images), 1).float()
+  if type(peer).__name__.startswith('Siglip2'):  # which takes rows of pixels
+    b, side, _, c = images.shape
+    grid = images.reshape(b, side // 8, 8, side // 8, 8, c).transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, 64 * c)
+    shape = torch.tensor([[side // 8] * 2] * b)
+    with torch.no_grad():
+      return peer(torch.from_numpy(grid), torch.ones(grid.shape[:2]), shape).pooler_output.numpy()
+  if TOWERS[name].output == 'image':
+    with torch.no_grad():
+      output = (
+        peer.get_image_features(to_torch(images))
+        if hasattr(peer, 'get_image_features')
+        else peer(to_torch(images))
+      )
+      return getattr(output, 'image_embeds', output.get('pooler_output')).numpy()
+  with torch.no_grad():
+    output = peer(to_torch(images), **options)
+  match TOWERS[name].output:
+    case 'first':
+      return output.last_hidden_state[:, 0].numpy()
+    case 'mean':
+      return output.last_hidden_state.mean(dim=1).numpy()
+    case attribute:
+      return getattr(output, attribute).numpy()
+
+
+@nnx.jit
+def ours_of(ours, images):
+  return ours(images) if ours.head.kernel.shape[-1] else ours.head_input(ours.features(images))
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+  return float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _precision():
+  torch.set_num_threads(1)
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+@pytest.mark.parametrize('name', TOWERS)
+def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
+  tower, peer = TOWERS[name], peer_of(name)
+  peer.save_pretrained(tmp_path / 'theirs')
+  pretrained = read(tmp_path / 'theirs')
+  images = make_images(pretrained)
+  expected, module = output_of(peer, name, images), make_ours(pretrained)
+  loaded = relative(ours_of(module, images), expected)
+  assert loaded < 1e-5
+  # Each parameter counts, so that one in the wrong place would be noticed.
+  graphdef, variables = nnx.split(module)
+  for path, array in pytrees.flatten(pretrained.params).items():
+    if array.size > 1 and not re.fullmatch(f'{tower.unread}|{KEY_BIAS}', path):
+      flat = pytrees.flatten(nnx.to_pure_dict(variables))
+      flat[path] = jax.numpy.asarray(np.roll(array, 1))
+      changed = nnx.merge(graphdef, pytrees.unflatten(flat))
+      assert relative(ours_of(changed, images), expected) > 30 * loaded, path
+  kind = formats_kind(name)
+  write_folder(pretrained, tmp_path / 'ours', kind)
+  cls = getattr(transformers, tower.written or tower.cls)
+  again, info = cls.from_pretrained(tmp_path / 'ours', output_loading_info=True)
+  assert not any(info.values()), info
+  written = relative(output_of(again.eval(), name, images), expected)
+  assert written < 1e-6
+  print(f'{name} | {tower.cls} | {loaded:.1e} | {written:.1e}')
+
+
+def formats_kind(name: str) -> str:
+  kinds = {'mae': 'masked', 'msn': 'masked', 'siglip2': 'siglip', 'data2vec': 'beit'}
+  return kinds.get(name.split()[0], name.split()[0])
+
+
+WORDS = ['<s>', '<unk>', '<pad>', 'a', 'dog', 'cat', 'red', 'of', 'photo', '.', '</s>']
+CLASSES = ('Dog', 'red cat of a dog of a cat')
+
+
+def save_tokenizer(folder, *, start: str = '') -> Any:
+  """A tokenizer of a few words, as a file of the library tokenizers, in transformers' terms."""
+  tokenizers = pytest.importorskip('tokenizers')
+  numbers = {word: number for number, word in enumerate(WORDS)}
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token='<unk>'))
+  tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+  special = [(token, numbers[token]) for token in ('<s>', '</s>')]
+  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+    single=f'{start}$A </s>', special_tokens=special
+  )
+  fast = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, eos_token='</s>', pad_token='<pad>', unk_token='<unk>'
+  )
+  fast.save_pretrained(folder)
+  return fast
+
+
+def two_towers(name: str, folder) -> Any:
+  """A peer of two towers in a folder, and its logits of images and texts that its tokenizer prepares."""
+  if name == 'siglip':
+    peer, padding = peer_of('siglip'), 'max_length'
+  else:
+    end = 2 if name == 'clip by argmax' else WORDS.index('</s>')
+    cls = transformers.CLIPModel
+    text = {**TEXT, 'eos_token_id': end}
+    options = TOWERS['clip'].options | {'text_config': text}
+    peer, padding = randomise(cls(cls.config_class(**options)), 0), True
+  peer.save_pretrained(folder)
+  tokenizer = save_tokenizer(folder, start='' if name == 'siglip' else '<s> ')
+
+  def logits(images: np.ndarray, texts) -> np.ndarray:
+    inputs = tokenizer(list(texts), padding=padding, truncation=True, max_length=8, return_tensors='pt')
+    with torch.no_grad():
+      output = peer(pixel_values=to_torch(images), input_ids=inputs['input_ids'])
+    return output.logits_per_image.numpy()
+
+  return logits
+
+
+@pytest.mark.parametrize('name', ['clip', 'clip by argmax', 'siglip'])
+def test_classes_by_their_names_get_the_logits_of_transformers(name, tmp_path):
+  logits = two_towers(name, tmp_path / 'peer')
+  alone = read(tmp_path / 'peer')
+  assert any('The text tower is left out' in note for note in alone.notes)
+  images = make_images(alone)
+  texts = ['a photo of a dog', *CLASSES]
+  model = vit_jax.load(tmp_path / 'peer', classes=texts)
+  np.testing.assert_allclose(model(images), logits(images, texts), atol=1e-5, rtol=0)
+  assert model.class_names == tuple(texts) and model.link == ('sigmoid' if name == 'siglip' else 'softmax')
+  assert np.abs(np.asarray(model(images))).max() > 0.01
+
+
+def test_folder_without_a_text_tower_or_tokenizer_says_so(tmp_path):
+  peer_of('clip vision').save_pretrained(tmp_path / 'vision')
+  with pytest.raises(UserError, match='has no text tower'):
+    vit_jax.load(tmp_path / 'vision', classes=['a dog'])
+  with pytest.raises(UserError, match='There are no classes'):
+    vit_jax.load(tmp_path / 'vision', classes=[])
+  peer_of('clip').save_pretrained(tmp_path / 'both')
+  with pytest.raises(UserError, match=r'has no tokenizer\.json'):
+    vit_jax.load(tmp_path / 'both', classes=['a dog'])
+  save_tokenizer(tmp_path / 'both')
+  tensors = tensors_in(tmp_path / 'both')
+  del tensors['text_model.final_layer_norm.bias']
+  safetensors_numpy.save_file(tensors, tmp_path / 'both/model.safetensors')
+  with pytest.raises(UserError, match=r'no tensor text_model\.final_layer_norm\.bias as its text tower'):
+    vit_jax.load(tmp_path / 'both', classes=['a dog'])
+
+
+def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
+  two_towers('clip', tmp_path / 'peer')
+  rng = np.random.default_rng(0)
+  for place in ('train/dog', 'train/red cat', 'val/dog', 'val/red cat'):
+    (tmp_path / 'data' / place).mkdir(parents=True)
+    for number in range(4):
+      image = Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8))
+      image.save(tmp_path / 'data' / place / f'{number}.png')
+  config = recipes.fitted(str(tmp_path / 'peer'), f'folder:{tmp_path}/data', 'text')
+  config = dataclasses.replace(config, total='0 steps')
+  loop.train(config, tmp_path / 'run')
+  texts = [f'a photo of a {name}.' for name in ('dog', 'red cat')]
+  run, begun = vit_jax.load(tmp_path / 'run'), vit_jax.load(tmp_path / 'peer', classes=texts)
+  images = make_images(read(tmp_path / 'peer'))
+  np.testing.assert_allclose(run(images), begun(images), atol=1e-6)
+  assert run.class_names == ('dog', 'red cat')
+
+
+def test_tokens_of_siglip2_are_those_of_transformers(tmp_path):
+  tokens = ['<pad>', '<eos>', '<bos>', '<unk>', '<mask>', *'abcdegot▁', 'do', 'dog', 'ca', 'cat']
+  merges = [('d', 'o'), ('do', 'g'), ('c', 'a'), ('ca', 't')]
+  vocabulary = {token: number for number, token in enumerate(tokens)}
+  transformers.Siglip2Tokenizer(vocab=vocabulary, merges=merges).save_pretrained(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  texts = ['A Dog', 'a cat to a dog to a cat to a toad']
+  expected = theirs(texts, padding='max_length', truncation=True, max_length=12, return_tensors='np')
+  np.testing.assert_array_equal(tokenizing.tokenize(tmp_path, texts, 12), expected['input_ids'])

@@ -1,0 +1,74 @@
+"""The text tower of CLIP (arXiv 2103.00020, section 2.4) and SigLIP (arXiv 2303.15343): the encoder's blocks on words.
+
+It makes heads of class names (pretrained/zero_shot.py) and is not trained, so that it is no `Model`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.models import scanned_blocks
+from vit_jax.models.base import Grid
+from vit_jax.models.encoder_block import BLOCKS
+from vit_jax.models.parts.norms import NORMS
+from vit_jax.models.parts.positions import AttentionPosition, Position, Tokens
+from vit_jax.models.vit_config import ViTConfig
+
+
+class Causal(AttentionPosition):
+  """A token attends to itself and to those before it."""
+
+  adds_to_logits = True
+
+  def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
+    super().__init__(tokens, rngs=rngs)
+    self.heads = tokens.heads
+
+  def logits(self, query: jax.Array, grid: Grid) -> jax.Array:
+    """float32 (1, H, N, N): minus infinity above the diagonal."""
+    tokens = query.shape[1]
+    mask = np.where(np.tri(tokens, dtype=bool), np.float32(0), np.float32(-1e30))
+    return jnp.broadcast_to(mask, (1, self.heads, tokens, tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextConfig(ViTConfig):
+  """The options of a text tower: those of its blocks, and what it makes of them."""
+
+  # Whether a token attends to itself and those before it only (CLIP), or to all (SigLIP).
+  causal: bool = True
+  # Size of a text's features.
+  features: int = 512
+  # Whether the last layer has a bias.
+  features_bias: bool = False
+
+  @property
+  def positions(self) -> type[Position]:
+    return Causal if self.causal else Position
+
+
+class TextTower(nnx.Module):
+  """Embedded tokens of texts to their features."""
+
+  def __init__(self, config: TextConfig, rngs: nnx.Rngs):
+    width = config.sizes.width
+    make_block = functools.partial(BLOCKS[config.block], config, grid=(1, 1))
+    self.blocks = scanned_blocks.stack(config.sizes.depth, lambda rngs: make_block(rngs=rngs), rngs)
+    self.norm = NORMS[config.norm](width, config.norm_epsilon)
+    self.projection = nnx.Linear(width, config.features, use_bias=config.features_bias, rngs=rngs)
+    self.loop = scanned_blocks.Loop.of(config, 0.0, None)
+
+  def __call__(self, tokens: jax.Array, read: jax.Array) -> jax.Array:
+    """The features of texts, float32 (K, P), each of length 1.
+
+    Args:
+      tokens: (K, N, D), embedded, with their positions.
+      read: int (K,), the token of each text whose features are those of the text.
+    """
+    z = scanned_blocks.apply(self.blocks, tokens, None, self.loop, (1, tokens.shape[1]))
+    features = self.projection(self.norm(z)[jnp.arange(len(z)), read])
+    return features / jnp.linalg.norm(features, axis=-1, keepdims=True)

@@ -1,0 +1,63 @@
+"""Texts to the numbers of their tokens, by the tokenizer that lies in a folder (the package tokenizers)."""
+
+import pathlib
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained.json_values import JsonObject
+
+_CONFIG = 'tokenizer_config.json'
+
+
+def tokenize(folder: pathlib.Path, texts: Sequence[str], length: int) -> np.ndarray:
+  """int32 (texts, length): each text with its special tokens, cut to `length`, or padded as the folder says.
+
+  Raises:
+    UserError: the folder has no tokenizer, or it cannot be read.
+  """
+  tokenizers, values = _package(), JsonObject(folder / _CONFIG, {})
+  if values.path.exists():
+    values = JsonObject.read(values.path)
+  file = folder / 'tokenizer.json'
+  if not file.is_file():
+    raise UserError(
+      f'{folder} has no tokenizer.json, by which class names become tokens; get it from where the folder is from.'
+    )
+  try:
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+  except Exception as error:  # the library raises nothing more special
+    raise UserError(f'The tokenizer in {folder} cannot be read ({error}); get the folder again.') from error
+  siglip2 = values.text('tokenizer_class').startswith('Siglip2')
+  if siglip2:  # which transformers adds, whatever the file says
+    texts = [text.lower() for text in texts]
+  left = values.text('padding_side', 'left' if siglip2 else 'right') == 'left'
+  tokenizer.no_padding()
+  tokenizer.enable_truncation(length)
+  ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+  result = np.full((len(ids), length), _padding(values, tokenizer), np.int32)
+  for row, numbers in zip(result, ids, strict=True):
+    row[slice(length - len(numbers), None) if left else slice(len(numbers))] = numbers
+  return result
+
+
+def _padding(values: JsonObject, tokenizer: Any) -> int:
+  """The number of the token that fills a text up; 0 where no file names one."""
+  token = values.raw('pad_token')
+  token = token.get('content') if isinstance(token, dict) else token
+  number = tokenizer.token_to_id(token) if isinstance(token, str) else None
+  return 0 if number is None else number
+
+
+def _package() -> types.ModuleType:
+  """The package tokenizers, which only those need who make a head of texts."""
+  try:
+    import tokenizers
+  except ImportError:
+    raise UserError(
+      "Class names become tokens by the package tokenizers: pip install 'vit_jax[huggingface]'."
+    ) from None
+  return tokenizers

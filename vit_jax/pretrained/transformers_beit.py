@@ -1,0 +1,80 @@
+"""BEiT and Data2Vec-Vision of transformers."""
+
+import dataclasses
+from typing import Any
+
+from vit_jax.models.base import Architecture, Grid
+from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained.base import UnknownModelError
+from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.timm_names import relative
+from vit_jax.pretrained.torch_names import Derived, Rule, norm
+from vit_jax.pretrained.transformers import TransformersFormat
+from vit_jax.pretrained.transformers_family import HALF, TOKENS, UNUSED, Family
+from vit_jax.pretrained.transformers_vit import BLOCK
+
+_TABLE = 'relative_position_bias.relative_position_bias_table'
+_OF_BLOCK = f'encoder.layer.{{}}.attention.attention.{_TABLE}'
+_BEIT = Family(
+  'Beit',
+  'beit.',
+  (
+    *BLOCK,
+    *norm('pooled_norm', 'pooler.layernorm'),
+    Rule('blocks/attention_scale', 'encoder.layer.{}.lambda_1'),
+    Rule('blocks/mlp_scale', 'encoder.layer.{}.lambda_2'),
+  ),
+  TOKENS,
+  {'patch_size': 16, 'layer_norm_eps': 1e-12},
+  'bilinear',
+  HALF | {'method': 'bicubic'},
+  biases=(('blocks/attention/key/bias', None, False),),
+  ignored={**UNUSED, r'lm_head\..*|layernorm\..*': 'The head of masked patches is left out.'},
+)
+
+
+class BeitFormat(TransformersFormat):
+  """A folder of `BeitModel`, `BeitForImageClassification`, `BeitForMaskedImageModeling`, or Data2Vec-Vision's."""
+
+  title = "a folder of transformers' BEiT"
+  families = {
+    'beit': _BEIT,
+    'data2vec-vision': dataclasses.replace(_BEIT, stem='Data2VecVision', prefix='data2vec_vision.'),
+  }
+
+  def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
+    relative_too = values.flag('use_relative_position_bias', False)
+    shared = values.flag('use_shared_relative_position_bias', False)
+    added = values.flag('use_absolute_position_embeddings', False)
+    if relative_too + shared + added > 1:
+      raise UnknownModelError('it has positions of several kinds')
+    mean = values.flag('use_mean_pooling', True)
+    pooled = files is None or any(name.endswith('pooler.layernorm.weight') for name in files.shapes)
+    return {
+      'pool': 'gap_patches' if mean else 'token',
+      'class_token': True,
+      'final_norm': 'tokens' if not mean else 'pooled' if pooled else 'none',
+      'position': 'learned' if added else 'relative' if relative_too or shared else 'none',
+      'layer_scale': values.number('layer_scale_init_value', 0.1, low=0.0) or None,
+    }
+
+  def values(self, model: ViTConfig) -> dict[str, Any]:
+    return {
+      'drop_path_rate': model.stochastic_depth,
+      'layer_scale_init_value': model.layer_scale or 0.0,
+      'use_absolute_position_embeddings': model.position == 'learned',
+      'use_mean_pooling': model.pool == 'gap_patches',
+      'use_relative_position_bias': model.position == 'relative',
+    }
+
+  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
+    return family.rules + (tuple(relative(model, grid, _OF_BLOCK)) if model.position == 'relative' else ())
+
+  def derived(self, files: TensorFiles, prefix: str, architecture: Architecture) -> dict[str, Derived]:
+    """The table that all blocks share, as one of each."""
+    shared = f'{prefix}encoder.{_TABLE}'
+    if shared not in files.shapes:
+      return {}
+    same = Derived(files.shapes[shared], (shared,), lambda table: table)
+    return {prefix + _OF_BLOCK.format(block): same for block in range(architecture.model.num_layers)}
