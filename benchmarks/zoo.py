@@ -84,6 +84,8 @@ def create(name: str, module: str) -> torch.nn.Module:
   model = timm.create_model(name, pretrained=False, **options).eval()
   if 'img_size' in options:  # as the tags of a published model say it
     model.pretrained_cfg['input_size'] = (3, options['img_size'], options['img_size'])
+  elif module in ('resnetv2', 'tf_efficientnet'):
+    model.pretrained_cfg['input_size'] = (3, 128, 128)
   elif config is not None:
     model.pretrained_cfg['input_size'] = config.input_size
   randomise(
@@ -152,7 +154,7 @@ def check(name: str, module: str, *, write: bool) -> tuple[str, str]:
     try:
       ours = vit_jax.load(folder)
     except UserError as error:
-      return 'refused', str(error).rpartition(': ')[2].rstrip('.')
+      return 'refused', str(error).replace(str(folder), 'The folder').rpartition(': ')[2].rstrip('.')
     height, width = ours.preprocess.size
     images = np.random.default_rng(0).uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
     expected = logits(peer, images)

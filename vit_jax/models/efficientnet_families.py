@@ -46,7 +46,7 @@ def _v2(*rows: tuple[int, int], stem: int) -> tuple[StageSizes, ...]:
 
 
 _EDGE = (
-  *(StageSizes(3, 1, 4, 32, 24, 1, 'fused', squeeze=False, expands=24),),
+  *(StageSizes(3, 1, 4, 32, 24, 1, 'fused', squeeze=False, adds_input=False, expands=24),),
   *(
     StageSizes(3, 2, 8, 24, 32, 2, 'fused', squeeze=False),
     StageSizes(3, 2, 8, 32, 48, 4, 'fused', squeeze=False),

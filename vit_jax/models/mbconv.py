@@ -36,6 +36,7 @@ class StageSizes(NamedTuple):
   # section 3.3); or 'conv', of one convolution.
   kind: Literal['mbconv', 'fused', 'conv'] = 'mbconv'
   squeeze: bool = True  # whether it has squeeze and excitation
+  adds_input: bool = True  # whether a block adds its input where it fits
   expands: int | None = None  # the channels that `expansion` multiplies, if they are not a block's inputs
 
   def expanded(self, inputs: int) -> int:
@@ -123,7 +124,7 @@ class MBConv(nnx.Module):
     self.project_norm = norm(stage.outputs)
     self.activation = activation
     self.activates_outputs = stage.kind == 'conv'
-    self.adds_input = stride == 1 and inputs == stage.outputs
+    self.adds_input = stage.adds_input and stride == 1 and inputs == stage.outputs
 
   def __call__(self, x: jax.Array, rate: jax.Array, keys: jax.Array | None) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up.
