@@ -14,17 +14,10 @@ adds steps on random crops, whose features are computed in each epoch). `all` be
 every layer, for as many epochs as suit the number of images. `slides` trains every layer as tutorials do, with a
 rate of 2e-4 for 4 epochs of batches of 16, but begins as `head`, warms up for two epochs, and gives each block 0.65 of
 the rate of the one behind it. `text` is `all` from a head that a CLIP or a SigLIP makes of the names of the classes.
-<<<<<<< HEAD
 `lora` and `dora` train adapters of queries and values, `bitfit` biases, and `last4` the last four blocks (or any
 number), each with the head and from the same beginning. They choose batch size and resolution by the data and the
 checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to 20,000 steps, with one of the
 rates that the paper sweeps.
-=======
-`lora` and `dora` train adapters of queries and values, `bitfit` biases, and `last4` the
-last four blocks (or any number), each with the head and from the same beginning. They choose batch size and resolution
-by the data and the checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to 20,000 steps,
-with one of the rates that the paper sweeps.
->>>>>>> 7d5eaffaf1db2d74456ebba4e20b530d8a268873
 Without a recipe it is `paper` for the data sets of the paper's table (imagenet2012, cifar10, cifar100,
 oxford_iiit_pet, oxford_flowers102), and `head` for folder:/path, tfds:NAME and other sources. For the tasks of
 VTAB see configs/vtab.py.

@@ -45,15 +45,9 @@ class _Arguments:
   pool: Annotated[Pooling, OneOf(POOLS)] | None = None
   heads: Count | None = None
   weights: Weights | None = None
-<<<<<<< HEAD
-  classes: tuple[str, ...] | None = None
-  adapter: str | None = None
-  patch: Count | None = None
-=======
   adapter: str | None = None
   patch: Count | None = None
   classes: tuple[str, ...] | None = None
->>>>>>> 7d5eaffaf1db2d74456ebba4e20b530d8a268873
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -87,15 +81,9 @@ def load(
   pool: Pooling | None = None,
   heads: int | None = None,
   weights: Weights | None = None,
-<<<<<<< HEAD
-  classes: Sequence[str] | None = None,
-  adapter: str | os.PathLike[str] | None = None,
-  patch: int | None = None,
-=======
   adapter: str | os.PathLike[str] | None = None,
   patch: int | None = None,
   classes: Sequence[str] | None = None,
->>>>>>> 7d5eaffaf1db2d74456ebba4e20b530d8a268873
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -115,17 +103,10 @@ def load(
       said here.
     weights: of a training run: 'raw', or 'ema' for the moving average of its parameters. None: the latter where
       the run's checkpoint.best is a metric of it, else the former.
-<<<<<<< HEAD
-    classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
-    adapter: a folder of PEFT, whose LoRA or DoRA adapters of this model are merged into it.
-    patch: pixels along a side of a patch, to which the patch embedding is resized (FlexiViT, arXiv 2212.08013); the
-      grid of positions follows. None: as trained.
-=======
     adapter: a folder of PEFT, whose LoRA or DoRA adapters of this model are merged into it.
     patch: pixels along a side of a patch, to which the patch embedding is resized (FlexiViT, arXiv 2212.08013); the
       grid of positions follows. None: as trained.
     classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
->>>>>>> 7d5eaffaf1db2d74456ebba4e20b530d8a268873
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -136,17 +117,11 @@ def load(
   told = {name: getattr(asked, name) for name in ('activation', 'norm_epsilon', 'pool', 'heads')}
   told = {name: value for name, value in told.items() if value is not None}
   pretrained = formats.read(source, image_size=asked.image_size, told=told, weights=asked.weights)
-<<<<<<< HEAD
-  if asked.classes is not None:
-    pretrained = formats.with_texts(source, pretrained, asked.classes)
-  return _built(peft.applied(pretrained, adapter) if adapter else pretrained, asked)
-=======
   if adapter:
     pretrained = peft.applied(pretrained, adapter)
   if asked.classes is not None:
     pretrained = formats.with_texts(source, pretrained, asked.classes)
   return _built(pretrained, asked)
->>>>>>> 7d5eaffaf1db2d74456ebba4e20b530d8a268873
 
 
 def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
