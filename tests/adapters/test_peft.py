@@ -26,8 +26,6 @@ from vit_jax.pretrained.peft import PeftFormat
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 torch = peers.torch
 peft = pytest.importorskip('peft', reason=REASON)
-timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
-hub = pytest.importorskip('timm.models._hub', reason=REASON)
 
 pytestmark = pytest.mark.slow  # it compares with another framework
 
@@ -50,6 +48,8 @@ THEIRS = {
 
 def make_base(name: str, folder: pathlib.Path):
   if name == 'timm':
+    timm = pytest.importorskip('timm', reason='needs timm, which needs torchvision', exc_type=ImportError)
+    hub = pytest.importorskip('timm.models._hub')
     sizes = {'embed_dim': 32, 'depth': 2, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
     model = peers.randomise(timm.create_model('vit_base_patch16_224', **sizes), 0)
     hub.save_for_hf(model, folder, safe_serialization=True)
