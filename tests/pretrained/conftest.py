@@ -17,9 +17,10 @@ def _declare_operators():
     try:
       torch.ops.load_library(file)
     except OSError:
-      operators = torch.library.Library('torchvision', 'DEF')
+      operators = torch.library.Library('torchvision', 'FRAGMENT')
       for name in ('nms', 'qnms'):
-        operators.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+        if not hasattr(torch.ops.torchvision, name):
+          operators.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
       return operators
   return None
 
