@@ -8,16 +8,15 @@ python -m vit_jax.main --config=configs/finetune.py:b16,cifar10 --workdir=runs/b
 python -m vit_jax.main --config=configs/finetune.py:l16,imagenet2012 --workdir=runs/l16_imagenet \\
   --config.evaluators.test.real_labels=download        # ImageNet ReaL beside ImageNet
 
-Recipes: `head` fits the head alone, a logistic regression of the checkpoint's features, which some hundred
-images and two cores are enough for: each image is looked at once, and no step follows (--config.total='4 epochs'
-adds steps on random crops, whose features are computed in each epoch). `all` begins so too, and trains
-every layer, for as many epochs as suit the number of images. `slides` trains every layer as tutorials do, with a
-rate of 2e-4 for 4 epochs of batches of 16, but begins as `head`, warms up for two epochs, and gives each block 0.65 of
-the rate of the one behind it. `text` is `all` from a head that a CLIP or a SigLIP makes of the names of the classes.
-`lora` and `dora` train adapters of queries and values, `bitfit` biases, and `last4` the last four blocks (or any
-number), each with the head and from the same beginning. They choose batch size and resolution by the data and the
-checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to 20,000 steps, with one of the
-rates that the paper sweeps.
+Recipes: `head` fits the head alone, a logistic regression of the checkpoint's features, which some hundred images and
+two cores are enough for: each image is looked at once, and no step follows (--config.total='4 epochs' adds steps on
+random crops). `all` begins so too, and trains every layer, for as many epochs as suit the number of images. `slides`
+trains every layer as tutorials do, with a rate of 2e-4 for 4 epochs of batches of 16, but begins as `head`, warms up
+for two epochs, and gives each block 0.65 of the rate of the one behind it. `text` is `all` from a head that a CLIP or a
+SigLIP makes of the names of the classes. `lora` and `dora` train adapters of queries and values, `bitfit` biases, and
+`last4` the last four blocks (or any number), each with the head and from the same beginning. They choose batch size and
+resolution by the data and the checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to
+20,000 steps, with one of the rates that the paper sweeps.
 Without a recipe it is `paper` for the data sets of the paper's table (imagenet2012, cifar10, cifar100,
 oxford_iiit_pet, oxford_flowers102), and `head` for folder:/path, tfds:NAME and other sources. For the tasks of
 VTAB see configs/vtab.py.
