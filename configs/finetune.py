@@ -17,9 +17,8 @@ SigLIP makes of the names of the classes. `lora` and `dora` train adapters of qu
 `last4` the last four blocks (or any number), each with the head and from the same beginning. They choose batch size and
 resolution by the data and the checkpoint. `paper` is the paper's (table 4): 384 px (378 for H/14), batch 512, 500 to
 20,000 steps, with one of the rates that the paper sweeps.
-Without a recipe it is `paper` for the data sets of the paper's table (imagenet2012, cifar10, cifar100,
-oxford_iiit_pet, oxford_flowers102), and `head` for folder:/path, tfds:NAME and other sources. For the tasks of
-VTAB see configs/vtab.py.
+Without a recipe it is `paper` for the data sets of the paper's table (imagenet2012, cifar10, cifar100, oxford_iiit_pet,
+oxford_flowers102), and `head` for folder:/path, tfds:NAME and other sources. For VTAB's tasks see configs/vtab.py.
 
 It begins from the model's released ImageNet-21k checkpoint (downloaded), with a new head;
 --config.init.checkpoint=... names another one of the same architecture. A checkpoint instead of a model (a
