@@ -28,7 +28,7 @@ from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained import formats, timm_defaults, timm_export
+from vit_jax.pretrained import formats, timm_defaults, timm_derived, timm_export
 from vit_jax.pretrained.base import FORMATS, Pretrained
 
 REASON = 'needs timm, which needs torchvision'
@@ -459,3 +459,18 @@ def test_line_that_a_pickle_is_refused_with_makes_a_checkpoint(file, wrap, tmp_p
   monkeypatch.setattr(sys, 'argv', ['-c', *shlex.split(arguments)])
   exec(program, {})
   assert_same(read(tmp_path), peer)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    *('vit_small_patch16_dinov3', 'vit_pe_spatial_tiny_patch16_512', 'vit_pe_core_tiny_patch16_384'),
+    *('eva02_tiny_patch14_224', 'vit_base_patch16_clip_224', 'naflexvit_base_patch16_radio_v3'),
+  ],
+)
+def test_pool_that_no_file_names_is_that_of_the_architecture(name):
+  with torch.device('meta'):
+    model = timm.create_model(name, depth=1)
+  shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+  shapes = timm_derived.view(shapes, timm_derived.renamed(shapes, channels=3))
+  assert timm_defaults.Defaults.pool(name, shapes) == model.global_pool

@@ -62,13 +62,14 @@ class TimmFormat(FolderFormat):
     _check(files.shapes, name, arguments)
     renamed = timm_derived.renamed(files.shapes, arguments.integer('in_chans', 3))
     shapes = timm_derived.view(files.shapes, renamed)
-    pool = timm_config.global_pool(values, _usual_pool(shapes))
+    pool = timm_config.global_pool(values, Defaults.pool(name, shapes))
     model, defaults = _model(shapes, name, arguments, pool)
     model = with_told(values.path.parent, model, options.told)
     image_size, notes = _image_size(shapes, arguments, published, model)
     model = dataclasses.replace(model, cut_images=any(side % model.patch_pixels for side in image_size))
     notes += (NO_DISTILLATION_HEAD,) if 'dist_token' in shapes and not model.distillation_token else ()
-    if 'num_heads' not in arguments and 'heads' not in options.told:
+    guessed = alone or 'embed_dim' in arguments  # otherwise the architecture's name tells
+    if guessed and 'num_heads' not in arguments and 'heads' not in options.told:
       notes += (
         f'{files.source} does not say how many heads the model has; {model.heads} are taken, as timm has at this '
         'width (vit_jax.load(…, heads=…) takes others).',
@@ -273,12 +274,6 @@ def _pool(theirs: str, include: bool, shapes: Shapes, registers: int) -> Pooling
   if include and registers:
     raise UnknownModelError(f'it pools all of the tokens before the patches (global_pool {theirs!r})')
   return 'gap' if include or not class_token else 'gap_patches'  # our 'gap' leaves registers out
-
-
-def _usual_pool(shapes: Shapes) -> str:
-  if 'attn_pool.latent' in shapes:
-    return 'map'
-  return 'token' if 'cls_token' in shapes and 'fc_norm.weight' not in shapes else 'avg'
 
 
 def _image_size(

@@ -54,6 +54,8 @@ _POOL_HEADS = 8  # of vit_pe_*
 _MAP_OF_ALL = (
   r'test_vit3|eva02_.*|eva_giant_.*|vit_pe_.*|vit_.*_(dinov3(_qkvb)?|lingbot|sapiens2)|vit_.*_rope_.*'
 )
+# Whose pool is the mean although there is a class token.
+_MEAN = r'vit_.*_dinov3(_qkvb)?|vit_pe_(lang|spatial)_.*'
 # How positions are resized for images of other sizes.
 _RESIZE: PositionResize = 'bicubic_antialias'
 _RESIZES: tuple[tuple[str, PositionResize], ...] = (
@@ -102,6 +104,14 @@ class Defaults:
       square_positions=re.fullmatch(r'naflexvit_.*_(par_gap|parfac_gap|radio_v\d)', name) is not None,
       map_of_all=re.fullmatch(_MAP_OF_ALL, name) is not None,
     )
+
+  @staticmethod
+  def pool(name: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """timm's name of the pooling."""
+    if 'attn_pool.latent' in shapes:
+      return 'map'
+    by_token = 'cls_token' in shapes and 'fc_norm.weight' not in shapes and not re.fullmatch(_MEAN, name)
+    return 'token' if by_token else 'avg'
 
   @classmethod
   def guessed(cls, shapes: Mapping[str, tuple[int, ...]], width: int) -> 'Defaults':
