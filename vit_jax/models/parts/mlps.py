@@ -56,6 +56,7 @@ class Mlp(nnx.Module):
     (r'dense_out/bias', ()),
   )
 
+  # Nine parameters: the sizes, what stands between the layers, and what every layer takes (dtype, sharding, rngs).
   def __init__(
     self,
     width: int,
