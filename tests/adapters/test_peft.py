@@ -20,7 +20,7 @@ from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
-from vit_jax.pretrained.base import Adapted
+from vit_jax.pretrained.base import Adapted, Pretrained
 from vit_jax.pretrained.peft import PeftFormat
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
@@ -99,12 +99,9 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize('name', OURS)
-def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
-  """Also when PEFT's own writing of it is read again."""
-  base, options = OURS[name]
-  peer = make_base(base, tmp_path / 'base')
-  read = formats.read(tmp_path / 'base')
+def with_adapter(base: pathlib.Path, **options) -> Pretrained:
+  """The model of a folder with random adapters of ours."""
+  read = formats.read(base)
   adapter = AdapterConfig(rank=3, alpha=5.0, trained=('^head/', '^norm/'), **options)
   rng = np.random.default_rng(0)
   kernels = lora.targets(read.architecture.abstract(), adapter)
@@ -117,9 +114,16 @@ def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
     {path: leaf for path, leaf in flat.items() if not lora.is_trained(path, adapter)}
   )
   merged = jax.tree.map(np.asarray, lora.merged(frozen, pytrees.unflatten(params), adapter.scale))
-  ours = dataclasses.replace(
-    read, params=merged, adapted=Adapted(adapter, pytrees.unflatten(params), str(tmp_path / 'base'))
-  )
+  adapted = Adapted(adapter, pytrees.unflatten(params), str(base))
+  return dataclasses.replace(read, params=merged, adapted=adapted)
+
+
+@pytest.mark.parametrize('name', OURS)
+def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
+  """Also when PEFT's own writing of it is read again."""
+  base, options = OURS[name]
+  peer = make_base(base, tmp_path / 'base')
+  ours = with_adapter(tmp_path / 'base', **options)
   (note,) = PeftFormat().write(ours, tmp_path / 'adapter')
   assert note.endswith(f'parameters, to be added to those of {tmp_path / "base"}.')
   images = peers.images_of((16, 16))
@@ -130,6 +134,23 @@ def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
   again = vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'again')
   np.testing.assert_allclose(again(images), mine, atol=1e-5, rtol=1e-5)
   np.testing.assert_allclose(vit_jax.load(tmp_path / 'adapter')(images), mine, atol=1e-5, rtol=1e-5)
+
+
+def test_image_size_and_classes_of_a_run_are_kept_beside_its_adapter(tmp_path):
+  peer = make_base('vit', tmp_path / 'base')
+  ours = with_adapter(tmp_path / 'base', targets='attention/.*kernel')
+  names = tuple(f'class {number}' for number in range(ours.architecture.num_classes))
+  larger = dataclasses.replace(ours.architecture, image_size=(32, 32))
+  PeftFormat().write(dataclasses.replace(ours, architecture=larger, class_names=names), tmp_path / 'adapter')
+  loaded = vit_jax.load(tmp_path / 'adapter')
+  assert loaded.preprocess.size == (32, 32) and loaded.class_names == names
+  theirs, images = (
+    peft.PeftModel.from_pretrained(peer, tmp_path / 'adapter').eval(),
+    peers.images_of((32, 32)),
+  )
+  with torch.no_grad():
+    expected = theirs(peers.to_torch(images), interpolate_pos_encoding=True).logits
+  np.testing.assert_allclose(loaded(images), np.asarray(expected), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize('dora', [False, True])

@@ -22,13 +22,16 @@ from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats, safetensors_files, torch_names
+from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import FORMATS, Adapted, Format, Pretrained, ReadOptions
+from vit_jax.pretrained.config import InitConfig
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit
-from vit_jax.pretrained.json_values import JsonObject
+from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Rule
 
 CONFIG, FILE = 'adapter_config.json', 'adapter_model.safetensors'
+_OWN = 'vit_jax.json'  # what PEFT has no place for
 _PREFIX = 'base_model.model.'
 _Places = dict[
   str, list[tuple[Rule, int | None]]
@@ -80,7 +83,9 @@ class PeftFormat(Format):
       raise self.refusal(why or '')
     tensors, config = _export(pretrained, pretrained.adapted)
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
-    safetensors_files.write(pathlib.Path(destination), tensors, {CONFIG: text}, FILE)
+    own = {'image_size': pretrained.architecture.image_size, 'class_names': pretrained.class_names}
+    texts = {CONFIG: text, _OWN: json.dumps(own, indent=2) + '\n'}
+    safetensors_files.write(pathlib.Path(destination), tensors, texts, FILE)
     count = sum(array.size for array in tensors.values())
     return (f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.',)
 
@@ -110,9 +115,30 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
             files, tensors[name], own, _alpha(config, module), config.flag('use_rslora', False)
           )
         tensors |= {names[name]: files.read(full) for name, full in others.items()}
-        return _with(base, rules, tensors, {names[name] for name in wanted}, files.source)
+        return _as_trained(
+          _with(base, rules, tensors, {names[name] for name in wanted}, files.source), folder
+        )
   raise UserError(
     f'{folder} is of another model than the base, which has no {min(wanted)}; name the base of it.'
+  )
+
+
+def _as_trained(pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
+  """The model at the image size and with the classes that our run had; a folder that PEFT wrote says neither."""
+  if not (folder / _OWN).is_file():
+    return pretrained
+  own = JsonObject.read(folder / _OWN)
+  size, names = own.sides('image_size'), own.raw('class_names')
+  architecture = dataclasses.replace(pretrained.architecture, image_size=size)
+  arrays, _ = adapt(pretrained, architecture, InitConfig(reinitialise=()))
+  if not isinstance(names, list) or len(names) != architecture.num_classes or not all(map(is_text, names)):
+    names = None
+  return dataclasses.replace(
+    pretrained,
+    architecture=architecture,
+    params=pytrees.unflatten(arrays),
+    preprocess=pretrained.preprocess.at(size),
+    class_names=names and tuple(names),
   )
 
 
