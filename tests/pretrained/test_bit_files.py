@@ -16,6 +16,7 @@ from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
+from vit_jax.pretrained.transformers_bit import stage_blocks
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 BLOCKS = (1, 2)
@@ -219,3 +220,14 @@ def test_options_that_a_resnet_does_not_have_are_refused(file, folder):
   with pytest.raises(UserError, match='knows its activation; leave activation out'):
     read(folder, activation='gelu')
   assert read(folder, norm_epsilon=1e-6).architecture.model.norm_epsilon == 1e-6
+
+
+def test_stages_are_counted_by_the_names_that_there_are():
+  names = (
+    'stages.0.blocks.0.conv1.weight',
+    'stages.0.blocks.1.conv1.weight',
+    'stages.1.blocks.0.conv1.weight',
+  )
+  assert stage_blocks((*names, 'stem.conv.weight')) == (2, 1)
+  assert stage_blocks([f'backbone.{name}' for name in names], 'backbone.') == (2, 1)
+  assert stage_blocks(['stages.999999999.blocks.0.conv1.weight']) == (0,)  # and is not counted up to

@@ -148,6 +148,11 @@ def one_behind(compute: Callable[[Batch], T], batches: Iterable[Batch]) -> Itera
   yield from pending
 
 
+def examples_of(evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
+  """Name of an evaluator -> its images."""
+  return {name: evaluator.examples for name, evaluator in evaluators.items()}
+
+
 def metric_kind(name: str) -> MetricKind:
   """How a metric of metrics.jsonl is read, by the part of its name after the last '/'.
 

@@ -27,9 +27,8 @@ class Family:
   stages: tuple[StageSizes, ...]  # before the multipliers
   top: int = 1280  # channels that the head reads, before the multiplier
   activation: str = 'silu'  # in models/parts/mlps.py, or 'relu6'
-  keeps_ends: bool = (
-    False  # whether stem and top, and the depth of the first and the last stage, are not multiplied
-  )
+  # Whether stem and top, and the depth of the first and the last stage, are not multiplied.
+  keeps_ends: bool = False
   least_share: float = 0.9  # rounded channels are at least this share of what they were
 
 

@@ -33,9 +33,6 @@ from vit_jax.pretrained.torch_names import Rule
 CONFIG, FILE = 'adapter_config.json', 'adapter_model.safetensors'
 _OWN = 'vit_jax.json'  # what PEFT has no place for
 _PREFIX = 'base_model.model.'
-_Places = dict[
-  str, list[tuple[Rule, int | None]]
-]  # name of a tensor -> the rules in it, with the number of the block
 _Adapters = dict[str, dict[str, str]]  # module -> our name of a tensor -> its name in the file
 _KINDS = {'lora_A.weight': LORA_A, 'lora_B.weight': LORA_B, 'lora_magnitude_vector': MAGNITUDE}
 # Names of modules in transformers 4, and what version 5 calls them: its files keep the old ones, PEFT's do not. Those

@@ -19,9 +19,10 @@ from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_defaults import Defaults, refusal
 from vit_jax.pretrained.timm_names import Naming, Shapes
 from vit_jax.pretrained.torch_names import Export, Layout, Tokens
+from vit_jax.pretrained.transformers_bit import stage_blocks
 
 _NAME = re.compile(
-  r'(vit|deit3?|naflexvit|eva(02)?|beit(3|v2)?|aimv2|flexivit|samvit|test_vit\d?)_.*|test_vit\d?'
+  r'(vit|deit3?|naflexvit|eva(02)?|beit(3|v2)?|aimv2|flexivit|samvit|test_vit\d?)_|test_vit\d?$'
 )
 # What model_args may set and the tensors do not tell, beside what is read here.
 _ELSEWHERE = {'block_fn', 'mlp_layer', 'attn_layer', 'embed_layer', 'use_post_norm', 'use_rot_pos_emb'} | {
@@ -51,7 +52,7 @@ class TimmFormat(FolderFormat):
     values = config_of(path)
     if values is None:
       return path.suffix == '.safetensors' and not path.is_dir()
-    return 'model_type' not in values and _NAME.fullmatch(values.text('architecture')) is not None
+    return timm_config.names(values, _NAME)
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     alone = values.path == files.source
@@ -159,9 +160,7 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
   gated = gated or shapes.get(f'{at("mlp.fc1")}.weight', (mlp_dim,))[0] == 2 * mlp_dim
   distilled = 'head_dist.weight' in shapes
   registers = sum(shapes[token][1] for token in ('reg_token', 'dist_token') if token in shapes) - distilled
-  scaled = [
-    name for name in (f'{at("ls1")}.gamma', 'blocks.0.gamma_1', 'blocks.0.ls.gamma') if name in shapes
-  ]
+  scaled = any(name in shapes for name in (f'{at("ls1")}.gamma', 'blocks.0.gamma_1', 'blocks.0.ls.gamma'))
   if distilled and (pool != 'token' or registers or 'cls_token' not in shapes):
     raise UnknownModelError(
       'it has a head for a distillation token (head_dist), which goes with a class token, global_pool '
@@ -198,13 +197,12 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
     final_norm=_final_norm(shapes),
   )
   if any(name.startswith('patch_embed.backbone.') for name in shapes):
-    stages = re.compile(r'patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.')
-    units = {match.groups() for name in shapes if (match := stages.match(name))}
-    blocks = tuple(
-      sum(int(stage) == number for stage, _ in units) for number in range(len({s for s, _ in units}))
+    model = dataclasses.replace(
+      model,
+      stem_blocks=stage_blocks(shapes, 'patch_embed.backbone.'),
+      stem_width=_shape(shapes, _root(shapes), 4)[0],
+      stem_epsilons='timm',
     )
-    model = dataclasses.replace(model, stem_blocks=blocks, stem_width=_shape(shapes, _root(shapes), 4)[0])
-    model = dataclasses.replace(model, stem_epsilons='timm')
   if model.pool.startswith('map'):
     hidden = _shape(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
     own_heads = arguments.integer('attn_pool_num_heads', defaults.pool_heads or heads)

@@ -11,7 +11,7 @@ from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
-from vit_jax.pretrained.transformers_bit import unit_rules
+from vit_jax.pretrained.transformers_bit import stage_blocks, unit_rules
 
 _BIT = re.compile(r'resnetv2_(\d+)x(\d+)_bit')
 _STAGES: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
@@ -25,12 +25,7 @@ class TimmBitFormat(FolderFormat):
   tellable = frozenset({'norm_epsilon'})
 
   def recognises(self, path: pathlib.Path) -> bool:
-    values = config_of(path)
-    return (
-      values is not None
-      and 'model_type' not in values
-      and values.text('architecture').startswith('resnetv2_')
-    )
+    return timm_config.names(config_of(path), 'resnetv2_')
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     published, shapes = timm_config.published(values), files.shapes
@@ -39,27 +34,12 @@ class TimmBitFormat(FolderFormat):
     if 'stem.conv.weight' not in shapes:
       raise UnknownModelError('it has no tensor stem.conv.weight')
     width, channels = shapes['stem.conv.weight'][:2]
-    units = {
-      (int(match[1]), match[2])
-      for key in shapes
-      if (match := re.match(r'stages\.(\d+)\.blocks\.(\d+)\.', key))
-    }
-    blocks = (
-      tuple(sum(stage == number for stage, _ in units) for number in range(max(units)[0] + 1))
-      if units
-      else ()
-    )
-    model = with_told(values.path.parent, ResNetConfig('custom', blocks, width), options.told)
+    model = ResNetConfig('custom', stage_blocks(shapes), width)
+    model = with_told(values.path.parent, model, options.told)
     image_size = timm_config.image_size(published) or (224, 224)
     num_classes = shapes.get('head.fc.bias', (0,))[0]
     architecture = Architecture(model, image_size, channels, num_classes)
-    return Layout(
-      architecture=architecture,
-      rules=_rules(architecture),
-      tokens=None,
-      preprocess=timm_config.preprocess(published, image_size, channels),
-      class_names=timm_config.class_names(published, num_classes),
-    )
+    return timm_config.layout(architecture, _rules(architecture), published)
 
   def export(self, pretrained: Pretrained) -> Export:
     architecture = pretrained.architecture
@@ -70,18 +50,13 @@ class TimmBitFormat(FolderFormat):
     if layers is None or factor != int(factor):
       raise Unfit('it has the published sizes only')
     published, notes = timm_config.written(pretrained, first_conv='stem.conv', classifier='head.fc')
-    values = {
-      'architecture': f'resnetv2_{layers}x{int(factor)}_bit',
-      'global_pool': 'avg',
-      'model_args': {'in_chans': architecture.channels},
-      'num_classes': architecture.num_classes,
-      'num_features': 2048 * int(factor),
-      'pretrained_cfg': published,
-    }
+    name, arguments = f'resnetv2_{layers}x{int(factor)}_bit', {'in_chans': architecture.channels}
     return Export(
       rules=_rules(architecture),
       tokens=None,
-      config=values,
+      config=timm_config.config(
+        name, architecture, published, features=2048 * int(factor), arguments=arguments
+      ),
       dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
       notes=notes + timm_config.about(pretrained, epsilon=1e-5),
     )

@@ -2,14 +2,18 @@
 
 import math
 import pathlib
+import re
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
 
 from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
+from vit_jax.models.base import Architecture
 from vit_jax.models.parts.mlps import Activation
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained
 from vit_jax.pretrained.json_values import JsonObject, is_text
+from vit_jax.pretrained.torch_names import Layout, Rule
 
 _INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Method)}
 _CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
@@ -17,6 +21,44 @@ _CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
 _CROP_PCT, _MEAN, _STD = 0.875, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # What is taken where there is no config.json: AugReg's, the first and largest family of timm's ViTs.
 ALONE = {'crop_pct': 0.9, 'mean': 0.5, 'std': 0.5}
+
+
+def names(values: JsonObject | None, pattern: str | re.Pattern[str]) -> bool:
+  """Whether a config.json (None: there is none) is timm's, of an architecture that a regex begins to match."""
+  if values is None or 'model_type' in values:
+    return False
+  return re.match(pattern, values.text('architecture')) is not None
+
+
+def layout(architecture: Architecture, rules: tuple[Rule, ...], published: JsonObject) -> Layout:
+  """What a folder of a model without tokens holds; `published` is about its images and classes."""
+  return Layout(
+    architecture=architecture,
+    rules=rules,
+    tokens=None,
+    preprocess=preprocess(published, architecture.image_size, architecture.channels),
+    class_names=class_names(published, architecture.num_classes),
+  )
+
+
+def config(
+  name: str,
+  architecture: Architecture,
+  published: Mapping[str, Any],
+  *,
+  features: int,
+  arguments: Mapping[str, Any],
+  pool: str = 'avg',
+) -> dict[str, Any]:
+  """A config.json of timm's: its name of the architecture, what `written` gives, and `model_args`."""
+  return {
+    'architecture': name,
+    'global_pool': pool,
+    'model_args': dict(arguments),
+    'num_classes': architecture.num_classes,
+    'num_features': features,
+    'pretrained_cfg': dict(published),
+  }
 
 
 def published(values: JsonObject) -> JsonObject:

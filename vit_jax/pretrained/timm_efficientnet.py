@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
@@ -59,12 +60,7 @@ class TimmEfficientNetFormat(FolderFormat):
   title = "a folder of timm's EfficientNet"
 
   def recognises(self, path: pathlib.Path) -> bool:
-    values = config_of(path)
-    return (
-      values is not None
-      and 'model_type' not in values
-      and values.text('architecture').startswith('tf_efficientnet')
-    )
+    return timm_config.names(config_of(path), 'tf_efficientnet')
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     folder = values.path.parent
@@ -78,12 +74,8 @@ class TimmEfficientNetFormat(FolderFormat):
     channels = arguments.integer('in_chans', 3)
     num_classes = files.shapes.get('classifier.bias', (0,))[0]
     architecture = Architecture(model, image_size, channels, num_classes)
-    return Layout(
-      architecture=architecture,
-      rules=_rules(model, architecture.shapes(), head=num_classes > 0),
-      tokens=None,
-      preprocess=timm_config.preprocess(published, image_size, channels),
-      class_names=timm_config.class_names(published, num_classes),
+    return timm_config.layout(
+      architecture, _rules(model, architecture.shapes(), head=num_classes > 0), published
     )
 
   def export(self, pretrained: Pretrained) -> Export:
@@ -96,18 +88,16 @@ class TimmEfficientNetFormat(FolderFormat):
       notes += (SIGMOID_LOST,)
     params = pytrees.flatten(pretrained.params)
     rules = _rules(model, params, head=architecture.num_classes > 0)
-    arguments = {'in_chans': architecture.channels}
+    arguments: dict[str, Any] = {'in_chans': architecture.channels}
+    if model.norm_epsilon != _EPSILON:
+      arguments['bn_eps'] = model.norm_epsilon
+    name = _timm_name(_variant(model))
     return Export(
       rules=rules,
       tokens=None,
-      config={
-        'architecture': _timm_name(_variant(model)),
-        'global_pool': 'avg',
-        'model_args': arguments | ({'bn_eps': model.norm_epsilon} if model.norm_epsilon != _EPSILON else {}),
-        'num_classes': architecture.num_classes,
-        'num_features': model.top_channels,
-        'pretrained_cfg': published,
-      },
+      config=timm_config.config(
+        name, architecture, published, features=model.top_channels, arguments=arguments
+      ),
       constants=step_counts(rules, params),
       dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
       notes=notes,

@@ -95,17 +95,10 @@ def export(pretrained: Pretrained) -> Export:
   rules = timm_names.rules(model, naming, grid) + timm_names.heads(model, architecture.num_classes > 0)
   if model.sizes.stem_blocks is not None:
     rules += timm_names.stem(model, paths)
-  constants = (
-    {} if model.patch_bias or model.pre_norm else {'patch_embed.proj.bias': np.zeros(model.sizes.width)}
-  )
-  values = {
-    'architecture': name,
-    'global_pool': _POOLS[model.pool],
-    'model_args': arguments,
-    'num_classes': architecture.num_classes,
-    'num_features': model.sizes.width,
-    'pretrained_cfg': published | {'fixed_input_size': True},
-  }
+  constants = {}
+  if not (model.patch_bias or model.pre_norm):
+    constants['patch_embed.proj.bias'] = np.zeros(model.sizes.width, np.float32)
+  published |= {'fixed_input_size': True}
   return Export(
     rules=rules,
     tokens=Tokens(
@@ -115,8 +108,15 @@ def export(pretrained: Pretrained) -> Export:
       positioned=before,
       registers_path='distillation_token' if model.distillation_token else 'register_tokens',
     ),
-    config=values,
-    constants={name: array.astype(np.float32) for name, array in constants.items()},
+    config=timm_config.config(
+      name,
+      architecture,
+      published,
+      features=model.sizes.width,
+      arguments=arguments,
+      pool=_POOLS[model.pool],
+    ),
+    constants=constants,
     merged={'rope.freqs': 'blocks.{}.rope.freqs'} if 'rotary_mixed' in model.position else {},
     dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
     notes=notes + about_images,
@@ -258,8 +258,7 @@ def _relative(model: ViTConfig, arguments: dict[str, Any]) -> tuple[str, float, 
     'shared_rel_pos': False,
   }
   kind = '_rpn' if model.block == 'post_norm' else ''
-  table = 'attn.rel_pos.relative_position_bias_table'
-  return f'vit_relpos_base_patch16{kind}_224', 1e-6, Naming(table=table)
+  return f'vit_relpos_base_patch16{kind}_224', 1e-6, Naming(table=timm_names.REL_POS_TABLE)
 
 
 def architecture_name(model: ViTConfig) -> tuple[str, tuple[str, ...]]:

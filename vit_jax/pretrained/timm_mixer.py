@@ -48,12 +48,7 @@ class TimmMixerFormat(FolderFormat):
   tellable = frozenset({'activation', 'norm_epsilon'})
 
   def recognises(self, path: pathlib.Path) -> bool:
-    values = config_of(path)
-    return (
-      values is not None
-      and 'model_type' not in values
-      and _FAMILY.match(values.text('architecture')) is not None
-    )
+    return timm_config.names(config_of(path), _FAMILY)
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     arguments, published = values.section('model_args'), timm_config.published(values)
@@ -81,13 +76,8 @@ class TimmMixerFormat(FolderFormat):
     model = with_told(values.path.parent, model, options.told)
     image_size = arguments.sides('img_size', timm_config.image_size(published) or (224, 224))
     num_classes = shapes.get('head.bias', (0,))[0]
-    return Layout(
-      architecture=Architecture(model, image_size, channels, num_classes),
-      rules=_rules(model, num_classes),
-      tokens=None,
-      preprocess=timm_config.preprocess(published, image_size, channels),
-      class_names=timm_config.class_names(published, num_classes),
-    )
+    architecture = Architecture(model, image_size, channels, num_classes)
+    return timm_config.layout(architecture, _rules(model, num_classes), published)
 
   def export(self, pretrained: Pretrained) -> Export:
     architecture = pretrained.architecture
@@ -106,14 +96,7 @@ class TimmMixerFormat(FolderFormat):
     return Export(
       rules=_rules(model, architecture.num_classes),
       tokens=None,
-      config={
-        'architecture': name,
-        'global_pool': 'avg',
-        'model_args': arguments,
-        'num_classes': architecture.num_classes,
-        'num_features': sizes.width,
-        'pretrained_cfg': published,
-      },
+      config=timm_config.config(name, architecture, published, features=sizes.width, arguments=arguments),
       dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
       notes=notes + timm_config.about(pretrained),
     )

@@ -12,7 +12,7 @@ from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.torch_names import Rule, attention, layer, norm
 from vit_jax.pretrained.transformers_bit import unit_rules
 
-_TABLE = 'attn.rel_pos.relative_position_bias_table'
+REL_POS_TABLE = 'attn.rel_pos.relative_position_bias_table'  # of vit_relpos_*
 Shapes = Mapping[str, tuple[int, ...]]
 
 # timm's names in a block, where they are not those of 'sequential'; the first of a pair has 0 for *, the second 1.
@@ -34,9 +34,8 @@ class Naming:
   split_bias: bool = False  # their biases have one each, beside one kernel of all
   packed: bool = True  # a SwiGLU's gate and value are one tensor
   gamma: bool = False  # factors of branches are 'gamma_1' and not 'ls1.gamma'
-  separate_bias: bool = (
-    False  # a parallel block has the MLP's bias alone, and none of queries, keys and values
-  )
+  # A parallel block has the MLP's bias alone, and none of queries, keys and values.
+  separate_bias: bool = False
   table: str = 'attn.relative_position_bias_table'  # of a block's relative positions
   interleaved: bool = False  # rotary positions turn neighbouring channels together
 
@@ -49,7 +48,7 @@ class Naming:
       packed='blocks.0.mlp.fc1_g.weight' not in shapes,
       gamma='blocks.0.gamma_1' in shapes,
       separate_bias='blocks.0.mlp_bias' in shapes,
-      table=_TABLE if f'blocks.0.{_TABLE}' in shapes else cls.table,
+      table=REL_POS_TABLE if f'blocks.0.{REL_POS_TABLE}' in shapes else cls.table,
       interleaved=interleaved,
     )
 
@@ -172,12 +171,9 @@ def _packed_projections(model: ViTConfig, naming: Naming, ours: str) -> list[Rul
   hidden, width = model.sizes.mlp_dim, model.sizes.width
   total = hidden + 3 * width
   kernel, bias = layer(f'{ours}/mlp/dense_in', 'blocks.{}.in_proj')
-  mlp_bias = Rule(bias.path, 'blocks.{}.mlp_bias') if naming.separate_bias else bias
-  rows = (0, hidden, total)
-  found = [
-    dataclasses.replace(kernel, rows=rows),
-    mlp_bias if naming.separate_bias else dataclasses.replace(bias, rows=rows),
-  ]
+  found = [dataclasses.replace(rule, rows=(0, hidden, total)) for rule in (kernel, bias)]
+  if naming.separate_bias:
+    found[1] = Rule(bias.path, 'blocks.{}.mlp_bias')
   for number, which in enumerate(('query', 'key', 'value')):
     for rule in attention(f'{ours}/attention/{which}', 'blocks.{}.in_proj'):
       found.append(dataclasses.replace(rule, rows=(hidden + number * width, width, total)))

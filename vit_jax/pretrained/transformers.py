@@ -34,13 +34,13 @@ from vit_jax.pretrained.transformers_family import TWO_HEADS, Family
 
 # Options that change how a model is trained or computed, or follow from others, and that a folder need not hold.
 _FREE = frozenset(
-  {'attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'remat'}
-) | {
-  'stochastic_depth',
-  'unroll',
-}
+  {
+    *('attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'remat'),
+    *('stochastic_depth', 'unroll'),
+  }
+)
 # Options of which a folder holds no more than whether the factors or tokens are there, or how they are resized.
-_BY_PRESENCE = frozenset({'layer_scale', 'mask_token', 'class_token', 'position_resize', 'variant'})
+_BY_PRESENCE = frozenset({'layer_scale', 'mask_token', 'position_resize', 'variant'})
 
 
 MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
@@ -237,7 +237,7 @@ class TransformersFormat(FolderFormat):
       theirs = getattr(again, name)
       if name == 'class_token':
         ours, theirs = model.has_class_token, again.has_class_token
-      same = (ours is None) == (theirs is None) if name in _BY_PRESENCE - {'class_token'} else ours == theirs
+      same = (ours is None) == (theirs is None) if name in _BY_PRESENCE else ours == theirs
       # Of a model without a head the tensors tell whether there is a layer behind the pooling.
       untold = (
         head is None and (name == 'pre_logits_size' or model.pre_logits_size is None) and 'pre_logits' in name

@@ -1,5 +1,6 @@
 """`config.json` and tensor names of `BitModel` and `BitForImageClassification` in transformers."""
 
+import collections
 import pathlib
 import re
 import reprlib
@@ -91,6 +92,14 @@ def _rules(architecture: Architecture, prefix: str) -> tuple[Rule, ...]:
   around = {path: prefix + name for path, name in _AROUND.items()}
   rules = unit_rules(architecture.shapes(), around, prefix + 'encoder.stages.{}.layers.{}.')
   return rules + (layer('head', 'classifier.1') if architecture.num_classes else ())
+
+
+def stage_blocks(names: Iterable[str], before: str = '') -> tuple[int, ...]:
+  """How many blocks each stage has, by timm's names of tensors, which begin '{before}stages.0.blocks.1.' and so on."""
+  pattern = re.compile(rf'{re.escape(before)}stages\.(\d+)\.blocks\.(\d+)\.')
+  units = {(int(match[1]), match[2]) for name in names if (match := pattern.match(name))}
+  blocks = collections.Counter(stage for stage, _ in units)
+  return tuple(blocks[number] for number in range(len(blocks)))
 
 
 def unit_rules(paths: Iterable[str], around: Mapping[str, str], unit: str) -> tuple[Rule, ...]:

@@ -87,9 +87,8 @@ class DinoV2Format(TransformersFormat):
       'mlp_ratio': sizes.mlp_dim // sizes.width,
       'use_swiglu_ffn': model.mlp == 'swiglu',
     }
-    if (
-      model.mlp == 'swiglu'
-    ):  # which says nothing of its activation, and of whose units the ratio is that of an MLP
+    # Of a SwiGLU config.json has no activation, and the ratio of an MLP of as many parameters.
+    if model.mlp == 'swiglu':
       ratio = next((r for r in range(1, 17) if _swiglu_hidden(r * sizes.width) == sizes.mlp_dim), 4)
       values |= {'mlp_ratio': ratio, 'hidden_act': 'gelu'}
     return values | ({'num_register_tokens': model.register_tokens} if model.register_tokens else {})

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import Config, as_json
-from vit_jax.evaluation.base import Evaluator
+from vit_jax.evaluation.base import Evaluator, examples_of
 from vit_jax.foundation import class_matching
 from vit_jax.parallel.agreement import Fact, check_facts
 from vit_jax.training.run import Dataset, Run
@@ -19,7 +19,7 @@ _SECTIONS_THAT_MAY_DIFFER = frozenset(('tracker', 'profile', 'step_limit'))
 
 def check(run: Run, evaluators: Mapping[str, Evaluator]) -> None:
   """Compares options and data of all processes, which all call this; raises UserError in all where one differs."""
-  check_facts(facts(run.config, run.dataset, {name: each.examples for name, each in evaluators.items()}))
+  check_facts(facts(run.config, run.dataset, examples_of(evaluators)))
 
 
 def facts(config: Config, dataset: Dataset, evaluated: Mapping[str, int]) -> list[Fact]:

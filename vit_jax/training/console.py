@@ -14,7 +14,7 @@ import tqdm
 
 from vit_jax.adapters import lora
 from vit_jax.data.on_device import Batch
-from vit_jax.evaluation.base import Evaluator, Limited, format_metric, metric_kind
+from vit_jax.evaluation.base import Evaluator, Limited, examples_of, format_metric, metric_kind
 from vit_jax.foundation import pytrees, text_table
 from vit_jax.parallel.sharding import device_bytes
 from vit_jax.training.metrics import read_metrics
@@ -61,7 +61,7 @@ class Console:
 
   def evaluators(self, evaluators: Mapping[str, Evaluator]) -> None:
     """What is evaluated, and of how many images the accuracies will be."""
-    self.counted({name: evaluator.examples for name, evaluator in evaluators.items()})
+    self.counted(examples_of(evaluators))
     for line in evaluator_lines(evaluators):
       self.say(line)
 

@@ -14,7 +14,7 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, metric_kind
+from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, examples_of, metric_kind
 from vit_jax.foundation.errors import Preempted
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.agreement import check_arrays
@@ -132,7 +132,7 @@ class _Training:
     """Tells the screen of how many images the numbers of a run that goes on, or has ended, are."""
     if self._begins:
       return
-    self._screen.say(resume.changed_evaluators_text(meta, _examples(self._evaluators)))
+    self._screen.say(resume.changed_evaluators_text(meta, examples_of(self._evaluators)))
     if self._first_step >= self._run.timeline.total or self._stopper.due:
       self._screen.counted(meta.get('evaluated', {}))
 
@@ -303,7 +303,9 @@ class _Training:
 
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
     """Saves a checkpoint, which may become the best one where the metric `checkpoint.best` was measured now."""
-    meta = resume.checkpoint_meta(self._run, _examples(self._evaluators)) | self._data | self._stopper.meta()
+    meta = (
+      resume.checkpoint_meta(self._run, examples_of(self._evaluators)) | self._data | self._stopper.meta()
+    )
     if self._base:
       meta['base'] = self._base_meta
     metrics = scores if self._config.checkpoint.best in scores else None
@@ -322,11 +324,6 @@ class _Training:
     for name in config.evaluators:
       for evaluated in (name, f'{name}{EMA_SUFFIX}'):
         self._log.board.picture(step, f'{evaluated}/confusion', report / f'{evaluated}_confusion.png')
-
-
-def _examples(evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
-  """Name of an evaluator -> its images."""
-  return {name: evaluator.examples for name, evaluator in evaluators.items()}
 
 
 def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:

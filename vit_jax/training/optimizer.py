@@ -1,6 +1,5 @@
 """Optimizers, put together from optax by the config: the direction of a step, without the learning rate."""
 
-import collections
 import contextlib
 import dataclasses
 import difflib
@@ -24,7 +23,7 @@ from vit_jax.options import TINY, Amount, Between, NotNegative, Positive, Regex
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
 _DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
-_MOMENTUM = collections.defaultdict(lambda: 0.9, muon=0.95)
+_MOMENTUM, _MUON_MOMENTUM = 0.9, 0.95
 # Kernels that Muon leaves to Adam: those that meet the image or give logits, and what has no matrices.
 _NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
@@ -79,7 +78,7 @@ class OptimizerConfig:
 
   def with_defaults(self) -> Self:
     """The same optimizer, with every decay that is None and that it takes given as its default."""
-    defaults = {'momentum': _MOMENTUM[self.name]}
+    defaults = {'momentum': _MUON_MOMENTUM if self.name == 'muon' else _MOMENTUM}
     if self.name not in OPTIMIZERS.names():
       parameters = inspect.signature(_optax_function(self.name)).parameters
       defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -231,7 +230,7 @@ def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   arguments: dict[str, Any] = {'consistent_rms': 0.2, **dict(optimizer.arguments)}
   if 'ns_steps' in arguments:
     arguments['ns_steps'] = int(arguments['ns_steps'])
-  beta = _MOMENTUM['muon'] if optimizer.momentum is None else optimizer.momentum
+  beta = _MUON_MOMENTUM if optimizer.momentum is None else optimizer.momentum
   given = {'adam_b1': optimizer.b1, 'adam_b2': optimizer.b2, 'beta': beta}
   arguments |= {name: value for name, value in given.items() if value is not None}
   return optax.contrib.muon(
@@ -257,7 +256,7 @@ def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
 
 
 def _momentum_trace(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  momentum = _MOMENTUM[optimizer.name] if optimizer.momentum is None else optimizer.momentum
+  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 

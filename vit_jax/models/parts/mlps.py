@@ -40,9 +40,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'silu': jax.nn.silu,
   'relu': jax.nn.relu,
 }
-_FIRST = nnx.Any(
-  nnx.PathContains('dense_in'), nnx.PathContains('dense_gate')
-)  # the layers that meet the tokens
+# The layers that meet the tokens.
+_FIRST = nnx.Any(nnx.PathContains('dense_in'), nnx.PathContains('dense_gate'))
 VIT_INIT = initializers.xavier_uniform(), initializers.normal(1e-6)  # of kernels and biases
 
 
