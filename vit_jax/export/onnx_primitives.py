@@ -227,10 +227,14 @@ def _gather(translator: 'Translator', equation: Any, x: Value, indices: Value) -
   places = _grid(indices, len(axes)) if isinstance(indices, np.ndarray) else None
   others = tuple(axis for axis in range(len(shape)) if axis not in axes)
   if (
-    places is None or tuple(numbers.collapsed_slice_dims) != tuple(axes) or tuple(numbers.offset_dims) != others
+    places is None
+    or tuple(numbers.collapsed_slice_dims) != tuple(axes)
+    or tuple(numbers.offset_dims) != others
   ):
     raise UserError('The model reads an array by numbers in a way that has no translation to ONNX yet.')
-  cut = [(axis, int(at[0]), int(at[-1]) + 1, int(at[1] - at[0])) for axis, at in zip(axes, places, strict=True)]
+  cut = [
+    (axis, int(at[0]), int(at[-1]) + 1, int(at[1] - at[0])) for axis, at in zip(axes, places, strict=True)
+  ]
   return _sliced(translator, x, cut, out)
 
 
