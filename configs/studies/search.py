@@ -1,7 +1,7 @@
 """A search of the rate, the decay and the dropout of the quickstart's model on digits, by successive halving.
 
-vit_jax study search --workdir=runs/search
-vit_jax study search:grid --workdir=runs/grid
+python -m vit_jax.study search --workdir=runs/search
+python -m vit_jax.study search:grid --workdir=runs/grid
 
 A hundred draws of 10 epochs, of which two thirds stop after the first and most others after the third; beside it a
 grid of nine rates. Machines with a shared folder share the draws by the same command.
