@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import variants, vit_flops
+from vit_jax.models import patch_dropout, variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -173,6 +173,9 @@ class ViTConfig(ModelConfig):
   dropout: Rate = 0.0
   # Dropout rate of the weights of attention.
   attention_dropout: Rate = 0.0
+  # Share of an image's patches that a training step leaves out behind their positions (models/patch_dropout.py): a step
+  # takes about that much less. For models whose positions are added to the tokens.
+  patch_dropout: Rate = 0.0
   # Kernel that computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
   # 'auto': the faster one, by devices, number of tokens and dtype (models/parts/fused_attention.py).
@@ -334,6 +337,9 @@ class ViTConfig(ModelConfig):
   def layers(self, architecture: Architecture) -> list[Layer]:
     return vit_flops.layers(self, architecture)
 
+  def training_layers(self, architecture: Architecture) -> list[Layer]:
+    return vit_flops.layers(self, architecture, patch_dropout=self.patch_dropout)
+
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:
       raise UserError(f"{path}.pool is {self.pool!r} but class_token is False; choose pool 'gap' or 'map'.")
@@ -342,6 +348,7 @@ class ViTConfig(ModelConfig):
         f"{path}.distillation_token goes with pool 'token' and no pre_logits_size; change these, or leave it out."
       )
     self._check_attention(path)
+    patch_dropout.check(self, path)
     if self.axial:
       self._check_axial(path)
 
