@@ -299,6 +299,7 @@ MODELS: Registry[ModelConfig] = Registry(
   'model',
   {
     'vit': 'vit_jax.models.vit_config:ViTConfig',
+    'mae': 'vit_jax.models.mae:MaeConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',
     'efficientnet': 'vit_jax.models.efficientnet:EfficientNetConfig',

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.capabilities import ReconstructionOptions
 from vit_jax.models.dropout import fold_in
 from vit_jax.models.parts.positions import AttentionPosition
 
@@ -46,7 +47,7 @@ def check(config: 'ViTConfig', path: str) -> None:
     )
   elif config.axial or config.mlp_locality:
     wrong = f'{"axial" if config.axial else "mlp_locality"}, which needs the whole grid; leave it out'
-  elif config.pool == 'none':
+  elif config.pool == 'none' and not isinstance(config, ReconstructionOptions):
     wrong = "pool 'none', by which every patch gets logits; choose another pool"
   if config.patch_dropout and wrong:
     raise UserError(f'{path}.patch_dropout is {config.patch_dropout}, and the model has {wrong}.')

@@ -98,12 +98,12 @@ class ViTConfig(ModelConfig):
   class_token: bool | None = None
   # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
   # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
-  # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
-  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
-  # 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary': queries
-  # and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva' (EVA-02),
-  # 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies); 'learned+rotary' and so
-  # on have both. Or 'none'. The relative ones go with attention 'xla' only.
+  # (MoCo v3; 'sincos2d_mae': with MAE's frequencies). In every block's attention: a 'relative' bias of each head
+  # for each offset (row, column) of two patches (Swin, BEiT), 'relative_query': the query's product with a learned key
+  # of the offset, 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary':
+  # queries and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva'
+  # (EVA-02), 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies);
+  # 'learned+rotary' and so on have both. Or 'none'. The relative ones go with attention 'xla' only.
   # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
   # Rotary goes on counting, a patch being one from the next.
   position: Annotated[str, OneOf(POSITIONS)] = 'learned'
@@ -315,7 +315,7 @@ class ViTConfig(ModelConfig):
     return self.positions.fixed(self.tokens(grid))
 
   def with_learned_positions(self) -> Self:
-    return dataclasses.replace(self, position='learned') if self.position == 'sincos2d' else self
+    return dataclasses.replace(self, position='learned') if 'sincos2d' in self.position else self
 
   def with_position_resize(self, method: PositionResize) -> Self:
     return dataclasses.replace(self, position_resize=method)
