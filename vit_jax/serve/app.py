@@ -144,7 +144,7 @@ class Service:
     return Response(file.getvalue(), media_type='image/png')
 
   async def _page(self, request: Request) -> Response:
-    body = importlib.resources.files(__package__).joinpath('page.html').read_text('utf-8')
+    body = importlib.resources.files('vit_jax.serve').joinpath('page.html').read_text('utf-8')
     text = web_page.document(self._model.name, body)
     return HTMLResponse(text, headers={'Content-Security-Policy': _POLICY})
 

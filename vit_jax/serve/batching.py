@@ -130,8 +130,8 @@ class Batcher:
     return []
 
   def _best_size(self, waiting: int) -> int:
-    """The size that answers the most of so many images a second."""
-    return max(self.sizes, key=lambda size: min(waiting, size) / max(self._seconds[size], 1e-9))
+    """The size that answers the most of so many images a second; of equals the largest."""
+    return max(reversed(self.sizes), key=lambda size: min(waiting, size) / max(self._seconds[size], 1e-9))
 
   def seconds_until_free(self) -> int:
     """After how many whole seconds what waits now will have been answered, about; at least one."""

@@ -87,6 +87,10 @@ class _Server(uvicorn.Server):
     # What lies in the buffers of connections is read, and so waited for.
     await asyncio.sleep(_SECONDS_TO_HEAR)
     await super().shutdown(sockets)
+    if (
+      self.compiled is not None and not self.compiled.done()
+    ):  # no photo has been taken, and a compilation cannot be stopped
+      signals.end_process('Stopped while the model was being compiled.', 0)
     self._service.close()
     print(f'Stopped after {self._service.answered:,} requests.', flush=True)
 
