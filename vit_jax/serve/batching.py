@@ -57,20 +57,27 @@ class Batcher:
     self._thread = threading.Thread(target=self._run, name='batches', daemon=True)
 
   def start(self) -> None:
-    """Compiles every function for every size, measures how long they take, and begins to run what was submitted."""
-    for function in self._functions.values():
+    """Compiles every function for every size, measures the sizes by the first, and begins to run what was submitted."""
+    first = next(iter(self._functions))
+    for name, function in self._functions.items():
       for size in self.sizes:
         zeros = np.zeros((size, *self._shape), np.float32)
         function(zeros)  # compiles
-        begin = time.monotonic()
-        function(zeros)
-        self._seconds[size] = max(self._seconds[size], time.monotonic() - begin)
+        if name == first:
+          begin = time.monotonic()
+          function(zeros)
+          self._seconds[size] = time.monotonic() - begin
     self._thread.start()
+
+  @property
+  def quickest(self) -> int:
+    """The size that computes the most images a second."""
+    return self._best_size(self.sizes[-1])
 
   @property
   def images_per_second(self) -> float:
     """Of the quickest size."""
-    return max(size / max(seconds, 1e-9) for size, seconds in self._seconds.items())
+    return self.quickest / max(self._seconds[self.quickest], 1e-9)
 
   def __len__(self) -> int:
     """How many images wait."""
