@@ -31,6 +31,7 @@ COMMANDS = {
   ),
   'serve': ('vit_jax.serve', 'serves a checkpoint over HTTP, with a page'),
   'convert': ('vit_jax.convert', 'converts a checkpoint into another format'),
+  'export': ('vit_jax.export', 'exports a checkpoint to ONNX or StableHLO, to run elsewhere'),
   'push': ('vit_jax.push', 'pushes a checkpoint to the Hugging Face Hub, with a card'),
   'prepare': ('vit_jax.prepare', 'prepares images for fast reading'),
   'selftrain': ('vit_jax.selftrain', 'labels images by teachers, for a student to be trained on'),
