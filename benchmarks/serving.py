@@ -101,10 +101,11 @@ def model(args: argparse.Namespace, ends: contextlib.ExitStack) -> tuple[Mapping
   from vit_jax.serve import served
   from vit_jax.serve.batching import Batcher
 
-  own = served.load_checkpoint(args.checkpoint, None, None, None)
-  pixels = [Picture(photo, own.preprocess.channels, 'a photo').pixels() for photo in _photos(args.photos)]
-  images = own.preprocess(pixels[: own.batch_size])
-  timed = Batcher({'probabilities': own.probabilities}, images.shape[1:], own.batch_size, 0)
+  own = served.opened(args.checkpoint, None, None, None)
+  compute = own.functions['probabilities']
+  photos = _photos(args.photos)[: own.batch_size]
+  images = np.stack([own.prepare(Picture(photo, own.channels, 'a photo').pixels()) for photo in photos])
+  timed = Batcher({'probabilities': compute}, own.example, own.batch_size, 0)
   timed.start()
   size = timed.quickest
   timed.close()
@@ -113,7 +114,7 @@ def model(args: argparse.Namespace, ends: contextlib.ExitStack) -> tuple[Mapping
   def work(turn: int) -> dict[str, float]:
     begin, processor, count = time.monotonic(), time.process_time(), 0
     while time.monotonic() < begin + turn:
-      own.probabilities(images)
+      compute(images)
       count += size
     took = max(time.monotonic() - begin, 1e-9)
     return {'images/s': count / took, 'processor': (time.process_time() - processor) / max(count, 1)}

@@ -8,27 +8,26 @@ import numpy as np
 import pytest
 from serving import FORM, form, photo
 
-from vit_jax.data.preprocess import Preprocess
 from vit_jax.serve import batching
 from vit_jax.serve.app import Service
 from vit_jax.serve.batching import Batcher
 from vit_jax.serve.photos import Limits
+from vit_jax.serve.served import Served
 
 
 class Means:
   """Gives the mean of each image, as its only embedding; waits for `gate` where there are images."""
 
-  name, description, absent = (
-    'means',
-    'the mean',
-    {'predictions': 'It has no head.', 'attention': 'It has none.'},
-  )
-  preprocess, num_classes, class_names, batch_size = Preprocess((4, 4)), 0, None, 4
-
   def __init__(self):
+    absent = {'probabilities': 'It has no head.', 'attention': 'It has none.'}
+    functions, example = {'embeddings': self.embeddings}, np.zeros((4, 4, 3), np.float32)
+    self.served = Served('means', 'a mean', 3, self.prepare, example, functions, absent, 0, None, 4)
     self.gate = threading.Event()
     self.gate.set()
     self.sizes: list[int] = []
+
+  def prepare(self, pixels: np.ndarray) -> np.ndarray:
+    return np.float32(pixels[:4, :4])
 
   def embeddings(self, images: np.ndarray) -> np.ndarray:
     self.sizes.append(len(images))
@@ -72,13 +71,13 @@ def test_sizes_are_powers_of_two_and_the_largest():
 )
 def test_five_images_are_computed_in_the_way_that_is_quickest(seconds_of, expected, monkeypatch):
   model = Means()
-  batcher = Batcher({'mean': model.embeddings}, (4, 4, 3), 8, delay=60)
+  batcher = Batcher(model.served.functions, model.served.example, 8, delay=60)
   monkeypatch.setattr(batching.time, 'monotonic', lambda: 0.0)
   batcher.start()
   assert model.sizes == [1, 1, 2, 2, 4, 4, 8, 8]  # compiled, then measured
   batcher._seconds.update({size: seconds_of(size) for size in batcher.sizes})
   images = np.random.default_rng(0).uniform(1, 2, (5, 4, 4, 3)).astype(np.float32)
-  answers = [batcher.submit('mean', image) for image in images]
+  answers = [batcher.submit('embeddings', image) for image in images]
   batcher.close()  # answers all, though their minute has not passed
   assert model.sizes[8:] == expected
   np.testing.assert_allclose(
@@ -92,7 +91,7 @@ def test_a_batch_that_fails_fails_its_images_and_no_others():
       raise RuntimeError('out of memory')
     return images[:, 0, 0]
 
-  batcher = Batcher({'first': function}, (1, 1, 1), 1, delay=0)
+  batcher = Batcher({'first': function}, np.zeros((1, 1, 1), np.float32), 1, delay=0)
   batcher.start()
   answers = [batcher.submit('first', np.full((1, 1, 1), value, np.float32)) for value in (0.5, 2.0, 0.25)]
   batcher.close()
@@ -104,7 +103,7 @@ def test_a_batch_that_fails_fails_its_images_and_no_others():
 def test_service_says_when_it_is_not_ready_full_or_stopping():
   async def story() -> None:
     model = Means()
-    service = Service(model, Limits(waiting=3, seconds=5), batch_size=2, delay=0)
+    service = Service(model.served, Limits(waiting=3, seconds=5), batch_size=2, delay=0)
     body = form([photo(0)])
     status, _, said = await ask(service, '/health')
     assert (status, said['status']) == (503, 'compiling')

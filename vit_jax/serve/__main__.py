@@ -2,13 +2,15 @@
 
 vit_jax serve runs/mine
 vit_jax serve imagenet21k+imagenet2012/ViT-B_16 --host=0.0.0.0 --port=8080 --batch_size=32
+vit_jax serve out/ --host=0.0.0.0
 vit_jax serve /path/to/clip --classes='a photo of a dog, a photo of a cat'
 
-The model is what `vit_jax.load` takes. Open http://127.0.0.1:8000 and drop photos there, or
-`curl --form photo=@photo.jpg http://127.0.0.1:8000/predict`. SIGTERM or Ctrl-C stops the service once it has answered
-what it was sent. docs/serving.md has the endpoints, and how batches are made.
+The model is what `vit_jax.load` takes, or a folder of `vit_jax export`. Open http://127.0.0.1:8000 and drop photos
+there, or `curl --form photo=@photo.jpg http://127.0.0.1:8000/predict`. SIGTERM or Ctrl-C stops the service once it has
+answered what it was sent. docs/serving.md has the endpoints, and how batches are made.
 """
 
+import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -54,14 +56,15 @@ def main(arguments: Sequence[str]) -> None:
 
   listening = server.bound(cli.required(_HOST), cli.required(_PORT))
   compilation_cache.enable()
-  model = served.load_checkpoint(arguments[0], _WEIGHTS.value, _CLASSES.value, _CLASS_NAMES.value)
+  model = served.opened(arguments[0], _WEIGHTS.value, _CLASSES.value, _CLASS_NAMES.value)
   limits = Limits(
     bytes=cli.required(_MAX_MEGABYTES) * 2**20,
     pixels=cli.required(_MAX_MEGAPIXELS) * 10**6,
     waiting=cli.required(_MAX_WAITING),
     seconds=cli.required(_TIMEOUT),
   )
-  service = Service(model, limits, _BATCH_SIZE.value or model.batch_size, cli.required(_DELAY_MS) / 1000)
+  largest = min(_BATCH_SIZE.value or model.batch_size, model.most or sys.maxsize)
+  service = Service(model, limits, largest, cli.required(_DELAY_MS) / 1000)
   server.run(service, listening, limits.seconds)
 
 

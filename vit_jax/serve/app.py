@@ -48,11 +48,8 @@ class Service:
   def __init__(self, model: Served, limits: Limits, batch_size: int, delay: float):
     """`batch_size`: images in a batch, at most; `delay`: seconds that an image waits for others, at most."""
     self._model, self._limits, self._ready = model, limits, False
-    functions = {'embeddings': model.embeddings}
-    if 'predictions' not in model.absent:
-      functions = {'probabilities': model.probabilities, **functions}
-    shape = (*model.preprocess.size, model.preprocess.channels)
-    self.batcher = Batcher(functions, shape, batch_size, delay, lambda *run: self._metrics.ran(*run))
+    functions = {name: call for name, call in model.functions.items() if name != 'attention'}
+    self.batcher = Batcher(functions, model.example, batch_size, delay, lambda *run: self._metrics.ran(*run))
     self._metrics = Metrics(lambda: self._admitted, self.batcher.sizes)
     self._reader, self._admitted = PhotoReader(limits), 0
     # OpenCV's own threads would compete with these.
@@ -104,7 +101,6 @@ class Service:
 
   async def _predict(self, request: Request) -> Response:
     """The most probable classes, as `vit_jax predict --format=json` prints them."""
-    self._check_has('predictions')
     top, names = self._top(request), self._model.class_names
     photos, rows = await self._run('probabilities', request)
     answers = []
@@ -128,8 +124,7 @@ class Service:
     )
 
   async def _attention(self, request: Request) -> Response:
-    self._check_has('attention')
-    self._check_open()
+    self._check_open('attention')
     async with self._reader.photos(request) as photos:
       if len(photos) > 1:
         raise HTTPException(
@@ -138,7 +133,7 @@ class Service:
       with self._admit(1):
         (image,) = await self._decoded(photos)
         async with self._looking:
-          picture = await asyncio.to_thread(self._model.attention, image)
+          picture = await asyncio.to_thread(self._model.functions['attention'], image)
     file = io.BytesIO()
     Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(file, 'png')
     return Response(file.getvalue(), media_type='image/png')
@@ -156,7 +151,7 @@ class Service:
       'name': self._model.name,
       'model': self._model.description,
       'classes': self._model.num_classes,
-      'attention': 'attention' not in self._model.absent,
+      'attention': 'attention' in self._model.functions,
     }
     return JSONResponse(content, 200 if status == 'ready' else 503)
 
@@ -168,7 +163,7 @@ class Service:
 
   async def _run(self, function: str, request: Request) -> tuple[list[str], Sequence[np.ndarray]]:
     """The names of a request's photos, and their rows of a function of the batcher."""
-    self._check_open()
+    self._check_open(function)
     async with self._reader.photos(request) as photos:
       with self._admit(len(photos)):
         images = await self._decoded(photos)
@@ -178,7 +173,7 @@ class Service:
   async def _decoded(self, photos: Sequence[Photo]) -> list[np.ndarray]:
     """All photos, prepared in threads; the first error once none of them runs any more."""
     loop = asyncio.get_running_loop()
-    decode = functools.partial(prepared, preprocess=self._model.preprocess, limits=self._limits)
+    decode = functools.partial(prepared, model=self._model, limits=self._limits)
     tasks = [loop.run_in_executor(self._decoders, decode, photo) for photo in photos]
     await asyncio.wait(tasks)
     return [task.result() for task in tasks]
@@ -194,8 +189,10 @@ class Service:
     finally:
       self._admitted -= count
 
-  def _check_open(self) -> None:
-    """Refuses a request before its body is read: the model is not compiled, or too many photos wait."""
+  def _check_open(self, function: str) -> None:
+    """Refuses a request before its body is read: the model has no such thing, or no time."""
+    if reason := self._model.absent.get(function):
+      raise HTTPException(400, reason)
     if not self._ready:
       raise HTTPException(503, 'The model is being compiled; try again soon.', {'Retry-After': '5'})
     if self._admitted >= self._limits.waiting:
@@ -204,10 +201,6 @@ class Service:
   def _busy(self) -> HTTPException:
     seconds = str(self.batcher.seconds_until_free())
     return HTTPException(429, f'Too many photos wait; try again in {seconds} s.', {'Retry-After': seconds})
-
-  def _check_has(self, what: str) -> None:
-    if reason := self._model.absent.get(what):
-      raise HTTPException(400, reason)
 
   def _top(self, request: Request) -> int:
     text = request.query_params.get('top', str(_TOP))

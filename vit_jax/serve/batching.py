@@ -14,7 +14,7 @@ Function = Callable[[np.ndarray], np.ndarray]  # (B, H, W, C) -> (B, …)
 
 class _Item(NamedTuple):
   function: str
-  image: np.ndarray  # float32 (H, W, C)
+  image: np.ndarray  # (H, W, C)
   answer: Future[np.ndarray]
   arrived: float
 
@@ -35,7 +35,7 @@ class Batcher:
   def __init__(
     self,
     functions: Mapping[str, Function],
-    shape: tuple[int, ...],
+    example: np.ndarray,
     largest: int,
     delay: float,
     on_batch: Callable[[int, int], None] = lambda images, size: None,
@@ -43,12 +43,12 @@ class Batcher:
     """
     Args:
       functions: by name; each gives a row an image.
-      shape: of an image.
+      example: an image.
       largest: images in a batch, at most.
       delay: seconds that an image waits for others while nothing runs, at most.
       on_batch: is told of each batch: how many images, and its size.
     """
-    self._functions, self._shape, self._on_batch = functions, shape, on_batch
+    self._functions, self._zeros, self._on_batch = functions, np.zeros_like(example), on_batch
     self.sizes, self._delay = sizes_up_to(largest), delay
     self._seconds = dict.fromkeys(self.sizes, 0.0)  # that a batch of a size takes
     self._changed = threading.Condition()
@@ -61,7 +61,7 @@ class Batcher:
     first = next(iter(self._functions))
     for name, function in self._functions.items():
       for size in self.sizes:
-        zeros = np.zeros((size, *self._shape), np.float32)
+        zeros = np.stack([self._zeros] * size)
         function(zeros)  # compiles
         if name == first:
           begin = time.monotonic()
@@ -102,9 +102,7 @@ class Batcher:
   def _run(self) -> None:
     while items := self._next():
       size = next(size for size in self.sizes if size >= len(items))
-      batch = np.zeros((size, *self._shape), np.float32)
-      for row, item in enumerate(items):
-        batch[row] = item.image
+      batch = np.stack([*(item.image for item in items), *[self._zeros] * (size - len(items))])
       begin = time.monotonic()
       try:
         rows = self._functions[items[0].function](batch)

@@ -20,8 +20,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vit_jax.data.decode import Picture
-from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError, first_line
+from vit_jax.serve.served import Served
 
 # Kinds of files that are decoded. Pillow knows others, for some of which it starts programs (EPS).
 _KINDS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'TIFF', 'AVIF')
@@ -152,8 +152,8 @@ def _named(name: str | None, number: int) -> str:
   return (name or f'image {number}')[:200]
 
 
-def prepared(photo: Photo, preprocess: Preprocess, limits: Limits) -> np.ndarray:
-  """The model's input, float32 (H, W, C), of a photo; HTTPException, with a sentence, where it is none or too large."""
+def prepared(photo: Photo, model: Served, limits: Limits) -> np.ndarray:
+  """The model's input of a photo; HTTPException, with a sentence, where it is none or too large."""
   try:
     with Image.open(io.BytesIO(photo.content), formats=[kind for kind in _KINDS if _knows(kind)]) as image:
       pixels = image.width * image.height
@@ -169,7 +169,7 @@ def prepared(photo: Photo, preprocess: Preprocess, limits: Limits) -> np.ndarray
     raise HTTPException(413, said)
   with _one_large if pixels > _LARGE else contextlib.nullcontext():  # memory for one is enough
     try:
-      return preprocess([Picture(photo.content, preprocess.channels, photo.name).pixels()])[0]
+      return model.prepare(Picture(photo.content, model.channels, photo.name).pixels())
     except UserError as error:
       raise HTTPException(400, str(error)) from error
 
