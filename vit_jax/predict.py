@@ -35,9 +35,7 @@ _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
 _CLASS_NAMES = cli.define_class_names()
-_CLASSES = flags.DEFINE_list(
-  'classes', None, 'Texts that CLIP or SigLIP compares images with, such as "a dog, a cat".'
-)
+_CLASSES = cli.define_classes()
 _THRESHOLD = flags.DEFINE_float(
   'threshold', None, 'Say of how many images the best class has less.', lower_bound=0, upper_bound=1
 )

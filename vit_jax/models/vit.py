@@ -235,7 +235,7 @@ class ViT(Model['ViTConfig']):
     tokens = scanned_blocks.features_of_several(self.blocks, self.embed(images), numbers, self._loop, grid)
     if self.norm is not None:
       tokens = [self.norm(z) if norm or number is None else z for number, z in zip(numbers, tokens)]
-    return [z[:, self.leading_tokens :].reshape(len(z), *grid, -1) for z in tokens]
+    return [z[:, self.leading_tokens :].reshape(z.shape[0], *grid, -1) for z in tokens]
 
   def attention(self, images: jax.Array) -> jax.Array:
     """The attention weights of every block (the softmax of equation 7), those of pool 'map' apart; nothing is dropped.
