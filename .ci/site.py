@@ -31,7 +31,17 @@ API = {
   **{
     name: (name.capitalize(), [f'vit_jax.{name}'])
     for name in (
-      *('models', 'adapters', 'objectives', 'evaluation', 'data', 'training', 'parallel', 'checkpoint', 'pretrained'),
+      *(
+        'models',
+        'adapters',
+        'objectives',
+        'evaluation',
+        'data',
+        'training',
+        'parallel',
+        'checkpoint',
+        'pretrained',
+      ),
     )
   },
 }
@@ -40,7 +50,9 @@ _LINK = re.compile(r'(!?\[([^\]]*)\])\(([^)\s#:]+)(#[^)\s]*)?\)')
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
   """Lists the generated pages in the navigation."""
-  sections = {title: section for item in config.nav or [] if isinstance(item, dict) for title, section in item.items()}
+  sections = {
+    title: section for item in config.nav or [] if isinstance(item, dict) for title, section in item.items()
+  }
   sections['Commands'] += [{f'vit_jax {name}': f'commands/{name}.md'} for name in COMMANDS]
   sections['API'][:] = [{title: f'api/{page}.md'} for page, (title, _) in API.items()]
   return config
@@ -65,7 +77,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) -> str:
   """Turns links to files of the repository into links to pages; what is no page is linked on the project's host, if any."""
   source = page.file.src_uri
-  place = posixpath.dirname(source if source in OUTSIDE or source.startswith('benchmarks/') else f'docs/{source}')
+  place = posixpath.dirname(
+    source if source in OUTSIDE or source.startswith('benchmarks/') else f'docs/{source}'
+  )
 
   def linked(match: re.Match) -> str:
     path = posixpath.normpath(posixpath.join(place, match[3]))
@@ -91,9 +105,15 @@ def options_page() -> str:
     'config file replaces. `vit_jax train --help` has the same list.',
   ]
   for title, found in sections.items():
-    lines += [f'## {title}', definitions((f'--config.{each.name}={each.default}', each.text) for each in found)]
+    lines += [
+      f'## {title}',
+      definitions((f'--config.{each.name}={each.default}', each.text) for each in found),
+    ]
   for choice, own in documentation.other_kinds():
-    lines += [f'## With `--config.{choice}`', definitions((f'--config.{x.name}={x.default}', x.text) for x in own)]
+    lines += [
+      f'## With `--config.{choice}`',
+      definitions((f'--config.{x.name}={x.default}', x.text) for x in own),
+    ]
   return '\n\n'.join(lines)
 
 
@@ -113,7 +133,9 @@ def command_page(name: str) -> str:
   lines = [f'# vit_jax {name}']
   for paragraph in doc.split('\n\n'):
     is_code = re.match(r'\s*(vit_jax|python|pip) ', paragraph) or paragraph.startswith('  ')
-    lines.append(f'```sh\n{paragraph}\n```' if is_code else html.escape(paragraph, quote=False).replace('*', r'\*'))
+    lines.append(
+      f'```sh\n{paragraph}\n```' if is_code else html.escape(paragraph, quote=False).replace('*', r'\*')
+    )
   found = re.findall(r'^  (--\S.*)\n((?:      .*\n?)*)', flags, flags=re.MULTILINE)
   lines += ['## Flags', definitions((flag, ' '.join(described.split())) for flag, described in found)]
   if options:

@@ -43,6 +43,7 @@ INPUTS = {
   'train': ['--config=bad.py --workdir=run'],
   'predict': ['--checkpoint=bad.npz photo.png', '--checkpoint=model.npz bad.png'],
   'evaluate': ['--checkpoint=bad.npz digits', '--checkpoint=model.npz bad'],
+  'serve': ['bad.npz --port=0'],
   'convert': ['bad.npz run --format=run'],
   'push': ['bad.npz pushed'],
   'prepare': ['bad.tar prepared', 'bad.csv prepared'],
@@ -62,6 +63,7 @@ OUTPUTS = {
   'train': ['--config=config.py --workdir={out}'],
   'predict': [],  # writes to stdout
   'evaluate': ['--checkpoint=model.npz digits --output={out}'],
+  'serve': [],  # writes nothing
   'convert': ['model.npz {out}.npz', 'model.npz {out} --format=run', 'model.npz {out} --format=hf'],
   'push': ['model.npz {out}'],
   'prepare': ['photos {out}'],
@@ -74,7 +76,11 @@ OUTPUTS = {
   'contact_sheet': ['--config=config.py --workdir={out}'],
 }
 # Of commands that write no file, or begin long runs.
-WORKING = {'predict': ['--checkpoint=model.npz photo.png'], 'study': ['study.py --workdir=ended']}
+WORKING = {
+  'predict': ['--checkpoint=model.npz photo.png'],
+  'serve': ['model.npz --port=0'],
+  'study': ['study.py --workdir=ended'],
+}
 # Events after the command's begin at which Ctrl-C comes; the last ones come when some commands have ended.
 MOMENTS = [4**power for power in range(8)]
 EACH_INPUT = [(name, line) for name, lines in INPUTS.items() for line in lines]

@@ -130,7 +130,7 @@ class Preprocess:
     Raises:
       UserError: an image that cannot be read, or whose values or channels can be meant in several ways.
     """
-    pixels = [self._resized(_pixels(image, self.channels)) for image in _listed(images)]
+    pixels = [self._resized(pixels_of(image, self.channels)) for image in _listed(images)]
     if not pixels:
       raise UserError('preprocess takes a list of images, and this one is empty; give at least one.')
     # (x / 255 - mean) / std as one product and sum, in float64.
@@ -160,7 +160,7 @@ class Preprocess:
         f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
         'that are shrunk, the pixels differ a little.',
       )
-    if self._rule != written._rule:
+    if self.resize_rule != written.resize_rule:
       notes += (
         f'{project} has no resize of this kind ({self.crop}, {self.resize} pixels): it prepares images of most '
         'sizes otherwise.',
@@ -173,13 +173,13 @@ class Preprocess:
 
   def resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width to which an image of height and width `size` is resized, before its middle is cut."""
-    rule, target = self._rule
+    rule, target = self.resize_rule
     if rule == 'shorter':
       return geometry.shorter_side(size, target[0], nearest=not self.antialias)
     return target if rule == 'squash' else geometry.keep_ratio(size, target, within=rule == 'border')
 
   @property
-  def _rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, int]]:
+  def resize_rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, int]]:
     """How the resized size follows from an image's, and what it aims at."""
     if self.shorter:
       return 'shorter', (self.shorter, self.shorter)
@@ -190,7 +190,7 @@ class Preprocess:
   def _cut_is_even(self) -> bool:
     """Whether the middle of every image is cut at the same place however half a pixel is rounded."""
     rests = (large - small for large, small in zip(self.whole or self.size, self.size, strict=True))
-    return self._rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
+    return self.resize_rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
 
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
@@ -239,8 +239,8 @@ def _listed(images: Iterable[Image.Image | np.ndarray]) -> Iterable[Image.Image 
   return images
 
 
-def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
-  """uint8 (H, W, channels)."""
+def pixels_of(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
+  """An image that `Preprocess` takes, upright, as uint8 (H, W, channels); raises UserError as that."""
   picture = _upright(image) if isinstance(image, Image.Image) else _picture(image)
   if not picture.width or not picture.height:
     raise UserError(f'An image has {picture.width} x {picture.height} pixels; leave it out.')
