@@ -1,7 +1,7 @@
 """Runs the code of a page of docs/ from top to bottom, as a reader would: python run_page.py PAGE.
 
-Blocks of shell are run by bash, those of Python in one namespace; one that begins with `# name.py` is saved as that file.
-What stands below `<!-- not run: why -->` is left out.
+Blocks of shell are run by bash, those of Python in one namespace; one that begins with `# name.py` is saved
+as that file. What stands below `<!-- not run: why -->` is left out.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import sys
 import time
 from typing import NamedTuple
 
-_BLOCK = re.compile(r'^(<!-- not run: .* -->\n)?```(sh|python)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^(<!-- not run: [^\n]* -->\n)?```(sh|python)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
