@@ -137,6 +137,7 @@ class Trained(NamedTuple):
   step: int
   examples: int  # images of the training data
   weights: Weights  # which of its parameters are read
+  evaluated: Mapping[str, int]  # evaluator -> its images; {}: an early version did not store them
 
 
 def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | None:
@@ -144,8 +145,10 @@ def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | Non
   if not RunFormat().recognises(path):
     return None
   step, _, meta = _restored(path, lambda meta: {})
+  if not meta['examples']:
+    return None
   config = _Stored(meta).config
-  return Trained(config, step, meta['examples'], weights or _reported(config)) if meta['examples'] else None
+  return Trained(config, step, meta['examples'], weights or _reported(config), meta.get('evaluated', {}))
 
 
 class _Stored:

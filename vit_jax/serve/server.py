@@ -119,8 +119,7 @@ class _PunctualProtocol(H11Protocol):
 
   def data_received(self, data: bytes) -> None:
     super().data_received(data)
-    if self.cycle is not None and not self.cycle.response_complete:
-      self._stop_clock()  # the head is there; the service has its own clock for the body
+    self._stop_clock_while_answering()  # the head is there; the service has its own clock for the body
 
   def on_response_complete(self) -> None:
     self._start_clock()
@@ -132,12 +131,15 @@ class _PunctualProtocol(H11Protocol):
 
   def resume_writing(self) -> None:
     super().resume_writing()
-    if self.cycle is not None and not self.cycle.response_complete:
-      self._stop_clock()
+    self._stop_clock_while_answering()
 
   def connection_lost(self, exc: Exception | None) -> None:
     self._stop_clock()
     super().connection_lost(exc)
+
+  def _stop_clock_while_answering(self) -> None:
+    if self.cycle is not None and not self.cycle.response_complete:
+      self._stop_clock()
 
   def _start_clock(self) -> None:
     self._stop_clock()
