@@ -61,6 +61,7 @@ def main(arguments: Sequence[str]) -> None:
   paths = image_files(arguments)
   from vit_jax.data.model_inputs import ModelInputs
   from vit_jax.data.sources.base import Record
+  from vit_jax.foundation import compilation_cache
   from vit_jax.loading import load
   from vit_jax.pretrained import class_names
 
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     content = foreign_files.read_bytes(paths[number], foreign_files.LARGEST_IMAGE)
     return Record(content, -1, str(paths[number]))
 
+  compilation_cache.enable()
   model = load(checkpoint, weights=_WEIGHTS.value, classes=_CLASSES.value)
   model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value

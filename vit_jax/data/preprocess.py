@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -17,6 +16,7 @@ from PIL import Image
 from vit_jax.data import decode, geometry
 from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.decode import Box
+from vit_jax.data.opencv import opencv
 from vit_jax.foundation.errors import UserError, first_line
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
@@ -33,7 +33,7 @@ METHODS: dict[Interpolation, Method] = {
 }
 # crop of an evaluator -> timm's crop_mode.
 _TIMM: dict[EvalCrop, TimmCrop] = {'timm_center': 'center', 'timm_squash': 'squash', 'timm_border': 'border'}
-_OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
+_OPENCV = {'nearest': 'INTER_NEAREST', 'bilinear': 'INTER_LINEAR', 'bicubic': 'INTER_CUBIC'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,9 @@ class Preprocess:
     height, width = size
     if self.antialias:
       return pillow_resize(image, size, self.method)
-    resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
+    cv2 = opencv()
+    interpolation = getattr(cv2, _OPENCV[self.method])
+    resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=interpolation)
     return resized.reshape(height, width, image.shape[2])
 
 

@@ -72,6 +72,11 @@ def main(arguments: Sequence[str]) -> None:
   size = writing.write(model, asked, folder)
   print(f'Wrote {destination}: {model.config.describe()}, {size / 1e6:,.1f} MB.')
   print(check.compared(model, folder))
+  if _INT8.value:
+    from vit_jax.export import int8
+
+    del model
+    print(int8.quantise(folder, _INT8.value))
 
 
 if __name__ == '__main__':

@@ -224,13 +224,28 @@ def _gather(translator: 'Translator', equation: Any, x: Value, indices: Value) -
     cut = [(axis, int(start), int(start) + sizes[axis], 1) for axis, start in zip(axes, indices, strict=True)]
     whole = [sizes[axis] if axis in axes else shape[axis] for axis in range(len(shape))]
     return reshaped(translator, _sliced(translator, x, cut, _like(whole, x.dtype)), out.shape)
-  rank = indices.ndim - 1 if isinstance(indices, np.ndarray) else 0
-  beside = tuple(i for i in range(len(shape) - 1 + rank) if not axes[0] <= i < axes[0] + rank)
-  one_axis = len(axes) == 1 and tuple(numbers.collapsed_slice_dims) == tuple(axes)
-  if not rank or not one_axis or tuple(numbers.offset_dims) != beside:
+  places = _grid(indices, len(axes)) if isinstance(indices, np.ndarray) else None
+  others = tuple(axis for axis in range(len(shape)) if axis not in axes)
+  if (
+    places is None
+    or tuple(numbers.collapsed_slice_dims) != tuple(axes)
+    or tuple(numbers.offset_dims) != others
+  ):
     raise UserError('The model reads an array by numbers in a way that has no translation to ONNX yet.')
-  which = np.asarray(indices)[..., 0].astype(np.int64)
-  return translator.graph.tensor('Gather', [x, which], out, axis=int(axes[0]))
+  cut = [
+    (axis, int(at[0]), int(at[-1]) + 1, int(at[1] - at[0])) for axis, at in zip(axes, places, strict=True)
+  ]
+  return _sliced(translator, x, cut, out)
+
+
+def _grid(indices: np.ndarray, rank: int) -> list[np.ndarray] | None:
+  """The numbers (n1), (n2), … of places (n1, n2, …, rank) on a grid of equal steps; None: they are no such."""
+  if indices.ndim != rank + 1 or any(side < 2 for side in indices.shape[:-1]):
+    return None
+  lines = [np.moveaxis(indices[..., i], i, 0).reshape(indices.shape[i], -1)[:, 0] for i in range(rank)]
+  is_grid = (np.stack(np.meshgrid(*lines, indexing='ij'), axis=-1) == indices).all()
+  even = all((np.diff(line) == line[1] - line[0]).all() and line[1] > line[0] for line in lines)
+  return lines if is_grid and even else None
 
 
 def _dot_general(translator: 'Translator', equation: Any, a: Value, b: Value) -> Value:

@@ -45,9 +45,7 @@ class Integers:
     return self.graph.add('Gather', [sides, np.array(axis)], axis=0)[0]
 
 
-def resized(
-  integers: Integers, preprocess: Preprocess, own: str, whole: str, first: str, number: str
-) -> str:
+def resized(integers: Integers, preprocess: Preprocess, own: str, whole: str, first: str, number: str) -> str:
   """float32 (B, C, H', W') in 0 … 255: rows and columns of the image 'images' resized from `own` to `whole`.
 
   Args:
@@ -60,12 +58,16 @@ def resized(
   if not preprocess.antialias:
     return _by_resize(integers, preprocess, whole, first, number)
   axes = [
-    _Axis(integers, *(integers.side(each, axis) for each in (own, whole, first, number)), preprocess.size[axis])
+    _Axis(
+      integers, *(integers.side(each, axis) for each in (own, whole, first, number)), preprocess.size[axis]
+    )
     for axis in (0, 1)
   ]
   (pixels,) = graph.add('Transpose', ['images'], perm=[0, 1, 3, 2])  # (B, H, C, W)
   for axis, order in ((axes[1], [0, 2, 3, 1]), (axes[0], [0, 1, 3, 2])):  # columns first, as Pillow
-    pixels = axis.nearest(pixels) if preprocess.method == 'nearest' else axis.filtered(pixels, preprocess.method)
+    pixels = (
+      axis.nearest(pixels) if preprocess.method == 'nearest' else axis.filtered(pixels, preprocess.method)
+    )
     (pixels,) = graph.add('Transpose', [pixels], perm=order)
   return graph.add('Cast', [pixels], to=_FLOAT)[0]
 
@@ -97,7 +99,14 @@ class _Axis:
     is_first = self.integers('Equal', numbers, 0)
     steps = graph.add('Where', [is_first, self.double('Mul', self.scale, 0.5), self.scale])
     places = self.integers.number(graph.add('CumSum', [*steps, np.array(0)])[0])
-    (needed,) = graph.add('Gather', [places, self.integers('Add', self.first, *graph.add('Range', [np.array(0), self.number, np.array(1)]))], axis=0)
+    (needed,) = graph.add(
+      'Gather',
+      [
+        places,
+        self.integers('Add', self.first, *graph.add('Range', [np.array(0), self.number, np.array(1)])),
+      ],
+      axis=0,
+    )
     return graph.add('Gather', [pixels, needed], axis=3)[0]
 
   def filtered(self, pixels: str, method: str) -> str:
@@ -162,14 +171,20 @@ def _lanczos(axis: _Axis, x: str) -> str:
   def sinc(y: str) -> str:
     angle = axis.double('Mul', y, math.pi)
     safe = axis.graph.add('Where', [is_zero, np.array(1.0), angle])[0]
-    return axis.graph.add('Where', [is_zero, np.array(1.0), axis.double('Div', axis.double('Sin', safe), safe)])[0]
+    return axis.graph.add(
+      'Where', [is_zero, np.array(1.0), axis.double('Div', axis.double('Sin', safe), safe)]
+    )[0]
 
   product = axis.double('Mul', sinc(x), sinc(axis.double('Div', x, 3.0)))
   (inside,) = axis.graph.add('Less', [axis.double('Abs', x), np.array(3.0)])
   return axis.graph.add('Where', [inside, product, np.array(0.0)])[0]
 
 
-_FILTERS: dict[str, Callable[[_Axis, str], str]] = {'bilinear': _triangle, 'bicubic': _cubic, 'lanczos': _lanczos}
+_FILTERS: dict[str, Callable[[_Axis, str], str]] = {
+  'bilinear': _triangle,
+  'bicubic': _cubic,
+  'lanczos': _lanczos,
+}
 
 
 def _by_resize(integers: Integers, preprocess: Preprocess, whole: str, first: str, number: str) -> str:
@@ -185,7 +200,9 @@ def _by_resize(integers: Integers, preprocess: Preprocess, whole: str, first: st
   (images_and_channels,) = graph.add('Shape', [images], start=0, end=2)
   (sizes,) = graph.add('Concat', [images_and_channels, whole], axis=0)
   modes = {'nearest': 'nearest', 'bilinear': 'linear', 'bicubic': 'cubic'}
-  options = {'nearest': {'nearest_mode': 'floor'}, 'bicubic': {'cubic_coeff_a': -0.75}}.get(preprocess.method, {})
+  options = {'nearest': {'nearest_mode': 'floor'}, 'bicubic': {'cubic_coeff_a': -0.75}}.get(
+    preprocess.method, {}
+  )
   place = 'asymmetric' if preprocess.method == 'nearest' else 'half_pixel'
   enlarged = graph.add(
     'Resize',

@@ -8,7 +8,7 @@ evaluators, pictures and checkpoint formats know models by these two files only.
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import jax
@@ -100,6 +100,10 @@ class ModelConfig(abc.ABC):
   @abc.abstractmethod
   def layers(self, architecture: 'Architecture') -> list[Layer]:
     """The layers that multiply, from the pixels to the logits, counted from the sizes (models/flops.py)."""
+
+  def training_layers(self, architecture: 'Architecture') -> list[Layer]:
+    """The layers that the forward pass of a training step multiplies by, where these are not `layers`."""
+    return self.layers(architecture)
 
   @property
   @abc.abstractmethod
@@ -233,6 +237,29 @@ class Model(nnx.Module, Generic[C]):
     """
     raise NotImplementedError
 
+  def feature_maps(
+    self, images: jax.Array, layers: Sequence[int | None], *, norm: bool = False
+  ) -> list[jax.Array]:
+    """(B, H, W, C) -> (B, h, w, D) for each of `layers`: `features` of the patches alone, in their places.
+
+    Args:
+      images: as for the logits.
+      layers: numbers of blocks, as `features` takes them.
+      norm: apply the last norm to the tokens of every block.
+
+    Raises:
+      ValueError: there is no such block, or no norm that fits every block.
+    """
+    if norm:
+      raise ValueError(f'norm is True, and {self.config.title} has no norm for the features of its blocks')
+    return [self.feature_map(images, layer) for layer in layers]
+
+  def feature_map(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h, w, D): `feature_maps` of one layer."""
+    rows, columns = self.config.grid((images.shape[1], images.shape[2]), 'The image size')
+    tokens = self.features(images, layer)[:, -rows * columns :]
+    return tokens.reshape(len(images), rows, columns, -1)
+
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): the tokens of `features` pooled; by their mean, unless a model overrides this.
 
@@ -265,10 +292,11 @@ class Architecture:
     """The network, as `ModelConfig.build`."""
     return self.model.build(self, rngs, activation_sharding)
 
-  def forward_flops(self, image_size: tuple[int, int] | None = None) -> int:
-    """FLOPs of the logits of one image, of the architecture's size or another."""
+  def forward_flops(self, image_size: tuple[int, int] | None = None, *, training: bool = False) -> int:
+    """FLOPs of one image's logits, of the architecture's size or another; in a training step some may be fewer."""
     resized = dataclasses.replace(self, image_size=image_size or self.image_size)
-    return 2 * sum(layer.multiplications for layer in self.model.layers(resized))
+    layers = self.model.training_layers if training else self.model.layers
+    return 2 * sum(layer.multiplications for layer in layers(resized))
 
   def abstract(self) -> Model:
     """As `build`, with shapes for parameters, and without a kernel that only some devices have: on no devices."""
@@ -294,6 +322,7 @@ MODELS: Registry[ModelConfig] = Registry(
   'model',
   {
     'vit': 'vit_jax.models.vit_config:ViTConfig',
+    'mae': 'vit_jax.models.mae:MaeConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',
     'efficientnet': 'vit_jax.models.efficientnet:EfficientNetConfig',

@@ -24,6 +24,7 @@ class Observation:
   rollout: np.ndarray | None  # (rows, columns)
   distances: np.ndarray | None  # (L, H): mean attention distance in pixels
   layers: np.ndarray | None  # (L + 1, rows, columns, 3) in 0 … 1: the tokens before and after each block
+  features: np.ndarray  # float32 (h, w, D): the patches (cells of a feature map) after the last norm
 
 
 class Observer:
@@ -66,6 +67,7 @@ class Observer:
       rollout=found.get('rollout'),
       distances=found.get('distances'),
       layers=_colours(self._tokens(prepared)),
+      features=np.asarray(self.model.feature_maps(prepared)[0], np.float32),
     )
 
   def distances(self, image: Image.Image | np.ndarray) -> np.ndarray:
