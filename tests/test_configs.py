@@ -28,6 +28,7 @@ ARGUMENTS = {
   **dict.fromkeys(['vit_b16', 'vit_b32', 'vit_l16'], ('imagenet21k', 'augreg', 'jft', 'imagenet2012')),
   'vit_h14': ['jft', 'imagenet2012'],
   'masked_patch': [*PAPER, 'cifar10'],
+  'mae': ['b16', 'l16,runs/mae'],
   'vit_s16_i1k': ['300'],
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],

@@ -7,6 +7,7 @@ from flax import nnx
 
 from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
+from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
@@ -16,6 +17,13 @@ def options(**changes) -> ViTConfig:
   """A Vision Transformer of width 32 with two blocks."""
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   return ViTConfig(variant='custom', **{**sizes, **changes})
+
+
+def mae(**changes) -> MaeConfig:
+  """A masked autoencoder of width 32 with two blocks, and a decoder of width 24 with three."""
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
+  decoder = {'decoder_width': 24, 'decoder_depth': 3, 'decoder_heads': 3}
+  return MaeConfig(variant='custom', **{**sizes, **decoder, **changes})
 
 
 def mixer(**changes) -> MixerConfig:

@@ -23,12 +23,14 @@ from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
+from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
 from vit_jax.objectives.distillation import DistillationObjective
+from vit_jax.objectives.mae import MaeObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
 from vit_jax.options import (
   RESUMABLE,
@@ -58,6 +60,8 @@ __all__ = [
   'EfficientNetConfig',
   'FewShotEvaluatorConfig',
   'InitConfig',
+  'MaeConfig',
+  'MaeObjective',
   'MaskedPatchesObjective',
   'MeshConfig',
   'MixerConfig',
@@ -91,14 +95,14 @@ class Config:
   # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
   # A model with running statistics takes them from each part, so that its parts are chosen only here.
   accumulation: Annotated[Count | None, RESUMABLE] = None
-  # Model, by model.name: 'vit' (hybrids too), 'mixer', 'resnet' or 'efficientnet'.
+  # Model, by model.name: 'vit' (hybrids too), 'mae', 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
   adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Evaluators by name, each of type 'classification' or 'fewshot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # Objective, by objective.name: 'classification', 'distillation' or 'masked_patches'.
+  # Objective, by objective.name: 'classification', 'distillation', 'mae' or 'masked_patches'.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009

@@ -57,6 +57,8 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
     tiny.options(pool='gap', axial=True),
     tiny.options(position='relative_query_1d'),
     tiny.options(pool='gap', axial=True, position='relative_query'),
+    tiny.options(patch_dropout=0.6, register_tokens=2),
+    tiny.mae(),
     tiny.mixer(tokens_mlp_dim=20),
     tiny.options(stem_blocks=(), stem_width=32, patch=2),
     tiny.options(stem_blocks=(1, 2, 1), stem_width=32, patch=1),
@@ -68,8 +70,9 @@ def test_the_count_is_that_of_the_products_computed(model):
   convolves = model.first_layer.kernel != 'patch_embedding/kernel'
   image_size = (30, 14) if convolves else (12, 8)
   graphdef, params = tiny.build(model, image_size=image_size, channels=2)
-  x = tiny.images(1, image_size, channels=2)
-  jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(graphdef, params)(x))(params, x)
+  training = getattr(model, 'patch_dropout', 0) > 0
+  x, keys = tiny.images(1, image_size, channels=2), tiny.keys(1) if training else None
+  jaxpr = jax.make_jaxpr(lambda params, x: nnx.merge(graphdef, params)(x, keys=keys))(params, x)
   count = 0
   for equation, times in tiny.equations(jaxpr.jaxpr):
     if equation.primitive.name == 'dot_general':
@@ -83,4 +86,4 @@ def test_the_count_is_that_of_the_products_computed(model):
     elif equation.primitive.name == 'conv_general_dilated':
       *window, inputs, _ = equation.invars[1].aval.shape  # of the kernel, HWIO
       count += 2 * times * math.prod(window) * inputs * equation.outvars[0].aval.size
-  assert Architecture(model, image_size, 2, 5).forward_flops() == count
+  assert Architecture(model, image_size, 2, 5).forward_flops(training=training) == count

@@ -44,7 +44,7 @@ MODELS = {
   'parallel_pairs': tiny.options(
     block='parallel_pairs', stochastic_depth=0.2, pool='map_patches', register_tokens=2
   ),
-  'post_norm': tiny.options(block='post_norm', stochastic_depth=0.2, dropout=0.1),
+  'post_norm': tiny.options(block='post_norm', stochastic_depth=0.2, dropout=0.1, patch_dropout=0.5),
   'mixer': tiny.mixer(stochastic_depth=0.2),
   'gmlp': tiny.mixer(token_mixing='gate', stochastic_depth=0.2),
   'resmlp': tiny.mixer(token_mixing='linear', norm='affine', layer_scale=0.5),

@@ -101,6 +101,10 @@ class ModelConfig(abc.ABC):
   def layers(self, architecture: 'Architecture') -> list[Layer]:
     """The layers that multiply, from the pixels to the logits, counted from the sizes (models/flops.py)."""
 
+  def training_layers(self, architecture: 'Architecture') -> list[Layer]:
+    """The layers that the forward pass of a training step multiplies by, where these are not `layers`."""
+    return self.layers(architecture)
+
   @property
   @abc.abstractmethod
   def patch_pixels(self) -> int:
@@ -288,10 +292,11 @@ class Architecture:
     """The network, as `ModelConfig.build`."""
     return self.model.build(self, rngs, activation_sharding)
 
-  def forward_flops(self, image_size: tuple[int, int] | None = None) -> int:
-    """FLOPs of the logits of one image, of the architecture's size or another."""
+  def forward_flops(self, image_size: tuple[int, int] | None = None, *, training: bool = False) -> int:
+    """FLOPs of one image's logits, of the architecture's size or another; in a training step some may be fewer."""
     resized = dataclasses.replace(self, image_size=image_size or self.image_size)
-    return 2 * sum(layer.multiplications for layer in self.model.layers(resized))
+    layers = self.model.training_layers if training else self.model.layers
+    return 2 * sum(layer.multiplications for layer in layers(resized))
 
   def abstract(self) -> Model:
     """As `build`, with shapes for parameters, and without a kernel that only some devices have: on no devices."""
@@ -317,6 +322,7 @@ MODELS: Registry[ModelConfig] = Registry(
   'model',
   {
     'vit': 'vit_jax.models.vit_config:ViTConfig',
+    'mae': 'vit_jax.models.mae:MaeConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',
     'efficientnet': 'vit_jax.models.efficientnet:EfficientNetConfig',

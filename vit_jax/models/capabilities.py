@@ -67,6 +67,20 @@ class PretrainingOptions(Protocol):
 
 
 @runtime_checkable
+class ReconstructionOptions(Protocol):
+  """Options of a network that predicts the pixels of patches which a training step hides."""
+
+  @property
+  def patch_dropout(self) -> float:
+    """The share of the patches that are hidden."""
+    ...
+
+  def pixels(self, channels: int) -> int:
+    """Numbers that are predicted of a patch."""
+    ...
+
+
+@runtime_checkable
 class TextHeadOptions(Protocol):
   """Options of a model whose head can be made of texts (CLIP's zero-shot classifier)."""
 
@@ -159,6 +173,15 @@ class MasksPatches(Protocol):
 
     The embeddings are changed first: `change` maps those of the patches (B, N, D) and the mask token (1, 1, D) to them.
     """
+    ...
+
+
+@runtime_checkable
+class Reconstructs(Protocol):
+  """A network that predicts the pixels of hidden patches; its options are `ReconstructionOptions`."""
+
+  def reconstruct(self, images: jax.Array, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """The pixels of each patch, float32 (B, N, P²C), and whether it was hidden, bool (B, N); without keys none is."""
     ...
 
 

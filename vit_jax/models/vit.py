@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.models import axial, scanned_blocks
+from vit_jax.models import axial, patch_dropout, scanned_blocks
 from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
 from vit_jax.models.dropout import dropout
 from vit_jax.models.encoder_block import BLOCKS
@@ -91,7 +91,8 @@ class ViT(Model['ViTConfig']):
   def distillation_logits(
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    tokens = self.encode(self.embed(images), keys, grid=self.grid_of(images), read=self._tokens_read)
+    tokens = self.without_dropped_patches(self.embed(images), keys)
+    tokens = self.encode(tokens, keys, grid=self.grid_of(images), read=self._tokens_read)
     with jax.named_scope('head'):
       logits = self.head(self.head_input(tokens).astype(jnp.float32))
       if self.distillation_head is None:
@@ -142,6 +143,24 @@ class ViT(Model['ViTConfig']):
     z = z if self.pre_norm is None else self.pre_norm(z)
     return scanned_blocks.constrain(z, self.sharding)
 
+  def without_dropped_patches(self, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
+    """(B, N, D) -> (B, N', D): what a training step computes of the tokens of `embed`; without keys all of them."""
+    if keys is None or not self.config.patch_dropout:
+      return tokens
+    order = self.patch_order(keys, tokens.shape[1] - self.leading_tokens)
+    return self.kept_patches(tokens, order)
+
+  def patch_order(self, keys: jax.Array, patches: int) -> jax.Array:
+    """int32 (B, patches): the random order in which patches stay (patch_dropout.py)."""
+    return patch_dropout.random_order(keys, patches, self.config.num_layers + 1)
+
+  def kept_patches(self, tokens: jax.Array, order: jax.Array) -> jax.Array:
+    """(B, N, D) -> (B, N', D): the tokens before the patches, and the first patches of an order (B, patches)."""
+    number = patch_dropout.kept(order.shape[1], self.config.patch_dropout)
+    return scanned_blocks.constrain(
+      patch_dropout.keep(tokens, order[:, :number], self.leading_tokens), self.sharding
+    )
+
   def positions(self, image_size: tuple[int, int]) -> jax.Array | None:
     """float32 (1, N, D) of the class token and the patches (E_pos in equation 1); None: nothing is added to them."""
     config = self.config
@@ -163,7 +182,7 @@ class ViT(Model['ViTConfig']):
     config = self.config
     if not (config.dropout or config.attention_dropout or config.stochastic_depth):
       keys = None
-    z = dropout(tokens, config.dropout, keys, config.num_layers)  # 0 ... depth - 1 are the blocks' numbers
+    z = dropout(tokens, config.dropout, keys, config.num_layers)  # 0 ... depth - 1: blocks
     z = scanned_blocks.apply(self.blocks, z, keys, self._loop, grid or self.grid, read=read)
     return z if self.norm is None else self.norm(z)
 
@@ -216,7 +235,7 @@ class ViT(Model['ViTConfig']):
     tokens = scanned_blocks.features_of_several(self.blocks, self.embed(images), numbers, self._loop, grid)
     if self.norm is not None:
       tokens = [self.norm(z) if norm or number is None else z for number, z in zip(numbers, tokens)]
-    return [z[:, self.leading_tokens :].reshape(len(z), *grid, -1) for z in tokens]
+    return [z[:, self.leading_tokens :].reshape(z.shape[0], *grid, -1) for z in tokens]
 
   def attention(self, images: jax.Array) -> jax.Array:
     """The attention weights of every block (the softmax of equation 7), those of pool 'map' apart; nothing is dropped.

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import variants, vit_flops
+from vit_jax.models import patch_dropout, variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -98,12 +98,12 @@ class ViTConfig(ModelConfig):
   class_token: bool | None = None
   # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
   # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
-  # (MoCo v3). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
-  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset,
-  # 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary': queries
-  # and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva' (EVA-02),
-  # 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies); 'learned+rotary' and so
-  # on have both. Or 'none'. The relative ones go with attention 'xla' only.
+  # (MoCo v3; 'sincos2d_mae': with MAE's frequencies). In every block's attention: a 'relative' bias of each head
+  # for each offset (row, column) of two patches (Swin, BEiT), 'relative_query': the query's product with a learned key
+  # of the offset, 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary':
+  # queries and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva'
+  # (EVA-02), 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies);
+  # 'learned+rotary' and so on have both. Or 'none'. The relative ones go with attention 'xla' only.
   # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
   # Rotary goes on counting, a patch being one from the next.
   position: Annotated[str, OneOf(POSITIONS)] = 'learned'
@@ -173,6 +173,9 @@ class ViTConfig(ModelConfig):
   dropout: Rate = 0.0
   # Dropout rate of the weights of attention.
   attention_dropout: Rate = 0.0
+  # Share of an image's patches that a training step leaves out behind their positions (models/patch_dropout.py): a step
+  # takes about that much less. For models whose positions are added to the tokens.
+  patch_dropout: Rate = 0.0
   # Kernel that computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
   # 'auto': the faster one, by devices, number of tokens and dtype (models/parts/fused_attention.py).
@@ -312,7 +315,7 @@ class ViTConfig(ModelConfig):
     return self.positions.fixed(self.tokens(grid))
 
   def with_learned_positions(self) -> Self:
-    return dataclasses.replace(self, position='learned') if self.position == 'sincos2d' else self
+    return dataclasses.replace(self, position='learned') if 'sincos2d' in self.position else self
 
   def with_position_resize(self, method: PositionResize) -> Self:
     return dataclasses.replace(self, position_resize=method)
@@ -334,6 +337,9 @@ class ViTConfig(ModelConfig):
   def layers(self, architecture: Architecture) -> list[Layer]:
     return vit_flops.layers(self, architecture)
 
+  def training_layers(self, architecture: Architecture) -> list[Layer]:
+    return vit_flops.layers(self, architecture, patch_dropout=self.patch_dropout)
+
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:
       raise UserError(f"{path}.pool is {self.pool!r} but class_token is False; choose pool 'gap' or 'map'.")
@@ -342,6 +348,7 @@ class ViTConfig(ModelConfig):
         f"{path}.distillation_token goes with pool 'token' and no pre_logits_size; change these, or leave it out."
       )
     self._check_attention(path)
+    patch_dropout.check(self, path)
     if self.axial:
       self._check_axial(path)
 

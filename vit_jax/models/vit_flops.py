@@ -7,18 +7,19 @@ from vit_jax.models.base import Architecture, Grid
 from vit_jax.models.flops import Layer
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.pools import POOLS
+from vit_jax.models.patch_dropout import kept
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
 
 
-def layers(config: 'ViTConfig', architecture: Architecture) -> list[Layer]:
-  """As `ModelConfig.layers`."""
+def layers(config: 'ViTConfig', architecture: Architecture, patch_dropout: float = 0.0) -> list[Layer]:
+  """As `ModelConfig.layers`, where a share `patch_dropout` of the patches goes no further than their embedding."""
   sizes, pool, classes = config.sizes, POOLS[config.pool], architecture.num_classes
   width = sizes.width
   rows, columns = config.grid(architecture.image_size)
   patches = rows * columns
-  tokens = patches + config.leading_tokens
+  tokens = kept(patches, patch_dropout) + config.leading_tokens
   layers = config.stem.layers(sizes, architecture.image_size, architecture.channels)
   channels = layers[-1].output[-1] if layers else architecture.channels
   embedding = patches * sizes.patch**2 * channels * width

@@ -158,6 +158,7 @@ OBJECTIVES: Registry[Objective] = Registry(
   {
     'classification': 'vit_jax.objectives.classification:ClassificationObjective',
     'distillation': 'vit_jax.objectives.distillation:DistillationObjective',
+    'mae': 'vit_jax.objectives.mae:MaeObjective',
     'masked_patches': 'vit_jax.objectives.masked_patches:MaskedPatchesObjective',
   },
 )

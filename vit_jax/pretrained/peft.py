@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 
 from vit_jax.adapters import lora
 from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
@@ -314,9 +313,11 @@ def _fused(
   weights: Sequence[lora.Params], kernels: Sequence[np.ndarray], *, conv: bool
 ) -> dict[str, np.ndarray]:
   """The tensors of the adapter of a module, kind -> array, which fuses these kernels; not all of them have weights."""
+  from scipy import linalg  # here: it takes a fifth of a second, and reading does not need it
+
   outputs = next(own[LORA_B] for own in weights if own).shape[-1]
   a = np.concatenate([own[LORA_A].T for own in weights if own])
-  b = scipy.linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
+  b = linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
   lengths = [np.linalg.norm(kernel.reshape(-1, outputs), axis=0) for kernel in kernels]
   magnitude = np.concatenate(
     [own.get(MAGNITUDE, length) for own, length in zip(weights, lengths, strict=True)]

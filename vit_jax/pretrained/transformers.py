@@ -35,8 +35,8 @@ from vit_jax.pretrained.transformers_family import TWO_HEADS, Family
 # Options that change how a model is trained or computed, or follow from others, and that a folder need not hold.
 _FREE = frozenset(
   {
-    *('attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'remat'),
-    *('stochastic_depth', 'unroll'),
+    *('attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'patch_dropout'),
+    *('remat', 'stochastic_depth', 'unroll'),
   }
 )
 # Options of which a folder holds no more than whether the factors or tokens are there, or how they are resized.

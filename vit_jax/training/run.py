@@ -122,7 +122,7 @@ class Run:
     Of frozen models it has the forward pass, and of an adapter's base no gradients of kernels.
     """
     passes = flops.TRAINING - bool(self.config.adapter.rank)
-    each = passes * self.architecture.forward_flops(image_size) + self.frozen.forward_flops()
+    each = passes * self.architecture.forward_flops(image_size, training=True) + self.frozen.forward_flops()
     return float(self.config.batch_size * each)
 
   def training_flops(self) -> float:

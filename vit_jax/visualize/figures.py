@@ -192,7 +192,7 @@ def rollout(seen: Observation) -> Figure:
     _share(seen.rollout), cmap=_ATTENTION, vmin=0, vmax=1, extent=(0, width, height, 0)
   )
   axes[1].set_title('rollout', fontsize=_SMALL)
-  show(axes[2], _lit(seen.photograph, seen.rollout))
+  show(axes[2], lit(seen.photograph, seen.rollout))
   axes[2].set_title('photograph × rollout', fontsize=_SMALL)
   _attention_bar(figure, colours, axes, f'rollout, as a share of its {_BRIGHTEST:.0%} quantile')
   return figure
@@ -234,7 +234,7 @@ def _of_moment(moment: Moment) -> dict[str, np.ndarray]:
   pictures = {'patch embedding': seen.layers[0]}
   pictures |= {f'block {number}': layer for number, layer in enumerate(seen.layers[1:], 1)}
   if seen.rollout is not None:
-    pictures['rollout'] = _lit(seen.photograph, seen.rollout)
+    pictures['rollout'] = lit(seen.photograph, seen.rollout)
   return pictures
 
 
@@ -252,8 +252,8 @@ def _share(rollout: np.ndarray) -> np.ndarray:
   return np.minimum(rollout / max(np.quantile(rollout, _BRIGHTEST), _TINY), 1)
 
 
-def _lit(photograph: np.ndarray, rollout: np.ndarray) -> np.ndarray:
-  """The photograph, bright where the rollout is."""
+def lit(photograph: np.ndarray, rollout: np.ndarray) -> np.ndarray:
+  """The photograph (H, W, C) in 0 … 1, bright where the rollout (rows, columns) is."""
   return photograph * (0.2 + 0.8 * _smooth(_share(rollout), photograph.shape[:2])[..., None])
 
 

@@ -28,6 +28,7 @@ POSITIONS: Registry['Position'] = Registry(
     'learned': 'vit_jax.models.parts.positions:Learned',
     'learned2d': 'vit_jax.models.parts.positions:Learned2d',
     'sincos2d': 'vit_jax.models.parts.positions:SinCos2d',
+    'sincos2d_mae': 'vit_jax.models.parts.positions:MaeSinCos2d',
     'relative': 'vit_jax.models.parts.positions:RelativeBias',
     'relative_query': 'vit_jax.models.parts.positions:RelativeKeys',
     'relative_query_1d': 'vit_jax.models.parts.positions:NumberedKeys',
@@ -113,6 +114,18 @@ class SinCos2d(Position):
   @staticmethod
   def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
     return _resized(jnp.asarray(SinCos2d.fixed(tokens)), tokens, grid)
+
+
+class MaeSinCos2d(SinCos2d):
+  """The same with the frequencies of MAE's code (arXiv 2111.06377): the lowest is a little above 1 / 10,000."""
+
+  @staticmethod
+  def fixed(tokens: Tokens) -> np.ndarray:
+    return sincos2d(tokens.grid, tokens.width, class_token=tokens.class_token, to_lowest=False)
+
+  @staticmethod
+  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+    return _resized(jnp.asarray(MaeSinCos2d.fixed(tokens)), tokens, grid)
 
 
 def _resized(embedding: jax.Array, tokens: Tokens, grid: Grid) -> jax.Array:
@@ -276,17 +289,17 @@ class NumberedKeys(RelativeKeys):
     return super().logits(query, (1, math.prod(grid)))
 
 
-def sincos2d(grid: Grid, width: int, *, class_token: bool = False) -> np.ndarray:
+def sincos2d(grid: Grid, width: int, *, class_token: bool = False, to_lowest: bool = True) -> np.ndarray:
   """float32 (1, N, D): sines and cosines of each patch's column and row, as MoCo v3 (arXiv 2104.02057) fixes them.
 
-  They are those of its column times D / 4 frequencies from 1 to 1 / 10,000, then those of its row; a class token before
-  them has zeros. Raises UserError for a width that four does not divide.
+  They are those of its column times D / 4 frequencies from 1 to 1 / 10,000 (`to_lowest`: included), then those of its
+  row; a class token before them has zeros. Raises UserError for a width that four does not divide.
   """
   if width % 4:
     raise UserError(
       f"config.model.position is 'sincos2d', and config.model.width {width} does not divide by 4; change it."
     )
-  frequencies = 10_000.0 ** -(np.arange(width // 4) / max(width // 4 - 1, 1))
+  frequencies = 10_000.0 ** -(np.arange(width // 4) / max(width // 4 - to_lowest, 1))
   rows, columns = (axis.reshape(-1, 1) * frequencies for axis in np.mgrid[: grid[0], : grid[1]])
   waves = [np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)]
   patches = np.concatenate(waves, axis=1, dtype=np.float32)
