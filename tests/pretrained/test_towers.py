@@ -326,6 +326,7 @@ def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
   assert run.class_names == ('dog', 'red cat')
 
 
+@pytest.mark.nightly  # the same code as of other adapters' runs, and two trainings
 def test_a_run_with_an_adapter_goes_on_without_the_tokenizer_that_made_its_head(tmp_path):
   two_towers('clip', tmp_path / 'peer')
   of_two_classes(tmp_path)
