@@ -179,10 +179,9 @@ def notebook_pages(path: pathlib.Path) -> dict[str, str | bytes]:
     source = ''.join(cell['source'])
     lines.append(source if cell['cell_type'] == 'markdown' else f'```python\n{source}\n```')
     for number, output in enumerate(cell.get('outputs', ())):
-      picture = output.get('data', {}).get('image/png')
       text = ''.join(output.get('text', ()))
-      if picture:
-        name = f'{path.stem}/{cell["id"]}_{number}.png'
+      if picture := output.get('data', {}).get('image/jpeg'):
+        name = f'{path.stem}/{cell["id"]}_{number}.jpg'
         pages[name] = base64.b64decode(picture)
         lines.append(f'![What the cell above shows]({name})')
       elif text:

@@ -20,11 +20,14 @@ class Block(NamedTuple):
   is_run: bool
   language: str
   code: str
+  line: int  # of the page on which the code begins, from 0
 
 
 def blocks(page: pathlib.Path) -> list[Block]:
   """The blocks of sh and python of a page."""
-  return [Block(not found[1], found[2], found[3]) for found in _BLOCK.finditer(page.read_text())]
+  text = page.read_text()
+  found = _BLOCK.finditer(text)
+  return [Block(not one[1], one[2], one[3], text.count('\n', 0, one.start(3))) for one in found]
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
     elif file:
       pathlib.Path(file[1]).write_text(block.code)
     else:
-      exec(compile(block.code, sys.argv[1], 'exec'), values)
+      exec(compile('\n' * block.line + block.code, sys.argv[1], 'exec'), values)
     print(f'--- {time.time() - start:.1f} s\n', flush=True)
 
 

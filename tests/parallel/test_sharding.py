@@ -135,6 +135,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
       **{'mlp': 'swiglu', 'mlp_sub_norm': True, 'attention_sub_norm': True, 'pre_norm': True},
       **{'final_norm': 'pooled', 'position': 'learned+rotary_mixed', 'norm': 'rms_norm'},
     ),
+    tiny.mae(),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
   ],
   ids=[
@@ -149,6 +150,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
     'parallel',
     'parallel_pairs',
     'parts',
+    'mae',
     'axial',
   ],
 )
