@@ -45,6 +45,7 @@ INPUTS = {
   'evaluate': ['--checkpoint=bad.npz digits', '--checkpoint=model.npz bad'],
   'serve': ['bad.npz --port=0'],
   'convert': ['bad.npz run --format=run'],
+  'export': ['bad.npz out --format=onnx', 'model.npz out --format=onnx --int8=bad'],
   'push': ['bad.npz pushed'],
   'prepare': ['bad.tar prepared', 'bad.csv prepared'],
   'selftrain': [
@@ -65,6 +66,7 @@ OUTPUTS = {
   'evaluate': ['--checkpoint=model.npz digits --output={out}'],
   'serve': [],  # writes nothing
   'convert': ['model.npz {out}.npz', 'model.npz {out} --format=run', 'model.npz {out} --format=hf'],
+  'export': ['model.npz {out} --format=onnx'],
   'push': ['model.npz {out}'],
   'prepare': ['photos {out}'],
   'selftrain': ['--teachers=model.npz --workdir={out} photos'],

@@ -12,6 +12,7 @@ uint8 images of any size and prepares them itself; with --input=tensor, and as S
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -58,25 +59,28 @@ def main(arguments: Sequence[str]) -> None:
     raise UserError('StableHLO takes what model.preprocess gives, in floats; leave --input and --int8 out.')
   if _INT8.value and _DTYPE.value != 'float32':
     raise UserError(f'--int8 makes 8 bits of float32; leave --dtype={_DTYPE.value} out.')
+  from vit_jax.data.image_files import image_files
   from vit_jax.export import libraries
 
   libraries.check(kind)
+  calibration = image_files([_INT8.value]) if _INT8.value else []
   from vit_jax.export import check, inference, writing
   from vit_jax.loading import load
 
   model = load(source, weights=_WEIGHTS.value, classes=_CLASSES.value)
   outputs = inference.checked_outputs(model, _OUTPUTS.value or ())
   files.make_directories(folder)
-  given = _INPUT.value or ('images' if kind == 'onnx' else 'tensor')
-  asked = writing.Asked(kind, given, _DTYPE.value, outputs, source, _LICENSE.value)
+  given: Any = _INPUT.value or ('images' if kind == 'onnx' else 'tensor')
+  dtype: Any = _DTYPE.value
+  asked = writing.Asked(kind, given, dtype, outputs, source, _LICENSE.value)
   size = writing.write(model, asked, folder)
   print(f'Wrote {destination}: {model.config.describe()}, {size / 1e6:,.1f} MB.')
   print(check.compared(model, folder))
-  if _INT8.value:
+  if calibration and _INT8.value:
     from vit_jax.export import int8
 
     del model
-    print(int8.quantise(folder, _INT8.value))
+    print(int8.quantise(folder, calibration, _INT8.value))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,8 @@
-"""Compares what was written with the model that it was made of, so that no graph is handed on that computes otherwise."""
+"""Compares what was written with its model, so that no graph is handed on that computes otherwise."""
 
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.export import inference
@@ -25,7 +26,7 @@ def compared(model: LoadedModel, folder: pathlib.Path) -> str:
   for picture in pictures:
     prepared = model.preprocess([picture])
     given = picture[None] if description.input == 'images' else prepared
-    expected = of(model.module, prepared)
+    expected = of(model.module, jnp.asarray(prepared))
     for name, value in exported.outputs(given).items():
       wanted = np.asarray(expected[name], np.float32)
       difference = float(np.abs(value.astype(np.float32) - wanted).max())

@@ -1,8 +1,8 @@
 """Static quantisation of an exported ONNX model to 8 bits, and its accuracy before and after.
 
-Kernels get a scale for each output channel, and the arrays that they are multiplied with one scale, from the range that
-they have on calibration images (arXiv 1712.05877). What is no product with a kernel stays in float32: attention's products,
-norms, softmax, activations; so do the first layer and the head, which are small and sensitive.
+Kernels get a scale for each output channel, and the arrays that they are multiplied with one scale, from the range
+that they have on calibration images (arXiv 1712.05877). What is no product with a kernel stays in float32: attention's
+products, norms, softmax, activations; so do the first layer and the head, which are small and sensitive.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.image_files import image_files
 from vit_jax.data.preprocess import pixels_of
 from vit_jax.export.exported import Exported
 from vit_jax.foundation import class_matching
@@ -23,16 +22,14 @@ from vit_jax.foundation import class_matching
 _CALIBRATED, _EVALUATED = 128, 500  # images, at most
 
 
-def quantise(folder: pathlib.Path, images: str) -> str:
-  """Quantises the ONNX model of a folder by the images below another; a sentence with the sizes and accuracies.
+def quantise(folder: pathlib.Path, files: Sequence[pathlib.Path], name: str) -> str:
+  """Quantises the ONNX model of a folder by image files, which the result calls `name`: sizes and accuracies.
 
   Accuracies are given where the model classifies and images lie in folders called like classes. They are of images by
   which it was not calibrated.
 
-  Raises:
-    UserError: there are no such images, or one cannot be read.
+  Raises UserError where an image cannot be read.
   """
-  files = image_files([images])
   calibrated = _spread(files, _CALIBRATED)
   rest = sorted(set(files) - set(calibrated))
   before = Exported(folder)
@@ -46,9 +43,7 @@ def quantise(folder: pathlib.Path, images: str) -> str:
   dataclasses.replace(after.description, precision='int8').write(folder)
   accuracies.append(_accuracy(after, labelled))
   sizes.append(_size(folder, path))
-  text = (
-    f'Quantised by {len(calibrated)} images of {images}: {sizes[0]:.1f} MB before, {sizes[1]:.1f} MB after'
-  )
+  text = f'Quantised by {len(calibrated)} images of {name}: {sizes[0]:.1f} MB before, {sizes[1]:.1f} MB after'
   if labelled:
     text += '; accuracy of {} other images {:.2%} before, {:.2%} after'.format(len(labelled), *accuracies)
   return f'{text}.'
@@ -96,7 +91,7 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
     def __init__(self):
       self.files = iter(files)
 
-    def get_next(self) -> dict[str, Any] | None:
+    def get_next(self) -> Any:  # None at the end
       file = next(self.files, None)
       if file is None:
         return None

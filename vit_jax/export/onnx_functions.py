@@ -42,14 +42,15 @@ def _epsilon(jaxpr: core.Jaxpr) -> float:
   """What is added to the variance."""
   (root,) = (equation for equation in jaxpr.eqns if equation.primitive.name == 'rsqrt')
   (added,) = (equation for equation in jaxpr.eqns if root.invars[0] in equation.outvars)
-  return float(added.invars[1].val)
+  epsilon: Any = added.invars[1]
+  return float(epsilon.val)
 
 
 def _group_norm(graph: Graph, equation: Any, inputs: list[Any]) -> list[Value]:
   from vit_jax.models.convolutions import GROUPS
 
   x, scale, bias = inputs
-  batch, height, width, channels = x.shape
+  _, height, width, channels = x.shape
   wide = _cast(graph, x, np.dtype(np.float32))
   first = graph.add('Transpose', [wide], perm=[0, 3, 1, 2])
   groups = graph.add('Reshape', [*first, np.array([0, GROUPS, -1], np.int64)])

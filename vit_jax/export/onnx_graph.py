@@ -66,7 +66,7 @@ class Graph:
     """The name of an array; equal ones are stored once."""
     array = np.ascontiguousarray(array).reshape(np.shape(array))
     array = array.astype(self.stored(array.dtype), copy=False)
-    digest = hashlib.sha1(memoryview(array.reshape(-1).view(np.uint8)) if array.size else b'').digest()
+    digest = hashlib.sha1(_bytes(array)).digest()
     key = (str(array.dtype), array.shape, digest)
     if key not in self._known:
       self._known[key] = f'constant_{len(self.constants)}'
@@ -158,6 +158,11 @@ class Graph:
         place = {'location': beside.name, 'offset': file.tell(), 'length': array.nbytes}
         for key, value in place.items():
           tensor.external_data.add(key=key, value=str(value))
-        file.write(memoryview(array.reshape(-1).view(np.uint8)))
+        file.write(_bytes(array))
     path.write_bytes(model.SerializeToString())
     return [path, beside]
+
+
+def _bytes(array: np.ndarray) -> Any:
+  """The memory of a contiguous array, also of one whose dtype buffers have no name for."""
+  return array.reshape(-1).view(np.uint8) if array.size else b''

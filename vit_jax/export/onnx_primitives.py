@@ -172,6 +172,15 @@ def _concatenate(translator: 'Translator', equation: Any, *inputs: Value) -> Val
   return translator.graph.tensor('Concat', full, equation.outvars[0].aval, axis=axis)
 
 
+def _stack(translator: 'Translator', equation: Any, *inputs: Value) -> Value:
+  full = [
+    translator.full(x, variable.aval.shape) for x, variable in zip(inputs, equation.invars, strict=True)
+  ]
+  axis = equation.params['axis']
+  single = [translator.graph.add('Unsqueeze', [x, np.array([axis])])[0] for x in full]
+  return translator.graph.tensor('Concat', single, equation.outvars[0].aval, axis=axis)
+
+
 def _slice(translator: 'Translator', equation: Any, x: Value) -> Value:
   params, shape = equation.params, equation.invars[0].aval.shape
   strides = params['strides'] or (1,) * len(shape)
@@ -372,6 +381,7 @@ RULES: dict[str, Callable[..., Any]] = {
   'reduce_max': _reduce('ReduceMax'),
   'reduce_min': _reduce('ReduceMin'),
   'concatenate': _concatenate,
+  'stack': _stack,
   'slice': _slice,
   'split': _split,
   'pad': _pad,

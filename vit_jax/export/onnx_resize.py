@@ -1,10 +1,10 @@
 """Resizing within an ONNX graph, to the same bytes as Pillow, and without antialiasing as OpenCV.
 
-ONNX's own antialiased Resize computes weights in float32, by which one in a thousand bytes differs. Here they are computed
-in float64 as in Pillow's precompute_coeffs and normalize_coeffs_8bpc (src/libImaging/Resample.c), rounded to multiples of
-2^-22, and multiplied with bytes, as which the columns and then the rows are rounded. All of these are whole numbers below
-2^53, so that float64 computes them exactly, in whatever order. An output meets few inputs; so outputs are computed in
-blocks, each by one product with the inputs that any of it meets.
+ONNX's own antialiased Resize computes weights in float32, by which one in a thousand bytes differs. Here they are
+computed in float64 as in Pillow's precompute_coeffs and normalize_coeffs_8bpc (src/libImaging/Resample.c), rounded to
+multiples of 2^-22, and multiplied with bytes; first the columns are rounded to bytes, then the rows. All sums are whole
+numbers below 2^53, which float64 computes exactly, in whatever order. An output meets few inputs; so outputs are
+computed in blocks, each by one product with the inputs that any of it meets.
 """
 
 import math
@@ -57,14 +57,9 @@ def resized(integers: Integers, preprocess: Preprocess, own: str, whole: str, fi
   graph = integers.graph
   if not preprocess.antialias:
     return _by_resize(integers, preprocess, whole, first, number)
-  axes = [
-    _Axis(
-      integers, *(integers.side(each, axis) for each in (own, whole, first, number)), preprocess.size[axis]
-    )
-    for axis in (0, 1)
-  ]
+  rows, columns = (_Axis(integers, own, whole, first, number, axis, preprocess.size[axis]) for axis in (0, 1))
   (pixels,) = graph.add('Transpose', ['images'], perm=[0, 1, 3, 2])  # (B, H, C, W)
-  for axis, order in ((axes[1], [0, 2, 3, 1]), (axes[0], [0, 1, 3, 2])):  # columns first, as Pillow
+  for axis, order in ((columns, [0, 2, 3, 1]), (rows, [0, 1, 3, 2])):  # columns first, as Pillow
     pixels = (
       axis.nearest(pixels) if preprocess.method == 'nearest' else axis.filtered(pixels, preprocess.method)
     )
@@ -75,11 +70,11 @@ def resized(integers: Integers, preprocess: Preprocess, own: str, whole: str, fi
 class _Axis:
   """The rows or columns of an image, and those that it is resized to, the last axis of what is resized."""
 
-  def __init__(self, integers: Integers, own: str, whole: str, first: str, number: str, most: int):
-    """int64 (): how many there are, become, and the first and the number of those needed, `most` at most."""
-    self.integers, self.graph, self.own = integers, integers.graph, own
-    self.scale = self.double('Div', integers.double(own), integers.double(whole))
-    self.first, self.number, self.most = first, number, most
+  def __init__(self, integers: Integers, own: str, whole: str, first: str, number: str, axis: int, most: int):
+    """As `resized`, of rows (axis 0) or columns (1), of which `most` at most are needed."""
+    self.integers, self.graph, self.most = integers, integers.graph, most
+    self.own, self.first, self.number = (integers.side(each, axis) for each in (own, first, number))
+    self.scale = self.double('Div', integers.double(self.own), integers.double(integers.side(whole, axis)))
 
   def double(self, op: str, *values: str | float) -> str:
     """The result of an operation on float64."""

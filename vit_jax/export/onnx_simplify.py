@@ -1,7 +1,7 @@
 """Rewrites of a graph that change no result beyond rounding: fewer operations on arrays of all tokens or pixels.
 
-A reshape or transposition moves behind arithmetic with known numbers. Factors of an output's channels (LayerScale, batch
-norm, the scale of queries) are multiplied into the kernel and bias of the layer before.
+A reshape or transposition moves behind arithmetic with known numbers. Factors of an output's channels (LayerScale,
+batch norm, the scale of queries) are multiplied into the kernel and bias of the layer before.
 """
 
 from collections import Counter
@@ -120,7 +120,7 @@ def _folded(graph: Graph) -> bool:
 
 
 def _layer(graph: Graph, index: _Index, name: str) -> tuple[Node, Node | None] | None:
-  """The product or convolution with a known kernel that makes a value, and the addition of its bias if that is apart."""
+  """The product or convolution with a known kernel that makes a value, and the addition of its bias if apart."""
   bias = index.only_for(name, 'Add')
   known = bias and _with_known(graph, bias)
   product = index.only_for(known[0] if known else name, 'MatMul', 'Conv')

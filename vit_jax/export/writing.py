@@ -1,11 +1,14 @@
 """Writes an exported model: the file of its format, model.json, and the page for the browser."""
 
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from vit_jax.export.description import Description, Input, Precision
 from vit_jax.loaded_model import LoadedModel
+
+_PAGE = 'page.html'  # for the browser
 
 
 class Asked(NamedTuple):
@@ -37,6 +40,12 @@ def write(model: LoadedModel, asked: Asked, folder: pathlib.Path) -> int:
   )
   written = _WRITERS[asked.format](model, description, folder / description.file)
   description.write(folder)
+  if (
+    description.format == 'onnx'
+    and description.input == 'images'
+    and description.outputs[0] == 'probabilities'
+  ):
+    shutil.copyfile(pathlib.Path(__file__).with_name(_PAGE), folder / 'index.html')
   return sum(path.stat().st_size for path in written)
 
 
