@@ -1,6 +1,6 @@
 """Checks an sdist and a wheel of this repository: python .ci/check_distributions.py FOLDER_WITH_BOTH.
 
-The wheel holds every module, every recipe below vit_jax/configs, py.typed and the console script; the sdist
+The wheel holds every module and page, every recipe below vit_jax/configs, py.typed and the console script; the sdist
 holds everything that the wheel is made of.
 """
 
@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def expected_files() -> set[str]:
-  """Paths of a wheel's files: modules and py.typed at their places, recipes below vit_jax/configs."""
+  """Paths of a wheel's files: modules, pages and py.typed at their places, recipes below vit_jax/configs."""
   listing = subprocess.run(
-    ['git', 'ls-files', 'vit_jax/*.py', 'vit_jax/py.typed', 'configs/*.py'],
+    ['git', 'ls-files', 'vit_jax/*.py', 'vit_jax/*.html', 'vit_jax/py.typed', 'configs/*.py'],
     cwd=ROOT,
     check=True,
     capture_output=True,

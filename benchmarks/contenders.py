@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 # (number of steps) -> name -> figure
 Work = Callable[[int], Mapping[str, float]]
 Figures = dict[str, float]
+SPREAD = 0.15
 
 
 class Ended(Exception):
@@ -134,6 +136,23 @@ class Turns:
 
   def __len__(self) -> int:
     return len(next(iter(self.figures.values())))
+
+  def disagreement(self, figure: str) -> str:
+    """A sentence that says whose turns disagree in a figure, so that no ratio is to be believed; '': nobody's.
+
+    The middle half of a contender's turns spans at most SPREAD of their median on a quiet machine.
+    """
+    spans = {}
+    for name in self.figures:
+      values = self.each(name, figure)
+      if len(values) >= 4:
+        low, median, high = statistics.quantiles(values, n=4)
+        spans[name] = (high - low) / median
+    far = ', '.join(f'{name} ({span:.0%} of its median)' for name, span in spans.items() if span > SPREAD)
+    return (
+      far
+      and f'The machine was not quiet, so believe no ratio: the middle half of the turns spans, for {far}.'
+    )
 
 
 def take_turns(

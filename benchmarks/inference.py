@@ -130,6 +130,8 @@ def main() -> None:
         ratio = statistics.median(p / t for p, t in zip(turns.each(first, kind), times, strict=True))
         texts.append(f'{kind} {1e3 * statistics.median(times):.1f} ms ({ratio:.2f} × the speed of {first})')
       print(f'{name:13} {", ".join(texts)}; first call {contender.hello["first"]:.1f} s')
+    if disagreement := turns.disagreement('wall'):
+      print(disagreement)
   if turns.ended:
     sys.exit(turns.ended)
 

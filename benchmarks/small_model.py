@@ -113,6 +113,8 @@ def main() -> None:
   turns = contenders.take_turns(started, args.turns, args.steps)
   if turns:
     _print(turns, {name: contender.hello['text'] for name, contender in started.items()})
+    if disagreement := turns.disagreement('seconds'):
+      print(disagreement)
   if turns.ended:
     sys.exit(turns.ended)
 

@@ -17,11 +17,19 @@ MODELS = {
 def declare_torchvision_operators() -> None:
   """Lets timm and transformers import torchvision on a machine without CUDA; call it before either.
 
-  torchvision's wheel has its operators for CUDA alone, and its import stops where torch knows no operator of that name.
-  No ViT calls one, so their declaration is enough.
+  torchvision's wheel for CUDA cannot load its operators here, and its import stops where torch knows no operator of
+  that name. No ViT calls one, so their declaration is enough. A torchvision that can be imported stays as it is.
   """
   import torch
 
+  try:
+    import torchvision  # noqa: F401
+  except ModuleNotFoundError:
+    return
+  except RuntimeError:  # the operator torchvision::nms does not exist
+    pass
+  else:
+    return
   library = torch.library.Library('torchvision', 'FRAGMENT')
   for name in ('nms', 'qnms'):
     if not hasattr(torch.ops.torchvision, name):

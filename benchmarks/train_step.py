@@ -108,6 +108,8 @@ def main() -> None:
         f'{name:13} median {median:.3f} s, lowest {min(times):.3f} s, {args.batch_size / median:.2f} images/s, '
         f'{ratio:.2f} × the speed of {first}; peak {turns.each(name, "peak")[-1]:.0f} MiB; {contender.hello["text"]}'
       )
+    if disagreement := turns.disagreement('seconds'):
+      print(disagreement)
   if turns.ended:
     sys.exit(turns.ended)
 

@@ -1,10 +1,12 @@
-"""Runs docs/colab.ipynb from top to bottom by a real kernel.
+"""Runs a notebook of docs/ from top to bottom by a real kernel.
 
-As a command it stores the outputs in the notebook; vit_jax is the one that is installed here:
+As a command it stores the outputs in the notebook; vit_jax is the one that is installed here, and parameters may have
+other values for this run, such as folders of this machine, in the place of which the outputs have the stored values:
 
-  python tests/execute_notebook.py
+  python tests/execute_notebook.py colab PHOTOS=/data/imagenette CHECKPOINT=/models/dinov2
 """
 
+import ast
 import json
 import os
 import pathlib
@@ -18,13 +20,13 @@ import nbclient
 import nbformat
 
 ROOT = pathlib.Path(__file__).parents[1]
-NOTEBOOK = ROOT / 'docs' / 'colab.ipynb'
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / 'docs').glob('*.ipynb'))}
 _COLAB_FOLDER = '/content'  # where notebooks run in Colab
 
 
-def load(cells: Iterable[str] = ()) -> nbformat.NotebookNode:
+def load(name: str, cells: Iterable[str] = ()) -> nbformat.NotebookNode:
   """The stored notebook without its outputs; with the code cells of these ids only, if there are any."""
-  notebook = nbformat.read(NOTEBOOK, as_version=4)
+  notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
   ids = set(cells) or {cell.id for cell in notebook.cells}
   notebook.cells = [cell for cell in notebook.cells if cell.cell_type == 'markdown' or cell.id in ids]
   for cell in notebook.cells:
@@ -75,19 +77,25 @@ def execute(
 
 
 def main() -> None:
-  """Stores the outputs of a run in docs/colab.ipynb; the sources stay as they are."""
-  stored = nbformat.read(NOTEBOOK, as_version=4)
-  notebook = load()
+  """Stores the outputs of a run in a notebook; the sources stay as they are."""
+  name, *changes = sys.argv[1:]
+  values = {key: value for key, _, value in (change.partition('=') for change in changes)}
+  stored = nbformat.read(NOTEBOOKS[name], as_version=4)
+  published = dict(line.split(' = ') for line in parameters(stored).source.splitlines())
+  notebook = load(name)
   with tempfile.TemporaryDirectory() as folder:
-    execute(notebook, pathlib.Path(folder), INSTALL='')
+    execute(notebook, pathlib.Path(folder), INSTALL='', **values)
     text = json.dumps([cell.get('outputs', []) for cell in notebook.cells])
-    outputs = json.loads(text.replace(f'{folder}/place', _COLAB_FOLDER))
+    text = text.replace(f'{folder}/place', _COLAB_FOLDER)
+    for key, value in values.items():
+      text = text.replace(value, ast.literal_eval(published[key]))
+    outputs = json.loads(text)
   for cell, run, results in zip(stored.cells, notebook.cells, outputs, strict=True):
     if cell.cell_type == 'code':
       cell.outputs = [nbformat.from_dict(result) for result in results]
       cell.execution_count = run.execution_count
-  nbformat.write(stored, NOTEBOOK)
-  print(f'Wrote {NOTEBOOK}: {NOTEBOOK.stat().st_size / 1000:.0f} kB.')
+  nbformat.write(stored, NOTEBOOKS[name])
+  print(f'Wrote {NOTEBOOKS[name]}: {NOTEBOOKS[name].stat().st_size / 1000:.0f} kB.')
 
 
 if __name__ == '__main__':

@@ -138,6 +138,19 @@ def test_tensors_of_pytorch_are_images_too():
     model(torch.tensor(images, requires_grad=True))
 
 
+@pytest.mark.slow
+def test_feature_maps_have_the_sizes_of_their_stages_and_the_order_of_features():
+  images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 64, 3)), jnp.float32)
+  model = loaded(tiny.resnet(), image_size=(32, 64))
+  maps = model.feature_maps(images, [0, 1])
+  assert [z.shape for z in maps] == [(2, 8, 16, 128), (2, 4, 8, 256)]
+  np.testing.assert_array_equal(maps[1].reshape(2, 32, 256), model.features(images, 1))
+  with pytest.raises(UserError, match=r'norm is True, and .* has no norm for the features of its blocks'):
+    model.feature_maps(images, 0, norm=True)
+  mixer = loaded(tiny.mixer(), image_size=(32, 64))
+  np.testing.assert_array_equal(mixer.feature_maps(images)[1, 2, 3], mixer.features(images)[1, 2 * 16 + 3])
+
+
 @pytest.mark.parametrize('layer', [2, -2, '1', 1.0])
 def test_block_that_is_not_there_is_refused(layer):
   with pytest.raises(UserError, match='choose a block from 0 to 1, or None'):

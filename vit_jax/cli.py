@@ -29,7 +29,9 @@ COMMANDS = {
     'vit_jax.evaluate',
     'evaluates any checkpoint on images with classes, and shows the wrong ones',
   ),
+  'serve': ('vit_jax.serve', 'serves a checkpoint over HTTP, with a page'),
   'convert': ('vit_jax.convert', 'converts a checkpoint into another format'),
+  'export': ('vit_jax.export', 'exports a checkpoint to ONNX or StableHLO, to run elsewhere'),
   'push': ('vit_jax.push', 'pushes a checkpoint to the Hugging Face Hub, with a card'),
   'prepare': ('vit_jax.prepare', 'prepares images for fast reading'),
   'selftrain': ('vit_jax.selftrain', 'labels images by teachers, for a student to be trained on'),
@@ -109,6 +111,12 @@ def define_class_names() -> flags.FlagHolder[str | None]:
   """The flag --class_names of a command that names the classes of a checkpoint."""
   text = 'A file with a name a line, for a checkpoint that has none; a path or an address.'
   return flags.DEFINE_string('class_names', None, text)
+
+
+def define_classes() -> flags.FlagHolder[list[str] | None]:
+  """The flag --classes of a command that makes a head of texts."""
+  text = 'Texts that CLIP or SigLIP compares images with, such as "a dog, a cat".'
+  return flags.DEFINE_list('classes', None, text)
 
 
 def define_tta() -> flags.FlagHolder[bool]:

@@ -62,11 +62,13 @@ def main(arguments: Sequence[str]) -> None:
   """Evaluates the checkpoint, prints the numbers and writes the files."""
   checkpoint = cli.required(_CHECKPOINT)
   from vit_jax.data.model_inputs import ModelInputs
+  from vit_jax.foundation import compilation_cache
   from vit_jax.loading import load
   from vit_jax.pretrained import class_names
 
   asked = _asked(arguments, checkpoint)
   source = _opened(asked)
+  compilation_cache.enable()
   model = load(checkpoint, weights=_WEIGHTS.value)
   model.check_classifies(checkpoint)
   if _CLASS_NAMES.value is not None:

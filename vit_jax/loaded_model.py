@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import jax
@@ -88,6 +88,31 @@ class LoadedModel:
       UserError: there is no such block.
     """
     return _features(self.module, self._checked(images), self._checked_layer(layer))
+
+  def feature_maps(
+    self,
+    images: jax.typing.ArrayLike,
+    layer: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    *,
+    norm: bool = False,
+  ) -> Any:
+    """(B, H, W, C) -> (B, h, w, D): `features` of the patches in their places, without class token and registers.
+
+    Args:
+      images: of `preprocess`.
+      layer: as of `features`; or several, whose maps are a list, and for which each block is computed once.
+      norm: apply the last norm to the tokens of every block too, as DINOv2's own `get_intermediate_layers` does.
+
+    Raises:
+      UserError: there is no such block, or no norm for it.
+    """
+    layers = layer if isinstance(layer, Sequence) else [layer]
+    numbers = tuple(self._checked_layer(number) for number in layers)
+    try:
+      maps = _feature_maps(self.module, self._checked(images), numbers, norm)
+    except ValueError as error:
+      raise UserError(f'{error}.') from error
+    return maps if isinstance(layer, Sequence) else maps[0]
 
   def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
     """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
@@ -203,6 +228,13 @@ def _logits(module: Model, images: jax.Array, tta: bool) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=2)
 def _features(module: Model, images: jax.Array, layer: int | None) -> jax.Array:
   return module.features(images, layer)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _feature_maps(
+  module: Model, images: jax.Array, layers: tuple[int | None, ...], norm: bool
+) -> list[jax.Array]:
+  return module.feature_maps(images, layers, norm=norm)
 
 
 @jax.jit

@@ -35,9 +35,7 @@ _TOP = flags.DEFINE_integer('top', 5, 'Classes for each image.', lower_bound=1)
 _FORMAT = flags.DEFINE_enum('format', 'csv', ['csv', 'json'], 'Of the result.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
 _CLASS_NAMES = cli.define_class_names()
-_CLASSES = flags.DEFINE_list(
-  'classes', None, 'Texts that CLIP or SigLIP compares images with, such as "a dog, a cat".'
-)
+_CLASSES = cli.define_classes()
 _THRESHOLD = flags.DEFINE_float(
   'threshold', None, 'Say of how many images the best class has less.', lower_bound=0, upper_bound=1
 )
@@ -63,6 +61,7 @@ def main(arguments: Sequence[str]) -> None:
   paths = image_files(arguments)
   from vit_jax.data.model_inputs import ModelInputs
   from vit_jax.data.sources.base import Record
+  from vit_jax.foundation import compilation_cache
   from vit_jax.loading import load
   from vit_jax.pretrained import class_names
 
@@ -70,6 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     content = foreign_files.read_bytes(paths[number], foreign_files.LARGEST_IMAGE)
     return Record(content, -1, str(paths[number]))
 
+  compilation_cache.enable()
   model = load(checkpoint, weights=_WEIGHTS.value, classes=_CLASSES.value)
   model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value

@@ -48,6 +48,21 @@ def test_turns_have_the_figures_of_each_contender(command):
   assert not turns.ended and len(turns) == 3 and turns.each('other', 'seconds') == [0.5] * 3
 
 
+def test_turns_that_disagree_are_said():
+  turns = contenders.Turns(
+    {
+      name: [{'wall': value} for value in values]
+      for name, values in {
+        'quiet': [1.0, 1.02, 1.01, 1.0, 1.03],
+        'disturbed': [1.0, 1.9, 1.0, 1.4, 1.1],
+      }.items()
+    },
+    ended='',
+  )
+  assert turns.disagreement('wall').endswith('spans, for disturbed (59% of its median).')
+  assert not contenders.Turns({'quiet': turns.figures['quiet']}, ended='').disagreement('wall')
+
+
 @pytest.mark.parametrize(
   ('build', 'said'),
   [

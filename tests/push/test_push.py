@@ -13,12 +13,15 @@ import yaml
 from hub_emulator import TOKEN, running
 from released_files import logits, path, read, write_folder
 
+from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.config import ClassificationEvaluatorConfig, Config, DataConfig, InitConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
-from vit_jax.pretrained import bucket_output
+from vit_jax.pretrained import bucket_output, peft
+from vit_jax.pretrained.base import Adapted
 from vit_jax.pretrained.runs import Trained
 from vit_jax.push import model_card
+from vit_jax.training import loop
 
 # Prints the logits of two images, by the library that the card of a model names.
 PEERS = {
@@ -128,7 +131,7 @@ def test_where_model_and_data_are_from_is_named_and_no_path_of_this_machine(gold
   )
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run/metrics.jsonl').write_text('{"step": 7, "val/accuracy": 0.25}\n')
-  trained, address = Trained(config, 7, 900, 'raw'), Address('me/model')
+  trained, address = Trained(config, 7, 900, 'raw', {}), Address('me/model')
   model_card.write(
     tmp_path / 'model', pretrained, str(tmp_path / 'run/checkpoints/7'), trained, address, None
   )
@@ -186,3 +189,49 @@ def test_what_was_pushed_gives_the_same_logits_elsewhere(kind, golden, hub, tmp_
   wanted = logits(source, images)
   np.testing.assert_allclose(np.load(tmp_path / 'logits.npy'), wanted, atol=1e-5)
   np.testing.assert_array_equal(logits('hf:me/model@v1', images), wanted)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_pushed_alone_and_its_card_loads_it_with_its_base(golden, hub, tmp_path):
+  pytest.importorskip('peft', reason="needs the extra 'peers'", exc_type=ImportError)
+  base = read(path(golden, 'a_vit_token'))
+  write_folder(base, tmp_path / 'base', 'vit')
+  hub.add('models/me/base', tmp_path / 'base')
+  size, channels = base.architecture.image_size, base.architecture.channels
+  config = Config(
+    total='2 steps',
+    batch_size=8,
+    model=base.architecture.model,
+    data=DataConfig(source='digits', image_size=size, channels=channels),
+    init=InitConfig(checkpoint='hf:me/base@main'),
+    adapter=AdapterConfig(rank=2),
+    evaluators={'test': ClassificationEvaluatorConfig()},
+  )
+  loop.train(config, tmp_path / 'run')
+  result = push(tmp_path, 'run', 'hf:me/adapter')
+  assert result.returncode == 0, result.stderr
+  repository = hub.repositories['models/me/adapter']
+  files = repository.commits[repository.branches['main']]
+  assert files.keys() >= {'README.md', 'adapter_config.json', 'adapter_model.safetensors'}
+  assert 'model.safetensors' not in files and str(tmp_path).encode() not in b''.join(files.values())
+  card = files['README.md'].decode()
+  assert header(card)['base_model'] == 'me/base' and header(card)['library_name'] == 'peft'
+  assert 'LoRA adapters of rank 2 (alpha 16) of the kernels that match `' in card
+  assert re.search(r'accuracy .*\| 360 +\| digits test', card)
+  images = np.random.default_rng(0).normal(size=(2, *size, channels)).astype(np.float32)
+  np.save(tmp_path / 'images.npy', images)
+  code = card.split('```python\n')[2].split('```')[0]
+  subprocess.run([sys.executable, '-c', f'import numpy, torch\n{code}{LOGITS}'], cwd=tmp_path, check=True)
+  wanted = logits(tmp_path / 'run', images)
+  np.testing.assert_allclose(np.load(tmp_path / 'logits.npy'), wanted, atol=1e-5)
+  np.testing.assert_allclose(logits('hf:me/adapter', images), wanted, atol=1e-6)
+
+
+def test_an_adapter_whose_base_nobody_else_has_is_not_pushed_alone():
+  def on_hub(base):
+    return peft.on_hub(Adapted(AdapterConfig(rank=2), {}, base))
+
+  assert on_hub('hf:me/base@v1') == Address('me/base', 'v1')
+  assert [on_hub('me/base'), on_hub('vit_a.b')] == [Address('me/base'), Address('timm/vit_a.b')]
+  elsewhere = ('/home/me/base', 'imagenet21k/ViT-B_16', 'hf:me/base:a.npz', 'https://here/a.npz')
+  assert not any(map(on_hub, elsewhere))

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.models.base import Architecture
 from vit_jax.study import definition
-from vit_jax.study.definition import Study
+from vit_jax.study.definition import Search, Study, Variant
 
 COMMAND = re.compile(r'vit_jax\.study (\w+)(:\w+)? --workdir=')
 STUDIES = sorted((fork_server.ROOT / 'configs/studies').glob('*.py'))
@@ -31,8 +31,16 @@ def test_every_study_of_a_shipped_header_has_runs_that_can_begin(path, tmp_path)
     assert len(digits) > len(photographs) if path.stem == 'shape' else len(digits) == len(photographs)
 
 
-def check_runs(study: Study, workdir: pathlib.Path) -> set[str]:
-  """The sources of the runs of a study, after checks that they can begin."""
+def check_runs(study: Study | Search, workdir: pathlib.Path) -> set[str]:
+  """The sources of the runs of a study, after checks that they can begin; of a search at both ends of its ranges."""
+  if isinstance(study, Search):
+    ends = [(each.values or (each.low, each.high)) for each in study.ranges.values()]
+    options = [dict(zip(study.ranges, (end[place] for end in ends), strict=True)) for place in (0, -1)]
+    variants = {
+      f'{place}': Variant(study.variant.config, {**study.variant.options, **each})
+      for place, each in enumerate(options)
+    }
+    study = Study(study.title, variants, (0, 1), study.metric)
   runs = definition.runs(study, workdir)
   assert len(runs) == len(study.variants) * len(study.seeds) >= 4
   for run in runs[: len(study.variants)]:

@@ -164,7 +164,13 @@ def test_every_picture_is_right_side_up(picture, axes):
   photograph = bright.repeat(4, axis=0).repeat(4, axis=1)[..., None].repeat(3, axis=2)
   layers = bright[None, ..., None].repeat(3, axis=-1).repeat(3, axis=0)
   maps = bright[None, None].repeat(2, axis=0)
-  pictures = {'photograph': photograph, 'heads': maps, 'rollout': bright, 'layers': layers}
+  pictures = {
+    'photograph': photograph,
+    'heads': maps,
+    'rollout': bright,
+    'layers': layers,
+    'features': layers[0],
+  }
   seen = Observation('', predictions=(), grid=(3, 2), attending='', distances=None, **pictures)
   figure = getattr(figures, picture)(seen)
   for number in axes:

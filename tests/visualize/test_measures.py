@@ -11,7 +11,7 @@ from models import numpy_vit
 
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.visualize import measures
+from vit_jax.visualize import foreground, measures
 from vit_jax.visualize.observations import Observer
 
 # Of 12 x 8 pixels, in patches of 4.
@@ -122,3 +122,20 @@ def test_token_that_differs_has_its_own_colour_and_the_block_before_fixes_the_si
   np.testing.assert_allclose(turned, colours, atol=1e-6)
   same, _ = measures.token_colours(np.ones((3, 2, 8)))
   np.testing.assert_array_equal(same, 0.5)
+
+
+def test_foreground_is_what_borders_are_not_and_like_patches_of_two_photographs_have_like_colours():
+  rng = np.random.default_rng(0)
+  features = 0.01 * rng.standard_normal((2, 6, 7, 8))
+  features[..., 0] += 3  # the background
+  body, head = np.eye(8)[1] * 5, np.eye(8)[1] * 5 + np.eye(8)[2]
+  for image, top in enumerate((1, 2)):
+    features[image, top : top + 3, 2:5] = body + 0.01 * rng.standard_normal((3, 3, 8))
+    features[image, top, 2:5] = head + 0.01 * rng.standard_normal((3, 8))
+  colours = foreground.colours(features)
+  expected = np.zeros((2, 6, 7), bool)
+  expected[0, 1:4, 2:5] = expected[1, 2:5, 2:5] = True
+  np.testing.assert_array_equal(~np.isnan(colours[..., 0]), expected)
+  heads, bodies = colours[[0, 1], [1, 2], 2:5, 0], colours[[0, 1], [2, 3], 2:5, 0]
+  assert heads.std() < 0.1 and bodies.std() < 0.1 and abs(heads.mean() - bodies.mean()) > 0.8
+  assert np.isfinite(foreground.colours(features[:1, :1, :1])).sum() in (0, 3)  # one patch

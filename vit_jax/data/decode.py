@@ -10,11 +10,11 @@ import io
 import warnings
 from collections.abc import Iterator
 
-import cv2
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.data import jpeg
+from vit_jax.data.opencv import opencv
 from vit_jax.foundation.errors import BadImage, UserError
 
 Box = tuple[float, float, float, float]  # top, left, height, width
@@ -196,4 +196,5 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     return image
   if channels == 3:
     return np.repeat(image, 3, axis=2)
+  cv2 = opencv()
   return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]

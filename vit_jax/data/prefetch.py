@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import NamedTuple, Self, TypeVar
 
-import cv2
-
 from vit_jax.data.on_device import Batch
+from vit_jax.data.opencv import opencv
 from vit_jax.foundation import cpus
 
 Item = TypeVar('Item')
@@ -52,7 +51,7 @@ class Prefetcher:
 
   def __enter__(self) -> Self:
     # OpenCV's own threads would compete with these. The setting is one for the whole process.
-    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', cv2.setNumThreads, (0,))
+    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', opencv().setNumThreads, (0,))
     self._assembler = futures.ThreadPoolExecutor(1, 'assemble')
     for _ in range(self._prefetch):
       self._start_next()

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -17,6 +16,7 @@ from PIL import Image
 from vit_jax.data import decode, geometry
 from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.decode import Box
+from vit_jax.data.opencv import opencv
 from vit_jax.foundation.errors import UserError, first_line
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
@@ -33,7 +33,7 @@ METHODS: dict[Interpolation, Method] = {
 }
 # crop of an evaluator -> timm's crop_mode.
 _TIMM: dict[EvalCrop, TimmCrop] = {'timm_center': 'center', 'timm_squash': 'squash', 'timm_border': 'border'}
-_OPENCV = {'nearest': cv2.INTER_NEAREST, 'bilinear': cv2.INTER_LINEAR, 'bicubic': cv2.INTER_CUBIC}
+_OPENCV = {'nearest': 'INTER_NEAREST', 'bilinear': 'INTER_LINEAR', 'bicubic': 'INTER_CUBIC'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Preprocess:
     Raises:
       UserError: an image that cannot be read, or whose values or channels can be meant in several ways.
     """
-    pixels = [self._resized(_pixels(image, self.channels)) for image in _listed(images)]
+    pixels = [self._resized(pixels_of(image, self.channels)) for image in _listed(images)]
     if not pixels:
       raise UserError('preprocess takes a list of images, and this one is empty; give at least one.')
     # (x / 255 - mean) / std as one product and sum, in float64.
@@ -160,7 +160,7 @@ class Preprocess:
         f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
         'that are shrunk, the pixels differ a little.',
       )
-    if self._rule != written._rule:
+    if self.resize_rule != written.resize_rule:
       notes += (
         f'{project} has no resize of this kind ({self.crop}, {self.resize} pixels): it prepares images of most '
         'sizes otherwise.',
@@ -173,13 +173,13 @@ class Preprocess:
 
   def resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width to which an image of height and width `size` is resized, before its middle is cut."""
-    rule, target = self._rule
+    rule, target = self.resize_rule
     if rule == 'shorter':
       return geometry.shorter_side(size, target[0], nearest=not self.antialias)
     return target if rule == 'squash' else geometry.keep_ratio(size, target, within=rule == 'border')
 
   @property
-  def _rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, int]]:
+  def resize_rule(self) -> tuple[Literal['shorter', 'squash', 'cover', 'border'], tuple[int, int]]:
     """How the resized size follows from an image's, and what it aims at."""
     if self.shorter:
       return 'shorter', (self.shorter, self.shorter)
@@ -190,7 +190,7 @@ class Preprocess:
   def _cut_is_even(self) -> bool:
     """Whether the middle of every image is cut at the same place however half a pixel is rounded."""
     rests = (large - small for large, small in zip(self.whole or self.size, self.size, strict=True))
-    return self._rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
+    return self.resize_rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
 
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
@@ -205,7 +205,9 @@ class Preprocess:
     height, width = size
     if self.antialias:
       return pillow_resize(image, size, self.method)
-    resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=_OPENCV[self.method])
+    cv2 = opencv()
+    interpolation = getattr(cv2, _OPENCV[self.method])
+    resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=interpolation)
     return resized.reshape(height, width, image.shape[2])
 
 
@@ -237,8 +239,8 @@ def _listed(images: Iterable[Image.Image | np.ndarray]) -> Iterable[Image.Image 
   return images
 
 
-def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
-  """uint8 (H, W, channels)."""
+def pixels_of(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
+  """An image that `Preprocess` takes, upright, as uint8 (H, W, channels); raises UserError as that."""
   picture = _upright(image) if isinstance(image, Image.Image) else _picture(image)
   if not picture.width or not picture.height:
     raise UserError(f'An image has {picture.width} x {picture.height} pixels; leave it out.')

@@ -26,11 +26,20 @@ FAILURES = {
   errno.ENOMEM: 'raise the memory that a process may use, by ulimit -v, or take a machine with more',
 }
 
+# Module -> its package, where that has another name.
+_PACKAGES = {
+  'cv2': 'opencv-python-headless',
+  'sklearn': 'scikit-learn',
+  'tensorflow_datasets': 'tensorflow-datasets',
+}
+
 
 def of(error: Exception) -> str | None:
-  """What a person can mend about files and memory, in one sentence; None: the error is another one."""
+  """What a person can mend about files, memory and packages, in one sentence; None: the error is another one."""
   if isinstance(error, OSError):
     return of_os_error(error)
+  if isinstance(error, ModuleNotFoundError) and not (error.name or 'vit_jax').startswith('vit_jax'):
+    return not_installed(str(error.name))
   if is_out_of_memory(error):
     return out_of_memory()
   if isinstance(error, MemoryError) or "can't start new thread" in str(error):
@@ -38,6 +47,13 @@ def of(error: Exception) -> str | None:
   # A library raises what it likes in place of the machine's error.
   number = number_among(error, FAILURES)
   return failure(number, 'A file') if number else None
+
+
+def not_installed(module: str) -> str:
+  """What to do where a module of a package that vit_jax depends on is not there."""
+  top = module.partition('.')[0]
+  package = _PACKAGES.get(top, top)
+  return f'The package {package} is not installed, and this needs it: pip install {package}.'
 
 
 def of_os_error(error: OSError) -> str | None:

@@ -50,7 +50,7 @@ def line(grid: Grid, axis: Axis) -> Grid:
 
 def to_lines(x: jax.Array, grid: Grid, axis: Axis) -> jax.Array:
   """(B, N, D), row by row -> (B * lines, length, D): each row or column of the grid as an example of its own."""
-  x = x.reshape(len(x), *grid, -1)
+  x = x.reshape(x.shape[0], *grid, -1)
   if axis == 'column':
     x = x.swapaxes(1, 2)
   return x.reshape(-1, *x.shape[2:])

@@ -8,7 +8,7 @@ evaluators, pictures and checkpoint formats know models by these two files only.
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import jax
@@ -236,6 +236,29 @@ class Model(nnx.Module, Generic[C]):
       ValueError: there is no such block.
     """
     raise NotImplementedError
+
+  def feature_maps(
+    self, images: jax.Array, layers: Sequence[int | None], *, norm: bool = False
+  ) -> list[jax.Array]:
+    """(B, H, W, C) -> (B, h, w, D) for each of `layers`: `features` of the patches alone, in their places.
+
+    Args:
+      images: as for the logits.
+      layers: numbers of blocks, as `features` takes them.
+      norm: apply the last norm to the tokens of every block.
+
+    Raises:
+      ValueError: there is no such block, or no norm that fits every block.
+    """
+    if norm:
+      raise ValueError(f'norm is True, and {self.config.title} has no norm for the features of its blocks')
+    return [self.feature_map(images, layer) for layer in layers]
+
+  def feature_map(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h, w, D): `feature_maps` of one layer."""
+    rows, columns = self.config.grid((images.shape[1], images.shape[2]), 'The image size')
+    tokens = self.features(images, layer)[:, -rows * columns :]
+    return tokens.reshape(len(images), rows, columns, -1)
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): the tokens of `features` pooled; by their mean, unless a model overrides this.

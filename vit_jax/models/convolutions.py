@@ -105,7 +105,7 @@ def _means_of_groups(x: jax.Array) -> jax.Array:
 
   Positions are added first: XLA for CPUs adds over H, W and C / 32 at once one number after the other.
   """
-  means = x.mean(axis=(1, 2)).reshape(len(x), GROUPS, -1).mean(axis=2)
+  means = x.mean(axis=(1, 2)).reshape(x.shape[0], GROUPS, -1).mean(axis=2)
   return jnp.repeat(means, x.shape[-1] // GROUPS, axis=1)[:, None, None]
 
 

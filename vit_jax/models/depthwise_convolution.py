@@ -49,7 +49,7 @@ def _by_products(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding)
   rows, columns = strided_convolution.output_size(x, kernel, stride, padding)
   # The barrier keeps XLA from computing x anew for each of the products.
   x = jax.lax.optimization_barrier(jnp.pad(x, ((0, 0), *padding, (0, 0))))
-  y = jnp.zeros((len(x), rows, columns, x.shape[3]), x.dtype)
+  y = jnp.zeros((x.shape[0], rows, columns, x.shape[3]), x.dtype)
   for i in range(kernel.shape[0]):
     for j in range(kernel.shape[1]):
       pixels = x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]

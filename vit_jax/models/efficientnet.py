@@ -218,19 +218,22 @@ class EfficientNet(Model[EfficientNetConfig]):
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     """The logits, float32 (B, K), of images of any size; with keys, as in training."""
     x = self._feature_map(images, keys, None)
-    x = self.pool(x.reshape(len(x), -1, x.shape[-1])).astype(jnp.float32)
+    x = self.pool(x.reshape(x.shape[0], -1, x.shape[-1])).astype(jnp.float32)
     if keys is not None:
       keys = fold_in(keys, self.config.num_layers)
     return self.head(dropout(x, self.config.sizes.dropout, keys, place=0))
 
-  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, h * w, D): the cells of a feature map, row by row; see `Model.features`.
+  def feature_map(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h, w, D), after a block or after the last norm and its swish; see `Model.features`.
 
-    Blocks are counted over all stages, and the map has its stage's size and width; the last norm's swish is behind it.
+    Blocks are counted over all stages, and the map has its stage's size and width.
     """
-    layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
-    x = self._feature_map(images, None, layers)
-    return x.reshape(len(x), -1, x.shape[-1])
+    return self._feature_map(images, None, scanned_blocks.blocks_before(layer, self.config.num_layers))
+
+  def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, h * w, D): the cells of `feature_map`, row by row."""
+    x = self.feature_map(images, layer)
+    return x.reshape(x.shape[0], -1, x.shape[-1])
 
   def _feature_map(self, images: jax.Array, keys: jax.Array | None, layers: int | None) -> jax.Array:
     """(B, h, w, D): after so many blocks; None: after all of them and the top."""

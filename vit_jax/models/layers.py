@@ -38,7 +38,7 @@ def initial_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> 
 
 def repeat_for_examples(token: nnx.Param, z: jax.Array) -> jax.Array:
   """(1, R, D) -> (B, R, D): learned tokens, repeated for each example of z (B, N, D), in its dtype."""
-  return jnp.broadcast_to(token[...].astype(z.dtype), (len(z), *token.shape[1:]))
+  return jnp.broadcast_to(token[...].astype(z.dtype), (z.shape[0], *token.shape[1:]))
 
 
 def scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:

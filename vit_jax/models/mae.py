@@ -166,7 +166,7 @@ class Decoder(nnx.Module):
     z = self.embedding(tokens)
     first, seen = z[:, :leading], z[:, leading:]
     hidden = jnp.broadcast_to(
-      repeat_for_examples(self.mask_token, z), (len(z), places.shape[1] - seen.shape[1], z.shape[2])
+      repeat_for_examples(self.mask_token, z), (z.shape[0], places.shape[1] - seen.shape[1], z.shape[2])
     )
     patches = jnp.concatenate([seen, hidden], axis=1)
     patches = jnp.take_along_axis(patches, places[..., None], axis=1)

@@ -82,7 +82,7 @@ def _by_comparisons(x: jax.Array, y: jax.Array, dy: jax.Array, padding: Padding)
 
   def pixels_of(row: int, column: int) -> jax.Array:
     """The gradients of the pixels whose positions have these remainders modulo the stride."""
-    total = jnp.zeros((len(x), rows, columns, x.shape[3]), dy.dtype)
+    total = jnp.zeros((x.shape[0], rows, columns, x.shape[3]), dy.dtype)
     for i, j in places:
       if (i % _STRIDE, j % _STRIDE) == (row, column):
         above, before = i // _STRIDE, j // _STRIDE

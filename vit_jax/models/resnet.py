@@ -186,4 +186,4 @@ class ResNet(Model[ResNetConfig]):
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, h * w, D): the cells of `feature_map`, row by row."""
     x = self.feature_map(images, layer)
-    return x.reshape(len(x), -1, x.shape[-1])
+    return x.reshape(x.shape[0], -1, x.shape[-1])

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -75,8 +75,19 @@ def apply(
 
 def features(blocks: nnx.Module, z: jax.Array, layers: int | None, loop: Loop, *shared: Any) -> jax.Array:
   """(B, N, D): the output of the first `layers` blocks, or of all (None); nothing is dropped."""
+  return features_of_several(blocks, z, (layers,), loop, *shared)[0]
+
+
+def features_of_several(
+  blocks: nnx.Module, z: jax.Array, layers: Sequence[int | None], loop: Loop, *shared: Any
+) -> list[jax.Array]:
+  """`features` of each of `layers`; every block is applied once, and no other block's output is kept."""
   body, inputs = _body(blocks, z, None, loop, shared)
-  return _scan(body, z, jax.tree.map(operator.itemgetter(slice(layers)), inputs), loop)[0]
+  wanted, outputs, first = [loop.depth if number is None else number for number in layers], {}, 0
+  for last in sorted(set(wanted)):
+    z, _ = _scan(body, z, jax.tree.map(operator.itemgetter(slice(first, last)), inputs), loop)
+    outputs[last], first = z, last
+  return [outputs[number] for number in wanted]
 
 
 def observe(

@@ -70,5 +70,5 @@ class TextTower(nnx.Module):
       read: int (K,), the token of each text whose features are those of the text.
     """
     z = scanned_blocks.apply(self.blocks, tokens, None, self.loop, (1, tokens.shape[1]))
-    features = self.projection(self.norm(z)[jnp.arange(len(z)), read])
+    features = self.projection(self.norm(z)[jnp.arange(z.shape[0]), read])
     return features / jnp.linalg.norm(features, axis=-1, keepdims=True)

@@ -6,7 +6,7 @@ equation 4), the head. Options, sharding rules and FLOPs are in vit_config.py, n
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -225,6 +225,17 @@ class ViT(Model['ViTConfig']):
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
     z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, self.grid_of(images))
     return z if layers is not None or self.norm is None else self.norm(z)
+
+  def feature_maps(
+    self, images: jax.Array, layers: Sequence[int | None], *, norm: bool = False
+  ) -> list[jax.Array]:
+    """(B, H, W, C) -> (B, h, w, D) for each of `layers`; see `Model.feature_maps`."""
+    numbers = [scanned_blocks.blocks_before(layer, self.config.num_layers) for layer in layers]
+    grid = self.grid_of(images)
+    tokens = scanned_blocks.features_of_several(self.blocks, self.embed(images), numbers, self._loop, grid)
+    if self.norm is not None:
+      tokens = [self.norm(z) if norm or number is None else z for number, z in zip(numbers, tokens)]
+    return [z[:, self.leading_tokens :].reshape(z.shape[0], *grid, -1) for z in tokens]
 
   def attention(self, images: jax.Array) -> jax.Array:
     """The attention weights of every block (the softmax of equation 7), those of pool 'map' apart; nothing is dropped.

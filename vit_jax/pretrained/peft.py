@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 
 from vit_jax.adapters import lora
 from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
-from vit_jax.foundation import pytrees
+from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import formats, safetensors_files, torch_names
+from vit_jax.foundation.hub import Address
+from vit_jax.pretrained import catalogue, formats, safetensors_files, torch_names
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import FORMATS, Adapted, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig
@@ -56,7 +56,10 @@ class PeftFormat(Format):
     return (path / CONFIG).is_file()
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
-    address = JsonObject.read(path / CONFIG).text('base_model_name_or_path')
+    config = JsonObject.read(path / CONFIG)
+    address, revision = config.text('base_model_name_or_path'), config.raw('revision')
+    if is_text(revision) and hub.guessed(address):
+      address = str(Address(address, revision))
     # A folder from elsewhere may name an address, or itself.
     if not address or '://' in address or self.recognises(formats.located(address)):
       raise UserError(
@@ -85,6 +88,15 @@ class PeftFormat(Format):
     safetensors_files.write(pathlib.Path(destination), tensors, texts, FILE)
     count = sum(array.size for array in tensors.values())
     return (f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.',)
+
+
+def on_hub(adapted: Adapted) -> Address | None:
+  """The repository of the Hub that is the base of an adapter; None: it is elsewhere, or a file in a repository."""
+  base = adapted.base
+  found = hub.address_of(base)
+  if found is None and not catalogue.is_name(base) and not os.path.isabs(base):
+    found = hub.guessed(base)
+  return found if found and found.file is None else None
 
 
 def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
@@ -269,11 +281,12 @@ def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndar
       place = _renamed(module if block is ... else module.format(parts[0].first + block))
       tensors |= {f'{place}.{kind}': array for kind, array in fused.items()}
       ranks[_suffix(module)] = len(fused['lora_A.weight'])
-  adapter, names = adapted.adapter, sorted(map(_suffix, saved))
+  adapter, base, names = adapted.adapter, on_hub(adapted), sorted(map(_suffix, saved))
   patterns = {re.escape(suffix): rank for suffix, rank in ranks.items() if rank != adapter.rank}
   return {_PREFIX + name: array for name, array in tensors.items()}, {
     'peft_type': 'LORA',
-    'base_model_name_or_path': adapted.base,
+    'base_model_name_or_path': base.repository if base else adapted.base,
+    'revision': base and base.revision,
     'r': adapter.rank,
     'lora_alpha': adapter.alpha,
     'lora_dropout': adapter.dropout,
@@ -300,9 +313,11 @@ def _fused(
   weights: Sequence[lora.Params], kernels: Sequence[np.ndarray], *, conv: bool
 ) -> dict[str, np.ndarray]:
   """The tensors of the adapter of a module, kind -> array, which fuses these kernels; not all of them have weights."""
+  from scipy import linalg  # here: it takes a fifth of a second, and reading does not need it
+
   outputs = next(own[LORA_B] for own in weights if own).shape[-1]
   a = np.concatenate([own[LORA_A].T for own in weights if own])
-  b = scipy.linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
+  b = linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
   lengths = [np.linalg.norm(kernel.reshape(-1, outputs), axis=0) for kernel in kernels]
   magnitude = np.concatenate(
     [own.get(MAGNITUDE, length) for own, length in zip(weights, lengths, strict=True)]

@@ -13,7 +13,6 @@ from vit_jax import config as config_lib
 from vit_jax import options as options_lib
 from vit_jax.adapters import lora
 from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
@@ -107,6 +106,8 @@ class RunFormat(Format):
     }
     # The head of a model that has none is an empty array, which Orbax refuses.
     params = {name: array for name, array in pytrees.flatten(pretrained.params).items() if array.size}
+    from vit_jax.checkpoint.manager import Manager  # here: as below
+
     with Manager(workdir / 'checkpoints', config.checkpoint) as manager:
       manager.save(0, _items(pretrained.architecture, params), meta)
     return ()
@@ -136,6 +137,7 @@ class Trained(NamedTuple):
   step: int
   examples: int  # images of the training data
   weights: Weights  # which of its parameters are read
+  evaluated: Mapping[str, int]  # evaluator -> its images; {}: an early version did not store them
 
 
 def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | None:
@@ -143,8 +145,10 @@ def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | Non
   if not RunFormat().recognises(path):
     return None
   step, _, meta = _restored(path, lambda meta: {})
+  if not meta['examples']:
+    return None
   config = _Stored(meta).config
-  return Trained(config, step, meta['examples'], weights or _reported(config)) if meta['examples'] else None
+  return Trained(config, step, meta['examples'], weights or _reported(config), meta.get('evaluated', {}))
 
 
 class _Stored:
@@ -189,6 +193,9 @@ def _restored(path: pathlib.Path, wanted: Any) -> tuple[int, dict[str, Any], dic
   """Number, items and meta of the step that a path names, or of the newest that is sound in the trees of shapes that
   `wanted` makes of its meta; UserError where there is none.
   """
+  # Here: Orbax takes half a second to import, and other formats do not need it.
+  from vit_jax.checkpoint.manager import Manager
+
   path = path.absolute()
   directory, step = path, None
   if (path / 'checkpoints').is_dir():

@@ -23,7 +23,10 @@ from vit_jax.foundation import files, hub
 from vit_jax.foundation.errors import UserError
 
 _FORMAT = flags.DEFINE_string(
-  'format', 'hf', 'A kind of Hugging Face folder, or hf for the first of them that can hold the model.'
+  'format',
+  None,
+  'A kind of Hugging Face folder; hf for the first that can hold the model, its adapters merged; peft for the adapters '
+  'alone. Without: peft where the base of a run with an adapter is on the Hub, otherwise hf.',
 )
 _PRIVATE = flags.DEFINE_bool('private', False, 'Make a repository that nobody else sees.')
 _LICENSE = flags.DEFINE_string('license', None, 'License of the model, such as apache-2.0, for the card.')
@@ -42,18 +45,25 @@ def main(arguments: Sequence[str]) -> None:
   if address.file if address else '://' in destination:
     raise UserError(f'{destination} is neither a repository nor a folder; write hf:org/name, or a path.')
   from vit_jax.parallel import distributed
-  from vit_jax.pretrained import formats, hub_files, runs
+  from vit_jax.pretrained import formats, hub_files, peft, runs
   from vit_jax.pretrained.base import FORMATS
   from vit_jax.push import model_card
 
   distributed.skip_absent_tpu()
-  kinds = ['hf', *(name for name in FORMATS.names() if FORMATS[name].group == 'hf')]
-  if _FORMAT.value not in kinds:
+  kinds = ['hf', 'peft', *(name for name in FORMATS.names() if FORMATS[name].group == 'hf')]
+  if _FORMAT.value not in (None, *kinds):
     raise UserError(f'--format is {_FORMAT.value!r}; choose one of {", ".join(kinds)}.')
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as scratch:
     folder = pathlib.Path(scratch, 'model')
     pretrained = formats.read(source, weights=_WEIGHTS.value)
-    writer, chosen = formats.written_by(_FORMAT.value, pretrained)
+    base = pretrained.adapted and peft.on_hub(pretrained.adapted)
+    kind = _FORMAT.value or ('peft' if base else 'hf')
+    if kind == 'peft' and pretrained.adapted and not base:
+      raise UserError(
+        f'The base of the adapters of {source} is no repository of the Hub ({pretrained.adapted.base}), so that nobody '
+        'else finds it; push it first and train from there, or write --format=hf for both in one.'
+      )
+    writer, chosen = formats.written_by(kind, pretrained)
     notes = (*chosen, *pretrained.notes, *writer.write(pretrained, folder))
     trained = runs.trained(formats.located(source), _WEIGHTS.value)
     model_card.write(folder, pretrained, source, trained, address or destination, _LICENSE.value)

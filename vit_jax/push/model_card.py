@@ -16,7 +16,7 @@ from vit_jax.evaluation.base import EMA_SUFFIX, format_metric
 from vit_jax.foundation import files, hub, markdown
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
-from vit_jax.pretrained import catalogue
+from vit_jax.pretrained import catalogue, formats, peft
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.runs import Trained
 from vit_jax.training.metrics import read_metrics
@@ -41,7 +41,7 @@ def write(
 
   `trained` is how a run trained it (None: it is no run's), and `place` where it is going to be, on the Hub or a folder.
   """
-  library = 'transformers' if 'model_type' in json.loads((folder / 'config.json').read_bytes()) else 'timm'
+  library = _library(folder)
   task = 'image-classification' if pretrained.architecture.num_classes else 'image-feature-extraction'
   header = {'license': license_name, 'library_name': library, 'pipeline_tag': task, 'tags': ['vit_jax', task]}
   title = place.repository.rpartition('/')[2] if isinstance(place, Address) else pathlib.Path(place).name
@@ -50,7 +50,12 @@ def write(
   text = f'{described}; {pretrained.num_parameters:,} parameters, {height} × {width} pixels.'
   if names:
     text += f' {len(names):,} classes: {", ".join(names[:_NAMED])}{", …" if len(names) > _NAMED else ""}.'
-  parts = [f'# {title}', text, '## How to load it', *_loading(place, library, task)]
+  if library == 'peft' and pretrained.adapted and (base := peft.on_hub(pretrained.adapted)):
+    theirs = _loading_adapter(place, base, len(names))
+  else:
+    theirs = _loading(place, library, task)
+  ours = f'import vit_jax\n\nmodel = vit_jax.load({str(place)!r})'
+  parts = [f'# {title}', text, '## How to load it', *(f'```python\n{code}\n```' for code in (ours, theirs))]
   if trained is not None:
     header |= {'base_model': _base_model(trained.config), 'datasets': _hub_data(trained.config)}
     run = re.sub(r'/checkpoints(/\d+)?/*$', '', os.path.expanduser(source))
@@ -63,19 +68,43 @@ def write(
   files.write_text(folder / 'README.md', '\n'.join(['---', *lines, '---', '', '\n\n'.join(parts), '']))
 
 
-def _loading(place: Address | str, library: str, task: str) -> tuple[str, str]:
-  """Python that loads the model by vit_jax, and by the library that its files are for."""
+def _library(folder: pathlib.Path) -> str:
+  """The library that the files of a folder are for."""
+  if (folder / peft.CONFIG).exists():
+    return 'peft'
+  return 'transformers' if 'model_type' in json.loads((folder / 'config.json').read_bytes()) else 'timm'
+
+
+def _loading(place: Address | str, library: str, task: str) -> str:
+  """Python that loads the model by the library that its files are for."""
   if library == 'timm':
-    address = str(place).replace('hf:', 'hf-hub:') if isinstance(place, Address) else f'local-dir:{place}'
-    theirs = f'import timm\n\nmodel = timm.create_model({address!r}, pretrained=True).eval()'
+    return f'import timm\n\nmodel = timm.create_model({_of_timm(place)!r}, pretrained=True).eval()'
+  model = 'AutoModelForImageClassification' if task == 'image-classification' else 'AutoModel'
+  call = f'from_pretrained({_of_transformers(place)})'
+  text = f'from transformers import AutoImageProcessor, {model}\n\n'
+  return f'{text}processor = AutoImageProcessor.{call}\nmodel = {model}.{call}'
+
+
+def _loading_adapter(place: Address | str, base: Address, classes: int) -> str:
+  """Python that loads an adapter's base by its library, and the adapter by PEFT."""
+  text = 'from peft import PeftModel\n'
+  if _library(formats.located(str(base))) == 'timm':
+    text = f'import timm\n{text}\nbase = timm.create_model({_of_timm(base)!r}, pretrained=True, num_classes={classes})'
   else:
-    model = 'AutoModelForImageClassification' if task == 'image-classification' else 'AutoModel'
-    name, revision = (place.repository, place.revision) if isinstance(place, Address) else (place, None)
-    call = f'from_pretrained({name!r}{f", revision={revision!r}" if revision else ""})'
-    theirs = f'from transformers import AutoImageProcessor, {model}\n\n'
-    theirs += f'processor = AutoImageProcessor.{call}\nmodel = {model}.{call}'
-  ours = f'import vit_jax\n\nmodel = vit_jax.load({str(place)!r})'
-  return f'```python\n{ours}\n```', f'```python\n{theirs}\n```'
+    call = f'from_pretrained({_of_transformers(base)}, num_labels={classes}, ignore_mismatched_sizes=True)'
+    text += f'from transformers import AutoModelForImageClassification as Base\n\nbase = Base.{call}'
+  return f'{text}\nmodel = PeftModel.from_pretrained(base, {_of_transformers(place)}).eval()'
+
+
+def _of_timm(place: Address | str) -> str:
+  return str(place).replace('hf:', 'hf-hub:') if isinstance(place, Address) else f'local-dir:{place}'
+
+
+def _of_transformers(place: Address | str) -> str:
+  """The arguments of from_pretrained."""
+  if not isinstance(place, Address):
+    return repr(place)
+  return repr(place.repository) + (f', revision={place.revision!r}' if place.revision else '')
 
 
 def _training(trained: Trained, folder: pathlib.Path) -> list[str]:
@@ -91,25 +120,24 @@ def _training(trained: Trained, folder: pathlib.Path) -> list[str]:
     if name in _ALWAYS or (usual.get(name) != value and not name.startswith(skipped))
   ]
   parts = ['## Data', text, '## Recipe', markdown.table(('option', 'value'), recipe)]
+  if adapter := config.adapter if config.adapter.rank else None:
+    kind = 'DoRA' if adapter.dora else 'LoRA'
+    text = f'Trained are {kind} adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) of the kernels that match '
+    parts.append(
+      f'{text}`{adapter.targets}`, and the parameters that match `{"`, `".join(adapter.trained)}`.'
+    )
   line = next((line for line in read_metrics(folder) if line['step'] == trained.step), {})
   rows: list[tuple[str, ...]] = []
   for name, evaluator in config.evaluators.items():
     title = f'{name}{EMA_SUFFIX}' if trained.weights == 'ema' else name
     values = {key.removeprefix(f'{title}/'): line[key] for key in line if key.startswith(f'{title}/')}
-    images, place = _images(folder, title, values), _public(evaluator.source or data.source, evaluator.split)
+    images = f'{trained.evaluated[name]:,}' if name in trained.evaluated else ''
+    place = _public(evaluator.source or data.source, evaluator.split)
     rows += [(key, format_metric(f'{title}/{key}', value), images, place) for key, value in values.items()]
   if rows:
     table = markdown.table(('metric', 'value', 'images', 'data'), rows)
     parts += ['## Results', f'After step {trained.step:,}:', table]
   return parts
-
-
-def _images(folder: pathlib.Path, title: str, values: dict[str, float]) -> str:
-  """How many images metrics are of, as the report with the same values says; '' where there is none."""
-  with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-    report = json.loads((folder / 'report' / f'{title}.json').read_bytes())
-    return f'{report["images"]:,}' if report['metrics'] == values else ''
-  return ''
 
 
 def _base_model(config: Config) -> str | None:

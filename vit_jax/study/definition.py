@@ -1,10 +1,10 @@
-"""What a study compares: configs with some options changed, each with several seeds."""
+"""What a study compares: configs with some options changed, each with several seeds; or what a search tries."""
 
 import dataclasses
 import pathlib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from vit_jax.config import Config
 from vit_jax.experiments import options as options_lib
@@ -61,6 +61,55 @@ class Study:
   axis: str = ''  # title of the figure's horizontal axis; '': the figure has a row for each variant
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """The values that an option may take; made by `uniform`, `log`, `integers` and `choice`."""
+
+  low: float = 0.0
+  high: float = 0.0
+  log: bool = False  # whether draws are uniform in the logarithm
+  integer: bool = False
+  values: tuple[Any, ...] = ()  # the values to choose from, in the place of low and high
+
+
+def uniform(low: float, high: float) -> Range:
+  """All numbers from low to high alike."""
+  return Range(low, high)
+
+
+def log(low: float, high: float) -> Range:
+  """All orders of magnitude from low to high alike; low is above 0."""
+  return Range(low, high, log=True)
+
+
+def integers(low: int, high: int) -> Range:
+  """The integers from low to high, both included."""
+  return Range(low, high, integer=True)
+
+
+def choice(*values: bool | int | float | str) -> Range:
+  """One of these values."""
+  return Range(values=values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+  """What the `get_study` of a search's file returns."""
+
+  title: str  # of the table
+  variant: Variant  # the config, with the options that all trials share
+  ranges: Mapping[str, Range]  # dotted name of an option -> its values
+  trials: int  # the budget: how many draws are tried
+  # How options are drawn: 'random'; 'grid' goes through all combinations of ranges made by `choice`; 'tpe' is the
+  # tree-structured Parzen estimator (Bergstra et al., 2011), which learns from the trials that have ended.
+  sampler: Literal['random', 'grid', 'tpe'] = 'random'
+  # Reduction factor of asynchronous successive halving (Li et al., 2018): after 1, H, H² … evaluations, a trial that
+  # is not among the best 1/H of those that came so far stops. 0: all trials train to their end.
+  halving: int = 0
+  seed: int = 0  # of the draws, and of the runs
+  metric: str = 'test/accuracy'  # of the last evaluation, that is to become best
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyRun(Job):
   """One training run of a study."""
@@ -74,15 +123,17 @@ def title(variant: str, seed: int) -> str:
   return f'{variant}/seed_{seed}'
 
 
-def load(name_and_argument: str) -> Study:
-  """The study of a file: a path, or the name of a study of the package, such as 'poster'.
+def load(name_and_argument: str) -> Study | Search:
+  """The study or search of a file: a path, or the name of a study of the package, such as 'poster'.
 
   Behind a ':' may stand the argument of `get_study`, such as 'shape:digits'. Raises UserError where there is no such
   file, it fails, it takes no such argument, or it gives no study.
   """
   file, study = config_files.from_file(name_and_argument, 'study')
-  if not isinstance(study, Study):
-    raise UserError(f'get_study() of {file} gives a {type(study).__name__}; write: return Study(...).')
+  if not isinstance(study, Study | Search):
+    raise UserError(
+      f'get_study() of {file} gives a {type(study).__name__}; write: return Study(...) or Search(...).'
+    )
   return study
 
 

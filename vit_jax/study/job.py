@@ -24,14 +24,16 @@ def main(arguments: Sequence[str]) -> None:
   if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
     threading.Thread(target=_end_with_study, daemon=True).start()
   from vit_jax.foundation import compilation_cache
-  from vit_jax.study import definition
+  from vit_jax.study import definition, search
   from vit_jax.training import results
   from vit_jax.training.workdir import open_workdir
 
   name, workdir, title = arguments
-  run = next(
-    run for run in definition.runs(definition.load(name), pathlib.Path(workdir)) if run.title == title
-  )
+  study, folder = definition.load(name), pathlib.Path(workdir)
+  if isinstance(study, definition.Search):
+    run = search.trial_run(study, folder, title)
+  else:
+    run = next(run for run in definition.runs(study, folder) if run.title == title)
   compilation_cache.enable()
   with open_workdir(run.folder) as workdir:
     if run.unlabelled is not None and not results.has_ended(run.folder):

@@ -46,7 +46,7 @@ def filters(model: LoadedModel, count: int = 28) -> Figure:
     axis.set_axis_off()
   for axis, component in zip(axes.flat, components):
     low, high = component.min(), component.max()
-    _show(axis, (component - low) / max(high - low, _TINY))
+    show(axis, (component - low) / max(high - low, _TINY))
   return figure
 
 
@@ -130,7 +130,7 @@ def patches(seen: Observation) -> Figure:
   tiles = photo.reshape(rows, side, columns, side, -1).transpose(0, 2, 1, 3, 4)
   picture = _spaced(tiles, max(2, side // 8), fill=1.0)
   figure, axis = _single(picture.shape)
-  _show(axis, picture)
+  show(axis, picture)
   height, width = seen.photograph.shape[:2]
   axis.set_title(
     f'{rows} × {columns} = {rows * columns} patches of {height / rows:g} × {width / columns:g} pixels',
@@ -148,7 +148,7 @@ def layers(seen: Observation) -> Figure:
   figure, axes = _tiles(len(titles), -(-len(titles) // rows), seen.photograph.shape)
   figure.suptitle("Through the layers: the tokens' first three principal components as colours", fontsize=10)
   for axis, title, picture in zip(axes, titles, [seen.photograph, *seen.layers]):
-    _show(axis, picture)
+    show(axis, picture)
     axis.set_title(title, fontsize=_SMALL)
   return figure
 
@@ -158,7 +158,7 @@ def heads(seen: Observation) -> Figure:
   assert seen.heads is not None
   depth, number = seen.heads.shape[:2]
   aspect = seen.photograph.shape[0] / seen.photograph.shape[1]
-  figure, axes = _matrix(depth, number, aspect, (0.8, 1.2))
+  figure, axes = matrix(depth, number, aspect, (0.8, 1.2))
   title = f'Attention maps: what {seen.attending} attends to'
   # Clear of the heads' numbers.
   figure.suptitle(title, fontsize=10, y=1 + 0.06 / figure.get_figheight(), va='bottom')
@@ -186,13 +186,13 @@ def rollout(seen: Observation) -> Figure:
   height, width = seen.photograph.shape[:2]
   figure, axes = _tiles(3, 3, seen.photograph.shape, inches=3.1)
   figure.suptitle(f'Attention rollout to {seen.attending}', fontsize=10)
-  _show(axes[0], seen.photograph)
+  show(axes[0], seen.photograph)
   axes[0].set_title('photograph', fontsize=_SMALL)
   colours = axes[1].imshow(
     _share(seen.rollout), cmap=_ATTENTION, vmin=0, vmax=1, extent=(0, width, height, 0)
   )
   axes[1].set_title('rollout', fontsize=_SMALL)
-  _show(axes[2], _lit(seen.photograph, seen.rollout))
+  show(axes[2], lit(seen.photograph, seen.rollout))
   axes[2].set_title('photograph × rollout', fontsize=_SMALL)
   _attention_bar(figure, colours, axes, f'rollout, as a share of its {_BRIGHTEST:.0%} quantile')
   return figure
@@ -202,11 +202,11 @@ def steps(moments: Sequence[Moment]) -> Figure:
   """A column for each step: the tokens before the first block and after each, and attention rollout."""
   columns = [_of_moment(moment) for moment in moments]
   shape = moments[0].seen.photograph.shape
-  figure, axes = _matrix(len(columns[0]), len(columns), shape[0] / shape[1], (1.0, 0.9))
+  figure, axes = matrix(len(columns[0]), len(columns), shape[0] / shape[1], (1.0, 0.9))
   for column, (moment, pictures) in enumerate(zip(moments, columns, strict=True)):
     for row, (title, picture) in enumerate(pictures.items()):
       axis = axes[row, column]
-      _show(axis, picture)
+      show(axis, picture)
       if row == 0:
         axis.set_title(f'{moment.step:,}', fontsize=_SMALL)
       if column == 0:
@@ -222,7 +222,7 @@ def moment(moment: Moment) -> Figure:
   best = ''.join(f': {name} {share:.0%}' for name, share in moment.seen.predictions[:1])
   figure.suptitle(f'step {moment.step:,}{best}', fontsize=10)
   for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
-    _show(axis, picture)
+    show(axis, picture)
     axis.set_title(title, fontsize=_SMALL)
   return figure
 
@@ -234,11 +234,11 @@ def _of_moment(moment: Moment) -> dict[str, np.ndarray]:
   pictures = {'patch embedding': seen.layers[0]}
   pictures |= {f'block {number}': layer for number, layer in enumerate(seen.layers[1:], 1)}
   if seen.rollout is not None:
-    pictures['rollout'] = _lit(seen.photograph, seen.rollout)
+    pictures['rollout'] = lit(seen.photograph, seen.rollout)
   return pictures
 
 
-def _matrix(rows: int, columns: int, aspect: float, margins: tuple[float, float]) -> tuple[Figure, Any]:
+def matrix(rows: int, columns: int, aspect: float, margins: tuple[float, float]) -> tuple[Figure, Any]:
   """A figure and its axes, close to each other; the margins, in inches, are beside all and above and below all."""
   side = min(_WIDTH / (columns + 1), 1.2)
   size = (max(side * columns + margins[0], 5), side * aspect * rows + margins[1])
@@ -252,8 +252,8 @@ def _share(rollout: np.ndarray) -> np.ndarray:
   return np.minimum(rollout / max(np.quantile(rollout, _BRIGHTEST), _TINY), 1)
 
 
-def _lit(photograph: np.ndarray, rollout: np.ndarray) -> np.ndarray:
-  """The photograph, bright where the rollout is."""
+def lit(photograph: np.ndarray, rollout: np.ndarray) -> np.ndarray:
+  """The photograph (H, W, C) in 0 … 1, bright where the rollout (rows, columns) is."""
   return photograph * (0.2 + 0.8 * _smooth(_share(rollout), photograph.shape[:2])[..., None])
 
 
@@ -263,7 +263,7 @@ def _attention_bar(figure: Figure, colours: Any, axes: Any, label: str) -> None:
   bar.set_label(label, fontsize=_SMALL)
 
 
-def _show(axis: Axes, picture: np.ndarray) -> None:
+def show(axis: Axes, picture: np.ndarray) -> None:
   """(h, w, 1 or 3) in 0 … 1, its first row above, without axes."""
   gray = picture.shape[-1] == 1
   axis.imshow(picture[..., 0] if gray else picture, cmap='gray', vmin=0, vmax=1, interpolation='nearest')

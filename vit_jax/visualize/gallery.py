@@ -15,7 +15,7 @@ from PIL import Image
 from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.capabilities import leading_tokens
-from vit_jax.visualize import figures, measures, model_parts, page, through_training
+from vit_jax.visualize import figures, foreground, measures, model_parts, page, through_training
 from vit_jax.visualize.observations import Observation, Observer
 from vit_jax.visualize.through_training import Moment
 
@@ -86,7 +86,7 @@ def make(
   if 'layers' not in observer.absent:
     for number, moments in enumerate(through_training.watch(steps, images, class_names)):
       drawn[number][1].update(_draw_steps(moments, f'image_{number + 1}', output))
-  files = _draw_model(model, distances, observer.absent, output)
+  files = _draw_model(model, distances, [seen for seen, _ in drawn], observer.absent, output)
   if 'distances' not in observer.absent:
     _write_distances(model, np.stack(distances), out / 'distances.csv')
   text = page.write(_facts(model, title, len(distances), observer.absent), files, drawn)
@@ -96,12 +96,17 @@ def make(
 
 
 def _draw_model(
-  model: LoadedModel, distances: Sequence[np.ndarray], absent: Mapping[str, str], output: Output
+  model: LoadedModel,
+  distances: Sequence[np.ndarray],
+  seen: Sequence[Observation],
+  absent: Mapping[str, str],
+  output: Output,
 ) -> dict[str, str]:
   draw: dict[str, Callable[[], Figure]] = {
     'filters': lambda: figures.filters(model),
     'positions': lambda: figures.positions(model),
     'distances': lambda: figures.distances(np.stack(distances), model),
+    'pca': lambda: foreground.pca(seen),
   }
   chosen = {picture: draw[picture] for picture in model_parts.OF_MODEL if picture not in absent}
   return _save(chosen, '', output)

@@ -99,16 +99,31 @@ def token_colours(tokens: np.ndarray, before: np.ndarray | None = None) -> tuple
   """
   rows, columns, width = tokens.shape
   flat = np.asarray(tokens, np.float64).reshape(-1, width)
-  centred = flat - flat.mean(axis=0)
-  directions, _ = _principal(centred, 3)
-  components = np.zeros((rows * columns, 3))
-  components[:, : len(directions)] = centred @ directions.T
+  components = principal_components(flat, 3)
   if before is not None:
     components *= np.where((components * before.reshape(-1, 3)).sum(axis=0) < 0, -1, 1)
+  colours = as_colours(components, np.abs(flat).max(initial=0))
+  return colours.reshape(rows, columns, 3), components.reshape(rows, columns, 3)
+
+
+def principal_components(points: np.ndarray, count: int) -> np.ndarray:
+  """(n, D) -> (n, count): the first principal components of n points; zeros where there are not so many."""
+  centred = points - points.mean(axis=0)
+  directions, _ = _principal(centred, count)
+  components = np.zeros((len(points), count))
+  components[:, : len(directions)] = centred @ directions.T
+  return components
+
+
+def as_colours(components: np.ndarray, largest: float) -> np.ndarray:
+  """(n, 3) -> (n, 3) in 0 … 1: each component's 2nd to 98th percentile fills the range.
+
+  A component that is small beside the `largest` number of the points tells nothing apart and is 0.5.
+  """
   low, high = np.percentile(components, (2, 98), axis=0)
   colours = np.clip((components - low) / np.maximum(high - low, _TINY), 0, 1)
-  colours[:, high - low <= 1e-9 * np.abs(flat).max(initial=0)] = 0.5  # nothing to tell apart
-  return colours.reshape(rows, columns, 3), components.reshape(rows, columns, 3)
+  colours[:, high - low <= 1e-9 * largest] = 0.5
+  return colours
 
 
 def _principal(centred: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,12 +9,13 @@ from vit_jax.models.capabilities import Attends, Grid, HasTokens, Positioned
 from vit_jax.visualize import measures
 
 # The pictures, in the order in which they are shown.
-OF_MODEL = ('filters', 'positions', 'distances')
+OF_MODEL = ('filters', 'positions', 'distances', 'pca')
 OF_IMAGE = ('patches', 'layers', 'heads', 'rollout')
 TITLES = {
   'filters': 'Filters',
   'positions': 'Position embeddings',
   'distances': 'Attention distance',
+  'pca': 'Foreground',
   'patches': 'Patches',
   'layers': 'Through the layers',
   'heads': 'Attention of each head',

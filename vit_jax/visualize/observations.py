@@ -24,6 +24,7 @@ class Observation:
   rollout: np.ndarray | None  # (rows, columns)
   distances: np.ndarray | None  # (L, H): mean attention distance in pixels
   layers: np.ndarray | None  # (L + 1, rows, columns, 3) in 0 … 1: the tokens before and after each block
+  features: np.ndarray  # float32 (h, w, D): the patches (cells of a feature map) after the last norm
 
 
 class Observer:
@@ -53,9 +54,8 @@ class Observer:
     found: dict[str, Any] = {}
     if weights is not None and self.grid is not None:
       token = self.reads_class_token
-      rollout = np.asarray(measures.rollout(weights))
       found['heads'] = np.asarray(measures.attention_from(weights, grid=self.grid, class_token=token))
-      found['rollout'] = np.asarray(measures.attention_from(rollout, grid=self.grid, class_token=token))
+      found['rollout'] = self._rollout(weights)
       found['distances'] = self._distances(weights)
     return Observation(
       name=name,
@@ -67,6 +67,7 @@ class Observer:
       rollout=found.get('rollout'),
       distances=found.get('distances'),
       layers=_colours(self._tokens(prepared)),
+      features=np.asarray(self.model.feature_maps(prepared)[0], np.float32),
     )
 
   def distances(self, image: Image.Image | np.ndarray) -> np.ndarray:
@@ -74,6 +75,15 @@ class Observer:
     weights = self._attention(self.model.preprocess([image]))
     assert weights is not None
     return self._distances(weights)
+
+  def rollout(self, prepared: np.ndarray) -> np.ndarray:
+    """(1, H, W, C) of the model's preprocess -> (rows, columns): attention rollout; the model has attention."""
+    return self._rollout(self._attention(prepared))
+
+  def _rollout(self, weights: Any) -> np.ndarray:
+    assert self.grid is not None
+    rollout = np.asarray(measures.rollout(weights))
+    return measures.attention_from(rollout, grid=self.grid, class_token=self.reads_class_token)
 
   def _attention(self, prepared: np.ndarray) -> Any:
     """(L, H, N, N) of one prepared image; None: the model has no attention."""

@@ -10,6 +10,7 @@ from vit_jax.visualize.observations import Observation
 
 _PAPER = 'https://arxiv.org/abs/2010.11929'
 _ROLLOUT = 'https://arxiv.org/abs/2005.00928'
+_DINOV2 = 'https://arxiv.org/abs/2304.07193'
 
 # What one sees; the captions are HTML.
 _CAPTIONS = {
@@ -25,6 +26,9 @@ _CAPTIONS = {
   '{averaged} (figures 7, right, and 11, appendix D.7, of <a href="{paper}">the paper</a>). Low dots are '
   'heads that look nearby. The dashed line is where a head is that attends to all patches alike. '
   '<a href="distances.csv">The same as numbers</a>.',
+  'pca': 'Patches with features alike have colours alike, in all images. Black is the background: one side of the '
+  'mean along the first principal component of all patches, to which most patches at the borders belong. The colours '
+  'are the first three components of the others (figure 1 of <a href="{dinov2}">DINOv2</a>).',
   'patches': 'How the image is cut: each square becomes a token, row by row from the upper left.{hybrid}',
   'layers': 'Each small square is a token, before the first block and behind each. Tokens alike have colours '
   'alike; every depth has its own colours, so that a colour means nothing across depths.',
@@ -117,6 +121,7 @@ def _caption(picture: str, facts: Facts, seen: Observation | None = None) -> str
   return _CAPTIONS[picture].format(
     paper=_PAPER,
     rollout=_ROLLOUT,
+    dinov2=_DINOV2,
     averaged=facts.averaged,
     hybrid=_HYBRID if facts.hybrid else '',
     others=_OTHERS if facts.leading_tokens else '',

@@ -41,6 +41,7 @@ class How:
   dropout: float = 0.0  # rate of the weights' dropout
   sharding: NamedSharding | None = None  # of the tokens (B, N, D)
   unrolled: bool = False  # whether blocks are compiled one after the other, and not as a loop
+  groups: bool = True  # whether tokens may be cut into groups, of which only TPUs are the faster (`grouped`)
 
   def kernel_for(self, query: jax.Array | jax.ShapeDtypeStruct, *, biased: bool = False) -> str:
     """The kernel of tokens that attend to each other, with queries (B, N, H, Dh) and perhaps a bias of the logits."""
@@ -119,7 +120,7 @@ class Attention(nnx.Module):
     blocks of H/14 takes 40.1 ms, and so 33.8.
     """
     dropping = self.how.dropout > 0 and dropout_keys is not None
-    if len(grouped(memory)) == 1 or self.position is not None or dropping:
+    if not self.how.groups or len(grouped(memory)) == 1 or self.position is not None or dropping:
       return False
     query = jax.ShapeDtypeStruct((*x.shape[:2], *self.query.out_features), self.query.dtype)
     return x.shape[1] != memory.shape[1] or self.how.kernel_for(query) == 'xla'
@@ -179,7 +180,7 @@ def attend(
     return fused_attention.attend(kernel, query, key, value, how.sharding)
   if not how.dropout:
     dropout_keys = None
-  whole = bias is not None or dropout_keys is not None
+  whole = bias is not None or dropout_keys is not None or not how.groups
   queries, keys, values = ((x,) if whole else grouped(x) for x in (query, key, value))
   keeps = keeps_logits(key.shape[1], key.dtype, how.sharding, unrolled=how.unrolled)
   return jnp.concatenate(

@@ -188,7 +188,7 @@ class Depthwise(nnx.Module):
     """(B, N, C) -> (B, N, C), N being the rows times the columns of `grid`, row by row."""
     kernel = self.kernel[...].astype(self.dtype)
     out = depthwise_convolution.convolve(
-      x.reshape(len(x), *grid, -1), kernel, padding=((1, 1), (1, 1)), sharding=self.sharding
+      x.reshape(x.shape[0], *grid, -1), kernel, padding=((1, 1), (1, 1)), sharding=self.sharding
     )
     return out.reshape(x.shape) + self.bias[...].astype(self.dtype)
 

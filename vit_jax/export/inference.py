@@ -1,0 +1,62 @@
+"""The function that is exported: a loaded model, in the form that runs fastest, from its input to what is asked for."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from vit_jax.foundation.errors import UserError
+from vit_jax.loaded_model import LoadedModel
+from vit_jax.models.base import Architecture, DType, Model
+from vit_jax.models.capabilities import Attends
+from vit_jax.models.parts.attention import Attention
+
+# What a graph may give, by the names that `LoadedModel` has for it.
+OUTPUTS = ('probabilities', 'logits', 'embeddings', 'features', 'attention')
+
+
+def for_inference(model: LoadedModel, dtype: DType | None) -> Model:
+  """The network with its blocks unrolled, without kernels of some devices, computing in `dtype` (None: its own)."""
+  config = dataclasses.replace(
+    model.config.on_any_device(), unroll=True, remat=None, dtype=dtype or model.config.dtype
+  )
+  architecture = Architecture(config, model.preprocess.size, model.preprocess.channels, model.num_classes)
+  graphdef, _ = architecture.graph_and_shapes()
+  module: Model = nnx.merge(graphdef, nnx.state(model.module))
+  for _, part in nnx.iter_modules(module):
+    if isinstance(part, Attention):
+      part.how = dataclasses.replace(part.how, groups=False)
+  return module
+
+
+def checked_outputs(model: LoadedModel, names: Sequence[str]) -> tuple[str, ...]:
+  """The outputs that are asked for, or those that the model has; UserError for one that it does not have."""
+  usual = ('probabilities',) if model.num_classes else ('embeddings',)
+  for name in names:
+    if name not in OUTPUTS:
+      raise UserError(f'--outputs has {name!r}; choose among {", ".join(OUTPUTS)}.')
+    if name in ('probabilities', 'logits') and not model.num_classes:
+      raise UserError(
+        f'--outputs has {name!r}, and the model has no head; choose among {", ".join(OUTPUTS[2:])}.'
+      )
+    if name == 'attention' and not isinstance(model.module, Attends):
+      raise UserError(f'--outputs has {name!r}, and {model.config.title} has none; leave it out.')
+  return tuple(dict.fromkeys(names)) or usual
+
+
+def function(model: LoadedModel, outputs: Sequence[str]) -> Callable[[Model, jax.Array], dict[str, Any]]:
+  """A function from the network and images (B, H, W, C), as `preprocess` makes them, to the outputs by their names."""
+
+  def of(module: Model, images: jax.Array) -> dict[str, Any]:
+    computed: dict[str, Callable[[], Any]] = {
+      'logits': lambda: module(images),
+      'probabilities': lambda: model.probabilities(module(images)),
+      'embeddings': lambda: module.head_input(module.features(images)).astype('float32'),
+      'features': lambda: module.features(images).astype('float32'),
+      'attention': lambda: module.attention(images) if isinstance(module, Attends) else None,
+    }
+    return {name: computed[name]() for name in outputs}
+
+  return of

@@ -1,0 +1,136 @@
+"""Static quantisation of an exported ONNX model to 8 bits, and its accuracy before and after.
+
+Kernels get a scale for each output channel, and the arrays that they are multiplied with one scale, from the range
+that they have on calibration images (arXiv 1712.05877). What is no product with a kernel stays in float32: attention's
+products, norms, softmax, activations; so do the first layer and the head, which are small and sensitive.
+"""
+
+import dataclasses
+import logging
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.preprocess import pixels_of
+from vit_jax.export.exported import Exported
+from vit_jax.foundation import class_matching
+
+_CALIBRATED, _EVALUATED = 128, 500  # images, at most
+
+
+def quantise(folder: pathlib.Path, files: Sequence[pathlib.Path], name: str) -> str:
+  """Quantises the ONNX model of a folder by image files, which the result calls `name`: sizes and accuracies.
+
+  Accuracies are given where the model classifies and images lie in folders called like classes. They are of images by
+  which it was not calibrated.
+
+  Raises UserError where an image cannot be read.
+  """
+  calibrated = _spread(files, _CALIBRATED)
+  rest = sorted(set(files) - set(calibrated))
+  before = Exported(folder)
+  labelled = _labelled(before, _spread(rest, _EVALUATED)) if rest else []
+  accuracies = [_accuracy(before, labelled)]
+  path = folder / before.description.file
+  sizes = [_size(folder, path)]
+  _write(before, calibrated, path)
+  del before
+  after = Exported(folder)
+  dataclasses.replace(after.description, precision='int8').write(folder)
+  accuracies.append(_accuracy(after, labelled))
+  sizes.append(_size(folder, path))
+  text = f'Quantised by {len(calibrated)} images of {name}: {sizes[0]:.1f} MB before, {sizes[1]:.1f} MB after'
+  if labelled:
+    text += '; accuracy of {} other images {:.2%} before, {:.2%} after'.format(len(labelled), *accuracies)
+  return f'{text}.'
+
+
+def _spread(files: Sequence[pathlib.Path], most: int) -> list[pathlib.Path]:
+  """So many of the files at most, evenly spread over all."""
+  numbers = np.linspace(0, len(files) - 1, min(most, len(files))).round().astype(int)
+  return [files[number] for number in numbers]
+
+
+def _labelled(model: Exported, files: Sequence[pathlib.Path]) -> list[tuple[pathlib.Path, int]]:
+  """The files in folders that are called like classes of a model, with the class's number."""
+  names = model.description.classes
+  if names is None or model.description.outputs[0] != 'probabilities':
+    return []
+  numbers = class_matching.by_name(names, [file.parent.name for file in files])
+  return [
+    (file, int(number)) for file, number in zip(files, numbers, strict=True) if number != class_matching.NEW
+  ]
+
+
+def _accuracy(model: Exported, labelled: Sequence[tuple[pathlib.Path, int]]) -> float:
+  """The share of images whose most probable class is their own; nan of none."""
+  right = [model([Image.open(file)]).argmax() == number for file, number in labelled]
+  return float(np.mean(right)) if right else float('nan')
+
+
+def _size(folder: pathlib.Path, path: pathlib.Path) -> float:
+  """Megabytes of a model's files."""
+  return sum(file.stat().st_size for file in folder.glob(f'{path.name}*')) / 1e6
+
+
+def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -> None:
+  """Replaces a model of float32 by the quantised one."""
+  import onnx
+  from onnxruntime import quantization
+  from onnxruntime.quantization.calibrate import CalibrationDataReader
+
+  preprocess = model.description.preprocess
+
+  class Reader(CalibrationDataReader):
+    """The model's inputs for the calibration images, one after the other."""
+
+    def __init__(self):
+      self.files = iter(files)
+
+    def get_next(self) -> Any:  # None at the end
+      file = next(self.files, None)
+      if file is None:
+        return None
+      image = Image.open(file)
+      if model.description.input == 'tensor':
+        return {'images': preprocess([image])}
+      return {'images': pixels_of(image, preprocess.channels)[None]}
+
+  original = onnx.load(path)
+  metadata = {entry.key: entry.value for entry in original.metadata_props} | {'precision': 'int8'}
+  with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    quantised = pathlib.Path(scratch, path.name)
+    logging.disable(logging.WARNING)  # its advice to optimise the model first
+    try:
+      quantization.quantize_static(
+        path,
+        quantised,
+        Reader(),
+        per_channel=True,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        nodes_to_quantize=_layers(original),
+        extra_options={
+          'OpTypesToExcludeOutputQuantization': ['MatMul', 'Conv'],
+          'CalibMaxIntermediateOutputs': 8,
+        },
+      )
+    finally:
+      logging.disable(logging.NOTSET)
+    made = onnx.load(quantised)
+  onnx.helper.set_model_props(made, metadata)
+  path.with_name(f'{path.name}.data').unlink(missing_ok=True)
+  onnx.save(made, path)
+
+
+def _layers(model: Any) -> list[str]:
+  """The names of the products and convolutions with a kernel, the first and the last apart."""
+  kernels = {tensor.name for tensor in model.graph.initializer}
+  layers = [
+    node.name for node in model.graph.node if node.op_type in ('MatMul', 'Conv') and node.input[1] in kernels
+  ]
+  return layers[1:-1]

@@ -1,0 +1,34 @@
+"""A loaded model as StableHLO, with a batch of any size, for CPUs, GPUs and TPUs in one file."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import export as jax_export
+
+from vit_jax.export import inference
+from vit_jax.export.description import Precision
+from vit_jax.foundation.errors import UserError
+from vit_jax.loaded_model import LoadedModel
+
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+
+
+def serialised(model: LoadedModel, outputs: Sequence[str], precision: Precision) -> bytes:
+  """The artefact, which `jax.export.deserialize` reads; its `call` takes images and gives the outputs by name.
+
+  Raises UserError for float16, in which no model of the house computes.
+  """
+  if precision == 'float16':
+    raise UserError('Models compute in float32 or bfloat16 in JAX; say --dtype=bfloat16.')
+  module = inference.for_inference(model, 'bfloat16' if precision == 'bfloat16' else 'float32')
+  of = inference.function(model, outputs)
+  (batch,) = jax_export.symbolic_shape('batch')
+  images = jax.ShapeDtypeStruct((batch, *model.preprocess.size, model.preprocess.channels), jnp.float32)
+  graphdef, state = nnx.split(module)
+
+  def call(images: jax.Array) -> dict[str, jax.Array]:
+    return of(nnx.merge(graphdef, state), images)
+
+  return bytes(jax_export.export(jax.jit(call), platforms=PLATFORMS)(images).serialize())

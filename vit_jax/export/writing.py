@@ -1,0 +1,66 @@
+"""Writes an exported model: the file of its format, model.json, and the page for the browser."""
+
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from vit_jax.export.description import Description, Input, Precision
+from vit_jax.loaded_model import LoadedModel
+
+_PAGE = 'page.html'  # for the browser
+
+
+class Asked(NamedTuple):
+  """What is to be written of a model."""
+
+  format: Literal['onnx', 'stablehlo']
+  input: Input
+  precision: Precision
+  outputs: Sequence[str]
+  source: str  # the checkpoint, as it was named
+  license: str | None = None
+
+
+def write(model: LoadedModel, asked: Asked, folder: pathlib.Path) -> int:
+  """Writes a model into a folder that exists; the bytes of the model's files. Raises UserError as the formats do."""
+  description = Description(
+    format=asked.format,
+    file=f'model.{asked.format}',
+    input=asked.input,
+    outputs=tuple(asked.outputs),
+    precision=asked.precision,
+    preprocess=model.preprocess,
+    classes=model.class_names,
+    num_classes=model.num_classes,
+    link=model.link,
+    architecture=model.config.describe(),
+    source=asked.source,
+    license=asked.license,
+  )
+  written = _WRITERS[asked.format](model, description, folder / description.file)
+  description.write(folder)
+  if (
+    description.format == 'onnx'
+    and description.input == 'images'
+    and description.outputs[0] == 'probabilities'
+  ):
+    shutil.copyfile(pathlib.Path(__file__).with_name(_PAGE), folder / 'index.html')
+  return sum(path.stat().st_size for path in written)
+
+
+def _onnx(model: LoadedModel, description: Description, path: pathlib.Path) -> list[pathlib.Path]:
+  from vit_jax.export import onnx_export
+
+  graph = onnx_export.graph_of(model, description.outputs, description.input, description.precision)
+  return graph.save(graph.model(description.metadata(), onnx_export.SIDES), path)
+
+
+def _stablehlo(model: LoadedModel, description: Description, path: pathlib.Path) -> list[pathlib.Path]:
+  from vit_jax.export import stablehlo
+
+  path.write_bytes(stablehlo.serialised(model, description.outputs, description.precision))
+  return [path]
+
+
+_WRITERS: dict[str, Any] = {'onnx': _onnx, 'stablehlo': _stablehlo}
