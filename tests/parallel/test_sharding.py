@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import config

@@ -8,31 +8,17 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
-from transformers_peers import randomise, safetensors_numpy, torch, transformers
+from transformers_peers import randomise, torch, transformers
 
 from vit_jax import config as c
-from vit_jax.foundation import pytrees
-from vit_jax.models.base import Architecture
-from vit_jax.pretrained import formats, torch_names
-from vit_jax.pretrained.torch_names import Rule, layer, norm
-from vit_jax.pretrained.transformers_vit import BLOCK
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import FORMATS
 
 SIZES = {
   **{'image_size': 16, 'patch_size': 4, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2},
   **{'num_attention_heads': 4, 'decoder_hidden_size': 24, 'decoder_intermediate_size': 96},
   **{'decoder_num_attention_heads': 3, 'decoder_num_hidden_layers': 3, 'norm_pix_loss': True},
 }
-DECODER = (
-  *layer('decoder/embedding', 'decoder.decoder_embed'),
-  Rule('decoder/mask_token', 'decoder.mask_token'),
-  *norm('decoder/norm', 'decoder.decoder_norm'),
-  *layer('head', 'decoder.decoder_pred'),
-  *(
-    dataclasses.replace(rule, path=f'decoder/{rule.path}', name=f'decoder.decoder_{rule.name}')
-    for rule in BLOCK
-    if rule.path.startswith('blocks/')
-  ),
-)
 
 
 @pytest.mark.slow
@@ -49,26 +35,33 @@ def test_the_loss_is_that_of_transformers(tmp_path):
       )  # columns first, as its checkpoints have them
   peer.save_pretrained(tmp_path)
 
-  encoder = formats.read(str(tmp_path))
-  model = tiny.mae(activation='gelu', norm_epsilon=encoder.architecture.model.norm_epsilon)
-  architecture = Architecture(model, (16, 16), 3, 0)
-  graphdef, shapes = architecture.graph_and_shapes()
-  tensors = safetensors_numpy.load_file(tmp_path / 'model.safetensors')
-  params = torch_names.gather(DECODER, shapes, tensors.__getitem__)
-  params |= {path: leaf for path, leaf in pytrees.flatten(encoder.params).items() if path in shapes} | {
-    path: leaf for path, leaf in params.items() if path.startswith('head/')
-  }
-  assert params.keys() == shapes.keys()
-
+  assert type(formats.read(str(tmp_path)).architecture.model) is c.ViTConfig
+  read = formats.read(str(tmp_path), decoder=True)
+  model = read.architecture.model
+  assert isinstance(model, c.MaeConfig) and model.position == 'sincos2d_mae'
+  assert not any('decoder' in note for note in read.notes)
   images, keys = tiny.images(3, (16, 16)), tiny.keys()
   noise = [jax.random.uniform(jax.random.fold_in(key, model.num_layers + 1), (16,)) for key in keys]
   with torch.no_grad():
     expected = peer.eval()(
       torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)), noise=torch.from_numpy(np.array(noise))
     ).loss
-  network = nnx.merge(graphdef, pytrees.unflatten(params))
+  network = nnx.merge(read.architecture.graph_and_shapes()[0], read.params)
   with jax.default_matmul_precision('highest'):
     loss, _ = c.MaeObjective().loss_and_metrics(network, {'image': images}, keys, c.DataConfig())
   np.testing.assert_allclose(loss, expected.item(), rtol=1e-6)
   table = peer.vit.embeddings.position_embeddings.detach().numpy()
   np.testing.assert_allclose(network.positions((16, 16)), table, atol=1e-6)
+
+  learned = dataclasses.replace(
+    read,
+    architecture=dataclasses.replace(read.architecture, model=model.with_learned_positions()),
+    params=read.params | {'position_embedding': table},
+  )  # as a run's checkpoint is read
+  FORMATS['mae']().write(learned, tmp_path / 'written')
+  again, info = transformers.ViTMAEForPreTraining.from_pretrained(
+    tmp_path / 'written', output_loading_info=True
+  )
+  assert not any(info.values()), info
+  for (name, theirs), (_, ours) in zip(peer.named_parameters(), again.named_parameters(), strict=True):
+    np.testing.assert_allclose(ours.detach(), theirs.detach(), atol=1e-6, err_msg=name)

@@ -225,7 +225,7 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
 
 
 def formats_kind(name: str) -> str:
-  kinds = {'mae': 'masked', 'msn': 'masked', 'siglip2': 'siglip', 'data2vec': 'beit', 'metaclip2': 'clip'}
+  kinds = {'siglip2': 'siglip', 'data2vec': 'beit', 'metaclip2': 'clip'}
   return kinds.get(name.split()[0], name.split()[0])
 
 
