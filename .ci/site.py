@@ -1,4 +1,4 @@
-"""Makes the pages of the site that are no file of docs/, as a hook of MkDocs: commands, options, API, notebooks, the root's.
+"""A hook of MkDocs that makes the pages which are no file of docs/: commands, options, API, notebooks, the root's.
 
 The site's tree is docs/ with the root's pages beside it, so that links between the two lose their `../` or `docs/`.
 """
@@ -75,7 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) -> str:
-  """Turns links to files of the repository into links to pages; what is no page is linked on the project's host, if any."""
+  """Turns links to files of the repository into links to pages, or, of what is no page, to the project's host."""
   source = page.file.src_uri
   place = posixpath.dirname(
     source if source in OUTSIDE or source.startswith('benchmarks/') else f'docs/{source}'
@@ -101,8 +101,8 @@ def options_page() -> str:
     sections.setdefault(section, []).append(option)
   lines = [
     '# Options',
-    'Any of them is set behind a config, such as `--config=quickstart --config.model.width=128`; the defaults below are those that a '
-    'config file replaces. `vit_jax train --help` has the same list.',
+    'Any of them is set behind a config, such as `--config=quickstart --config.model.width=128`; the defaults '
+    'below are those that a config file replaces. `vit_jax train --help` has the same list.',
   ]
   for title, found in sections.items():
     lines += [

@@ -25,7 +25,8 @@ from vit_jax.pretrained.base import Pretrained
 
 ROOT = pathlib.Path(__file__).parents[1]
 TUTORIALS = {page.stem: page for page in sorted((ROOT / 'docs/tutorials').glob('*.md'))}
-NIGHTLY = ('first_model', 'own_model', 'photos_to_service', 'plan', 'pod')  # which take half a minute and more
+# Those that take half a minute and more.
+NIGHTLY = ('first_model', 'own_model', 'photos_to_service', 'plan', 'pod')
 
 
 @pytest.fixture
