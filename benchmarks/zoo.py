@@ -1,4 +1,4 @@
-"""Every registered architecture of timm's ViT-like modules: does vit_jax load it, and compute what timm computes?
+"""Every registered architecture of timm's ViT-like modules, and transformers' classes: does vit_jax compute the same?
 
   python benchmarks/zoo.py --write --results=zoo.jsonl --markdown=docs/models.md [--modules=eva,beit] [--names=REGEX]
 
@@ -6,7 +6,8 @@ Each is built by timm at depth 1 or 2 with its own other options and random numb
 norms and running statistics, saved as timm saves it, and loaded by `vit_jax.load`. The largest difference of logits is
 relative to the largest logit; below 1e-4 it is 'same', otherwise 'WRONG'. Where vit_jax refuses, the table has its
 reason. A damaged copy (two halves of a tensor swapped) must not pass as the same. `--write` also writes each
-loaded model as a folder of timm's, which timm loads strictly and must compute the same within 1e-6.
+loaded model as a folder of timm's, which timm loads strictly and must compute the same within 1e-6. Module
+'transformers' are its classes (zoo_transformers.py).
 """
 
 import argparse
@@ -17,6 +18,9 @@ import re
 import shutil
 import tempfile
 
+import zoo_transformers  # first: it lets timm import torchvision
+
+# isort: split
 import jax
 import numpy as np
 import safetensors.numpy
@@ -30,6 +34,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import FORMATS
 
+TRANSFORMERS = 'transformers'  # no module of timm's: its classes
 MODULES = (
   *(
     'vision_transformer',
@@ -41,26 +46,30 @@ MODULES = (
     'vision_transformer_hybrid',
   ),
   *('vision_transformer_relpos', 'mlp_mixer', 'resnetv2', 'tf_efficientnet'),
+  TRANSFORMERS,
 )
 CLOSE, WRITTEN_CLOSE = 1e-4, 1e-6
-PAGE = """# timm's architectures
+PAGE = """# timm's architectures and transformers' classes
 
-Of {total} registered architectures in timm {timm}'s ViT-like modules: {counts}. This page is written by
+Of {total} registered architectures in timm {timm}'s ViT-like modules: {counts}. Of {classes} vision classes of
+transformers {transformers}: {of_classes}. This page is written by
 
 ```sh
 python benchmarks/zoo.py --write --results=zoo.jsonl --markdown=docs/models.md
 ```
 
-'same' has the largest difference between timm's logits and those of `vit_jax.load`, relative to the largest logit, with
-two blocks (Mixers and convolutional networks: all of them) and random numbers for all parameters and running
-statistics. 'written' has that between timm's logits before and after `--format=timm`, where the table was made with
-`--write`. A refused one has its reason.
+'same' has the largest difference between their outputs and those of `vit_jax.load`, relative to the largest number,
+with two or three blocks (Mixers and convolutional networks: all; resnetv2_152x4_bit: four) and random numbers for all
+parameters and running statistics. 'written' has that between their outputs before and after `--format=timm` or `hf`,
+loaded strictly; it was measured where it stands. A refused one has its reason.
 """
 DEPTH = 2
 
 
 def names_of(module: str) -> list[str]:
   """The registered architectures of a module; of EfficientNets those with TensorFlow's padding."""
+  if module == TRANSFORMERS:
+    return zoo_transformers.names()
   if module == 'tf_efficientnet':
     return timm.list_models('tf_efficientnet*', module='efficientnet')
   return timm.list_models(module=module)
@@ -81,7 +90,11 @@ def create(name: str, module: str) -> torch.nn.Module:
       options['num_kv_heads'] = heads if heads == 12 else (heads, heads // 2)
   elif module in ('naflexvit', 'vision_transformer_hybrid', 'vision_transformer_sam'):
     options |= {'depth': DEPTH}
-  model = timm.create_model(name, pretrained=False, **options).eval()
+  if name == 'resnetv2_152x4_bit':  # which takes 15 GB whole
+    options |= {'layers': (1, 1, 1, 1), 'width_factor': 4}
+    model = timm.models.resnetv2._create_resnetv2_bit(name, **options).eval()
+  else:
+    model = timm.create_model(name, pretrained=False, **options).eval()
   if 'img_size' in options:  # as the tags of a published model say it
     model.pretrained_cfg['input_size'] = (3, options['img_size'], options['img_size'])
   elif module in ('resnetv2', 'tf_efficientnet'):
@@ -148,6 +161,8 @@ def damage(place: pathlib.Path, copy: pathlib.Path) -> None:
 def check(name: str, module: str, *, write: bool) -> tuple[str, str]:
   """(outcome, detail) of an architecture."""
   with tempfile.TemporaryDirectory() as temporary:
+    if module == TRANSFORMERS:
+      return zoo_transformers.check(name, pathlib.Path(temporary), CLOSE, WRITTEN_CLOSE)
     folder = pathlib.Path(temporary) / 'theirs'
     peer = create(name, module)
     folder_of(peer, name, folder)
@@ -218,7 +233,12 @@ def counts(rows: list[dict[str, str]]) -> str:
 
 def page(rows: list[dict[str, str]]) -> str:
   """docs/models.md."""
-  parts = [PAGE.format(total=len(rows), counts=counts(rows), timm=timm.__version__)]
+  of_timm, classes = (
+    [row for row in rows if (row['module'] == TRANSFORMERS) == own] for own in (False, True)
+  )
+  said = {'timm': timm.__version__, 'transformers': zoo_transformers.transformers.__version__}
+  said |= {'counts': counts(of_timm), 'of_classes': counts(classes)}
+  parts = [PAGE.format(total=len(of_timm), classes=len(classes), **said)]
   for module in dict.fromkeys(row['module'] for row in rows):
     own = [row for row in rows if row['module'] == module]
     parts.append(f'## {module}\n\n{counts(own)}\n\n| architecture | | |\n|---|---|---|')

@@ -19,6 +19,7 @@ RECIPES = (
   'Use another optimizer',
   'Add a checkpoint format',
   'Add an evaluator',
+  'Look on at every step',
 )
 
 

@@ -60,7 +60,7 @@ def imported_modules(file: pathlib.Path) -> set[str]:
   return modules - set(sys.stdlib_module_names) - {'_typeshed'}  # of type checkers
 
 
-USED_EXTRAS = ('beam', 'huggingface', 'gcs', 's3', 'serve')
+USED_EXTRAS = ('beam', 'export', 'huggingface', 'gcs', 's3', 'search', 'serve')
 RUN_TIME = [*PROJECT['dependencies'], *(text for extra in USED_EXTRAS for text in EXTRAS[extra])]
 # Used where they are installed: timm by a test, the others by config.tracker.
 OPTIONAL = {'timm', 'mlflow', *distributions(EXTRAS['mlflow'] + EXTRAS['wandb'])}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import config
@@ -135,6 +136,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
       **{'mlp': 'swiglu', 'mlp_sub_norm': True, 'attention_sub_norm': True, 'pre_norm': True},
       **{'final_norm': 'pooled', 'position': 'learned+rotary_mixed', 'norm': 'rms_norm'},
     ),
+    tiny.mae(),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
   ],
   ids=[
@@ -149,6 +151,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
     'parallel',
     'parallel_pairs',
     'parts',
+    'mae',
     'axial',
   ],
 )

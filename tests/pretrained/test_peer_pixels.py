@@ -1,6 +1,7 @@
 """The pixels of `Preprocess`, one by one, against timm's and transformers' own code.
 
-By night 500 images of random sizes are compared, by day those for which rounding has gone wrong before and a few more.
+By night 500 images of random sizes are compared, by day those for which rounding has gone wrong before and a few more;
+with VIT_JAX_PHOTOGRAPHS=/folder the JPEGs in it instead, and -s prints how many pixels differ.
 """
 
 import json
@@ -48,6 +49,8 @@ TRANSFORMERS = {
     {'size': {'shortest_edge': 248}, 'crop_size': {'height': 96, 'width': 225}, 'resample': 1},
   ),
   'clip': ('CLIP', {}),
+  'aimv2': ('CLIP', {'size': {'shortest_edge': 336}, 'crop_size': {'height': 336, 'width': 336}}),
+  'mae': ('ViT', {'size': SQUARE, 'resample': 3, 'image_mean': list(IMAGENET['mean'])}),
   'siglip': ('Siglip', {}),
   'siglip 2': (
     'Siglip',
@@ -61,6 +64,8 @@ TRANSFORMERS = {
 
 @pytest.fixture(scope='module')
 def photographs() -> list[Image.Image]:
+  if folder := os.environ.get('VIT_JAX_PHOTOGRAPHS'):
+    return [Image.open(path).convert('RGB') for path in sorted(pathlib.Path(folder).rglob('*.JPEG'))]
   rng = np.random.default_rng(0)
   sizes = np.exp(rng.uniform(np.log(32), np.log(900), (COUNT, 2))).astype(int)
   return [Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)) for size in (*KNOWN, *sizes)]

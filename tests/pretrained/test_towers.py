@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,8 @@ from transformers_peers import (
 
 import vit_jax
 from vit_jax import recipes
+from vit_jax.adapters.lora import AdapterConfig
+from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import tokenizing
@@ -67,6 +70,12 @@ TOWERS = {
   ),
   'clip classifier': Tower(
     'CLIPForImageClassification', {'text_config': TEXT, 'vision_config': VISION, 'num_labels': 3}, 'logits'
+  ),
+  'metaclip2': Tower(
+    'MetaClip2Model',
+    {'text_config': TEXT, 'vision_config': VISION, 'projection_dim': 24},
+    'image',
+    'CLIPVisionModelWithProjection',
   ),
   'beit': Tower(
     'BeitForImageClassification',
@@ -113,6 +122,12 @@ TOWERS = {
   'siglip2': Tower(
     'Siglip2VisionModel', {**SIZES, 'patch_size': 8, 'num_patches': 4}, 'pooler_output', 'SiglipVisionModel'
   ),
+  'siglip2 classifier': Tower(
+    'Siglip2ForImageClassification',
+    {'text_config': TEXT, 'vision_config': {**SIZES, 'patch_size': 8, 'num_patches': 4}, 'num_labels': 3},
+    'logits',
+    'SiglipForImageClassification',
+  ),
   'siglip': Tower(
     'SiglipModel', {'text_config': TEXT, 'vision_config': VISION}, 'pooler_output', 'SiglipVisionModel'
   ),
@@ -145,7 +160,8 @@ def output_of(peer, name: str, images: np.ndarray) -> np.ndarray:
     grid = images.reshape(b, side // 8, 8, side // 8, 8, c).transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, 64 * c)
     shape = torch.tensor([[side // 8] * 2] * b)
     with torch.no_grad():
-      return peer(torch.from_numpy(grid), torch.ones(grid.shape[:2]), shape).pooler_output.numpy()
+      output = peer(torch.from_numpy(grid), torch.ones(grid.shape[:2]), shape)
+      return getattr(output, TOWERS[name].output).numpy()
   if TOWERS[name].output == 'image':
     with torch.no_grad():
       output = (
@@ -209,7 +225,7 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
 
 
 def formats_kind(name: str) -> str:
-  kinds = {'mae': 'masked', 'msn': 'masked', 'siglip2': 'siglip', 'data2vec': 'beit'}
+  kinds = {'siglip2': 'siglip', 'data2vec': 'beit', 'metaclip2': 'clip'}
   return kinds.get(name.split()[0], name.split()[0])
 
 
@@ -241,7 +257,7 @@ def two_towers(name: str, folder) -> Any:
     peer, padding = peer_of('siglip'), 'max_length'
   else:
     end = 2 if name == 'clip by argmax' else WORDS.index('</s>')
-    cls = transformers.CLIPModel
+    cls = getattr(transformers, 'MetaClip2Model' if name == 'metaclip2' else 'CLIPModel')
     text = {**TEXT, 'eos_token_id': end}
     options = TOWERS['clip'].options | {'text_config': text}
     peer, padding = randomise(cls(cls.config_class(**options)), 0), True
@@ -257,7 +273,7 @@ def two_towers(name: str, folder) -> Any:
   return logits
 
 
-@pytest.mark.parametrize('name', ['clip', 'clip by argmax', 'siglip'])
+@pytest.mark.parametrize('name', ['clip', 'clip by argmax', 'metaclip2', 'siglip'])
 def test_classes_by_their_names_get_the_logits_of_transformers(name, tmp_path):
   logits = two_towers(name, tmp_path / 'peer')
   alone = read(tmp_path / 'peer')
@@ -287,14 +303,19 @@ def test_folder_without_a_text_tower_or_tokenizer_says_so(tmp_path):
     vit_jax.load(tmp_path / 'both', classes=['a dog'])
 
 
-def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
-  two_towers('clip', tmp_path / 'peer')
+def of_two_classes(folder) -> None:
+  """Images of a dog and of a red cat."""
   rng = np.random.default_rng(0)
   for place in ('train/dog', 'train/red cat', 'val/dog', 'val/red cat'):
-    (tmp_path / 'data' / place).mkdir(parents=True)
+    (folder / 'data' / place).mkdir(parents=True)
     for number in range(4):
       image = Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8))
-      image.save(tmp_path / 'data' / place / f'{number}.png')
+      image.save(folder / 'data' / place / f'{number}.png')
+
+
+def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
+  two_towers('clip', tmp_path / 'peer')
+  of_two_classes(tmp_path)
   config = recipes.fitted(str(tmp_path / 'peer'), f'folder:{tmp_path}/data', 'text')
   config = dataclasses.replace(config, total='0 steps')
   loop.train(config, tmp_path / 'run')
@@ -303,6 +324,26 @@ def test_fine_tuning_begins_with_the_head_of_texts(tmp_path):
   images = make_images(read(tmp_path / 'peer'))
   np.testing.assert_allclose(run(images), begun(images), atol=1e-6)
   assert run.class_names == ('dog', 'red cat')
+
+
+@pytest.mark.nightly  # the same code as of other adapters' runs, and two trainings
+def test_a_run_with_an_adapter_goes_on_without_the_tokenizer_that_made_its_head(tmp_path):
+  two_towers('clip', tmp_path / 'peer')
+  of_two_classes(tmp_path)
+  config = recipes.fitted(str(tmp_path / 'peer'), f'folder:{tmp_path}/data', 'text')
+  config = dataclasses.replace(
+    config,
+    total='2 steps',
+    batch_size=8,
+    adapter=AdapterConfig(rank=2),
+    checkpoint=CheckpointConfig(every='1 steps', keep=2),
+  )
+  loop.train(config, tmp_path / 'run')
+  expected = read(tmp_path / 'run').params
+  shutil.rmtree(tmp_path / 'run/checkpoints/2')
+  (tmp_path / 'peer/tokenizer.json').unlink()
+  loop.train(config, tmp_path / 'run')
+  jax.tree.map(np.testing.assert_array_equal, read(tmp_path / 'run').params, expected)
 
 
 def test_tokens_of_siglip2_are_those_of_transformers(tmp_path):

@@ -39,7 +39,7 @@ def checkpoint(golden) -> pathlib.Path:
 
 @pytest.fixture(scope='module')
 def service(checkpoint, tmp_path_factory):
-  flags = ['--max_megabytes=1', '--max_megapixels=1', '--timeout=2', '--batch_size=4']
+  flags = ['--max_megabytes=1', '--max_megapixels=1', '--timeout=5', '--batch_size=4']
   with running(checkpoint, *flags, folder=tmp_path_factory.mktemp('service')) as started:
     yield started
 

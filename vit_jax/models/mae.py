@@ -76,6 +76,15 @@ class MaeConfig(ViTConfig):
     )
 
   @property
+  def encoder(self) -> ViTConfig:
+    """The encoder as a Vision Transformer of its own, which sees all patches."""
+    options: dict[str, Any] = {
+      field.name: getattr(self, field.name) for field in dataclasses.fields(ViTConfig)
+    }
+    options['patch_dropout'] = 0.0
+    return ViTConfig(**options).for_classification()
+
+  @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)
     return (
       *super().sharding_rules,
@@ -89,11 +98,7 @@ class MaeConfig(ViTConfig):
 
   def for_classification(self) -> ViTConfig:
     """The encoder by itself, whose positions then learn, as in the authors' fine-tuning."""
-    options: dict[str, Any] = {
-      field.name: getattr(self, field.name) for field in dataclasses.fields(ViTConfig)
-    }
-    options['patch_dropout'] = 0.0
-    return ViTConfig(**options).with_learned_positions().for_classification()
+    return self.encoder.with_learned_positions()
 
   def pixels(self, channels: int) -> int:
     """Numbers of a patch of images with so many channels."""

@@ -69,7 +69,8 @@ def dataset(config: Config, examples: float | None) -> Dataset:
     raise UserError(f'--examples={examples} is no number of images; give one such as 1281167.')
   if not examples and not (data.mixture or data.classes or data.max_per_class):
     examples = PUBLISHED_SIZES.get((data.source, data.split))
-  if examples and config.objective.head_size(0, data):
+  heads = {config.objective.head_size(classes, data) for classes in (0, 1)}
+  if examples and len(heads) == 1:  # whatever classes the data has
     return Dataset(int(examples))
   try:
     source = sources.open_training(data, config.seed)

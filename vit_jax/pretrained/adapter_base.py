@@ -12,6 +12,7 @@ from vit_jax.config import Config
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
+from vit_jax.models.capabilities import ReconstructionOptions
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained
@@ -25,7 +26,13 @@ def read_checkpoint(config: Config, address: str | None = None) -> Pretrained:
   assumed = {name: getattr(config.model, name) for name in config.model.function_options}
   source = address or config.init.checkpoint
   assert source is not None
-  return formats.read(source, image_size=config.data.image_size, assumed=assumed, weights=config.init.weights)
+  return formats.read(
+    source,
+    image_size=config.data.image_size,
+    assumed=assumed,
+    weights=config.init.weights,
+    decoder=isinstance(config.model, ReconstructionOptions),
+  )
 
 
 def meta(config: Config, base: Pretrained) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class ReadOptions:
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Parameters of a run that has both: as they were trained ('raw') or their EMA ('ema'); see InitConfig.
   weights: Weights | None = None
+  # Whether the decoder of a masked autoencoder is read too, as the options of its model then say.
+  decoder: bool = False
 
 
 class Format(abc.ABC):
@@ -195,7 +197,8 @@ FORMATS: Registry[Format] = Registry(
     'beit': 'vit_jax.pretrained.transformers_beit:BeitFormat',
     'aimv2': 'vit_jax.pretrained.transformers_aimv2:Aimv2Format',
     'pixio': 'vit_jax.pretrained.transformers_pixio:PixioFormat',
-    'masked': 'vit_jax.pretrained.transformers_vit:MaskedFormat',
+    'mae': 'vit_jax.pretrained.transformers_mae:MaeFormat',
+    'msn': 'vit_jax.pretrained.transformers_vit:MsnFormat',
     'efficientnet': 'vit_jax.pretrained.transformers_efficientnet:EfficientNetFormat',
     'open_clip': 'vit_jax.pretrained.open_clip:OpenClipFormat',
     'original': 'vit_jax.pretrained.original_names:OriginalFormat',

@@ -23,6 +23,7 @@ def read(
   told: Mapping[str, Any] | None = None,
   assumed: Mapping[str, Any] | None = None,
   weights: Weights | None = None,
+  decoder: bool = False,
 ) -> Pretrained:
   """The model of a checkpoint.
 
@@ -33,12 +34,13 @@ def read(
     told: options of its model that its files do not tell; see `ReadOptions`.
     assumed: likewise, taken only where the format stores none.
     weights: of a training run: 'raw' or 'ema'; see InitConfig.
+    decoder: of a masked autoencoder: whether its decoder is read too, where files of another project have one.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or of a model that we do not have.
   """
   path = located(source)
-  found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights)
+  found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights, decoder)
   found.check_options(path, options)
   return found.read(path, options)
 

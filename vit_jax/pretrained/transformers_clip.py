@@ -95,13 +95,18 @@ _CLIP_VISION = Family(
 )
 
 
+_CLIP_PAIR = dataclasses.replace(_CLIP_VISION, classifier='ForImageClassification', section='vision_config')
+
+
 class ClipFormat(_TwoTowersFormat):
-  """A folder of `CLIPModel`, `CLIPVisionModel` (with projection too) or `CLIPForImageClassification`."""
+  """A folder of `CLIPModel`, `CLIPVisionModel` (also with projection), `CLIPForImageClassification`; or MetaCLIP 2."""
 
   title = "a folder of transformers' CLIP"
   families = {
     'clip_vision_model': _CLIP_VISION,
-    'clip': dataclasses.replace(_CLIP_VISION, classifier='ForImageClassification', section='vision_config'),
+    'clip': _CLIP_PAIR,
+    'metaclip_2_vision_model': dataclasses.replace(_CLIP_VISION, stem='MetaClip2'),
+    'metaclip_2': dataclasses.replace(_CLIP_PAIR, stem='MetaClip2'),
   }
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
@@ -128,13 +133,14 @@ class ClipFormat(_TwoTowersFormat):
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     options = _CLIP_VISION.common(values.with_defaults(_CLIP_TEXT)) | {'class_token': False, 'pool': 'gap'}
-    end = values.integer('eos_token_id', 49407)
+    end = values.integer('eos_token_id', 49407 if whole.text('model_type') == 'clip' else 2)
     return TextLayout(
       TextConfig(**options, causal=True, features=whole.integer('projection_dim', 512)),
       values.integer('max_position_embeddings', 77),
       _text_rules('text_projection'),
       *_TEXT_TENSORS,
-      end=None if end == 2 else end,  # of OpenAI's folders, in which 2 is another token
+      # In OpenAI's folders 2 is another token; the end is the largest number.
+      end=None if end == 2 and whole.text('model_type') == 'clip' else end,
       scale='logit_scale',
       bias=None,
       link='softmax',

@@ -1,4 +1,4 @@
-"""ViT, DeiT and what has ViT's names in transformers: MAE's encoder, MSN and I-JEPA."""
+"""ViT, DeiT and what has ViT's names in transformers: MSN and I-JEPA; MAE is in transformers_mae.py."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from vit_jax.pretrained.transformers_family import (
   IMAGENET,
   TOKENS,
   TWO_HEADS,
-  UNUSED,
   Family,
 )
 
@@ -31,15 +30,14 @@ BLOCK = (
 )
 _RULES = (*BLOCK, *layer('pre_logits', 'pooler.dense'))
 _DEFAULTS = {'patch_size': 16, 'layer_norm_eps': 1e-12}
-_VIT = Family('ViT', 'vit.', _RULES, TOKENS, _DEFAULTS, 'bicubic', HALF)
-_DECODER = {r'(?:vit\.)?decoder\..*': 'The decoder, which only pre-training uses, is left out.'}
+VIT = Family('ViT', 'vit.', _RULES, TOKENS, _DEFAULTS, 'bicubic', HALF)
 
 
 class ViTFormat(TransformersFormat):
   """A folder of `ViTModel` or `ViTForImageClassification`."""
 
   title = "a folder of transformers' ViT"
-  families = {'vit': _VIT}
+  families = {'vit': VIT}
   # Its register tokens.
   registers: ClassVar[int] = 0
   # Whether a folder without a head may have a layer behind the class token.
@@ -81,7 +79,7 @@ class DeiTFormat(ViTFormat):
   title = "a folder of transformers' DeiT"
   families = {
     'deit': dataclasses.replace(
-      _VIT,
+      VIT,
       stem='DeiT',
       prefix='deit.',
       tokens=dataclasses.replace(TOKENS, registers='embeddings.distillation_token', positioned=2),
@@ -93,17 +91,14 @@ class DeiTFormat(ViTFormat):
   notes = (NO_DISTILLATION_HEAD,)
 
 
-class MaskedFormat(ViTFormat):
-  """A folder of `ViTMAEModel` (the encoder of `ViTMAEForPreTraining` too), `ViTMSNModel` or MSN's classifier."""
+class MsnFormat(ViTFormat):
+  """A folder of `ViTMSNModel` or its classifier."""
 
-  title = "a folder of transformers' ViTMAE or ViTMSN"
+  title = "a folder of transformers' ViTMSN"
   families = {
-    'vit_mae': dataclasses.replace(
-      _VIT, stem='ViTMAE', preprocess=IMAGENET, classifier=None, ignored={**UNUSED, **_DECODER}
-    ),
     'vit_msn': dataclasses.replace(
-      _VIT, stem='ViTMSN', preprocess=IMAGENET, defaults=_DEFAULTS | {'layer_norm_eps': 1e-6}
-    ),
+      VIT, stem='ViTMSN', preprocess=IMAGENET, defaults=_DEFAULTS | {'layer_norm_eps': 1e-6}
+    )
   }
   has_pooler = False
 
@@ -114,7 +109,7 @@ class IJepaFormat(ViTFormat):
   title = "a folder of transformers' I-JEPA"
   families = {
     'ijepa': dataclasses.replace(
-      _VIT,
+      VIT,
       stem='IJepa',
       prefix='ijepa.',
       tokens=Tokens(position='embeddings.position_embeddings', class_token=None, positioned=0),

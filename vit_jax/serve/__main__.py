@@ -50,7 +50,8 @@ def main(arguments: Sequence[str]) -> None:
     from vit_jax.serve.app import Service
     from vit_jax.serve.photos import Limits
   except ModuleNotFoundError as error:
-    raise UserError(f"vit_jax serve needs the package {error.name}: pip install 'vit_jax[serve]'.") from error
+    package = str(error.name).partition('.')[0]
+    raise UserError(f"vit_jax serve needs the package {package}: pip install 'vit_jax[serve]'.") from error
   from vit_jax.foundation import compilation_cache
   from vit_jax.serve import served
 

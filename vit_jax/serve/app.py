@@ -97,7 +97,8 @@ class Service:
       self._metrics.answered(path, status, seconds)
       self.answered += 1
       if path not in _QUIET:
-        print(f'{scope["method"]} {path} {status} {1000 * seconds:.0f} ms', flush=True)
+        with contextlib.suppress(OSError):  # of a full disk: the answer has been sent
+          print(f'{scope["method"]} {path} {status} {1000 * seconds:.0f} ms', flush=True)
 
   async def _predict(self, request: Request) -> Response:
     """The most probable classes, as `vit_jax predict --format=json` prints them."""

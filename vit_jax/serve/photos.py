@@ -24,7 +24,15 @@ from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.serve.served import Served
 
 # Kinds of files that are decoded. Pillow knows others, for some of which it starts programs (EPS).
-_KINDS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'TIFF', 'AVIF')
+_KINDS = (
+  'JPEG',
+  'PNG',
+  'WEBP',
+  'GIF',
+  'BMP',
+  'TIFF',
+  'AVIF',
+)  # the last is missing from some builds of Pillow
 _LARGE = 4_000_000  # pixels of a photo that is decoded by itself
 _BODIES = 8  # of the largest size that are in memory at a time
 _one_large = threading.Lock()
@@ -108,7 +116,10 @@ class PhotoReader:
         400, f'The form cannot be read ({error.message.rstrip(".")}); send it again.'
       ) from error
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    found = [Photo(_named(file.filename, number), await file.read()) for number, file in enumerate(files, 1)]
+    found = [
+      Photo((file.filename or f'image {number}')[:200], await file.read())
+      for number, file in enumerate(files, 1)
+    ]
     await form.close()
     if not parser.ended:
       raise HTTPException(400, 'The form is cut off; send it again.')
@@ -148,14 +159,10 @@ async def _once(body: bytes):
   yield body
 
 
-def _named(name: str | None, number: int) -> str:
-  return (name or f'image {number}')[:200]
-
-
 def prepared(photo: Photo, model: Served, limits: Limits) -> np.ndarray:
   """The model's input of a photo; HTTPException, with a sentence, where it is none or too large."""
   try:
-    with Image.open(io.BytesIO(photo.content), formats=[kind for kind in _KINDS if _knows(kind)]) as image:
+    with Image.open(io.BytesIO(photo.content), formats=_KINDS) as image:
       pixels = image.width * image.height
   except Image.DecompressionBombError as error:
     said = f'{photo.name} has far more than {limits.pixels:,} pixels; shrink it.'
@@ -172,9 +179,3 @@ def prepared(photo: Photo, model: Served, limits: Limits) -> np.ndarray:
       return model.prepare(Picture(photo.content, model.channels, photo.name).pixels())
     except UserError as error:
       raise HTTPException(400, str(error)) from error
-
-
-def _knows(kind: str) -> bool:
-  """Whether Pillow, as it was built, can decode a kind of file."""
-  Image.init()
-  return kind in Image.OPEN

@@ -54,7 +54,7 @@ def opened(
     UserError: there is no such model, or it does not fit what is asked for.
   """
   name = place.rstrip('/').rpartition('/')[2]  # where it lies is nobody's business
-  if pathlib.Path(place, FILE).is_file():
+  if pathlib.Path(place, FILE).expanduser().is_file():
     if weights or classes:
       raise UserError(f'{place} is exported: --weights and --classes are for vit_jax export; leave them out.')
     model = _of_export(name, place)
@@ -106,10 +106,14 @@ def _of_export(name: str, place: str) -> Served:
   model = exported.read(place)
   told = model.description
   resizes = told.input == 'images'  # which have one size in a batch, so each is one of its own
+  has = [output for output in ('probabilities', 'embeddings') if output in told.outputs]
+  remedy = 'export it with --outputs=probabilities,embeddings'
+  if not has:
+    raise UserError(f'{place} was exported without probabilities and embeddings; {remedy}.')
   absent = {
-    output: f'{name} was exported without {output}; export it with --outputs=probabilities,embeddings.'
+    output: f'{name} was exported without {output}; {remedy}.'
     for output in ('probabilities', 'embeddings')
-    if output not in told.outputs
+    if output not in has
   }
   shape, kind = (*told.preprocess.size, told.preprocess.channels), np.uint8 if resizes else np.float32
   return Served(
@@ -118,11 +122,7 @@ def _of_export(name: str, place: str) -> Served:
     told.preprocess.channels,
     (lambda pixels: pixels) if resizes else (lambda pixels: told.preprocess([pixels])[0]),
     np.zeros(shape, kind),
-    {
-      output: lambda images, output=output: model.outputs(images)[output]
-      for output in ('probabilities', 'embeddings')
-      if output not in absent
-    },
+    {output: lambda images, output=output: model.outputs(images)[output] for output in has},
     {**absent, 'attention': 'An exported model shows no attention; serve its checkpoint.'},
     0 if 'probabilities' in absent else told.num_classes,
     told.classes,

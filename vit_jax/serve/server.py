@@ -53,7 +53,7 @@ def run(service: Service, listening: socket.socket, seconds: float) -> None:
   )
   server = _Server(config, service)
   server.run([listening])
-  if server.compiled is not None and server.compiled.done() and (error := server.compiled.exception()):
+  if server.compiled and server.compiled.done() and (error := server.compiled.exception()):
     raise error
 
 
@@ -87,9 +87,7 @@ class _Server(uvicorn.Server):
     # What lies in the buffers of connections is read, and so waited for.
     await asyncio.sleep(_SECONDS_TO_HEAR)
     await super().shutdown(sockets)
-    if (
-      self.compiled is not None and not self.compiled.done()
-    ):  # no photo has been taken, and a compilation cannot be stopped
+    if self.compiled and not self.compiled.done():  # which nothing can stop; no photo has been taken
       signals.end_process('Stopped while the model was being compiled.', 0)
     self._service.close()
     print(f'Stopped after {self._service.answered:,} requests.', flush=True)

@@ -46,8 +46,8 @@ def read_base(
   """Reads the base of a run's adapter; it is compared with what the run's checkpoint says of it, unless that is None.
 
   Returns:
-    The frozen parameters on the mesh; the arrays of what is trained, for `initial_state`; what checkpoints are to say
-    of the base; and the text of `read_initial`.
+    The frozen parameters on the mesh; the arrays of what is trained, for `initial_state` of a run that begins; what
+    checkpoints are to say of the base; and the text of `read_initial`.
 
   Raises:
     UserError: as `read_initial`, or where the base is another one, or a frozen parameter does not come from it.
@@ -58,7 +58,11 @@ def read_base(
   if known is not None:
     adapter_base.check_same(known, meta)
   check_facts([Fact("the tensors of the adapter's base", meta['address'], meta['tensors'])])
-  arrays, text = _fitted(pretrained, config, run.architecture, run.dataset.class_names)
+  if known is None or 'head' in run.program.base:
+    arrays, text = _fitted(pretrained, config, run.architecture, run.dataset.class_names)
+  else:  # the checkpoint has the head: none is made of texts again, perhaps without their tokenizer
+    arrays, report = adapt(pretrained, run.architecture, config.init)
+    text = str(report)
   frozen = adapter_base.frozen(arrays, run.program.base, config.init.checkpoint)
   arrays = {path: array for path, array in arrays.items() if path not in frozen}
   arrays |= lora.magnitudes(frozen, run.program.state.params)

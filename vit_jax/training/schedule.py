@@ -24,7 +24,8 @@ class ScheduleConfig:
   learning_rate: NotNegative = 1e-3
   # Length of the linear warmup from 0 to learning_rate; '0 steps' for none.
   warmup: DurationOrZero = '0 steps'
-  # Kind of decay from the end of the warmup to the end of the run.
+  # Kind of decay from the end of the warmup to the end of the run; 'constant' with a cooldown is WSD (warmup, stable,
+  # decay).
   decay: Literal['linear', 'cosine', 'exponential', 'constant', 'rsqrt', 'staircase'] = 'cosine'
   # Learning rate at the end, for 'linear', 'cosine' and 'exponential'.
   end_value: NotNegative = 0.0
