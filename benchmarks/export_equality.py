@@ -33,7 +33,7 @@ from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.vit_config import ViTConfig
 
-_PHOTOS = flags.DEFINE_string('photos', None, 'Folder of photographs.', required=True)
+_PHOTOS = flags.DEFINE_string('photos', 'photos', 'Folder of photographs.')
 _MOST = flags.DEFINE_integer('most', 100, 'Photographs, evenly spread over the folder.')
 _CHECKPOINT = flags.DEFINE_list('checkpoint', [], 'Checkpoints to compare too.')
 _DEPTH = flags.DEFINE_integer('depth', None, 'Blocks, fewer than published.')
@@ -58,20 +58,22 @@ def main() -> None:
   numbers = np.linspace(0, len(files) - 1, min(_MOST.value, len(files))).astype(int)
   photos = [Image.open(files[number]).convert('RGB') for number in numbers]
   for name in [*names, *_CHECKPOINT.value]:
-    model = random_model(MODELS[name]) if name in names else vit_jax.load(name)
+    model = random_model(MODELS[name], _DEPTH.value) if name in names else vit_jax.load(name)
     print(name, compared(model, photos), flush=True)
 
 
-def random_model(config) -> LoadedModel:
+def random_model(config, depth: int | None = None) -> LoadedModel:
   """A network of 224 pixels and 1,000 classes with random parameters."""
-  if _DEPTH.value:
-    config = dataclasses.replace(config, depth=_DEPTH.value)
+  if depth:
+    config = dataclasses.replace(config, depth=depth)
   graphdef, shapes = nnx.split(Architecture(config, (224, 224), 3, 1000).abstract())
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
     name = jax.tree_util.keystr(path)
     deviation = 2 / np.sqrt(leaf.shape[0]) if 'head' in name and leaf.ndim > 1 else 0.02
+    if leaf.ndim > 3 and 'kernel' in name and isinstance(config, ResNetConfig | EfficientNetConfig):
+      deviation = np.sqrt(2 / np.prod(leaf.shape[-4:-1]))  # so that activations keep their size
     values = rng.standard_normal(leaf.shape, np.float32) * deviation
     return jnp.asarray(values + ('scale' in name or 'var' in name), leaf.dtype)
 

@@ -59,7 +59,12 @@ def _onnx(path: pathlib.Path, threads: int | None) -> Any:
   options.log_severity_level = 3  # errors
   if threads is not None:
     options.intra_op_num_threads = threads
-  session = library.InferenceSession(str(path), options, providers=library.get_available_providers())
+  known = (
+    'CUDAExecutionProvider',
+    'CPUExecutionProvider',
+  )  # others compute in fewer bits without being asked
+  providers = [name for name in known if name in library.get_available_providers()]
+  session = library.InferenceSession(str(path), options, providers=providers)
 
   def run(batch: np.ndarray, names: Sequence[str]) -> list[np.ndarray]:
     return session.run(list(names), {'images': batch})

@@ -114,10 +114,7 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
         nodes_to_quantize=_layers(original),
-        extra_options={
-          'OpTypesToExcludeOutputQuantization': ['MatMul', 'Conv'],
-          'CalibMaxIntermediateOutputs': 8,
-        },
+        extra_options={'OpTypesToExcludeOutputQuantization': ['MatMul', 'Conv']},
       )
     finally:
       logging.disable(logging.NOTSET)

@@ -87,7 +87,7 @@ class MaeFormat(ViTFormat):
 
   def export(self, pretrained: Pretrained) -> Export:
     model = pretrained.architecture.model
-    if not isinstance(model, MaeConfig):
+    if type(model) is not MaeConfig:
       return super().export(pretrained)
     architecture = dataclasses.replace(pretrained.architecture, model=model.encoder)
     params = pytrees.flatten(pretrained.params)
