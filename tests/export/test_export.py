@@ -113,7 +113,7 @@ def test_onnxruntime_gives_the_probabilities_of_the_model_for_photos_of_any_size
   ids=lambda options: '-'.join(str(value) for value in options.values()),
 )
 def test_pixels_within_the_graph_are_those_of_preprocess(options, tmp_path):
-  preprocess, graph = Preprocess((36, 32), **options), Graph(np.dtype(np.float16))
+  preprocess, graph = Preprocess((36, 32), **options), Graph()
   sides = jax_export.symbolic_shape('batch, height, width')
   prepared = onnx_images.add(graph, preprocess, *sides)
   graph.nodes.append(Node('Identity', [prepared.name], ['prepared'], {}))
@@ -209,15 +209,31 @@ def test_primitive_without_a_translation_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_float32_of_a_model_that_computes_in_bfloat16_is_compared_in_float32(tmp_path):
+  loaded = model(tiny.options(dtype='bfloat16'))
+  write(loaded, tmp_path)
+  assert re.search(r'probabilities by \d\.\de-0[6-9]', check.compared(loaded, tmp_path))
+
+
+def test_export_replaces_an_earlier_one_whole_and_other_files_stay(tmp_path):
+  loaded = model()
+  (tmp_path / 'notes.txt').write_text('mine')
+  write(loaded, tmp_path)
+  write(loaded, tmp_path, input='tensor', outputs=('embeddings',))
+  assert {path.name for path in tmp_path.iterdir()} == {'notes.txt', 'model.json', 'model.onnx'}
+
+
 def test_graph_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
   loaded = model()
   write(loaded, tmp_path)
   said = check.compared(loaded, tmp_path)
-  assert re.fullmatch(r'Compared with .* 2 images: probabilities by \d\.\de-0\d at most\.', said)
+  assert re.fullmatch(r'Compared with .* 3 images: probabilities by \d\.\de-0\d at most\.', said)
   monkeypatch.setattr(onnx_functions, '_gelu', lambda graph, x, approximate: graph.tensor('Relu', [x], x))
   write(loaded, tmp_path)
   with pytest.raises(UserError, match='gives other probabilities than the model'):
     check.compared(loaded, tmp_path)
+  with pytest.raises(UserError, match='has no model.json'):
+    export.read(tmp_path)
 
 
 @pytest.mark.slow
@@ -226,7 +242,7 @@ def test_command_writes_a_model_that_says_what_it_is(golden, tmp_path):
     'vit_jax.export', str(path(golden, 'a_vit_token')), 'out', '--format=onnx', '--license=mit', cwd=tmp_path
   )
   assert ended.returncode == 0, ended.stderr
-  assert 'Compared with the model on 2 images' in ended.stdout
+  assert 'Compared with the model on 3 images' in ended.stdout
   told = json.loads((tmp_path / 'out/model.json').read_text())
   metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'out/model.onnx').metadata_props}
   assert metadata['license'] == told['license'] == 'mit' and metadata['source'] == told['source']
@@ -239,6 +255,7 @@ def test_command_writes_a_model_that_says_what_it_is(golden, tmp_path):
   [
     ('x out --format=stablehlo --input=images', 'StableHLO takes what model.preprocess gives'),
     ('x out --format=onnx --int8=photos --dtype=float16', '--int8 makes 8 bits of float32'),
+    ('x out --format=onnx --dtype=bfloat16', 'say --dtype=float16'),
     ('x gs://out --format=onnx', 'is an address, which this command does not write to'),
     ('x --format=onnx', 'two names and not 1'),
   ],

@@ -1,5 +1,6 @@
 """Searches: what is drawn, by whom, what stops early, and what is said of the best."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -135,5 +136,43 @@ def test_grid_without_enough_combinations_is_refused(searcher):
 
 def test_folder_of_another_search_is_refused(searcher):
   searcher(SEARCH, 'one')
-  with pytest.raises(UserError, match='has another search of this title'):
-    searcher(Search('Rates', SEARCH.variant, {'model.depth': integers(1, 2)}, trials=2), 'one')
+  with pytest.raises(UserError, match='has another search'):
+    searcher(Search('Other', SEARCH.variant, {'model.depth': integers(1, 2)}, trials=2), 'one')
+
+
+@pytest.mark.parametrize('sampler', ['random', 'grid'])
+def test_trial_whose_process_was_killed_while_it_drew_gets_all_its_options(searcher, sampler):
+  ranges = {'model.depth': choice(1, 2), 'model.dropout': choice(0.0, 0.1)}
+  search = Search('Killed', SEARCH.variant, ranges, trials=2, sampler=sampler)
+  list(searcher(search, 'alone').run(1))
+  killed = searcher(search, 'killed')
+  killed.study.ask()
+  list(searcher(search, 'killed').run(1))
+  assert drawn(searcher(search, 'killed')) == drawn(searcher(search, 'alone'))
+
+
+def test_trial_that_another_process_ends_in_between_is_not_done_again(searcher):
+  other, own = searcher(SEARCH, 'race'), searcher(SEARCH, 'race')
+  begun, claim = other._begin(set()), own._claim
+
+  def late(number):
+    own._claim = claim
+    other._end(begun, 'It was killed.')
+    return claim(number)
+
+  own._claim = late
+  assert own._begin(set()).trial.number == 1
+
+
+def test_search_that_cannot_be_drawn_is_refused_before_its_folder_is_made(searcher, tmp_path):
+  for change, said in (
+    ({'sampler': 'Grid'}, 'choose from random, grid, tpe'),
+    ({'halving': 1}, 'give 2 or more'),
+    ({'ranges': {'model.depth': choice()}}, 'no values for model.depth'),
+    ({'ranges': {'schedule.learning_rate': log(0, 1)}}, 'no values for schedule.learning_rate'),
+    ({'ranges': {'schedule.learning_rat': uniform(0, 1)}}, 'did you mean schedule.learning_rate'),
+    ({'metric': 'test/acc'}, "measures no 'test/acc'"),
+  ):
+    with pytest.raises(UserError, match=said):
+      searcher(dataclasses.replace(SEARCH, **change), 'none')
+  assert not (tmp_path / 'none').exists()

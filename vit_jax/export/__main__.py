@@ -31,7 +31,7 @@ _DTYPE = flags.DEFINE_enum(
   'dtype',
   'float32',
   ['float32', 'float16', 'bfloat16'],
-  'Of parameters and products; norms and softmax stay in float32.',
+  'Of parameters and products; norms and softmax stay in float32. ONNX has float16, StableHLO bfloat16.',
 )
 _OUTPUTS = flags.DEFINE_list(
   'outputs',
@@ -42,9 +42,11 @@ _OUTPUTS = flags.DEFINE_list(
 _INT8 = flags.DEFINE_string(
   'int8', None, 'Folder of images by which kernels and activations are quantised to 8 bits; of ONNX.'
 )
-_CLASSES = flags.DEFINE_list('classes', None, 'Texts of which the head of CLIP or SigLIP is made.')
+_CLASSES = cli.define_classes()
 _LICENSE = flags.DEFINE_string('license', None, 'License of the model, such as apache-2.0, for its metadata.')
 _WEIGHTS = cli.define_weights()
+# The 16-bit floats of a format: onnxruntime multiplies no bfloat16 on processors, and TPUs no float16.
+_HALVES = {'onnx': 'float16', 'stablehlo': 'bfloat16'}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str]) -> None:
   folder = cli.local_path('out', destination)
   if kind == 'stablehlo' and (_INPUT.value == 'images' or _INT8.value):
     raise UserError('StableHLO takes what model.preprocess gives, in floats; leave --input and --int8 out.')
+  if _DTYPE.value not in ('float32', _HALVES[kind]):
+    raise UserError(f'--format={kind} has no --dtype={_DTYPE.value}; say --dtype={_HALVES[kind]}.')
   if _INT8.value and _DTYPE.value != 'float32':
     raise UserError(f'--int8 makes 8 bits of float32; leave --dtype={_DTYPE.value} out.')
   from vit_jax.data.image_files import image_files

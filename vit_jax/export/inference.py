@@ -9,7 +9,7 @@ from flax import nnx
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.models.base import Architecture, DType, Model
+from vit_jax.models.base import Architecture, Model, ModelConfig
 from vit_jax.models.capabilities import Attends
 from vit_jax.models.parts.attention import Attention
 
@@ -17,14 +17,17 @@ from vit_jax.models.parts.attention import Attention
 OUTPUTS = ('probabilities', 'logits', 'embeddings', 'features', 'attention')
 
 
-def for_inference(model: LoadedModel, dtype: DType | None) -> Model:
-  """The network with its blocks unrolled, without kernels of some devices, computing in `dtype` (None: its own)."""
-  config = dataclasses.replace(
-    model.config.on_any_device(), unroll=True, remat=None, dtype=dtype or model.config.dtype
-  )
+def rebuilt(model: LoadedModel, config: ModelConfig) -> Model:
+  """The network with other options, which leave the parameters as they are."""
   architecture = Architecture(config, model.preprocess.size, model.preprocess.channels, model.num_classes)
   graphdef, _ = architecture.graph_and_shapes()
-  module: Model = nnx.merge(graphdef, nnx.state(model.module))
+  return nnx.merge(graphdef, nnx.state(model.module))
+
+
+def for_inference(model: LoadedModel, dtype: str) -> Model:
+  """The network with its blocks unrolled, without kernels of some devices, computing in `dtype`."""
+  config = dataclasses.replace(model.config.on_any_device(), unroll=True, remat=None, dtype=dtype)
+  module = rebuilt(model, config)
   for _, part in nnx.iter_modules(module):
     if isinstance(part, Attention):
       part.how = dataclasses.replace(part.how, groups=False)
@@ -33,13 +36,14 @@ def for_inference(model: LoadedModel, dtype: DType | None) -> Model:
 
 def checked_outputs(model: LoadedModel, names: Sequence[str]) -> tuple[str, ...]:
   """The outputs that are asked for, or those that the model has; UserError for one that it does not have."""
-  usual = ('probabilities',) if model.num_classes else ('embeddings',)
+  classifies = model.num_classes > 0 and model.config.classifies_images
+  usual = ('probabilities',) if classifies else ('embeddings',)
   for name in names:
     if name not in OUTPUTS:
       raise UserError(f'--outputs has {name!r}; choose among {", ".join(OUTPUTS)}.')
-    if name in ('probabilities', 'logits') and not model.num_classes:
+    if name in ('probabilities', 'logits') and not classifies:
       raise UserError(
-        f'--outputs has {name!r}, and the model has no head; choose among {", ".join(OUTPUTS[2:])}.'
+        f'--outputs has {name!r}, and the model has no head for images; choose among {", ".join(OUTPUTS[2:])}.'
       )
     if name == 'attention' and not isinstance(model.module, Attends):
       raise UserError(f'--outputs has {name!r}, and {model.config.title} has none; leave it out.')

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vit_jax.data.preprocess import pixels_of
+from vit_jax.data.decode import Picture
 from vit_jax.export.exported import Exported
-from vit_jax.foundation import class_matching
+from vit_jax.foundation import class_matching, foreign_files
 
 _CALIBRATED, _EVALUATED = 128, 500  # images, at most
 
@@ -68,8 +67,14 @@ def _labelled(model: Exported, files: Sequence[pathlib.Path]) -> list[tuple[path
 
 def _accuracy(model: Exported, labelled: Sequence[tuple[pathlib.Path, int]]) -> float:
   """The share of images whose most probable class is their own; nan of none."""
-  right = [model([Image.open(file)]).argmax() == number for file, number in labelled]
+  right = [model([_pixels(model, file)]).argmax() == number for file, number in labelled]
   return float(np.mean(right)) if right else float('nan')
+
+
+def _pixels(model: Exported, file: pathlib.Path) -> np.ndarray:
+  """uint8 (H, W, C) of an image file, as `vit_jax predict` decodes it; UserError where it cannot be decoded."""
+  content = foreign_files.read_bytes(file, foreign_files.LARGEST_IMAGE)
+  return Picture(content, model.description.preprocess.channels, str(file)).pixels()
 
 
 def _size(folder: pathlib.Path, path: pathlib.Path) -> float:
@@ -83,8 +88,6 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
   from onnxruntime import quantization
   from onnxruntime.quantization.calibrate import CalibrationDataReader
 
-  preprocess = model.description.preprocess
-
   class Reader(CalibrationDataReader):
     """The model's inputs for the calibration images, one after the other."""
 
@@ -95,10 +98,10 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
       file = next(self.files, None)
       if file is None:
         return None
-      image = Image.open(file)
+      pixels = _pixels(model, file)
       if model.description.input == 'tensor':
-        return {'images': preprocess([image])}
-      return {'images': pixels_of(image, preprocess.channels)[None]}
+        return {'images': model.description.preprocess([pixels])}
+      return {'images': pixels[None]}
 
   original = onnx.load(path)
   metadata = {entry.key: entry.value for entry in original.metadata_props} | {'precision': 'int8'}

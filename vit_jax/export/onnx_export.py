@@ -14,8 +14,6 @@ from vit_jax.export.onnx_graph import Graph, Node, Tensor
 from vit_jax.export.onnx_translation import Translator
 from vit_jax.loaded_model import LoadedModel
 
-# What the 16-bit floats of a network become.
-_HALVES = {'float16': np.dtype(np.float16), 'bfloat16': np.dtype(jnp.bfloat16)}
 SIDES = ('batch', 'height', 'width')
 
 
@@ -25,9 +23,9 @@ def graph_of(model: LoadedModel, outputs: Sequence[str], kind: Input, precision:
   Raises:
     UserError: a part of the model, or its preprocessing, cannot be expressed.
   """
-  module = inference.for_inference(model, 'float32' if precision == 'float32' else 'bfloat16')
+  module = inference.for_inference(model, precision)
   batch, height, width = jax_export.symbolic_shape(', '.join(SIDES))
-  graph = Graph(_HALVES.get(precision, _HALVES['float16']))
+  graph = Graph()
   shape = (batch, *model.preprocess.size, model.preprocess.channels)
   if kind == 'images':
     prepared = onnx_images.add(graph, model.preprocess, batch, height, width)

@@ -93,14 +93,14 @@ def _cast(graph: Graph, value: Tensor, dtype: np.dtype) -> Tensor:
   if value.dtype == dtype:
     return value
   like = jax.ShapeDtypeStruct(value.shape, dtype)
-  return graph.tensor('Cast', [value], like, to=onnx_type(graph, dtype))
+  return graph.tensor('Cast', [value], like, to=onnx_type(dtype))
 
 
-def onnx_type(graph: Graph, dtype: Any) -> int:
+def onnx_type(dtype: Any) -> int:
   """ONNX's number of a dtype of JAX."""
   from onnx import helper
 
-  return helper.np_dtype_to_tensor_dtype(graph.stored(dtype))
+  return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
 def transposed(graph: Graph, value: Tensor, permutation: Sequence[int], like: Any) -> Tensor:

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -45,12 +44,11 @@ class Graph:
   """Nodes in their order, and constants by their names.
 
   Attributes:
-    half: what the 16-bit floats of the model (bfloat16) become in the graph.
-    symbol: name of the dimension that is open.
+    nodes, constants, inputs, outputs: what it is made of; the constants by their names.
+    shapes: of what nodes give, as far as they are known, by name.
   """
 
-  def __init__(self, half: np.dtype):
-    self.half = half
+  def __init__(self) -> None:
     self.nodes: list[Node] = []
     self.constants: dict[str, np.ndarray] = {}
     self.inputs: list[Tensor] = []
@@ -58,14 +56,9 @@ class Graph:
     self.shapes: dict[str, tuple[Dim, ...]] = {}
     self._known: dict[Any, Any] = {}
 
-  def stored(self, dtype: Any) -> np.dtype:
-    """The dtype that values of a dtype of JAX have in the graph."""
-    return self.half if dtype == ml_dtypes.bfloat16 else np.dtype(dtype)
-
   def constant(self, array: np.ndarray) -> str:
     """The name of an array; equal ones are stored once."""
     array = np.ascontiguousarray(array).reshape(np.shape(array))
-    array = array.astype(self.stored(array.dtype), copy=False)
     digest = hashlib.sha1(_bytes(array)).digest()
     key = (str(array.dtype), array.shape, digest)
     if key not in self._known:
@@ -119,9 +112,7 @@ class Graph:
     def info(tensor: Tensor) -> onnx.ValueInfoProto:
       shape = [side if isinstance(side, int) else str(side) for side in tensor.shape]
       assert all(isinstance(side, int) or side in sides for side in shape)
-      return helper.make_tensor_value_info(
-        tensor.name, helper.np_dtype_to_tensor_dtype(self.stored(tensor.dtype)), shape
-      )
+      return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), shape)
 
     nodes = [
       helper.make_node(

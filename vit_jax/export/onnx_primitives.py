@@ -104,9 +104,9 @@ def _clamp(translator: 'Translator', equation: Any, low: Value, x: Tensor, high:
 
 def _cast(translator: 'Translator', equation: Any, x: Tensor) -> Value:
   dtype = equation.params['new_dtype']
-  if translator.graph.stored(dtype) == translator.graph.stored(x.dtype):
-    return Tensor(x.name, x.shape, np.dtype(dtype))
-  return translator.graph.tensor('Cast', [x], _like(x.shape, dtype), to=onnx_type(translator.graph, dtype))
+  if dtype == x.dtype:
+    return x
+  return translator.graph.tensor('Cast', [x], _like(x.shape, dtype), to=onnx_type(dtype))
 
 
 def _reshape(translator: 'Translator', equation: Any, x: Value) -> Value:
@@ -300,7 +300,7 @@ def _product(translator: 'Translator', a: Value, b: Value, contract: Any, batch:
 def _converted(translator: 'Translator', x: Value, dtype: Any) -> Value:
   if isinstance(x, np.ndarray):
     return x.astype(dtype)
-  return translator.graph.tensor('Cast', [x], _like(x.shape, dtype), to=onnx_type(translator.graph, dtype))
+  return translator.graph.tensor('Cast', [x], _like(x.shape, dtype), to=onnx_type(dtype))
 
 
 def _is_pointwise(a: Value, b: Value, contract: Any, batch: Any, free_a: Sequence[int]) -> bool:

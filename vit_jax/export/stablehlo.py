@@ -9,20 +9,14 @@ from jax import export as jax_export
 
 from vit_jax.export import inference
 from vit_jax.export.description import Precision
-from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 
 def serialised(model: LoadedModel, outputs: Sequence[str], precision: Precision) -> bytes:
-  """The artefact, which `jax.export.deserialize` reads; its `call` takes images and gives the outputs by name.
-
-  Raises UserError for float16, in which no model of the house computes.
-  """
-  if precision == 'float16':
-    raise UserError('Models compute in float32 or bfloat16 in JAX; say --dtype=bfloat16.')
-  module = inference.for_inference(model, 'bfloat16' if precision == 'bfloat16' else 'float32')
+  """The artefact, which `jax.export.deserialize` reads; its `call` takes images and gives the outputs by name."""
+  module = inference.for_inference(model, precision)
   of = inference.function(model, outputs)
   (batch,) = jax_export.symbolic_shape('batch')
   images = jax.ShapeDtypeStruct((batch, *model.preprocess.size, model.preprocess.channels), jnp.float32)

@@ -5,10 +5,11 @@ import shutil
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from vit_jax.export.description import Description, Input, Precision
+from vit_jax.export.description import FILE, Description, Input, Precision
 from vit_jax.loaded_model import LoadedModel
 
-_PAGE = 'page.html'  # for the browser
+_PAGE = 'page.html'  # for the browser, where it is called:
+_INDEX = 'index.html'
 
 
 class Asked(NamedTuple):
@@ -23,7 +24,12 @@ class Asked(NamedTuple):
 
 
 def write(model: LoadedModel, asked: Asked, folder: pathlib.Path) -> int:
-  """Writes a model into a folder that exists; the bytes of the model's files. Raises UserError as the formats do."""
+  """Writes a model into a folder that exists; the bytes of the model's files. Raises UserError as the formats do.
+
+  An earlier export in the folder is removed first, and model.json is written last: a command that is killed leaves no
+  model beside the classes of another.
+  """
+  _remove_export(folder)
   description = Description(
     format=asked.format,
     file=f'model.{asked.format}',
@@ -39,14 +45,22 @@ def write(model: LoadedModel, asked: Asked, folder: pathlib.Path) -> int:
     license=asked.license,
   )
   written = _WRITERS[asked.format](model, description, folder / description.file)
+  if asked.format == 'onnx' and asked.input == 'images' and asked.outputs[0] == 'probabilities':
+    shutil.copyfile(pathlib.Path(__file__).with_name(_PAGE), folder / _INDEX)
   description.write(folder)
-  if (
-    description.format == 'onnx'
-    and description.input == 'images'
-    and description.outputs[0] == 'probabilities'
-  ):
-    shutil.copyfile(pathlib.Path(__file__).with_name(_PAGE), folder / 'index.html')
   return sum(path.stat().st_size for path in written)
+
+
+def _remove_export(folder: pathlib.Path) -> None:
+  """Removes what an earlier export has written, its model.json first; other files stay."""
+  if (folder / FILE).exists():
+    for path in (
+      folder / FILE,
+      folder / _INDEX,
+      *folder.glob('model.onnx*'),
+      *folder.glob('model.stablehlo'),
+    ):
+      path.unlink(missing_ok=True)
 
 
 def _onnx(model: LoadedModel, description: Description, path: pathlib.Path) -> list[pathlib.Path]:

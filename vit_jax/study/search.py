@@ -10,9 +10,10 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Collection, Iterator
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 import filelock
 
@@ -20,7 +21,7 @@ from vit_jax.evaluation.base import metric_kind
 from vit_jax.experiments.runner import Process
 from vit_jax.foundation import files, signals
 from vit_jax.foundation.errors import Preempted, UserError
-from vit_jax.study.definition import Range, Search, Study, StudyRun, Variant, runs
+from vit_jax.study.definition import Range, Search, Study, StudyRun, Variant, runs, title
 from vit_jax.training.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
   from optuna.trial import FrozenTrial
 
 _JOURNAL = 'search.log'
+_STUDY = 'search'  # what the journal calls the search: a folder has one, whose trials are its subfolders
 _LOCKS = 'locks'  # the folder of the files by which processes keep out of each other's way
 _POLL_SECONDS = 2.0  # between two looks at what running trials have measured
 
@@ -40,17 +42,18 @@ def name_of(number: int) -> str:
 def trial_run(search: Search, workdir: pathlib.Path, name: str) -> StudyRun:
   """The run of a trial that the journal has, by its name."""
   found = next(trial for trial in opened(search, workdir).trials if name_of(trial.number) == name)
-  return _run(search, found, workdir)
+  return _run(search, name, found.params, workdir)
 
 
-def variant_of(search: Search, trial: 'FrozenTrial') -> Variant:
-  """The variant that a trial trains."""
-  return dataclasses.replace(search.variant, options={**search.variant.options, **trial.params})
+def variant_of(search: Search, params: Mapping[str, Any]) -> Variant:
+  """The variant that a trial with these options trains."""
+  return dataclasses.replace(search.variant, options={**search.variant.options, **params})
 
 
-def _run(search: Search, trial: 'FrozenTrial', workdir: pathlib.Path) -> StudyRun:
-  variants = {name_of(trial.number): variant_of(search, trial)}
-  (run,) = runs(Study(search.title, variants, (search.seed,), search.metric), workdir)
+def _run(search: Search, name: str, params: Mapping[str, Any], workdir: pathlib.Path) -> StudyRun:
+  (run,) = runs(
+    Study(search.title, {name: variant_of(search, params)}, (search.seed,), search.metric), workdir
+  )
   return run
 
 
@@ -71,16 +74,18 @@ def opened(search: Search, workdir: pathlib.Path) -> 'optuna.Study':
   backend = journal.JournalFileBackend(str(workdir / _JOURNAL), lock)
   study = optuna.create_study(
     storage=JournalStorage(backend),
-    study_name=search.title,
+    study_name=_STUDY,
     direction='maximize' if metric_kind(search.metric).higher_is_better else 'minimize',
     pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=search.halving)
     if search.halving
     else optuna.pruners.NopPruner(),
     load_if_exists=True,
   )
-  described = repr((search.variant, sorted(search.ranges.items()), search.metric, search.seed))
+  # The order of ranges and whether they are a grid say which combination the n-th trial has.
+  is_grid = search.sampler == 'grid'
+  described = repr((search.variant, [*search.ranges.items()], search.metric, search.seed, is_grid))
   if study.user_attrs.get('search', described) != described:
-    raise UserError(f'{workdir} has another search of this title; choose another --workdir or title.')
+    raise UserError(f'{workdir} has another search; choose another --workdir.')
   if 'search' not in study.user_attrs:
     study.set_user_attr('search', described)
   return study
@@ -91,7 +96,7 @@ class _Running:
   """A trial at work: `claim` keeps other searches from it; it is dropped when this process ends, however it ends."""
 
   trial: 'FrozenTrial'
-  run: StudyRun
+  folder: pathlib.Path  # of its run
   process: Process
   claim: filelock.FileLock
   stopped: bool = False  # by successive halving
@@ -102,7 +107,7 @@ class Searcher:
 
   def __init__(self, search: Search, file: str, workdir: pathlib.Path):
     """`file` names the search, for its processes."""
-    _check_grid(search)
+    _check(search, workdir)
     self.study = opened(search, workdir)
     self._search, self._file, self._workdir = search, file, workdir
     self.errors: dict[str, str] = {}  # trial -> why it failed
@@ -144,22 +149,24 @@ class Searcher:
     `own`: the numbers of the trials that this process is at work on.
     """
     with filelock.FileLock(self._workdir / _LOCKS / 'draws'):
-      for trial in self.study.trials:
+      trials = self.study.trials
+      for trial in trials:
         if trial.state.is_finished() or trial.number in own:
           continue
-        if (claim := self._claim(trial.number)) is not None:
-          return self._start(trial, claim)
-      drawn = len(self.study.trials)
-      if drawn >= self._search.trials:
+        if (claim := self._claim(trial.number)) is None:
+          continue
+        if self.study.trials[
+          trial.number
+        ].state.is_finished():  # by another process, since `trials` were read
+          claim.release()
+          continue
+        return self._start(trial.number, claim)
+      if len(trials) >= self._search.trials:
         return None
-      if self._search.sampler == 'grid':
-        self.study.enqueue_trial(self._combination(drawn))
-      self.study.sampler = self._sampler(drawn)
-      distributions = {option: _distribution(values) for option, values in self._search.ranges.items()}
-      number = self.study.ask(distributions).number
+      number = self.study.ask().number
       claim = self._claim(number)
       assert claim is not None, number
-      return self._start(self.study.trials[number], claim)
+      return self._start(number, claim)
 
   def _claim(self, number: int) -> filelock.FileLock | None:
     """The lock of a trial; None where another process has it."""
@@ -169,16 +176,40 @@ class Searcher:
       return lock
     return None
 
-  def _start(self, trial: 'FrozenTrial', claim: filelock.FileLock) -> _Running:
-    run = _run(self._search, trial, self._workdir)
-    process = Process('vit_jax.study.job', self._file, str(self._workdir), name_of(trial.number))
-    return _Running(trial, run, process, claim)
+  def _start(self, number: int, claim: filelock.FileLock) -> _Running:
+    trial, name = self._drawn(number), name_of(number)
+    process = Process('vit_jax.study.job', self._file, str(self._workdir), name)
+    return _Running(trial, self._workdir / title(name, self._search.seed), process, claim)
 
-  def _sampler(self, drawn: int) -> 'optuna.samplers.BaseSampler':
+  def _drawn(self, number: int) -> 'FrozenTrial':
+    """A trial with all its options: those that it does not have yet are drawn.
+
+    A trial has none when it is new, and some where its process was killed while it drew them.
+    """
+    self.study.sampler = self._sampler(number)
+    trial = self._trial(number)
+    for option, values in self._search.ranges.items():
+      trial._suggest(option, _distribution(values))
+    return self.study.trials[number]
+
+  def _trial(self, number: int) -> 'optuna.Trial':
+    import optuna
+
+    return optuna.Trial(self.study, self.study.trials[number]._trial_id)
+
+  def _sampler(self, number: int) -> 'optuna.samplers.BaseSampler':
+    """That of a trial, whose seed is its own: its draw does not depend on who drew those before it."""
     from optuna import samplers
 
-    seed = self._search.seed + drawn  # so that a draw does not depend on who drew those before it
-    return samplers.TPESampler(seed=seed) if self._search.sampler == 'tpe' else samplers.RandomSampler(seed)
+    seed = self._search.seed + number
+    if self._search.sampler == 'tpe':
+      return samplers.TPESampler(seed=seed)
+    independent = samplers.RandomSampler(seed)
+    if self._search.sampler == 'random':
+      return independent
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # it is experimental, says Optuna
+      return samplers.PartialFixedSampler(self._combination(number), independent)
 
   def _combination(self, number: int) -> dict[str, Any]:
     """That of a grid; the last option varies fastest."""
@@ -188,12 +219,10 @@ class Searcher:
 
   def _watch(self, running: _Running) -> None:
     """Tells Optuna what a trial has measured, and stops one that it does not find promising."""
-    import optuna
-
-    trial = optuna.Trial(self.study, running.trial._trial_id)
+    trial = self._trial(running.trial.number)
     known = len(self.study.trials[running.trial.number].intermediate_values)
     metric = self._search.metric
-    values = [line[metric] for line in read_metrics(running.run.folder) if metric in line]
+    values = [line[metric] for line in read_metrics(running.folder) if metric in line]
     for count, value in enumerate(values[known:], start=known + 1):
       trial.report(value, count)
       if not running.stopped and trial.should_prune():
@@ -206,7 +235,8 @@ class Searcher:
     from optuna.trial import TrialState
 
     name, number, metric = name_of(running.trial.number), running.trial.number, self._search.metric
-    result = None if error else running.run.result()
+    run = None if error else _run(self._search, name, running.trial.params, self._workdir)
+    result = run and run.result()
     if result is not None:
       self._watch(running)
       self.study.tell(number, result.metrics[metric])
@@ -220,6 +250,26 @@ class Searcher:
       text = f'{name}: failed. {error}'
     running.claim.release()
     return text
+
+
+def _check(search: Search, workdir: pathlib.Path) -> None:
+  """Raises UserError for a search that has no draws, or whose first values make no run with its metric."""
+  where, samplers = f'The search {search.title!r}', get_args(get_type_hints(Search)['sampler'])
+  if search.sampler not in samplers:
+    raise UserError(f'{where} has the sampler {search.sampler!r}; choose from {", ".join(samplers)}.')
+  if search.halving < 0 or search.halving == 1:
+    raise UserError(f'{where} has the factor halving={search.halving}; give 2 or more, or 0 for none.')
+  for option, values in search.ranges.items():
+    if not values.values and not (0 if values.log else -math.inf) < values.low < values.high < math.inf:
+      raise UserError(
+        f'{where} has no values for {option}; give choice(…) at least one, and other ranges a low end below the high '
+        'one, which for log(…) is above 0.'
+      )
+  _check_grid(search)
+  first = {
+    option: values.values[0] if values.values else values.low for option, values in search.ranges.items()
+  }
+  _run(search, name_of(0), first, workdir)
 
 
 def _check_grid(search: Search) -> None:

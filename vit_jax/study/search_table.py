@@ -44,7 +44,7 @@ def write(search: Search, study: 'optuna.Study', workdir: pathlib.Path) -> None:
 def best_command(search: Search, trial: 'FrozenTrial') -> str:
   """The command that trains what a trial trained."""
   return (
-    command('best', Study(search.title, {'best': variant_of(search, trial)}))
+    command('best', Study(search.title, {'best': variant_of(search, trial.params)}))
     + f' --config.seed={search.seed}'
   )
 
