@@ -220,3 +220,18 @@ def test_a_model_is_loaded_with_other_patches(golden):
   model = vit_jax.load(file, patch=own.config.patch // 2)
   images = np.zeros((1, *own.preprocess.size, 3), np.float32)
   assert model.features(images).shape[1] - 1 == 4 * (own.features(images).shape[1] - 1)
+
+
+def test_fixed_positions_of_a_checkpoint_are_those_that_the_model_computes(golden):
+  """Formats read them as a table; a model that computes the same ones, at any size, has a place for it."""
+  pretrained = read(path(golden, 'c_vit_token_rep32', 'linen'))
+  model = dataclasses.replace(pretrained.architecture.model, position='sincos2d')
+  table = model.fixed_positions(model.grid(pretrained.architecture.image_size))
+  own = pytrees.flatten(pretrained.params)
+  computed = dataclasses.replace(pretrained, params=pytrees.unflatten({**own, 'position_embedding': table}))
+  architecture = Architecture(model, (48, 48), 3, 10)
+  init = config.InitConfig(reinitialise=('head/.*',))
+  arrays, report = adapt(computed, architecture, init)
+  assert 'position_embedding' not in arrays and any('position_embedding' in each for each in report.ignored)
+  with pytest.raises(UserError, match='no place for position_embedding'):  # learned ones are others
+    adapt(pretrained, architecture, init)

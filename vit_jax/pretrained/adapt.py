@@ -11,7 +11,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
-from vit_jax.models.capabilities import PositionTable, position_table
+from vit_jax.models.capabilities import PositionOptions, PositionTable, position_table
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
@@ -77,13 +77,22 @@ def adapt(
     else:
       loaded.append(path)
   for path in sorted(source.keys() - shapes.keys()):
-    if not _matches_any(path, init.ignore):
+    if not (_matches_any(path, init.ignore) or _is_fixed(path, source[path], pretrained, architecture)):
       raise UserError(
         f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; change '
         f'config.model, or name it in config.init.ignore.'
       )
     ignored.append(_with_shape(path, source[path]))
   return arrays, Report(tuple(loaded), tuple(resized), tuple(reinitialised), tuple(ignored))
+
+
+def _is_fixed(path: str, array: np.ndarray, pretrained: Pretrained, architecture: Architecture) -> bool:
+  """Whether a table of the checkpoint holds the positions that the model computes, as formats read fixed ones."""
+  model = architecture.model
+  if path != 'position_embedding' or not isinstance(model, PositionOptions):
+    return False
+  fixed = model.fixed_positions(model.grid(pretrained.architecture.image_size))
+  return fixed is not None and fixed.shape == array.shape and bool(np.allclose(fixed, array, atol=1e-6))
 
 
 def begins_anew(path: str, init: InitConfig) -> bool:
