@@ -20,27 +20,27 @@ from vit_jax import cli
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import UserError
 
-_FORMAT = flags.DEFINE_enum('format', None, ['onnx', 'stablehlo'], 'What is written.')
+_FORMAT = flags.DEFINE_enum('format', None, ['onnx', 'stablehlo'], 'Format to write.')
 _INPUT = flags.DEFINE_enum(
   'input',
   None,
   ['images', 'tensor'],
-  "uint8 images of any size, prepared within the model (ONNX's default), or what model.preprocess gives.",
+  "Input: uint8 images of any size, which the model prepares (ONNX's default), or what model.preprocess gives.",
 )
 _DTYPE = flags.DEFINE_enum(
   'dtype',
   'float32',
   ['float32', 'float16', 'bfloat16'],
-  'Of parameters and products; norms and softmax stay in float32. ONNX has float16, StableHLO bfloat16.',
+  'Number format of parameters and products; norms and softmax stay in float32. ONNX has float16, StableHLO bfloat16.',
 )
 _OUTPUTS = flags.DEFINE_list(
   'outputs',
   [],
-  'Among probabilities (B, K), logits (B, K), embeddings (B, D), features (B, N, D) and attention (L, B, H, N, N); by '
+  'Outputs: probabilities (B, K), logits (B, K), embeddings (B, D), features (B, N, D), attention (L, B, H, N, N); by '
   'default probabilities, or embeddings where the checkpoint has no head.',
 )
 _INT8 = flags.DEFINE_string(
-  'int8', None, 'Folder of images by which kernels and activations are quantised to 8 bits; of ONNX.'
+  'int8', None, 'Folder of images by which kernels and activations of an ONNX model are quantised to 8 bits.'
 )
 _CLASSES = cli.define_classes()
 _LICENSE = flags.DEFINE_string('license', None, 'License of the model, such as apache-2.0, for its metadata.')

@@ -1,4 +1,4 @@
-"""Functions of the models that are one operation in ONNX, or few, rather than those of their equations.
+"""Functions of the models that become one ONNX operation, or a few, instead of one for each of their equations.
 
 Runtimes have kernels for them: LayerNormalization, Gelu, Softmax. A function is known by its name and module where JAX
 keeps its boundary, and by its equations where JAX inlines it. What is exported is compared with the model (check.py).

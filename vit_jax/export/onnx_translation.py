@@ -127,7 +127,7 @@ def _computed(equation: Any, inputs: list[Any]) -> list[np.ndarray]:
   return [np.asarray(result) for result in results]
 
 
-# Of these JAX would compile a program for each shape and place.
+# Primitives that NumPy computes, since JAX would compile a program for each shape and place.
 _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
   'slice': lambda params, x: x[
     tuple(map(slice, params['start_indices'], params['limit_indices'], params['strides'] or (1,) * x.ndim))

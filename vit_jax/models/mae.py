@@ -54,7 +54,7 @@ class MaeConfig(ViTConfig):
 
   @property
   def decoder(self) -> ViTConfig:
-    """The options of the decoder's blocks; those of the encoder that are not about its size, and nothing is dropped."""
+    """The options of the decoder's blocks: its own sizes, no dropout; norm, activation, dtype as the encoder."""
     return ViTConfig(
       variant='custom',
       patch=self.sizes.patch,

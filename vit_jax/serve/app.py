@@ -26,9 +26,9 @@ from vit_jax.serve.metrics import Metrics
 from vit_jax.serve.photos import Limits, Photo, PhotoReader, prepared
 from vit_jax.serve.served import Served
 
-_TOP = 5  # classes of a photo, if nobody says
-_QUIET = ('/health', '/metrics')  # asked for all the time
-# Nothing but what the page itself holds, and answers of this service.
+_TOP = 5  # classes of a photo where the request does not say how many
+_QUIET = ('/health', '/metrics')  # paths that are asked every few seconds, and not logged
+# The page runs and shows what it holds itself, and asks this service alone.
 _POLICY = (
   "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src blob:; connect-src 'self'; "
   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -95,7 +95,7 @@ class Service:
       self._metrics.answered(path, status, seconds)
       self.answered += 1
       if path not in _QUIET:
-        with contextlib.suppress(OSError):  # of a full disk: the answer has been sent
+        with contextlib.suppress(OSError):  # a full disk, say: the answer has been sent
           print(f'{scope["method"]} {path} {status} {1000 * seconds:.0f} ms', flush=True)
 
   async def _predict(self, request: Request) -> Response:

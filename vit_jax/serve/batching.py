@@ -46,7 +46,7 @@ class Batcher:
       example: an image.
       largest: images in a batch, at most.
       delay: seconds that an image waits for others while nothing runs, at most.
-      on_batch: is told of each batch: how many images, and its size.
+      on_batch: called after each batch with the number of its images, and its size with padding.
     """
     self._functions, self._zeros, self._on_batch = functions, np.zeros_like(example), on_batch
     self.sizes, self._delay = sizes_up_to(largest), delay
@@ -76,7 +76,7 @@ class Batcher:
 
   @property
   def images_per_second(self) -> float:
-    """Of the quickest size."""
+    """How many images the model computes a second, in batches of the quickest size."""
     return self.quickest / max(self._seconds[self.quickest], 1e-9)
 
   def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Batcher:
       begin = time.monotonic()
       try:
         rows = self._functions[items[0].function](batch)
-      except Exception as error:  # of the device, say: the requests fail, and the next batch is tried
+      except Exception as error:  # the device failed, say: these requests fail, and the next batch is tried
         for item in items:
           item.answer.set_exception(error)
         continue

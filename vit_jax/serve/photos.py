@@ -31,8 +31,8 @@ _KINDS = (
   'GIF',
   'BMP',
   'TIFF',
-  'AVIF',
-)  # the last is missing from some builds of Pillow
+  'AVIF',  # missing from some builds of Pillow
+)
 _LARGE = 4_000_000  # pixels of a photo that is decoded by itself
 _BODIES = 8  # of the largest size that are in memory at a time
 _one_large = threading.Lock()

@@ -53,7 +53,7 @@ def opened(
   Raises:
     UserError: there is no such model, or it does not fit what is asked for.
   """
-  name = place.rstrip('/').rpartition('/')[2]  # where it lies is nobody's business
+  name = place.rstrip('/').rpartition('/')[2]  # without the folder: clients see the name
   if pathlib.Path(place, FILE).expanduser().is_file():
     if weights or classes:
       raise UserError(f'{place} is exported: --weights and --classes are for vit_jax export; leave them out.')
@@ -105,7 +105,8 @@ def _lit(observer: Observer, image: np.ndarray) -> np.ndarray:
 def _of_export(name: str, place: str) -> Served:
   model = exported.read(place)
   told = model.description
-  resizes = told.input == 'images'  # which have one size in a batch, so each is one of its own
+  # A graph that resizes takes batches of one size; photos have many, so each is a batch of its own.
+  resizes = told.input == 'images'
   has = [output for output in ('probabilities', 'embeddings') if output in told.outputs]
   remedy = 'export it with --outputs=probabilities,embeddings'
   if not has:

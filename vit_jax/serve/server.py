@@ -1,4 +1,4 @@
-"""The HTTP server around the service: patient with clients within limits, and deaf to nobody whom it has let in."""
+"""The HTTP server around the service: closes connections of slow clients, and stops without losing a request."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ def run(service: Service, listening: socket.socket, seconds: float) -> None:
 
 
 class _Server(uvicorn.Server):
-  """Listens at once, compiles meanwhile, and stops without losing a request."""
+  """Listens at once, compiles meanwhile, and stops when each request that has come is answered."""
 
   def __init__(self, config: uvicorn.Config, service: Service):
     super().__init__(config)

@@ -99,15 +99,15 @@ class Search:
   title: str  # of the table
   variant: Variant  # the config, with the options that all trials share
   ranges: Mapping[str, Range]  # dotted name of an option -> its values
-  trials: int  # the budget: how many draws are tried
+  trials: int  # how many draws are tried, also by several machines together
   # How options are drawn: 'random'; 'grid' goes through all combinations of ranges made by `choice`; 'tpe' is the
   # tree-structured Parzen estimator (Bergstra et al., 2011), which learns from the trials that have ended.
   sampler: Literal['random', 'grid', 'tpe'] = 'random'
   # Reduction factor of asynchronous successive halving (Li et al., 2018): after 1, H, H² … evaluations, a trial that
   # is not among the best 1/H of those that came so far stops. 0: all trials train to their end.
   halving: int = 0
-  seed: int = 0  # of the draws, and of the runs
-  metric: str = 'test/accuracy'  # of the last evaluation, that is to become best
+  seed: int = 0  # of the draws and of the runs
+  metric: str = 'test/accuracy'  # what is to become best, as the last evaluation measures it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

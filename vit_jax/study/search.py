@@ -93,7 +93,7 @@ def opened(search: Search, workdir: pathlib.Path) -> 'optuna.Study':
 
 @dataclasses.dataclass
 class _Running:
-  """A trial at work: `claim` keeps other searches from it; it is dropped when this process ends, however it ends."""
+  """A trial at work; its lock `claim` keeps other processes from it, and is free again when this one ends, however."""
 
   trial: 'FrozenTrial'
   folder: pathlib.Path  # of its run
@@ -198,7 +198,7 @@ class Searcher:
     return optuna.Trial(self.study, self.study.trials[number]._trial_id)
 
   def _sampler(self, number: int) -> 'optuna.samplers.BaseSampler':
-    """That of a trial, whose seed is its own: its draw does not depend on who drew those before it."""
+    """The sampler of one trial, by a seed of its own: a draw does not depend on who drew those before it."""
     from optuna import samplers
 
     seed = self._search.seed + number
@@ -212,7 +212,7 @@ class Searcher:
       return samplers.PartialFixedSampler(self._combination(number), independent)
 
   def _combination(self, number: int) -> dict[str, Any]:
-    """That of a grid; the last option varies fastest."""
+    """The options of a grid's combination by its number, from 0; the last option varies fastest."""
     ranges = self._search.ranges
     every = itertools.product(*(values.values for values in ranges.values()))
     return dict(zip(ranges, next(itertools.islice(every, number, None)), strict=True))
