@@ -134,3 +134,13 @@ def test_service_says_when_it_is_not_ready_full_or_stopping():
     service.close()
 
   asyncio.run(story())
+
+
+def test_image_whose_answer_nobody_waits_for_any_more_does_not_stop_the_others():
+  model = Means()
+  batcher = Batcher({'embeddings': model.embeddings}, model.served.example, 4, 0.2)
+  batcher.start()
+  image = np.ones_like(model.served.example)
+  assert batcher.submit('embeddings', image).cancel()
+  assert batcher.submit('embeddings', image).result(5) == 1
+  batcher.close()

@@ -100,7 +100,12 @@ class Batcher:
       self._thread.join()
 
   def _run(self) -> None:
-    while items := self._next():
+    while chosen := self._next():
+      items = [
+        item for item in chosen if item.answer.set_running_or_notify_cancel()
+      ]  # the others have been cancelled
+      if not items:
+        continue
       size = next(size for size in self.sizes if size >= len(items))
       batch = np.stack([*(item.image for item in items), *[self._zeros] * (size - len(items))])
       begin = time.monotonic()
