@@ -71,7 +71,9 @@ def random_model(config, depth: int | None = None) -> LoadedModel:
 
   def draw(path, leaf):
     name = jax.tree_util.keystr(path)
-    deviation = 2 / np.sqrt(leaf.shape[0]) if 'head' in name and leaf.ndim > 1 else 0.02
+    deviation = 0.02
+    if 'head' in name and leaf.ndim > 1:  # of features of unit length, or of unit deviation
+      deviation = 2 if getattr(config, 'cosine_head', False) else 2 / np.sqrt(leaf.shape[0])
     if leaf.ndim > 3 and 'kernel' in name and isinstance(config, ResNetConfig | EfficientNetConfig):
       deviation = np.sqrt(2 / np.prod(leaf.shape[-4:-1]))  # so that activations keep their size
     values = rng.standard_normal(leaf.shape, np.float32) * deviation

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import Picture
+from vit_jax.export import int8_layers
 from vit_jax.export.exported import Exported
 from vit_jax.foundation import class_matching, foreign_files
 
-_CALIBRATED, _EVALUATED = 128, 500  # images, at most
+_CALIBRATED, _EVALUATED, _LOOKED_AT = 128, 500, 8  # images, at most
 
 
 def quantise(folder: pathlib.Path, files: Sequence[pathlib.Path], name: str) -> str:
@@ -91,7 +92,7 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
   class Reader(CalibrationDataReader):
     """The model's inputs for the calibration images, one after the other."""
 
-    def __init__(self):
+    def __init__(self, files: Sequence[pathlib.Path]):
       self.files = iter(files)
 
     def get_next(self) -> Any:  # None at the end
@@ -105,18 +106,20 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
 
   original = onnx.load(path)
   metadata = {entry.key: entry.value for entry in original.metadata_props} | {'precision': 'int8'}
+  some = Reader(_spread(files, _LOOKED_AT))
+  layers = int8_layers.prepared(original, list(iter(some.get_next, None)))
   with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
     quantised = pathlib.Path(scratch, path.name)
     logging.disable(logging.WARNING)  # its advice to optimise the model first
     try:
       quantization.quantize_static(
-        path,
+        original,
         quantised,
-        Reader(),
+        Reader(files),
         per_channel=True,
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
-        nodes_to_quantize=_layers(original),
+        nodes_to_quantize=layers,
         extra_options={'OpTypesToExcludeOutputQuantization': ['MatMul', 'Conv']},
       )
     finally:
@@ -125,12 +128,3 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
   onnx.helper.set_model_props(made, metadata)
   path.with_name(f'{path.name}.data').unlink(missing_ok=True)
   onnx.save(made, path)
-
-
-def _layers(model: Any) -> list[str]:
-  """The names of the products and convolutions with a kernel, the first and the last apart."""
-  kernels = {tensor.name for tensor in model.graph.initializer}
-  layers = [
-    node.name for node in model.graph.node if node.op_type in ('MatMul', 'Conv') and node.input[1] in kernels
-  ]
-  return layers[1:-1]

@@ -1,8 +1,8 @@
 """Which layers of an ONNX model are quantised, and how their inputs are made easy to quantise.
 
-Channels of a norm's output differ in range a hundredfold. SmoothQuant (arXiv 2211.10438, equation 4 with alpha 1/2) divides each
-by a factor and multiplies the next kernels' rows by it, which changes nothing in float. A layer whose output
-rounding of its input would still change too much, as behind GELUs with massive activations, stays in float32.
+Channels of a norm's output differ in range a hundredfold. SmoothQuant (arXiv 2211.10438, equation 4, alpha 1/2) divides
+each by a factor and multiplies the next kernels' rows by it, which changes nothing in float. A layer whose output
+changes too much where its input is rounded, as behind a GELU with massive activations, stays in float32.
 """
 
 from collections.abc import Sequence
