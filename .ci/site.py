@@ -31,17 +31,15 @@ API = {
   **{
     name: (name.capitalize(), [f'vit_jax.{name}'])
     for name in (
-      *(
-        'models',
-        'adapters',
-        'objectives',
-        'evaluation',
-        'data',
-        'training',
-        'parallel',
-        'checkpoint',
-        'pretrained',
-      ),
+      'models',
+      'adapters',
+      'objectives',
+      'evaluation',
+      'data',
+      'training',
+      'parallel',
+      'checkpoint',
+      'pretrained',
     )
   },
 }

@@ -151,6 +151,12 @@ def test_feature_maps_have_the_sizes_of_their_stages_and_the_order_of_features()
   np.testing.assert_array_equal(mixer.feature_maps(images)[1, 2, 3], mixer.features(images)[1, 2 * 16 + 3])
 
 
+def test_norm_of_every_block_is_refused_where_the_norm_is_that_of_the_pooled_vector():
+  model = loaded(tiny.options(final_norm='pooled', pool='gap'))
+  with pytest.raises(UserError, match='no norm of its tokens'):
+    model.feature_maps(tiny.images(), 0, norm=True)
+
+
 @pytest.mark.parametrize('layer', [2, -2, '1', 1.0])
 def test_block_that_is_not_there_is_refused(layer):
   with pytest.raises(UserError, match='choose a block from 0 to 1, or None'):

@@ -116,7 +116,8 @@ def test_a_run_is_fine_tuned_by_the_encoder_alone(tmp_path):
   ('changes', 'said'),
   [
     ({'model': tiny.options()}, "'mae'; it needs a masked autoencoder, --config.model.name=mae"),
-    ({'model': dataclasses.replace(MODEL, patch_dropout=0.0)}, 'hides nothing that it could predict'),
+    ({'model': dataclasses.replace(MODEL, patch_dropout=0.0)}, r'hides none of the patches \(16\)'),
+    ({'model': dataclasses.replace(MODEL, patch=8)}, r'hides none of the patches \(1\)'),
     (
       {'model': dataclasses.replace(MODEL, pool='gap')},
       'which a masked autoencoder does not have; leave it out',
@@ -125,7 +126,7 @@ def test_a_run_is_fine_tuned_by_the_encoder_alone(tmp_path):
     ({'objective': c.ClassificationObjective(), 'evaluators': {}}, 'which gives an image no logits'),
     ({'data': c.DataConfig(num_classes=5)}, 'which has no classes'),
   ],
-  ids=['a ViT', 'nothing hidden', 'a pool', 'rotary', 'classes', 'num_classes'],
+  ids=['a ViT', 'nothing hidden', 'one patch', 'a pool', 'rotary', 'classes', 'num_classes'],
 )
 def test_what_it_cannot_train_is_refused(changes, said):
   with pytest.raises(UserError, match=said):

@@ -7,7 +7,7 @@ from concurrent import futures
 from typing import NamedTuple, Self, TypeVar
 
 from vit_jax.data.on_device import Batch
-from vit_jax.data.opencv import opencv
+from vit_jax.data.opencv import decoding_threads
 from vit_jax.foundation import cpus
 
 Item = TypeVar('Item')
@@ -50,8 +50,7 @@ class Prefetcher:
     self._pending: collections.deque[_Pending] = collections.deque()
 
   def __enter__(self) -> Self:
-    # OpenCV's own threads would compete with these. The setting is one for the whole process.
-    self._decoders = futures.ThreadPoolExecutor(self._threads, 'decode', opencv().setNumThreads, (0,))
+    self._decoders = decoding_threads(self._threads)
     self._assembler = futures.ThreadPoolExecutor(1, 'assemble')
     for _ in range(self._prefetch):
       self._start_next()

@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax.data.decode import Picture
 from vit_jax.export import int8_layers
+from vit_jax.export.description import FILE
 from vit_jax.export.exported import Exported
 from vit_jax.foundation import class_matching, foreign_files
 
@@ -38,9 +39,9 @@ def quantise(folder: pathlib.Path, files: Sequence[pathlib.Path], name: str) -> 
   path = folder / before.description.file
   sizes = [_size(folder, path)]
   _write(before, calibrated, path)
+  dataclasses.replace(before.description, precision='int8').write(folder)
   del before
   after = Exported(folder)
-  dataclasses.replace(after.description, precision='int8').write(folder)
   accuracies.append(_accuracy(after, labelled))
   sizes.append(_size(folder, path))
   text = f'Quantised by {len(calibrated)} images of {name}: {sizes[0]:.1f} MB before, {sizes[1]:.1f} MB after'
@@ -84,7 +85,7 @@ def _size(folder: pathlib.Path, path: pathlib.Path) -> float:
 
 
 def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -> None:
-  """Replaces a model of float32 by the quantised one."""
+  """Replaces a model of float32 by the quantised one, and removes its model.json."""
   import onnx
   from onnxruntime import quantization
   from onnxruntime.quantization.calibrate import CalibrationDataReader
@@ -126,5 +127,6 @@ def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -
       logging.disable(logging.NOTSET)
     made = onnx.load(quantised)
   onnx.helper.set_model_props(made, metadata)
+  path.with_name(FILE).unlink()
   path.with_name(f'{path.name}.data').unlink(missing_ok=True)
   onnx.save(made, path)

@@ -232,6 +232,10 @@ class ViT(Model['ViTConfig']):
     """(B, H, W, C) -> (B, h, w, D) for each of `layers`; see `Model.feature_maps`."""
     numbers = [scanned_blocks.blocks_before(layer, self.config.num_layers) for layer in layers]
     grid = self.grid_of(images)
+    if norm and self.norm is None:
+      raise ValueError(
+        f'norm is True, and the model has no norm of its tokens (final_norm {self.config.final_norm!r})'
+      )
     tokens = scanned_blocks.features_of_several(self.blocks, self.embed(images), numbers, self._loop, grid)
     if self.norm is not None:
       tokens = [self.norm(z) if norm or number is None else z for number, z in zip(numbers, tokens)]

@@ -4,6 +4,7 @@ The model is a masked autoencoder (models/mae.py), whose `patch_dropout` says ho
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import chex
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
+from vit_jax.models import patch_dropout
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import ReconstructionOptions, Reconstructs
 from vit_jax.objectives.base import Batch, Metrics, Objective
@@ -53,9 +55,11 @@ class MaeObjective(Objective):
     name = "config.objective.name is 'mae'"
     if not isinstance(model, ReconstructionOptions):
       raise UserError(f'{name}; it needs a masked autoencoder, --config.model.name=mae.')
-    if not model.patch_dropout:
+    patches = math.prod(model.grid(data.image_size))
+    if patch_dropout.kept(patches, model.patch_dropout) == patches:
       raise UserError(
-        f'{name}, and config.model.patch_dropout hides nothing that it could predict; raise it.'
+        f'{name}, and config.model.patch_dropout {model.patch_dropout} hides none of the patches ({patches}) that it '
+        'could predict; raise it, or make the patches smaller.'
       )
     if data.num_classes is not None:
       raise UserError(f'{name}, which has no classes; leave config.data.num_classes out.')

@@ -51,7 +51,7 @@ def write(
   if names:
     text += f' {len(names):,} classes: {", ".join(names[:_NAMED])}{", …" if len(names) > _NAMED else ""}.'
   if library == 'peft' and pretrained.adapted and (base := peft.on_hub(pretrained.adapted)):
-    theirs = _loading_adapter(place, base, len(names))
+    theirs = _loading_adapter(place, base, pretrained.architecture.num_classes)
   else:
     theirs = _loading(place, library, task)
   ours = f'import vit_jax\n\nmodel = vit_jax.load({str(place)!r})'

@@ -7,9 +7,7 @@ import importlib.resources
 import io
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import cv2
 import numpy as np
 from PIL import Image
 from starlette.applications import Starlette
@@ -19,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from vit_jax.data.opencv import decoding_threads
 from vit_jax.data.prefetch import default_threads
 from vit_jax.foundation import web_page
 from vit_jax.serve import openapi
@@ -52,8 +51,7 @@ class Service:
     self.batcher = Batcher(functions, model.example, batch_size, delay, lambda *run: self._metrics.ran(*run))
     self._metrics = Metrics(lambda: self._admitted, self.batcher.sizes)
     self._reader, self._admitted = PhotoReader(limits), 0
-    # OpenCV's own threads would compete with these.
-    self._decoders = ThreadPoolExecutor(default_threads(False), 'decode', cv2.setNumThreads, (0,))
+    self._decoders = decoding_threads(default_threads(False))
     self._looking = asyncio.Lock()  # the attention of one photo is in memory at a time
     self.stopping, self.answered = False, 0
     posts = {'/predict': self._predict, '/embed': self._embed, '/attention': self._attention}

@@ -131,11 +131,11 @@ class Searcher:
         if not running:
           return
         with signals.raise_at_interrupt():
-          complete, _ = futures.wait(running, _POLL_SECONDS, futures.FIRST_COMPLETED)
+          complete, others = futures.wait(running, _POLL_SECONDS, futures.FIRST_COMPLETED)
+          for future in others:  # here: with many trials it takes a good part of the time
+            self._watch(running[future])
         for future in complete:
           yield self._end(running.pop(future), future.result())
-        for trial in running.values():
-          self._watch(trial)
     except KeyboardInterrupt:
       raise Preempted('Interrupted; the trials that were going on have saved.') from None
     finally:
@@ -237,17 +237,18 @@ class Searcher:
     name, number, metric = name_of(running.trial.number), running.trial.number, self._search.metric
     run = None if error else _run(self._search, name, running.trial.params, self._workdir)
     result = run and run.result()
-    if result is not None:
+    value = math.nan if result is None else result.metrics[metric]
+    if not math.isnan(value):
       self._watch(running)
-      self.study.tell(number, result.metrics[metric])
-      text = f'{name}: {metric} {result.metrics[metric]:.4g}'
+      self.study.tell(number, value)
+      text = f'{name}: {metric} {value:.4g}'
     elif running.stopped:
       self.study.tell(number, state=TrialState.PRUNED)
       text = f'{name}: stopped early'
     else:
-      self.errors[name] = error
+      self.errors[name] = error or f'Its {metric} is not a number.'
       self.study.tell(number, state=TrialState.FAIL)
-      text = f'{name}: failed. {error}'
+      text = f'{name}: failed. {self.errors[name]}'
     running.claim.release()
     return text
 
