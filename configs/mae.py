@@ -61,9 +61,7 @@ def finetuning(variant: str, checkpoint: str) -> c.Config:
       stochastic_depth=drop_path,
       dtype='bfloat16',
     ),
-    init=c.InitConfig(
-      checkpoint=checkpoint, reinitialise=('^head/', '^pooled_norm/'), ignore=('^norm/', '^decoder/')
-    ),
+    init=c.InitConfig(checkpoint=checkpoint, reinitialise=('^head/', '^pooled_norm/'), ignore=('^norm/',)),
     data=c.DataConfig(
       source='tfds:imagenet2012',
       crop='inception',

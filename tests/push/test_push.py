@@ -154,7 +154,7 @@ def test_where_model_and_data_are_from_is_named_and_no_path_of_this_machine(gold
     (['hf:me/there', '--private'], 'me/there is there already, and public; '),
     (['hf:me/model:file'], 'hf:me/model:file is neither a repository nor a folder; '),
     (['gs://bucket/model'], 'gs://bucket/model is neither a repository nor a folder; '),
-    (['hf:me/model', '--format=npz'], "--format is 'npz'; choose one of hf, vit, "),
+    (['hf:me/model', '--format=npz'], "--format is 'npz'; choose one of hf, peft, vit, "),
     (['hf:model'], "'hf:model' names no repository of the Hub"),
   ],
 )

@@ -16,6 +16,8 @@ from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
 
+_DECODER = 'decoder/'  # of a masked autoencoder, which other models never have
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -77,7 +79,8 @@ def adapt(
     else:
       loaded.append(path)
   for path in sorted(source.keys() - shapes.keys()):
-    if not (_matches_any(path, init.ignore) or _is_fixed(path, source[path], pretrained, architecture)):
+    is_left_out = path.startswith(_DECODER) or _matches_any(path, init.ignore)
+    if not is_left_out and not _is_fixed(path, source[path], pretrained, architecture):
       raise UserError(
         f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; change '
         f'config.model, or name it in config.init.ignore.'

@@ -37,4 +37,4 @@ class InitConfig:
   # 'distillation_head/', the head of the distillation token, too.
   reinitialise: tuple[Regex, ...] = ('^head/',)
   # Regexes of the checkpoint's tensors that are left out where the model has no place for them.
-  ignore: tuple[Regex, ...] = ('^pre_logits/', '^mask_token$', '^decoder/')
+  ignore: tuple[Regex, ...] = ('^pre_logits/', '^mask_token$')
