@@ -9,7 +9,7 @@ two of one core.
 
 Published (a student poster; 40 epochs on a GPU): plain 63 % of the test images, 27 minutes; with both 71 %,
 33 minutes. LocalViT: DeiT-Ti on ImageNet 72.2 % -> 74.8 %. Here on CIFAR-10 from scratch (prepared for TFDS:
-README, "Your data"); what was measured: benchmarks/RESULTS.md.
+README, "Your data"); what was measured: docs/findings.md.
 
 Target: cpu:1
 """

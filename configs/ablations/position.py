@@ -8,7 +8,7 @@ if there is none) or 'token'. 'small': a smaller model and one epoch, a minute o
 
 Published (arXiv 2010.11929, table 8; B/16, 5-shot linear on ImageNet, added to the tokens before the first
 block): none 0.614, learned (1-D) 0.642, learned2d 0.640, relative (here 'relative_query_1d') 0.640. Here
-on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was measured: benchmarks/RESULTS.md.
+on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"); what was measured: docs/findings.md.
 
 Target: cpu:1
 """

@@ -15,7 +15,7 @@ pre-training and accuracy on ImageNet and CIFAR-10:
   ViT-L/16    783  86.30 %  99.38 %        ResNet152x2  563  84.97 %  99.06 %
 
 Here on CIFAR-10 from scratch (prepared for TFDS: README, "Your data"), so little data that one expects the
-ResNet ahead (the paper's section 4.3); what was measured: benchmarks/RESULTS.md.
+ResNet ahead (the paper's section 4.3); what was measured: docs/findings.md.
 
 Target: cpu:1
 """

@@ -1,6 +1,6 @@
 """What the paper claims of positions, locality and pre-training, on handwritten digits: orders that must not be lost.
 
-A bound is half of the gain that three seeds showed (benchmarks/RESULTS.md), several times its deviation. The
+A bound is half of the gain that three seeds showed (docs/findings.md), several times its deviation. The
 relative positions gained 2.6 to 4.4 points, no more than their deviation: they only must not fall behind.
 """
 

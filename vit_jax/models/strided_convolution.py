@@ -9,7 +9,7 @@ every s-th number of the kernel in each direction: their gradient is a convoluti
 
 A kernel of one pixel is multiplied as the matrix that it is. XLA for CPUs computes the gradient by such a kernel at 7
 to 9 GFLOP/s as a convolution and at 41 to 85 as a product of matrices, on a core that reaches 160 (128 maps of 16 x
-16 pixels, 32 and 128 channels); a small ResNet trains 1.45 times as fast (benchmarks/RESULTS.md).
+16 pixels, 32 and 128 channels); a small ResNet trains 1.45 times as fast.
 
 A map smaller than the kernel is multiplied by one matrix, in which the kernel's numbers stand for each pair of a pixel
 of the input and one of the output. XLA for CPUs takes 32 ms for a kernel of 3 x 3 pixels on 128 maps of 2 x 2 (128

@@ -6,7 +6,7 @@ parameters and of the optimizer's state; `tensor` splits every layer.
 
 Where there is a choice, `fsdp` splits a dimension that is not the last in memory: the TPU compiler then sums a
 gradient by a reduce-scatter. One that is cut along its last dimension it sums whole, by an all-reduce of twice the
-traffic, and cuts it afterwards (benchmarks/RESULTS.md, the peers' training steps).
+traffic, and cuts it afterwards.
 """
 
 import math
