@@ -11,7 +11,7 @@ def opencv() -> types.ModuleType:
   """The module `cv2`; UserError where its package is not installed."""
   try:
     import cv2
-  except ImportError as error:
+  except ModuleNotFoundError as error:
     raise UserError(error_sentences.not_installed('cv2')) from error
   return cv2
 

@@ -33,6 +33,9 @@ _PACKAGES = {
   'tensorflow_datasets': 'tensorflow-datasets',
 }
 
+# What is raised in place of a MemoryError where a thread or a shared library gets no memory.
+_NO_MEMORY = ("can't start new thread", 'failed to map segment from shared object')
+
 
 def of(error: Exception) -> str | None:
   """What a person can mend about files, memory and packages, in one sentence; None: the error is another one."""
@@ -42,7 +45,7 @@ def of(error: Exception) -> str | None:
     return not_installed(str(error.name))
   if is_out_of_memory(error):
     return out_of_memory()
-  if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+  if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
     return too_little_memory()
   # A library raises what it likes in place of the machine's error.
   number = number_among(error, FAILURES)
