@@ -73,7 +73,7 @@ def unmerged(graphdef, base, trained, adapter, x, keys=None):
     ('axial', True),
     ('mixer', False),
     pytest.param('resnet', True, marks=pytest.mark.slow),
-    pytest.param('efficientnet', False, marks=pytest.mark.slow),
+    pytest.param('efficientnet', False, marks=pytest.mark.nightly),
   ],
 )
 def test_merged_is_unmerged(name, dora):
@@ -89,7 +89,7 @@ def test_merged_is_unmerged(name, dora):
   assert np.abs(tiny.apply(graphdef, plain, x) - merged).max() > 1e-3
 
 
-@pytest.mark.parametrize('dora', [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('dora', [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_dropout_of_an_example_is_its_own(dora):
   """Whatever the batch is; each block and each layer has another mask; without keys nothing is dropped."""
   adapter = AdapterConfig(rank=3, targets='^blocks/.*kernel', dropout=0.5, dora=dora)
@@ -176,7 +176,7 @@ def config(base: pathlib.Path, **options) -> Config:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('base_dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('base_dtype', [pytest.param('float32', marks=pytest.mark.nightly), 'bfloat16'])
 def test_a_checkpoint_has_what_is_trained_and_a_load_the_whole_model(base, base_dtype, tmp_path):
   run = config(base, base_dtype=base_dtype)
   state = loop.train(run, tmp_path / 'run')
