@@ -68,6 +68,7 @@ def _row(search: Search, trial: 'FrozenTrial') -> list[str]:
   return [name_of(trial.number), *options, format_metric(search.metric, value), str(len(values))]
 
 
+@report.plain_text
 def draw(search: Search, study: 'optuna.Study', workdir: pathlib.Path) -> None:
   """Writes importance.png, how much of the metric each option explains (fANOVA), and parallel.png, all trials as lines.
 
@@ -78,7 +79,7 @@ def draw(search: Search, study: 'optuna.Study', workdir: pathlib.Path) -> None:
   from matplotlib import pyplot
   from optuna.visualization import matplotlib as figures
 
-  with warnings.catch_warnings(), report.plain_text:
+  with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # they are experimental, says Optuna
     for name, draw in (
       ('importance', figures.plot_param_importances),
