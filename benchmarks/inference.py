@@ -1,12 +1,13 @@
-"""`vit_jax.load(...)` and `model(images)` against the ViTs of transformers and timm on PyTorch, eager and compiled.
+"""`vit_jax.load(...)` and `model(images)`, and what we export, against the ViTs of transformers and timm on PyTorch.
 
-  pip install -e . && pip install torch==2.13.0 transformers
+  pip install -e '.[export]' && pip install torch==2.13.0 transformers onnxscript openvino
   python benchmarks/inference.py --variant=S/16 --batch_size=1
   python benchmarks/inference.py --contenders eager timm timm_compiled ours  # timm_vit.py says how to install timm
 
-All have the same random weights, by folders of transformers and timm, and float32 images in memory. Each
-contender is a process of its own, which classifies the batch some times whenever it is its turn (contenders.py).
-On a machine that does other work the ratios of processor time say more than those of wall clock.
+'onnx' and 'openvino' are our ONNX in onnxruntime and in OpenVINO, 'their_onnx' is transformers' model by torch.onnx
+(dynamo) in onnxruntime. All have the same random weights, by folders of transformers and timm, and float32 images in
+memory. Each contender is a process of its own, which classifies the batch some times whenever it is its turn
+(contenders.py). On a machine that does other work the ratios of processor time say more than those of wall clock.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import numpy as np
 import timm_vit
 from transformers_vit import SIZES, config
 
-CONTENDERS = ('eager', 'compiled', 'timm', 'timm_compiled', 'ours')
+CONTENDERS = ('eager', 'compiled', 'timm', 'timm_compiled', 'ours', 'onnx', 'openvino', 'their_onnx')
 
 
 def ours(folder: str, images: np.ndarray) -> Callable[[], np.ndarray]:
@@ -34,8 +35,26 @@ def ours(folder: str, images: np.ndarray) -> Callable[[], np.ndarray]:
   return lambda: np.asarray(model(images))
 
 
+def exported(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[], np.ndarray]:
+  """Our ONNX of prepared images, 'onnx' in onnxruntime or in 'openvino'."""
+  if name == 'openvino':
+    import openvino
+  from vit_jax import export
+
+  out = f'{args.folder}/{name}'
+  command = [sys.executable, '-m', 'vit_jax.export', args.folder, out]
+  flags = ['--format=onnx', '--input=tensor', '--outputs=logits']
+  subprocess.run([*command, *flags], check=True, stdout=subprocess.DEVNULL)
+  if name == 'onnx':
+    model = export.read(out, args.threads)
+    return lambda: model.outputs(images)['logits']
+  options = {'INFERENCE_NUM_THREADS': args.threads, 'INFERENCE_PRECISION_HINT': 'f32'}
+  compiled = openvino.Core().compile_model(f'{out}/model.onnx', 'CPU', options)
+  return lambda: compiled(images)['logits']
+
+
 def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[], np.ndarray]:
-  """transformers.ViTForImageClassification or timm's ViT, both of which take channels first."""
+  """transformers.ViTForImageClassification, or timm's ViT, on PyTorch or as ONNX; all of them take channels first."""
   timm_vit.declare_torchvision_operators()
   import torch
 
@@ -47,8 +66,10 @@ def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[]
     import transformers
 
     model = transformers.ViTForImageClassification.from_pretrained(args.folder).eval()
-  function = torch.compile(model) if name.endswith('compiled') else model
   pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+  if name == 'their_onnx':
+    return in_onnxruntime(model, pixels, args)
+  function = torch.compile(model) if name.endswith('compiled') else model
 
   def run() -> np.ndarray:
     with torch.inference_mode():
@@ -56,6 +77,23 @@ def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[]
     return (output if of_timm else output.logits).numpy()
 
   return run
+
+
+def in_onnxruntime(model: Any, pixels: Any, args: argparse.Namespace) -> Callable[[], np.ndarray]:
+  """A model of transformers as torch.onnx writes it, for batches of any size."""
+  import onnxruntime
+  import torch
+
+  path = f'{args.folder}/theirs.onnx'
+  dynamic = {'pixel_values': {0: torch.export.Dim('batch')}}
+  # Of two images: one would make its batch a number of the graph.
+  torch.onnx.export(
+    model, (pixels.new_zeros(2, *pixels.shape[1:]),), path, dynamo=True, dynamic_shapes=dynamic
+  )
+  options = onnxruntime.SessionOptions()
+  options.intra_op_num_threads = args.threads
+  session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+  return lambda: session.run(None, {'pixel_values': pixels.numpy()})[0]
 
 
 def save_random(variant: str, folder: str) -> None:
@@ -80,7 +118,10 @@ def save_random(variant: str, folder: str) -> None:
 def made(name: str, args: argparse.Namespace) -> tuple[Mapping[str, Any], contenders.Work]:
   """A contender as `contenders.serve` takes it; its figures are seconds of a call, on the clock and of processors."""
   images = np.random.default_rng(0).uniform(-1, 1, (args.batch_size, 224, 224, 3)).astype(np.float32)
-  run = ours(args.folder, images) if name == 'ours' else peer(name, images, args)
+  if name == 'ours':
+    run = ours(args.folder, images)
+  else:
+    run = (exported if name in ('onnx', 'openvino') else peer)(name, images, args)
   begin = time.perf_counter()
   logits = run()
   hello = {'first': time.perf_counter() - begin, 'logits': logits[0, :5].tolist()}
@@ -102,7 +143,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--variant', default='S/16', choices=SIZES)
   parser.add_argument('--batch_size', type=int, default=1)
-  parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
+  parser.add_argument('--threads', type=int, default=2, help="of each runtime; XLA takes the process's cores")
   parser.add_argument('--turns', type=int, default=12)
   parser.add_argument('--calls', type=int, default=5, help='in a turn')
   default = [name for name in CONTENDERS if not name.startswith('timm')]

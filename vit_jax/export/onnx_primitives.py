@@ -1,4 +1,4 @@
-"""How each primitive of JAX is written in ONNX: `RULES[name](translator, equation, *inputs)` gives its outputs."""
+"""How each primitive of JAX is written in ONNX: a rule (translator, equation, *inputs) gives its outputs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -110,9 +110,7 @@ def _cast(translator: 'Translator', equation: Any, x: Tensor) -> Value:
 
 
 def _reshape(translator: 'Translator', equation: Any, x: Value) -> Value:
-  return reshaped(
-    translator, translator.full(x, equation.invars[0].aval.shape), equation.outvars[0].aval.shape
-  )
+  return reshaped(translator, x, equation.outvars[0].aval.shape)
 
 
 def reshaped(translator: 'Translator', x: Value, shape: Sequence[Dim]) -> Value:
@@ -129,12 +127,6 @@ def reshaped(translator: 'Translator', x: Value, shape: Sequence[Dim]) -> Value:
   return translator.graph.tensor('Reshape', [x, to], _like(shape, x.dtype))
 
 
-def _squeeze(translator: 'Translator', equation: Any, x: Value) -> Value:
-  return reshaped(
-    translator, translator.full(x, equation.invars[0].aval.shape), equation.outvars[0].aval.shape
-  )
-
-
 def _broadcast_in_dim(translator: 'Translator', equation: Any, x: Value, *sizes: Value) -> Value:
   """The sides stand where they should, of size 1 where they are repeated: `Translator.full` repeats them."""
   shape: list[Dim] = [1] * len(equation.outvars[0].aval.shape)
@@ -144,7 +136,6 @@ def _broadcast_in_dim(translator: 'Translator', equation: Any, x: Value, *sizes:
 
 
 def _transpose(translator: 'Translator', equation: Any, x: Value) -> Value:
-  x = translator.full(x, equation.invars[0].aval.shape)
   return _transposed(translator, x, equation.params['permutation'])
 
 
@@ -157,7 +148,6 @@ def _transposed(translator: 'Translator', x: Value, permutation: Sequence[int]) 
 
 def _reduce(op: str) -> Callable[..., Value]:
   def rule(translator: 'Translator', equation: Any, x: Value) -> Value:
-    x = translator.full(x, equation.invars[0].aval.shape)
     axes = np.array(equation.params['axes'], np.int64)
     return translator.graph.tensor(op, [x, axes], equation.outvars[0].aval, keepdims=0)
 
@@ -165,19 +155,13 @@ def _reduce(op: str) -> Callable[..., Value]:
 
 
 def _concatenate(translator: 'Translator', equation: Any, *inputs: Value) -> Value:
-  full = [
-    translator.full(x, variable.aval.shape) for x, variable in zip(inputs, equation.invars, strict=True)
-  ]
   axis = equation.params['dimension']
-  return translator.graph.tensor('Concat', full, equation.outvars[0].aval, axis=axis)
+  return translator.graph.tensor('Concat', inputs, equation.outvars[0].aval, axis=axis)
 
 
 def _stack(translator: 'Translator', equation: Any, *inputs: Value) -> Value:
-  full = [
-    translator.full(x, variable.aval.shape) for x, variable in zip(inputs, equation.invars, strict=True)
-  ]
   axis = equation.params['axis']
-  single = [translator.graph.add('Unsqueeze', [x, np.array([axis])])[0] for x in full]
+  single = [translator.graph.add('Unsqueeze', [x, np.array([axis])])[0] for x in inputs]
   return translator.graph.tensor('Concat', single, equation.outvars[0].aval, axis=axis)
 
 
@@ -191,7 +175,7 @@ def _slice(translator: 'Translator', equation: Any, x: Value) -> Value:
     )
     if not (isinstance(start, int) and start == 0 and stride == 1 and limit == shape[axis])
   ]
-  return _sliced(translator, translator.full(x, shape), cut, equation.outvars[0].aval)
+  return _sliced(translator, x, cut, equation.outvars[0].aval)
 
 
 def _sliced(translator: 'Translator', x: Value, cut: Sequence[tuple[int, int, int, int]], like: Any) -> Value:
@@ -203,7 +187,7 @@ def _sliced(translator: 'Translator', x: Value, cut: Sequence[tuple[int, int, in
 
 
 def _split(translator: 'Translator', equation: Any, x: Value) -> Any:
-  x, axis = translator.full(x, equation.invars[0].aval.shape), equation.params['axis']
+  axis = equation.params['axis']
   sizes = np.array(equation.params['sizes'], np.int64)
   names = translator.graph.add('Split', [x, sizes], outputs=len(sizes), axis=axis)
   return [
@@ -215,7 +199,6 @@ def _pad(translator: 'Translator', equation: Any, x: Value, value: Value) -> Val
   config = equation.params['padding_config']
   if any(interior for _, _, interior in config):
     raise UserError('The model pads between numbers, which has no translation to ONNX yet.')
-  x = translator.full(x, equation.invars[0].aval.shape)
   borders = np.array([low for low, _, _ in config] + [high for _, high, _ in config], np.int64)
   return translator.graph.tensor('Pad', [x, borders, value], equation.outvars[0].aval)
 
@@ -228,7 +211,6 @@ def _gather(translator: 'Translator', equation: Any, x: Value, indices: Value) -
     equation.outvars[0].aval,
   )
   sizes, axes = equation.params['slice_sizes'], numbers.start_index_map
-  x = translator.full(x, shape)
   if isinstance(indices, np.ndarray) and indices.ndim == 1:
     cut = [(axis, int(start), int(start) + sizes[axis], 1) for axis, start in zip(axes, indices, strict=True)]
     whole = [sizes[axis] if axis in axes else shape[axis] for axis in range(len(shape))]
@@ -259,9 +241,6 @@ def _grid(indices: np.ndarray, rank: int) -> list[np.ndarray] | None:
 
 def _dot_general(translator: 'Translator', equation: Any, a: Value, b: Value) -> Value:
   (contract_a, contract_b), (batch_a, batch_b) = equation.params['dimension_numbers']
-  a, b = (
-    translator.full(x, variable.aval.shape) for x, variable in zip((a, b), equation.invars, strict=True)
-  )
   out = equation.outvars[0].aval
   free_a = [axis for axis in range(len(a.shape)) if axis not in (*contract_a, *batch_a)]
   free_b = [axis for axis in range(len(b.shape)) if axis not in (*contract_b, *batch_b)]
@@ -323,7 +302,7 @@ def _convolution(translator: 'Translator', equation: Any, x: Value, kernel: Valu
   borders = params['padding']
   if any(side != 1 for side in params['lhs_dilation']) or min(min(pair) for pair in borders) < 0:
     raise UserError('The model has a convolution of a kind that has no translation to ONNX yet.')
-  first = _transposed(translator, translator.full(x, equation.invars[0].aval.shape), numbers.lhs_spec)
+  first = _transposed(translator, x, numbers.lhs_spec)
   weights = _transposed(translator, kernel, numbers.rhs_spec)
   maps = translator.graph.tensor(
     'Conv',
@@ -348,7 +327,7 @@ def _largest_of_window(translator: 'Translator', equation: Any, x: Value) -> Val
     or {*params['base_dilation'], *params['window_dilation']} != {1}
   ):
     raise UserError('The model takes maxima of windows of a kind that has no translation to ONNX yet.')
-  first = _transposed(translator, translator.full(x, equation.invars[0].aval.shape), (0, 3, 1, 2))
+  first = _transposed(translator, x, (0, 3, 1, 2))
   maps = translator.graph.tensor(
     'MaxPool',
     [first],
@@ -360,7 +339,8 @@ def _largest_of_window(translator: 'Translator', equation: Any, x: Value) -> Val
   return _transposed(translator, maps, (0, 2, 3, 1))
 
 
-RULES: dict[str, Callable[..., Any]] = {
+# Rules of inputs whose repeated sides may be of size 1, which the operation repeats by itself.
+BROADCASTING: dict[str, Callable[..., Any]] = {
   **{name: _elementwise(op) for name, op in _ELEMENTWISE.items()},
   **dict.fromkeys(
     ('copy', 'copy_p', 'stop_gradient', 'name', 'optimization_barrier', 'sharding_constraint'), _same
@@ -372,10 +352,13 @@ RULES: dict[str, Callable[..., Any]] = {
   'select_n': _select,
   'clamp': _clamp,
   'convert_element_type': _cast,
-  'reshape': _reshape,
-  'squeeze': _squeeze,
-  'expand_dims': _squeeze,
   'broadcast_in_dim': _broadcast_in_dim,
+}
+# Rules of inputs in their whole shapes.
+RULES: dict[str, Callable[..., Any]] = {
+  'reshape': _reshape,
+  'squeeze': _reshape,
+  'expand_dims': _reshape,
   'transpose': _transpose,
   'reduce_sum': _reduce('ReduceSum'),
   'reduce_max': _reduce('ReduceMax'),

@@ -86,13 +86,17 @@ class Translator:
     out_shape = [side for output in equation.outvars for side in output.aval.shape]
     if all(isinstance(value, np.ndarray) for value in inputs) and all(isinstance(s, int) for s in out_shape):
       return _computed(equation, inputs)
-    from vit_jax.export.onnx_primitives import RULES
+    from vit_jax.export.onnx_primitives import BROADCASTING, RULES
 
-    rule = RULES.get(name)
+    rule = BROADCASTING.get(name) or RULES.get(name)
     if rule is None:
       raise UserError(
         f'The model computes {name!r}, which has no translation to ONNX yet; export it with --format=stablehlo.'
       )
+    if name in RULES:
+      inputs = [
+        self.full(x, variable.aval.shape) for x, variable in zip(inputs, equation.invars, strict=True)
+      ]
     outputs = rule(self, equation, *inputs)
     return outputs if isinstance(outputs, list) else [outputs]
 
