@@ -87,7 +87,7 @@ class LoadedModel:
     Raises:
       UserError: there is no such block.
     """
-    return _features(self.module, self._checked(images), self._checked_layer(layer))
+    return features_of(self.module, self._checked(images), self._checked_layer(layer))
 
   def feature_maps(
     self,
@@ -116,11 +116,11 @@ class LoadedModel:
 
   def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
     """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
-    return _embeddings(self.module, self._checked(images))
+    return embeddings_of(self.module, self._checked(images))
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
-    return _attention(self.module, self._checked(images))
+    return attention_of(self.module, self._checked(images))
 
   def hidden_states(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """(L + 1, B, N, D): the tokens before the first block and after each; None: the model has no tokens."""
@@ -226,7 +226,8 @@ def _logits(module: Model, images: jax.Array, tta: bool) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _features(module: Model, images: jax.Array, layer: int | None) -> jax.Array:
+def features_of(module: Model, images: jax.Array, layer: int | None = None) -> jax.Array:
+  """(B, N, D): as `LoadedModel.features` of a network and a batch."""
   return module.features(images, layer)
 
 
@@ -238,12 +239,14 @@ def _feature_maps(
 
 
 @jax.jit
-def _embeddings(module: Model, images: jax.Array) -> jax.Array:
+def embeddings_of(module: Model, images: jax.Array) -> jax.Array:
+  """float32 (B, D): as `LoadedModel.embeddings`."""
   return module.head_input(module.features(images)).astype(jnp.float32)
 
 
 @jax.jit
-def _attention(module: Model, images: jax.Array) -> jax.Array | None:
+def attention_of(module: Model, images: jax.Array) -> jax.Array | None:
+  """(L, B, H, N, N): as `LoadedModel.attention`; None where the network has none."""
   return module.attention(images) if isinstance(module, Attends) else None
 
 

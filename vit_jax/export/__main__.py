@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
   size = writing.write(model, asked, folder)
   print(f'Wrote {destination}: {model.config.describe()}, {size / 1e6:,.1f} MB.')
   print(check.compared(model, folder))
-  if calibration and _INT8.value:
+  if _INT8.value:
     from vit_jax.export import int8
 
     del model

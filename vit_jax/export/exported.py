@@ -59,10 +59,8 @@ def _onnx(path: pathlib.Path, threads: int | None) -> Any:
   options.log_severity_level = 3  # errors
   if threads is not None:
     options.intra_op_num_threads = threads
-  known = (
-    'CUDAExecutionProvider',
-    'CPUExecutionProvider',
-  )  # others compute in fewer bits without being asked
+  # Others compute in fewer bits without being asked.
+  known = ('CUDAExecutionProvider', 'CPUExecutionProvider')
   providers = [name for name in known if name in library.get_available_providers()]
   session = library.InferenceSession(str(path), options, providers=providers)
 

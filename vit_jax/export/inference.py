@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.loaded_model import LoadedModel
+from vit_jax.loaded_model import LoadedModel, attention_of, embeddings_of, features_of
 from vit_jax.models.base import Architecture, Model, ModelConfig
 from vit_jax.models.capabilities import Attends
 from vit_jax.models.parts.attention import Attention
@@ -57,9 +57,9 @@ def function(model: LoadedModel, outputs: Sequence[str]) -> Callable[[Model, jax
     computed: dict[str, Callable[[], Any]] = {
       'logits': lambda: module(images),
       'probabilities': lambda: model.probabilities(module(images)),
-      'embeddings': lambda: module.head_input(module.features(images)).astype('float32'),
-      'features': lambda: module.features(images).astype('float32'),
-      'attention': lambda: module.attention(images) if isinstance(module, Attends) else None,
+      'embeddings': lambda: embeddings_of(module, images),
+      'features': lambda: features_of(module, images).astype('float32'),
+      'attention': lambda: attention_of(module, images),
     }
     return {name: computed[name]() for name in outputs}
 

@@ -51,8 +51,11 @@ def enable() -> None:
     return
   if 'JAX_COMPILATION_CACHE_MAX_SIZE' not in os.environ:
     jax.config.update('jax_compilation_cache_max_size', _MAX_BYTES)
-  if settings['jax_persistent_cache_min_compile_time_secs'] == 1.0:  # JAX's default, so nobody has set it
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', _MIN_SECONDS)
+  threshold = 'jax_persistent_cache_min_compile_time_secs'
+  if (
+    threshold.upper() not in os.environ and settings[threshold] == 1.0
+  ):  # JAX's default, so nobody has set it
+    jax.config.update(threshold, _MIN_SECONDS)
   if 'JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES' not in os.environ:
     jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # files that have no checksum
   jax.config.update('jax_compilation_cache_dir', str(directory))

@@ -258,7 +258,7 @@ class Model(nnx.Module, Generic[C]):
     """(B, H, W, C) -> (B, h, w, D): `feature_maps` of one layer."""
     rows, columns = self.config.grid((images.shape[1], images.shape[2]), 'The image size')
     tokens = self.features(images, layer)[:, -rows * columns :]
-    return tokens.reshape(len(images), rows, columns, -1)
+    return tokens.reshape(images.shape[0], rows, columns, -1)
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): the tokens of `features` pooled; by their mean, unless a model overrides this.

@@ -198,7 +198,7 @@ class MaskedAutoencoder(ViT):
     tokens, grid = self.embed(images), self.grid_of(images)
     patches = tokens.shape[1] - self.leading_tokens
     if keys is None:
-      order = jnp.broadcast_to(jnp.arange(patches), (len(images), patches))
+      order = jnp.broadcast_to(jnp.arange(patches), (images.shape[0], patches))
     else:
       order = self.patch_order(keys, patches)
       tokens = self.kept_patches(tokens, order)

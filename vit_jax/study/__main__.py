@@ -75,10 +75,10 @@ def _search(search: 'Search', file: str, workdir: pathlib.Path, at_a_time: int) 
   from vit_jax.study import search_table
 
   searcher = search_lib.Searcher(search, file, workdir)
+  search_table.write(search, searcher.study, workdir)  # also where nothing is left to do
   for sentence in searcher.run(at_a_time):
     print(sentence, flush=True)
     search_table.write(search, searcher.study, workdir)
-  search_table.write(search, searcher.study, workdir)
   search_table.draw(search, searcher.study, workdir)
   if searcher.errors and not any(trial.value is not None for trial in searcher.study.trials):
     name, error = next(iter(searcher.errors.items()))

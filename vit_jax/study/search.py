@@ -149,15 +149,13 @@ class Searcher:
     `own`: the numbers of the trials that this process is at work on.
     """
     with filelock.FileLock(self._workdir / _LOCKS / 'draws'):
-      trials = self.study.trials
+      trials = self.study.get_trials(deepcopy=False)
       for trial in trials:
         if trial.state.is_finished() or trial.number in own:
           continue
         if (claim := self._claim(trial.number)) is None:
           continue
-        if self.study.trials[
-          trial.number
-        ].state.is_finished():  # by another process, since `trials` were read
+        if self._frozen(trial.number).state.is_finished():  # by another process, since `trials` were read
           claim.release()
           continue
         return self._start(trial.number, claim)
@@ -190,12 +188,16 @@ class Searcher:
     trial = self._trial(number)
     for option, values in self._search.ranges.items():
       trial._suggest(option, _distribution(values))
-    return self.study.trials[number]
+    return self._frozen(number)
+
+  def _frozen(self, number: int) -> 'FrozenTrial':
+    """What the journal has of a trial now."""
+    return self.study.get_trials(deepcopy=False)[number]
 
   def _trial(self, number: int) -> 'optuna.Trial':
     import optuna
 
-    return optuna.Trial(self.study, self.study.trials[number]._trial_id)
+    return optuna.Trial(self.study, self._frozen(number)._trial_id)
 
   def _sampler(self, number: int) -> 'optuna.samplers.BaseSampler':
     """The sampler of one trial, by a seed of its own: a draw does not depend on who drew those before it."""
@@ -220,7 +222,7 @@ class Searcher:
   def _watch(self, running: _Running) -> None:
     """Tells Optuna what a trial has measured, and stops one that it does not find promising."""
     trial = self._trial(running.trial.number)
-    known = len(self.study.trials[running.trial.number].intermediate_values)
+    known = len(self._frozen(running.trial.number).intermediate_values)
     metric = self._search.metric
     values = [line[metric] for line in read_metrics(running.folder) if metric in line]
     for count, value in enumerate(values[known:], start=known + 1):

@@ -2,6 +2,7 @@
 
 import pathlib
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from vit_jax.evaluation.base import format_metric
@@ -19,14 +20,15 @@ def write(search: Search, study: 'optuna.Study', workdir: pathlib.Path) -> None:
   """Writes table.md and table.json."""
   from optuna.trial import TrialState
 
-  count = {state: sum(trial.state == state for trial in study.trials) for state in TrialState}
-  ended = _from_best(search, study)
-  tried = [trial for trial in study.trials if trial.intermediate_values and trial not in ended]
+  trials = study.get_trials(deepcopy=False)
+  count = Counter(trial.state for trial in trials)
+  ended = _from_best(study)
+  tried = [trial for trial in trials if trial.intermediate_values and trial.state != TrialState.COMPLETE]
   header = ['trial', *search.ranges, search.metric, 'evaluations']
   rows = [_row(search, trial) for trial in (*ended, *tried)]
   text = [f'# {search.title}', '', markdown.table(header, rows), '']
   text += [
-    f'{len(study.trials)} of {search.trials} trials: {count[TrialState.COMPLETE]} ended, {count[TrialState.PRUNED]} '
+    f'{len(trials)} of {search.trials} trials: {count[TrialState.COMPLETE]} ended, {count[TrialState.PRUNED]} '
     f'stopped early, {count[TrialState.FAIL]} failed, {count[TrialState.RUNNING]} at work.',
     '',
   ]
@@ -34,7 +36,7 @@ def write(search: Search, study: 'optuna.Study', workdir: pathlib.Path) -> None:
     text += [f'The best, with `--workdir=…`: `{best_command(search, ended[0])}`', '']
   content = [
     {'trial': trial.number, 'options': trial.params, 'state': trial.state.name, 'value': trial.value}
-    for trial in study.trials
+    for trial in trials
   ]
   report.write_table(
     workdir, '\n'.join(text), {'title': search.title, 'metric': search.metric, 'trials': content}
@@ -49,7 +51,7 @@ def best_command(search: Search, trial: 'FrozenTrial') -> str:
   )
 
 
-def _from_best(search: Search, study: 'optuna.Study') -> list['FrozenTrial']:
+def _from_best(study: 'optuna.Study') -> list['FrozenTrial']:
   """The trials that have ended, from the best on."""
   from optuna.study import StudyDirection
   from optuna.trial import TrialState
@@ -74,7 +76,7 @@ def draw(search: Search, study: 'optuna.Study', workdir: pathlib.Path) -> None:
 
   Both need trials that have ended with different values; otherwise nothing is written.
   """
-  if len({trial.value for trial in _from_best(search, study)}) < 2:
+  if len({trial.value for trial in _from_best(study)}) < 2:
     return
   from matplotlib import pyplot
   from optuna.visualization import matplotlib as figures
