@@ -77,28 +77,28 @@ class BigVision(nn.Module):
     if self.pool == 'tok':
       x = jnp.concatenate([jnp.tile(self.param('cls', normal, (1, 1, c)), [n, 1, 1]), x], axis=1)
     x = Encoder(self.scan, name='Transformer')(x)
-    x = (
-      MapHead(name='MAPHead_0')(x)
-      if self.pool == 'map'
-      else x[:, 0]
-      if self.pool == 'tok'
-      else x.mean(axis=1)
-    )
+    if self.pool == 'map':
+      x = MapHead(name='MAPHead_0')(x)
+    elif self.pool != 'none':
+      x = x[:, 0] if self.pool == 'tok' else x.mean(axis=1)
     return nn.Dense(self.classes, name='head')(x) if self.classes else x
 
 
+# The model, what is before its names, and what else lies in the file.
 CASES = {
-  'tok': (BigVision('tok'), ''),
-  'gap, sines': (BigVision('gap', learned=False), 'params/'),
-  'map': (BigVision('map'), ''),
-  'SigLIP': (BigVision('map', classes=0), 'params/img/'),
-  'SigLIP by a scan': (BigVision('map', classes=0, scan=True), 'img/'),
+  'tok': (BigVision('tok'), '', ()),
+  'gap, sines': (BigVision('gap', learned=False), 'params/', ()),
+  'map': (BigVision('map'), '', ()),
+  'SigLIP': (BigVision('map', classes=0), 'params/img/', ('params/t', 'params/b', 'params/txt/head/bias')),
+  'SigLIP by a scan': (BigVision('map', classes=0, scan=True), 'img/', ('t', 'b', 'txt/head/bias')),
+  'PaliGemma': (BigVision('none', scan=True), 'params/img/', ('params/llm/final_norm/scale',)),
+  'CapPa': (BigVision('gap', classes=0), 'encoder/', ('decoder/LayerNorm/bias', 'pos_embedding_decoder')),
 }
 
 
 @pytest.mark.parametrize('case', CASES)
 def test_file_of_big_vision_is_read(case, tmp_path):
-  peer, prefix = CASES[case]
+  peer, prefix, beside = CASES[case]
   images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
   rng = np.random.default_rng(1)
   params = jax.tree.map(
@@ -107,10 +107,7 @@ def test_file_of_big_vision_is_read(case, tmp_path):
   tensors = {
     prefix + name: leaf for name, leaf in traverse_util.flatten_dict(params['params'], sep='/').items()
   }
-  if 'img' in prefix:
-    tensors |= {
-      prefix.removesuffix('img/') + name: np.ones(2, np.float32) for name in ('t', 'b', 'txt/head/bias')
-    }
+  tensors |= {name: np.ones(2, np.float32) for name in beside}
   np.savez(tmp_path / 'model.npz', **tensors)
   pretrained = read(tmp_path / 'model.npz', image_size=(32, 32))
   with jax.default_matmul_precision('highest'):

@@ -48,14 +48,19 @@ _NAMES: dict[type[ModelConfig], ReleasedNames[Any]] = {
 # The first that reads a file's tensors is the one.
 _READ: tuple[ReleasedNames[Any], ...] = (BigVisionNames(), *_NAMES.values())
 
-# What a training run of the original, or LiT, puts before the names, and what such a file may hold beside the model.
+# What a training run of the original, LiT, PaliGemma or CapPa puts before the names, and what such a file may hold
+# beside the model.
 _PREFIXES = {
   'opt/target/': r'opt/state/.*|extra/.*',
   'params/img/': r'params/((txt|llm)/.*|t|b)',
+  'params/encoder/': r'params/(decoder/.*|pos_embedding_decoder)',
   'params/': r'(opt|state|extra)/.*',
   'img/': r'(txt|llm)/.*|t|b',
+  'encoder/': r'decoder/.*|pos_embedding_decoder',
   '': '',
 }
+# Where this lies beside an image tower, its head makes of every token what the language model reads (PaliGemma).
+_READER = re.compile(r'(params/)?llm/')
 _TOLD = ('activation', 'norm_epsilon', 'pool')  # what no tensor tells
 
 
@@ -164,7 +169,14 @@ def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
 def _infer(
   archive: Archive, stored: dict[str, str], image_size: tuple[int, int] | None
 ) -> tuple[ReleasedNames[Any], Architecture]:
-  return infer(archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size)
+  names, architecture = infer(
+    archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size
+  )
+  if any(map(_READER.match, archive.shapes)):
+    architecture = dataclasses.replace(
+      architecture, model=dataclasses.replace(architecture.model, pool='none')
+    )
+  return names, architecture
 
 
 def _with_told(path: pathlib.Path, model: ModelConfig, options: ReadOptions) -> ModelConfig:
