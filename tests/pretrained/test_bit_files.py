@@ -135,6 +135,13 @@ def transformers():
 
 def save_peer(transformers, name: str, folder):
   """A model of transformers of random weights, saved."""
+  model = make_peer(transformers, name)
+  model.save_pretrained(folder)
+  return model
+
+
+def make_peer(transformers, name: str):
+  """The model alone."""
   import torch
 
   cls, blocks, width, _ = PEERS[name]
@@ -149,8 +156,7 @@ def save_peer(transformers, name: str, folder):
       noise = torch.randn(parameter.shape, generator=generator)
       # Kernels; the head; scales and biases of norms.
       parameter.copy_({4: 0.1 * noise, 2: 0.02 * noise}.get(parameter.ndim, parameter + 0.2 * noise))
-  model.eval().save_pretrained(folder)
-  return model
+  return model.eval()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from released_files import read
 from test_towers import CLASSES, VISION, relative, save_tokenizer
 from transformers_peers import (
+  assert_differences_are_said,
   make_images,
   make_ours,
   randomise,
@@ -172,24 +173,63 @@ def test_lone_file_of_torchvision(tmp_path):
   assert pretrained.preprocess.shorter == 37
 
 
+# Image towers of timm's: small sizes of them, and their vision_cfg.
+TRUNKS = {
+  'siglip': (
+    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
+    {
+      'timm_model_name': 'vit_base_patch32_siglip_256',
+      'image_size': 32,
+      'timm_pool': 'map',
+      'timm_proj': 'none',
+    },
+  ),
+  'eva02': (
+    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
+    {
+      'timm_model_name': 'eva02_base_patch16_clip_224',
+      'image_size': 32,
+      'timm_pool': 'token',
+      'timm_proj': None,
+    },
+  ),
+  'linear': (
+    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
+    {
+      'timm_model_name': 'vit_medium_patch16_gap_256',
+      'image_size': 32,
+      'timm_pool': '',
+      'timm_proj': 'linear',
+    },
+  ),
+}
+
+
 def open_clip_of(kind: str, folder):
   """A small model of OpenCLIP in a folder as the Hub has it, its tokenizer, and its logits of images and texts."""
   model = pytest.importorskip('open_clip.model')
   text = {'context_length': 8, 'vocab_size': 20, 'width': 32, 'heads': 4, 'layers': 2}
   vision = {'image_size': 16, 'patch_size': 8, 'width': 32, 'head_width': 8, 'layers': 2}
   options = {'embed_dim': 24, 'vision_cfg': vision, 'text_cfg': text, 'quick_gelu': kind == 'quick'}
-  if kind == 'siglip':
-    timm = pytest.importorskip('timm')
-    text |= {'no_causal_mask': True, 'proj_bias': True, 'pool_type': 'last', 'norm_kwargs': {'eps': 1e-6}}
-    options = {'embed_dim': 64, 'vision_cfg': vision, 'text_cfg': text, 'init_logit_bias': -10}
-    peer = model.CustomTextCLIP(**options)
-    sizes = {'embed_dim': 64, 'depth': 2, 'num_heads': 1, 'img_size': 32, 'num_classes': 0}
-    peer.visual = torch.nn.Module()
-    peer.visual.trunk = timm.create_model('vit_base_patch16_siglip_224', **sizes)
-    peer.visual.forward = peer.visual.trunk.forward
-    options |= {
-      'vision_cfg': {'image_size': 32, 'timm_model_name': 'x', 'timm_pool': 'map', 'timm_proj': 'none'}
+  if kind == 'clipa':
+    vision |= {
+      'no_ln_pre': True,
+      'pool_type': 'avg',
+      'final_ln_after_pool': True,
+      'norm_kwargs': {'eps': 1e-3},
     }
+    text |= {'pool_type': 'eos', 'eos_id': 10, 'act_kwargs': {'approximate': 'tanh'}}
+  if kind in TRUNKS:
+    timm = pytest.importorskip('timm')
+    sizes, vision = TRUNKS[kind]
+    if kind == 'siglip':
+      text |= {'no_causal_mask': True, 'proj_bias': True, 'pool_type': 'last', 'norm_kwargs': {'eps': 1e-6}}
+      options |= {'embed_dim': 64, 'init_logit_bias': -10}
+    create = timm.create_model
+    with pytest.MonkeyPatch.context() as patch:  # the same model with few blocks
+      patch.setattr(timm, 'create_model', lambda *names, **others: create(*names, **others, depth=2, **sizes))
+      peer = model.CustomTextCLIP(**options | {'vision_cfg': vision})
+    options |= {'vision_cfg': vision}
   else:
     peer = model.CLIP(**options)
   randomise(peer, 0)
@@ -219,21 +259,20 @@ def open_clip_of(kind: str, folder):
   return logits
 
 
-@pytest.mark.parametrize('kind', ['clip', 'quick', 'siglip'])
+@pytest.mark.parametrize('kind', ['clip', 'quick', 'clipa', *TRUNKS])
 def test_folder_of_open_clip_gives_its_logits_and_a_lone_file_says_what_is_guessed(kind, tmp_path):
   logits = open_clip_of(kind, tmp_path / 'x')
   pretrained = read(tmp_path / 'x')
-  assert all('text tower is left out' in note for note in pretrained.notes)
+  assert 'text tower is left out' in pretrained.notes[0]
   assert pretrained.preprocess.mean == (0.5, 0.4, 0.3)
   images = make_images(pretrained)
   model = vit_jax.load(tmp_path / 'x', classes=CLASSES)
   np.testing.assert_allclose(model(images), logits(images, CLASSES), atol=1e-5, rtol=0)
   (tmp_path / 'x/open_clip_config.json').unlink()
-  lone = read(tmp_path / 'x/open_clip_model.safetensors')
-  assert any("activation 'gelu'" in note for note in lone.notes)
-  if kind == 'siglip':
-    jax.tree.map(np.testing.assert_array_equal, lone.params, pretrained.params)
-    assert lone.architecture == pretrained.architecture
+  lone = read(tmp_path / 'x/open_clip_model.safetensors', heads=2 if kind in TRUNKS else 4)
+  assert any("activation 'gelu'" in note or "activation 'silu'" in note for note in lone.notes)
+  jax.tree.map(np.testing.assert_array_equal, lone.params, pretrained.params)
+  assert_differences_are_said(pretrained, lone)
 
 
 def test_folder_of_a_timm_wrapper_is_the_folder_of_timm(tmp_path):

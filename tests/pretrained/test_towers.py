@@ -28,6 +28,7 @@ from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.parts import rotary
 from vit_jax.pretrained import tokenizing
 from vit_jax.training import loop
 
@@ -227,6 +228,39 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
 def formats_kind(name: str) -> str:
   kinds = {'siglip2': 'siglip', 'data2vec': 'beit', 'metaclip2': 'clip'}
   return kinds.get(name.split()[0], name.split()[0])
+
+
+def test_positions_of_dinov3_move_in_training_as_in_transformers(tmp_path, monkeypatch):
+  """By draws that both are given; in evaluation they stay."""
+  limits = {'pos_embed_shift': 0.3, 'pos_embed_jitter': 1.5, 'pos_embed_rescale': 2.5}
+  config = transformers.DINOv3ViTConfig(**TOWERS['dinov3'].options, **limits)
+  peer = randomise(transformers.DINOv3ViTModel(config), 0)
+  peer.save_pretrained(tmp_path / 'theirs')
+  pretrained = read(tmp_path / 'theirs')
+  assert pretrained.architecture.model.rotary_moves == tuple(limits.values())
+  write_folder(pretrained, tmp_path / 'ours', 'dinov3')
+  written = transformers.AutoConfig.from_pretrained(tmp_path / 'ours')
+  assert {name: getattr(written, name) for name in limits} == limits
+  ours, images = make_ours(pretrained), make_images(pretrained)
+  still = peer(to_torch(images)).pooler_output.detach().numpy()
+  assert relative(ours.head_input(ours.features(images)), still) < 1e-5
+
+  numbers = np.random.default_rng(0).uniform(-1, 1, 5).astype(np.float32)
+  given = list(numbers)
+  uniform = lambda tensor, low, high: tensor.copy_(
+    torch.tensor([low + (high - low) * (given.pop(0) + 1) / 2 for _ in range(tensor.numel())]).reshape(
+      tensor.shape
+    )
+  )
+  monkeypatch.setattr(torch.Tensor, 'uniform_', uniform)
+  expected = peer.train()(to_torch(images)).pooler_output.detach().numpy()
+  keys = jax.random.split(jax.random.key(0), len(images))
+  drawn = rotary.DinoV3Rotary.moves(keys, tuple(limits.values()))
+  assert not np.array_equal(drawn[0], drawn[1])  # of each image its own
+  moves = rotary.moves_of(np.stack([numbers] * len(images)), tuple(limits.values()))
+  monkeypatch.setattr(rotary.DinoV3Rotary, 'moves', staticmethod(lambda keys, limits: moves))
+  assert relative(ours.head_input(ours.encode(ours.embed(images), keys)), expected) < 1e-5
+  assert relative(expected, still) > 1e-3
 
 
 WORDS = ['<s>', '<unk>', '<pad>', 'a', 'dog', 'cat', 'red', 'of', 'photo', '.', '</s>']

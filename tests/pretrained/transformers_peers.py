@@ -115,6 +115,18 @@ def assert_same(pretrained: Pretrained, peer, *, logits: str = 'logits') -> None
     np.testing.assert_allclose(pooled, theirs.pooler_output, atol=1e-4, rtol=0)
 
 
+def assert_differences_are_said(whole: Pretrained, lone: Pretrained) -> None:
+  """What a file alone is taken for and its folder is not stands in the notes, by the names of our options."""
+  said = ' '.join(lone.notes)
+  model, other = (pretrained.architecture.model.resolved() for pretrained in (whole, lone))
+  for field in dataclasses.fields(model):
+    # By the tensors, by the size of the images, and by the kind of positions.
+    told = field.name in ('layer_scale', 'cut_images', 'rotary_grid' * (model.position != other.position))
+    if not told and getattr(model, field.name) != getattr(other, field.name):
+      assert f'{field.name} {getattr(other, field.name)!r}' in said
+  assert whole.preprocess == lone.preprocess or str(lone.preprocess) in said
+
+
 def tensors_in(folder: pathlib.Path) -> dict[str, np.ndarray]:
   return safetensors_numpy.load_file(folder / 'model.safetensors')
 

@@ -83,6 +83,7 @@ class Block(nnx.Module):
     drop_path_rate: jax.Array | float,
     keys: jax.Array | None,
     grid: Grid,
+    moves: jax.Array | None = None,
     read: int | None = None,
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D), or (B, read, D).
@@ -92,12 +93,13 @@ class Block(nnx.Module):
       drop_path_rate: probability that an example skips the attention branch, and the MLP branch.
       keys: (B,) typed PRNG keys of dropout and drop path; None: nothing is dropped.
       grid: rows and columns of the patches.
+      moves: float32 (B, 2, 2), of each image's positions in training (`Position.moves`); None: they stay.
       read: compute the first so many tokens only, for which the block must be without an axis and locality.
     """
     path_keys = keys if self.drops_path else None
     # Equation 2: z' = MSA(LN(z)) + z.
     with jax.named_scope('attention'):
-      y = self.attention_branch(z, keys, grid, read)
+      y = self.attention_branch(z, keys, grid, moves, read)
       z = z[:, :read] + drop_path(y, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     # Equation 3: z = MLP(LN(z')) + z'.
     with jax.named_scope('mlp'):
@@ -105,10 +107,15 @@ class Block(nnx.Module):
       return z + drop_path(y, drop_path_rate, path_keys, Place.MLP_PATH)
 
   def attention_branch(
-    self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None
+    self,
+    z: jax.Array,
+    keys: jax.Array | None,
+    grid: Grid,
+    moves: jax.Array | None = None,
+    read: int | None = None,
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D), or (B, read, D): what attention adds."""
-    return self.attend(self.attention_input(z), keys, grid, read)
+    return self.attend(self.attention_input(z), keys, grid, moves, read)
 
   def attention_input(self, z: jax.Array) -> jax.Array:
     return self.attention_norm(z)
@@ -117,10 +124,17 @@ class Block(nnx.Module):
     """(B, N, D) -> (B, N, D): what the MLP adds."""
     return scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
 
-  def attend(self, y: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None) -> jax.Array:
+  def attend(
+    self,
+    y: jax.Array,
+    keys: jax.Array | None,
+    grid: Grid,
+    moves: jax.Array | None = None,
+    read: int | None = None,
+  ) -> jax.Array:
     """MSA of the tokens (B, N, D), or of the first ones, or of those of each row or column, as its branch adds it."""
     if self.axis is None:
-      out = self.attention(y[:, :read], y, dropout_keys=keys, grid=grid)
+      out = self.attention(y[:, :read], y, dropout_keys=keys, grid=grid, moves=moves)
     else:
       lines = axial.to_lines(y, grid, self.axis)
       line_keys = axial.line_keys(keys, grid, self.axis)
@@ -142,9 +156,14 @@ class PostNormBlock(Block):
   """A block whose norms are those of what its branches add, as in Swin v2 (arXiv 2111.09883)."""
 
   def attention_branch(
-    self, z: jax.Array, keys: jax.Array | None, grid: Grid, read: int | None = None
+    self,
+    z: jax.Array,
+    keys: jax.Array | None,
+    grid: Grid,
+    moves: jax.Array | None = None,
+    read: int | None = None,
   ) -> jax.Array:
-    return self.attention_norm(self.attend(z, keys, grid, read))
+    return self.attention_norm(self.attend(z, keys, grid, moves, read))
 
   def attention_input(self, z: jax.Array) -> jax.Array:
     return z

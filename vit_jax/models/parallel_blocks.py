@@ -24,11 +24,12 @@ class ParallelBlock(Block):
     drop_path_rate: jax.Array | float,
     keys: jax.Array | None,
     grid: Grid,
+    moves: jax.Array | None = None,
     read: int | None = None,
   ) -> jax.Array:
     y = self.attention_norm(z)
     with jax.named_scope('attention'):
-      attended = self.attend(y, keys, grid, read)
+      attended = self.attend(y, keys, grid, moves, read)
     with jax.named_scope('mlp'):
       sum_of_both = attended + self.mlp(y[:, :read], keys=keys, grid=grid)
     if self.both_scale is not None:
@@ -47,12 +48,17 @@ class ParallelPairs(nnx.Module):
     self.second = Block(*arguments, **options)
 
   def __call__(
-    self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None, grid: Grid
+    self,
+    z: jax.Array,
+    drop_path_rate: jax.Array | float,
+    keys: jax.Array | None,
+    grid: Grid,
+    moves: jax.Array | None = None,
   ) -> jax.Array:
     path_keys = keys if self.first.drops_path else None
     pair = self.first, self.second
     with jax.named_scope('attention'):
-      first, second = (block.attention_branch(z, keys, grid) for block in pair)
+      first, second = (block.attention_branch(z, keys, grid, moves) for block in pair)
       z = z + drop_path(first + second, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     with jax.named_scope('mlp'):
       first, second = (block.mlp_branch(z, keys, grid) for block in pair)

@@ -16,7 +16,7 @@ from flax.nnx import initializers
 
 from vit_jax.models import axial, patch_dropout, scanned_blocks
 from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
-from vit_jax.models.dropout import dropout
+from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.layers import PatchEmbedding, initial_head, repeat_for_examples
 from vit_jax.models.parts import fused_attention
@@ -72,7 +72,7 @@ class ViT(Model['ViTConfig']):
     self.pooled_norm: Any = make_norm(pooled) if config.final_norm == 'pooled' else None
     pre_logits = None
     if config.pre_logits_size is not None:
-      use_bias = config.pre_logits == 'tanh'
+      use_bias = config.pre_logits != 'linear'
       pre_logits = nnx.Linear(pooled, config.pre_logits_size, use_bias=use_bias, dtype=dtype, rngs=rngs)
       pooled = config.pre_logits_size
     self.pre_logits = pre_logits
@@ -179,11 +179,14 @@ class ViT(Model['ViTConfig']):
     `grid` is that of the patches, None for images of the model's own size. The result may be (B, read, D) where only
     the first `read` tokens are needed; None for all.
     """
-    config = self.config
+    config, shared = self.config, [grid or self.grid]
+    if config.rotary_moves is not None and keys is not None:
+      place = config.num_layers + 2  # behind those of blocks, of the embeddings' dropout and of patches
+      shared += [config.positions.moves(fold_in(keys, place), config.rotary_moves)]
     if not (config.dropout or config.attention_dropout or config.stochastic_depth):
       keys = None
     z = dropout(tokens, config.dropout, keys, config.num_layers)  # 0 ... depth - 1: blocks
-    z = scanned_blocks.apply(self.blocks, z, keys, self._loop, grid or self.grid, read=read)
+    z = scanned_blocks.apply(self.blocks, z, keys, self._loop, *shared, read=read)
     return z if self.norm is None else self.norm(z)
 
   def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:

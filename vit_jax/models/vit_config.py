@@ -37,7 +37,7 @@ from vit_jax.models.parts.stems import STEMS, Stem
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_sizes import VARIANTS, Sizes
-from vit_jax.options import RESUMABLE, Amount, NotNegative, Rate, Size
+from vit_jax.options import RESUMABLE, Amount, Factor, NotNegative, Rate, Size
 
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
@@ -110,6 +110,9 @@ class ViTConfig(ModelConfig):
   # Side, in patches, of the grid to which 'rotary_eva' and 'rotary_pe' stretch rows and columns: that of the
   # pre-training, for images of any size. None for one apart.
   rotary_grid: Size | None = None
+  # Limits of a random shift of the places of 'rotary_dinov3', which go from -1 to 1, of a factor of rows and one of
+  # columns, and of a factor of both, drawn for each image in training (DINOv3's RoPE-box jittering). None for none.
+  rotary_moves: tuple[NotNegative, Factor, Factor] | None = None
   # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear'
   # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
   # (as torch).
@@ -123,9 +126,9 @@ class ViTConfig(ModelConfig):
   mask_token: bool = False
   # Size of the tanh layer between pooling and head (the paper's pre-training has one, of width D).
   pre_logits_size: Size | None = None
-  # Kind of that layer: 'tanh', the paper's, or 'linear', without a bias (CLIP's projection of images to the space of
-  # texts).
-  pre_logits: Literal['tanh', 'linear'] = 'tanh'
+  # Kind of that layer: 'tanh', the paper's, or a projection of images to the space of texts, which CLIP has without a
+  # bias ('linear') and some others with one ('affine').
+  pre_logits: Literal['tanh', 'linear', 'affine'] = 'tanh'
   # Scaling of what the head reads to length 1, so that logits are cosines times what the head learns; a head of texts
   # (init.head 'text') needs it.
   cosine_head: bool = False
@@ -346,6 +349,10 @@ class ViTConfig(ModelConfig):
     if self.distillation_token and (self.pool != 'token' or self.pre_logits_size is not None):
       raise UserError(
         f"{path}.distillation_token goes with pool 'token' and no pre_logits_size; change these, or leave it out."
+      )
+    if self.rotary_moves is not None and (self.axial or not self.positions.can_move):
+      raise UserError(
+        f"{path}.rotary_moves goes with position 'rotary_dinov3' and without axial; leave it out."
       )
     self._check_attention(path)
     patch_dropout.check(self, path)

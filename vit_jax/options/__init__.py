@@ -81,6 +81,7 @@ Size = Annotated[int, AtLeast(1, at_most=1_000_000)]  # of an axis of a network'
 Pixels = Annotated[int, AtLeast(1, at_most=16_384)]  # along a side of an image
 Positive = Annotated[float, AtLeast(TINY)]
 NotNegative = Annotated[float, AtLeast(0)]
+Factor = Annotated[float, AtLeast(1)]  # and its inverse
 Rate = Annotated[float, Between(0, 0.999)]  # of dropout and its kin
 Regex = Annotated[str, regex]
 ImageSize = Annotated[tuple[Pixels, Pixels], _Square()]  # height, width in pixels

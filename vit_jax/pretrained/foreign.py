@@ -68,7 +68,12 @@ def among(names: Sequence[str]) -> list[str]:
 
 
 def refuse_folder(folder: pathlib.Path) -> None:
-  """As `refuse`, for a folder whose tensors lie in such files."""
+  """As `refuse`, for a folder whose tensors lie in such files, or that another program wrote by Orbax."""
+  if any(next(folder.glob(f'{below}_METADATA'), None) for below in ('', '*/', '*/*/')):
+    raise UserError(
+      f'{folder} is an Orbax checkpoint of another program, which alone knows what its arrays are; have it write the '
+      "model as a folder of transformers (of jimm's models, model.save_pretrained(folder) does)."
+    )
   for suffix in _KINDS:
     found = sorted(folder.glob(f'pytorch_model*{suffix}')) or sorted(folder.glob(f'*{suffix}'))[:1]
     if found:

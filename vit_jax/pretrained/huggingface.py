@@ -9,7 +9,8 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,11 @@ NO_DISTILLATION_HEAD = (
 )
 
 
+# Options of a Vision Transformer that no tensor tells.
+_UNTOLD = ('heads', 'pool', 'pool_heads', 'block', 'position', 'rotary_grid', 'position_resize', 'activation')
+_UNTOLD += ('norm_epsilon',)
+
+
 class Unfit(Exception):
   """A kind of folder cannot hold a model; the text is a clause that says why."""
 
@@ -45,6 +51,18 @@ def config_of(path: pathlib.Path) -> JsonObject | None:
   values = JsonObject.read(file)
   # transformers' TimmWrapper: a model of timm's, whose config it keeps.
   return values.without('model_type') if values.raw('model_type') == 'timm_wrapper' else values
+
+
+def taken(files: TensorFiles, layout: Layout, told: Collection[str]) -> str:
+  """A sentence on what tensors without a config.json do not tell, and how it is taken; `told`: what the caller says."""
+  model: Any = layout.architecture.model
+  without = set(told) | (set() if 'rotary' in model.position else {'rotary_grid'})
+  without |= set() if model.pool.startswith('map') else {'pool_heads'}
+  said = [f'{name} {getattr(model, name)!r}' for name in _UNTOLD if name not in without]
+  return (
+    f'{files.source} has no config.json beside it: {", ".join(said)} and {layout.preprocess} are taken, as most models '
+    "of such tensors have them (vit_jax.load(…, heads=12, activation='gelu_tanh', norm_epsilon=1e-5) takes others)."
+  )
 
 
 def described(values: JsonObject | None) -> str:

@@ -56,6 +56,14 @@ class JsonObject:
       self.path, {**self._values, **{name: defaults[name] for name in defaults if name not in self}}
     )
 
+  def says_null(self, name: str) -> bool:
+    """Whether a value is there, and null."""
+    return name in self._values and self._values[name] is None
+
+  def names(self) -> list[str]:
+    """The names of its values."""
+    return list(self._values)
+
   def without(self, name: str) -> 'JsonObject':
     """The same without a value."""
     return JsonObject(self.path, {key: value for key, value in self._values.items() if key != name})

@@ -1,26 +1,27 @@
 """OpenCLIP: folders with an open_clip_config.json, and lone files under its names; the text tower makes heads."""
 
+import copy
 import dataclasses
 import pathlib
+import re
+import reprlib
 import string
 from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.data.preprocess import Method, Preprocess
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.base import Grid
+from vit_jax.models.base import Pooling
 from vit_jax.models.text_tower import TextConfig
-from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained import preprocessor_config, safetensors_files, timm_names, zero_shot
+from vit_jax.pretrained import safetensors_files, timm, zero_shot
 from vit_jax.pretrained.base import ReadOptions, UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.original_names import NamedFormat
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.timm_names import Naming
 from vit_jax.pretrained.torch_names import QKV, Layout, Rule, Tokens, fused, layer, norm
 from vit_jax.pretrained.transformers_clip import CLIP_PIXELS
-from vit_jax.pretrained.transformers_family import HALF, Family
+from vit_jax.pretrained.transformers_family import ACTIVATIONS, Family
 from vit_jax.pretrained.zero_shot import TextLayout, Texts
 
 CONFIG = 'open_clip_config.json'
@@ -33,6 +34,10 @@ _BLOCK = (
   *layer('blocks/mlp/dense_in', 'transformer.resblocks.{}.mlp.c_fc'),
   *layer('blocks/mlp/dense_out', 'transformer.resblocks.{}.mlp.c_proj'),
 )
+_OF_TOWER = re.compile(r'visual\.(conv1\.weight|trunk\.)')
+_PRE_NORM = 'visual.ln_pre.weight'
+# What a lone file without that norm is taken for.
+_CLIPA = {'pool_type': 'avg', 'final_ln_after_pool': True}
 # Everything but the image tower.
 _IGNORED: dict[str, str | None] = {
   r'text\..*|token_embedding\.weight|text_projection|(transformer|ln_final)\..*': zero_shot.LEFT_OUT,
@@ -46,6 +51,7 @@ _CLIP = Family(
     *norm('pre_norm', 'ln_pre'),
     *_BLOCK,
     *norm('norm', 'ln_post'),
+    *norm('pooled_norm', 'ln_post'),
     Rule('pre_logits/kernel', 'proj'),
   ),
   Tokens('positional_embedding', 'class_embedding', flat=True),
@@ -56,85 +62,81 @@ _CLIP = Family(
   (),
   _IGNORED,
 )
-# SigLIP's image tower is timm's.
-_TRUNK = dataclasses.replace(
-  _CLIP,
-  prefix='visual.trunk.',
-  rules=(),
-  tokens=Tokens('pos_embed', None, positioned=0),
-  defaults={'layer_norm_eps': 1e-6},
-  preprocess=HALF | {'method': 'bicubic'},
-  shorter=None,
+_TRUNK = 'visual.trunk.'  # before the names of an image tower of timm's
+_HEADS = ('visual.head.proj', f'{_TRUNK}head')  # the projection behind it, where there is one
+# Options of the towers that are computed as they say, or that no output depends on; others must not be set.
+_OF_BOTH = 'layers width mlp_ratio norm_kwargs act_kwargs pool_type output_tokens'
+_OF_IMAGES = (
+  f'{_OF_BOTH} head_width patch_size image_size patch_dropout no_ln_pre final_ln_after_pool pos_embed_type '
+  'timm_model_name timm_model_pretrained timm_pool timm_proj timm_proj_bias timm_drop timm_drop_path'
 )
-# Options of vision_cfg that our image towers have with one value only.
-_USUAL = {'attentional_pool': False, 'pool_type': 'tok', 'final_ln_after_pool': False, 'ls_init_value': None}
+_OF_TEXTS = (
+  f'{_OF_BOTH} context_length vocab_size heads hf_tokenizer_name tokenizer_kwargs eos_id pad_id no_causal_mask '
+  'proj_bias'
+)
+_POOLS: dict[str, Pooling] = {'tok': 'token', 'avg': 'gap_patches'}
 
 
 class OpenClipFormat(NamedFormat):
-  """A CLIP of OpenCLIP's transformers, or a SigLIP with timm's image tower."""
+  """A CLIP with an image tower of OpenCLIP's own or of timm's."""
 
   title = "OpenCLIP's"
-  families = {'clip': _CLIP, 'trunk': _TRUNK}
+  families = {'clip': _CLIP}
   marks = ('logit_scale',)
-  patches = ('visual.conv1.weight', 'visual.trunk.patch_embed.proj.weight')
-  hidden = ('visual.transformer.resblocks.0.mlp.c_fc.weight', 'visual.trunk.blocks.0.mlp.fc1.weight')
-  block = r'visual\.(?:transformer\.resblocks|trunk\.blocks)\.(\d+)\.'
+  patches = ('visual.conv1.weight',)
+  hidden = ('visual.transformer.resblocks.0.mlp.c_fc.weight',)
+  block = r'visual\.transformer\.resblocks\.(\d+)\.'
 
   def recognises(self, path: pathlib.Path) -> bool:
     has_config = ((path if path.is_dir() else path.parent) / CONFIG).is_file()
     if has_config and (config_of(path) is None if path.is_dir() else path.name in _FILES):
       return True
-    return super().recognises(path) and bool(set(self.patches) & safetensors_files.names(path))
+    return super().recognises(path) and any(map(_OF_TOWER.match, safetensors_files.names(path)))
 
   def file_of(self, path: pathlib.Path) -> pathlib.Path:
     return next((path / name for name in _FILES if (path / name).is_file()), path)
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
-    layout = super().layout(files, JsonObject(files.source, {}), options)
-    own = _config(files).section('preprocess_cfg')
-    if 'mean' not in own:
+    config, vision = _config(files), _vision(files)
+    _check(vision, _OF_IMAGES)
+    if isinstance(vision.raw('layers'), list):
+      raise UnknownModelError("its image tower is CLIP's ResNet")
+    if files.prefix(_TRUNK):
+      layout = _timm_tower(files, vision, options)
+    else:
+      layout = super().layout(files, JsonObject(files.source, {}), options)
+    if self.alone(files):
       return layout
-    notes = tuple(note for note in layout.notes if preprocessor_config.FILE not in note)
-    return dataclasses.replace(
-      layout, preprocess=preprocess_of(own, layout.architecture.image_size), notes=notes
-    )
+    preprocess = preprocess_of(config.section('preprocess_cfg'), layout.architecture.image_size)
+    return dataclasses.replace(layout, preprocess=preprocess)
 
-  def guesses(self, files: TensorFiles, layout: Layout) -> tuple[str, ...]:
-    return () if 'model_cfg' in _config(files) else super().guesses(files, layout)
+  def alone(self, files: TensorFiles) -> bool:
+    return 'model_cfg' not in _config(files)
 
   def described(self, files: TensorFiles) -> dict[str, Any]:
-    whole = _config(files).section('model_cfg')
-    vision, trunk = whole.section('vision_cfg'), 'visual.trunk.pos_embed' in files.shapes
-    size = vision.raw('image_size')
-    positions = ('visual.trunk.pos_embed', 0) if trunk else ('visual.positional_embedding', 1)
+    whole, vision = _config(files).section('model_cfg'), _vision(files)
     values = {
-      'model_type': 'trunk' if trunk else 'clip',
-      'image_size': size if isinstance(size, list) else self.image_side(files, *positions),
-      'hidden_act': 'quick_gelu' if whole.flag('quick_gelu', False) and not trunk else 'gelu',
+      'model_type': 'clip',
+      'image_size': vision.raw('image_size', self.image_side(files, 'visual.positional_embedding')),
+      'hidden_act': _activation(whole, vision),
+      'layer_norm_eps': vision.section('norm_kwargs').number('eps', 1e-5),
     }
-    if 'head_width' in vision:
+    if 'vision_cfg' in whole:
       values['num_attention_heads'] = vision.integer('width', 768) // vision.integer('head_width', 64)
-    for name, usual in _USUAL.items():
-      if vision.raw(name, usual) != usual:
-        raise UnknownModelError(f'it has {name} {vision.raw(name)!r} in its vision_cfg')
     return values
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     assert files is not None
-    if values.text('model_type') == 'trunk':
-      return {
-        'pool': 'map' if 'visual.trunk.attn_pool.latent' in files.shapes else 'gap',
-        'class_token': False,
-      }
+    vision = _vision(files)
     return {
+      'class_token': True,
+      'final_norm': 'pooled' if vision.flag('final_ln_after_pool', False) else 'tokens',
       'patch_bias': False,
-      'pre_norm': 'visual.ln_pre.weight' in files.shapes,
+      'pool': vision.choice('pool_type', _POOLS, 'tok'),
+      'pre_norm': _PRE_NORM in files.shapes,
       'pre_logits': 'linear',
       'pre_logits_size': files.shapes.get('visual.proj', (0, 512))[1],
     }
-
-  def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
-    return family.rules or timm_names.rules(model, Naming(), grid)
 
   def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
     with TensorFiles(self.file_of(path)) as files:
@@ -142,6 +144,64 @@ class OpenClipFormat(NamedFormat):
       if tokenizing.text('clean') == 'canonicalize':
         texts = [canonical(text) for text in texts]
       return zero_shot.read(files, _texts_layout(files), texts)
+
+
+def _vision(files: TensorFiles) -> JsonObject:
+  """The options of the image tower; of a file alone those that are taken."""
+  whole = _config(files).section('model_cfg')
+  if 'vision_cfg' in whole or _PRE_NORM in files.shapes:
+    return whole.section('vision_cfg')
+  return JsonObject(whole.path, _CLIPA)
+
+
+def _check(values: JsonObject, known: str) -> None:
+  """Raises UnknownModelError for an option that is set and is none of the known ones."""
+  for name in values.names():
+    if name not in known.split() and values.raw(name):
+      raise UnknownModelError(f'its {CONFIG} sets {name} {reprlib.repr(values.raw(name))}')
+
+
+def _activation(whole: JsonObject, tower: JsonObject) -> str:
+  """transformers' name of a tower's activation."""
+  if whole.flag('quick_gelu', False):
+    return 'quick_gelu'
+  return 'gelu_pytorch_tanh' if tower.section('act_kwargs').text('approximate') == 'tanh' else 'gelu'
+
+
+def _timm_tower(files: TensorFiles, vision: JsonObject, options: ReadOptions) -> Layout:
+  """What a file holds of an image tower of timm's, by its name; the layer behind it is the projection."""
+  name, pool = vision.text('timm_model_name'), vision.text('timm_pool', 'avg')
+  if name and not timm.NAME.match(name):
+    raise UnknownModelError(f"its image tower is timm's {name}")
+  head = next((head for head in _HEADS if f'{head}.weight' in files.shapes), None)
+  own = copy.copy(files)
+  own.shapes = {
+    key.removeprefix(_TRUNK): shape
+    for key, shape in files.shapes.items()
+    if key.startswith(_TRUNK) and not key.startswith(f'{_TRUNK}head.')
+  }
+  values: dict[str, Any] = {'crop_pct': 1.0, 'crop_mode': 'squash'}  # of a file alone
+  if name:
+    values = {'architecture': name, 'pretrained_cfg': {'input_size': [3, *vision.sides('image_size', 224)]}}
+    values |= {'global_pool': pool} if pool or head != _HEADS[0] else {}
+  layout = timm.TimmFormat().layout(own, JsonObject(vision.path if name else files.source, values), options)
+  rules = [dataclasses.replace(rule, name=_TRUNK + rule.name) for rule in layout.rules]
+  architecture = layout.architecture
+  if head is not None:
+    rules += layer('pre_logits', head)
+    size, kind = files.shapes[f'{head}.weight'][0], 'affine' if f'{head}.bias' in files.shapes else 'linear'
+    model = dataclasses.replace(architecture.model, pre_logits=kind, pre_logits_size=size)
+    architecture = dataclasses.replace(architecture, model=model)
+  ignored, notes = _CLIP.left_out(files, '', set())
+  return dataclasses.replace(
+    layout,
+    architecture=architecture,
+    rules=tuple(rules),
+    tokens=layout.tokens and layout.tokens.prefixed(_TRUNK),
+    derived={_TRUNK + key: made.prefixed(_TRUNK) for key, made in layout.derived.items()},
+    ignored=ignored,
+    notes=notes + layout.notes,
+  )
 
 
 def canonical(text: str) -> str:
@@ -163,8 +223,8 @@ def preprocess_of(values: JsonObject, image_size: tuple[int, int]) -> Preprocess
   return Preprocess(
     image_size,
     3,
-    values.numbers('mean', (0.5,), 3, low=-1e6),
-    values.numbers('std', (0.5,), 3, low=1e-6),
+    values.numbers('mean', CLIP_PIXELS['mean'], 3, low=-1e6),
+    values.numbers('std', CLIP_PIXELS['std'], 3, low=1e-6),
     shorter=shorter,
     timm='center' if shorter else None,
     method=values.choice('interpolation', methods, 'bicubic'),
@@ -176,6 +236,18 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
   """What a file holds of texts; UserError where its text tower is not OpenCLIP's own."""
   whole = _config(files).section('model_cfg')
   values, shapes, prefix = whole.section('text_cfg'), files.shapes, files.prefix('text.')
+  if 'hf_model_name' in values:
+    raise UserError(
+      f"{files.source} has the text tower {values.text('hf_model_name')}, and vit_jax OpenCLIP's own; load the image "
+      'tower without classes.'
+    )
+  try:
+    _check(values, _OF_TEXTS)
+    _check(values.section('tokenizer_kwargs'), 'clean')
+  except UnknownModelError as error:
+    raise UserError(
+      f'{files.source} has a text tower that vit_jax does not have: {error}; load the image tower without classes.'
+    ) from None
   embedding, positions = f'{prefix}token_embedding.weight', f'{prefix}positional_embedding'
   first = f'{prefix}transformer.resblocks.0.mlp.c_fc.weight'
   if not {embedding, positions, first} <= shapes.keys():
@@ -186,9 +258,8 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
   blocks = {
     name.split('.resblocks.')[1].split('.')[0] for name in shapes if name.startswith(f'{prefix}transformer.')
   }
-  end = values.choice(
-    'pool_type', {'argmax': None, 'last': -1}, 'last' if 'logit_bias' in shapes else 'argmax'
-  )
+  ends = {'argmax': None, 'last': -1, 'eos': values.integer('eos_id', 2)}
+  end = values.choice('pool_type', ends, 'last' if 'logit_bias' in shapes else 'argmax')
   biased = f'{prefix}text_projection.weight' in shapes
   features = shapes[f'{prefix}text_projection.weight'][0] if biased else shapes[f'{prefix}text_projection'][1]
   config = TextConfig(
@@ -200,7 +271,7 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
     heads=values.integer('heads', max(width // 64, 1)),
     pool='gap',
     class_token=False,
-    activation='quick_gelu' if whole.flag('quick_gelu', False) else 'gelu',
+    activation=ACTIVATIONS[_activation(whole, values)],
     norm_epsilon=values.section('norm_kwargs').number(
       'eps', 1e-5 if 'text_cfg' in whole or end is None else 1e-6
     ),

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained import safetensors_files, timm_names
+from vit_jax.pretrained import preprocessor_config, safetensors_files, timm_names
 from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError
-from vit_jax.pretrained.huggingface import Unfit, config_of
+from vit_jax.pretrained.huggingface import Unfit, config_of, taken
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_names import Naming
@@ -61,16 +61,13 @@ class NamedFormat(TransformersFormat):
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     described = self.sizes(files) | self.described(files)
     layout = super().layout(files, JsonObject(values.path, described), options)
-    return dataclasses.replace(layout, notes=(*layout.notes, *self.guesses(files, layout)))
+    notes = tuple(note for note in layout.notes if preprocessor_config.FILE not in note)
+    notes += (taken(files, layout, options.told),) if self.alone(files) else ()
+    return dataclasses.replace(layout, notes=notes)
 
-  def guesses(self, files: TensorFiles, layout: Layout) -> tuple[str, ...]:
-    """Sentences on what no tensor tells."""
-    model: Any = layout.architecture.model
-    size = layout.architecture.image_size
-    return (
-      f'{files.source.name} has no config.json: heads {model.heads}, activation {model.activation!r}, norm_epsilon '
-      f'{model.norm_epsilon:g} and images of {size[0]} x {size[1]} are taken, as its project has them.',
-    )
+  def alone(self, files: TensorFiles) -> bool:
+    """Whether no file beside the tensors says more of them."""
+    return True
 
   def sizes(self, files: TensorFiles) -> dict[str, Any]:
     """Those that tensors tell, in the terms of a config.json."""

@@ -11,9 +11,9 @@ from typing import Literal
 
 from vit_jax.models.base import Architecture, Grid, Pooling
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained import timm_config, timm_derived, timm_export, timm_names
+from vit_jax.pretrained import safetensors_files, timm_config, timm_derived, timm_export, timm_names
 from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, with_told
-from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, config_of
+from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, config_of, taken
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_defaults import Defaults, refusal
@@ -21,9 +21,11 @@ from vit_jax.pretrained.timm_names import Naming, Shapes
 from vit_jax.pretrained.torch_names import Export, Layout, Tokens
 from vit_jax.pretrained.transformers_bit import stage_blocks
 
-_NAME = re.compile(
+# Of its Vision Transformers.
+NAME = re.compile(
   r'(vit|deit3?|naflexvit|eva(02)?|beit(3|v2)?|aimv2|flexivit|samvit|test_vit\d?)_|test_vit\d?$'
 )
+_OF_PATCHES = re.compile(r'(embeds\.|patch_embed\.)')  # a tensor that tells them without a config.json
 # What model_args may set and the tensors do not tell, beside what is read here.
 _ELSEWHERE = {'block_fn', 'mlp_layer', 'attn_layer', 'embed_layer', 'use_post_norm', 'use_rot_pos_emb'} | {
   f'rope_{part}' for part in ('type', 'temperature', 'grid_offset', 'grid_indexing', 'rotate_half')
@@ -51,8 +53,9 @@ class TimmFormat(FolderFormat):
   def recognises(self, path: pathlib.Path) -> bool:
     values = config_of(path)
     if values is None:
-      return path.suffix == '.safetensors' and not path.is_dir()
-    return timm_config.names(values, _NAME)
+      alone = path.suffix == '.safetensors' and not path.is_dir()
+      return alone and any(map(_OF_PATCHES.match, safetensors_files.names(path)))
+    return timm_config.names(values, NAME)
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     alone = values.path == files.source
@@ -69,13 +72,12 @@ class TimmFormat(FolderFormat):
     image_size, notes = _image_size(shapes, arguments, published, model)
     model = dataclasses.replace(model, cut_images=any(side % model.patch_pixels for side in image_size))
     notes += (NO_DISTILLATION_HEAD,) if 'dist_token' in shapes and not model.distillation_token else ()
-    guessed = alone or 'embed_dim' in arguments  # otherwise the architecture's name tells
+    guessed = not alone and 'embed_dim' in arguments  # otherwise the architecture's name tells
     if guessed and 'num_heads' not in arguments and 'heads' not in options.told:
       notes += (
         f'{files.source} does not say how many heads the model has; {model.heads} are taken, as timm has at this '
         'width (vit_jax.load(…, heads=…) takes others).',
       )
-    notes += _guesses(files, model, pool, options) if alone else ()
     if not alone and 'global_pool' not in values and 'global_pool' not in arguments:
       notes += (f'{values.path} does not say how the model pools (global_pool): {pool!r} is taken.',)
     grid = model.grid(image_size)
@@ -94,7 +96,7 @@ class TimmFormat(FolderFormat):
     rules = (*timm_names.rules(model, naming, grid), *timm_names.heads(model, num_classes > 0))
     if model.stem_blocks is not None:
       rules += timm_names.stem(model, architecture.shapes())
-    return Layout(
+    layout = Layout(
       architecture=architecture,
       rules=rules,
       tokens=_tokens(model, shapes, grid),
@@ -104,6 +106,9 @@ class TimmFormat(FolderFormat):
       notes=notes,
       derived=derived,
     )
+    if alone:
+      layout = dataclasses.replace(layout, notes=(*notes, taken(files, layout, options.told)))
+    return layout
 
   def export(self, pretrained: Pretrained) -> Export:
     return timm_export.export(pretrained)
@@ -133,17 +138,6 @@ def _shape(shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
       f"it has {name} of shape {shape}, and that of a ViT of timm's has {rank} dimensions"
     )
   return shape
-
-
-def _guesses(files: TensorFiles, model: ViTConfig, pool: str, options: ReadOptions) -> tuple[str, ...]:
-  """A sentence on what tensors without a config.json do not tell, and the caller neither."""
-  names = ('activation', 'norm_epsilon', *(() if model.position == 'learned' else ('position',)))
-  taken = [f'{name} {getattr(model, name)!r}' for name in names if name not in options.told]
-  return (
-    f'{files.source} has no config.json beside it: {", ".join([*taken, ""])}global_pool {pool!r} and pixels from -1 '
-    "to 1 are taken, as most of timm's models have them (vit_jax.load(…, activation='gelu_tanh', norm_epsilon=1e-5) "
-    'takes others).',
-  )
 
 
 def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple[ViTConfig, Defaults]:
@@ -283,11 +277,11 @@ def _image_size(
   size = timm_config.image_size(published)
   if size is not None:
     return size, ()
-  table = shapes.get('blocks.0.attn.relative_position_bias_table')
+  table = next((shapes[name] for name in shapes if name.endswith('relative_position_bias_table')), None)
   if table is not None:
     side = (math.isqrt(table[0]) + 1) // 2
   else:
-    length = shapes.get('pos_embed', (1, 14 * 14, 1))[1]
+    length = math.prod(shapes.get('pos_embed', (1, 14 * 14, 1))[:-1])
     side = math.isqrt(max(length - model.leading_tokens, 0))
     if side * side != length - model.leading_tokens:
       side = math.isqrt(length)

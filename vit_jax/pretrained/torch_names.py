@@ -164,6 +164,10 @@ class Derived:
   sources: tuple[str, ...]  # names of the tensors that it is computed from
   compute: Callable[..., np.ndarray]  # of these
 
+  def prefixed(self, prefix: str) -> 'Derived':
+    """The same of tensors with longer names."""
+    return replace(self, sources=tuple(prefix + name for name in self.sources))
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:

@@ -161,6 +161,11 @@ _DINOV3 = Family(
 )
 
 
+# What training does to positions: its name, the limit by which nothing is done, and the one where no file says it.
+_MOVES = (('pos_embed_shift', 0.0, None), ('pos_embed_jitter', 1.0, None), ('pos_embed_rescale', 1.0, 2.0))
+_STILL = tuple(usual for _, usual, _ in _MOVES)
+
+
 class DinoV3Format(TransformersFormat):
   """A folder of `DINOv3ViTModel`."""
 
@@ -169,8 +174,13 @@ class DinoV3Format(TransformersFormat):
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     values.check_only({'rope_theta': 100.0}, 'rotary positions of DINOv3')
+    moves = tuple(
+      usual if values.says_null(name) else values.number(name, given or usual, low=usual)
+      for name, usual, given in _MOVES
+    )
     return {
       'position': 'rotary_dinov3',
+      'rotary_moves': None if moves == _STILL else moves,
       'register_tokens': values.count('num_register_tokens', 0),
       'layer_scale': values.number('layerscale_value', 1.0, low=0.0),
       'mlp': 'swiglu' if values.flag('use_gated_mlp', False) else 'dense',
@@ -183,6 +193,9 @@ class DinoV3Format(TransformersFormat):
       'num_register_tokens': model.register_tokens,
       'rope_theta': 100.0,
       'use_gated_mlp': model.mlp == 'swiglu',
+    } | {
+      name: None if limit == usual else limit
+      for (name, usual, _), limit in zip(_MOVES, model.rotary_moves or _STILL, strict=True)
     }
 
   def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:

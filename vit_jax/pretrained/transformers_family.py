@@ -25,7 +25,7 @@ IMAGENET = {
 }
 
 # transformers' names of activations.
-_ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {
   'gelu': 'gelu',
   'gelu_python': 'gelu',
   'gelu_pytorch_tanh': 'gelu_tanh',
@@ -99,7 +99,7 @@ class Family:
       'depth': values.integer('num_hidden_layers', 12),
       'heads': values.integer('num_attention_heads', 12),
       'position_resize': self.position_resize,
-      'activation': values.choice('hidden_act', _ACTIVATIONS, 'gelu'),
+      'activation': values.choice('hidden_act', ACTIVATIONS, 'gelu'),
       'norm_epsilon': values.number('layer_norm_eps', 1e-6),
     }
 

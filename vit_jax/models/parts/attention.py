@@ -94,7 +94,13 @@ class Attention(nnx.Module):
     self.how = how
 
   def __call__(
-    self, x: jax.Array, memory: jax.Array, *, dropout_keys: jax.Array | None = None, grid: Grid | None = None
+    self,
+    x: jax.Array,
+    memory: jax.Array,
+    *,
+    dropout_keys: jax.Array | None = None,
+    grid: Grid | None = None,
+    moves: jax.Array | None = None,
   ) -> jax.Array:
     """(B, Q, D), (B, N, D) -> (B, Q, D).
 
@@ -103,6 +109,7 @@ class Attention(nnx.Module):
       memory: the tokens that are attended to, whose keys and values are taken.
       dropout_keys: (B,) typed PRNG keys of dropout, or None.
       grid: rows and columns of the patches, where attention knows of positions.
+      moves: of these, of each example (`Position.moves`); None: they stay.
     """
     if self._projects_groups(x, memory, dropout_keys):
       groups, others = grouped(x), grouped(memory)
@@ -110,7 +117,7 @@ class Attention(nnx.Module):
       keys = tuple(self._key(group) for group in others)
       values = tuple(self.value(group) for group in others)
       return jnp.concatenate([self._out(out) for out in _attend_groups(queries, keys, values)], axis=1)
-    query, key, bias = self._queries_and_keys(x, memory, grid)
+    query, key, bias = self._queries_and_keys(x, memory, grid, moves)
     return self._out(attend(query, key, self.value(memory), bias, dropout_keys, how=self.how))
 
   def _projects_groups(self, x: jax.Array, memory: jax.Array, dropout_keys: jax.Array | None) -> bool:
@@ -142,14 +149,14 @@ class Attention(nnx.Module):
     return jax.nn.softmax(_logits(_heads_first(scaled(query)), _heads_first(key), bias))
 
   def _queries_and_keys(
-    self, x: jax.Array, memory: jax.Array, grid: Grid | None
+    self, x: jax.Array, memory: jax.Array, grid: Grid | None, moves: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Queries (B, Q, H, Dh), keys (B, N, H, Dh) and the bias of their logits (or None), positions applied."""
     query, key = self._query(x), self._key(memory)
     if self.position is None:
       return query, key, None
     assert grid is not None, 'attention that knows of positions is given the grid of its patches'
-    query, key = self.position.rotate(query, grid), self.position.rotate(key, grid)
+    query, key = (self.position.rotate(heads, grid, moves) for heads in (query, key))
     return query, key, self.position.logits(scaled(query), grid)
 
 

@@ -73,6 +73,8 @@ class Position:
   adds_to_logits: ClassVar[bool] = False
   # Products of all queries with something as large as all keys, beside those with keys.
   more_products: ClassVar[int] = 0
+  # Whether config.model.rotary_moves goes with it: it has `moves`.
+  can_move: ClassVar[bool] = False
 
   @classmethod
   def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> Any:
@@ -89,6 +91,11 @@ class Position:
   @classmethod
   def in_attention(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'AttentionPosition | None':
     """What the attention of one block knows, or None."""
+
+  @staticmethod
+  def moves(keys: jax.Array, limits: tuple[float, float, float]) -> jax.Array:
+    """float32 (B, 2, 2): how a training step moves each example's positions, in all blocks alike; see `can_move`."""
+    raise NotImplementedError
 
 
 class Learned(Position):
@@ -185,8 +192,8 @@ class AttentionPosition(nnx.Module, Position):
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
     del tokens, rngs
 
-  def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
-    """Queries or keys (B, N, H, Dh) -> the same with their positions."""
+  def rotate(self, x: jax.Array, grid: Grid, moves: jax.Array | None = None) -> jax.Array:
+    """Queries or keys (B, N, H, Dh) -> the same with their positions, moved by float32 (B, 2, 2) in training."""
     return x
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array | None:

@@ -49,15 +49,23 @@ class Rotary(AttentionPosition):
     order = (rows, columns) if self.rows_first else (columns, rows)
     return np.concatenate([places * np.array(self.frequencies) for places in order], axis=1)[:, None]
 
-  def rotate(self, x: jax.Array, grid: Grid) -> jax.Array:
+  def rotate(self, x: jax.Array, grid: Grid, moves: jax.Array | None = None) -> jax.Array:
     """(B, N, H, Dh) -> the same, in which all tokens but the patches are as they were."""
     angles = self.angles(grid)
+    if moves is not None:
+      angles = self.moved(angles, moves)
     library = np if isinstance(angles, np.ndarray) else jnp
-    angles = library.pad(angles, ((x.shape[1] - len(angles), 0), (0, 0), (0, 0)))
+    others = ((x.shape[1] - angles.shape[-3], 0), (0, 0), (0, 0))
+    angles = library.pad(angles, ((0, 0),) * (angles.ndim - 3) + others)
     cosines, sines = (jnp.asarray(wave(angles), jnp.float32) for wave in (library.cos, library.sin))
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = [first * cosines - second * sines, first * sines + second * cosines]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+  def moved(self, angles: np.ndarray | jax.Array, moves: jax.Array) -> jax.Array:
+    """(P, 1, Dh / 2), rows first -> (B, P, 1, Dh / 2): each example's places times its factors, plus its offsets."""
+    factors, offsets = jnp.repeat(moves, len(self.frequencies), axis=2)[:, :, None, None].swapaxes(0, 1)
+    return angles * factors + offsets * np.tile(self.frequencies, 2)
 
 
 class EvaRotary(Rotary):
@@ -85,10 +93,29 @@ class DinoV3Rotary(Rotary):
   """As DINOv3 (arXiv 2508.10104): 2 pi times the centres of patches, where an image's sides go from -1 to 1."""
 
   rows_first: ClassVar[bool] = True
+  can_move: ClassVar[bool] = True
+
+  @staticmethod
+  def moves(keys: jax.Array, limits: tuple[float, float, float]) -> jax.Array:
+    """Factors of rows and columns, and offsets, which are added then (section 3.2, RoPE-box jittering, and its code).
+
+    Args:
+      keys: (B,) typed PRNG keys. DINOv3 draws once for all images of a step, we for each.
+      limits: as config.model.rotary_moves.
+    """
+    draws = jax.vmap(lambda key: jax.random.uniform(key, (5,), minval=-1, maxval=1))(keys)
+    return moves_of(draws, limits)
 
   def places(self, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = (2 * np.pi * ((2 * np.arange(own) + 1) / own - 1) for own in grid)
     return rows, columns
+
+
+def moves_of(draws: jax.Array, limits: tuple[float, float, float]) -> jax.Array:
+  """(B, 5) from -1 to 1, of the shift of rows and of columns, their jitter, and the scale -> float32 (B, 2, 2)."""
+  shift, jitter, rescale = limits
+  factors = jitter ** draws[:, 2:4] * rescale ** draws[:, 4:]
+  return jnp.stack([factors, 2 * np.pi * shift * draws[:, :2] * factors], axis=1)
 
 
 class MixedRotary(Rotary):
