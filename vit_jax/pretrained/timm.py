@@ -145,8 +145,9 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
   block = timm_names.block_kind(shapes)
   width, _, patch, _ = _shape(shapes, 'patch_embed.proj.weight', 4)
   defaults = Defaults.of(name, width) if name else Defaults.guessed(shapes, width)
-  heads = arguments.integer('num_heads', defaults.heads)
   at = timm_names.first_block(block)
+  head_size = shapes.get(f'{at("attn.q_norm")}.weight')
+  heads = arguments.integer('num_heads', width // head_size[0] if head_size else defaults.heads)
   mlp_dim = (
     width if f'{at("mlp.fc2")}.weight' not in shapes else _shape(shapes, f'{at("mlp.fc2")}.weight', 2)[1]
   )
