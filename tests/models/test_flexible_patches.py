@@ -1,5 +1,7 @@
 """Patches of several sizes: what one network computes of each, and which of them a step has."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import numpy_vit
@@ -34,7 +36,7 @@ def test_each_size_computes_what_numpy_does_with_a_kernel_and_positions_of_its_o
   positions = np.asarray(params['position_embedding'])[0]
   resized = resize(positions[1:], (4, 2), (16 // patch, 8 // patch), 'bilinear')
   own_kernel = _with_patches(np.asarray(kernel), patch)  # which test_adapt.py compares with timm's
-  own = params | {
+  own: Any = params | {
     'patch_embedding': params['patch_embedding'] | {'kernel': own_kernel},
     'position_embedding': np.concatenate([positions[:1], resized])[None],
   }
@@ -58,7 +60,7 @@ def test_a_run_evaluates_each_size_as_load_gives_it(tmp_path):
   labels = np.array([record.label for record in records])
   for size in SIZES:
     loaded = vit_jax.load(tmp_path, patch=size)
-    assert loaded.module.patch_embedding.kernel.shape[:2] == (size, size)
+    assert vars(loaded.module)['patch_embedding'].kernel.shape[:2] == (size, size)
     right = np.asarray(loaded(images.astype(np.float32))).argmax(axis=-1) == labels
     assert right.mean() == pytest.approx(scores[f'patch_{size}/accuracy'], abs=0.004)
   assert len({scores[f'patch_{size}/loss'] for size in SIZES}) == 3

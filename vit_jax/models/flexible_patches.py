@@ -33,7 +33,7 @@ def resize_matrix(old: int, new: int) -> np.ndarray:
   return np.linalg.pinv(position_resize.weights('bilinear', old, new).T)
 
 
-def draw(key: jax.Array, step: jax.Array, sizes: int) -> jax.Array:
+def draw(key: jax.Array, step: jax.typing.ArrayLike, sizes: int) -> jax.Array:
   """int32: which of so many sizes the batch of a step has; the key is the run's."""
   return jax.random.randint(jax.random.fold_in(jax.random.fold_in(key, PLACE), step), (), 0, sizes)
 
