@@ -46,7 +46,9 @@ def test_each_size_computes_what_numpy_does_with_a_kernel_and_positions_of_its_o
 @pytest.mark.slow
 def test_a_run_evaluates_each_size_as_load_gives_it(tmp_path):
   model = tiny.options(**OPTIONS | {'patch': 2, 'width': 16, 'pool': 'gap'})
-  evaluators = {f'patch_{size}': ClassificationEvaluatorConfig(split='test', patch=size) for size in SIZES}
+  evaluators: dict[str, Any] = {
+    f'patch_{size}': ClassificationEvaluatorConfig(split='test', patch=size) for size in SIZES
+  }
   data = DataConfig(source='digits', image_size=(8, 8), channels=1)
   schedule = ScheduleConfig(learning_rate=0.01, warmup='0 steps')
   run = Config(
