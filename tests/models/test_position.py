@@ -176,6 +176,12 @@ def test_widths_that_positions_do_not_divide_are_refused(options, said):
     tiny.build(tiny.options(**options))
 
 
+def test_places_that_do_not_move_refuse_limits():
+  config = c.Config(model=tiny.options(position='rotary', rotary_moves=(0.0, 1.0, 2.0)))
+  with pytest.raises(UserError, match="rotary_moves goes with position 'rotary_dinov3'"):
+    c.from_config_dict(c.as_json(config))
+
+
 def test_kernels_without_a_bias_refuse_relative_positions():
   config = c.Config(model=tiny.options(position='relative', attention='splash'))
   with pytest.raises(UserError, match=r"config\.model\.position 'relative' does; choose 'auto' or 'xla'"):

@@ -5,15 +5,20 @@ the second to those of its column. There is no class token and there are no regi
 grid (the paper does not say what its model pools; ours takes the mean or attention pooling).
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import scanned_blocks
 from vit_jax.models.base import Grid
 from vit_jax.models.dropout import fold_in
+from vit_jax.models.parts.pools import POOLS
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import ViTConfig
 
 Axis = Literal['row', 'column']
 
@@ -40,6 +45,26 @@ class AxialBlock(nnx.Module):
     """(B, N, D) -> float32 (2, B, H, N, N): of the row block and of the column block."""
     between = self.row(z, 0.0, None, grid)
     return jnp.stack([self.row.weights(z, grid), self.column.weights(between, grid)])
+
+
+def check(config: 'ViTConfig', path: str) -> None:
+  """Raises UserError for axial attention with tokens that are in no row and no column, or with places that move."""
+  if not config.axial:
+    return
+  if config.rotary_moves is not None:
+    raise UserError(f'{path}.axial goes without {path}.rotary_moves; leave one of them out.')
+  if POOLS[config.pool].reads_class_token:
+    wrong, remedy = f'pool {config.pool!r}', "choose pool 'gap' or 'map'"
+  elif config.class_token:
+    wrong, remedy = 'class_token', 'leave it out'
+  elif config.register_tokens:
+    wrong, remedy = 'register_tokens', 'leave them out'
+  else:
+    return
+  raise UserError(
+    f'{path}.axial attends along rows and columns of patches, and {path}.{wrong} brings a token '
+    f'that is in none; {remedy}.'
+  )
 
 
 def line(grid: Grid, axis: Axis) -> Grid:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import flexible_patches, patch_dropout, variants, vit_flops
+from vit_jax.models import axial, flexible_patches, patch_dropout, variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -358,15 +358,12 @@ class ViTConfig(ModelConfig):
       raise UserError(
         f"{path}.distillation_token goes with pool 'token' and no pre_logits_size; change these, or leave it out."
       )
-    if self.rotary_moves is not None and (self.axial or not self.positions.can_move):
-      raise UserError(
-        f"{path}.rotary_moves goes with position 'rotary_dinov3' and without axial; leave it out."
-      )
+    if self.rotary_moves is not None and not self.positions.can_move:
+      raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
     self._check_attention(path)
     patch_dropout.check(self, path)
     flexible_patches.check(self, path)
-    if self.axial:
-      self._check_axial(path)
+    axial.check(self, path)
 
   def _check_attention(self, path: str) -> None:
     """Raises UserError where an attention kernel is asked for what it does not have."""
@@ -388,18 +385,3 @@ class ViTConfig(ModelConfig):
         f"{name}, which computes in bfloat16, and {path}.dtype is {self.dtype!r}; choose 'bfloat16', or "
         f"attention 'auto' or 'xla'."
       )
-
-  def _check_axial(self, path: str) -> None:
-    """Raises UserError for tokens that are in no row and no column."""
-    if POOLS[self.pool].reads_class_token:
-      wrong, remedy = f'pool {self.pool!r}', "choose pool 'gap' or 'map'"
-    elif self.class_token:
-      wrong, remedy = 'class_token', 'leave it out'
-    elif self.register_tokens:
-      wrong, remedy = 'register_tokens', 'leave them out'
-    else:
-      return
-    raise UserError(
-      f'{path}.axial attends along rows and columns of patches, and {path}.{wrong} brings a token '
-      f'that is in none; {remedy}.'
-    )

@@ -146,8 +146,11 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
   width, _, patch, _ = _shape(shapes, 'patch_embed.proj.weight', 4)
   defaults = Defaults.of(name, width) if name else Defaults.guessed(shapes, width)
   at = timm_names.first_block(block)
-  head_size = shapes.get(f'{at("attn.q_norm")}.weight')
-  heads = arguments.integer('num_heads', width // head_size[0] if head_size else defaults.heads)
+  # Tensors that tell the number of heads: norms of a head, relative positions, and mixed rotary ones.
+  told = [width // shapes[name][0] for name in (f'{at("attn.q_norm")}.weight',) if name in shapes]
+  told += [shape[1] for name, shape in shapes.items() if name.endswith('relative_position_bias_table')]
+  told += [shapes[name][2] for name in ('rope.freqs',) if name in shapes]
+  heads = arguments.integer('num_heads', told[0] if told else defaults.heads)
   mlp_dim = (
     width if f'{at("mlp.fc2")}.weight' not in shapes else _shape(shapes, f'{at("mlp.fc2")}.weight', 2)[1]
   )
