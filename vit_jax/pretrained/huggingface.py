@@ -141,6 +141,10 @@ class FolderFormat(Format):
     safetensors_files.write(pathlib.Path(destination), tensors, texts)
     return export.notes
 
+  def what(self, path: pathlib.Path) -> str:
+    """What a checkpoint is, to follow 'holds'."""
+    return described(config_of(path))
+
   def file_of(self, path: pathlib.Path) -> pathlib.Path:
     """What to read of a folder: itself, or the file of it that this kind has."""
     return path
@@ -156,8 +160,9 @@ class FolderFormat(Format):
           files.check_sums()
         yield files, self._layout_of(files, path, options)
       except UnknownModelError as error:
-        what = described(config_of(path))
-        raise UserError(f'{path} holds {what}, of a kind that vit_jax does not have: {error}.') from error
+        raise UserError(
+          f'{path} holds {self.what(path)}, of a kind that vit_jax does not have: {error}.'
+        ) from error
 
   def _layout_of(self, files: TensorFiles, path: pathlib.Path, options: ReadOptions) -> Layout:
     values = config_of(path)

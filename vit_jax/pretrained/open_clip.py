@@ -74,6 +74,7 @@ _OF_TEXTS = (
   f'{_OF_BOTH} context_length vocab_size heads hf_tokenizer_name tokenizer_kwargs eos_id pad_id no_causal_mask '
   'proj_bias'
 )
+_HF_NAME = 'hf_model_name'  # of a text tower of transformers, which vit_jax does not have
 _POOLS: dict[str, Pooling] = {'tok': 'token', 'avg': 'gap_patches'}
 
 
@@ -93,6 +94,9 @@ class OpenClipFormat(NamedFormat):
       return True
     return super().recognises(path) and any(map(_OF_TOWER.match, safetensors_files.names(path)))
 
+  def what(self, path: pathlib.Path) -> str:
+    return 'an OpenCLIP model'
+
   def file_of(self, path: pathlib.Path) -> pathlib.Path:
     return next((path / name for name in _FILES if (path / name).is_file()), path)
 
@@ -108,7 +112,10 @@ class OpenClipFormat(NamedFormat):
     if self.alone(files):
       return layout
     preprocess = preprocess_of(config.section('preprocess_cfg'), layout.architecture.image_size)
-    return dataclasses.replace(layout, preprocess=preprocess)
+    notes = layout.notes
+    if _HF_NAME in config.section('model_cfg').section('text_cfg'):
+      notes = tuple(note for note in notes if note != zero_shot.LEFT_OUT)
+    return dataclasses.replace(layout, preprocess=preprocess, notes=notes)
 
   def alone(self, files: TensorFiles) -> bool:
     return 'model_cfg' not in _config(files)
@@ -236,9 +243,9 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
   """What a file holds of texts; UserError where its text tower is not OpenCLIP's own."""
   whole = _config(files).section('model_cfg')
   values, shapes, prefix = whole.section('text_cfg'), files.shapes, files.prefix('text.')
-  if 'hf_model_name' in values:
+  if _HF_NAME in values:
     raise UserError(
-      f"{files.source} has the text tower {values.text('hf_model_name')}, and vit_jax OpenCLIP's own; load the image "
+      f"{files.source} has the text tower {values.text(_HF_NAME)}, and vit_jax OpenCLIP's own; load the image "
       'tower without classes.'
     )
   try:

@@ -146,11 +146,9 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
   width, _, patch, _ = _shape(shapes, 'patch_embed.proj.weight', 4)
   defaults = Defaults.of(name, width) if name else Defaults.guessed(shapes, width)
   at = timm_names.first_block(block)
-  # Tensors that tell the number of heads: norms of a head, relative positions, and mixed rotary ones.
-  told = [width // shapes[name][0] for name in (f'{at("attn.q_norm")}.weight',) if name in shapes]
-  told += [shape[1] for name, shape in shapes.items() if name.endswith('relative_position_bias_table')]
-  told += [shapes[name][2] for name in ('rope.freqs',) if name in shapes]
-  heads = arguments.integer('num_heads', told[0] if told else defaults.heads)
+  heads = arguments.integer(
+    'num_heads', _heads(shapes, f'{at("attn.q_norm")}.weight', width) or defaults.heads
+  )
   mlp_dim = (
     width if f'{at("mlp.fc2")}.weight' not in shapes else _shape(shapes, f'{at("mlp.fc2")}.weight', 2)[1]
   )
@@ -210,6 +208,19 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
       pool_mlp_dim=None if hidden == mlp_dim else hidden,
     )
   return model, defaults
+
+
+def _heads(shapes: Shapes, norm: str, width: int) -> int | None:
+  """The number of heads, where the norm of a head's queries, relative or mixed rotary positions tell it."""
+  table = next((name for name in shapes if name.endswith('relative_position_bias_table')), None)
+  if norm in shapes:
+    return width // _shape(shapes, norm, 1)[0]
+  if table is not None:
+    return _shape(shapes, table, 2)[1]
+  made = next((name for name in shapes if name.endswith('rel_pos.mlp.fc2.weight')), None)
+  if made is not None:
+    return _shape(shapes, made, 2)[0]
+  return _shape(shapes, 'rope.freqs', 4)[2] if 'rope.freqs' in shapes else None
 
 
 def _root(shapes: Shapes) -> str:

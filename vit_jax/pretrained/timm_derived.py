@@ -105,7 +105,7 @@ def _relative_tables(shapes: Shapes, model: ViTConfig, grid: Grid) -> dict[str, 
     if names[0] in shapes:
       rows = (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3 * model.leading_tokens
       table = Derived(
-        (rows, model.sizes.heads), names, functools.partial(_of_offsets, grid, model.leading_tokens)
+        (rows, shapes[names[2]][0]), names, functools.partial(_of_offsets, grid, model.leading_tokens)
       )
       found[f'blocks.{block}.attn.relative_position_bias_table'] = table
   return found

@@ -150,7 +150,6 @@ def _common(model: ViTConfig, architecture: Architecture) -> dict[str, Any]:
     # timm takes 0 for no factors; any other value does, since the factors themselves are stored.
     'init_values': 1e-5 if model.layer_scale == 0 else model.layer_scale,
     'mlp_ratio': timm_config.ratio(sizes.mlp_dim, sizes.width),
-    'num_classes': architecture.num_classes,
     'num_heads': sizes.heads,
     'patch_size': sizes.patch,
     'qk_norm': model.qk_norm,
