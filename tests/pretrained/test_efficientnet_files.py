@@ -209,6 +209,12 @@ def test_timms_other_families_have_its_logits_and_are_written_for_it(name, tmp_p
       {'architecture': 'tf_efficientnet_l2_ns_475'},
       'calls for a model of 88 blocks, and there are 1 tensors',
     ),
+    (
+      {'architecture': 'tf_efficientnet_b0', 'model_args': {'act_layer': 'relu'}},
+      'its model_args set act_layer',
+    ),
+    ({'architecture': 'resnetv2_50x1_bit', 'global_pool': 'max'}, "global_pool 'max', and vit_jax"),
+    ({'architecture': 'mixer_s16_224', 'model_args': {'global_pool': ''}}, "global_pool '', and vit_jax"),
   ],
 )
 def test_timms_models_that_we_do_not_have_are_refused(said, message, tmp_path):

@@ -31,6 +31,7 @@ class TimmBitFormat(FolderFormat):
     published, shapes = timm_config.published(values), files.shapes
     if _BIT.fullmatch(values.text('architecture')) is None:
       raise UnknownModelError("of timm's ResNets v2, vit_jax has those of BiT (resnetv2_*_bit)")
+    timm_config.check(values)
     if 'stem.conv.weight' not in shapes:
       raise UnknownModelError('it has no tensor stem.conv.weight')
     width, channels = shapes['stem.conv.weight'][:2]

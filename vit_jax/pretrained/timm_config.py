@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
 from vit_jax.models.base import Architecture
 from vit_jax.models.parts.mlps import Activation
-from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained
+from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, UnknownModelError
 from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.torch_names import Layout, Rule
 
@@ -19,6 +19,13 @@ _INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Meth
 _CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
 # What timm takes where a config.json says nothing of it.
 _CROP_PCT, _MEAN, _STD = 0.875, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# model_args that the tensors tell, or no output depends on.
+_TOLD = frozenset(
+  {
+    *('num_classes', 'in_chans', 'img_size', 'global_pool', 'patch_size', 'embed_dim', 'num_blocks'),
+    *('mlp_ratio', 'layers', 'width_factor', 'drop_rate', 'drop_path_rate', 'proj_drop_rate', 'bn_momentum'),
+  }
+)
 # What is taken where there is no config.json: AugReg's, the first and largest family of timm's ViTs.
 ALONE = {'crop_pct': 0.9, 'mean': 0.5, 'std': 0.5}
 
@@ -59,6 +66,16 @@ def config(
     'num_features': features,
     'pretrained_cfg': dict(published),
   }
+
+
+def check(values: JsonObject, *known: str) -> None:
+  """Raises UnknownModelError for another pool than the mean, and for model_args that are not `known` and may matter."""
+  arguments, pool = values.section('model_args'), global_pool(values, 'avg')
+  if pool != 'avg':
+    raise UnknownModelError(f"it has global_pool {pool!r}, and vit_jax has such models with 'avg' only")
+  for name in arguments.names():
+    if name in arguments and name not in _TOLD and name not in known:
+      raise UnknownModelError(f'its model_args set {name}, which vit_jax does not know of such models')
 
 
 def published(values: JsonObject) -> JsonObject:

@@ -65,11 +65,9 @@ class TimmEfficientNetFormat(FolderFormat):
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     folder = values.path.parent
     arguments = values.section('model_args')
+    timm_config.check(values, 'bn_eps')
     published = timm_config.published(values)
     model = with_told(folder, _model(folder, values.text('architecture'), arguments), options.told)
-    pool = timm_config.global_pool(values, 'avg')
-    if pool != 'avg':
-      raise UserError(f"{folder} has global_pool {pool!r}, and vit_jax has EfficientNets with 'avg' only.")
     image_size = timm_config.image_size(published) or (224, 224)
     channels = arguments.integer('in_chans', 3)
     num_classes = files.shapes.get('classifier.bias', (0,))[0]

@@ -52,6 +52,7 @@ class TimmMixerFormat(FolderFormat):
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     arguments, published = values.section('model_args'), timm_config.published(values)
+    timm_config.check(values)
     shapes = files.shapes
     for name in ('stem.proj.weight', 'blocks.0.mlp_channels.fc1.weight', 'blocks.0.mlp_channels.fc2.weight'):
       if name not in shapes:
