@@ -121,6 +121,13 @@ def file(name: str, content: bytes, size: int | None = None) -> Make:
   return make
 
 
+def of_orbax(folder: pathlib.Path, sound: pathlib.Path) -> pathlib.Path:
+  """The third step of another program's run."""
+  (folder / 'theirs/3/default').mkdir(parents=True)
+  (folder / 'theirs/3/default/_METADATA').write_text('{}')
+  return folder / 'theirs'
+
+
 def pipe_in_a_run(copy: pathlib.Path) -> None:
   (copy / 'checkpoints/0/meta/metadata').unlink()
   os.mkfifo(copy / 'checkpoints/0/meta/metadata')
@@ -152,5 +159,6 @@ CASES: dict[str, tuple[Make, str]] = {
   'a run with a pipe': (folder_with('run', pipe_in_a_run), 'is not a regular file'),
   'Keras': (file('x.h5', b'x' * 100), r'x.h5 is a file of Keras, .* python -c .*from_tf=True.* makes'),
   "PyTorch's pickle": (file('x.pth', b'x' * 100), r'a PyTorch pickle \(it could run code\)'),
+  "another program's Orbax": (of_orbax, 'is an Orbax checkpoint of another program, .* jimm'),
   'GGUF': (file('x.gguf', b'x' * 100), 'x.gguf is a file of llama.cpp, which vit_jax does not read; use'),
 }

@@ -146,7 +146,7 @@ def _unknown(path: pathlib.Path) -> UserError:
       f'{path} holds {huggingface.described(values)}, which vit_jax does not have; of folders it reads '
       f'{", ".join(FORMATS.names())} (docs/checkpoints.md).'
     )
-  if path.suffix == '.safetensors':
+  if path.suffix == '.safetensors' and not path.is_dir():
     return UserError(
       f'{path} has no config.json beside it, and its tensors are not called as by a project of which they tell enough '
       '(timm, OpenCLIP, torchvision, DINO, MAE); get the config.json of its folder too.'

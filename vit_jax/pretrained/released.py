@@ -172,10 +172,9 @@ def _infer(
   names, architecture = infer(
     archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size
   )
-  if any(map(_READER.match, archive.shapes)):
-    architecture = dataclasses.replace(
-      architecture, model=dataclasses.replace(architecture.model, pool='none')
-    )
+  model = architecture.model
+  if isinstance(model, ViTConfig) and any(map(_READER.match, archive.shapes)):
+    architecture = dataclasses.replace(architecture, model=dataclasses.replace(model, pool='none'))
   return names, architecture
 
 
