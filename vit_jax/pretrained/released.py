@@ -173,7 +173,7 @@ def _infer(
     archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size
   )
   model = architecture.model
-  if isinstance(model, ViTConfig) and any(map(_READER.match, archive.shapes)):
+  if hasattr(model, 'pool') and any(map(_READER.match, archive.shapes)):
     architecture = dataclasses.replace(architecture, model=dataclasses.replace(model, pool='none'))
   return names, architecture
 
