@@ -172,9 +172,9 @@ def _infer(
   names, architecture = infer(
     archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size
   )
-  model = architecture.model
-  if hasattr(model, 'pool') and any(map(_READER.match, archive.shapes)):
-    architecture = dataclasses.replace(architecture, model=dataclasses.replace(model, pool='none'))
+  if isinstance(names, BigVisionNames) and any(map(_READER.match, archive.shapes)):
+    model = dataclasses.replace(architecture.model, pool='none')
+    architecture = dataclasses.replace(architecture, model=model)
   return names, architecture
 
 
