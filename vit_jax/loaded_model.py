@@ -49,7 +49,8 @@ class LoadedModel:
   @property
   def num_classes(self) -> int:
     """K; 0 where the checkpoint has no head."""
-    return self.module.head.kernel.shape[-1]
+    head = getattr(self.module, 'head', None)
+    return 0 if head is None else head.kernel.shape[-1]
 
   def __call__(self, images: jax.typing.ArrayLike, *, tta: bool = False) -> jax.Array:
     """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`.

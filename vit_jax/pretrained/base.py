@@ -122,8 +122,11 @@ class Format(abc.ABC):
     """How the images of a checkpoint are prepared, without its numbers where that is possible; raises as `read`."""
     return self.read(path, options).preprocess
 
-  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> 'Texts':
-    """Texts as the head of a checkpoint's model (pretrained/zero_shot.py); UserError where it has no text tower."""
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> 'Texts':
+    """Texts as the head of a checkpoint's model (pretrained/zero_shot.py), `pretrained` being what `read` gave of it.
+
+    Raises UserError where it has no text tower.
+    """
     raise UserError(
       f'{path} is {self.title}, which has no text tower, so that names of classes make no head of it; take a folder of '
       'CLIP or SigLIP.'

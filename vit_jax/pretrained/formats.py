@@ -60,7 +60,7 @@ def with_texts(
   if not classes or not prompts:
     raise UserError(f'There are no {"prompts" if classes else "classes"}; name at least one.')
   path = located(source)
-  texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts))
+  texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts), pretrained)
   return zero_shot.with_head(pretrained, texts, classes)
 
 

@@ -12,7 +12,7 @@ from vit_jax.models.base import Grid
 from vit_jax.models.text_tower import TextConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import preprocessor_config, safetensors_files, timm_names, zero_shot
-from vit_jax.pretrained.base import ReadOptions, UnknownModelError
+from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.original_names import NamedFormat
@@ -136,7 +136,7 @@ class OpenClipFormat(NamedFormat):
   def rules(self, family: Family, model: ViTConfig, grid: Grid) -> tuple[Rule, ...]:
     return family.rules or timm_names.rules(model, Naming(), grid)
 
-  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     with TensorFiles(self.file_of(path)) as files:
       tokenizing = _config(files).section('model_cfg').section('text_cfg').section('tokenizer_kwargs')
       if tokenizing.text('clean') == 'canonicalize':

@@ -1,4 +1,4 @@
-"""Texts to the numbers of their tokens, by the tokenizer that lies in a folder (the package tokenizers)."""
+"""Texts to the numbers of their tokens: bytes, or the tokenizer that lies in a folder (the package tokenizers)."""
 
 import pathlib
 import types
@@ -11,6 +11,18 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
 
 _CONFIG = 'tokenizer_config.json'
+
+
+_END, _FIRST_BYTE = 1, 3  # of ByT5 (arXiv 2105.13626), where 0 fills a text up
+
+
+def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
+  """int32 (texts, length): the bytes of each text in UTF-8 and the end, numbered as ByT5's; the end is never cut."""
+  result = np.zeros((len(texts), length), np.int32)
+  for row, text in zip(result, texts, strict=True):
+    numbers = [_FIRST_BYTE + byte for byte in text.encode()[: length - 1]] + [_END]
+    row[: len(numbers)] = numbers
+  return result
 
 
 def tokenize(folder: pathlib.Path, texts: Sequence[str], length: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax.models.text_tower import TextConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import zero_shot
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -53,10 +54,10 @@ class _TwoTowersFormat(TransformersFormat):
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     """What a folder of two towers holds of texts; `values` are those of the text tower, of the `whole` config.json."""
 
-  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     whole = config_of(path)
     if whole is None or 'text_config' not in whole:
-      return super().texts(path, texts)
+      return super().texts(path, texts, pretrained)
     with TensorFiles(path) as files:
       return zero_shot.read(files, self.texts_layout(whole.section('text_config'), whole), texts)
 

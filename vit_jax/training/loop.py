@@ -118,6 +118,7 @@ class _Training:
       seed=config.seed,
       sharding=mesh_lib.batch_sharding(self._run.mesh),
       data_at=self._run.resizing.data,
+      captions=self._run.captions(),
     )
     keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
     self._manager = Manager(
