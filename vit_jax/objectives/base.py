@@ -89,8 +89,8 @@ class Objective(abc.ABC):
     Args:
       model: with the parameters that are trained.
       batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label', perhaps
-        with 'weight', and of an objective with `texts` 'text'; where images are mixed also 'label_b' (with 'weight_b') and 'lam'; and what `annotated`
-        has added.
+        with 'weight', and of an objective with `texts` 'text'; where images are mixed also 'label_b' (with 'weight_b')
+        and 'lam'; and what `annotated` has added.
       keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
         example's randomness must depend on its own key only.
       data: the run's data options.

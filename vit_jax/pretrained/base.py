@@ -78,8 +78,9 @@ class ReadOptions:
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Parameters of a run that has both: as they were trained ('raw') or their EMA ('ema'); see InitConfig.
   weights: Weights | None = None
-  # Whether the decoder of a masked autoencoder is read too, as the options of its model then say.
-  decoder: bool = False
+  # Whether what only pre-training has (the decoder of a masked autoencoder, a text tower) is read too, as the options
+  # of its model then say.
+  pretraining: bool = False
 
 
 class Format(abc.ABC):
