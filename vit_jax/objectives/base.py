@@ -42,7 +42,7 @@ class FrozenModel:
 class Texts(NamedTuple):
   """What makes the texts that are compared with images."""
 
-  prompts: tuple[str, ...]  # texts in which {} stands for the name of an image's class
+  prompts: tuple[str, ...]  # in which {} stands for the name of an image's class, {text} for its caption
   tokenizer: str  # 'bytes', or the folder of a tokenizer (pretrained/captions.py)
 
 

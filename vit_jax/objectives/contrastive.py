@@ -36,7 +36,7 @@ class ContrastiveObjective(Objective):
   # Loss of the pairs: 'sigmoid', SigLIP's, or 'softmax', CLIP's. Parts of config.accumulation are batches of their own.
   loss: Literal['sigmoid', 'softmax'] = 'sigmoid'
   # Texts of images, such as ('a photo of a {}.', 'a picture of a {}'), of which one is drawn for each example; {}
-  # stands for the name of its class.
+  # stands for the name of its class, {text} for its caption: what NAME.txt has beside NAME.jpg, in a folder.
   prompts: tuple[str, ...] = ('a photo of a {}.',)
   # Tokenizer of the texts: 'bytes', a token for each byte, numbered as ByT5's; or a folder that has a tokenizer.json,
   # such as that of a CLIP or a SigLIP (also hf:org/name).
@@ -55,6 +55,7 @@ class ContrastiveObjective(Objective):
     scale, bias = model.scale_and_bias()
     chex.assert_equal_shape([images, texts])
     chex.assert_type([images, texts], jnp.float32)
+    loss: jax.Array
     if self.loss == 'sigmoid':
       loss = sigmoid_loss(images, texts, scale, bias, model.sharding)
     else:
@@ -95,7 +96,11 @@ class ContrastiveObjective(Objective):
 
 
 def softmax_loss(images: jax.Array, texts: jax.Array, scale: jax.Array) -> jax.Array:
-  """CLIP's loss of features (B, P) of length 1: the mean of the cross-entropies of images and of texts."""
+  """CLIP's loss of features (B, P) of length 1: the mean of the cross-entropies of images and of texts.
+
+  The scale counts as 100 where it is more (section 2.5).
+  """
+  scale = jnp.minimum(scale, 100.0)
   logits, right = scale * _dot(images, texts.T), jnp.arange(len(images))
   of_images, of_texts = (
     optax.softmax_cross_entropy_with_integer_labels(each, right).mean() for each in (logits, logits.T)

@@ -1,4 +1,4 @@
-"""The texts of images that a model of two towers is trained and evaluated with: names of classes in prompts."""
+"""The texts of images that two towers are trained and evaluated with: prompts with names of classes, or captions."""
 
 from collections.abc import Sequence
 
@@ -9,35 +9,54 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.objectives.base import Texts
 from vit_jax.pretrained import formats, tokenizing
+from vit_jax.pretrained.tokenizing import Tokenize
 from vit_jax.pretrained.zero_shot import prompted
 
+CAPTION = '{text}'  # in a prompt, stands for what an image's own caption says
 
-def tokenize(tokenizer: str, texts: Sequence[str], model: TextTowerOptions) -> np.ndarray:
-  """int32 (texts, N): the numbers of the tokens of texts, by 'bytes' or the tokenizer of a folder.
 
-  Raises UserError where there is no such tokenizer, or it has tokens that the model does not.
+def tokenizer(name: str, model: TextTowerOptions) -> Tokenize:
+  """'bytes', or the tokenizer of a folder, for a text tower.
+
+  Raises UserError where there is no such tokenizer, and where a text has tokens that the model does not have.
   """
-  if tokenizer == 'bytes':
-    numbers = tokenizing.byte_tokens(texts, model.text_length)
-  else:
-    numbers = tokenizing.tokenize(formats.located(tokenizer), texts, model.text_length)
-  if numbers.max(initial=0) >= model.text_vocabulary:
-    raise UserError(
-      f'The tokenizer {tokenizer} has a token {numbers.max()}, and the model {model.text_vocabulary} tokens; set '
-      'config.model.text_vocabulary to the number of the tokens, or take the tokenizer that the model was trained with.'
-    )
-  return numbers
+  length, vocabulary = model.text_length, model.text_vocabulary
+  folder = None if name == 'bytes' else tokenizing.of_folder(formats.located(name), length)
+
+  def tokenize(texts: Sequence[str]) -> np.ndarray:
+    numbers = folder(texts) if folder else tokenizing.byte_tokens(texts, length)
+    if numbers.max(initial=0) >= vocabulary:
+      raise UserError(
+        f'The tokenizer {name} has a token {numbers.max()}, and the model {vocabulary} tokens; set '
+        'config.model.text_vocabulary to the number of the tokens, or take the tokenizer that the model was trained '
+        'with.'
+      )
+    return numbers
+
+  return tokenize
 
 
 class Captions:
-  """Makes the text of a record: a prompt with the name of its class."""
+  """Makes the text of a record: one of the prompts, with the name of its class or its caption."""
 
   def __init__(self, texts: Texts, model: TextTowerOptions, class_names: Sequence[str]):
     """Raises UserError for a tokenizer that cannot be read."""
     self.length = model.text_length
-    numbers = tokenize(texts.tokenizer, prompted(class_names, texts.prompts), model)
-    self._tokens = numbers.reshape(len(class_names), len(texts.prompts), self.length)
+    self._tokenize, self._prompts, self._names = tokenizer(texts.tokenizer, model), texts.prompts, class_names
+    # Of prompts with captions these are not used.
+    self._of_classes = self._tokenize(prompted(class_names, texts.prompts)).reshape(
+      len(class_names), len(texts.prompts), self.length
+    )
 
   def of(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-    """int32 (N,): the tokens of one of the prompts."""
-    return self._tokens[record.label, rng.integers(self._tokens.shape[1])]
+    """int32 (N,): the tokens of one of the prompts; UserError where it needs a caption, and there is none."""
+    number = rng.integers(len(self._prompts))
+    if CAPTION not in self._prompts[number]:
+      return self._of_classes[record.label, number]
+    if record.text is None:
+      raise UserError(
+        f'{record.name} has no caption for config.objective.prompts; take a folder with a .txt beside each image, or '
+        "prompts of classes, such as 'a photo of a {}.'."
+      )
+    (prompt,) = prompted([self._names[int(record.label)]], [self._prompts[number]])
+    return self._tokenize([prompt.replace(CAPTION, record.text())])[0]

@@ -97,7 +97,7 @@ class RunFormat(Format):
     learned = _Stored(_restored(path, lambda meta: {})[-1]).config.objective.texts
     if learned is None or not isinstance(model, TextTowerOptions):
       return super().texts(path, texts, pretrained)
-    return zero_shot.of_network(pretrained, captions.tokenize(learned.tokenizer, texts, model))
+    return zero_shot.of_network(pretrained, captions.tokenizer(learned.tokenizer, model)(texts))
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """None, although a config that no run can have is refused by `write`, in the config's own words."""
