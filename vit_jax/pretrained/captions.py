@@ -7,7 +7,6 @@ import numpy as np
 from vit_jax.data.sources.base import Record
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.capabilities import TextTowerOptions
-from vit_jax.objectives.base import Texts
 from vit_jax.pretrained import formats, tokenizing
 from vit_jax.pretrained.tokenizing import Tokenize
 from vit_jax.pretrained.zero_shot import prompted
@@ -39,18 +38,19 @@ def tokenizer(name: str, model: TextTowerOptions) -> Tokenize:
 class Captions:
   """Makes the text of a record: one of the prompts, with the name of its class or its caption."""
 
-  def __init__(self, texts: Texts, model: TextTowerOptions, class_names: Sequence[str]):
-    """Raises UserError for a tokenizer that cannot be read."""
+  def __init__(
+    self, prompts: Sequence[str], tokenize: Tokenize, model: TextTowerOptions, class_names: Sequence[str]
+  ):
     self.length = model.text_length
-    self._tokenize, self._prompts, self._names = tokenizer(texts.tokenizer, model), texts.prompts, class_names
+    self._prompts, self._tokenize, self._names = prompts, tokenize, class_names
     # Of prompts with captions these are not used.
-    self._of_classes = self._tokenize(prompted(class_names, texts.prompts)).reshape(
-      len(class_names), len(texts.prompts), self.length
+    self._of_classes = tokenize(prompted(class_names, prompts)).reshape(
+      len(class_names), len(prompts), self.length
     )
 
   def of(self, record: Record, rng: np.random.Generator) -> np.ndarray:
     """int32 (N,): the tokens of one of the prompts; UserError where it needs a caption, and there is none."""
-    number = rng.integers(len(self._prompts))
+    number = int(rng.integers(len(self._prompts)))
     if CAPTION not in self._prompts[number]:
       return self._of_classes[record.label, number]
     if record.text is None:

@@ -20,6 +20,7 @@ from vit_jax.models import flops
 from vit_jax.models.base import Architecture
 from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.pretrained import captions
 from vit_jax.pretrained.captions import Captions
 from vit_jax.training import auto
 from vit_jax.training.frozen import FrozenModels
@@ -101,7 +102,8 @@ class Run:
     model, texts = self.config.model, self.config.objective.texts
     if texts is None or not isinstance(model, TextTowerOptions):
       return None
-    return Captions(texts, model, self.dataset.class_names)
+    tokenize = captions.tokenizer(texts.tokenizer, model)
+    return Captions(texts.prompts, tokenize, model, self.dataset.class_names)
 
   def open_evaluators(self, trained: DataConfig | None = None) -> dict[str, Evaluator]:
     """The evaluators by name, their data opened; UserError where that is not there or does not fit the model.
