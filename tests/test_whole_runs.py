@@ -47,7 +47,7 @@ TWO_TOWERS = (
   ('config', 'state', 'processes'),
   [
     (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
-    (TWO_TOWERS, "params['text_tower']['embedding']", 1),
+    pytest.param(TWO_TOWERS, "params['text_tower']['embedding']", 1, marks=pytest.mark.nightly),
     pytest.param(  # compiling an EfficientNet takes a CPU a while
       *(SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2), marks=pytest.mark.nightly
     ),

@@ -21,13 +21,13 @@ from vit_jax.training.run import open_training
 
 PROMPTS = ('the digit {}', 'a {} by hand')
 CONFIG = c.Config(
-  total='30 steps',
-  batch_size=64,
+  total='10 steps',
+  batch_size=32,
   model=tiny.two_towers(patch=2),
   data=c.DataConfig(image_size=(8, 8), channels=1, crop='resize', flip=False),
   objective=c.ContrastiveObjective(prompts=PROMPTS),
   schedule=c.ScheduleConfig(learning_rate=3e-3),
-  evaluators={'test': c.ZeroShotEvaluatorConfig(every='30 steps')},
+  evaluators={'test': c.ZeroShotEvaluatorConfig(every='10 steps')},
   ema=0.9,
 )
 

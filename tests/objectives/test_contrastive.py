@@ -108,6 +108,7 @@ def test_memory_of_the_sigmoid_is_that_of_the_pairs_of_one_device():
   assert needed[8] <= 1.1 * needed[2]
 
 
+@pytest.mark.nightly  # what the loss adds to other steps is tested above
 @pytest.mark.slow
 def test_a_step_on_eight_devices_is_that_on_one():
   states = []

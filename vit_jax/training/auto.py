@@ -31,6 +31,7 @@ from flax import nnx
 
 from vit_jax.config import Config
 from vit_jax.models.base import Architecture, Remat
+from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -182,8 +183,16 @@ def saved_bytes(architecture: Architecture) -> float:
     graphdef, params = nnx.split(architecture.abstract())
 
     def backward(params: Any, x: jax.Array, key: jax.Array) -> Any:
-      keys = jax.random.split(key, images)
-      return jax.vjp(lambda params: nnx.merge(graphdef, params)(x, keys=keys), params)[1]
+      keys, model = jax.random.split(key, images), architecture.model
+
+      def outputs(params: Any) -> Any:
+        network: Any = nnx.merge(graphdef, params)
+        of_images = network(x, keys=keys)
+        if not isinstance(model, TextTowerOptions):
+          return of_images
+        return of_images, network.text_features(jnp.zeros((images, model.text_length), jnp.int32))
+
+      return jax.vjp(outputs, params)[1]
 
     shape = (images, *architecture.image_size, architecture.channels)
     key = jax.eval_shape(lambda: jax.random.key(0, impl='threefry2x32'))

@@ -246,7 +246,7 @@ class _Training:
     if step:
       figures.save_curves(self._folder, self._config)
     self._screen.finished(step, self._folder, self._manager.path(step))
-    if self._config.begins_trained:
+    if self._config.begins_trained and self._config.objective.class_scores() is not None:
       commands = (f'vit_jax {name} --checkpoint={self._folder}' for name in ('predict', 'evaluate'))
       self._screen.say(self._workdir.named(f'Next: {" photo.jpg, or ".join(commands)} FOLDER'))
 
