@@ -6,9 +6,9 @@ python -m vit_jax.main --config=configs/siglip.py:b16,clip --config.data.source=
 python -m vit_jax.main --config=configs/siglip.py:hf:google/siglip-base-patch16-224,folder:/images --workdir=runs/mine
 
 Captions are the names of classes in objective.prompts. `b16` (any size) is SigLIP's from scratch: batches of 32,768,
-images of 224 pixels, a text tower as large as the image tower, texts of 16 tokens of a vocabulary of 32,000 (section
-4.2), t' = log 10 and b = -10 (section 3.1), b2 = 0.95 (section 4.6); rate and decay are big_vision's usual, whose
-Adafactor is AdamW here. `b16,clip` is CLIP's ViT by its tables 19 and 20: softmax, 32 epochs of 400 million images, a
+images of 224 pixels, a text tower as large as the image tower, texts of 16 tokens of a vocabulary of 32,000,
+b2 = 0.95 (section 4), t' = log 10 and b = -10 (section 3.2); rate and decay are big_vision's usual, whose Adafactor is
+AdamW here. `b16,clip` is CLIP's ViT by its tables 19 and 20: softmax, 32 epochs of 400 million images, a
 causal text tower of width 512. A checkpoint with data behind the comma, a CLIP or a SigLIP, is fine-tuned whole by the
 loss that it was trained with, as in FLYP (arXiv 2212.00638); its zero-shot accuracy is measured before the first step.
 

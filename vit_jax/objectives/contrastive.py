@@ -1,6 +1,6 @@
 """Images and texts that belong together get features of a large cosine: SigLIP's loss (arXiv 2303.15343), and CLIP's.
 
-The sigmoid asks of each pair of an image and a text of the batch by itself whether they belong together (section 3.1).
+The sigmoid asks of each pair of an image and a text of the batch by itself whether they belong together (section 3.2).
 So no device needs more than its own images and the texts of one device at a time, which go around in a ring (section
 3.3): its memory grows by its own part of the batch, whatever the number of devices. CLIP's softmax (arXiv 2103.00020,
 figure 3) asks which text of all is an image's, and which image a text's; each device compares its images with all
