@@ -34,6 +34,12 @@ SMALL_EFFICIENTNET = re.sub(
   CONFIG.replace('image_size=(8, 8)', 'image_size=(32, 32)').replace(f"'{STEPS} steps'", "'20 steps'"),
   flags=re.DOTALL,
 )
+TWO_TOWERS = (
+  CONFIG.replace('ViTConfig(', 'TwoTowersConfig(text_length=12, text_depth=1, ')
+  .replace('ClassificationEvaluatorConfig(', 'ZeroShotEvaluatorConfig(')
+  .replace('    ema=0.99,', "    objective=ContrastiveObjective(prompts=('a {}', 'the {}')),\n    ema=0.99,")
+  .replace(f"'{STEPS} steps'", "'20 steps'")
+)
 
 
 @pytest.mark.slow
@@ -41,15 +47,14 @@ SMALL_EFFICIENTNET = re.sub(
   ('config', 'state', 'processes'),
   [
     (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
+    pytest.param(TWO_TOWERS, "params['text_tower']['embedding']", 1, marks=pytest.mark.nightly),
     pytest.param(  # compiling an EfficientNet takes a CPU a while
       *(SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2), marks=pytest.mark.nightly
     ),
   ],
-  ids=['batch_norm', 'efficientnet'],
+  ids=['batch_norm', 'two_towers', 'efficientnet'],
 )
-def test_a_killed_run_of_a_model_with_running_statistics_ends_in_the_same_bits(
-  tmp_path, config, state, processes
-):
+def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, config, state, processes):
   """Also where a single process goes on with the run of two."""
   print(kill_and_resume.check(1, processes, 1, tmp_path, config_text=config))
   assert state in kill_and_resume.final_arrays(tmp_path / 'killed')

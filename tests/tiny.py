@@ -10,6 +10,7 @@ from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
+from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.models.vit_config import ViTConfig
 
 
@@ -24,6 +25,13 @@ def mae(**changes) -> MaeConfig:
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   decoder = {'decoder_width': 24, 'decoder_depth': 3, 'decoder_heads': 3}
   return MaeConfig(variant='custom', **{**sizes, **decoder, **changes})
+
+
+def two_towers(**changes) -> TwoTowersConfig:
+  """Two towers of two blocks: of images of width 32, of texts of width 24."""
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
+  text = {'text_width': 24, 'text_heads': 3, 'text_length': 12}
+  return TwoTowersConfig(variant='custom', **{**sizes, **text, **changes})
 
 
 def mixer(**changes) -> MixerConfig:

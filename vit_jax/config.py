@@ -18,6 +18,7 @@ from vit_jax.data.config import DataConfig, check_resize
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
 from vit_jax.evaluation.classification import ClassificationEvaluatorConfig
 from vit_jax.evaluation.fewshot import FewShotEvaluatorConfig
+from vit_jax.evaluation.zero_shot import ZeroShotEvaluatorConfig
 from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
@@ -26,9 +27,11 @@ from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
+from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
+from vit_jax.objectives.contrastive import ContrastiveObjective
 from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.mae import MaeObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
@@ -55,6 +58,7 @@ __all__ = [
   'ClassificationEvaluatorConfig',
   'ClassificationObjective',
   'Config',
+  'ContrastiveObjective',
   'DataConfig',
   'DistillationObjective',
   'EfficientNetConfig',
@@ -70,7 +74,9 @@ __all__ = [
   'ScheduleConfig',
   'StopConfig',
   'TensorBoardConfig',
+  'TwoTowersConfig',
   'ViTConfig',
+  'ZeroShotEvaluatorConfig',
   'as_json',
   'differing_options',
   'flatten',
@@ -95,14 +101,14 @@ class Config:
   # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
   # A model with running statistics takes them from each part, so that its parts are chosen only here.
   accumulation: Annotated[Count | None, RESUMABLE] = None
-  # Model, by model.name: 'vit' (hybrids too), 'mae', 'mixer', 'resnet' or 'efficientnet'.
+  # Model, by model.name: 'vit' (hybrids too), 'mae', 'two_towers', 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
   adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
-  # Evaluators by name, each of type 'classification' or 'fewshot'.
+  # Evaluators by name, each of type 'classification', 'fewshot' or 'zero_shot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # Objective, by objective.name: 'classification', 'distillation', 'mae' or 'masked_patches'.
+  # Objective, by objective.name: 'classification', 'contrastive', 'distillation', 'mae' or 'masked_patches'.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009

@@ -15,7 +15,7 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import summary
 from vit_jax.models.base import Architecture, Model, ModelConfig, Pooling
-from vit_jax.models.capabilities import Attends, HasTokens
+from vit_jax.models.capabilities import Attends, HasTokens, TextTowerOptions
 from vit_jax.pretrained.base import Link
 
 
@@ -49,7 +49,8 @@ class LoadedModel:
   @property
   def num_classes(self) -> int:
     """K; 0 where the checkpoint has no head."""
-    return self.module.head.kernel.shape[-1]
+    head = getattr(self.module, 'head', None)
+    return 0 if head is None else head.kernel.shape[-1]
 
   def __call__(self, images: jax.typing.ArrayLike, *, tta: bool = False) -> jax.Array:
     """The logits, float32 (B, K), of images (B, H, W, C) of `preprocess`.
@@ -161,7 +162,9 @@ class LoadedModel:
   def check_classifies(self, name: str = 'The model') -> None:
     """Raises UserError where an image has no vector of logits; the error calls the model by `name`."""
     if not self.num_classes:
-      raise UserError(f'{name} has no head and cannot classify; fine-tune it first.')
+      texts = isinstance(self.config, TextTowerOptions)
+      remedy = 'name its classes (--classes, load(classes=…))' if texts else 'fine-tune it first'
+      raise UserError(f'{name} has no head and cannot classify; {remedy}.')
     if not self.config.classifies_images:
       raise UserError(
         f"{name} gives logits of every token, not of the image; fine-tune it, or load an .npz with pool='gap' "

@@ -137,6 +137,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
       **{'final_norm': 'pooled', 'position': 'learned+rotary_mixed', 'norm': 'rms_norm'},
     ),
     tiny.mae(),
+    tiny.two_towers(),
     dataclasses.replace(VIT, pool='gap', axial=True, position='relative_query'),
   ],
   ids=[
@@ -152,6 +153,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
     'parallel_pairs',
     'parts',
     'mae',
+    'two_towers',
     'axial',
   ],
 )

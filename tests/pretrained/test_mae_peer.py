@@ -36,7 +36,7 @@ def test_the_loss_is_that_of_transformers(tmp_path):
   peer.save_pretrained(tmp_path)
 
   assert type(formats.read(str(tmp_path)).architecture.model) is c.ViTConfig
-  read = formats.read(str(tmp_path), decoder=True)
+  read = formats.read(str(tmp_path), pretraining=True)
   model = read.architecture.model
   assert isinstance(model, c.MaeConfig) and model.position == 'sincos2d_mae'
   assert not any('decoder' in note for note in read.notes)

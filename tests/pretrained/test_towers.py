@@ -388,4 +388,4 @@ def test_tokens_of_siglip2_are_those_of_transformers(tmp_path):
   theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
   texts = ['A Dog', 'a cat to a dog to a cat to a toad']
   expected = theirs(texts, padding='max_length', truncation=True, max_length=12, return_tensors='np')
-  np.testing.assert_array_equal(tokenizing.tokenize(tmp_path, texts, 12), expected['input_ids'])
+  np.testing.assert_array_equal(tokenizing.of_folder(tmp_path, 12)(texts), expected['input_ids'])

@@ -25,18 +25,19 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   """Mirrors, mixes and scales a training batch.
 
   Args:
-    batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n).
+    batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n), and
+      'text', int32 (B, N), where nothing is mixed.
     data: flip, mixup, cutmix, mix_per, mean, std.
     key: a typed PRNG key of this step.
 
   Returns:
-    'image', float32 (B, H, W, C), 'label' and, if there is one, 'weight', of the shapes they had. If images are
+    'image', float32 (B, H, W, C), 'label' and, where they are there, 'weight' and 'text', as they were. If images are
     mixed, also 'label_b' (and 'weight_b'), of the same shapes, and 'lam', float32 (B,), between 0.5 and 1:
     'label' belongs to the image that makes up the share `lam` of the mixture, 'label_b' to the other one.
   """
   flip_key, mix_key = jax.random.split(key)
   images = batch['image']
-  targets = {name: batch[name] for name in ('label', 'weight') if name in batch}
+  targets = {name: batch[name] for name in ('label', 'weight', 'text') if name in batch}
   if data.flip:
     mirrored = jax.vmap(jax.random.bernoulli)(keys_of_rows(flip_key, len(images)))
     images = jnp.where(mirrored[:, None, None, None], images[:, :, ::-1], images)

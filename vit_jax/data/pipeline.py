@@ -33,6 +33,7 @@ from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded
+Example = tuple[np.ndarray, Record, np.ndarray | None]  # image, record, tokens of its text if it has one
 _TASKS_PER_THREAD = 4  # per batch: enough to even out, few enough that small images stay cheap
 
 
@@ -103,12 +104,26 @@ class _Pipeline(abc.ABC):
     return Prefetcher(self._work, steps, threads=self._threads, prefetch=self._data.prefetch)
 
 
+class Captions(Protocol):
+  """Makes a text for each record (such as `pretrained.captions.Captions`).
+
+  Attributes:
+    length: tokens of a text, N.
+  """
+
+  length: int
+
+  def of(self, record: Record, rng: np.random.Generator) -> np.ndarray:
+    """int32 (N,): the numbers of the tokens of a record's text, drawn where there are several."""
+    ...
+
+
 class TrainPipeline(_Pipeline):
   """Shuffled, augmented training batches.
 
   A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. If images have lists of
   classes, 'label' is (B, data.max_labels), padded with -1; with data.label_weights there is also 'weight',
-  float32 of the same shape, padded with 0.
+  float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N).
   """
 
   def __init__(
@@ -120,6 +135,7 @@ class TrainPipeline(_Pipeline):
     seed: int,
     sharding: jax.sharding.Sharding,
     data_at: Callable[[int], DataConfig] | None = None,
+    captions: Captions | None = None,
   ):
     """
     Args:
@@ -129,6 +145,7 @@ class TrainPipeline(_Pipeline):
       seed: decides shuffle and augmentation.
       sharding: of the batch's first axis.
       data_at: maps a step to its options, for progressive resizing; None: always `data`.
+      captions: makes the images' texts; None: there are none.
 
     Raises:
       UserError: no records, or a batch that does not divide over the devices.
@@ -144,7 +161,7 @@ class TrainPipeline(_Pipeline):
     augmentation_seed = seeds.pop(1)
     self._shuffle = Shuffle(sizes, weights, seeds)
     self._rngs = PositionRngs(augmentation_seed)
-    self._options_at = data_at
+    self._options_at, self._captions = data_at, captions
 
   def indices(self, step: int) -> np.ndarray:
     """int64 (B,): the record numbers of the global batch."""
@@ -166,14 +183,22 @@ class TrainPipeline(_Pipeline):
   def _data_at(self, step: int) -> DataConfig:
     return self._options_at(step) if self._options_at else self._data
 
+  def _buffers(self, step: int) -> dict[str, np.ndarray]:
+    buffers = super()._buffers(step)
+    if self._captions:
+      buffers['text'] = np.zeros((len(self._rows.numbers), self._captions.length), np.int32)
+    return buffers
+
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     for row in rows:
       position = step * self._batch_size + self._rows.numbers[row]
-      buffers['image'][row], record = self._example_at(position)
+      buffers['image'][row], record, text = self._example_at(position)
       self._set_labels(buffers, row, record)
+      if text is not None:
+        buffers['text'][row] = text
 
-  def _example_at(self, position: int) -> tuple[np.ndarray, Record]:
-    """The image, in its step's size, and the record of an example, or those of the example that replaces it."""
+  def _example_at(self, position: int) -> Example:
+    """The image, in its step's size, and the rest of an example, or those of the example that replaces it."""
     step = position // self._batch_size
     data = self._data_at(step)
     error = None
@@ -190,10 +215,10 @@ class TrainPipeline(_Pipeline):
     distinct = self._batch_size // self._data.repeats  # records per batch
     return self._shuffle[step * distinct + row % distinct]
 
-  def _example(self, position: int, data: DataConfig) -> tuple[np.ndarray, Record]:
-    record = self._source[self._record_number(position)]
-    image = train_image(record.image, record.name, data, self._rngs[position])
-    return image, record
+  def _example(self, position: int, data: DataConfig) -> Example:
+    record, rng = self._source[self._record_number(position)], self._rngs[position]
+    image = train_image(record.image, record.name, data, rng)
+    return image, record, self._captions.of(record, rng) if self._captions else None
 
 
 class ExtraLabels(Protocol):

@@ -133,6 +133,7 @@ EVALUATORS: Registry[EvaluatorConfig] = Registry(
   {
     'classification': 'vit_jax.evaluation.classification:ClassificationEvaluatorConfig',
     'fewshot': 'vit_jax.evaluation.fewshot:FewShotEvaluatorConfig',
+    'zero_shot': 'vit_jax.evaluation.zero_shot:ZeroShotEvaluatorConfig',
   },
   tag='type',
 )

@@ -4,12 +4,16 @@ A model has a capability by having its members. The functions below also answer 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from vit_jax.models.position_resize import PositionResize
+
+if TYPE_CHECKING:
+  from vit_jax.models.base import ModelConfig
 
 Grid = tuple[int, int]  # rows and columns of patches, or of a feature map's cells
 M = TypeVar('M')
@@ -100,6 +104,25 @@ class TextHeadOptions(Protocol):
 
   def with_cosine_head(self) -> Self:
     """The model that scales what the head reads to length 1."""
+    ...
+
+
+@runtime_checkable
+class TextTowerOptions(Protocol):
+  """Options of a network that compares images with texts."""
+
+  @property
+  def text_length(self) -> int:
+    """Tokens of a text, N."""
+    ...
+
+  @property
+  def text_vocabulary(self) -> int:
+    """How many different tokens there are."""
+    ...
+
+  def with_cosine_head(self) -> 'ModelConfig':
+    """The image tower by itself, whose head can be made of texts."""
     ...
 
 
@@ -201,6 +224,29 @@ class Reconstructs(Protocol):
 
   def reconstruct(self, images: jax.Array, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """The pixels of each patch, float32 (B, N, P²C), and whether it was hidden, bool (B, N); without keys none is."""
+    ...
+
+
+@runtime_checkable
+class ComparesTexts(Protocol):
+  """A network that compares images with texts; its options are `TextTowerOptions`.
+
+  Attributes:
+    sharding: of the examples; None: on one device.
+  """
+
+  sharding: NamedSharding | None
+
+  def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
+    """The features of images, float32 (B, P), each of length 1."""
+    ...
+
+  def text_features(self, tokens: jax.Array) -> jax.Array:
+    """The features of texts, float32 (K, P), each of length 1, of the numbers of their tokens, int (K, N)."""
+    ...
+
+  def scale_and_bias(self) -> tuple[jax.Array, jax.Array]:
+    """float32 scalars: what a cosine is multiplied by, and what is added then."""
     ...
 
 

@@ -1,6 +1,6 @@
 """The text tower of CLIP (arXiv 2103.00020, section 2.4) and SigLIP (arXiv 2303.15343): the encoder's blocks on words.
 
-It makes heads of class names (pretrained/zero_shot.py) and is not trained, so that it is no `Model`.
+It makes heads of class names (pretrained/zero_shot.py), and is trained beside an image tower (two_towers.py).
 """
 
 import dataclasses
@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx import initializers
 
 from vit_jax.models import scanned_blocks
-from vit_jax.models.base import Grid
+from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.positions import AttentionPosition, Position, Tokens
@@ -54,13 +55,14 @@ class TextConfig(ViTConfig):
 class TextTower(nnx.Module):
   """Embedded tokens of texts to their features."""
 
-  def __init__(self, config: TextConfig, rngs: nnx.Rngs):
+  def __init__(self, config: TextConfig, rngs: nnx.Rngs, sharding: Sharding | None = None):
+    """The sharding is of the tokens, texts first."""
     width = config.sizes.width
-    make_block = functools.partial(BLOCKS[config.block], config, grid=(1, 1))
+    make_block = functools.partial(BLOCKS[config.block], config, grid=(1, 1), sharding=sharding)
     self.blocks = scanned_blocks.stack(config.sizes.depth, lambda rngs: make_block(rngs=rngs), rngs)
     self.norm = NORMS[config.norm](width, config.norm_epsilon)
     self.projection = nnx.Linear(width, config.features, use_bias=config.features_bias, rngs=rngs)
-    self.loop = scanned_blocks.Loop.of(config, 0.0, None)
+    self.loop = scanned_blocks.Loop.of(config, 0.0, sharding)
 
   def __call__(self, tokens: jax.Array, read: jax.Array) -> jax.Array:
     """The features of texts, float32 (K, P), each of length 1.
@@ -70,5 +72,32 @@ class TextTower(nnx.Module):
       read: int (K,), the token of each text whose features are those of the text.
     """
     z = scanned_blocks.apply(self.blocks, tokens, None, self.loop, (1, tokens.shape[1]))
-    features = self.projection(self.norm(z)[jnp.arange(z.shape[0]), read])
+    features = self.projection(self.norm(z)[jnp.arange(z.shape[0]), read].astype(jnp.float32))
     return features / jnp.linalg.norm(features, axis=-1, keepdims=True)
+
+
+class EmbeddedTextTower(TextTower):
+  """The numbers of the tokens of texts to their features."""
+
+  def __init__(
+    self, config: TextConfig, vocabulary: int, length: int, rngs: nnx.Rngs, sharding: Sharding | None = None
+  ):
+    """For texts of `length` tokens, N, of a `vocabulary` of so many, V."""
+    super().__init__(config, rngs, sharding)
+    width = config.sizes.width
+    # As in CLIP's code.
+    self.embedding = nnx.Param(initializers.normal(0.02)(rngs.params(), (vocabulary, width)))
+    self.positions = nnx.Param(initializers.normal(0.01)(rngs.params(), (length, width)))
+    self.sharding, self.dtype = sharding, jnp.dtype(config.dtype)
+
+  def of(self, numbers: jax.Array, end: int | None) -> jax.Array:
+    """The features of texts, float32 (K, P), each of length 1.
+
+    Args:
+      numbers: int (K, N), of the tokens.
+      end: the token whose features are those of the text; None: the last of all N.
+    """
+    tokens = self.embedding[...][numbers] + self.positions[...]
+    tokens = scanned_blocks.constrain(tokens.astype(self.dtype), self.sharding)
+    last = jnp.full(len(numbers), numbers.shape[1] - 1)
+    return self(tokens, last if end is None else (numbers == end).argmax(axis=1))

@@ -7,7 +7,7 @@ A newcomer writes one file with a frozen dataclass of options that is an `Object
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from vit_jax.foundation.class_matching import By
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import DType, Model, ModelConfig
+from vit_jax.models.capabilities import TextTowerOptions
 
 Metrics = dict[str, jax.Array]
 # The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).
@@ -36,6 +37,13 @@ class FrozenModel:
   image_size: tuple[int, int] | None = None  # height, width of its images; None: as it was trained
   dtype: DType | None = None  # what it computes in; None: as the checkpoint says
   classes: By = 'name'  # how its outputs are matched with the data's classes
+
+
+class Texts(NamedTuple):
+  """What makes the texts that are compared with images."""
+
+  prompts: tuple[str, ...]  # in which {} stands for the name of an image's class, {text} for its caption
+  tokenizer: str  # 'bytes', or the folder of a tokenizer (pretrained/captions.py)
 
 
 class ClassScores(Protocol):
@@ -69,6 +77,8 @@ class Objective(abc.ABC):
   title: ClassVar[str]
   # Evaluators (names of evaluation/base.py's registry) that go with it; (): all.
   evaluators: ClassVar[tuple[str, ...]] = ()
+  # Whether the loss of an example depends on the others of the batch, which parts of it would change.
+  compares_examples: ClassVar[bool] = False
 
   @abc.abstractmethod
   def loss_and_metrics(
@@ -79,8 +89,8 @@ class Objective(abc.ABC):
     Args:
       model: with the parameters that are trained.
       batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label', perhaps
-        with 'weight'; where images are mixed also 'label_b' (with 'weight_b') and 'lam'; and what `annotated`
-        has added.
+        with 'weight', and of an objective with `texts` 'text'; where images are mixed also 'label_b' (with 'weight_b')
+        and 'lam'; and what `annotated` has added.
       keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
         example's randomness must depend on its own key only.
       data: the run's data options.
@@ -117,6 +127,11 @@ class Objective(abc.ABC):
     """
     return batch
 
+  @property
+  def texts(self) -> Texts | None:
+    """What makes a text for each image, 'text' of a batch, the numbers of its tokens, int32 (B, N); None: no texts."""
+    return None
+
   def class_scores(self) -> ClassScores | None:
     """What the head's outputs say of the data's classes; None: they are not of classes."""
     return None
@@ -135,6 +150,10 @@ class Objective(abc.ABC):
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     """Raises UserError for a model or data that the objective cannot train."""
+    if isinstance(model, TextTowerOptions):
+      raise UserError(
+        "config.model.name is 'two_towers', which have no head for classes; choose --config.objective.name=contrastive."
+      )
     if not model.classifies_images:
       raise UserError(
         "config.model.pool is 'none', which gives an image no logits; choose token, gap or map."
@@ -157,6 +176,7 @@ OBJECTIVES: Registry[Objective] = Registry(
   'objective',
   {
     'classification': 'vit_jax.objectives.classification:ClassificationObjective',
+    'contrastive': 'vit_jax.objectives.contrastive:ContrastiveObjective',
     'distillation': 'vit_jax.objectives.distillation:DistillationObjective',
     'mae': 'vit_jax.objectives.mae:MaeObjective',
     'masked_patches': 'vit_jax.objectives.masked_patches:MaskedPatchesObjective',

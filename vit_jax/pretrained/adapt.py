@@ -16,7 +16,8 @@ from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
 
-_DECODER = 'decoder/'  # of a masked autoencoder, which other models never have
+# Of a masked autoencoder, and of two towers: other models never have these.
+_OF_PRETRAINING = ('decoder/', 'text_tower/', 'logit_')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def adapt(
     else:
       loaded.append(path)
   for path in sorted(source.keys() - shapes.keys()):
-    is_left_out = path.startswith(_DECODER) or _matches_any(path, init.ignore)
+    is_left_out = path.startswith(_OF_PRETRAINING) or _matches_any(path, init.ignore)
     if not is_left_out and not _is_fixed(path, source[path], pretrained, architecture):
       raise UserError(
         f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; change '

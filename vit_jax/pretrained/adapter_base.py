@@ -12,7 +12,7 @@ from vit_jax.config import Config
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.capabilities import ReconstructionOptions
+from vit_jax.models.capabilities import ReconstructionOptions, TextTowerOptions
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import Pretrained
@@ -31,7 +31,7 @@ def read_checkpoint(config: Config, address: str | None = None) -> Pretrained:
     image_size=config.data.image_size,
     assumed=assumed,
     weights=config.init.weights,
-    decoder=isinstance(config.model, ReconstructionOptions),
+    pretraining=isinstance(config.model, ReconstructionOptions | TextTowerOptions),
   )
 
 

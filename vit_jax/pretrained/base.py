@@ -78,8 +78,9 @@ class ReadOptions:
   assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Parameters of a run that has both: as they were trained ('raw') or their EMA ('ema'); see InitConfig.
   weights: Weights | None = None
-  # Whether the decoder of a masked autoencoder is read too, as the options of its model then say.
-  decoder: bool = False
+  # Whether what only pre-training has (the decoder of a masked autoencoder, a text tower) is read too, as the options
+  # of its model then say.
+  pretraining: bool = False
 
 
 class Format(abc.ABC):
@@ -122,8 +123,11 @@ class Format(abc.ABC):
     """How the images of a checkpoint are prepared, without its numbers where that is possible; raises as `read`."""
     return self.read(path, options).preprocess
 
-  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> 'Texts':
-    """Texts as the head of a checkpoint's model (pretrained/zero_shot.py); UserError where it has no text tower."""
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> 'Texts':
+    """Texts as the head of a checkpoint's model (pretrained/zero_shot.py), `pretrained` being what `read` gave of it.
+
+    Raises UserError where it has no text tower.
+    """
     raise UserError(
       f'{path} is {self.title}, which has no text tower, so that names of classes make no head of it; take a folder of '
       'CLIP or SigLIP.'

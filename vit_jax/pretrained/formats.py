@@ -23,7 +23,7 @@ def read(
   told: Mapping[str, Any] | None = None,
   assumed: Mapping[str, Any] | None = None,
   weights: Weights | None = None,
-  decoder: bool = False,
+  pretraining: bool = False,
 ) -> Pretrained:
   """The model of a checkpoint.
 
@@ -34,13 +34,13 @@ def read(
     told: options of its model that its files do not tell; see `ReadOptions`.
     assumed: likewise, taken only where the format stores none.
     weights: of a training run: 'raw' or 'ema'; see InitConfig.
-    decoder: of a masked autoencoder: whether its decoder is read too, where files of another project have one.
+    pretraining: whether what only pre-training has is read too, where files of another project have it.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or of a model that we do not have.
   """
   path = located(source)
-  found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights, decoder)
+  found, options = format_of(path), ReadOptions(image_size, told or {}, assumed or {}, weights, pretraining)
   found.check_options(path, options)
   return found.read(path, options)
 
@@ -60,7 +60,7 @@ def with_texts(
   if not classes or not prompts:
     raise UserError(f'There are no {"prompts" if classes else "classes"}; name at least one.')
   path = located(source)
-  texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts))
+  texts = format_of(path).texts(path, zero_shot.prompted(classes, prompts), pretrained)
   return zero_shot.with_head(pretrained, texts, classes)
 
 

@@ -224,7 +224,7 @@ def _read(files: TensorFiles, layout: Layout) -> Pretrained:
     params |= layout.tokens.gather(read)
   absent = set(layout.zeros) & shapes.keys()
   if not architecture.num_classes:
-    absent |= {'head/kernel', 'head/bias'} - params.keys()
+    absent |= ({'head/kernel', 'head/bias'} & shapes.keys()) - params.keys()
   params |= {path: np.zeros(shapes[path].shape, np.float32) for path in absent}
   unfilled = shapes.keys() - params.keys()
   if unfilled:

@@ -14,7 +14,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Pooling
 from vit_jax.models.text_tower import TextConfig
 from vit_jax.pretrained import safetensors_files, timm, zero_shot
-from vit_jax.pretrained.base import ReadOptions, UnknownModelError
+from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.original_names import NamedFormat
@@ -145,7 +145,7 @@ class OpenClipFormat(NamedFormat):
       'pre_logits_size': files.shapes.get('visual.proj', (0, 512))[1],
     }
 
-  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     with TensorFiles(self.file_of(path)) as files:
       tokenizing = _config(files).section('model_cfg').section('text_cfg').section('tokenizer_kwargs')
       if tokenizing.text('clean') == 'canonicalize':

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +18,16 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
-from vit_jax.models.capabilities import PositionOptions, with_learned_positions, with_position_resize
-from vit_jax.pretrained import adapter_base
+from vit_jax.models.capabilities import (
+  PositionOptions,
+  TextTowerOptions,
+  with_learned_positions,
+  with_position_resize,
+)
+from vit_jax.pretrained import adapter_base, captions, zero_shot
 from vit_jax.pretrained.base import Adapted, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
+from vit_jax.pretrained.zero_shot import Texts
 
 _PARTIAL = '.orbax-checkpoint-tmp'  # in the name of a step until it is complete
 
@@ -85,6 +91,13 @@ class RunFormat(Format):
   def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
     meta = _restored(path, lambda meta: {})[-1]
     return _preprocess(_Stored(meta).config, meta)
+
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
+    model = pretrained.architecture.model
+    learned = _Stored(_restored(path, lambda meta: {})[-1]).config.objective.texts
+    if learned is None or not isinstance(model, TextTowerOptions):
+      return super().texts(path, texts, pretrained)
+    return zero_shot.of_network(pretrained, captions.tokenizer(learned.tokenizer, model)(texts))
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """None, although a config that no run can have is refused by `write`, in the config's own words."""

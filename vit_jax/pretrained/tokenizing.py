@@ -1,8 +1,8 @@
-"""Texts to the numbers of their tokens, by the tokenizer that lies in a folder (the package tokenizers)."""
+"""Texts to the numbers of their tokens: bytes, or the tokenizer that lies in a folder (the package tokenizers)."""
 
 import pathlib
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,24 @@ import numpy as np
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
 
+Tokenize = Callable[
+  [Sequence[str]], np.ndarray
+]  # texts to the numbers of their tokens, int32 (texts, length)
 _CONFIG = 'tokenizer_config.json'
+_END, _FIRST_BYTE = 1, 3  # of ByT5 (arXiv 2105.13626), where 0 fills a text up
 
 
-def tokenize(folder: pathlib.Path, texts: Sequence[str], length: int) -> np.ndarray:
-  """int32 (texts, length): each text with its special tokens, cut to `length`, or padded as the folder says.
+def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
+  """int32 (texts, length): the bytes of each text in UTF-8 and the end, numbered as ByT5's; the end is never cut."""
+  result = np.zeros((len(texts), length), np.int32)
+  for row, text in zip(result, texts, strict=True):
+    numbers = [_FIRST_BYTE + byte for byte in text.encode()[: length - 1]] + [_END]
+    row[: len(numbers)] = numbers
+  return result
+
+
+def of_folder(folder: pathlib.Path, length: int) -> Tokenize:
+  """The tokenizer of a folder: each text gets its special tokens, is cut to `length`, or padded as the folder says.
 
   Raises:
     UserError: the folder has no tokenizer, or it cannot be read.
@@ -32,16 +45,21 @@ def tokenize(folder: pathlib.Path, texts: Sequence[str], length: int) -> np.ndar
   except Exception as error:  # the library raises nothing more special
     raise UserError(f'The tokenizer in {folder} cannot be read ({error}); get the folder again.') from error
   siglip2 = values.text('tokenizer_class').startswith('Siglip2')
-  if siglip2:  # which transformers adds, whatever the file says
-    texts = [text.lower() for text in texts]
   left = values.text('padding_side', 'left' if siglip2 else 'right') == 'left'
   tokenizer.no_padding()
   tokenizer.enable_truncation(length)
-  ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-  result = np.full((len(ids), length), _padding(values, tokenizer), np.int32)
-  for row, numbers in zip(result, ids, strict=True):
-    row[slice(length - len(numbers), None) if left else slice(len(numbers))] = numbers
-  return result
+  padding = _padding(values, tokenizer)
+
+  def tokenize(texts: Sequence[str]) -> np.ndarray:
+    if siglip2:  # which transformers adds, whatever the file says
+      texts = [text.lower() for text in texts]
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+    result = np.full((len(ids), length), padding, np.int32)
+    for row, numbers in zip(result, ids, strict=True):
+      row[slice(length - len(numbers), None) if left else slice(len(numbers))] = numbers
+    return result
+
+  return tokenize
 
 
 def _padding(values: JsonObject, tokenizer: Any) -> int:

@@ -201,6 +201,15 @@ class Export:
   dropped: frozenset[str] = frozenset()  # paths of ours that are left out
   notes: tuple[str, ...] = ()  # sentences on what is not held as it was
 
+  def prefixed(self, prefix: str) -> 'Export':
+    """The same with longer names of tensors."""
+    return dataclasses.replace(
+      self,
+      rules=tuple(replace(rule, name=prefix + rule.name) for rule in self.rules),
+      tokens=None if self.tokens is None else self.tokens.prefixed(prefix),
+      constants={prefix + name: array for name, array in self.constants.items()},
+    )
+
   def with_notes(self, *notes: str) -> 'Export':
     """The same with more sentences."""
     return dataclasses.replace(self, notes=notes + self.notes)

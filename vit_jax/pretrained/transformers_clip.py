@@ -5,17 +5,20 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vit_jax.models.text_tower import TextConfig
+from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained import zero_shot
+from vit_jax.pretrained import text_towers, zero_shot
+from vit_jax.pretrained.base import Pretrained, ReadOptions
 from vit_jax.pretrained.huggingface import config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Rule, Tokens, attention, fused, layer, norm
+from vit_jax.pretrained.text_towers import with_texts
+from vit_jax.pretrained.torch_names import Export, Layout, Rule, Tokens, attention, fused, layer, norm
 from vit_jax.pretrained.transformers import TransformersFormat
 from vit_jax.pretrained.transformers_family import HALF, Family
 from vit_jax.pretrained.zero_shot import TextLayout, Texts
@@ -49,14 +52,47 @@ _OF_TEXTS: dict[str, str | None] = {
 class _TwoTowersFormat(TransformersFormat):
   """A vision tower with a text tower beside it, or alone."""
 
+  # Of a folder of both: `model_type`, and the name of the class.
+  both: ClassVar[tuple[str, str]]
+
   @abc.abstractmethod
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     """What a folder of two towers holds of texts; `values` are those of the text tower, of the `whole` config.json."""
 
-  def texts(self, path: pathlib.Path, texts: Sequence[str]) -> Texts:
+  @abc.abstractmethod
+  def texts_values(self, model: TwoTowersConfig) -> dict[str, Any]:
+    """What config.json says of texts beside 'text_config', and within it beside what `text_towers.section` does."""
+
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    layout = super().layout(files, values, options)
+    if not options.pretraining or 'text_config' not in values:
+      return layout
+    return with_texts(layout, files, self.texts_layout(values.section('text_config'), values))
+
+  def export(self, pretrained: Pretrained) -> Export:
+    model = pretrained.architecture.model
+    if type(model) is not TwoTowersConfig:
+      return super().export(pretrained)
+    images = super().export(text_towers.image_tower(pretrained, model))
+    images_config = {name: value for name, value in images.config.items() if name != 'architectures'}
+    if images.tokens and not f'{images.tokens.position}'.startswith('vision_model.'):
+      images = images.prefixed('vision_model.')
+    own = self.texts_values(model)
+    config = own | {
+      'architectures': [self.both[1]],
+      'model_type': self.both[0],
+      'vision_config': images_config,
+      'text_config': text_towers.section(model) | own['text_config'],
+    }
+    whole = JsonObject(pathlib.Path(), config)
+    return text_towers.export(
+      pretrained, images, self.texts_layout(whole.section('text_config'), whole), config
+    )
+
+  def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     whole = config_of(path)
     if whole is None or 'text_config' not in whole:
-      return super().texts(path, texts)
+      return super().texts(path, texts, pretrained)
     with TensorFiles(path) as files:
       return zero_shot.read(files, self.texts_layout(whole.section('text_config'), whole), texts)
 
@@ -102,6 +138,7 @@ class ClipFormat(_TwoTowersFormat):
   """A folder of `CLIPModel`, `CLIPVisionModel` (also with projection), `CLIPForImageClassification`; or MetaCLIP 2."""
 
   title = "a folder of transformers' CLIP"
+  both = 'clip', 'CLIPModel'
   families = {
     'clip_vision_model': _CLIP_VISION,
     'clip': _CLIP_PAIR,
@@ -130,6 +167,9 @@ class ClipFormat(_TwoTowersFormat):
       'post_layernorm.weight': np.ones(model.sizes.width, np.float32),
       'post_layernorm.bias': np.zeros(model.sizes.width, np.float32),
     }
+
+  def texts_values(self, model: TwoTowersConfig) -> dict[str, Any]:
+    return {'projection_dim': model.text.features, 'text_config': {'eos_token_id': model.text_end}}
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     options = _CLIP_VISION.common(values.with_defaults(_CLIP_TEXT)) | {'class_token': False, 'pool': 'gap'}
@@ -183,6 +223,7 @@ class SiglipFormat(_TwoTowersFormat):
   """
 
   title = "a folder of transformers' SigLIP"
+  both = 'siglip', 'SiglipModel'
   families = {
     'siglip_vision_model': _SIGLIP_VISION,
     'siglip': dataclasses.replace(
@@ -208,6 +249,9 @@ class SiglipFormat(_TwoTowersFormat):
 
   def values(self, model: ViTConfig) -> dict[str, Any]:
     return {'vision_use_head': model.pool == 'map'}
+
+  def texts_values(self, model: TwoTowersConfig) -> dict[str, Any]:
+    return {'text_config': {'projection_size': model.text.features}}
 
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     values = values.with_defaults(_SIGLIP)

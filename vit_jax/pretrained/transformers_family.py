@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Activation] = {
   'silu': 'silu',
   'relu': 'relu',
 }
-_WRITTEN_ACTIVATIONS = {'gelu_tanh': 'gelu_pytorch_tanh'}
+WRITTEN_ACTIVATIONS = {'gelu_tanh': 'gelu_pytorch_tanh'}
 
 ATTENTION = (
   *attention('blocks/attention/query', 'encoder.layer.{}.attention.attention.query'),
@@ -111,7 +111,7 @@ class Family:
     return {
       'attention_probs_dropout_prob': model.attention_dropout,
       'dtype': 'float32',
-      'hidden_act': _WRITTEN_ACTIVATIONS.get(model.activation, model.activation),
+      'hidden_act': WRITTEN_ACTIVATIONS.get(model.activation, model.activation),
       'hidden_dropout_prob': model.dropout,
       'hidden_size': sizes.width,
       'image_size': height if height == width else [height, width],

@@ -61,7 +61,7 @@ class MaeFormat(ViTFormat):
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     layout = super().layout(files, values, options)
-    if not options.decoder or _POSITIONS not in files.shapes:
+    if not options.pretraining or _POSITIONS not in files.shapes:
       return layout
     assert layout.tokens is not None, 'a Vision Transformer has tokens'
     architecture, tokens, model = layout.architecture, layout.tokens, _with_decoder(layout, values)
@@ -95,14 +95,12 @@ class MaeFormat(ViTFormat):
     export = super().export(
       dataclasses.replace(pretrained, architecture=architecture, params=pytrees.unflatten(own))
     )
-    rules = tuple(dataclasses.replace(rule, name=_PREFIX + rule.name) for rule in export.rules)
-    assert export.tokens is not None, 'a Vision Transformer has tokens'
+    export = export.prefixed(_PREFIX)
     positions = model.decoder.fixed_positions(model.grid(architecture.image_size))
     assert positions is not None, 'those of a decoder are fixed'
     return dataclasses.replace(
       export,
-      rules=rules + _decoder(_BLOCKS[0]),
-      tokens=export.tokens.prefixed(_PREFIX),
+      rules=export.rules + _decoder(_BLOCKS[0]),
       config=export.config | _written(model),
       constants={_POSITIONS: positions},
       dropped=export.dropped - HEAD_PATHS,

@@ -6,7 +6,7 @@ The kernel's columns are the features of the texts, scaled as the logits of pair
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.capabilities import TextHeadOptions
+from vit_jax.models.capabilities import ComparesTexts, TextHeadOptions
 from vit_jax.models.text_tower import TextConfig, TextTower
 from vit_jax.pretrained import tokenizing
 from vit_jax.pretrained.base import Link, Pretrained
@@ -56,7 +56,7 @@ class Texts(NamedTuple):
 def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
   """The features of texts; UserError where there is no tokenizer, or no such text tower."""
   folder = files.source if files.source.is_dir() else files.source.parent
-  ids = tokenizing.tokenize(folder, texts, layout.length)
+  ids = tokenizing.of_folder(folder, layout.length)(texts)
   tower = _tower(files, layout)
   table, positions = files.read(layout.embedding), files.read(layout.positions)
   if ids.max(initial=0) >= len(table):
@@ -76,6 +76,20 @@ def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
     ]
   bias = 0.0 if layout.bias is None else files.read(layout.bias).item()
   return Texts(np.concatenate(features), math.exp(files.read(layout.scale).item()), bias, layout.link)
+
+
+def of_network(pretrained: Pretrained, numbers: np.ndarray) -> Texts:
+  """Texts by the text tower of two towers that were read as a whole, from the numbers of their tokens, int (K, N)."""
+  network: Any = nnx.merge(pretrained.architecture.graph_and_shapes()[0], pretrained.params)
+  assert isinstance(network, ComparesTexts), 'its options have a text tower'
+  compute = jax.jit(lambda network, numbers: network.text_features(numbers))
+  with jax.default_matmul_precision('highest'):
+    features = [
+      np.asarray(compute(network, numbers[first : first + _TEXTS]))
+      for first in range(0, len(numbers), _TEXTS)
+    ]
+  scale, bias = (each.item() for each in network.scale_and_bias())
+  return Texts(np.concatenate(features), scale, bias, pretrained.link)
 
 
 def _tower(files: TensorFiles, layout: TextLayout) -> TextTower:
@@ -110,10 +124,12 @@ def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> P
   architecture = dataclasses.replace(
     pretrained.architecture, model=model.with_cosine_head(), num_classes=len(classes)
   )
+  shapes = architecture.shapes()
+  own = {path: leaf for path, leaf in pytrees.flatten(pretrained.params).items() if path in shapes}
   return dataclasses.replace(
     pretrained,
     architecture=architecture,
-    params=pretrained.params | {'head': head},
+    params=pytrees.unflatten(own) | {'head': head},
     class_names=tuple(classes),
     notes=tuple(note for note in pretrained.notes if note != LEFT_OUT),
     link=texts.link,

@@ -16,7 +16,7 @@ agree with the best plans of the paper's recipes (docs/scaling.md):
   the fewest parts that fit comes before computing anything again, as long as a part keeps a device busy: L/16 on 8
   cores of v3 takes 4,725 ms so, with 'block' 8,416.
 - `accumulation` is else 1 if one of them fits, else the first power of two with which one does. If none does either, or
-  the model has running statistics, which parts would change, it is 1.
+  parts would change what is learned (running statistics, losses that compare examples), it is 1.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ from flax import nnx
 
 from vit_jax.config import Config
 from vit_jax.models.base import Architecture, Remat
+from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -147,7 +148,7 @@ def _keeps_busy(
 def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -> Iterator[int]:
   """The numbers of parts that a batch may have, the fewest first."""
   yield config.batch_parts
-  if config.accumulation is None and not architecture.state_paths():
+  if config.accumulation is None and not (architecture.state_paths() or config.objective.compares_examples):
     parts, images = 2, config.batch_size // (len(devices) // max(config.mesh.tensor, 1))
     # No image is left of a batch smaller than the devices, which `check_batch_divides` refuses later.
     while images and images % parts == 0:
@@ -182,8 +183,16 @@ def saved_bytes(architecture: Architecture) -> float:
     graphdef, params = nnx.split(architecture.abstract())
 
     def backward(params: Any, x: jax.Array, key: jax.Array) -> Any:
-      keys = jax.random.split(key, images)
-      return jax.vjp(lambda params: nnx.merge(graphdef, params)(x, keys=keys), params)[1]
+      keys, model = jax.random.split(key, images), architecture.model
+
+      def outputs(params: Any) -> Any:
+        network: Any = nnx.merge(graphdef, params)
+        of_images = network(x, keys=keys)
+        if not isinstance(model, TextTowerOptions):
+          return of_images
+        return of_images, network.text_features(jnp.zeros((images, model.text_length), jnp.int32))
+
+      return jax.vjp(outputs, params)[1]
 
     shape = (images, *architecture.image_size, architecture.channels)
     key = jax.eval_shape(lambda: jax.random.key(0, impl='threefry2x32'))

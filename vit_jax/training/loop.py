@@ -118,6 +118,7 @@ class _Training:
       seed=config.seed,
       sharding=mesh_lib.batch_sharding(self._run.mesh),
       data_at=self._run.resizing.data,
+      captions=self._run.captions(),
     )
     keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
     self._manager = Manager(
@@ -245,7 +246,7 @@ class _Training:
     if step:
       figures.save_curves(self._folder, self._config)
     self._screen.finished(step, self._folder, self._manager.path(step))
-    if self._config.begins_trained:
+    if self._config.begins_trained and self._config.objective.class_scores() is not None:
       commands = (f'vit_jax {name} --checkpoint={self._folder}' for name in ('predict', 'evaluate'))
       self._screen.say(self._workdir.named(f'Next: {" photo.jpg, or ".join(commands)} FOLDER'))
 

@@ -27,7 +27,9 @@ _MOMENTUM, _MUON_MOMENTUM = 0.9, 0.95
 # Kernels that Muon leaves to Adam: those that meet the image or give logits, and what has no matrices.
 _NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
-_BEHIND_BLOCKS = re.compile(r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder)/')
+_BEHIND_BLOCKS = re.compile(
+  r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|text_tower)/|logit_'
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,10 @@ from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
+from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.pretrained import captions
+from vit_jax.pretrained.captions import Captions
 from vit_jax.training import auto
 from vit_jax.training.frozen import FrozenModels
 from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
@@ -93,6 +96,14 @@ class Run:
   def training_source(self) -> str:
     """Where the training data is, without the split that config.data.source may name: 'tfds:cifar10'."""
     return sources.without_split(self.config.data.source)
+
+  def captions(self) -> Captions | None:
+    """What makes the images' texts, where the objective has any; UserError for a tokenizer that cannot be read."""
+    model, texts = self.config.model, self.config.objective.texts
+    if texts is None or not isinstance(model, TextTowerOptions):
+      return None
+    tokenize = captions.tokenizer(texts.tokenizer, model)
+    return Captions(texts.prompts, tokenize, model, self.dataset.class_names)
 
   def open_evaluators(self, trained: DataConfig | None = None) -> dict[str, Evaluator]:
     """The evaluators by name, their data opened; UserError where that is not there or does not fit the model.

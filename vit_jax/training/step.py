@@ -20,7 +20,7 @@ from vit_jax.data.on_device import Batch
 from vit_jax.foundation import pytrees
 from vit_jax.models import flexible_patches
 from vit_jax.models.base import Architecture, Model
-from vit_jax.models.capabilities import FlexiblePatches
+from vit_jax.models.capabilities import FlexiblePatches, TextTowerOptions
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training import optimizer as optimizer_lib
@@ -284,4 +284,7 @@ def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:
   }
   if data.label_weights:
     shapes['weight'] = jax.ShapeDtypeStruct(label, jnp.float32, sharding=sharding)
+  if isinstance(config.model, TextTowerOptions):
+    text = (config.batch_size, config.model.text_length)
+    shapes['text'] = jax.ShapeDtypeStruct(text, jnp.int32, sharding=sharding)
   return shapes

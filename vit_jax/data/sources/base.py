@@ -5,7 +5,7 @@ A new kind of source is one file with a subclass of `NamedSource`, and one line 
 
 import abc
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -27,6 +27,7 @@ class Record(NamedTuple):
   label: int | np.ndarray  # its class; or its list of classes, int (classes,), which may be empty
   name: str  # what errors call it: a path, or 'cifar10/train record 17'
   weights: np.ndarray | None = None  # of its list of classes, float32 (classes,); None: each is 1
+  text: Callable[[], str] | None = None  # reads its caption; UserError: it cannot be read. None: it has none
 
 
 class Part(NamedTuple):

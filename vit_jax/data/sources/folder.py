@@ -134,7 +134,8 @@ class FolderSource(NamedSource):
       image = foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE)
     except OSError as error:
       raise UserError(f'{path} cannot be read ({error.strerror}); restore or remove it.') from error
-    return Record(image, int(self._labels[index]), path)
+    caption = functools.partial(_text, f'{os.path.splitext(path)[0]}.txt')
+    return Record(image, int(self._labels[index]), path, text=caption)
 
   def labels(self) -> np.ndarray:
     return self._labels
@@ -142,6 +143,17 @@ class FolderSource(NamedSource):
   def version(self) -> str:
     """As of the contract, as long as machines agree about the files' times of change."""
     return version_of([self._listing.path(number) for number in self._numbers], self._root)
+
+
+def _text(path: str) -> str:
+  """The caption in the file beside an image; UserError where it cannot be read."""
+  try:
+    return foreign_files.read_text(path).strip()
+  except (OSError, UnicodeDecodeError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(
+      f'{path}, the caption of an image, cannot be read ({reason}); write it, in UTF-8.'
+    ) from error
 
 
 @functools.cache
