@@ -62,19 +62,25 @@ def quantise(model: Any, seen: Mapping[str, Channels]) -> None:
   graph, chosen = model.graph, layers(model)
   tensors = {tensor.name: tensor for tensor in graph.initializer}
   kernels = {node.name: numpy_helper.to_array(tensors[node.input[1]]) for node in chosen}
-  before: dict[str, list[Any]] = {
-    node.name: [_rounded_kernel(graph, node, kernels[node.name])] for node in chosen if node.op_type == 'Conv'
-  }
+  biases = {node.input[0]: node for node in graph.node if node.op_type == 'Add' and node.input[1] in tensors}
+  before: dict[str, list[Any]] = {node.name: [] for node in chosen}
+  for node in chosen:
+    if node.op_type == 'Conv':
+      before[node.name].append(_rounded_kernel(graph, node, kernels[node.name])[0])
   for name, channels in seen.items():
     products = [node for node in chosen if node.op_type == 'MatMul' and node.input[0] == name]
     factors, noise = _least_noise(channels, [kernels[node.name] for node in products])
     if noise > _MOST_NOISE:
       continue
-    before[products[0].name] = _rounded_input(graph, name, channels, factors)
+    before[products[0].name] += _rounded_input(graph, name, channels, factors)
     for node in products:
+      rounded, errors = _rounded_kernel(graph, node, kernels[node.name] * factors[:, None])
+      before[node.name].append(rounded)
       node.input[0] = f'{name}_rounded'
-      kernel = kernels[node.name] * factors[:, None]
-      before.setdefault(node.name, []).append(_rounded_kernel(graph, node, kernel))
+      if bias := biases.get(node.output[0]):
+        # What the kernel's errors add on average (arXiv 1906.04721, section 4.2).
+        corrected = numpy_helper.to_array(tensors[bias.input[1]]) - (channels.mean / factors) @ errors
+        bias.input[1] = _constant(graph, f'{node.name}_bias', corrected.astype(np.float32))
   nodes = [each for node in graph.node for each in (*before.get(node.name, ()), node)]
   read = {name for node in nodes for name in node.input}
   constants = [tensor for tensor in graph.initializer if tensor.name in read]
@@ -101,7 +107,7 @@ def _noise(seen: Channels, kernel: np.ndarray, factors: np.ndarray) -> float:
   product = seen.square @ np.square(kernel).sum(axis=1)
   kernel = kernel * factors[:, None]
   of_input = _low_and_step(seen, factors)[1] ** 2 * np.square(kernel).sum()
-  of_kernel = np.square(_scales(kernel, 1)).sum() * (seen.square / factors**2).sum()
+  of_kernel = np.square(_steps(kernel, 1)).sum() * (seen.square / factors**2).sum()
   return float((of_input + of_kernel) / 12 / max(product, _TINY))
 
 
@@ -111,10 +117,10 @@ def _low_and_step(seen: Channels, factors: np.ndarray) -> tuple[float, float]:
   return low, max(high - low, _TINY) / 255
 
 
-def _scales(kernel: np.ndarray, axis: int) -> np.ndarray:
-  """(outputs,): the steps of a kernel's 8 bits, one for each output channel."""
+def _steps(kernel: np.ndarray, axis: int) -> np.ndarray:
+  """The steps of a kernel's 8 bits, one for each output channel; other sides are 1."""
   others = tuple(i for i in range(kernel.ndim) if i != axis)
-  return np.maximum(np.abs(kernel).max(axis=others), _TINY) / 127
+  return np.maximum(np.abs(kernel).max(axis=others, keepdims=True), _TINY) / 127
 
 
 def _rounded_input(graph: Any, name: str, seen: Channels, factors: np.ndarray) -> list[Any]:
@@ -132,17 +138,17 @@ def _rounded_input(graph: Any, name: str, seen: Channels, factors: np.ndarray) -
   ]
 
 
-def _rounded_kernel(graph: Any, node: Any, kernel: np.ndarray) -> Any:
-  """The node that gives a layer its kernel, which is stored in 8 bits."""
+def _rounded_kernel(graph: Any, node: Any, kernel: np.ndarray) -> tuple[Any, np.ndarray]:
+  """The node that gives a layer its kernel, which is stored in 8 bits, and the kernel's errors."""
   axis = 1 if node.op_type == 'MatMul' else 0
-  scales = _scales(kernel, axis)
-  steps = np.expand_dims(scales, tuple(i for i in range(kernel.ndim) if i != axis))
+  steps = _steps(kernel, axis).astype(np.float32)
+  rounded = np.rint(kernel / steps).clip(-127, 127).astype(np.int8)
   stored = [
-    _constant(graph, f'{node.name}_kernel', np.rint(kernel / steps).astype(np.int8)),
-    _constant(graph, f'{node.name}_scales', scales.astype(np.float32)),
+    _constant(graph, f'{node.name}_kernel', rounded),
+    _constant(graph, f'{node.name}_steps', steps.reshape(-1)),
   ]
   node.input[1] = f'{node.name}_rounded_kernel'
-  return helper.make_node('DequantizeLinear', stored, [node.input[1]], axis=axis)
+  return helper.make_node('DequantizeLinear', stored, [node.input[1]], axis=axis), rounded * steps - kernel
 
 
 def _constant(graph: Any, name: str, array: Any) -> str:
