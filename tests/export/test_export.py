@@ -201,6 +201,23 @@ def test_int8_says_sizes_and_accuracies_of_images_that_did_not_calibrate_it(tmp_
   assert run['MatMulIntegerToFloat'] == 12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['resnet', 'hybrid'])
+def test_int8_of_convolutions_is_of_their_kernels_alone(kind, tmp_path):
+  loaded, photos, files = model(kind), [photo(number) for number in range(8)], []
+  (tmp_path / 'out').mkdir()
+  wanted = write(loaded, tmp_path / 'out', input='tensor')(photos)
+  for number, pixels in enumerate(photos):
+    files.append(tmp_path / f'{number}.png')
+    Image.fromarray(pixels).save(files[-1])
+  convolutions = operations(tmp_path / 'out')['Conv']
+  int8.quantise(tmp_path / 'out', files, 'photos')
+  assert np.abs(export.read(tmp_path / 'out')(photos) - wanted).mean() <= 0.02
+  found = operations(tmp_path / 'out')
+  # The first convolution stays; each other has a kernel of bytes, and each product such a kernel and such an input.
+  assert found['DequantizeLinear'] - found['QuantizeLinear'] >= convolutions - 1
+
+
 def _uneven() -> LoadedModel:
   """`model()`, but its norms give some channels a thousand times as large as others, and kernels undo that."""
   network = model().module

@@ -113,4 +113,4 @@ def _seen(
     pixels, tensor = _pixels(model, file), model.description.input == 'tensor'
     values = run(model.description.preprocess([pixels]) if tensor else pixels[None], names)
     images.append([int8_layers.Channels.of(value) for value in values])
-  return dict(zip(names, map(int8_layers.Channels.joined, zip(*images, strict=True)), strict=True))
+  return {name: int8_layers.Channels.joined([image[i] for image in images]) for i, name in enumerate(names)}
