@@ -16,7 +16,7 @@ from vit_jax import options as options_lib
 from vit_jax.foundation import pytrees
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
-from vit_jax.models.capabilities import PretrainingOptions, with_position_resize
+from vit_jax.models.capabilities import PretrainingOptions, with_one_patch_size, with_position_resize
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.parts.pools import POOLS
@@ -132,7 +132,9 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
     _log.warning('The checkpoint has no head: it is for features, or for fine-tuning (num_classes=…).')
   own, num_classes = pretrained.architecture, asked.num_classes
   size = own.image_size if asked.image_size is None else asked.image_size
-  model = own.model if asked.patch is None else with_told('The checkpoint', own.model, {'patch': asked.patch})
+  model = own.model
+  if asked.patch is not None:
+    model = with_told('The checkpoint', with_one_patch_size(model), {'patch': asked.patch})
   model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
   if asked.dtype is not None:

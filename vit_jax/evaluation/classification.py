@@ -20,9 +20,12 @@ from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfi
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
+from vit_jax.models import flexible_patches
 from vit_jax.models.base import Model
+from vit_jax.models.capabilities import FlexiblePatches
 from vit_jax.objectives.base import ClassScores
 from vit_jax.objectives.classification import ranks
+from vit_jax.options import Size
 from vit_jax.parallel import mesh as mesh_lib
 
 EvalStep = Callable[[Params, Batch], dict[str, Any]]
@@ -35,6 +38,8 @@ class ClassificationEvaluatorConfig(EvaluatorConfig):
   # ImageNet ReaL's labels of ImageNet's validation images: the path or address of real.json, or 'download'; the
   # evaluator then gives real_accuracy too. None for no such labels.
   real_labels: str | None = None
+  # Patch size, of a model that was trained with several (config.model.patch_sizes). None for the model's own.
+  patch: Size | None = None
 
   metrics: ClassVar[Mapping[str, MetricKind]] = classification_metrics.METRICS
 
@@ -72,6 +77,11 @@ class ClassificationEvaluator(Evaluator):
         f'config.evaluators.{name} is of type classification, and {context.objective.title} names no '
         f"classes; its type must be 'fewshot'."
       )
+    if options.patch and not isinstance(context.model, FlexiblePatches):
+      raise UserError(
+        f'config.evaluators.{name}.patch is {options.patch}, and {context.model.title} cuts no images into patches of '
+        'another size; leave it out.'
+      )
     data, names, trained = context.data, context.class_names or None, context.trained or context.data
     split = sources.evaluated(source, options.split, trained)
     records = sources.open_source(source, split, data=data, class_names=names)
@@ -99,7 +109,12 @@ class ClassificationEvaluator(Evaluator):
       real_labels=real_labels,
     )
     self._step = make_eval_step(
-      context.graphdef, class_scores, data, context.mesh, num_classes=context.num_classes
+      context.graphdef,
+      class_scores,
+      data,
+      context.mesh,
+      num_classes=context.num_classes,
+      patch=options.patch,
     )
     self.examples = len(records)
 
@@ -129,6 +144,7 @@ def make_eval_step(
   mesh: jax.sharding.Mesh,
   *,
   num_classes: int,
+  patch: int | None = None,
 ) -> EvalStep:
   """The compiled function (params, batch with 'mask') -> what `collect` takes.
 
@@ -143,6 +159,8 @@ def make_eval_step(
 
   def evaluate(params: Params, batch: Batch) -> dict[str, Any]:
     model: Model = nnx.merge(graphdef, params)
+    if patch is not None:
+      flexible_patches.use(model, patch)
     logits = model(on_device.prepare(batch['image'], data))
     labels = batch['label']
     chex.assert_shape(logits, (len(labels), num_classes))

@@ -81,12 +81,31 @@ class ReconstructionOptions(Protocol):
 
 
 @runtime_checkable
+class FlexiblePatches(Protocol):
+  """Options of a model that takes patches of several sizes (models/flexible_patches.py)."""
+
+  @property
+  def patch_sizes(self) -> tuple[int, ...]:
+    """Those of training; (): one."""
+    ...
+
+  def with_one_patch_size(self) -> Self:
+    """The model of its `patch` alone, whose kernel is no larger."""
+    ...
+
+
+@runtime_checkable
 class TextHeadOptions(Protocol):
   """Options of a model whose head can be made of texts (CLIP's zero-shot classifier)."""
 
   def with_cosine_head(self) -> Self:
     """The model that scales what the head reads to length 1."""
     ...
+
+
+def with_one_patch_size(model: M) -> M:
+  """The model of its `patch` alone, whose kernel is no larger."""
+  return model.with_one_patch_size() if isinstance(model, FlexiblePatches) else model
 
 
 def with_learned_positions(model: M) -> M:

@@ -5,22 +5,37 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
+from vit_jax.models import flexible_patches
+
 
 class PatchEmbedding(nnx.Module):
   """Cuts images into patches of P x P pixels, each of which becomes a token (E in equation 1)."""
 
   def __init__(
-    self, patch: int, channels: int, width: int, *, bias: bool = True, dtype: jnp.dtype, rngs: nnx.Rngs
+    self,
+    patch: int,
+    channels: int,
+    width: int,
+    *,
+    largest: int | None = None,
+    bias: bool = True,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
   ):
-    """Patches of P pixels along a side and C channels, tokens of width D, computed in `dtype`."""
-    shape = (patch, patch, channels, width)
+    """Patches of P pixels along a side and C channels, tokens of width D, computed in `dtype`.
+
+    The kernel is of the `largest` patches, None for P, and resized to P (flexible_patches.py).
+    """
+    self.patch = patch
+    largest = largest or patch
+    shape = (largest, largest, channels, width)
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width)) if bias else None
     self.dtype = dtype
 
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, h*P, w*P, C) -> (B, h*w, D), row by row."""
-    kernel = self.kernel[...].astype(self.dtype)
+    kernel = flexible_patches.resized(self.kernel[...], self.patch).astype(self.dtype)
     p, _, c, d = kernel.shape
     b, height, width, _ = images.shape
     # A convolution of stride P, written as a matrix product: on a CPU it takes 0.8 of the time.

@@ -54,7 +54,13 @@ class ViT(Model['ViTConfig']):
     # NNX: a part that may be missing is assigned once, since None makes an attribute static.
     self.stem = config.stem(config, architecture.channels, sharding=sharding, rngs=rngs)
     self.patch_embedding = PatchEmbedding(
-      sizes.patch, self.stem.outputs, width, bias=config.patch_bias, dtype=dtype, rngs=rngs
+      sizes.patch,
+      self.stem.outputs,
+      width,
+      largest=max((sizes.patch, *config.patch_sizes)),
+      bias=config.patch_bias,
+      dtype=dtype,
+      rngs=rngs,
     )
     make_norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
     self.patch_norm: Any = make_norm(width) if config.patch_norm else None

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import patch_dropout, variants, vit_flops
+from vit_jax.models import flexible_patches, patch_dropout, variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -176,6 +176,9 @@ class ViTConfig(ModelConfig):
   # Share of an image's patches that a training step leaves out behind their positions (models/patch_dropout.py): a step
   # takes about that much less. For models whose positions are added to the tokens.
   patch_dropout: Rate = 0.0
+  # Patch sizes of training, one of which is drawn for each batch (FlexiViT, arXiv 2212.08013); the model then
+  # takes all of them (`load(patch=…)`, config.evaluators.….patch). () for `patch` alone.
+  patch_sizes: tuple[Size, ...] = ()
   # Kernel that computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
   # 'auto': the faster one, by devices, number of tokens and dtype (models/parts/fused_attention.py).
@@ -287,6 +290,9 @@ class ViTConfig(ModelConfig):
   def without_pre_logits(self) -> Self:
     return dataclasses.replace(self, pre_logits_size=None)
 
+  def with_one_patch_size(self) -> Self:
+    return dataclasses.replace(self, patch_sizes=())
+
   def with_cosine_head(self) -> Self:
     return dataclasses.replace(self, cosine_head=True)
 
@@ -338,7 +344,9 @@ class ViTConfig(ModelConfig):
     return vit_flops.layers(self, architecture)
 
   def training_layers(self, architecture: Architecture) -> list[Layer]:
-    return vit_flops.layers(self, architecture, patch_dropout=self.patch_dropout)
+    sizes = [dataclasses.replace(self, patch=patch) for patch in self.patch_sizes] or [self]
+    layers = [vit_flops.layers(each, architecture, patch_dropout=self.patch_dropout) for each in sizes]
+    return vit_flops.mean(layers)
 
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:
@@ -349,6 +357,7 @@ class ViTConfig(ModelConfig):
       )
     self._check_attention(path)
     patch_dropout.check(self, path)
+    flexible_patches.check(self, path)
     if self.axial:
       self._check_axial(path)
 

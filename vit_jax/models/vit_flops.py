@@ -1,5 +1,6 @@
 """The layers of a Vision Transformer that multiply, counted from its options (models/flops.py)."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.models import flops
@@ -32,6 +33,14 @@ def layers(config: 'ViTConfig', architecture: Architecture, patch_dropout: float
   if pool.has_parameters:
     layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, tokens)))
   return layers + _heads(config, pool.widths * width, classes, tokens)
+
+
+def mean(networks: Sequence[list[Layer]]) -> list[Layer]:
+  """The layers of the first of several networks, each with the mean of their multiplications, rounded down."""
+  return [
+    layers[0]._replace(multiplications=sum(layer.multiplications for layer in layers) // len(layers))
+    for layers in zip(*networks, strict=True)
+  ]
 
 
 def _block_multiplications(config: 'ViTConfig', tokens: int, grid: Grid) -> dict[str, int]:

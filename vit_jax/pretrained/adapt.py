@@ -9,8 +9,8 @@ import numpy as np
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import position_resize
-from vit_jax.models.base import Architecture
+from vit_jax.models import flexible_patches, position_resize
+from vit_jax.models.base import Architecture, FirstLayer
 from vit_jax.models.capabilities import PositionOptions, PositionTable, position_table
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
@@ -124,8 +124,7 @@ def _fitted(
     return array, ''
   if path == ours.model.first_layer.kernel and array.shape[:2] + array.shape[3:] == shape[:2] + shape[3:]:
     return _with_channels(array, shape[2])
-  sides, patches = (array.shape[0], shape[0]), (theirs.model.patch_pixels, ours.model.patch_pixels)
-  if path == ours.model.first_layer.kernel and sides == patches and array.shape[2:] == tuple(shape[2:]):
+  if path == FirstLayer().kernel and array.shape[2:] == tuple(shape[2:]):
     return _with_patches(array, shape[0]), 'pseudo-inverse resize'
   hint = ''
   if not ours.model.any_image_size and theirs.image_size != ours.image_size:
@@ -201,13 +200,9 @@ def _with_channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:
 
 
 def _with_patches(kernel: np.ndarray, size: int) -> np.ndarray:
-  """(P, P, C, D) -> (size, size, C, D): of bilinearly resized patches it gives about what it gave of the patches.
-
-  Exactly so where patches grow: for a resize B, x w = (B x) w', w' being the pseudo-inverse of B^T times w (FlexiViT,
-  arXiv 2212.08013, section 3.4). B works along rows and columns apart, and so does its pseudo-inverse.
-  """
-  inverse = np.linalg.pinv(position_resize.weights('bilinear', len(kernel), size).T)
-  resized = np.einsum('ih,jw,hwcd->ijcd', inverse, inverse, kernel.astype(np.float64), optimize=True)
+  """(P, P, C, D) -> (size, size, C, D), as models/flexible_patches.py says."""
+  matrix = flexible_patches.resize_matrix(len(kernel), size)
+  resized = np.einsum('ih,jw,hwcd->ijcd', matrix, matrix, kernel.astype(np.float64), optimize=True)
   return resized.astype(kernel.dtype)
 
 

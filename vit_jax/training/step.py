@@ -18,7 +18,9 @@ from vit_jax.config import Config
 from vit_jax.data import on_device
 from vit_jax.data.on_device import Batch
 from vit_jax.foundation import pytrees
+from vit_jax.models import flexible_patches
 from vit_jax.models.base import Architecture, Model
+from vit_jax.models.capabilities import FlexiblePatches
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training import optimizer as optimizer_lib
@@ -156,8 +158,10 @@ def _make_step(
   mesh: jax.sharding.Mesh,
   frozen: FrozenModels,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
+  patches = config.model.patch_sizes if isinstance(config.model, FlexiblePatches) else ()
+
   def loss_function(
-    params: Params, model_state: ModelState, batch: Batch, frozen_params: Frozen
+    params: Params, model_state: ModelState, batch: Batch, frozen_params: Frozen, patch: int | None = None
   ) -> tuple[jax.Array, tuple[Metrics, ModelState]]:
     *teachers, base = frozen_params if config.adapter.rank else (*frozen_params, {})
     with jax.named_scope('frozen'):
@@ -167,6 +171,8 @@ def _make_step(
     if config.optimizer.freeze_blocks:
       blocks = vars(model)['blocks']  # the optimizer has checked that there are
       blocks.frozen = config.optimizer.freeze_blocks
+    if patch is not None:
+      flexible_patches.use(model, patch)
     lora.attach(model, params, config.adapter, batch['key'])
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
     chex.assert_shape([loss, *metrics.values()], ())
@@ -178,8 +184,17 @@ def _make_step(
     chex.assert_type([batch['image'], batch['label']], [jnp.uint8, jnp.int32])
     with jax.named_scope('inputs'):
       inputs = model_inputs(config, batch, state.step)
-    loss_of = functools.partial(loss_function, frozen_params=frozen_params)
-    (grads, loss, logged), model_state = _gradients(loss_of, state, inputs, config.batch_parts, mesh)
+
+    def gradients(patch: int | None = None) -> Any:
+      loss_of = functools.partial(loss_function, frozen_params=frozen_params, patch=patch)
+      return _gradients(loss_of, state, inputs, config.batch_parts, mesh)
+
+    if patches:
+      number = flexible_patches.draw(_key(config.seed), state.step, len(patches))
+      found = jax.lax.switch(number, [functools.partial(gradients, patch) for patch in patches])
+    else:
+      found = gradients()
+    (grads, loss, logged), model_state = found
     if config.optimizer.freezes:  # so that the gradients of frozen parameters are never computed
       mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
       grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
