@@ -28,7 +28,7 @@ class Exported:
     path = folder / self.description.file
     if not path.exists():
       raise UserError(f'{path} is not there; export the model again.')
-    self._run = _onnx(path, threads) if self.description.format == 'onnx' else _stablehlo(path)
+    self._run = onnx_function(path, threads) if self.description.format == 'onnx' else _stablehlo(path)
 
   def __call__(self, images: Iterable[Image.Image | np.ndarray]) -> np.ndarray:
     """Images of any size, as `Preprocess` takes them -> the first output: probabilities, float32 (B, K)."""
@@ -53,7 +53,8 @@ def read(folder: str | os.PathLike[str], threads: int | None = None) -> Exported
   return Exported(folder, threads)
 
 
-def _onnx(path: pathlib.Path, threads: int | None) -> Any:
+def onnx_function(path: pathlib.Path, threads: int | None = None) -> Any:
+  """What runs an ONNX model in onnxruntime: its input, and names of values -> these values."""
   library = libraries.onnxruntime()
   options = library.SessionOptions()
   options.log_severity_level = 3  # errors

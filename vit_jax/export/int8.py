@@ -6,21 +6,19 @@ products, norms, softmax, activations; so do the first layer and the head, which
 """
 
 import dataclasses
-import logging
 import pathlib
-import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import onnx
 
 from vit_jax.data.decode import Picture
 from vit_jax.export import int8_layers
 from vit_jax.export.description import FILE
-from vit_jax.export.exported import Exported
+from vit_jax.export.exported import Exported, onnx_function
 from vit_jax.foundation import class_matching, foreign_files
 
-_CALIBRATED, _EVALUATED, _LOOKED_AT = 128, 500, 8  # images, at most
+_CALIBRATED, _EVALUATED = 128, 500  # images, at most
 
 
 def quantise(folder: pathlib.Path, files: Sequence[pathlib.Path], name: str) -> str:
@@ -86,47 +84,33 @@ def _size(folder: pathlib.Path, path: pathlib.Path) -> float:
 
 def _write(model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path) -> None:
   """Replaces a model of float32 by the quantised one, and removes its model.json."""
-  import onnx
-  from onnxruntime import quantization
-  from onnxruntime.quantization.calibrate import CalibrationDataReader
-
-  class Reader(CalibrationDataReader):
-    """The model's inputs for the calibration images, one after the other."""
-
-    def __init__(self, files: Sequence[pathlib.Path]):
-      self.files = iter(files)
-
-    def get_next(self) -> Any:  # None at the end
-      file = next(self.files, None)
-      if file is None:
-        return None
-      pixels = _pixels(model, file)
-      if model.description.input == 'tensor':
-        return {'images': model.description.preprocess([pixels])}
-      return {'images': pixels[None]}
-
-  original = onnx.load(path)
-  metadata = {entry.key: entry.value for entry in original.metadata_props} | {'precision': 'int8'}
-  some = Reader(_spread(files, _LOOKED_AT))
-  layers = int8_layers.prepared(original, list(iter(some.get_next, None)))
-  with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-    quantised = pathlib.Path(scratch, path.name)
-    logging.disable(logging.WARNING)  # its advice to optimise the model first
-    try:
-      quantization.quantize_static(
-        original,
-        quantised,
-        Reader(files),
-        per_channel=True,
-        activation_type=quantization.QuantType.QUInt8,
-        weight_type=quantization.QuantType.QInt8,
-        nodes_to_quantize=layers,
-        extra_options={'OpTypesToExcludeOutputQuantization': ['MatMul', 'Conv']},
-      )
-    finally:
-      logging.disable(logging.NOTSET)
-    made = onnx.load(quantised)
-  onnx.helper.set_model_props(made, metadata)
+  seen = _seen(model, files, path)
+  graph = onnx.load(path)
+  int8_layers.quantise(graph, seen)
+  metadata = {entry.key: entry.value for entry in graph.metadata_props} | {'precision': 'int8'}
+  onnx.helper.set_model_props(graph, metadata)
   path.with_name(FILE).unlink()
   path.with_name(f'{path.name}.data').unlink(missing_ok=True)
-  onnx.save(made, path)
+  onnx.save(graph, path)
+
+
+def _seen(
+  model: Exported, files: Sequence[pathlib.Path], path: pathlib.Path
+) -> dict[str, int8_layers.Channels]:
+  """What the inputs of the layers have for images."""
+  graph = onnx.load(path, load_external_data=False)
+  names = int8_layers.inputs(graph)
+  for name in names:
+    graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+  beside = path.with_name(f'{path.name}.seen')  # where parameters that lie in a file of their own are found
+  try:
+    onnx.save(graph, beside)
+    run = onnx_function(beside)
+  finally:
+    beside.unlink(missing_ok=True)
+  images = []
+  for file in files:
+    pixels, tensor = _pixels(model, file), model.description.input == 'tensor'
+    values = run(model.description.preprocess([pixels]) if tensor else pixels[None], names)
+    images.append([int8_layers.Channels.of(value) for value in values])
+  return {name: int8_layers.Channels.joined([image[i] for image in images]) for i, name in enumerate(names)}
