@@ -32,6 +32,7 @@ from vit_jax.export import (
   onnx_images,
   onnx_primitives,
   writing,
+  stablehlo,
 )
 from vit_jax.export.onnx_graph import Graph, Node, Tensor
 from vit_jax.foundation.errors import UserError
@@ -246,6 +247,14 @@ def test_stablehlo_is_called_by_plain_jax_as_the_docs_say(tmp_path):
   ended = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
   assert not ended.returncode, ended.stderr
   np.testing.assert_allclose(np.load(tmp_path / 'found.npy'), expected(loaded, photos), atol=1e-6)
+
+
+def test_stablehlo_of_a_model_beyond_its_largest_file_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(stablehlo, '_LARGEST_FILE', 1000)
+  with pytest.raises(
+    UserError, match=r'StableHLO holds 2 GiB in a file; take --dtype=bfloat16, or --format=onnx'
+  ):
+    write(model(), tmp_path, format='stablehlo', input='tensor')
 
 
 def test_primitive_without_a_translation_is_named(tmp_path, monkeypatch):
