@@ -31,8 +31,8 @@ from vit_jax.export import (
   onnx_graph,
   onnx_images,
   onnx_primitives,
-  writing,
   stablehlo,
+  writing,
 )
 from vit_jax.export.onnx_graph import Graph, Node, Tensor
 from vit_jax.foundation.errors import UserError
