@@ -57,6 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     if len(sources) > 1:
       others = (formats.read(source, told=told, weights=_WEIGHTS.value) for source in sources[1:])
       pretrained = average.of(pretrained, others)
+    pretrained = formats.to_write(name, pretrained)
     writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
     for note in chosen:
       print(note)

@@ -11,11 +11,15 @@ from flax import nnx
 
 import vit_jax
 from vit_jax.config import ClassificationEvaluatorConfig, Config, DataConfig, ScheduleConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flexible_patches
+from vit_jax.models.base import Architecture
 from vit_jax.models.position_resize import resize
+from vit_jax.pretrained import formats
 from vit_jax.pretrained.adapt import _with_patches
+from vit_jax.pretrained.base import Pretrained
 from vit_jax.training import loop
 from vit_jax.training.evaluate_checkpoint import evaluate_newest
 
@@ -66,6 +70,42 @@ def test_a_run_evaluates_each_size_as_load_gives_it(tmp_path):
     right = np.asarray(loaded(images.astype(np.float32))).argmax(axis=-1) == labels
     assert right.mean() == pytest.approx(scores[f'patch_{size}/accuracy'], abs=0.004)
   assert len({scores[f'patch_{size}/loss'] for size in SIZES}) == 3
+
+
+@pytest.mark.parametrize('kind', ['timm', 'vit', 'npz'])
+def test_files_of_other_projects_hold_one_size_and_compute_as_before(kind, tmp_path):
+  config = tiny.options(**OPTIONS, activation='gelu')
+  graphdef, params = tiny.build(config, image_size=(16, 16))
+  architecture = Architecture(config, (16, 16), 3, 5)
+  pretrained = Pretrained(
+    architecture, jax.tree.map(np.asarray, params), Preprocess.from_range((16, 16), -1, 1)
+  )
+  with pytest.raises(UserError, match=r'patch_sizes|patches of one size'):
+    formats.written_by(kind, pretrained)
+  one_size = formats.to_write(kind, pretrained)
+  assert one_size.notes == ('Of patches of several sizes, those of 4 pixels are written.',)
+  file = tmp_path / ('model.npz' if kind == 'npz' else 'model')
+  formats.written_by(kind, one_size)[0].write(one_size, file)
+  told: Any = {'activation': 'gelu'} if kind == 'npz' else {}
+  x = tiny.images(image_size=(16, 16))
+  found = vit_jax.load(file, **told)(x)
+  with jax.default_matmul_precision('highest'):
+    np.testing.assert_allclose(found, nnx.merge(graphdef, params)(x), atol=1e-5)
+
+
+def test_a_size_that_does_not_divide_the_images_is_refused_before_the_first_step(tmp_path):
+  run = Config(
+    total='2 steps',
+    batch_size=8,
+    model=tiny.options(**OPTIONS),
+    data=DataConfig(source='digits', image_size=(8, 8), channels=1),
+    evaluators={'test': ClassificationEvaluatorConfig(split='test', patch=3)},
+  )
+  with pytest.raises(
+    UserError, match=r'^config\.evaluators\.test\.patch: the image size \(8, 8\) does not divide'
+  ):
+    loop.train(run, tmp_path)
+  assert not (tmp_path / 'metrics.jsonl').exists()
 
 
 def test_every_step_draws_its_size_by_its_number():

@@ -21,7 +21,7 @@ from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flexible_patches
-from vit_jax.models.base import Model
+from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import FlexiblePatches
 from vit_jax.objectives.base import ClassScores
 from vit_jax.objectives.classification import ranks
@@ -77,11 +77,8 @@ class ClassificationEvaluator(Evaluator):
         f'config.evaluators.{name} is of type classification, and {context.objective.title} names no '
         f"classes; its type must be 'fewshot'."
       )
-    if options.patch and not isinstance(context.model, FlexiblePatches):
-      raise UserError(
-        f'config.evaluators.{name}.patch is {options.patch}, and {context.model.title} cuts no images into patches of '
-        'another size; leave it out.'
-      )
+    if options.patch:
+      _check_patch(context.model, options.patch, context.data, f'config.evaluators.{name}.patch')
     data, names, trained = context.data, context.class_names or None, context.trained or context.data
     split = sources.evaluated(source, options.split, trained)
     records = sources.open_source(source, split, data=data, class_names=names)
@@ -135,6 +132,15 @@ class ClassificationEvaluator(Evaluator):
 
         report.save(report_folder, name, examples, self._class_names)
     return scores
+
+
+def _check_patch(model: ModelConfig, patch: int, data: DataConfig, option: str) -> None:
+  """Raises UserError for patches that the model cannot have, or that do not divide the images."""
+  if not isinstance(model, FlexiblePatches):
+    raise UserError(
+      f'{option} is {patch}, and {model.title} cuts no images into patches of another size; leave it out.'
+    )
+  dataclasses.replace(model, patch=patch).grid(data.image_size, f'{option}: the image size')
 
 
 def make_eval_step(

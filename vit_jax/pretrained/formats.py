@@ -1,5 +1,6 @@
 """Checkpoints of any format, wherever they are: a path, an address or a published name."""
 
+import dataclasses
 import difflib
 import os
 import pathlib
@@ -8,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.foundation import hub
+from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.pretrained import catalogue, download, foreign, hub_files, huggingface
+from vit_jax.models.capabilities import with_one_patch_size
+from vit_jax.pretrained import adapt, catalogue, download, foreign, hub_files, huggingface
 from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions
-from vit_jax.pretrained.config import Weights
+from vit_jax.pretrained.config import InitConfig, Weights
 
 
 def read(
@@ -87,6 +89,22 @@ def format_of(path: pathlib.Path) -> Format:
     if candidate.recognises(path):
       return candidate
   raise _unknown(path)
+
+
+def to_write(name: str, pretrained: Pretrained) -> Pretrained:
+  """The model as a format holds it: of patches of several sizes all in a run, and `patch` alone in other files."""
+  architecture, model = pretrained.architecture, with_one_patch_size(pretrained.architecture.model)
+  if name == 'run' or model == architecture.model:
+    return pretrained
+  architecture = dataclasses.replace(architecture, model=model)
+  arrays, _ = adapt.adapt(pretrained, architecture, InitConfig(reinitialise=(), ignore=()))
+  note = f'Of patches of several sizes, those of {model.patch_pixels} pixels are written.'
+  return dataclasses.replace(
+    pretrained,
+    architecture=architecture,
+    params=pytrees.unflatten(arrays),
+    notes=(*pretrained.notes, note),
+  )
 
 
 def written_by(

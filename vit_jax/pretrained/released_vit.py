@@ -97,4 +97,6 @@ class ViTNames(ReleasedNames[ViTConfig]):
     return 3 if re.search(r'\bgn\w+/(scale|bias)$', name) else 0  # of a hybrid's GroupNorms
 
   def unfit(self, model: ViTConfig) -> str | None:
+    if model.patch_sizes:
+      return f'patch_sizes {model.patch_sizes}'
     return None if model.position == 'learned' else f'position {model.position!r}'

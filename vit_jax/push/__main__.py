@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> None:
         f'The base of the adapters of {source} is no repository of the Hub ({pretrained.adapted.base}), so that nobody '
         'else finds it; push it first and train from there, or write --format=hf for both in one.'
       )
+    pretrained = formats.to_write(kind, pretrained)
     writer, chosen = formats.written_by(kind, pretrained)
     notes = (*chosen, *pretrained.notes, *writer.write(pretrained, folder))
     trained = runs.trained(formats.located(source), _WEIGHTS.value)
