@@ -20,6 +20,7 @@ from vit_jax.evaluation.classification import ClassificationEvaluator, Classific
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.capabilities import ComparesTexts, TextTowerOptions
+from vit_jax.models.text_tower import text_head
 from vit_jax.objectives.classification import ClassificationObjective
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -93,11 +94,7 @@ class ZeroShotEvaluator(ClassificationEvaluator):
 
 
 def _head(graphdef: nnx.GraphDef, params: Params, numbers: np.ndarray, *, classes: int) -> Params:
-  """The head of so many classes, of whose texts the tokens are int (classes * prompts, N), as zero_shot.with_head."""
+  """The head of so many classes, of whose texts the tokens are int (classes * prompts, N)."""
   model: Any = nnx.merge(graphdef, params)
   assert isinstance(model, ComparesTexts), 'its options have a text tower'
-  features = model.text_features(jnp.asarray(numbers))
-  features = features.reshape(classes, -1, features.shape[-1]).mean(axis=1)
-  features /= jnp.linalg.norm(features, axis=-1, keepdims=True)
-  scale, bias = model.scale_and_bias()
-  return {'kernel': scale * features.T, 'bias': jnp.broadcast_to(bias, classes)}
+  return text_head(model.text_features(jnp.asarray(numbers)), classes, *model.scale_and_bias())

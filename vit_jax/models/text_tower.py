@@ -101,3 +101,19 @@ class EmbeddedTextTower(TextTower):
     tokens = scanned_blocks.constrain(tokens.astype(self.dtype), self.sharding)
     last = jnp.full(len(numbers), numbers.shape[1] - 1)
     return self(tokens, last if end is None else (numbers == end).argmax(axis=1))
+
+
+def text_head(
+  features: jax.typing.ArrayLike, classes: int, scale: jax.typing.ArrayLike, bias: jax.typing.ArrayLike
+) -> dict[str, jax.Array]:
+  """The head that compares images with K classes, float32: its kernel (P, K) and bias (K,).
+
+  Args:
+    features: (K * prompts, P), of the texts; a class has the mean of its own, scaled to length 1 again.
+    classes: K.
+    scale, bias: what a cosine is multiplied by, and what is added then.
+  """
+  features = jnp.asarray(features)
+  means = features.reshape(classes, -1, features.shape[-1]).mean(axis=1)
+  means /= jnp.linalg.norm(means, axis=-1, keepdims=True)
+  return {'kernel': scale * means.T, 'bias': jnp.full(classes, bias, jnp.float32)}

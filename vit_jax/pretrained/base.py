@@ -65,6 +65,12 @@ class Pretrained:
     state = self.architecture.state_paths()
     return sum(array.size for path, array in pytrees.flatten(self.params).items() if path not in state)
 
+  def part(self, architecture: Architecture) -> 'Pretrained':
+    """The same with the parameters that a network has which is a part of this one, such as its image tower."""
+    shapes = architecture.shapes()
+    own = {path: leaf for path, leaf in pytrees.flatten(self.params).items() if path in shapes}
+    return dataclasses.replace(self, architecture=architecture, params=pytrees.unflatten(own))
+
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:

@@ -55,10 +55,7 @@ def with_texts(layout: Layout, files: TensorFiles, texts: TextLayout) -> Layout:
 
 def image_tower(pretrained: Pretrained, model: TwoTowersConfig) -> Pretrained:
   """The image tower by itself, without a head."""
-  architecture = dataclasses.replace(pretrained.architecture, model=model.image_tower)
-  shapes = architecture.shapes()
-  own = {path: leaf for path, leaf in pytrees.flatten(pretrained.params).items() if path in shapes}
-  return dataclasses.replace(pretrained, architecture=architecture, params=pytrees.unflatten(own))
+  return pretrained.part(dataclasses.replace(pretrained.architecture, model=model.image_tower))
 
 
 def section(model: TwoTowersConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from flax import nnx
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.capabilities import ComparesTexts, TextHeadOptions
-from vit_jax.models.text_tower import TextConfig, TextTower
+from vit_jax.models.text_tower import TextConfig, TextTower, text_head
 from vit_jax.pretrained import tokenizing
 from vit_jax.pretrained.base import Link, Pretrained
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -115,21 +115,14 @@ def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> P
   """
   model = pretrained.architecture.model
   assert isinstance(model, TextHeadOptions), 'checkpoints with texts are of Vision Transformers'
-  features = texts.features.reshape(len(classes), -1, texts.features.shape[-1]).mean(axis=1)
-  features /= np.linalg.norm(features, axis=-1, keepdims=True)
-  head = {
-    'kernel': np.asarray(texts.scale * features.T, np.float32),
-    'bias': np.full(len(classes), texts.bias, np.float32),
-  }
+  head = text_head(texts.features, len(classes), texts.scale, texts.bias)
   architecture = dataclasses.replace(
     pretrained.architecture, model=model.with_cosine_head(), num_classes=len(classes)
   )
-  shapes = architecture.shapes()
-  own = {path: leaf for path, leaf in pytrees.flatten(pretrained.params).items() if path in shapes}
+  tower = pretrained.part(architecture)
   return dataclasses.replace(
-    pretrained,
-    architecture=architecture,
-    params=pytrees.unflatten(own) | {'head': head},
+    tower,
+    params=tower.params | {'head': jax.tree.map(np.asarray, head)},
     class_names=tuple(classes),
     notes=tuple(note for note in pretrained.notes if note != LEFT_OUT),
     link=texts.link,
