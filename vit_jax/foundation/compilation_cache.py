@@ -52,9 +52,8 @@ def enable() -> None:
   if 'JAX_COMPILATION_CACHE_MAX_SIZE' not in os.environ:
     jax.config.update('jax_compilation_cache_max_size', _MAX_BYTES)
   threshold = 'jax_persistent_cache_min_compile_time_secs'
-  if (
-    threshold.upper() not in os.environ and settings[threshold] == 1.0
-  ):  # JAX's default, so nobody has set it
+  is_default = threshold.upper() not in os.environ and settings[threshold] == 1.0
+  if is_default:
     jax.config.update(threshold, _MIN_SECONDS)
   if 'JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES' not in os.environ:
     jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # files that have no checksum

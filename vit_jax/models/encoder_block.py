@@ -115,10 +115,13 @@ class Block(nnx.Module):
     read: int | None = None,
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D), or (B, read, D): what attention adds."""
-    return self.attend(self.attention_input(z), keys, grid, moves, read)
+    return self.attention_output(self.attend(self.attention_input(z), keys, grid, moves, read))
 
   def attention_input(self, z: jax.Array) -> jax.Array:
     return self.attention_norm(z)
+
+  def attention_output(self, y: jax.Array) -> jax.Array:
+    return y
 
   def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
     """(B, N, D) -> (B, N, D): what the MLP adds."""
@@ -155,18 +158,11 @@ class Block(nnx.Module):
 class PostNormBlock(Block):
   """A block whose norms are those of what its branches add, as in Swin v2 (arXiv 2111.09883)."""
 
-  def attention_branch(
-    self,
-    z: jax.Array,
-    keys: jax.Array | None,
-    grid: Grid,
-    moves: jax.Array | None = None,
-    read: int | None = None,
-  ) -> jax.Array:
-    return self.attention_norm(self.attend(z, keys, grid, moves, read))
-
   def attention_input(self, z: jax.Array) -> jax.Array:
     return z
+
+  def attention_output(self, y: jax.Array) -> jax.Array:
+    return self.attention_norm(y)
 
   def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
     return self.mlp_norm(scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))

@@ -104,16 +104,10 @@ class MaeConfig(ViTConfig):
     """Numbers of a patch of images with so many channels."""
     return self.patch_pixels**2 * channels
 
-  def layers(self, architecture: Architecture) -> list[Layer]:
-    return self._layers(architecture, 0.0)
-
-  def training_layers(self, architecture: Architecture) -> list[Layer]:
-    return self._layers(architecture, self.patch_dropout)
-
-  def _layers(self, architecture: Architecture, hidden: float) -> list[Layer]:
-    """Those of the encoder, of which a share `hidden` of the patches is not seen, and those of the decoder."""
+  def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
+    """Those of the encoder, of which a share `dropped` of the patches is not seen, and those of the decoder."""
     of = self.decoder
-    encoder = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), hidden)[:-1]
+    encoder = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), dropped)[:-1]
     decoder = [
       layer._replace(name=f'decoder/{layer.name}')
       for layer in vit_flops.layers(of, dataclasses.replace(architecture, model=of))
@@ -121,7 +115,7 @@ class MaeConfig(ViTConfig):
     ]
     rows, columns = self.grid(architecture.image_size)
     patches, width, pixels = rows * columns, of.sizes.width, self.pixels(architecture.channels)
-    tokens = self.leading_tokens + kept(patches, hidden)
+    tokens = self.leading_tokens + kept(patches, dropped)
     return [
       *encoder,
       Layer('decoder/embedding', (tokens, width), tokens * self.sizes.width * width),

@@ -109,12 +109,6 @@ class TwoTowersConfig(ViTConfig):
     """The image tower, with a head of texts."""
     return self.image_tower.with_cosine_head()
 
-  def layers(self, architecture: Architecture) -> list[Layer]:
-    return self._layers(architecture, 0.0)
-
-  def training_layers(self, architecture: Architecture) -> list[Layer]:
-    return self._layers(architecture, self.patch_dropout)
-
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of both towers; the image tower computes no more than the rest of a share `dropped` of its patches."""
     of = self.text

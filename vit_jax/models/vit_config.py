@@ -344,12 +344,15 @@ class ViTConfig(ModelConfig):
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
   def layers(self, architecture: Architecture) -> list[Layer]:
-    return vit_flops.layers(self, architecture)
+    return self._layers(architecture, 0.0)
 
   def training_layers(self, architecture: Architecture) -> list[Layer]:
     sizes = [dataclasses.replace(self, patch=patch) for patch in self.patch_sizes] or [self]
-    layers = [vit_flops.layers(each, architecture, patch_dropout=self.patch_dropout) for each in sizes]
-    return vit_flops.mean(layers)
+    return vit_flops.mean([each._layers(architecture, self.patch_dropout) for each in sizes])
+
+  def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
+    """Those of a network that computes the rest of a share `dropped` of the patches."""
+    return vit_flops.layers(self, architecture, dropped)
 
   def check(self, path: str) -> None:
     if POOLS[self.pool].reads_class_token and self.class_token is False:

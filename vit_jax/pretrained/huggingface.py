@@ -33,8 +33,10 @@ NO_DISTILLATION_HEAD = (
 
 
 # Options of a Vision Transformer that no tensor tells.
-_UNTOLD = ('heads', 'pool', 'pool_heads', 'block', 'position', 'rotary_grid', 'position_resize', 'activation')
-_UNTOLD += ('norm_epsilon',)
+_UNTOLD = (
+  *('heads', 'pool', 'pool_heads', 'block', 'position', 'rotary_grid', 'position_resize'),
+  *('activation', 'norm_epsilon'),
+)
 
 
 class Unfit(Exception):

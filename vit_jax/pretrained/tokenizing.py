@@ -10,9 +10,8 @@ import numpy as np
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
 
-Tokenize = Callable[
-  [Sequence[str]], np.ndarray
-]  # texts to the numbers of their tokens, int32 (texts, length)
+# Texts to the numbers of their tokens, int32 (texts, length).
+Tokenize = Callable[[Sequence[str]], np.ndarray]
 _CONFIG = 'tokenizer_config.json'
 _END, _FIRST_BYTE = 1, 3  # of ByT5 (arXiv 2105.13626), where 0 fills a text up
 
