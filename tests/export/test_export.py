@@ -203,6 +203,20 @@ def test_int8_says_sizes_and_accuracies_of_images_that_did_not_calibrate_it(tmp_
 
 
 @pytest.mark.slow
+def test_int8_of_a_model_with_its_constants_beside_it_is_one_file(tmp_path, monkeypatch):
+  monkeypatch.setattr(onnx_graph, '_LARGEST_FILE', 1000)
+  photos, files = [photo(number) for number in range(8)], []
+  probabilities = write(model(), tmp_path, input='tensor')(photos)
+  assert (tmp_path / 'model.onnx.data').exists()
+  for number, pixels in enumerate(photos):
+    files.append(tmp_path / f'{number}.png')
+    Image.fromarray(pixels).save(files[-1])
+  int8.quantise(tmp_path, files, 'photos')
+  assert [path.name for path in tmp_path.glob('model.onnx*')] == ['model.onnx']
+  assert np.abs(export.read(tmp_path)(photos) - probabilities).mean() <= 0.01
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['resnet', 'hybrid'])
 def test_int8_of_convolutions_is_of_their_kernels_alone(kind, tmp_path):
   loaded, photos, files = model(kind), [photo(number) for number in range(8)], []
