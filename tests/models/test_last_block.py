@@ -73,5 +73,7 @@ def test_trained_on_processors_a_loop_has_the_same_loss_and_gradients():
 
     found[name] = jax.jit(jax.value_and_grad(loss))(params)
   assert jax.tree.structure(found['loop']) == jax.tree.structure(found['behind'])
+  # Against the largest of all gradients: that of the keys' bias is zero, but for rounding, since softmax ignores it.
+  largest = max(abs(leaf).max() for leaf in jax.tree.leaves(found['loop'][1]))
   for ours, theirs in zip(jax.tree.leaves(found['behind']), jax.tree.leaves(found['loop']), strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * abs(theirs).max())
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * largest)
