@@ -33,6 +33,11 @@ CUSTOM = 'custom'  # the variant that has no size of its own
 ShardingRules = tuple[tuple[str, *tuple[tuple[str | None, ...], ...]], ...]
 
 
+def on_processors(sharding: Sharding | None) -> bool:
+  """Whether the devices of a sharding are processors; None (a model loaded for the user's own program): unknown."""
+  return sharding is not None and next(iter(sharding.device_set)).platform == 'cpu'
+
+
 def under(prefix: str, rules: ShardingRules) -> ShardingRules:
   """The rules of a part, whose parameters lie below a path that the regex `prefix` matches."""
   return tuple((f'({prefix})/({pattern})', *ways) for pattern, *ways in rules)

@@ -18,7 +18,7 @@ from flax.typing import Initializer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.foundation.registry import Registry
-from vit_jax.models import depthwise_convolution, flops
+from vit_jax.models import dense_product, depthwise_convolution, flops
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.scanned_blocks import constrain_examples
@@ -78,9 +78,8 @@ class Mlp(nnx.Module):
       dropout: of hidden units and outputs.
     """
     kernel_init, bias_init = init
-    linear = functools.partial(
-      nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
-    )
+    options = {'dtype': dtype, 'dot_general': dense_product.dot_general(sharding), 'rngs': rngs}
+    linear = functools.partial(nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, **options)
     self.make_layers(linear, width, hidden)
     self.dense_out = linear(hidden, width)
     self.sub_norm: Any = sub_norm and sub_norm(hidden)
