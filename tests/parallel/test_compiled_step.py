@@ -104,9 +104,8 @@ def _check_gathers(hlo: str, most: int = 1) -> None:
   gathers = [collective for collective in _collectives(hlo) if collective.kind == 'all-gather']
   assert max(math.prod(shape) for gather in gathers for shape in gather.shapes) == M * D
   assert all(sum(map(math.prod, gather.shapes)) <= M * D for gather in gathers)
-  times = (
-    collections.Counter()
-  )  # of kernels of so many elements, for on processors a gathered one is a matrix
+  # By their elements, for processors gather a kernel of attention as a matrix.
+  times: collections.Counter[int] = collections.Counter()
   for shape, each in KERNELS.items():
     times[math.prod(shape)] += each
   of_kernels = [gather for gather in gathers if math.prod(gather.shapes[0]) in times]
@@ -126,7 +125,7 @@ def _check_gathers(hlo: str, most: int = 1) -> None:
 def test_the_residual_stream_is_split_by_batch_and_parameters_are_gathered_one_layer_at_a_time(on_cpu):
   hlo = on_cpu[1].as_text()
   _check_residual_stream(hlo, 'f32', 2, 16)
-  _check_gathers(hlo)
+  _check_gathers(hlo, most=2)  # the rematerialised product and the gradient by its input read it apart
 
 
 @pytest.mark.slow

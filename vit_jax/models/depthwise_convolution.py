@@ -2,8 +2,9 @@
 
 On CPUs a convolution is a product for each number of the kernel. One core of a Xeon takes 1 ms instead of 28 for 32
 maps of 16 x 16 pixels, 144 channels and kernels of 3 x 3, and as long for the gradient by the input instead of 29. Both
-gradients take one core of an EPYC 3 ms (9 where the kernel's is summed over all images at once). Elsewhere it is XLA's grouped convolution: on TPUs the products would take two to
-five times as long by the compiler's estimate (v3 and v5e, bfloat16), and ten times the memory. GPUs were not measured.
+gradients take one core of an EPYC 3 ms (9 where the kernel's is summed over all images at once). Elsewhere it is XLA's
+grouped convolution: on TPUs the products would take two to five times as long by the compiler's estimate (v3 and v5e,
+bfloat16), and ten times the memory. GPUs were not measured.
 """
 
 import functools
