@@ -65,7 +65,7 @@ def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, c
   ('processes', 'number'),
   [
     (1, signal.SIGTERM),
-    (1, signal.SIGINT),
+    pytest.param(1, signal.SIGINT, marks=pytest.mark.nightly),
     (2, signal.SIGINT),
     pytest.param(2, signal.SIGTERM, marks=pytest.mark.nightly),
   ],

@@ -104,7 +104,7 @@ def test_a_model_with_running_statistics_keeps_its_batch_whole():
   assert (chosen.accumulation, chosen.model.remat) == (1, 'block')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_feature_maps_of_few_images_a_tpu_core_take_the_memory_of_eight():
   config = c.Config(
     batch_size=2048,
