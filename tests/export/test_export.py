@@ -31,7 +31,6 @@ from vit_jax.export import (
   onnx_graph,
   onnx_images,
   onnx_primitives,
-  stablehlo,
   writing,
 )
 from vit_jax.export.onnx_graph import Graph, Node, Tensor
@@ -167,16 +166,20 @@ def test_constants_beyond_the_largest_file_lie_beside_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_float16_halves_the_file_and_keeps_the_probabilities(tmp_path):
-  loaded, photos, sizes = model(), [photo(number) for number in range(4)], {}
-  for precision, tolerance in (('float32', 1e-6), ('float16', 5e-3)):
-    folder = tmp_path / precision
-    folder.mkdir()
-    written = write(loaded, folder, input='tensor', precision=precision)
+@pytest.mark.parametrize(
+  ('kind', 'half', 'apart'), [('onnx', 'float16', 5e-3), ('stablehlo', 'bfloat16', 2e-2)]
+)
+def test_16_bits_halve_the_weights_and_keep_the_probabilities(kind, half, apart, tmp_path):
+  loaded, photos, sizes = model(), [photo(number) for number in range(4)], []
+  for precision, tolerance in (('float32', 1e-6), (half, apart)):
+    written = write(loaded, tmp_path, format=kind, input='tensor', precision=precision)
     np.testing.assert_allclose(written(photos), expected(loaded, photos), atol=tolerance)
-    tensors = onnx.load(folder / 'model.onnx').graph.initializer
-    sizes[precision] = sum(len(tensor.raw_data) for tensor in tensors if len(tensor.dims) > 1)
-  assert sizes['float16'] <= 0.55 * sizes['float32']
+    if kind == 'onnx':
+      tensors = onnx.load(tmp_path / 'model.onnx').graph.initializer
+      sizes.append(sum(len(tensor.raw_data) for tensor in tensors if len(tensor.dims) > 1))
+    else:
+      sizes.append((tmp_path / 'model.stablehlo.safetensors').stat().st_size)
+  assert sizes[1] <= 0.55 * sizes[0]
 
 
 def test_int8_says_sizes_and_accuracies_of_images_that_did_not_calibrate_it(tmp_path, monkeypatch):
@@ -261,14 +264,6 @@ def test_stablehlo_is_called_by_plain_jax_as_the_docs_say(tmp_path):
   ended = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
   assert not ended.returncode, ended.stderr
   np.testing.assert_allclose(np.load(tmp_path / 'found.npy'), expected(loaded, photos), atol=1e-6)
-
-
-def test_stablehlo_of_a_model_beyond_its_largest_file_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(stablehlo, '_LARGEST_FILE', 1000)
-  with pytest.raises(
-    UserError, match=r'StableHLO holds 2 GiB in a file; take --dtype=bfloat16, or --format=onnx'
-  ):
-    write(model(), tmp_path, format='stablehlo', input='tensor')
 
 
 def test_primitive_without_a_translation_is_named(tmp_path, monkeypatch):
