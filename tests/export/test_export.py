@@ -294,7 +294,11 @@ def test_graph_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
   write(loaded, tmp_path)
   said = check.compared(loaded, tmp_path)
   assert re.fullmatch(r'Compared with .* 3 images: probabilities by \d\.\de-0\d at most\.', said)
-  monkeypatch.setattr(onnx_functions, '_gelu', lambda graph, x, approximate: graph.tensor('Relu', [x], x))
+  monkeypatch.setitem(
+    onnx_functions._FUNCTIONS,
+    ('functions', 'gelu'),
+    lambda graph, equation, inputs: [graph.tensor('Relu', inputs, inputs[0])],
+  )
   write(loaded, tmp_path)
   with pytest.raises(UserError, match='gives other probabilities than the model'):
     check.compared(loaded, tmp_path)

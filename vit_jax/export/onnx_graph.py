@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import external_data_helper, helper, numpy_helper
 
 Dim = Any  # an int, or JAX's expression of the batch's size
 OPSET = 20
@@ -59,7 +59,7 @@ class Graph:
   def constant(self, array: np.ndarray) -> str:
     """The name of an array; equal ones are stored once."""
     array = np.ascontiguousarray(array).reshape(np.shape(array))
-    digest = hashlib.sha1(_bytes(array)).digest()
+    digest = hashlib.sha1(array.tobytes()).digest()
     key = (str(array.dtype), array.shape, digest)
     if key not in self._known:
       self._known[key] = f'constant_{len(self.constants)}'
@@ -130,30 +130,12 @@ class Graph:
   def save(self, model: onnx.ModelProto, path: pathlib.Path) -> list[pathlib.Path]:
     """Writes the model with its constants, those beyond 2 GB in a file beside it; the files written."""
     beside = path.with_name(f'{path.name}.data')
+    beside.unlink(missing_ok=True)
     external = sum(array.nbytes for array in self.constants.values()) > _LARGEST_FILE
-    if not external:
-      for name, array in self.constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-      path.write_bytes(model.SerializeToString())
-      return [path]
-    with beside.open('wb') as file:
-      for name, array in self.constants.items():
-        if array.nbytes < _INLINE:
-          model.graph.initializer.append(numpy_helper.from_array(array, name))
-          continue
-        file.write(b'\0' * (-file.tell() % 4096))  # so that it may be mapped into memory
-        tensor = model.graph.initializer.add(
-          name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)
-        )
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        place = {'location': beside.name, 'offset': file.tell(), 'length': array.nbytes}
-        for key, value in place.items():
-          tensor.external_data.add(key=key, value=str(value))
-        file.write(_bytes(array))
-    path.write_bytes(model.SerializeToString())
-    return [path, beside]
-
-
-def _bytes(array: np.ndarray) -> Any:
-  """The memory of a contiguous array, also of one whose dtype buffers have no name for."""
-  return array.reshape(-1).view(np.uint8) if array.size else b''
+    for name, array in self.constants.items():
+      tensor = numpy_helper.from_array(array, name)
+      if external and array.nbytes >= _INLINE:
+        external_data_helper.set_external_data(tensor, beside.name)
+      model.graph.initializer.append(tensor)
+    onnx.save(model, path)
+    return [path, beside] if external else [path]
