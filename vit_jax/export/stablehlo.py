@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import safetensors.numpy
 from flax import nnx
 from jax import export as jax_export
@@ -52,7 +53,7 @@ def beside(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f'{path.name}.safetensors')
 
 
-def function(path: pathlib.Path) -> Callable[[jax.Array], dict[str, jax.Array]]:
+def function(path: pathlib.Path) -> Callable[[np.ndarray], dict[str, jax.Array]]:
   """What `write` wrote, as a function of images."""
   call = jax.jit(jax_export.deserialize(bytearray(path.read_bytes())).call)
   weights = jax.device_put(safetensors.numpy.load_file(beside(path)))
