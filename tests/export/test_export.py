@@ -130,7 +130,7 @@ def test_pixels_within_the_graph_are_those_of_preprocess(options, tmp_path):
   graph.outputs.append(Tensor('prepared', prepared.shape, prepared.dtype))
   graph.remove_unused()
   path = tmp_path / 'model.onnx'
-  graph.save(graph.model({}, ('batch', 'height', 'width')), path)
+  graph.save(path, {})
   session = onnxruntime.InferenceSession(path)
   tolerance = (
     1e-6 if preprocess.antialias else 2e-3

@@ -63,7 +63,7 @@ def _onnx(model: LoadedModel, description: Description, path: pathlib.Path) -> l
   from vit_jax.export import onnx_export
 
   graph = onnx_export.graph_of(model, description.outputs, description.input, description.precision)
-  return graph.save(graph.model(description.metadata(), onnx_export.SIDES), path)
+  return graph.save(path, description.metadata())
 
 
 def _stablehlo(model: LoadedModel, description: Description, path: pathlib.Path) -> list[pathlib.Path]:
