@@ -11,6 +11,7 @@ gives the memory of a step back to the kernel. FLOPs are counted, forward and ba
 """
 
 import argparse
+import dataclasses
 import functools
 import os
 import statistics
@@ -55,7 +56,7 @@ def peer(*, compiled: bool) -> Step:
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
   )
-  run, text = training_steps.peer(
+  step = training_steps.peer(
     transformers.ViTForImageClassification(config),
     compiled=compiled,
     batch_size=BATCH_SIZE,
@@ -64,7 +65,7 @@ def peer(*, compiled: bool) -> Step:
     weight_decay=0.05,
     label_smoothing=0.1,
   )
-  return run, f'{text}, transformers {transformers.__version__}'
+  return dataclasses.replace(step, text=f'{step.text}, transformers {transformers.__version__}')
 
 
 def gemm() -> Step:
@@ -73,7 +74,7 @@ def gemm() -> Step:
 
   torch.set_num_threads(1)
   matrix = torch.randn(GEMM_SIDE, GEMM_SIDE)
-  return lambda: torch.mm(matrix, matrix), f'torch {torch.__version__}'
+  return Step(lambda: torch.mm(matrix, matrix), f'torch {torch.__version__}')
 
 
 MAKERS: dict[str, Callable[[], Step]] = {

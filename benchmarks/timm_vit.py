@@ -11,6 +11,8 @@ MODELS = {
   'Ti/16': 'vit_tiny_patch16_224',
   'S/16': 'vit_small_patch16_224',
   'B/16': 'vit_base_patch16_224',
+  'L/16': 'vit_large_patch16_224',
+  'H/14': 'vit_huge_patch14_224',
 }
 
 

@@ -6,11 +6,15 @@
   python benchmarks/train_step.py --contenders timm timm_compiled ours  # timm_vit.py says how to install timm
 
 Each contender is a process of its own, which builds its model and runs some steps whenever it is its turn
-(contenders.py); one whose library is not here is left out. All train the same ViT with AdamW
-and clipping, from images in memory, in float32 on the CPU.
+(contenders.py); one whose library is not here is left out. All train the same ViT with AdamW and clipping, from
+images in memory: on the CPU in float32, with --device=cuda on an NVIDIA GPU in bfloat16 (parameters and moments in
+float32), where --peak_tflops=989, the GPU's peak, adds the share of it that the model's products use (MFU).
+
+  python benchmarks/train_step.py --device=cuda --variant=L/16 --batch_size=128 --contenders timm_compiled xla ours
 """
 
 import argparse
+import dataclasses
 import functools
 import importlib.metadata
 import statistics
@@ -25,7 +29,12 @@ from training_steps import Step
 from transformers_vit import SIZES, config
 
 PEERS = ('eager', 'compiled', 'timm', 'timm_compiled')
-OURS: dict[str, dict[str, Any]] = {'ours': {}, 'scanned': {'unroll': False}, 'unrolled': {'unroll': True}}
+OURS: dict[str, dict[str, Any]] = {
+  'ours': {},
+  'scanned': {'unroll': False},
+  'unrolled': {'unroll': True},
+  'xla': {'attention': 'xla'},
+}
 CLASSES = 1000
 
 
@@ -46,6 +55,16 @@ def ours(variant: str, batch_size: int, image_size: int, **options: Any) -> Step
   return training_steps.ours(settings, images=1000, classes=CLASSES)
 
 
+def forward_flops(variant: str, image_size: int) -> float:
+  """Floating-point operations of an image forwards, of the patches' embedding, the blocks and the head (N tokens)."""
+  width, depth, _, hidden = SIZES[variant]
+  patch = int(variant.split('/')[1])
+  patches = (image_size // patch) ** 2
+  tokens = patches + 1
+  block = tokens * (8 * width**2 + 4 * width * hidden) + 4 * tokens**2 * width
+  return 2 * patches * 3 * patch**2 * width + depth * block + 2 * width * CLASSES
+
+
 def peer(name: str, args: argparse.Namespace) -> Step:
   """The step of transformers.ViTForImageClassification or timm's ViT with torch.optim.AdamW."""
   timm_vit.declare_torchvision_operators()
@@ -61,21 +80,24 @@ def peer(name: str, args: argparse.Namespace) -> Step:
     options = {'hidden_act': 'gelu_pytorch_tanh', 'image_size': args.image_size}
     model = transformers.ViTForImageClassification(config(args.variant, **options))
     text = f'transformers {transformers.__version__}, {model.config._attn_implementation} attention'
-  run, torch_text = training_steps.peer(
+  step = training_steps.peer(
     model,
     compiled=name.endswith('compiled'),
     batch_size=args.batch_size,
     image_size=args.image_size,
     classes=CLASSES,
     weight_decay=0.1,
+    device=args.device,
+    bfloat16=args.device == 'cuda',
   )
-  return run, f'{torch_text}, {text}'
+  return dataclasses.replace(step, text=f'{step.text}, {text}')
 
 
 def maker(name: str, args: argparse.Namespace) -> Callable[[], Step]:
   """What makes the step of a contender."""
   if name in OURS:
-    return functools.partial(ours, args.variant, args.batch_size, args.image_size, **OURS[name])
+    options = {**OURS[name], **({'dtype': 'bfloat16'} if args.device == 'cuda' else {})}
+    return functools.partial(ours, args.variant, args.batch_size, args.image_size, **options)
   return functools.partial(peer, name, args)
 
 
@@ -85,6 +107,8 @@ def main() -> None:
   parser.add_argument('--batch_size', type=int, default=8)
   parser.add_argument('--image_size', type=int, default=224)
   parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
+  parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
+  parser.add_argument('--peak_tflops', type=float, help="the device's, for MFU")
   parser.add_argument('--turns', type=int, default=15)
   parser.add_argument('--steps', type=int, default=2, help='in a turn')
   names = (*PEERS, *OURS)
@@ -98,14 +122,17 @@ def main() -> None:
   started = contenders.start({name: [*own, f'--contender={name}'] for name in args.contenders})
   turns = contenders.take_turns(started, args.turns, args.steps)
   if turns:
-    print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, float32, {len(turns)} turns')
+    dtype = 'bfloat16' if args.device == 'cuda' else 'float32'
+    print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, {dtype}, {len(turns)} turns')
+    step_flops = 3 * forward_flops(args.variant, args.image_size) * args.batch_size
     first, *_ = started
     for name, contender in started.items():
       times = turns.each(name, 'seconds')
       median = statistics.median(times)
       ratio = statistics.median(p / t for p, t in zip(turns.each(first, 'seconds'), times, strict=True))
+      share = f', MFU {step_flops / median / args.peak_tflops / 1e12:.1%}' if args.peak_tflops else ''
       print(
-        f'{name:13} median {median:.3f} s, lowest {min(times):.3f} s, {args.batch_size / median:.2f} images/s, '
+        f'{name:13} median {median:.4f} s, lowest {min(times):.4f} s, {args.batch_size / median:.2f} images/s{share}, '
         f'{ratio:.2f} × the speed of {first}; peak {turns.each(name, "peak")[-1]:.0f} MiB; {contender.hello["text"]}'
       )
     if disagreement := turns.disagreement('seconds'):

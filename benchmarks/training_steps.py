@@ -1,5 +1,6 @@
 """The training steps that train_step.py and small_model.py time, as functions that run one step."""
 
+import dataclasses
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,25 @@ from contenders import Work
 if TYPE_CHECKING:
   from vit_jax.config import Config
 
-Step = tuple[Callable[[], object], str]  # (a function that runs a step, a text about it)
+
+def process_peak() -> float:
+  """The bytes that this process has had at once."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A training step of a contender.
+
+  Attributes:
+    run: runs a step and waits for it.
+    text: what it is, with the versions of its libraries.
+    peak: gives the bytes that the process, or its GPU's memory, has held at once.
+  """
+
+  run: Callable[[], object]
+  text: str
+  peak: Callable[[], float] = process_peak
 
 
 def ours(config: Callable[[], 'Config'], *, images: int, classes: int, keep: bool = True) -> Step:
@@ -49,7 +68,11 @@ def ours(config: Callable[[], 'Config'], *, images: int, classes: int, keep: boo
     state, _ = step(state, batch, {})
     jax.block_until_ready(state)
 
-  return run, f'jax {jax.__version__}, compiled in {seconds:.1f} s, {temporary:.0f} MiB of temporaries'
+  device = jax.local_devices()[0]
+  text = f'jax {jax.__version__}, {device.device_kind}, compiled in {seconds:.1f} s, {temporary:.0f} MiB of temporaries'
+  if device.platform == 'gpu':
+    return Step(run, text, lambda: device.memory_stats()['peak_bytes_in_use'])
+  return Step(run, text)
 
 
 def peer(
@@ -61,6 +84,8 @@ def peer(
   classes: int,
   weight_decay: float,
   label_smoothing: float = 0.0,
+  device: str = 'cpu',
+  bfloat16: bool = False,
 ) -> Step:
   """The step of a model on PyTorch, with torch.optim.AdamW, on a batch in memory.
 
@@ -69,36 +94,43 @@ def peer(
     compiled: whether torch.compile compiles it.
     batch_size, image_size, classes: of the batch.
     weight_decay, label_smoothing: of the training.
+    device: 'cpu' or 'cuda'.
+    bfloat16: whether products are of bfloat16, by autocast; parameters and moments stay float32.
   """
   import torch
 
-  model = model.train()
+  model = model.train().to(device)
   function = torch.compile(model) if compiled else model
-  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=weight_decay)
-  images = torch.randint(0, 256, (batch_size, 3, image_size, image_size), dtype=torch.uint8)
-  labels = torch.randint(0, classes, (batch_size,))
+  optimizer = torch.optim.AdamW(
+    model.parameters(), lr=1e-3, weight_decay=weight_decay, fused=device == 'cuda'
+  )
+  images = torch.randint(0, 256, (batch_size, 3, image_size, image_size), dtype=torch.uint8, device=device)
+  labels = torch.randint(0, classes, (batch_size,), device=device)
 
   def run() -> None:
     optimizer.zero_grad()
-    output = function(images.float() / 127.5 - 1)
-    logits = output if isinstance(output, torch.Tensor) else output.logits
-    torch.nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing).backward()
+    with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
+      output = function(images.float() / 127.5 - 1)
+      logits = output if isinstance(output, torch.Tensor) else output.logits
+      loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    if device == 'cuda':
+      torch.cuda.synchronize()
 
-  return run, f'torch {torch.__version__}'
+  text = f'torch {torch.__version__}'
+  return Step(run, text, torch.cuda.max_memory_allocated) if device == 'cuda' else Step(run, text)
 
 
 def timed(step: Step) -> tuple[Mapping[str, str], Work]:
-  """A step as `contenders.serve` takes it: its figures are seconds a step, and the peak MiB of the process."""
-  run, text = step
+  """A step as `contenders.serve` takes it: its figures are seconds a step, and the peak memory in MiB."""
 
   def work(steps: int) -> dict[str, float]:
     begin = time.perf_counter()
     for _ in range(steps):
-      run()
-    seconds = (time.perf_counter() - begin) / steps
-    return {'seconds': seconds, 'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+      step.run()
+    return {'seconds': (time.perf_counter() - begin) / steps, 'peak': step.peak() / 2**20}
 
   work(2)
-  return {'text': text}, work
+  return {'text': step.text}, work
