@@ -39,17 +39,9 @@ class Translator:
 
     values.update(zip(jaxpr.constvars, map(_as_known, constants), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
-    position = 0
-    while position < len(jaxpr.eqns):
-      equation = jaxpr.eqns[position]
-      matched = onnx_functions.match(jaxpr.eqns, position)
-      if matched is not None and isinstance(value := read(matched.input), Tensor):
-        values[matched.output] = matched.emit(self.graph, value)
-        position += matched.length
-        continue
+    for equation in jaxpr.eqns:
       outputs = self._equation(equation, [read(variable) for variable in equation.invars])
       values.update(zip(equation.outvars, outputs, strict=True))
-      position += 1
     return [read(variable) for variable in jaxpr.outvars]
 
   def full(self, value: Value, shape: Sequence[Dim]) -> Value:

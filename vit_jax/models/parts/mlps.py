@@ -34,8 +34,9 @@ MLPS: Registry[Any] = Registry(
 
 Activation = Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
-  'gelu': functools.partial(jax.nn.gelu, approximate=False),
+  # As calls of their own in a traced function, so that exports know them by name.
+  'gelu_tanh': jax.jit(functools.partial(jax.nn.gelu, approximate=True)),
+  'gelu': jax.jit(functools.partial(jax.nn.gelu, approximate=False)),
   'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),
   'silu': jax.nn.silu,
   'relu': jax.nn.relu,
