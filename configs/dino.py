@@ -1,19 +1,20 @@
-"""Self-distillation (DINOv2, arXiv 2304.07193): pre-training without labels by a teacher that is the model's own average.
+"""Self-distillation (DINOv2, arXiv 2304.07193): pre-training without labels, by a teacher that is the model's average.
 
 python -m vit_jax.main --config=configs/dino.py:l16 --workdir=runs/dino_l16
 python -m vit_jax.main --config=configs/finetune.py:runs/dino_l16,imagenet2012 --workdir=runs/dino_l16_tuned
 python -m vit_jax.main --config=configs/finetune.py:runs/dino_l16,imagenet2012,head --workdir=runs/dino_l16_probe
 python -m vit_jax.main --config=configs/dino.py:small,folder:imagenette_1500 --workdir=runs/dino_small
 
-L/16 on imagenet2012 by the authors' short recipe (their configs/train/vitl16_short.yaml and ssl_default_config.yaml):
-125,000 steps. Their weight decay rises from 0.04 to 0.4 by a cosine; here it is 0.04 throughout. 'small' is a model of a
-million parameters on images of 64 pixels of any data, for a processor.
+L/16 on imagenet2012 by the authors' short recipe (dinov2/configs/train/vitl16_short.yaml, ssl_default_config.yaml). It
+differs in three things: their weight decay rises from 0.04 to 0.4, and here is 0.04; their blocks are dropped with one
+probability, and here by their depth; the norms of their prototypes learn. 'small' is a model of a million parameters
+on images of 64 pixels, of any data.
 
 A weighted vote of the 20 nearest neighbours among the training images is measured of the student ('knn_all') and of
 the teacher ('knn_ema_all'), which is what loads (docs/distillation.md).
 
-Published (quoted from the authors' MODEL_CARD.md and README: that recipe on ImageNet-1k): L/16 81.6 % by neighbours,
-82.9 % by a linear probe. Not measured here; the small one: docs/findings.md.
+Published (quoted from the authors' README): 81.6 % by neighbours, 82.9 % by a linear probe. Not measured here; of the
+small model docs/findings.md has what was.
 
 Target: v3-128
 """

@@ -67,7 +67,8 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
       )
     if 'knn' in self.probe and not all(k >= 1 and float(k).is_integer() for k in self.grid):
       raise UserError(
-        f'{path}.grid is {self.grid}, and the k of {self.probe} counts neighbours; give whole numbers from 1, such as (1, 5).'
+        f'{path}.grid is {self.grid}, and the k of {self.probe} counts neighbours; give whole numbers from 1, such as '
+        '(1, 5).'
       )
 
   def open(self, name: str, source: str, context: EvaluationContext) -> 'FewShotEvaluator':

@@ -58,7 +58,7 @@ def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
 
 
 def weighted_knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
-  """The vote of the k nearest neighbours, each with the weight exp(cosine / 0.07) (DINO, arXiv 2104.14294, section 4)."""
+  """The vote of the k nearest neighbours, each by exp(cosine / 0.07) (DINO, arXiv 2104.14294, section 4)."""
   learnt = _unit(features)
 
   def predict(new: np.ndarray, k: float) -> np.ndarray:

@@ -172,8 +172,8 @@ class SelfDistillationObjective(Objective):
       return None
     return (
       f'The self-distillation has collapsed: the teacher gives all images the same target, which tells {found:.2g} '
-      'nats of an image; begin again with a lower schedule.learning_rate or objective.temperature, a higher config.ema, '
-      'or a larger batch_size.'
+      'nats of an image; begin again with a lower schedule.learning_rate or objective.temperature, a higher '
+      'config.ema, or a larger batch_size.'
     )
 
   def head_size(self, classes: int, data: DataConfig) -> int:
