@@ -36,7 +36,11 @@ def assert_refused(change: object, said: str) -> None:
     ('model.layer_scale', -1.0, 'it must be at least 0.'),
     ('model.register_tokens', -1, 'it must be at least 0.'),
     ('model.dropout', 1.5, 'it must be between 0 and 0.999.'),
-    ('model.name', 'swin', "choose one of ['vit', 'mae', 'two_towers', 'mixer', 'resnet', 'efficientnet']."),
+    (
+      'model.name',
+      'swin',
+      "choose one of ['vit', 'mae', 'dino', 'two_towers', 'mixer', 'resnet', 'efficientnet'].",
+    ),
     ('schedule.learning_rate', -1.0, 'it must be at least 0.'),
     ('data.image_size', 0, 'it must be at least 1.'),
     ('data.max_per_class', 0, 'it must be at least 1.'),

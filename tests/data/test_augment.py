@@ -17,7 +17,9 @@ def rng(seed=0):
   return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize('text', [*augment_policy.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)'])
+@pytest.mark.parametrize(
+  'text', [*augment_policy.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)', 'dino(0.5,0.5)']
+)
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('size', [(32, 32), (7, 5), (1, 1)])
 def test_every_augmentation_keeps_shape_and_type_and_is_a_function_of_the_generator(text, channels, size):
