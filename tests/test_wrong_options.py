@@ -47,7 +47,7 @@ def assert_refused(change: object, said: str) -> None:
     ('data.channels', 4, 'choose one of [1, 3].'),
     ('evaluators.val.crop', 'inception', "choose one of ['resize', … 'timm_border']."),
     ('evaluators.val.batch_size', 0, 'it must be at least 1.'),
-    ('evaluators.web.probe', 'svm', "choose one of ['ridge', 'logistic', 'knn']."),
+    ('evaluators.web.probe', 'svm', "choose one of ['ridge', 'logistic', 'knn', 'weighted_knn']."),
     ('evaluators.web.pool', 'max', "choose one of ['token', 'gap', 'token_gap', 'map']."),
     ('evaluators.web.grid', [0.0], 'it must be at least 1e-12.'),
   ],

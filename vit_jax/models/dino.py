@@ -60,7 +60,8 @@ class DinoConfig(ViTConfig):
     options: dict[str, Any] = {
       field.name: getattr(self, field.name) for field in dataclasses.fields(ViTConfig)
     }
-    return ViTConfig(**options | {'mask_token': False})
+    options['mask_token'] = False
+    return ViTConfig(**options)
 
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the transformer and of the projection of its class token."""
@@ -147,9 +148,9 @@ class DinoTransformer(ViT):
   def prototype_scores(
     self, tokens: jax.Array, *, of_patches: bool = False, held: jax.typing.ArrayLike = False
   ) -> jax.Array:
-    separate = of_patches and self.patch_projection is not None
+    projection = self.projection if self.patch_projection is None or not of_patches else self.patch_projection
     with jax.named_scope('projection'):
-      return (self.patch_projection if separate else self.projection)(tokens, held=held)
+      return projection(tokens, held=held)
 
 
 def _unit(x: jax.Array, axis: int) -> jax.Array:
