@@ -120,7 +120,7 @@ class SelfDistillationObjective(Objective):
     targets, 'teacher_rank' how many directions the teacher's features spread in.
     """
     assert isinstance(model, ScoresPrototypes)  # by `check_run`
-    size, temperature, held = len(batch['image']), batch['temperature'], batch['held']
+    size = len(batch['image'])
     crop_keys = jax.vmap(lambda key: jax.random.split(key, 2 + self.local_crops))(keys)
     hidden = _merged(batch['hidden']) if self.patch_weight else None
     tokens = model.tokens(batch['large'], hidden, keys=_merged(crop_keys[:, :2]))
@@ -129,16 +129,13 @@ class SelfDistillationObjective(Objective):
     if self.local_crops:
       local = model.tokens(_merged(batch['local']), keys=_merged(crop_keys[:, 2:]))
       students = jnp.concatenate([students, local[:, 0].reshape(size, self.local_crops, -1)], axis=1)
-    targets = self._targets(_merged(batch['teacher']), temperature, model.centre.images)
-    of_crops = losses.crop_loss(model.prototype_scores(students, held=held), targets.reshape(size, 2, -1))
+    targets = self._targets(_merged(batch['teacher']), batch['temperature'], model.centre.images)
+    scores = model.prototype_scores(students, held=batch['held'])
+    of_crops = losses.crop_loss(scores, targets.reshape(size, 2, -1))
     entropy, information = losses.entropy_and_information(targets)
     loss, metrics = of_crops, {'crop_loss': of_crops}
     if self.patch_weight:
-      patches = _patches(tokens, model.config.grid(batch['large'].shape[1:3]), size)
-      scores = model.prototype_scores(_taken(patches, batch['place']), of_patches=True, held=held)
-      chosen = batch['chosen'].reshape(-1)
-      of_teacher = self._targets(_merged(batch['teacher_patches']), temperature, model.centre.patches, chosen)
-      of_patches = losses.patch_loss(scores, of_teacher.reshape(scores.shape), batch['chosen'])
+      of_patches = self._patch_loss(model, batch, tokens)
       loss, metrics = loss + self.patch_weight * of_patches, metrics | {'patch_loss': of_patches}
     if self.koleo_weight:
       koleo = losses.koleo_loss(of_images[:, 0]) + losses.koleo_loss(of_images[:, 1])
@@ -149,6 +146,16 @@ class SelfDistillationObjective(Objective):
       'teacher_kl': of_crops - entropy,
       'teacher_rank': batch['teacher_rank'],
     }
+
+  def _patch_loss(self, model: Any, batch: Batch, tokens: jax.Array) -> jax.Array:
+    """iBOT's loss of the student's tokens (2 B, T, D) of the large crops."""
+    size, chosen = batch['chosen'].shape[0], batch['chosen']
+    patches = _patches(tokens, model.config.grid(batch['large'].shape[1:3]), size)
+    students = model.prototype_scores(_taken(patches, batch['place']), of_patches=True, held=batch['held'])
+    targets = self._targets(
+      _merged(batch['teacher_patches']), batch['temperature'], model.centre.patches, chosen.reshape(-1)
+    )
+    return losses.patch_loss(students, targets.reshape(students.shape), chosen)
 
   def _targets(
     self, scores: jax.Array, temperature: jax.Array, centre: Any, counted: jax.Array | None = None
