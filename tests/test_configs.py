@@ -29,6 +29,7 @@ ARGUMENTS = {
   'vit_h14': ['jft', 'imagenet2012'],
   'masked_patch': [*PAPER, 'cifar10'],
   'mae': ['b16', 'l16,runs/mae'],
+  'dino': ['l16', 'small'],
   'siglip': ['b16', 'b16,clip', 'digits'],
   'vit_s16_i1k': ['300'],
   'quickstart': [],

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,16 @@ Resize = Pixels | tuple[Pixels, Pixels]  # see `EvaluatorConfig.resize`
 Interpolation = Literal['bilinear', 'pillow_nearest', 'pillow_bilinear', 'pillow_bicubic', 'pillow_lanczos']
 _HALF = (0.5,)
 _LARGEST_RATIO = 256  # of an image's side to the side of the middle that is cut out
+
+
+class ExtraCrops(NamedTuple):
+  """Crops of each training image beside the one that `DataConfig.crop` makes; a batch has them by their name."""
+
+  name: str  # of uint8 (B, number, *size, C)
+  number: int
+  size: tuple[int, int]  # height, width
+  area: tuple[float, float]  # smallest and largest share of the image; see DataConfig.area
+  augment: str  # see DataConfig.augment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +79,9 @@ class DataConfig:
   # Mirroring of half of the training images, left to right.
   flip: bool = True
   # Augmentation of the cut image, in this order: 'randaugment(LAYERS,MAGNITUDE)', '3augment' (DeiT III),
-  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' of a random box; or a level
-  # of AugReg, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
-  # 'strong2'. Several are joined: 'medium1 | erase(0.25)'.
+  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'dino(BLUR,SOLARIZE)', DINO's colours and those two by
+  # their probabilities, 'erase(PROBABILITY)' of a random box; or a level of AugReg, which brings mixup along: 'none',
+  # 'light1', 'light2', 'medium1', 'medium2', 'strong1' or 'strong2'. Several are joined: 'medium1 | erase(0.25)'.
   augment: Annotated[str, augment_policy.parse] = 'none'
   # Parameter α of mixup, which blends each image, and its target, with another one of the batch; the shares are drawn
   # from Beta(α, α), and train/accuracy counts the image with the larger share. 0 to switch it off. None for what

@@ -23,17 +23,20 @@ import jax
 import numpy as np
 
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.config import DataConfig, EvalCrop, Resize
+from vit_jax.data.config import DataConfig, EvalCrop, ExtraCrops, Resize
+from vit_jax.data.decode import Picture
 from vit_jax.data.prefetch import Batch, Prefetcher, Work, default_threads
 from vit_jax.data.rng import PositionRngs
 from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
-from vit_jax.data.transforms import eval_image, train_image
+from vit_jax.data.transforms import eval_image, extra_crops, train_image
 from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded
-Example = tuple[np.ndarray, Record, np.ndarray | None]  # image, record, tokens of its text if it has one
+Example = tuple[
+  Record, dict[str, np.ndarray]
+]  # a record, and by name what a row of a batch has of it, its label apart
 _TASKS_PER_THREAD = 4  # per batch: enough to even out, few enough that small images stay cheap
 
 
@@ -123,7 +126,8 @@ class TrainPipeline(_Pipeline):
 
   A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. If images have lists of
   classes, 'label' is (B, data.max_labels), padded with -1; with data.label_weights there is also 'weight',
-  float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N).
+  float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N), and each of `extra_crops`
+  under its name.
   """
 
   def __init__(
@@ -136,6 +140,7 @@ class TrainPipeline(_Pipeline):
     sharding: jax.sharding.Sharding,
     data_at: Callable[[int], DataConfig] | None = None,
     captions: Captions | None = None,
+    extra_crops: tuple[ExtraCrops, ...] = (),
   ):
     """
     Args:
@@ -146,6 +151,7 @@ class TrainPipeline(_Pipeline):
       sharding: of the batch's first axis.
       data_at: maps a step to its options, for progressive resizing; None: always `data`.
       captions: makes the images' texts; None: there are none.
+      extra_crops: of each image, beside 'image'.
 
     Raises:
       UserError: no records, or a batch that does not divide over the devices.
@@ -161,7 +167,7 @@ class TrainPipeline(_Pipeline):
     augmentation_seed = seeds.pop(1)
     self._shuffle = Shuffle(sizes, weights, seeds)
     self._rngs = PositionRngs(augmentation_seed)
-    self._options_at, self._captions = data_at, captions
+    self._options_at, self._captions, self._extra_crops = data_at, captions, extra_crops
 
   def indices(self, step: int) -> np.ndarray:
     """int64 (B,): the record numbers of the global batch."""
@@ -187,18 +193,21 @@ class TrainPipeline(_Pipeline):
     buffers = super()._buffers(step)
     if self._captions:
       buffers['text'] = np.zeros((len(self._rows.numbers), self._captions.length), np.int32)
+    for crops in self._extra_crops:
+      shape = (len(self._rows.numbers), crops.number, *crops.size, self._data.channels)
+      buffers[crops.name] = np.zeros(shape, np.uint8)
     return buffers
 
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     for row in rows:
       position = step * self._batch_size + self._rows.numbers[row]
-      buffers['image'][row], record, text = self._example_at(position)
+      record, arrays = self._example_at(position)
       self._set_labels(buffers, row, record)
-      if text is not None:
-        buffers['text'][row] = text
+      for name, array in arrays.items():
+        buffers[name][row] = array
 
   def _example_at(self, position: int) -> Example:
-    """The image, in its step's size, and the rest of an example, or those of the example that replaces it."""
+    """The record of an example and its arrays, images in their step's size; or those of what replaces it."""
     step = position // self._batch_size
     data = self._data_at(step)
     error = None
@@ -217,8 +226,16 @@ class TrainPipeline(_Pipeline):
 
   def _example(self, position: int, data: DataConfig) -> Example:
     record, rng = self._source[self._record_number(position)], self._rngs[position]
-    image = train_image(record.image, record.name, data, rng)
-    return image, record, self._captions.of(record, rng) if self._captions else None
+    image = record.image
+    if self._extra_crops:  # decoded once for all
+      image = Picture(image, data.channels, record.name).pixels()
+    arrays = {'image': train_image(image, record.name, data, rng)}
+    if self._captions:
+      arrays['text'] = self._captions.of(record, rng)
+    for crops in self._extra_crops:
+      picture = Picture(image, data.channels, record.name)
+      arrays[crops.name] = extra_crops(picture, data, crops, rng)
+    return record, arrays
 
 
 class ExtraLabels(Protocol):

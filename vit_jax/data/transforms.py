@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data import geometry
 from vit_jax.data.augment import augmentation
-from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
+from vit_jax.data.config import DataConfig, EvalCrop, ExtraCrops, Interpolation, Resize
 from vit_jax.data.decode import Box, Picture
 from vit_jax.data.preprocess import METHODS, Preprocess, pillow_resize
 
@@ -38,6 +38,15 @@ def train_image(
   """
   cropped = _train_crop(Picture(image, data.channels, name), data, rng)
   return augmentation(data.augment)(cropped, rng)
+
+
+def extra_crops(
+  picture: Picture, data: DataConfig, wanted: ExtraCrops, rng: np.random.Generator
+) -> np.ndarray:
+  """Random boxes of a picture, resized and augmented: uint8 (wanted.number, *wanted.size, data.channels)."""
+  how, augmented = data.interpolation or 'bilinear', augmentation(wanted.augment)
+  crops = (_inception(picture, wanted.size, wanted.area, rng, how) for _ in range(wanted.number))
+  return np.stack([augmented(crop, rng) for crop in crops])
 
 
 def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:

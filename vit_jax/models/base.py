@@ -329,6 +329,7 @@ MODELS: Registry[ModelConfig] = Registry(
   {
     'vit': 'vit_jax.models.vit_config:ViTConfig',
     'mae': 'vit_jax.models.mae:MaeConfig',
+    'dino': 'vit_jax.models.dino:DinoConfig',
     'two_towers': 'vit_jax.models.two_towers:TwoTowersConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',
