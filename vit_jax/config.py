@@ -115,6 +115,9 @@ class Config:
   # Decay in a step of an exponential moving average (EMA) of the parameters and running statistics, which is evaluated
   # beside them. 0 for no EMA.
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
+  # Warm-up of the EMA's decay, as TensorFlow's: the smaller one of `ema` and (1 + step) / (10 + step), so that the
+  # average of a short run is not held back by its first parameters.
+  ema_warmup: bool = False
   # Action at a loss or gradient that is not finite: 'stop', or 'skip' the step.
   nonfinite: Literal['stop', 'skip'] = 'stop'
   mesh: Annotated[MeshConfig, RESUMABLE] = MeshConfig()  # noqa: RUF009

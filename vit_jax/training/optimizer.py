@@ -30,6 +30,9 @@ _NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_h
 _BEHIND_BLOCKS = re.compile(
   r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|text_tower)/|logit_'
 )
+_STACK = re.compile(
+  r'(^|/)blocks/'
+)  # parameters of which each is the stack of all blocks, those of other towers too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,8 @@ class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
   # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
-  # for all but the kernels between embedding and head), or a scaling of optax, that is
+  # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
+  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), or a scaling of optax, that is
   # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
   # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
@@ -45,7 +49,7 @@ class OptimizerConfig:
   b1: _Decay | None = None
   # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
-  # Decay of the momentum of 'sgd', 'rmsprop' and 'muon'. None for 0.9, of 'muon' 0.95.
+  # Decay of the momentum of 'sgd', 'rmsprop', 'muon' and 'adafactor'. None for 0.9, of 'muon' 0.95.
   momentum: _Decay | None = None
   # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
   arguments: tuple[tuple[str, float], ...] = ()
@@ -103,6 +107,8 @@ OPTIMIZERS: Registry[Any] = Registry(
     'sgd': 'vit_jax.training.optimizer:momentum_scaling',
     'rmsprop': 'vit_jax.training.optimizer:rmsprop_scaling',
     'muon': 'vit_jax.training.optimizer:muon_scaling',
+    'lamb': 'vit_jax.training.optimizer:lamb_scaling',
+    'adafactor': 'vit_jax.training.optimizer:adafactor_scaling',
   },
 )
 
@@ -120,6 +126,8 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   parts.append(scaling(optimizer))
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
+  if optimizer.name == 'lamb':  # behind the decay, which is in LAMB's ratio
+    parts.append(_each_layer(_trust_ratio))
   if optimizer.lr_multipliers or optimizer.layer_decay != 1 or optimizer.freeze_blocks:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
@@ -241,6 +249,48 @@ def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     muon_weight_dimension_numbers=lambda params: pytrees.map_with_path(_matrix, params),
     **arguments,
   )
+
+
+def lamb_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """LAMB's direction before its weight decay and trust ratio, which `make_optimizer` adds: that of Adam, eps 1e-6."""
+  return scaling(dataclasses.replace(optimizer, name='adam', arguments=(('eps', 1e-6), *optimizer.arguments)))
+
+
+def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """Adafactor with the schedule's own rate and momentum, as ViTs are scaled up by (arXiv 2106.04560, section 3.4).
+
+  Second moments are kept by row and by column of the two largest dimensions, where both have 32 or more; each layer's
+  direction has at most RMS 1. `decay_rate` (0.8) and `min_dim_size_to_factor` (32) are arguments.
+  """
+  _check_taken(optimizer, 'momentum', 'decay_rate', 'min_dim_size_to_factor')
+  arguments: dict[str, Any] = {'min_dim_size_to_factor': 32, **dict(optimizer.arguments)}
+  arguments['min_dim_size_to_factor'] = int(arguments['min_dim_size_to_factor'])
+  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  return optax.chain(
+    optax.scale_by_factored_rms(**arguments),
+    _each_layer(lambda update, _: update / jnp.maximum(1, jnp.sqrt(jnp.mean(update**2)))),
+    optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
+  )
+
+
+def _trust_ratio(update: jax.Array, param: jax.Array) -> jax.Array:
+  """The update times ‖param‖ / ‖update‖, or as it is where one of them is 0 (LAMB's algorithm 2, φ the identity)."""
+  of_param, of_update = jnp.linalg.norm(param.ravel()), jnp.linalg.norm(update.ravel())
+  ratio = of_param / jnp.where(of_update > 0, of_update, 1)
+  return update * jnp.where((of_param > 0) & (of_update > 0), ratio, 1)
+
+
+def _each_layer(scale: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
+  """Scales the update of each parameter, given too; in a stack of blocks that of each block by itself."""
+
+  def update(updates: optax.Updates, params: Any) -> optax.Updates:
+    paths = pytrees.map_with_path(lambda path, _: path, params)
+    return jax.tree.map(
+      lambda path, *leaves: (jax.vmap(scale) if _STACK.search(path) else scale)(*leaves),
+      *(paths, updates, params),
+    )
+
+  return optax.stateless(update)
 
 
 def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:

@@ -207,7 +207,10 @@ def _make_step(
       params: Any = optax.apply_updates(state.params, updates)
     with jax.named_scope('ema'):
       variables = pytrees.merged(params, model_state)
-      ema: Any = optax.incremental_update(variables, state.ema, 1 - config.ema) if config.ema else {}
+      decay = (
+        jnp.minimum(config.ema, (1 + state.step) / (10 + state.step)) if config.ema_warmup else config.ema
+      )
+      ema: Any = optax.incremental_update(variables, state.ema, 1 - decay) if config.ema else {}
 
     def keep_if_finite(new: Any, old: Any) -> Any:
       """Nothing is learnt from a step that is not finite: the loop stops there, or counts it."""
