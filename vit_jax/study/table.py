@@ -90,6 +90,7 @@ def _markdown(study: Study, table: Sequence[Row], pooled: Mapping[str, str]) -> 
   if any(row.variant.published for row in table):
     columns['published'] = [row.variant.published for row in table]
   hours = sum(map(sum, seconds)) / 3600
+  own = '`--config.seed=…`, `--config.data.fold=…`' if study.folds else '`--config.seed=…`'
   return '\n'.join(
     [
       f'# {study.title}',
@@ -100,7 +101,7 @@ def _markdown(study: Study, table: Sequence[Row], pooled: Mapping[str, str]) -> 
       'steps. The deviation is that of one run (n − 1); minutes are of training steps, on average; FLOPs are counted, '
       'forward and backward, of one run.',
       '',
-      'By themselves, with `--config.seed=…` and `--workdir=…`:',
+      f'By themselves, with {own} and `--workdir=…`:',
       '',
       *(f'- {name}: `{command(name, study)}`' for name in study.variants),
       '',
