@@ -361,5 +361,5 @@ def test_a_cross_validation_holds_out_another_fold_in_each_run_and_counts_all_im
   table.write(study, results, tmp_path)
   text = (tmp_path / 'table.md').read_text()
   assert (
-    'fold 3/3' in text and '92.00% of 150 images (95% interval 86.53% to 95.36%)' in text
+    'fold 3/3' in text and '92.00% of 150 images (95% interval 86.54% to 95.36%)' in text
   )  # scipy's binomtest

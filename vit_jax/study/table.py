@@ -66,10 +66,10 @@ def _pooled(study: Study, row: Row, workdir: pathlib.Path) -> str:
   """The accuracy of all folds that have ended together: '94.20% of 500 images (95% interval 91.80% to 95.93%)'."""
   evaluator = study.metric.partition('/')[0]
   paths = (workdir / title(row.name, seed) / 'report' / f'{evaluator}.json' for seed in row.ended)
-  reports = [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+  reports = [json.loads(path.read_text(encoding='utf-8')) for path in paths if path.exists()]
   total = sum(each['images'] for each in reports)
   right = sum(round(each['metrics']['accuracy'] * each['images']) for each in reports)
-  return classification_metrics.share_text(right, total) if total else 'not run yet'
+  return classification_metrics.share_text(right, total) if total else ''
 
 
 def _markdown(study: Study, table: Sequence[Row], pooled: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.options import TINY, Amount, Between, NotNegative, Positive, Regex
+from vit_jax.training import per_layer
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
@@ -30,9 +31,6 @@ _NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_h
 _BEHIND_BLOCKS = re.compile(
   r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|text_tower)/|logit_'
 )
-_STACK = re.compile(
-  r'(^|/)blocks/'
-)  # parameters of which each is the stack of all blocks, those of other towers too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +125,7 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
   if optimizer.name == 'lamb':  # behind the decay, which is in LAMB's ratio
-    parts.append(_each_layer(_trust_ratio))
+    parts.append(per_layer.trust_ratio())
   if optimizer.lr_multipliers or optimizer.layer_decay != 1 or optimizer.freeze_blocks:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
@@ -257,40 +255,24 @@ def lamb_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  """Adafactor with the schedule's own rate and momentum, as ViTs are scaled up by (arXiv 2106.04560, section 3.4).
+  """Adafactor with the schedule's rate and momentum, as big_vision's ViTs have it (arXiv 2106.04560, section 3.4).
 
-  Second moments are kept by row and by column of the two largest dimensions, where both have 32 or more; each layer's
-  direction has at most RMS 1. `decay_rate` (0.8) and `min_dim_size_to_factor` (32) are arguments.
+  Second moments are kept by row and by column of the two largest dimensions, where both have 32 or more; their decay
+  is 1 - t^-0.8 in step t, at most b2 (0.999). `clipping_threshold` limits the RMS of each layer's direction, by default
+  not: 1 is that of the original.
   """
-  _check_taken(optimizer, 'momentum', 'decay_rate', 'min_dim_size_to_factor')
-  arguments: dict[str, Any] = {'min_dim_size_to_factor': 32, **dict(optimizer.arguments)}
-  arguments['min_dim_size_to_factor'] = int(arguments['min_dim_size_to_factor'])
+  _check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
+  arguments, cap = dict(optimizer.arguments), 0.999 if optimizer.b2 is None else optimizer.b2
   momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  limit = arguments.get('clipping_threshold', np.inf)
   return optax.chain(
-    optax.scale_by_factored_rms(**arguments),
-    _each_layer(lambda update, _: update / jnp.maximum(1, jnp.sqrt(jnp.mean(update**2)))),
+    optax.scale_by_factored_rms(
+      min_dim_size_to_factor=int(arguments.get('min_dim_size_to_factor', 32)),
+      decay_rate_fn=lambda step, power: jnp.minimum(cap, 1 - (step + 1.0) ** -power),
+    ),
+    per_layer.clip_by_rms(limit),
     optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
   )
-
-
-def _trust_ratio(update: jax.Array, param: jax.Array) -> jax.Array:
-  """The update times ‖param‖ / ‖update‖, or as it is where one of them is 0 (LAMB's algorithm 2, φ the identity)."""
-  of_param, of_update = jnp.linalg.norm(param.ravel()), jnp.linalg.norm(update.ravel())
-  ratio = of_param / jnp.where(of_update > 0, of_update, 1)
-  return update * jnp.where((of_param > 0) & (of_update > 0), ratio, 1)
-
-
-def _each_layer(scale: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
-  """Scales the update of each parameter, given too; in a stack of blocks that of each block by itself."""
-
-  def update(updates: optax.Updates, params: Any) -> optax.Updates:
-    paths = pytrees.map_with_path(lambda path, _: path, params)
-    return jax.tree.map(
-      lambda path, *leaves: (jax.vmap(scale) if _STACK.search(path) else scale)(*leaves),
-      *(paths, updates, params),
-    )
-
-  return optax.stateless(update)
 
 
 def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
