@@ -113,7 +113,7 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
   split = _SPLIT.value or named or sources.evaluated(spec, recipes.held_out(spec), trained)
-  return _Asked(spec, split, DataConfig(val_fraction=trained.val_fraction))
+  return _Asked(spec, split, DataConfig(val_fraction=trained.val_fraction, fold=trained.fold))
 
 
 def _of_run(config: 'Config | None', checkpoint: str) -> _Asked:
@@ -272,9 +272,8 @@ def _accuracy(examples: 'Examples') -> str:
   """'94.20% of 500 images (95% interval 91.80% to 95.93%)'."""
   from vit_jax.evaluation import classification_metrics
 
-  count, right = len(examples.label), int(classification_metrics.hits(examples).sum())
-  interval = classification_metrics.interval_text(right, count)
-  return f'{right / count:.2%} of {count:,} images (95% interval {interval})'
+  right = int(classification_metrics.hits(examples).sum())
+  return classification_metrics.share_text(right, len(examples.label))
 
 
 def _text(examples: 'Examples', names: Sequence[str]) -> str:

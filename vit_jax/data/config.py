@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import augment_policy
+from vit_jax.data import augment_policy, folds
 from vit_jax.foundation.durations import Duration
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import KindOf
@@ -102,6 +102,10 @@ class DataConfig:
   interpolation: Interpolation | None = None
   # Share of the images held out as 'val', in a folder without train/ and val/.
   val_fraction: Annotated[float, Between(TINY, 1 - TINY)] = 0.1
+  # Fold of cross-validation, such as '2/5': 'val' is the second of five parts with the same classes, and 'train' the
+  # other four, of the images of a folder without train/ and val/, or of another source's 'train'. None to hold out
+  # val_fraction.
+  fold: Annotated[str, folds.parse] | None = None
   # Action at a training image that cannot be decoded: 'stop', or 'replace' it by the image in its row of the next step.
   # Replaced images are counted as data/bad_images and listed in report/bad_images.jsonl.
   bad_images: Annotated[Literal['stop', 'replace'], RESUMABLE] = 'stop'

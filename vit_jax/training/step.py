@@ -249,7 +249,13 @@ def _make_step(
 def _share_of_new(config: Config, step: jax.Array, total: int) -> Any:
   """1 minus the EMA's decay in a step; 'cosine' is DINO's momentum of the teacher (arXiv 2104.14294, section 3.1)."""
   share = 1 - config.ema
-  return share if config.ema_schedule == 'constant' else share * (1 + jnp.cos(math.pi * step / total)) / 2
+  match config.ema_schedule:
+    case 'warmup':
+      return jnp.maximum(share, 9 / (10 + step))
+    case 'cosine':
+      return share * (1 + jnp.cos(math.pi * step / total)) / 2
+    case _:
+      return share
 
 
 def _key(seed: jax.typing.ArrayLike) -> jax.Array:
