@@ -120,9 +120,9 @@ class Config:
   # Decay in a step of an exponential moving average (EMA) of the parameters and running statistics, which is evaluated
   # beside them. 0 for no EMA.
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
-  # Course of that decay: 'constant'; 'warmup', the smaller one of `ema` and (1 + step) / (10 + step), as TensorFlow's, so
-  # that the average of a short run is not held back by its first parameters; or 'cosine', from `ema` to 1 at the end of
-  # the run, as of a teacher (DINO).
+  # Course of that decay: 'constant'; 'warmup', the smaller one of `ema` and (1 + step) / (10 + step), as TensorFlow's,
+  # so that the average of a short run is not held back by its first parameters; or 'cosine', from `ema` to 1 at the end
+  # of the run, as of a teacher (DINO).
   ema_schedule: Literal['constant', 'warmup', 'cosine'] = 'constant'
   # Action at a loss or gradient that is not finite: 'stop', or 'skip' the step.
   nonfinite: Literal['stop', 'skip'] = 'stop'
