@@ -23,6 +23,7 @@ from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
+from vit_jax.models.capabilities import check_any_shape
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
@@ -182,6 +183,17 @@ class Config:
         f'change one of them.'
       )
     self.objective.check_run(self.model, self.data)
+    if self.data.max_patches:
+      check_any_shape(self.model, f'{path}.data.max_patches')
+      if self.data.patch != self.model.patch_pixels:
+        raise UserError(
+          f'{path}.data.patch is {self.data.patch} pixels, and the model has patches of {self.model.patch_pixels}; set '
+          f'it to {self.model.patch_pixels}.'
+        )
+      if self.objective.frozen_models():
+        raise UserError(
+          f'{path}.data.max_patches is for images of any shape, and teachers take images of one size; leave it out.'
+        )
     if self.adapter.rank and self.init.checkpoint is None:
       raise UserError(
         f'{path}.adapter.rank is {self.adapter.rank}, and an adapter needs a trained base; name it in '

@@ -16,7 +16,12 @@ from vit_jax import options as options_lib
 from vit_jax.foundation import pytrees
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
-from vit_jax.models.capabilities import PretrainingOptions, with_one_patch_size, with_position_resize
+from vit_jax.models.capabilities import (
+  PretrainingOptions,
+  check_any_shape,
+  with_one_patch_size,
+  with_position_resize,
+)
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.parts.pools import POOLS
@@ -48,6 +53,7 @@ class _Arguments:
   adapter: str | None = None
   patch: Count | None = None
   classes: tuple[str, ...] | None = None
+  max_patches: Count | None = None
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -67,7 +73,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Fourteen parameters: people type them in notebooks, where an editor completes and explains them.
+# Fifteen parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -84,6 +90,7 @@ def load(
   adapter: str | os.PathLike[str] | None = None,
   patch: int | None = None,
   classes: Sequence[str] | None = None,
+  max_patches: int | None = None,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -107,6 +114,8 @@ def load(
     patch: pixels along a side of a patch, to which the patch embedding is resized (FlexiViT, arXiv 2212.08013); the
       grid of positions follows. None: as trained.
     classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
+    max_patches: NaFlex: images keep their aspect ratio and are cut into at most so many patches, for which the
+      positions are resized. None: as the checkpoint takes its images; with image_size all of that size.
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -154,6 +163,10 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
   if report.changes():
     _log.warning('%s', report)
   preprocess, link = pretrained.preprocess.at(size), 'softmax' if new_head else pretrained.link
+  most = asked.max_patches or (None if asked.image_size else preprocess.max_patches)
+  if most is not None:
+    check_any_shape(model, 'max_patches')
+  preprocess = dataclasses.replace(preprocess, max_patches=most, patch=model.patch_pixels)
   class_names = None if new_head else pretrained.class_names
   del pretrained  # the caller keeps no reference either: each array goes when it is on the device
   graphdef, shapes = architecture.graph_and_shapes()

@@ -30,10 +30,11 @@ from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
 from vit_jax.data.transforms import eval_image, train_image
 from vit_jax.foundation.errors import BadImage, UserError
+from vit_jax.foundation.naflex import Patches
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded
-Example = tuple[np.ndarray, Record, np.ndarray | None]  # image, record, tokens of its text if it has one
+Example = tuple[Any, Record, np.ndarray | None]  # image, record, tokens of its text if it has one
 _TASKS_PER_THREAD = 4  # per batch: enough to even out, few enough that small images stay cheap
 
 
@@ -68,10 +69,19 @@ class _Pipeline(abc.ABC):
       labels = np.zeros(rows, np.int32)
     else:
       labels = np.full((rows, data.max_labels), -1, np.int32)
-    buffers = {'image': np.zeros((rows, *data.image_size, data.channels), np.uint8), 'label': labels}
+    buffers = {'image': np.zeros((rows, *data.input_size, data.channels), np.uint8), 'label': labels}
+    if data.max_patches:
+      buffers['grid'] = np.ones((rows, 2), np.int32)
     if data.label_weights:
       buffers['weight'] = np.zeros(labels.shape, np.float32)
     return buffers
+
+  def _set_image(self, buffers: dict[str, np.ndarray], row: int, image: Any) -> None:
+    """Writes an image, or the patches of one of any shape, into a row of the buffers."""
+    if isinstance(image, Patches):
+      buffers['image'][row], buffers['grid'][row] = image.pixels, image.grids
+    else:
+      buffers['image'][row] = image
 
   def _set_labels(self, buffers: dict[str, np.ndarray], row: int, record: Record) -> None:
     """Writes the label of a record, and its weights if the run has them, into a row of the buffers."""
@@ -121,7 +131,8 @@ class Captions(Protocol):
 class TrainPipeline(_Pipeline):
   """Shuffled, augmented training batches.
 
-  A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. If images have lists of
+  A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. With data.max_patches images are columns
+  of patches (foundation/naflex.py), and there is 'grid', int32 (B, 2). If images have lists of
   classes, 'label' is (B, data.max_labels), padded with -1; with data.label_weights there is also 'weight',
   float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N).
   """
@@ -192,7 +203,8 @@ class TrainPipeline(_Pipeline):
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     for row in rows:
       position = step * self._batch_size + self._rows.numbers[row]
-      buffers['image'][row], record, text = self._example_at(position)
+      image, record, text = self._example_at(position)
+      self._set_image(buffers, row, image)
       self._set_labels(buffers, row, record)
       if text is not None:
         buffers['text'][row] = text
@@ -301,7 +313,7 @@ class EvalPipeline(_Pipeline):
             raise
           self._count(error, self._bad_images, 0)
           continue
-        buffers['image'][row] = image
+        self._set_image(buffers, row, image)
         self._set_labels(buffers, row, record)
         buffers['mask'][row] = True
         if self._real:

@@ -5,6 +5,7 @@ each other in a column; what is missing to N is padding.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -12,12 +13,15 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Patches:
-  """A batch of images of any shape, in the place of images (B, H, W, C); or one image, without the B."""
+  """A batch of images of any shape, in the place of images (B, H, W, C); or one image, without the B.
+
+  The arrays are JAX's or NumPy's.
+  """
 
   # (B, N P, P, C): the patches of P x P pixels of each image; the last ones may be padding.
-  pixels: jax.Array
+  pixels: Any
   # int32 (B, 2): rows and columns of the patches of each image; their product is at most N.
-  grids: jax.Array
+  grids: Any
 
   @property
   def shape(self) -> tuple[int, ...]:

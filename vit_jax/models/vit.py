@@ -201,8 +201,8 @@ class ViT(Model['ViTConfig']):
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4), of tokens of `embed`.
 
-    `grid` is that of the patches, None for images of the model's own size, or the weights of the tokens. The result may be (B, read, D) where only
-    the first `read` tokens are needed; None for all.
+    `grid` is that of the patches, None for images of the model's own size; or the weights of the tokens. The result may
+    be (B, read, D) where only the first `read` tokens are needed; None for all.
     """
     config, shared = self.config, list[Any]([grid or self.grid])
     if config.rotary_moves is not None and keys is not None:
@@ -249,6 +249,12 @@ class ViT(Model['ViTConfig']):
     tokens = self.add_positions(patches, self._positions_of(images))
     tokens = self.encode(tokens, keys, grid=self.grid_of(images))[:, -patches.shape[1] :]
     return self.head(self.head_input(tokens).astype(jnp.float32))
+
+  def embeddings(self, images: jax.Array, layer: int | None = None, how: Pooling | None = None) -> jax.Array:
+    tokens, weights = self.features(images, layer), self.weights_of(images)
+    if layer is None and how is None:
+      return self.head_input(tokens, weights)
+    return self.pool(tokens, how, weights)
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D), the tokens in the order of `embed`; see `Model.features`."""

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import axial, flexible_patches, patch_dropout, variants, vit_flops
+from vit_jax.models import axial, flexible_patches, naflex, patch_dropout, variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -295,6 +295,9 @@ class ViTConfig(ModelConfig):
 
   def with_one_patch_size(self) -> Self:
     return dataclasses.replace(self, patch_sizes=())
+
+  def check_any_shape(self, option: str) -> None:
+    naflex.check(self, option)
 
   def with_cosine_head(self) -> Self:
     return dataclasses.replace(self, cosine_head=True)

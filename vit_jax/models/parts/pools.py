@@ -1,7 +1,7 @@
 """What the head reads of the tokens (equation 4), by the names that config.model.pool has.
 
-`POOLS[name](config, rngs=…)` makes one. It maps the tokens (B, N, D), and their weights where they have any, to (B, D').
-Its parameters, if it has any, are the model's 'NAME_pool'.
+`POOLS[name](config, rngs=…)` makes one. It maps the tokens (B, N, D), and their weights where they have any, to
+(B, D'). Its parameters, if it has any, are the model's 'NAME_pool'.
 """
 
 from typing import TYPE_CHECKING, ClassVar
